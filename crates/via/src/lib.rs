@@ -1,6 +1,6 @@
-//! Virtual Interfaces and messages: communication in which the kernel stays out of the data path.
+//! Virtual Interfaces and messages: communication that keeps the kernel out of the data path.
 //!
-//! Layers, each usable by itself:
+//! You can use each layer on its own:
 //!
 //! ```text
 //!   world      ranks, and how processes find each other
@@ -14,63 +14,88 @@
 //!   shm, udp, ether, sim     processes of one host, of several hosts, of one Ethernet; a network in virtual time
 //! ```
 //!
-//! - **[`vi`]** is the Virtual Interface Architecture [via-lam, §2]: send and receive queues of
-//!   descriptors, one completion queue for many queues, memory that is registered once and then read
-//!   and written by the device. [`Nic`] awaits completions; [`conformance`] tries any provider.
-//! - **[`protocol`]** follows [via-lam, §4.1]: an RDMA write with immediate data into an area at the
-//!   receiver, whose free space and free descriptors the sender knows without asking [via-lam, §4.2].
-//! - **[`message`]** has MPI's semantics [via-lam, §4.3] in Rust's terms: blocking is `.await`,
-//!   non-blocking is a request that one holds.
-//! - **[`world`]** connects the ranks that `vigie-run`, `mpiexec.hydra` or `srun` have started, on one host or many.
+//! - **[`vi`]** is the Virtual Interface Architecture [via-lam, §2]: send and receive queues of descriptors,
+//!   completion queues shared by many queues, and memory that you register once and the device then reads and
+//!   writes. [`Nic`] awaits completions; [`conformance`] tests any provider.
+//! - **[`protocol`]** follows [via-lam, §4.1]: a message is an RDMA write with immediate data into an area at
+//!   the receiver. The sender knows that area's free space and the free descriptors without asking
+//!   [via-lam, §4.2].
+//! - **[`message`]** has MPI's semantics [via-lam, §4.3] in Rust's terms: a blocking call is an `.await`, a
+//!   non-blocking one returns a request.
+//! - **[`world`]** connects the ranks that `vigie-run`, `mpiexec.hydra` or `srun` started, on one host or many.
 //!
-//! Beside them, [`link`] has raw frames of an interface, and [`datagram`] numbered ports over a link or UDP
-//! [eth-barrier, §2].
+//! Beside them, [`link`] sends and receives raw frames on an interface, and [`datagram`] offers numbered
+//! ports over a link or UDP [eth-barrier, §2].
 //!
-//! # Its place
+//! # Dependencies
 //!
-//! `via` depends on `vigie-detect` and on no other crate of the workspace. A completion queue is a
-//! detector: whoever hosts the detection server (vigie's scheduler, a thread of its own inside a
-//! tokio program, or the simulator) decides whether to poll it or to sleep on it.
+//! `via` depends on `vigie-detect` and on no other crate of the workspace. A completion queue is a detector:
+//! the host of the detection server (vigie's scheduler, a dedicated thread inside a tokio program, or the
+//! simulator) decides whether to poll it or to sleep on it.
 //!
 //! # Errors
-//! Every error says by [`Display`](std::fmt::Display) what happened and, where somebody can, what to do. A `main`
-//! that returns a `Result` prints [`Debug`](std::fmt::Debug) instead, as `Error: Refused { why: WrongSecret }`: print
-//! the error yourself, `eprintln!("{error}")`, and return an [`ExitCode`](std::process::ExitCode).
+//! The [`Display`](std::fmt::Display) text of every error says what happened and, if you can do something about it,
+//! what. A `main` that returns a `Result` prints [`Debug`](std::fmt::Debug) instead, such as
+//! `Error: Refused { why: WrongSecret }`: print the error yourself, `eprintln!("{error}")`, and return an
+//! [`ExitCode`](std::process::ExitCode).
 //!
-//! # What it deliberately does not do
+//! # Non-goals
 //!
 //! - It never imports `vigie-runtime`: its futures run on any executor.
-//! - It is no MPI library: no datatypes, no MPI ABI, no collectives.
-//! - It manages no cluster: `mpiexec` and `srun` start programs on many machines well enough.
-//! - Peers on one host are mistrusted as far as memory safety goes; beyond that, ranks of a world trust
-//!   each other.
+//! - It is not an MPI library: no datatypes, no MPI ABI, no collectives.
+//! - It does not manage clusters: `mpiexec` and `srun` already start programs on many machines.
+//! - Memory safety does not depend on peers on the same host; beyond that, the ranks of a world trust each
+//!   other.
 
 #![deny(unsafe_code)]
+// What parts share is not all used by each of them.
+#![cfg_attr(
+    not(all(
+        feature = "datagram",
+        feature = "message",
+        feature = "shm",
+        feature = "software-nic"
+    )),
+    allow(dead_code, unused_imports)
+)]
 
+mod auth;
+#[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "datagram")]
 pub mod datagram;
+#[cfg(feature = "ether")]
 pub mod ether;
+#[cfg(feature = "link")]
 pub mod link;
-#[cfg(loom)]
+#[cfg(all(feature = "shm", loom))]
 #[doc(hidden)]
 pub mod loom_exports;
+#[cfg(feature = "message")]
 pub mod message;
 mod nic;
+#[cfg(feature = "message")]
 pub mod protocol;
+#[cfg(feature = "shm")]
 pub mod shm;
+#[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "software-nic")]
 pub mod software_nic;
-mod spin;
+mod spinning;
 mod sync;
+#[cfg(feature = "udp")]
 pub mod udp;
-// Needs system libraries, so that the feature alone does not turn it on: `docs/design/verbs.md`.
+// The build also needs system libraries, so the feature alone does not enable this: `docs/design/verbs.md`.
 #[cfg(all(feature = "verbs", vigie_verbs))]
 pub mod verbs;
 pub mod vi;
+#[cfg(feature = "world")]
 pub mod world;
 
+pub use auth::Secret;
 pub use nic::{ConnectError, Nic};
 
-/// Announcements in a row for which nobody waited, after which a host of links or datagrams wants none: whoever looks by
-/// itself at what comes would be disturbed by a host that looks too.
-const VAIN_ANNOUNCEMENTS_MAX: u32 = 2;
+/// After this many announcements in a row without a waiter, a host of links or datagrams stops asking for them: a
+/// caller that polls without waiting would be disturbed by a host that polls too.
+const UNCLAIMED_READINESS_MAX: u32 = 2;

@@ -1,4 +1,4 @@
-//! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
+//! Access to the parts that `tests/loom.rs` checks, under `--cfg loom` only.
 
 use std::io;
 
@@ -6,19 +6,19 @@ use crate::shm::sleep;
 
 /// A sleep word of a model.
 pub trait SleepWord {
-    /// As the sleeper.
+    /// Called by the sleeper.
     fn store(&self, sleeps: u64);
-    /// As the sleeper.
+    /// Called by the sleeper.
     fn heavy_fence(&self);
-    /// As a sender.
+    /// Called by a sender.
     fn light_fence(&self);
-    /// As a sender.
+    /// Called by a sender.
     fn load(&self) -> u64;
 }
 
 struct Word<'a, W>(&'a W);
 
-impl<W: SleepWord> sleep::OwnWord for Word<'_, W> {
+impl<W: SleepWord> sleep::SleepWordWriter for Word<'_, W> {
     fn store(&self, sleeps: u64) {
         self.0.store(sleeps);
     }
@@ -29,7 +29,7 @@ impl<W: SleepWord> sleep::OwnWord for Word<'_, W> {
     }
 }
 
-impl<W: SleepWord> sleep::PeerWord for Word<'_, W> {
+impl<W: SleepWord> sleep::SleepWordReader for Word<'_, W> {
     fn light_fence(&self) {
         self.0.light_fence();
     }
@@ -47,7 +47,7 @@ impl Sleeper {
     /// Announces the sleep.
     ///
     /// # Errors
-    /// None, in a model.
+    /// Never, in a model.
     pub fn fall_asleep(&mut self, word: &impl SleepWord) -> io::Result<()> {
         self.0.fall_asleep(&Word(word))
     }
@@ -57,19 +57,19 @@ impl Sleeper {
         self.0.wake_up(&Word(word));
     }
 
-    /// Returns how often it has gone to sleep.
+    /// Returns how many times it has gone to sleep.
     pub fn sleep_count(&self) -> u64 {
         self.0.sleep_count()
     }
 }
 
-/// The side that rings.
+/// The side that notifies.
 #[derive(Debug, Default)]
-pub struct Ringer(sleep::Ringer);
+pub struct Notifier(sleep::Notifier);
 
-impl Ringer {
-    /// Returns whether the sleeper must be rung for.
-    pub fn must_ring(&mut self, word: &impl SleepWord) -> bool {
-        self.0.must_ring(&Word(word), || true)
+impl Notifier {
+    /// Returns whether the sleeper must be notified.
+    pub fn must_notify(&mut self, word: &impl SleepWord) -> bool {
+        self.0.must_notify(&Word(word), || true)
     }
 }

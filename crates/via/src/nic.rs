@@ -1,8 +1,8 @@
 //! A NIC whose completion queues are a detector: `nic.completion(cq).await`.
 //!
-//! A wait looks inline first, on the waiter's own thread, and for a short time again and again: what a
-//! peer sends back at once costs no hand-over then. Only after that does the scheduler decide how to go on:
-//! poll the NIC while nothing else runs, or arm it and sleep.
+//! A wait first polls inline, on the waiter's own thread, and repeats that for a short time, so an immediate
+//! answer from a peer costs no hand-over. Only then does the scheduler decide how to continue: poll the NIC
+//! while nothing else runs, or arm it and sleep.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,20 +13,20 @@ use std::{
 
 use thiserror::Error;
 use vigie_detect::{
-    Armed, Engine, Instant, Notice, Progress, RegisterError, Server, Turn, WaitError,
-    WatchedDescriptor,
+    Armed, Engine, EngineContext, Instant, Notifier, Progress, ReadinessEvent, RegisterError,
+    Server, WaitError, WatchedDescriptor,
 };
 
 use crate::{
-    spin::SpinHost,
+    spinning::SpinningHost,
     vi::{Address, Completion, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
 };
 
-/// Why no connection came about.
+/// Why a connection could not be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The peer or the network said no.
+    /// The peer or the network refused it.
     #[error("no connection: {0}")]
     Refused(Reason),
     /// The call itself failed.
@@ -39,28 +39,28 @@ pub enum ConnectError {
 
 /// What a wait on a NIC is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Want {
+enum NicRequest {
     Completion(CqId),
-    /// Of this VI's connection: connected, refused.
+    /// Events of this VI's connection: connected, refused.
     Connection(ViId),
-    /// Requests of peers, and connections that broke.
+    /// Requests from peers, and connections that broke.
     Event,
 }
 
 #[derive(Debug)]
-enum Found {
+enum NicOutput {
     Completion(Completion),
     Event(NicEvent),
 }
 
-/// A provider as an engine.
+/// Makes a provider an engine.
 struct NicEngine<P> {
     provider: P,
-    /// Events of connections that somebody waits for by their VI, and others.
+    /// Connection events of the VIs in `connecting`.
     connections: BTreeMap<ViId, NicEvent>,
     connecting: Vec<ViId>,
     events: VecDeque<NicEvent>,
-    /// Taken by a waiter that left.
+    /// Completions taken by a waiter that was then dropped.
     unclaimed: VecDeque<(CqId, Completion)>,
 }
 
@@ -80,55 +80,58 @@ impl<P: Provider> NicEngine<P> {
 }
 
 impl<P: Provider> Engine for NicEngine<P> {
-    type Want = Want;
-    type Found = Found;
+    type Request = NicRequest;
+    type Output = NicOutput;
 
     #[inline]
-    fn take(&mut self, want: &Want) -> Option<Found> {
+    fn take(&mut self, want: &NicRequest) -> Option<NicOutput> {
         match *want {
-            Want::Completion(cq) => {
+            NicRequest::Completion(cq) => {
                 if !self.unclaimed.is_empty()
-                    && let Some(at) = self.unclaimed.iter().position(|(whose, _)| *whose == cq)
+                    && let Some(at) = self.unclaimed.iter().position(|(queue, _)| *queue == cq)
                 {
-                    return self.unclaimed.remove(at).map(|(_, found)| Found::Completion(found));
+                    return self
+                        .unclaimed
+                        .remove(at)
+                        .map(|(_, found)| NicOutput::Completion(found));
                 }
-                self.provider.poll(cq).map(Found::Completion)
+                self.provider.poll(cq).map(NicOutput::Completion)
             }
-            Want::Connection(vi) => {
+            NicRequest::Connection(vi) => {
                 self.sort_events();
-                self.connections.remove(&vi).map(Found::Event)
+                self.connections.remove(&vi).map(NicOutput::Event)
             }
-            Want::Event => {
+            NicRequest::Event => {
                 self.sort_events();
-                self.events.pop_front().map(Found::Event)
+                self.events.pop_front().map(NicOutput::Event)
             }
         }
     }
 
-    fn put_back(&mut self, want: &Want, found: Found) -> Option<Found> {
+    fn put_back(&mut self, want: &NicRequest, found: NicOutput) -> Option<NicOutput> {
         match (want, found) {
-            (Want::Completion(cq), Found::Completion(found)) => {
+            (NicRequest::Completion(cq), NicOutput::Completion(found)) => {
                 self.unclaimed.push_back((*cq, found));
                 None
             }
-            (_, Found::Event(event)) => {
+            (_, NicOutput::Event(event)) => {
                 self.events.push_front(event);
                 None
             }
-            (_, found @ Found::Completion(_)) => Some(found),
+            (_, found @ NicOutput::Completion(_)) => Some(found),
         }
     }
 
-    fn progress(&mut self, turn: &Turn<'_>) -> Progress {
+    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
         self.provider.progress(turn.now());
         Progress::Done
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         self.provider.arm()
     }
 
-    fn announced(&mut self, _: &[Notice]) {
+    fn notified(&mut self, _: &[ReadinessEvent]) {
         self.provider.quiet();
     }
 
@@ -143,19 +146,24 @@ impl<P: Provider> Engine for NicEngine<P> {
     }
 
     fn can_announce(&self) -> bool {
-        self.provider.descriptor().is_some()
+        self.provider.can_announce()
+    }
+
+    fn attach(&mut self, bell: Notifier) -> io::Result<()> {
+        self.provider.attach(bell);
+        Ok(())
     }
 }
 
-/// A provider whose completions and events can be awaited. Clones are the same NIC; the provider is dropped
-/// with the last of them and of their waits.
+/// A provider whose completions and events can be awaited. Clones share one NIC; the provider is dropped with
+/// the last clone and the last wait.
 pub struct Nic<P: Provider> {
-    host: SpinHost<NicEngine<P>>,
+    host: SpinningHost<NicEngine<P>>,
 }
 
 impl<P: Provider> Nic<P> {
-    /// Brings a provider to a detection server: [`Server::current`] inside a vigie runtime, or a host thread's
-    /// elsewhere.
+    /// Registers a provider with a detection server: [`Server::current`] inside a vigie runtime, a host
+    /// thread's elsewhere.
     ///
     /// # Errors
     /// As [`Server::register`].
@@ -168,41 +176,43 @@ impl<P: Provider> Nic<P> {
             events: VecDeque::new(),
             unclaimed: VecDeque::new(),
         };
-        Ok(Self { host: SpinHost::new(server, name, engine)? })
+        Ok(Self { host: SpinningHost::new(server, name, engine)? })
     }
 
-    /// Calls `f` with the provider, under the NIC's lock: for everything that does not wait.
+    /// Calls `f` with the provider, under the NIC's lock. Use it for everything that does not wait.
     #[inline]
     pub fn with<T>(&self, f: impl FnOnce(&mut P) -> T) -> T {
-        // Work done here may have been what others wait for.
+        // `f` may have done work that others wait for.
         self.host.with(|engine| f(&mut engine.provider))
     }
 
-    /// Like [`with`](Self::with), for what completes nothing that others wait for: posting descriptors.
+    /// Like [`with`](Self::with), for calls that complete nothing that others wait for, such as posting
+    /// descriptors.
     #[inline]
     pub fn post<T>(&self, f: impl FnOnce(&mut P) -> T) -> T {
-        // What was posted may fail at once, or wait for the peer, which tells only those who have armed since.
+        // A posted descriptor may fail at once or wait for the peer; the provider announces either only to
+        // those who have armed since.
         self.host.post(|engine| f(&mut engine.provider))
     }
 
-    /// Waits for the next completion of a completion queue. With several waiters each gets another one.
+    /// Waits for the next completion of a completion queue. Of several waiters, each gets a different one.
     ///
     /// # Cancel safety
-    /// Cancel safe: a completion that came in for a wait that was dropped goes to the next one.
+    /// Cancel safe: a completion that arrived for a dropped wait goes to the next one.
     ///
     /// # Errors
     /// [`WaitError`] when the server ends.
     pub fn completion(&self, cq: CqId) -> impl Future<Output = Result<Completion, WaitError>> + '_ {
-        let found = self.host.wait(Want::Completion(cq));
+        let found = self.host.wait(NicRequest::Completion(cq));
         async move {
             match found.await? {
-                Found::Completion(completion) => Ok(completion),
-                Found::Event(_) => unreachable!("invariant: a wait gets what it wants"),
+                NicOutput::Completion(completion) => Ok(completion),
+                NicOutput::Event(_) => unreachable!("invariant: a wait gets what it wants"),
             }
         }
     }
 
-    /// Waits for the next event that belongs to no [`connect`](Self::connect): a peer's request, or a
+    /// Waits for the next event that belongs to no [`connect`](Self::connect): a request from a peer, or a
     /// connection that broke.
     ///
     /// # Cancel safety
@@ -211,17 +221,17 @@ impl<P: Provider> Nic<P> {
     /// # Errors
     /// [`WaitError`] when the server ends.
     pub async fn event(&self) -> Result<NicEvent, WaitError> {
-        match self.host.wait(Want::Event).await? {
-            Found::Event(event) => Ok(event),
-            Found::Completion(_) => unreachable!("invariant: a wait gets what it wants"),
+        match self.host.wait(NicRequest::Event).await? {
+            NicOutput::Event(event) => Ok(event),
+            NicOutput::Completion(_) => unreachable!("invariant: a wait gets what it wants"),
         }
     }
 
-    /// Connects a VI to one that a peer offers under `discriminator`, within the time until `deadline`.
-    /// Returns the peer's greeting.
+    /// Connects a VI to one that a peer offers under `discriminator`, by `deadline`. Returns the peer's
+    /// greeting.
     ///
     /// # Cancel safety
-    /// A connection may come about after the future was dropped: [`Provider::disconnect`] the VI.
+    /// The connection may still be made after the future is dropped: [`Provider::disconnect`] the VI.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -237,8 +247,7 @@ impl<P: Provider> Nic<P> {
         self.connected(vi).await
     }
 
-    /// Connects a VI with a peer's that does the same for this one, within the time until `deadline`.
-    /// Returns the peer's greeting.
+    /// Connects a VI to a peer's VI while the peer does the same, by `deadline`. Returns the peer's greeting.
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
@@ -280,7 +289,7 @@ impl<P: Provider> Nic<P> {
         connect: impl FnOnce(&mut P) -> Result<(), ViError>,
     ) -> Result<(), ViError> {
         self.host.with(|engine| {
-            // What came of earlier calls is for everybody.
+            // Events of earlier calls go to any waiter.
             engine.sort_events();
             connect(&mut engine.provider)?;
             engine.connecting.push(vi);
@@ -289,7 +298,7 @@ impl<P: Provider> Nic<P> {
     }
 
     async fn connected(&self, vi: ViId) -> Result<Vec<u8>, ConnectError> {
-        /// Later events of the VI are for everybody again.
+        /// Lets later events of the VI go to any waiter again.
         struct Forget<'a, P: Provider>(&'a Nic<P>, ViId);
         impl<P: Provider> Drop for Forget<'_, P> {
             fn drop(&mut self) {
@@ -300,10 +309,12 @@ impl<P: Provider> Nic<P> {
             }
         }
         let _forget = Forget(self, vi);
-        match self.host.wait(Want::Connection(vi)).await? {
-            Found::Event(NicEvent::Connected { greeting, .. }) => Ok(greeting),
-            Found::Event(NicEvent::Refused { reason, .. }) => Err(ConnectError::Refused(reason)),
-            other => unreachable!("invariant: {other:?} is no answer to a connect"),
+        match self.host.wait(NicRequest::Connection(vi)).await? {
+            NicOutput::Event(NicEvent::Connected { greeting, .. }) => Ok(greeting),
+            NicOutput::Event(NicEvent::Refused { reason, .. }) => {
+                Err(ConnectError::Refused(reason))
+            }
+            other => unreachable!("invariant: {other:?} does not answer a connect"),
         }
     }
 }

@@ -55,7 +55,7 @@ fn sim_conforms() {
     }
 }
 
-/// Goal: it also does with other limits, where the suite reaches them, and without what is optional.
+/// Goal: it also conforms with other limits, which the suite can reach, and without optional features.
 /// Method: the suite, with small limits.
 #[test]
 fn sim_conforms_with_small_limits() {
@@ -73,8 +73,8 @@ fn sim_conforms_with_small_limits() {
     assert!(report.skipped.len() > 20, "{report}");
 }
 
-/// Goal: what befalls unreliable VIs does not touch reliable ones. Method: the suite, on a network that
-/// loses, doubles, reorders and corrupts a third of everything it may.
+/// Goal: faults of unreliable VIs do not affect reliable ones. Method: the suite, on a network that
+/// loses, duplicates, reorders and corrupts a third of everything it may.
 #[test]
 fn sim_conforms_reliably_on_a_lossy_network() {
     for seed in 0..4 {

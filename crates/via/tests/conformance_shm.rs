@@ -1,4 +1,4 @@
-//! The provider of shared memory keeps the contract of all providers.
+//! The shared-memory provider fulfills the contract of all providers.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ impl Fixture for OneHost {
     }
 
     fn profile(&self) -> Profile {
-        // Between NICs of one process a few looks suffice to see what comes.
+        // Between NICs of one process a few polls find every arrival.
         Profile::new().calm(Duration::from_millis(5))
     }
 }
 
-/// Goal: consumers can rely on the contract, whichever provider they have. Method: the conformance suite
-/// at all levels of reliability, between NICs of one process.
+/// Goal: consumers can rely on the contract with every provider. Method: the conformance suite at all
+/// levels of reliability, between NICs of one process.
 #[test]
 fn the_contract_is_kept() {
     let report = match check(&mut || Ok(OneHost)) {
@@ -41,6 +41,6 @@ fn the_contract_is_kept() {
         Err(violation) => panic!("{violation}"),
     };
     assert!(report.cases.len() > 60, "{report}");
-    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and what errors do not do to those.
+    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and the errors that do not break those.
     assert_eq!(report.skipped.len(), 6, "{:?}", report.skipped);
 }

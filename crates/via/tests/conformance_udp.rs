@@ -30,8 +30,8 @@ impl Fixture for Loopback {
     }
 
     fn profile(&self) -> Profile {
-        // On the loopback interface a few looks suffice to see what comes, where the machine has time for us.
-        Profile::new().calm(Duration::from_millis(5)).patience(Duration::from_secs(60))
+        // On the loopback interface a few polls find every arrival, provided the machine gives us time.
+        Profile::new().calm(Duration::from_millis(5)).timeout(Duration::from_secs(60))
     }
 }
 
@@ -41,12 +41,12 @@ fn conforms(is_tagged: bool) {
         Err(violation) => panic!("{violation}"),
     };
     assert!(report.cases.len() > 60, "{report}");
-    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and what errors do not do to those.
+    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and the errors that do not break those.
     assert_eq!(report.skipped.len(), 6, "{:?}", report.skipped);
 }
 
-/// Goal: consumers can rely on the contract, whichever provider they have. Method: the conformance suite
-/// at all levels of reliability, between NICs of one process on the loopback interface.
+/// Goal: consumers can rely on the contract with every provider. Method: the conformance suite at all
+/// levels of reliability, between NICs of one process on the loopback interface.
 #[test]
 fn the_contract_is_kept() {
     conforms(false);

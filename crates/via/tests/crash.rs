@@ -40,7 +40,7 @@ fn descriptor_count() -> usize {
     fs::read_dir("/proc/self/fd").expect("proc").count()
 }
 
-/// A rank. Does nothing when it is run as a test.
+/// A rank. Does nothing when run as a test.
 #[test]
 fn in_a_role() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -138,7 +138,7 @@ impl Ranks {
     }
 }
 
-/// Names in places where somebody might leave something.
+/// Names of leftovers in shared places.
 fn leavings() -> Vec<String> {
     ["/dev/shm", "/tmp"]
         .iter()
@@ -149,10 +149,10 @@ fn leavings() -> Vec<String> {
         .collect()
 }
 
-/// Goal: `kill -9` of a rank at any protocol step costs the others no more than the messages from and to that
-/// rank: what waits for it ends in an error that names it, nobody hangs, the others' messages go on, and
-/// nothing is left behind. Method: three processes exchange messages of every kind; one kills itself before
-/// or after its k-th transmission, for each k until it ends regularly.
+/// Goal: `kill -9` of a rank at any protocol step costs the others no more than the messages from and to
+/// that rank: requests that wait for it end in an error that names it, no rank hangs, the others'
+/// messages continue, and nothing is left behind. Method: three processes exchange messages of every
+/// kind; one kills itself before or after its k-th transmission, for each k until it ends regularly.
 #[test]
 fn a_rank_may_die_at_any_transmission() {
     let before = leavings();

@@ -16,17 +16,17 @@ use std::{
 use tokio::time::timeout;
 use vigie_detect::{HostThread, Server};
 use vigie_via::{
-    datagram::{DatagramError, Device, HEADER_BYTES, Header, Node, Port, UdpSettings},
+    datagram::{DatagramError, Device, HEADER_BYTES, Header, NodeAddress, Port, UdpSettings},
     link::{BackEnd, EtherType, Link, MacAddress},
 };
 
 use crate::namespace::{ip, with_veth};
 
 const BASE: u16 = 22_016;
-/// Longer than anything here takes; what hangs ends by it.
+/// A bound for each test, much longer than it takes.
 const BOUND: Duration = Duration::from_secs(20);
 
-/// A host and an address of the loopback network that no other test of this run has.
+/// Returns a host and a loopback address that no other test of this run uses.
 fn udp() -> (HostThread, Ipv4Addr, Device) {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [high, low] = u16::try_from(std::process::id() % 0xffff).expect("16 bits").to_be_bytes();
@@ -54,7 +54,7 @@ fn post(port: &Port, count: usize, length: usize) {
     }
 }
 
-/// What must hold over every carrier: `left` can send to `right` and back.
+/// The contract over every carrier: `left` can send to `right` and back.
 async fn check(left: &Device, right: &Device) {
     let max = left.payload_max();
     let (a, b, silent) =
@@ -78,8 +78,8 @@ async fn check(left: &Device, right: &Device) {
         DatagramError::TooLong { length, max: said } => assert_eq!((length, said), (max + 1, max)),
         error => panic!("{error}"),
     }
-    // No buffer, and one that is too small: dropped and counted. What is sent last shows that the rest is
-    // over.
+    // No buffer, and one that is too small: dropped and counted. The last datagram shows that the rest
+    // are done.
     for _ in 0..4 {
         for number in 0..25_u8 {
             a.send(right.node(), 7, vec![number; 50]).await.expect("sent");
@@ -137,7 +137,7 @@ fn datagrams_travel_over_links() {
     });
 }
 
-/// Lets tokio's timers run where its runtime does not.
+/// Lets tokio's timers run outside its runtime.
 async fn in_tokio_time<T>(future: impl Future<Output = T>) -> T {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();
@@ -152,9 +152,10 @@ async fn in_tokio_time<T>(future: impl Future<Output = T>) -> T {
     value
 }
 
-/// Goal: more than the kernel takes waits, goes out in order and completes; what was dropped goes out too, and
-/// beyond the bound a send fails with its payload. Method: UDP to a neighbour whose address is not known yet,
-/// so that the socket's buffer fills; then it is made known, and a link sees what goes out.
+/// Goal: datagrams beyond what the kernel takes wait, are sent in order and complete; dropped sends are
+/// sent too, and beyond the bound a send fails with its payload. Method: UDP to a neighbour whose
+/// address is not known yet, so that the socket's buffer fills; then it is made known, and a link sees
+/// what is sent.
 #[test]
 fn sends_wait_for_room() {
     with_veth("sends_wait_for_room", || {
@@ -168,7 +169,7 @@ fn sends_wait_for_room() {
         let settings = UdpSettings::new(Ipv4Addr::new(10, 8, 0, 1).into());
         let device = Device::over_udp(host.server(), settings).expect("a device");
         let port = device.acquire(1).expect("free");
-        let to = Node::Ip(Ipv4Addr::new(10, 8, 0, 2).into());
+        let to = NodeAddress::Ip(Ipv4Addr::new(10, 8, 0, 2).into());
         let (mut sends, mut refused) = (Vec::new(), None);
         for number in 0..2000_u32 {
             let mut payload = vec![0; 1000];
@@ -195,7 +196,7 @@ fn sends_wait_for_room() {
                 let payload = send.await.expect("sent");
                 assert_eq!(payload[..4], number.to_be_bytes());
             }
-            // The last may have been one that nobody waits for.
+            // The last may have been one that no task waits for.
             while device.counters().expect("counters").sent < u64::from(count) {
                 drop(timeout(Duration::from_millis(1), port.receive()).await);
             }
@@ -209,7 +210,7 @@ fn sends_wait_for_room() {
             }
         })
         .expect("frames");
-        // While the kernel empties the neighbour's queue, those that waited with us may overtake its last ones.
+        // While the kernel empties the neighbour's queue, waiting datagrams may overtake its last ones.
         let (queued, waited): (Vec<_>, Vec<_>) =
             numbers.into_iter().partition(|number| *number < count - 256);
         assert_eq!(queued, (0..count - 256).collect::<Vec<_>>());
@@ -217,11 +218,11 @@ fn sends_wait_for_room() {
     });
 }
 
-/// Goal: a datagram to a group reaches every member at that port and nobody else, and not its sender.
-/// Method: two members and one that is none, over UDP and over links.
+/// Goal: a datagram to a group reaches every member at that port and no other port, and not its sender.
+/// Method: two members and a non-member, over UDP and over links.
 #[test]
 fn groups_are_reached() {
-    async fn reach(sender: &Device, members: [&Device; 1], group: Node) {
+    async fn reach(sender: &Device, members: [&Device; 1], group: NodeAddress) {
         let port = sender.acquire(9).expect("free");
         post(&port, 5, 100);
         let ports = members.map(|member| {
@@ -252,7 +253,7 @@ fn groups_are_reached() {
         for back_end in [BackEnd::PacketRings, BackEnd::PacketCalls] {
             let (left, right) = (over(server, "v0", back_end), over(server, "v1", back_end));
             in_tokio(reach(&left, [&right], MacAddress::group(3).into()));
-            let error = right.join(Node::Mac(MacAddress([2; 6]))).expect_err("no group");
+            let error = right.join(NodeAddress::Mac(MacAddress([2; 6]))).expect_err("no group");
             assert!(matches!(error, DatagramError::WrongNode { .. }), "{error}");
         }
         ip("addr add 10.7.0.1/24 dev v0");
@@ -262,7 +263,7 @@ fn groups_are_reached() {
         };
         ip("addr add 10.7.0.2/24 dev v0");
         let (left, right) = (udp([10, 7, 0, 1]), udp([10, 7, 0, 2]));
-        let group = Node::Ip(Ipv4Addr::new(239, 1, 2, 3).into());
+        let group = NodeAddress::Ip(Ipv4Addr::new(239, 1, 2, 3).into());
         in_tokio(reach(&left, [&right], group));
         let error = left.join(left.node()).expect_err("no group");
         assert!(matches!(error, DatagramError::WrongNode { .. }), "{error}");
@@ -273,14 +274,14 @@ fn good(to: u8, length: u16, payload: &[u8]) -> Vec<u8> {
     [&Header::new(6, to, length).bytes()[..], payload].concat()
 }
 
-/// Goal: malformed and forged datagrams are dropped and counted, and disturb nothing. Method: raw packets from
-/// a foreign socket, with a true datagram behind each.
+/// Goal: malformed and forged datagrams are dropped and counted, and disturb nothing. Method: raw
+/// packets from a foreign socket, with a valid datagram behind each.
 #[test]
 fn malformed_datagrams_are_counted_over_udp() {
     let (_host, address, device) = udp();
     let port = device.acquire(5).expect("free");
     let foreign = UdpSocket::bind((address, 0)).expect("a socket");
-    // The last three are well formed, but come from a UDP port that is none of the device's.
+    // The last three are well formed, but come from a UDP port that is not the device's.
     let bad = [
         Vec::new(),
         vec![0; 7],
@@ -304,7 +305,7 @@ fn malformed_datagrams_are_counted_over_udp() {
     assert_eq!(port.counters().received, 7);
 }
 
-/// Goal: as above. Method: frames of a foreign link.
+/// Goal: as above. Method: frames from a foreign link.
 #[test]
 fn malformed_datagrams_are_counted_over_links() {
     with_veth("malformed_datagrams_are_counted_over_links", || {
@@ -329,9 +330,9 @@ fn malformed_datagrams_are_counted_over_links() {
     });
 }
 
-/// Goal: a port that this process or another has is refused with its owner's name, is free once that one has
-/// ended or dropped it, and the other carrier's ports are others. Method: this program as another process,
-/// killed while it holds ports.
+/// Goal: a port that this or another process has is refused with its owner's name, becomes free once the
+/// owner has ended or dropped it, and is independent of the other carrier's. Method: this program as
+/// another process, killed while it holds ports.
 #[test]
 fn a_port_has_one_owner() {
     const HOLD: &str = "VIGIE_HOLD_PORTS";
@@ -381,8 +382,8 @@ fn a_port_has_one_owner() {
     });
 }
 
-/// Goal: a wait ends with a typed error when the interface goes, and sends do too. Method: remove the pair in
-/// the midst of a wait.
+/// Goal: a wait ends with a typed error when the interface disappears, and so do sends. Method: remove
+/// the pair during a wait.
 #[test]
 fn what_is_gone_is_told() {
     with_veth("what_is_gone_is_told", || {
@@ -401,13 +402,13 @@ fn what_is_gone_is_told() {
             let failed = failed.expect_err("it is gone");
             assert!(matches!(failed.error, DatagramError::Removed), "{failed}");
             assert_eq!(failed.payload, b"x");
-            let error = port.try_send(Node::Ip(Ipv4Addr::LOCALHOST.into()), 1, b"x");
+            let error = port.try_send(NodeAddress::Ip(Ipv4Addr::LOCALHOST.into()), 1, b"x");
             assert!(matches!(error, Err(DatagramError::WrongNode { .. })), "{error:?}");
         });
     });
 }
 
-/// Goal: datagrams for a port that nobody has are counted at the sender over UDP, and disturb nothing. Method:
+/// Goal: datagrams for an unbound port are counted at the sender over UDP, and disturb nothing. Method:
 /// send to a free port.
 #[test]
 fn a_free_port_over_udp_is_told() {
@@ -416,17 +417,17 @@ fn a_free_port_over_udp_is_told() {
         let port = device.acquire(1).expect("free");
         post(&port, 1, 10);
         for _ in 0..5 {
-            port.send(device.node(), 200, b"nobody".to_vec()).await.expect("sent");
+            port.send(device.node(), 200, b"unbound".to_vec()).await.expect("sent");
         }
-        // What comes later shows that the answers were taken in.
-        port.send(device.node(), 1, b"somebody".to_vec()).await.expect("sent");
-        assert_eq!(port.receive().await.expect("a datagram").payload(), b"somebody");
+        // A later datagram shows that the answers were processed.
+        port.send(device.node(), 1, b"bound".to_vec()).await.expect("sent");
+        assert_eq!(port.receive().await.expect("a datagram").payload(), b"bound");
         assert_eq!(device.counters().expect("counters").unreachable, 5);
         assert_eq!(device.counters().expect("counters").sent, 6);
     });
 }
 
-/// Goal: settings out of range are refused. Method: both ends of each.
+/// Goal: settings out of range are refused. Method: both ends of each range.
 #[test]
 fn settings_are_checked() {
     let host = Server::spawn_thread().expect("a host");

@@ -5,7 +5,8 @@ use std::{io::IoSlice, task::Poll};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        Config, Engine, EngineEvent, Mode, Pattern, Payload, RequestError, SendError, SendState,
+        Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, SendError,
+        SendState,
     },
     shm::Shm,
     vi::{NicEvent, Provider, Reason, Reliability, ViAttributes},
@@ -13,11 +14,11 @@ use vigie_via::{
 
 const LOOKS_MAX: u32 = 100_000;
 
-fn engines() -> (Engine<Shm>, Engine<Shm>) {
+fn engines() -> (MessageEngine<Shm>, MessageEngine<Shm>) {
     let mut engines = [0, 1].map(|rank| {
         let mut nic = Shm::open().expect("a NIC");
-        nic.listen(b"messages").expect("nobody else listens");
-        Engine::new(nic, rank, 2, Config::default()).expect("an engine")
+        nic.listen(b"messages").expect("no other listener");
+        MessageEngine::new(nic, rank, 2, Config::default()).expect("an engine")
     });
     let address = engines[1].nic().address();
     engines[0].connect(1, &address, b"messages", Instant::MAX).expect("asks");
@@ -47,8 +48,9 @@ fn from_0() -> Pattern {
     Pattern { context: 0, source: Some(0), tag: None }
 }
 
-/// Goal: whoever says its last words and leaves is heard, however late one listens, and then its failure is
-/// told. Method: messages of one and of several frames, and the end of the sender before the receiver looks.
+/// Goal: the last messages of a rank that leaves are received, however late, and only then its failure
+/// is reported. Method: messages of one and of several frames, and the end of the sender before the
+/// receiver polls.
 #[test]
 fn last_words_are_heard() {
     let (mut one, mut other) = engines();
@@ -89,8 +91,8 @@ fn last_words_are_heard() {
     assert_eq!(sent, Err(SendError::PeerFailed { rank: 0, reason }));
 }
 
-/// Goal: an engine whose peer has failed sleeps, also if nobody takes the event. Method: end the peer, and
-/// arm until it takes hold.
+/// Goal: an engine whose peer has failed can sleep, even if the event is not taken. Method: end the
+/// peer, and arm until it succeeds.
 #[test]
 fn a_failure_that_nobody_asks_about_keeps_nobody_awake() {
     let (one, mut other) = engines();
@@ -104,14 +106,14 @@ fn a_failure_that_nobody_asks_about_keeps_nobody_awake() {
     assert_eq!(other.event(), Some(EngineEvent::Failed { rank: 0, reason }));
 }
 
-/// Goal: requests for connections that nobody answers do not gather for ever. Method: far more callers than
-/// the engine keeps requests, each of which is told that it is rejected or goes.
+/// Goal: connection requests that are not answered do not accumulate. Method: far more callers than the
+/// engine keeps requests, each of which is told that it is rejected or leaves.
 #[test]
 fn requests_that_nobody_answers_are_bounded() {
     let mut nic = Shm::open().expect("a NIC");
-    nic.listen(b"messages").expect("nobody else listens");
+    nic.listen(b"messages").expect("no other listener");
     let address = nic.address();
-    let mut engine = Engine::new(nic, 0, 2, Config::default()).expect("an engine");
+    let mut engine = MessageEngine::new(nic, 0, 2, Config::default()).expect("an engine");
     let mut caller = Shm::open().expect("a NIC");
     let tag = caller.create_tag();
     let attributes = ViAttributes {
@@ -126,7 +128,7 @@ fn requests_that_nobody_answers_are_bounded() {
     for round in 0..2000 {
         let vi = caller.create_vi(attributes).expect("a VI");
         caller.connect(vi, &address, b"messages", b"", Instant::MAX).expect("idle");
-        // Some go before they are answered.
+        // Some leave before they are answered.
         if round % 2 == 1 {
             caller.disconnect(vi).expect("pending");
             caller.destroy_vi(vi).expect("idle");

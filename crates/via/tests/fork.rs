@@ -1,4 +1,5 @@
-//! A process that forks without exec: what it has of an endpoint's requests goes without touching the engine.
+//! A process that forks without exec: the child drops its copies of an endpoint's requests without
+//! touching the engine.
 
 #![cfg(not(loom))]
 #![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
@@ -13,11 +14,11 @@ use std::{
 use vigie_detect::{Flavor, Server, WaitError};
 use vigie_via::{
     message::{Endpoint, MessageErrorKind},
-    protocol::{Config, Engine, Mode},
+    protocol::{Config, MessageEngine, Mode},
     shm::Shm,
 };
 
-/// After so many seconds a child that hangs is ended by a signal.
+/// After this many seconds a signal ends a child that hangs.
 const HANG_SECONDS: u32 = 20;
 
 /// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
@@ -44,13 +45,13 @@ fn poll<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Goal: a child waits for nothing, and drops its copies of requests, loans and views without the engine, whose lock it may never
-/// get. Method: fork under that lock; the parent's copies go on.
+/// Goal: a child waits for nothing, and drops its copies of requests, loans and views without the
+/// engine, whose lock it may never get. Method: fork under that lock; the parent's copies continue.
 #[test]
 fn a_child_leaves_the_engine_alone() {
     let server = Server::new(Flavor::UserLevel).expect("the kernel gives a server");
     let nic = Shm::open().expect("a NIC");
-    let engine = Engine::new(nic, 0, 1, Config::default()).expect("an engine");
+    let engine = MessageEngine::new(nic, 0, 1, Config::default()).expect("an engine");
     let endpoint = Endpoint::new(&server, engine).expect("registered");
     let all = endpoint.communicator();
     let mut receive = all.start_receive(0, 1);

@@ -1,5 +1,5 @@
-//! A rank that knows the message protocol and breaks it: it may lose its own connection, and nothing else. `VIGIE_HOSTILE_SEEDS` says how many
-//! attacks are tried.
+//! A rank that knows the message protocol and breaks it: it may lose its own connection, and nothing
+//! else. `VIGIE_HOSTILE_SEEDS` is the number of attacks.
 
 use std::{env, io::IoSlice, task::Poll};
 
@@ -7,8 +7,8 @@ use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_via::{
     protocol::{
-        Config, Control, Engine, EngineEvent, Envelope, FrameKind, Mode, Opening, Pattern, Payload,
-        RequestId, SendState,
+        Config, Control, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening, Pattern,
+        Payload, RequestId, SendState,
     },
     shm::Shm,
     vi::{
@@ -30,7 +30,7 @@ struct Attacker {
     written: u64,
     controls: u64,
     streams: u32,
-    /// The message in several frames that is on its way: stream, bytes sent and in all.
+    /// The message in several frames that is in progress: stream, bytes sent, and total.
     open: Option<(u32, u64, u64)>,
     _regions: [Region; 2],
 }
@@ -40,8 +40,8 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Attacker {
-    /// Connects as rank 1 of 3, with a greeting as it should be.
-    fn connect(victim: &mut Engine<Shm>) -> Self {
+    /// Connects as rank 1 of 3, with a correct greeting.
+    fn connect(victim: &mut MessageEngine<Shm>) -> Self {
         let mut nic = Shm::open().expect("a NIC");
         let tag = nic.create_tag();
         let open = MemoryAttributes { tag, allows_write: true, allows_read: true };
@@ -112,11 +112,11 @@ impl Attacker {
             remote: Some(RemoteSegment { key, offset }),
             data: Data::Inline(&slices),
         };
-        // The victim may have cut it off.
+        // The victim may have disconnected.
         let _ = self.nic.post_send(self.vi, &descriptor);
     }
 
-    /// Does the next thing by the rules, or, once in so many times, perhaps not.
+    /// Takes the next step by the rules or, once in `wrong_every` times, perhaps not.
     fn step(&mut self, rng: &mut Rng, wrong_every: u32) {
         if rng.u32(..wrong_every) > 0 {
             return self.step_rightly(rng);
@@ -136,7 +136,7 @@ impl Attacker {
             }
             17 => self.write(self.control, 8, &[0; 8], Some(CONTROL_IMMEDIATE + 1)),
             18 => {
-                // Also over what the victim may be reading.
+                // Even over what the victim may be reading.
                 let junk: [u8; 64] = std::array::from_fn(|_| rng.u8(..));
                 self.write(self.area, 64 * rng.u64(..4096), &junk, None);
             }
@@ -203,7 +203,7 @@ impl Attacker {
         self.breathe();
     }
 
-    /// Writes a frame where it belongs, and tells of it.
+    /// Writes a frame to its place, and announces it.
     fn announce(&mut self, bytes: &[u8]) {
         let units = 64 * u64::try_from(bytes.len().div_ceil(64)).expect("short");
         let mut immediate = i32::try_from(bytes.len()).expect("short");
@@ -280,9 +280,9 @@ fn control(rng: &mut Rng) -> [u8; 32] {
     control.encode()
 }
 
-/// What the victim does meanwhile: receives of any kind, and sends to the attacker.
+/// The victim's work meanwhile: receives of any kind, and sends to the attacker.
 fn work(
-    victim: &mut Engine<Shm>,
+    victim: &mut MessageEngine<Shm>,
     sends: &mut Vec<RequestId>,
     receives: &mut Vec<RequestId>,
     rng: &mut Rng,
@@ -319,13 +319,13 @@ fn work(
     victim.progress(Instant::now());
 }
 
-fn engine(rank: u32) -> Engine<Shm> {
+fn engine(rank: u32) -> MessageEngine<Shm> {
     let mut nic = Shm::open().expect("a NIC");
-    nic.listen(b"messages").expect("nobody else listens");
-    Engine::new(nic, rank, 3, Config::default()).expect("an engine")
+    nic.listen(b"messages").expect("no other listener");
+    MessageEngine::new(nic, rank, 3, Config::default()).expect("an engine")
 }
 
-fn befriend(victim: &mut Engine<Shm>, friend: &mut Engine<Shm>) {
+fn befriend(victim: &mut MessageEngine<Shm>, friend: &mut MessageEngine<Shm>) {
     let address = friend.nic().address();
     victim.connect(2, &address, b"messages", Instant::MAX).expect("asks");
     for _ in 0..LOOKS_MAX {
@@ -341,7 +341,7 @@ fn befriend(victim: &mut Engine<Shm>, friend: &mut Engine<Shm>) {
     panic!("not connected");
 }
 
-fn receive(one: &mut Engine<Shm>, other: &mut Engine<Shm>, from: u32) -> Vec<u8> {
+fn receive(one: &mut MessageEngine<Shm>, other: &mut MessageEngine<Shm>, from: u32) -> Vec<u8> {
     let id = one.post_receive(Pattern { context: 5, source: Some(from), tag: Some(5) });
     let mut found = Vec::new();
     for _ in 0..LOOKS_MAX {
@@ -355,9 +355,10 @@ fn receive(one: &mut Engine<Shm>, other: &mut Engine<Shm>, from: u32) -> Vec<u8>
     panic!("nothing came from rank {from}");
 }
 
-/// Goal: whatever a rank says, no other suffers: the victim never panics nor hangs, its messages with a third
-/// rank go on, and if it cuts the attacker off, it says who that was. Method: frames, control entries, credits
-/// and immediates, mostly plausible, from one seed each, while the victim sends and receives.
+/// Goal: whatever a rank sends, no other suffers: the victim never panics nor hangs, its messages with a
+/// third rank continue, and if it disconnects the attacker, it reports which rank that was. Method:
+/// frames, control entries, credits and immediates, mostly plausible, from one seed each, while the
+/// victim sends and receives.
 #[test]
 fn a_hostile_rank_hurts_itself_alone() {
     let wanted = env::var("VIGIE_HOSTILE_SEEDS").ok();

@@ -18,14 +18,14 @@ use std::{
 use tokio::time::timeout;
 use vigie_detect::{HostThread, Server};
 use vigie_via::link::{
-    BackEnd, Capability, Checksum, EtherType, HostedLink, Link, LinkBuilder, LinkError, LinkEvent,
+    AsyncLink, BackEnd, Capability, Checksum, EtherType, Link, LinkBuilder, LinkError, LinkEvent,
     MacAddress, OpenError, OwnedFrame, XdpMode, complete_checksum,
 };
 
 use crate::namespace::{inside, ip, make_veth, with_veth};
 
 const BACK_ENDS: [BackEnd; 2] = [BackEnd::PacketRings, BackEnd::PacketCalls];
-/// Longer than anything here takes; what hangs ends by it.
+/// A bound for each test, much longer than it takes.
 const BOUND: Duration = Duration::from_secs(20);
 
 fn open(name: &str, back_end: BackEnd) -> Link {
@@ -50,9 +50,9 @@ fn in_tokio<T>(future: impl Future<Output = T>) -> T {
     runtime.expect("tokio").block_on(async { timeout(BOUND, future).await.expect("in time") })
 }
 
-/// Goal: frames of every size arrive, whole, in order, between all pairs of back ends; others than the
-/// link's protocol do not; what does not fit is a typed error. Method: patterns up to the MTU and one byte
-/// more; more frames than the rings have slots.
+/// Goal: frames of every size arrive, whole, in order, between all pairs of back ends; frames of other
+/// protocols do not; a frame that does not fit is a typed error. Method: patterns up to the MTU and one
+/// byte more; more frames than the rings have slots.
 #[test]
 fn frames_travel() {
     with_veth("frames_travel", || {
@@ -94,8 +94,8 @@ fn frames_travel() {
     });
 }
 
-/// Goal: what nobody takes is dropped and counted, and what was kept comes in order. Method: more frames
-/// than fit, then one more after they were taken.
+/// Goal: frames beyond the rings' capacity are dropped and counted, and those that were kept arrive in
+/// order. Method: more frames than fit, then one more after they were taken.
 #[test]
 fn a_flood_is_dropped_and_counted() {
     with_veth("a_flood_is_dropped_and_counted", || {
@@ -123,15 +123,16 @@ fn a_flood_is_dropped_and_counted() {
     });
 }
 
-/// Goal: going down, coming up, another MTU and removal are told, a wait for frames lives through the first
-/// three and ends with the last, and sending while down is a typed error. Method: `ip link` in the midst.
+/// Goal: going down, coming up, MTU changes and removal are reported, a wait for frames survives the
+/// first three and ends with the last, and sending while down is a typed error. Method: `ip link` during
+/// the wait.
 #[test]
 fn what_becomes_of_the_interface_is_told() {
     with_veth("what_becomes_of_the_interface_is_told", || {
         for back_end in BACK_ENDS {
             let host = Server::spawn_thread().expect("a host");
             let [left, right] = ["v0", "v1"].map(|name| {
-                HostedLink::new(host.server(), open(name, back_end)).expect("registered")
+                AsyncLink::new(host.server(), open(name, back_end)).expect("registered")
             });
             in_tokio(async {
                 let to = right.with(|link| link.address());
@@ -159,8 +160,8 @@ fn what_becomes_of_the_interface_is_told() {
                 assert!(matches!(error, LinkError::TooLong { max: 900, .. }), "{error}");
                 ip("link set v1 up");
                 assert_eq!(right.event().await.expect("told"), LinkEvent::Up);
-                // The kernel may tell this end that it was down for a moment, or not at all; and it
-                // drops what is sent before its own work queue has made the queue of frames active again.
+                // The kernel may report to this end that it was down for a moment, or not at all; and it
+                // drops frames sent before its work queue has reactivated the transmit queue.
                 while !has_arrived.load(Ordering::Relaxed) {
                     match left.send(to, b"up again").await {
                         Ok(()) | Err(LinkError::Down) => {}
@@ -183,8 +184,9 @@ fn what_becomes_of_the_interface_is_told() {
     });
 }
 
-/// Goal: tags that the kernel takes out of a frame are told, and a checksum that a sender on this host has
-/// left to a network card is, and can be filled in. Method: a tagged frame; a UDP packet over the pair.
+/// Goal: tags that the kernel removes from a frame are reported, and so is a checksum that a sender on
+/// this host has left to a network card, which can be filled in. Method: a tagged frame; a UDP packet
+/// over the pair.
 #[test]
 fn tags_and_missing_checksums_are_told() {
     with_veth("tags_and_missing_checksums_are_told", || {
@@ -233,13 +235,13 @@ fn tags_and_missing_checksums_are_told() {
 }
 
 /// Goal: waits are served by a host that polls and one that sleeps, inside tokio and inside vigie's own
-/// scheduler, also for groups, and busy polling is taken. Method: ping-pong of frames with numbers.
+/// scheduler, also for groups, and busy polling is accepted. Method: ping-pong of numbered frames.
 #[test]
 fn waits_are_served() {
     async fn rounds(server: &Server, back_end: BackEnd) {
         let links = ["v0", "v1"].map(|name| {
             let link = Link::builder(name).back_end(back_end).busy_poll(Duration::from_micros(50));
-            HostedLink::new(server, link.open().expect("a link")).expect("registered")
+            AsyncLink::new(server, link.open().expect("a link")).expect("registered")
         });
         let [left, right] = &links;
         let group = MacAddress::group(1);
@@ -273,8 +275,8 @@ fn waits_are_served() {
     });
 }
 
-/// Goal: a missing right, a missing interface and settings out of range are named. Method: open links
-/// without any capability; wrong names and numbers.
+/// Goal: a missing capability, a missing interface and settings out of range are named. Method: open
+/// links without any capability; wrong names and numbers.
 #[test]
 fn what_is_missing_is_named() {
     inside("what_is_missing_is_named", &[&["-U"]], || {
@@ -297,7 +299,7 @@ fn what_is_missing_is_named() {
     });
 }
 
-/// Opens a link whose queue was just closed: the kernel gives it free soon after.
+/// Opens a link whose queue was just closed: the kernel releases it soon after.
 fn open_when_free(builder: LinkBuilder) -> Link {
     in_tokio(async {
         loop {
@@ -311,13 +313,13 @@ fn open_when_free(builder: LinkBuilder) -> Link {
     })
 }
 
-/// What the program of `right` lets pass goes on to the kernel, and from there to AF_PACKET: frames of other
+/// Frames that the XDP program passes go on to the kernel, and from there to AF_PACKET: those of other
 /// protocols, and those to others' addresses.
-fn what_passes(host: &HostThread, left: &HostedLink, right: &HostedLink) {
+fn what_passes(host: &HostThread, left: &AsyncLink, right: &AsyncLink) {
     let r = right.with(|link| link.address());
     let other = |name| {
         let link = Link::builder(name).ether_type(EtherType::EXPERIMENTAL_2).open();
-        HostedLink::new(host.server(), link.expect("a link")).expect("registered")
+        AsyncLink::new(host.server(), link.expect("a link")).expect("registered")
     };
     let (a, b) = (other("v0"), other("v1"));
     in_tokio(async {
@@ -326,12 +328,12 @@ fn what_passes(host: &HostThread, left: &HostedLink, right: &HostedLink) {
         assert_eq!(&frame.payload().expect("a frame")[..16], b"past the program");
     });
     let all = Link::builder("v1").back_end(BackEnd::PacketRings).promiscuous().open();
-    let all = HostedLink::new(host.server(), all.expect("a link")).expect("registered");
+    let all = AsyncLink::new(host.server(), all.expect("a link")).expect("registered");
     in_tokio(async {
         left.send(r, b"for the queue alone").await.expect("sent");
-        left.send(MacAddress([2; 6]), b"for somebody else").await.expect("sent");
+        left.send(MacAddress([2; 6]), b"for another host!").await.expect("sent");
         let frame = all.receive().await.expect("a frame");
-        assert_eq!(&frame.payload().expect("a frame")[..17], b"for somebody else");
+        assert_eq!(&frame.payload().expect("a frame")[..17], b"for another host!");
         let frame = right.receive().await.expect("a frame");
         assert_eq!(&frame.payload().expect("a frame")[..19], b"for the queue alone");
         left.send(MacAddress::group(7), b"for a group").await.expect("sent");
@@ -340,9 +342,9 @@ fn what_passes(host: &HostThread, left: &HostedLink, right: &HostedLink) {
     });
 }
 
-/// Goal: frames of every size travel over AF_XDP, to and from AF_PACKET too; frames for others and of other
-/// protocols are left to the kernel; the queue has one owner, which is said; the program goes with its link.
-/// Method: a veth pair.
+/// Goal: frames of every size travel over AF_XDP, to and from AF_PACKET too; frames for others and of
+/// other protocols are left to the kernel; the queue has one owner, which the error says; the program
+/// goes with its link. Method: a veth pair.
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
 fn xdp_queues_have_one_owner() {
@@ -354,7 +356,7 @@ fn xdp_queues_have_one_owner() {
             let link = builder(name).open().expect("a link");
             assert_eq!(link.back_end(), BackEnd::Xdp);
             println!("{name}: {:?}", link.xdp_mode().expect("a mode"));
-            HostedLink::new(host.server(), link).expect("registered")
+            AsyncLink::new(host.server(), link).expect("registered")
         };
         let (left, right) = (open("v0"), open("v1"));
         let error = builder("v1").open().expect_err("taken");
@@ -370,7 +372,7 @@ fn xdp_queues_have_one_owner() {
                 right.send(l, &vec![7; length]).await.expect("sent");
                 let frame = left.receive().await.expect("a frame");
                 assert_eq!(frame.payload().expect("a frame")[..length], vec![7; length]);
-                left.send(MacAddress([2; 6]), b"for somebody else").await.expect("sent");
+                left.send(MacAddress([2; 6]), b"for another host!").await.expect("sent");
                 left.send(r, &frame.bytes[14..]).await.expect("sent");
                 let back = right.receive().await.expect("a frame");
                 assert_eq!(back.bytes[14..], frame.bytes[14..]);
@@ -389,7 +391,7 @@ fn xdp_queues_have_one_owner() {
         drop((left, right));
         let host = Server::spawn_thread().expect("a host");
         let right = open_when_free(builder("v1"));
-        let right = HostedLink::new(host.server(), right).expect("registered");
+        let right = AsyncLink::new(host.server(), right).expect("registered");
         in_tokio(async {
             let removed = async {
                 tokio::task::yield_now().await;
@@ -401,8 +403,8 @@ fn xdp_queues_have_one_owner() {
     });
 }
 
-/// Goal: every way of waiting serves over AF_XDP: a loop that looks, with and without the kernel's own looks
-/// at the card, and sleep; also for a link that takes frames to all. What comes while nobody takes is dropped
+/// Goal: every way of waiting works over AF_XDP: a polling loop, with and without the kernel's own busy
+/// polling, and sleep; also for a link that takes frames to all. Frames beyond the capacity are dropped
 /// and counted. Method: frames one by one between two links in each way, then more than fit.
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
@@ -439,9 +441,9 @@ fn xdp_frames_are_looked_for_in_every_way() {
     });
 }
 
-/// Goal: as many frames are kept as was asked for, whatever was taken before: places go back to the kernel late, but
-/// none is missing, and no frame comes twice. Method: bursts of every size up to that, for few and for many frames, so
-/// that places go round several times.
+/// Goal: as many frames are kept as requested, whatever was taken before: slots return to the kernel
+/// late, but none is missing, and no frame arrives twice. Method: bursts of every size up to that, for
+/// few and for many frames, so that the slots wrap around several times.
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
 fn xdp_places_go_back() {
@@ -460,7 +462,7 @@ fn xdp_places_go_back() {
                     number += 1;
                 }
                 for expected in first..number {
-                    // One by one: what is not looked at keeps its place.
+                    // One by one: a frame that is not taken keeps its slot.
                     let taken = wait_for_frame_of(&mut right, 1);
                     assert_eq!(payload(&taken)[..4], expected.to_be_bytes());
                 }
@@ -472,8 +474,8 @@ fn xdp_places_go_back() {
     });
 }
 
-/// Goal: the program goes with its process, however that ends, and the next owner is served. Method: another
-/// process opens the queue, is seen to have it, and is killed.
+/// Goal: the program goes with its process, however that ends, and the next owner is served. Method:
+/// another process opens the queue, is seen to have it, and is killed.
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
 fn xdp_programs_go_with_their_process() {
@@ -516,8 +518,8 @@ fn xdp_programs_go_with_their_process() {
     });
 }
 
-/// Goal: without the right to load programs, AF_XDP names it if it was asked for by name, and AF_PACKET takes
-/// its place otherwise. Method: a user namespace, in which nobody has that right.
+/// Goal: without the right to load programs, AF_XDP reports that if it was requested by name, and
+/// otherwise AF_PACKET takes its place. Method: a user namespace, in which no process has that right.
 #[test]
 fn without_rights_packets_take_the_place_of_xdp() {
     inside("without_rights_packets_take_the_place_of_xdp", &[&["-Urn"]], || {
@@ -531,9 +533,9 @@ fn without_rights_packets_take_the_place_of_xdp() {
     });
 }
 
-/// Goal: where the driver knows nothing of XDP, the kernel's generic path serves, and the mode says so; the
-/// checksum that a veth pair leaves out can be completed. Method: bridges on a veth pair, frames both ways, and
-/// a packet of the kernel's own.
+/// Goal: if the driver does not support XDP, the kernel's generic path works, and the mode says so; the
+/// checksum that a veth pair leaves out can be completed. Method: bridges on a veth pair, frames both
+/// ways, and a packet of the kernel's own.
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
 fn xdp_has_a_generic_path() {
@@ -573,7 +575,7 @@ fn xdp_has_a_generic_path() {
         ip(&format!("neigh replace 10.9.7.99 lladdr {} dev b0", right.address()));
         let socket = UdpSocket::bind("10.9.7.1:0").expect("a socket");
         socket.send_to(b"hello there", "10.9.7.99:9").expect("sent");
-        // The kernel may have something to say of its own, of groups for example.
+        // The kernel may send packets of its own, for groups for example.
         let mut frame = loop {
             let frame = wait_for_frame(&mut right);
             if frame[23] == 17 {
@@ -586,12 +588,12 @@ fn xdp_has_a_generic_path() {
     });
 }
 
-/// Takes the next frame, looking again and again.
+/// Takes the next frame, polling until it arrives.
 fn wait_for_frame(link: &mut Link) -> Vec<u8> {
     wait_for_frame_of(link, usize::MAX)
 }
 
-/// Takes at most so many frames, looking again and again, and returns the first.
+/// Takes at most `count` frames, polling until one arrives, and returns the first.
 fn wait_for_frame_of(link: &mut Link, count: usize) -> Vec<u8> {
     in_tokio(async {
         loop {
@@ -608,7 +610,7 @@ fn wait_for_frame_of(link: &mut Link, count: usize) -> Vec<u8> {
     })
 }
 
-/// The sum over a UDP packet with its pseudo header, which is all ones if its checksum is right.
+/// Returns the sum over a UDP packet with its pseudo header, which is all ones if its checksum is right.
 fn sum_of_udp(frame: &[u8]) -> u32 {
     let length = u32::from(u16::from_be_bytes([frame[38], frame[39]]));
     let end = 34 + usize::try_from(length).expect("small");

@@ -5,12 +5,12 @@
 //! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release -p vigie-via --test loom
 //! ```
 //!
-//! It rests on `membarrier`, which loom does not know: `src/sync.rs` says what stands for it and why that
-//! takes nothing for ordered that is not. One thread of each model executes light fences, and no fence is
-//! there beside the pair.
+//! It rests on `membarrier`, which loom does not know: `src/sync.rs` says what replaces it and why the
+//! replacement orders no more than it does. One thread of each model executes light fences, and there is
+//! no fence besides the pair.
 //!
-//! Each model stands beside mutants of what it checks, each without a step that makes it right; loom must
-//! find the interleaving in which the mutant fails, or the model would prove nothing.
+//! Each model comes with mutants that lack one necessary step; loom must find the interleaving in which
+//! the mutant fails, or the model would prove nothing.
 
 #![cfg(loom)]
 

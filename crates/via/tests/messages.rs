@@ -1,5 +1,5 @@
-//! Messages and NICs as futures: in tasks of vigie's runtimes and of tokio, whose detection server then has
-//! a thread of its own. All ranks are in this process, each with a NIC of shared memory.
+//! Messages and NICs as futures: in tasks of vigie's runtimes, and of tokio with a separate thread for
+//! the detection server. All ranks are in this process, each with a shared-memory NIC.
 
 #[path = "messages/buffers.rs"]
 mod buffers;

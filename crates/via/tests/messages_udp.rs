@@ -10,14 +10,14 @@ use vigie_detect::Instant;
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     message::{Communicator, Endpoint},
-    protocol::{Config as Protocol, Engine, EngineEvent, Mode, Pattern, SendState},
+    protocol::{Config as Protocol, EngineEvent, MessageEngine, Mode, Pattern, SendState},
     software_nic::{Config, Secret},
     udp::Udp,
     vi::Provider,
     world::local,
 };
 
-/// Nothing here takes as long, however busy the machine is, unless it hangs.
+/// A bound for each test, longer than it takes on a busy machine.
 const BOUND: Duration = Duration::from_secs(120);
 
 fn nic() -> Udp {
@@ -99,17 +99,17 @@ fn messages_go_there_and_back() {
     });
 }
 
-/// Goal: a message that arrives together with what makes the connection is not lost, whichever call takes both in.
-/// Method: two engines by hand. The one that is called accepts and looks no more until the other is connected and has
-/// sent; then it receives in each of the ways that take in what has arrived.
+/// Goal: a message that arrives together with the packet that establishes the connection is not lost,
+/// whichever call takes both. Method: two engines by hand. The answerer accepts and does not poll until
+/// the other is connected and has sent; then it receives in each of the ways that take arrivals.
 #[test]
 fn a_message_comes_with_its_connection() {
-    let engine = |rank| Engine::new(nic(), rank, 2, Protocol::default()).expect("an engine");
+    let engine = |rank| MessageEngine::new(nic(), rank, 2, Protocol::default()).expect("an engine");
     let whole = pattern(1000, 7);
     let from = Pattern { context: 0, source: Some(0), tag: Some(1) };
     for way in 0..3 {
         let (mut one, mut other) = (engine(0), engine(1));
-        other.nic_mut().listen(b"messages").expect("nobody does yet");
+        other.nic_mut().listen(b"messages").expect("no other listener");
         let address = other.nic().address();
         one.connect(1, &address, b"messages", Instant::MAX).expect("idle");
         let bound = Instant::now() + BOUND;
@@ -148,7 +148,7 @@ fn a_message_comes_with_its_connection() {
     }
 }
 
-/// Goal: many ranks talk at once. Method: five, all to all, several rounds.
+/// Goal: many ranks exchange messages at once. Method: five ranks, all to all, several rounds.
 #[test]
 fn all_to_all() {
     with_ranks(5, |ranks| async move {

@@ -1,6 +1,5 @@
-//! The conformance suite sees what it looks for: each of these providers is the simulated one with one
-//! fault, planted on purpose, and is reported under the clause that it breaks; without the fault it
-//! conforms.
+//! The conformance suite detects faults: each of these providers is the simulated one with one planted
+//! fault, and is reported under the clause that it breaks; without the fault it conforms.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -23,49 +22,49 @@ use vigie_via::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Of two completions that are there, the later one comes first.
+    /// If two completions wait, the later one is delivered first.
     SwapsCompletions,
-    /// Writes that tell nobody are carried out after what is posted next.
+    /// Silent writes are carried out after the descriptor posted next.
     DelaysSilentWrites,
     /// Pieces are gathered in another order.
     SwapsPieces,
-    /// Eight bytes are written as twice four.
+    /// Eight bytes are written as two times four.
     TearsWords,
-    /// Eight bytes are read as twice four.
+    /// Eight bytes are read as two times four.
     TearsReads,
-    /// A receive descriptor is posted where the consumer posted none.
+    /// A receive descriptor is posted that the consumer did not post.
     InventsReceiveDescriptors,
-    /// Writes that should tell nobody consume a receive descriptor.
+    /// Silent writes consume a receive descriptor.
     TellsOfSilentWrites,
-    /// A registration that was taken back is kept.
+    /// A deregistered region stays registered.
     KeepsRegistrations,
     /// All memory may be written and read.
     AllowsEverything,
     /// There is one protection tag.
     HasOneTag,
-    /// VIs may always be written and read through.
+    /// VIs always allow writes and reads.
     IgnoresRightsOfVis,
     /// Local offsets wrap around.
     WrapsOffsets,
-    /// What is flushed is dropped.
+    /// Flushed descriptors do not complete.
     DropsTheFlushed,
-    /// Descriptors that are not signaled tell of their success.
+    /// Unsignaled descriptors report success.
     TellsAll,
-    /// Errors of descriptors that are not signaled are not told.
+    /// Unsignaled descriptors do not report errors.
     HidesErrors,
     /// Every third completion comes twice.
     CompletesTwice,
-    /// Completions are also found beside their completion queue.
+    /// Completions also appear outside their completion queue.
     CompletesBesideQueues,
-    /// `arm` never sees what is there already, and nothing is announced.
+    /// `arm` never finds existing completions, and nothing wakes the sleeper.
     SleepsOver,
     /// `arm` always finds something.
     NeverSleeps,
     /// A break breaks all VIs of the NIC.
     BreaksAll,
-    /// A VI that waits for its connection says that it is connected.
+    /// A VI that waits for its connection reports that it is connected.
     ConnectsEarly,
-    /// A peer's disconnect leaves the VI as it was.
+    /// A peer's disconnect leaves the VI unchanged.
     IgnoresDisconnects,
     /// Greetings are cut to 64 bytes.
     CutsGreetings,
@@ -73,27 +72,27 @@ enum Fault {
     HasOneReason,
     /// A request can be answered twice.
     AcceptsRejected,
-    /// Errors of length are told as those of protection.
+    /// Length errors are reported as protection errors.
     ConfusesErrors,
-    /// Too long greetings are cut.
+    /// Greetings that are too long are truncated.
     ForgivesLongGreetings,
-    /// Too many segments are left out.
+    /// Excess segments are dropped.
     ForgivesManySegments,
     /// Full queues swallow descriptors.
     SwallowsDescriptors,
     /// Empty messages are not sent.
     SkipsEmptyMessages,
-    /// Immediate data of zero is none.
+    /// Immediate data of zero is omitted.
     LosesZeroImmediates,
     /// Completions of a destroyed VI stay.
     KeepsCompletionsOfTheDead,
-    /// Destroyed VIs are still known.
+    /// Destroyed VIs remain known.
     RemembersVis,
-    /// Memory comes as somebody left it.
+    /// Memory is not zeroed.
     AllocatesDirtyMemory,
 }
 
-/// Where completions are found: a completion queue, or a VI's queue, of which `true` is the send queue.
+/// A place for completions: a completion queue, or a VI's queue, where `true` is the send queue.
 type Place = (Option<CqId>, Option<(ViId, bool)>);
 
 /// A simulated NIC with a fault.
@@ -101,12 +100,12 @@ struct Faulty {
     nic: SimNic,
     fault: Fault,
     tag: Option<ProtectionTag>,
-    /// A descriptor that waits for the next one: its VI and what is needed to post it.
+    /// A delayed descriptor, and its VI.
     delayed: Option<(ViId, Posted)>,
-    /// Completions that the fault gives out, by where.
+    /// Completions that the fault delivers, by place.
     extra: BTreeMap<Place, VecDeque<Completion>>,
     unsignaled: BTreeSet<(ViId, u64)>,
-    /// VIs that got a receive descriptor of nobody's.
+    /// VIs that got an unrequested receive descriptor.
     gifted: BTreeSet<ViId>,
     attached: BTreeMap<ViId, CqId>,
     destroyed: BTreeMap<ViId, CqId>,
@@ -170,11 +169,11 @@ impl Faulty {
         let Posted { operation, cookie, is_signaled, remote, .. } = posted;
         let descriptor =
             SendDescriptor { operation, cookie, immediate: None, is_signaled, remote, data };
-        // A VI that is connected no more has nothing left to lose.
+        // A VI that is no longer connected has nothing left to lose.
         let _ = self.nic.post_send(vi, &descriptor);
     }
 
-    /// Posts a descriptor of eight inline bytes as two of four; only the second is told of.
+    /// Posts a descriptor of eight inline bytes as two of four; only the second is reported.
     fn post_torn(
         &mut self,
         vi: ViId,
@@ -199,7 +198,7 @@ impl Faulty {
         Some(Ok(()))
     }
 
-    /// Posts a read of eight bytes as two of four; only the second is told of.
+    /// Posts a read of eight bytes as two of four; only the second is reported.
     fn post_torn_read(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
         let (Data::Segments([LocalSegment { memory, offset, length: 8 }]), Some(remote)) =
             (descriptor.data, descriptor.remote)
@@ -284,7 +283,7 @@ impl Faulty {
         Some(event)
     }
 
-    /// All VIs that a NIC may have made: names are small numbers.
+    /// Returns all VIs that a NIC may have made: names are small numbers.
     fn all_vis(&self) -> Vec<ViId> {
         (0..64).map(ViId).filter(|vi| self.nic.state(*vi).is_ok()).collect()
     }
@@ -353,7 +352,7 @@ impl Provider for Faulty {
         if self.has(Fault::KeepsCompletionsOfTheDead)
             && let Some(cq) = self.attached.get(&vi)
         {
-            // What is there is kept, in its order.
+            // Existing completions are kept, in order.
             let kept: Vec<_> = std::iter::from_fn(|| self.nic.poll(*cq)).collect();
             self.extra.entry((Some(*cq), None)).or_default().extend(kept);
         }
@@ -590,13 +589,13 @@ fn run(fault: Fault) -> Result<(), Violation> {
         .map(drop)
 }
 
-/// Goal: the wrapper itself is no fault. Method: the suite, with none planted.
+/// Goal: the wrapper itself is not a fault. Method: the suite, with no fault planted.
 #[test]
 fn without_a_fault_it_conforms() {
     run(Fault::None).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
-/// Goal: each fault is seen, under its clause. Method: plant them one by one.
+/// Goal: each fault is reported under its clause. Method: plant them one by one.
 #[test]
 fn each_fault_is_seen_under_its_clause() {
     let planted = [

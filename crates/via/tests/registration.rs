@@ -1,4 +1,4 @@
-//! The cache of registrations against a model of it, on a NIC that tells what is registered.
+//! The registration cache against a model of it, on a NIC that reports what is registered.
 
 use proptest::{collection::vec, prelude::*, test_runner::TestCaseError};
 use vigie_via::{
@@ -14,11 +14,11 @@ const ENTRIES_MAX: usize = 4;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Memory of a user, of so many bytes.
+    /// Makes user memory of this many bytes.
     Make(usize),
-    /// A buffer of the pool, for so many bytes.
+    /// Takes a pool buffer for this many bytes.
     Allocate(usize),
-    /// Registers one of the memories there are, under one of two attributes, and keeps that or not.
+    /// Registers one of the existing memories, under one of two attributes, and keeps the registration or not.
     Register {
         index: usize,
         is_writable: bool,
@@ -26,9 +26,9 @@ enum Step {
     },
     /// Drops one of the memories.
     Forget(usize),
-    /// Drops one of what is kept.
+    /// Drops one of the kept registrations.
     Release(usize),
-    /// Deregisters what is kept, explicitly.
+    /// Deregisters a kept registration explicitly.
     Deregister(usize),
     Sweep,
     Clear,
@@ -52,7 +52,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(step, 1..80)
 }
 
-/// What the cache should have.
+/// The expected state of the cache.
 #[derive(Clone, Debug)]
 struct Entry {
     memory: u32,
@@ -61,7 +61,7 @@ struct Entry {
     bytes: u64,
     used: u64,
     handle: Option<MemoryHandle>,
-    /// Which of several registrations of the same memory.
+    /// Distinguishes several registrations of the same memory.
     number: u64,
 }
 
@@ -290,9 +290,10 @@ impl Run {
 }
 
 proptest! {
-    /// Goal: the cache finds what it should and nothing else, never gives up what is in use, keeps its bounds,
-    /// counts right, and leaves nothing registered that it has given up. Method: random steps against a model
-    /// that knows memory by its number, and not by its address; at the end ask the NIC for every handle.
+    /// Goal: the cache finds exactly what it should, never evicts registrations in use, respects its
+    /// bounds, counts correctly, and leaves nothing registered that it has evicted. Method: random steps
+    /// against a model that identifies memory by its number, not its address; at the end ask the NIC for
+    /// every handle.
     #[test]
     fn the_cache_does_what_its_model_does(steps in steps()) {
         let mut run = Run::new();
@@ -307,17 +308,18 @@ proptest! {
             if is_there {
                 run.entries.retain(|entry| entry.number != kept.entry);
             }
-            // A second one of the same entry finds it gone.
+            // A second one of the same entry was already removed with it.
             prop_assert!(known == is_there, "{:?}", handle);
         }
         let handles = (0..=2 * run.registrations).map(MemoryHandle);
         let left = handles.filter(|handle| run.nic.deregister(*handle).is_ok()).count();
-        prop_assert_eq!(left, run.entries.len(), "registrations that nobody knows of");
+        prop_assert_eq!(left, run.entries.len(), "unknown registrations");
     }
 }
 
-/// Goal: memory that was freed and made anew at the same address is never taken for the old one. Method: free
-/// and make memory of one size again and again, registering each; most get an address that was used before.
+/// Goal: memory that was freed and reallocated at the same address is never taken for the old one.
+/// Method: free and allocate memory of one size repeatedly, registering each; most get an address that
+/// was used before.
 #[test]
 fn an_address_is_no_identity() {
     let network = SimNetwork::new(0, FaultPlan::reliable());
@@ -337,5 +339,5 @@ fn an_address_is_no_identity() {
     assert_eq!(handles.len(), 100, "each was registered for itself");
     let counters = cache.counters();
     assert_eq!((counters.misses, counters.hits, counters.evictions), (100, 0, 0));
-    assert!(counters.abandoned >= 99, "nothing keeps what nobody else holds");
+    assert!(counters.abandoned >= 99, "memory that only the cache holds is not kept");
 }

@@ -1,5 +1,5 @@
-//! The provider of shared memory between real processes: this test binary starts itself again as the
-//! peer, in a role that an environment variable names.
+//! The shared-memory provider between real processes: this test binary runs itself again as the peer, in
+//! a role that an environment variable names.
 
 use std::{
     collections::BTreeSet,
@@ -22,9 +22,9 @@ use vigie_via::{
 
 const ROLE: &str = "VIGIE_SHM_ROLE";
 const ADDRESS: &str = "VIGIE_SHM_ADDRESS";
-/// Several times what is copied in one call of a NIC.
+/// Several times what one call of a NIC copies.
 const AREA_BYTES: usize = 12 << 20;
-/// Nothing here takes as long, however busy the machine is.
+/// A bound for each wait, longer than it takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One end of a connection, in this process.
@@ -62,7 +62,7 @@ impl End {
         [self.shared.key.0.to_le_bytes(), self.private.key.0.to_le_bytes()].concat()
     }
 
-    /// Lets the NIC work until `look` finds something, asleep in between if there is nothing to do.
+    /// Lets the NIC work until `look` finds something; sleeps in between if there is nothing to do.
     fn until<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -76,13 +76,12 @@ impl End {
         }
     }
 
-    /// Sleeps until the descriptor is readable, unless there is something already. Returns whether it
-    /// slept.
+    /// Sleeps until the descriptor is readable, unless there is something already. Returns whether it slept.
     fn sleep(&mut self) -> bool {
         if self.nic.arm().expect("can sleep") == Armed::Ready {
             return false;
         }
-        // A wake-up that is lost shows as a test that takes this long, and then fails.
+        // A lost wake-up makes the test take this long, and then fail.
         let seconds = i64::try_from(PATIENCE.as_secs()).expect("small");
         let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
         let descriptor = self.nic.descriptor().expect("a real NIC");
@@ -159,12 +158,12 @@ struct Piece {
     length: u64,
 }
 
-/// The peer's process. It is killed when the test ends, however that is.
+/// The peer's process. It is killed when the test ends, in any way.
 struct Peer(Child);
 
 impl Peer {
     fn start(role: &str, end: &mut End) -> Self {
-        end.nic.listen(b"test").expect("nobody else listens");
+        end.nic.listen(b"test").expect("no other listener");
         let address: String =
             end.nic.address().0.iter().map(|byte| format!("{byte:02x}")).collect();
         let child = Command::new(env::current_exe().expect("this test"))
@@ -198,7 +197,7 @@ impl Peer {
 
     /// Waits until the peer has ended well.
     fn finish(mut self) {
-        // The end of the child's output is its own end.
+        // The child's output ends when the child does.
         let mut rest = String::new();
         let mut output: ChildStdout = self.0.stdout.take().expect("piped");
         output.read_to_string(&mut rest).expect("text");
@@ -213,7 +212,7 @@ impl Drop for Peer {
     }
 }
 
-/// The peer's side of each test. Does nothing when it is run as a test.
+/// The peer's side of each test. Does nothing when run as a test.
 #[test]
 fn in_a_role() {
     let (Ok(role), Ok(address)) = (env::var(ROLE), env::var(ADDRESS)) else { return };
@@ -293,9 +292,9 @@ fn pattern(seed: usize, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Goal: data of every length arrives whole in another process by every way there is: inline, staged in
-/// one and in many chunks, and straight into memory of the peer. Method: a process that sends back what it
-/// gets, into private and into shared memory, at each level; then reads of what lies there.
+/// Goal: data of every length arrives whole in another process by every way: inline, staged in one and
+/// in many chunks, and directly into the peer's memory. Method: a process that sends back what it gets,
+/// into private and into shared memory, at each level; then reads of that memory.
 #[test]
 fn data_goes_to_another_process_and_back() {
     for (level, role) in LEVELS {
@@ -324,7 +323,7 @@ fn data_goes_to_another_process_and_back() {
                 if level == Reliability::Unreliable {
                     continue;
                 }
-                // The peer's private memory holds the message: a read must bring it too.
+                // The peer's private memory holds the message: a read must return it too.
                 let to = end.private.clone();
                 to.memory.write(0, &vec![0; length]).expect("inside");
                 let piece = Piece { from: to.handle, to: Some(end.peer_private), length: wide };
@@ -343,9 +342,9 @@ fn data_goes_to_another_process_and_back() {
     }
 }
 
-/// Goal: a peer that is killed is noticed, also by a NIC that sleeps, and leaves nothing behind; what was
-/// posted ends. Method: kill -9 while both sleep, while data flows, and with descriptors that only the
-/// peer could have ended.
+/// Goal: the death of a peer is noticed, also by a sleeping NIC, and leaves nothing behind; posted
+/// descriptors end. Method: kill -9 while both sleep, while data flows, and with descriptors that only
+/// the peer could have ended.
 #[test]
 fn a_killed_peer_is_noticed() {
     for kill_after in [0_u64, 1, 100] {
@@ -387,8 +386,8 @@ fn mappings() -> usize {
     maps.lines().filter(|line| line.contains("vigie-shm")).count()
 }
 
-/// Goal: NICs, connections and killed peers leave no file, mapping or socket name. Method: in a process of
-/// its own, look at `/proc` before and after.
+/// Goal: NICs, connections and killed peers leave no file, mapping or socket name. Method: in its own
+/// process, inspect `/proc` before and after.
 #[test]
 fn nothing_is_left_behind() {
     const ALONE: &str = "VIGIE_SHM_ALONE";
@@ -427,9 +426,9 @@ fn nothing_is_left_behind() {
     }
 }
 
-/// Goal: no wake-up is lost, whichever of publishing, sleeping and looking comes first. Method: many
-/// rounds in which this side goes to sleep after a time that differs from round to round, while the other
-/// one is about to sleep, or answers at once; a lost wake-up would end the test by its bound.
+/// Goal: no wake-up is lost, whatever the order of publishing, sleeping and polling. Method: many rounds
+/// in which this side goes to sleep after a time that differs from round to round, while the other side
+/// is about to sleep, or answers at once; a lost wake-up would end the test by its bound.
 #[test]
 fn no_wake_up_is_lost() {
     for (role, rounds) in [("echo-delivery", 10_000), ("quick-delivery", 40_000)] {
@@ -464,12 +463,12 @@ fn sleep_and_wake(role: &str, rounds: u64) {
     peer.finish();
 }
 
-/// Goal: who does not know the secret cannot connect, nor does a stranger's address pass. Method: an
-/// address with one byte changed in the secret.
+/// Goal: a caller that does not know the secret cannot connect, and an address of another provider is
+/// refused. Method: an address with one byte changed in the secret.
 #[test]
 fn the_secret_is_needed() {
     let (mut one, mut other) = (End::new(Reliability::default()), End::new(Reliability::default()));
-    one.nic.listen(b"test").expect("nobody else listens");
+    one.nic.listen(b"test").expect("no other listener");
     let mut address = one.nic.address();
     *address.0.last_mut().expect("not empty") ^= 1;
     let deadline = Instant::now() + PATIENCE;
@@ -478,7 +477,7 @@ fn the_secret_is_needed() {
         let now = Instant::now();
         assert!(now < deadline);
         one.nic.progress(now);
-        assert_eq!(one.nic.event(), None, "nobody is to hear of it");
+        assert_eq!(one.nic.event(), None, "the event is not announced");
         other.nic.progress(now);
         if let Some(event) = other.nic.event() {
             break event;
@@ -487,16 +486,16 @@ fn the_secret_is_needed() {
     assert!(matches!(refused, NicEvent::Refused { .. }), "{refused:?}");
 }
 
-/// Lets two NICs of this process work, at one time.
+/// Lets two NICs of this process work, at the same instant.
 fn both(ends: &mut [End; 2], now: Instant) {
     for end in ends {
         end.nic.progress(now);
     }
 }
 
-/// Goal: a peer that called and gave up does not keep two from meeting later, whether its call was heard before or is
-/// found when it is answered. Method: of two NICs, each in turn calls alone until its deadline, while the other one hears
-/// the call and not its end, or neither; then both call.
+/// Goal: a peer that called and gave up does not keep two NICs from meeting later, whether its call was
+/// heard before or is found when it is answered. Method: of two NICs, each in turn calls alone until its
+/// deadline, while the other one hears the call and not its end, or neither; then both call.
 #[test]
 fn peers_meet_after_one_gave_up() {
     for (alone, hears) in [(0, true), (1, true), (0, false), (1, false)] {
@@ -520,7 +519,7 @@ fn peers_meet_after_one_gave_up() {
         for (at, vi) in [(other, ends[other].vi), (alone, ends[alone].vi)] {
             let nic = &mut ends[at].nic;
             nic.connect_peer(vi, &addresses[1 - at], b"meet", b"", deadline).expect("asked");
-            // The one that awaits hears the old call before the new one.
+            // The NIC that awaits hears the old call before the new one.
             nic.progress(soon);
         }
         let mut connected = [false; 2];

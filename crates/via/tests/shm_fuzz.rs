@@ -1,9 +1,9 @@
 //! Fuzz targets of the shared-memory provider: packets, ring entries, and whole connections.
 //!
-//! Each target starts from its corpus in `tests/corpus/shm` and mutates, from one seed, for as long as
-//! `VIGIE_FUZZ_SECONDS` says (by default so many inputs that it takes about a second). What leads to an
-//! outcome that was not seen before is kept for further mutation, and written to `VIGIE_FUZZ_SAVE` if that
-//! names a folder. A failure prints the seed and the input.
+//! Each target starts from its corpus in `tests/corpus/shm` and mutates it, from one seed, for as long
+//! as `VIGIE_FUZZ_SECONDS` says (by default the number of inputs that takes about a second). An input
+//! with a new outcome is kept for further mutation, and written to `VIGIE_FUZZ_SAVE` if that names a
+//! folder. A failure prints the seed and the input.
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-via --test shm_fuzz`.
 
@@ -97,8 +97,8 @@ fn mutate(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// Goal: no bytes on the socket hurt the decoder, and what it takes is what would be sent. Method: mutated
-/// packets.
+/// Goal: no bytes on the socket crash the decoder, and an accepted packet encodes to the same bytes.
+/// Method: mutated packets.
 #[test]
 fn packets() {
     let outcomes = fuzz("packet", 200_000, |bytes| {
@@ -112,7 +112,7 @@ fn packets() {
     }
 }
 
-/// Goal: no entry that passes is outside any bound. Method: mutated entries.
+/// Goal: no accepted entry exceeds any bound. Method: mutated entries.
 #[test]
 fn entries() {
     let outcomes = fuzz("entry", 400_000, |bytes| {
@@ -123,8 +123,8 @@ fn entries() {
     assert!(valid_count > 12, "only {valid_count} kinds of entries were valid");
 }
 
-/// Goal: whatever a connected peer does, it loses its own connection at most: no memory that it has no
-/// right to changes, every descriptor ends, and the NIC serves others. Method: mutated attacks.
+/// Goal: whatever a connected peer does, it loses at most its own connection: no memory changes that it
+/// has no right to, every descriptor ends, and the NIC serves others. Method: mutated attacks.
 #[test]
 fn connections() {
     let outcomes = fuzz("connection", 1500, |bytes| {
@@ -139,20 +139,20 @@ fn connections() {
         "an entry with more inline data than fits",
         "an entry with data outside the staging area",
         "an entry whose parts contradict each other",
-        "a count of consumed entries that cannot be",
+        "an impossible count of consumed entries",
         "a packet that does not belong to a connection",
-        "nobody asked for",
+        "was not asked for",
         "of another length than announced",
     ] {
         assert!(outcomes.iter().any(|outcome| outcome.contains(what)), "no attack ended by {what}");
     }
 }
 
-/// Goal: too much of anything costs the peer its connection, for the right reason. Method: floods.
+/// Goal: excess of any kind costs the peer its connection, for the right reason. Method: floods.
 #[test]
 fn floods() {
     for (what, fault) in [
-        (Flood::Bells, "more bells than sleeps"),
+        (Flood::Wakeups, "more bells than sleeps"),
         (Flood::Grants, "more memory granted than is allowed"),
         (Flood::Addresses, "more memory granted than is allowed"),
         (Flood::Unsealed, "a file that is not sealed against shrinking"),

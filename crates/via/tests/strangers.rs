@@ -1,5 +1,5 @@
-//! Callers that may not connect, and a process without descriptors: each in a process of its own, which this
-//! test binary starts by starting itself again.
+//! Callers that may not connect, and a process without descriptors: each in its own process, which this
+//! test binary starts by running itself again.
 
 use std::{
     env, fs,
@@ -29,7 +29,7 @@ use vigie_via::{
 
 const ROLE: &str = "VIGIE_STRANGER_ROLE";
 const ADDRESS: &str = "VIGIE_STRANGER_ADDRESS";
-/// Nothing here takes as long, however busy the machine is.
+/// A bound for each wait, longer than it takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const NOBODY: u32 = 65_534;
 
@@ -39,13 +39,13 @@ fn seconds(count: i64) -> Timespec {
 
 /// Starts this test binary again, for one test, in a role.
 fn again(test: &str, role: &str) -> Command {
-    // By this name also a user that may not look into the folder of the tests can start it.
+    // A user without access to the tests' folder can start it by this name.
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", test, "--nocapture"]).env(ROLE, role).current_dir("/");
     command
 }
 
-/// A child that is killed when the test ends, however that is.
+/// A child that is killed when the test ends, in any way.
 struct Caller(Child);
 
 impl Drop for Caller {
@@ -65,7 +65,7 @@ struct End {
 impl End {
     fn new() -> Self {
         let mut nic = Shm::open().expect("a NIC");
-        nic.listen(b"test").expect("nobody else listens");
+        nic.listen(b"test").expect("no other listener");
         let tag = nic.create_tag();
         let vi = nic.create_vi(attributes(tag)).expect("a VI");
         Self { nic, vi, tag }
@@ -131,7 +131,7 @@ fn accept(one: &mut End, other: &mut End) {
     });
 }
 
-/// Writes 100 000 bytes to the other's memory, with a word about it.
+/// Writes 100 000 bytes to the other's memory, with a notification.
 fn write(one: &mut End, other: &mut End, from: &Region, to: &Region, byte: u8) {
     let receive = ReceiveDescriptor { cookie: 1, segments: &[] };
     other.nic.post_receive(other.vi, &receive).expect("room");
@@ -154,22 +154,22 @@ fn write(one: &mut End, other: &mut End, from: &Region, to: &Region, byte: u8) {
 
 // ---------------------------------------------------------------------- other users
 
-/// A caller that knows the address, connects to the socket itself, and says what the NIC would expect but for
-/// its secret. Ends well if it is let go without an answer.
+/// A caller that knows the address, connects to the socket itself, and sends what the NIC expects,
+/// except for its secret. Succeeds if it is dropped without an answer.
 #[test]
 fn in_a_role() {
     let (Ok(role), Ok(address)) = (env::var(ROLE), env::var(ADDRESS)) else { return };
     assert_eq!(geteuid().is_root(), role != "stranger", "{role}");
     let socket =
         rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
-    // The name is in the address, behind five bytes; the secret behind it.
+    // The name is in the address, after five bytes; the secret follows it.
     let name = format!("vigie-shm-{}", &address[10..42]);
     let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
     rustix::net::connect(&socket, &name).expect("the name is no secret");
     let mut hello = vec![1, 1, 0];
     hello.extend([7; 16]);
     hello.extend([1, 1, 0, 4, 0, b't', b'e', b's', b't', 0, 0]);
-    // Who was let go already cannot send any more.
+    // A caller that was already dropped cannot send any more.
     let _ = rustix::net::send(&socket, &hello, SendFlags::NOSIGNAL);
     let found = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&seconds(60)));
     assert_eq!(found, Ok(1), "neither an answer nor an end");
@@ -178,7 +178,7 @@ fn in_a_role() {
     assert!(!matches!(heard, Ok((1.., _))), "an answer: {heard:?}");
     let rights = rustix::net::sockopt::socket_peercred(&socket).expect("a peer");
     assert!(rights.uid.is_root());
-    // And by the rules, as far as they let it.
+    // And by the rules, as far as it is allowed.
     if role == "stranger" {
         let bytes: Vec<u8> = (0..address.len())
             .step_by(2)
@@ -193,9 +193,9 @@ fn in_a_role() {
     }
 }
 
-/// Goal: other users of the host cannot attach, though they know the whole address, nor can anybody without
-/// the secret; both are counted, and hurt nobody. Method: a child under another user, and one of the same
-/// user, which connect to the socket itself while two honest ends exchange data.
+/// Goal: neither other users of the host, even if they know the whole address, nor processes without the
+/// secret can attach; both are counted, and do no harm. Method: a child under another user, and one of
+/// the same user, which connect to the socket itself while two honest ends exchange data.
 #[test]
 fn strangers_are_turned_away() {
     if !geteuid().is_root() {
@@ -218,21 +218,21 @@ fn strangers_are_turned_away() {
         }
         let mut child = Caller(command.spawn().expect("this test, once more"));
         let status = until(&mut one, &mut other, |one, other| {
-            assert_eq!((one.nic.event(), other.nic.event()), (None, None), "nobody hears of it");
+            assert_eq!((one.nic.event(), other.nic.event()), (None, None), "no NIC hears of it");
             child.0.try_wait().expect("a child")
         });
         assert!(status.success(), "{role}: {status}");
         write(&mut one, &mut other, &from, &to, round);
         let found = other.nic.refusals();
         let expected = if role == "stranger" { (2, 0) } else { (2, 1) };
-        assert_eq!((found.strangers, found.without_secret), expected, "{role}");
+        assert_eq!((found.other_users, found.without_secret), expected, "{role}");
     }
     drop((from, to));
 }
 
 // ---------------------------------------------------------------------- no descriptors left
 
-/// Lets this process open no file until it is dropped.
+/// Keeps this process from opening any file until it is dropped.
 struct Full(Rlimit);
 
 impl Full {
@@ -256,9 +256,9 @@ fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&seconds(0))) == Ok(1)
 }
 
-/// Goal: a process that has no descriptors left keeps its connections, does not spin for callers that it
-/// cannot take, and takes them as soon as it can. Method: in a process of its own, memory is granted and a
-/// caller comes while no file can be opened.
+/// Goal: a process that has no descriptors left keeps its connections, does not spin over callers that
+/// it cannot accept, and accepts them as soon as it can. Method: in its own process, memory is granted
+/// and a caller arrives while no file can be opened.
 #[test]
 fn without_descriptors_nothing_breaks() {
     if env::var(ROLE).is_err() {
@@ -269,7 +269,7 @@ fn without_descriptors_nothing_breaks() {
     let (mut one, mut other) = (End::new(), End::new());
     call(&mut one, &other);
     accept(&mut one, &mut other);
-    // Memory that is granted to somebody who cannot take it.
+    // Memory granted to a peer that cannot map it.
     let to = other.allocate();
     let from = one.allocate();
     let full = Full::new();
@@ -280,7 +280,7 @@ fn without_descriptors_nothing_breaks() {
     other.nic.deregister(to.handle).expect("registered");
     until(&mut one, &mut other, |one, _| (one.nic.arm().ok()? == Armed::Armed).then_some(()));
     assert_eq!(one.nic.event(), None, "nor when it is taken back");
-    // A caller that cannot be taken.
+    // A caller that cannot be accepted.
     let mut late = End::new();
     call(&mut late, &other);
     let full = Full::new();
@@ -298,7 +298,7 @@ fn without_descriptors_nothing_breaks() {
     accept(&mut late, &mut other);
 }
 
-/// Goal: callers that nobody answers take no more than a bounded number of descriptors. Method: more of them
+/// Goal: callers that are not answered take only a bounded number of descriptors. Method: more callers
 /// than are kept; the last are told that they are rejected.
 #[test]
 fn callers_that_nobody_answers_are_bounded() {

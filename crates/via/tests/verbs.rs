@@ -1,6 +1,6 @@
-//! The provider of verbs, on real devices. `scripts/verbs-vm` runs these in a virtual machine that has some in
-//! software. The addresses of the devices to use, one or more, stand in `VIGIE_VERBS_ADDRESSES`: NICs take them in
-//! turn.
+//! The verbs provider on real devices. `scripts/verbs-vm` runs these tests in a virtual machine with
+//! software devices. `VIGIE_VERBS_ADDRESSES` holds the addresses of the devices to use, one or more;
+//! NICs take them in turn.
 
 #![cfg(all(feature = "verbs", vigie_verbs))]
 
@@ -19,7 +19,7 @@ use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
     message::{Communicator, Endpoint},
     protocol::{Config, Mode},
-    verbs::{OpenError, Secret, Verbs, VerbsConfig},
+    verbs::{OpenError, Verbs, VerbsConfig, VerbsSecret},
     vi::{
         Address, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, ProtectionTag,
         Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
@@ -28,7 +28,7 @@ use vigie_via::{
     world::{World, local},
 };
 
-/// Nothing here takes as long, on an emulated processor, unless it hangs.
+/// A bound for each test, longer than it takes even on an emulated processor.
 const BOUND: Duration = Duration::from_secs(100);
 
 /// The address of the NIC with this number.
@@ -45,10 +45,10 @@ fn is_lossy() -> bool {
 }
 
 fn open(number: usize, secret: [u8; 32]) -> Verbs {
-    Verbs::open(&VerbsConfig::new(address(number), Secret::new(secret))).expect("a device")
+    Verbs::open(&VerbsConfig::new(address(number), VerbsSecret::new(secret))).expect("a device")
 }
 
-/// Runs `body` on a thread of its own, for so long at most.
+/// Runs `body` on its own thread, with a time limit.
 fn bounded(body: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = channel();
     let thread = thread::spawn(move || {
@@ -87,18 +87,18 @@ impl Fixture for Devices {
     }
 
     fn profile(&self) -> Profile {
-        // An unreliable queue pair drops what the network loses, and on an emulated processor all takes longer.
+        // An unreliable queue pair drops what the network loses, and an emulated processor is slow.
         let profile = Profile::new().calm(Duration::from_millis(5));
         // A call whose first packet is lost is repeated after 1 s, and once more after 2 s.
         let (profile, notice) = match is_lossy() {
             true => (profile.loses(), Duration::from_secs(5)),
             false => (profile, Duration::from_millis(500)),
         };
-        profile.notice(notice).patience(Duration::from_secs(30))
+        profile.notice(notice).timeout(Duration::from_secs(30))
     }
 }
 
-/// Goal: consumers can rely on the contract, whichever provider they have. Method: the conformance suite at both
+/// Goal: consumers can rely on the contract with every provider. Method: the conformance suite at both
 /// reliable levels, between NICs of one process.
 #[test]
 #[ignore = "needs an RDMA device"]
@@ -140,7 +140,7 @@ fn on_ranks<F>(
                     vigie_runtime::spawn(async move {
                         let endpoint = join(&server, rank, &world, config).await;
                         body(endpoint.communicator()).await;
-                        // Nobody leaves while others still want something.
+                        // No rank leaves while others still need it.
                         let deadline = Instant::now() + BOUND;
                         world.barrier(deadline).await.expect("all come");
                     })
@@ -200,8 +200,8 @@ async fn all_to_all(rank: Communicator<Verbs>) {
     }
 }
 
-/// Goal: the message protocol works over queue pairs, eager and by rendezvous, asleep and awake. Method: two ranks
-/// send each other messages of all kinds of length, and check every byte.
+/// Goal: the message protocol works over queue pairs, eager and by rendezvous, asleep and awake. Method:
+/// two ranks send each other messages of various lengths, and check every byte.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn two_ranks_play_ping_pong() {
@@ -216,8 +216,8 @@ fn all_ranks_send_to_all() {
     on_ranks(4, Config::default(), all_to_all);
 }
 
-/// Goal: over unreliable queue pairs the engine's own error control makes up for what is lost. Method: both games, on
-/// VIs that promise nothing.
+/// Goal: over unreliable queue pairs the engine's own error control repairs losses. Method: both
+/// exchanges, on VIs without guarantees.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn messages_over_unreliable_vis() {
@@ -285,8 +285,8 @@ fn unreliable_parties() -> (Party, Party, RemoteKey) {
     (one, two, key)
 }
 
-/// Writes `count` times `length` bytes to the other end, with a number as immediate data, a few at a time. Returns the
-/// numbers that arrive.
+/// Writes `length` bytes to the other end `count` times, with a number as immediate data, a few in
+/// flight. Returns the numbers that arrive.
 fn write(one: &mut Party, two: &mut Party, key: RemoteKey, count: i32, length: u64) -> Vec<i32> {
     let mut received = Vec::new();
     for number in 0..count {
@@ -300,7 +300,7 @@ fn write(one: &mut Party, two: &mut Party, key: RemoteKey, count: i32, length: u
             data: Data::Segments(&segments),
         };
         one.nic.post_send(one.vi, &write).expect("room");
-        // One after the other: nothing is lost but what the network loses.
+        // One after the other: only the network loses any.
         let end = Instant::now() + Duration::from_millis(20);
         let mut is_sent = false;
         while !is_sent || (received.last() != Some(&number) && Instant::now() < end) {
@@ -320,8 +320,9 @@ fn write(one: &mut Party, two: &mut Party, key: RemoteKey, count: i32, length: u
     received
 }
 
-/// Goal: over an unreliable VI a lost message is a lost message, and nothing breaks. Method: many writes of one packet
-/// each, of which the network loses some where it is said to: those that come are in order and each once.
+/// Goal: over an unreliable VI a lost message is merely lost, and nothing breaks. Method: many writes of
+/// one packet each, of which the network loses some if configured; those that arrive are in order, each
+/// once.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn an_unreliable_vi_loses_what_the_network_loses() {
@@ -341,10 +342,10 @@ fn an_unreliable_vi_loses_what_the_network_loses() {
     });
 }
 
-/// Goal: know what befalls messages of several packets, for which the engine above sends none: Soft-RoCE of Linux 6.1 never
-/// gets over the loss of a packet behind the first. It is wrong, and not ours: when this fails, that has been mended, and
-/// `docs/design/verbs.md` has to be. Method: many writes of several packets; then writes of one packet, which all come
-/// where nothing is lost.
+/// Goal: document the fate of messages of several packets, which the engine above never sends: Soft-RoCE
+/// of Linux 6.1 never recovers from the loss of a packet behind the first. That is a bug of Soft-RoCE:
+/// when this test fails, it was fixed, and `docs/design/verbs.md` must be updated. Method: many writes
+/// of several packets; then writes of one packet, all of which arrive if nothing is lost.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_lost_packet_of_a_longer_message_is_not_got_over() {
@@ -362,7 +363,7 @@ fn a_lost_packet_of_a_longer_message_is_not_got_over() {
     });
 }
 
-// -------------------------------------------------------------------------------------------- who may connect
+// -------------------------------------------------------------------------------------------- authentication
 
 fn idle_vi(nic: &mut Verbs) -> ViId {
     let tag = nic.create_tag();
@@ -399,8 +400,9 @@ fn event_of(nics: &mut [&mut Verbs]) -> NicEvent {
     panic!("no event");
 }
 
-/// Goal: who does not know the secret is not answered, and who calls a stranger notices. Method: a NIC with another
-/// secret calls one that listens; then the caller's own VI connects to a NIC that knows the secret.
+/// Goal: a caller that does not know the secret gets no answer, and a caller of a stranger notices.
+/// Method: a NIC with another secret calls one that listens; then the caller's own VI connects to a NIC
+/// that knows the secret.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn another_secret_does_not_connect() {
@@ -425,8 +427,8 @@ fn another_secret_does_not_connect() {
     assert!(matches!(event, NicEvent::Requested { .. }), "{event:?}");
 }
 
-/// Goal: nobody has to guess why a call failed. Method: addresses where nobody is, and configurations that no
-/// machine fits.
+/// Goal: errors say why a call failed. Method: addresses without a listener, and configurations that fit
+/// no machine.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn failures_have_reasons() {
@@ -438,17 +440,17 @@ fn failures_have_reasons() {
     let event = event_of(&mut [&mut caller]);
     assert_eq!(event, NicEvent::Refused { vi, reason: Reason::NotListening });
 
-    let config = VerbsConfig::new(address(0), Secret::new([1; 32]));
+    let config = VerbsConfig::new(address(0), VerbsSecret::new([1; 32]));
     let error = Verbs::open(&config.clone().device("no such device")).expect_err("no device");
     assert!(matches!(&error, OpenError::NoDevice { name, .. } if name == "no such device"));
-    let nowhere = VerbsConfig::new([192, 0, 2, 77].into(), Secret::new([1; 32]));
+    let nowhere = VerbsConfig::new([192, 0, 2, 77].into(), VerbsSecret::new([1; 32]));
     let error = Verbs::open(&nowhere).expect_err("no such address");
     assert!(matches!(error, OpenError::NoAddress { .. }), "{error}");
-    let anywhere = VerbsConfig::new([0, 0, 0, 0].into(), Secret::new([1; 32]));
+    let anywhere = VerbsConfig::new([0, 0, 0, 0].into(), VerbsSecret::new([1; 32]));
     let error = Verbs::open(&anywhere).expect_err("no address of one host");
     assert!(matches!(error, OpenError::Unspecified(_)), "{error}");
     let taken = open(0, [1; 32]);
-    // Where the port stands is the provider's affair, and this its test.
+    // The provider defines where the port is, and this is its test.
     let port = u16::from_le_bytes([taken.address().0[23], taken.address().0[24]]);
     let error = Verbs::open(&config.tcp_port(port)).expect_err("the port is taken");
     assert!(matches!(error, OpenError::Listen { .. }), "{error}");
@@ -477,8 +479,9 @@ fn peer_that_is_killed() {
     }
 }
 
-/// Goal: the death of a peer's process breaks the connection, though nothing is sent, and wakes a NIC that sleeps.
-/// Method: a process that connects is killed; the NIC is armed, and its descriptor watched.
+/// Goal: the death of a peer's process breaks the connection, even if nothing is sent, and wakes a
+/// sleeping NIC. Method: a process that connects is killed; the NIC is armed, and its descriptor
+/// watched.
 #[test]
 #[ignore = "needs an RDMA device"]
 fn a_killed_peer_is_noticed() {
@@ -507,7 +510,7 @@ fn a_killed_peer_is_noticed() {
         [rustix::event::PollFd::from_borrowed_fd(descriptor, rustix::event::PollFlags::IN)];
     let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
     let woken = rustix::event::poll(&mut watched, Some(&patience)).expect("a poll");
-    assert_eq!(woken, 1, "nobody was woken");
+    assert_eq!(woken, 1, "not woken");
     nic.quiet();
     let event = event_of(&mut [&mut nic]);
     assert_eq!(event, NicEvent::Broken { vi, reason: Reason::PeerDied });

@@ -1,14 +1,14 @@
-//! What goes wrong with descriptors, and what it does to the connection.
+//! Descriptor errors, and their effect on the connection.
 
 use std::io::IoSlice;
 
 use super::{
-    Case, Clause, Fixture, Violation,
-    stage::{Party, Queues, Stage, descriptor, pattern},
+    Clause, ConformanceCase, Fixture,
+    testbed::{Party, Queues, Testbed, descriptor, pattern},
 };
 use crate::vi::{Data, Operation, Provider, Queue, Reason, Reliability, SendDescriptor, Status};
 
-pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
+pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
     vec![
         ("a receive descriptor is missing", missing),
         ("a message is too long", too_long),
@@ -18,17 +18,17 @@ pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
     ]
 }
 
-type Judged = Result<(), Violation>;
+use super::violation::CaseResult;
 
-impl<F: Fixture> Stage<'_, F> {
-    /// A send or write of `from` met an error at `to` that is `status` under reliable reception.
+impl<F: Fixture> Testbed<'_, F> {
+    /// Expects that a send or write of `from` met an error at `to`: `status` under reliable reception.
     pub(super) fn expect_remote_error(
         &mut self,
         from: &Party,
         to: &Party,
         cookie: u64,
         status: Status,
-    ) -> Judged {
+    ) -> CaseResult {
         match self.level() {
             Reliability::ReliableReception => {
                 self.expect_end(from, Queue::Send, cookie, status)?;
@@ -46,7 +46,7 @@ impl<F: Fixture> Stage<'_, F> {
         }
     }
 
-    fn expect_either_end(&mut self, party: &Party, cookie: u64, statuses: &[Status]) -> Judged {
+    fn expect_either_end(&mut self, party: &Party, cookie: u64, statuses: &[Status]) -> CaseResult {
         let found = self.expect_next(party, Queue::Send, cookie)?;
         if statuses.contains(&found.status) {
             return Ok(());
@@ -56,61 +56,62 @@ impl<F: Fixture> Stage<'_, F> {
     }
 }
 
-fn missing<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
+fn missing<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     for operation in [Operation::Send, Operation::RdmaWrite] {
         for length in [4_usize, 1000] {
-            let (one, other) = stage.pair()?;
-            let bytes = stage.fill(&one, 0, length)?;
+            let (one, other) = testbed.pair()?;
+            let bytes = testbed.fill(&one, 0, length)?;
             let data = [one.piece(0, u64::try_from(length).unwrap_or(0))];
             let remote = (operation == Operation::RdmaWrite).then(|| other.place(64));
             let lost = SendDescriptor {
                 immediate: Some(5),
                 ..descriptor(operation, 3, remote, Data::Segments(&data))
             };
-            stage.post(&one, &lost)?;
-            stage.expect_remote_error(&one, &other, 3, Status::RemoteDescriptorError)?;
-            if stage.is_reliable() {
+            testbed.post(&one, &lost)?;
+            testbed.expect_remote_error(&one, &other, 3, Status::RemoteDescriptorError)?;
+            if testbed.is_reliable() {
                 continue;
             }
-            // It does not come later either.
-            stage.post_receive(&other, 4, &[other.piece(64, 1000)])?;
-            stage.expect_no_completion(Clause::ReceiveDescriptor, &other, Queue::Receive)?;
-            stage.post(&one, &lost)?;
-            let received = stage.expect_end(&other, Queue::Receive, 4, Status::Done)?;
-            stage.expect(Clause::Placement, "the immediate", &received.immediate, &Some(5))?;
-            let found = stage.get(&other.region, 64, length)?;
-            stage.expect(Clause::Placement, "the message after it", &found, &bytes)?;
-            stage.expect_end(&one, Queue::Send, 3, Status::Done)?;
+            // Nor does it arrive later.
+            testbed.post_receive(&other, 4, &[other.piece(64, 1000)])?;
+            testbed.expect_no_completion(Clause::ReceiveDescriptor, &other, Queue::Receive)?;
+            testbed.post(&one, &lost)?;
+            let received = testbed.expect_end(&other, Queue::Receive, 4, Status::Done)?;
+            testbed.expect(Clause::Placement, "the immediate", &received.immediate, &Some(5))?;
+            let found = testbed.get(&other.region, 64, length)?;
+            testbed.expect(Clause::Placement, "the message after it", &found, &bytes)?;
+            testbed.expect_end(&one, Queue::Send, 3, Status::Done)?;
         }
     }
+
     Ok(())
 }
 
-fn too_long<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
+fn too_long<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     for length in [9_usize, 200, 3000] {
-        let (one, other) = stage.pair()?;
-        stage.fill(&one, 0, length)?;
-        stage.post_receive(&other, 1, &[other.piece(16, 4), other.piece(32, 4)])?;
+        let (one, other) = testbed.pair()?;
+        testbed.fill(&one, 0, length)?;
+        testbed.post_receive(&other, 1, &[other.piece(16, 4), other.piece(32, 4)])?;
         let data = [one.piece(0, u64::try_from(length).unwrap_or(0))];
-        stage.post(&one, &descriptor(Operation::Send, 2, None, Data::Segments(&data)))?;
-        stage.expect_end(&other, Queue::Receive, 1, Status::LengthError)?;
-        stage.expect_remote_error(&one, &other, 2, Status::LengthError)?;
+        testbed.post(&one, &descriptor(Operation::Send, 2, None, Data::Segments(&data)))?;
+        testbed.expect_end(&other, Queue::Receive, 1, Status::LengthError)?;
+        testbed.expect_remote_error(&one, &other, 2, Status::LengthError)?;
         for (offset, length) in [(0, 16), (20, 12), (36, 4000)] {
-            let found = stage.get(&other.region, offset, length)?;
+            let found = testbed.get(&other.region, offset, length)?;
             let what = "memory beside the receive descriptor's";
-            stage.expect(Clause::Protection, what, &found, &vec![0; length])?;
+            testbed.expect(Clause::Protection, what, &found, &vec![0; length])?;
         }
-        if !stage.is_reliable() {
-            stage.expect_alive(&one, &other)?;
+        if !testbed.is_reliable() {
+            testbed.expect_alive(&one, &other)?;
         }
     }
     Ok(())
 }
 
-fn formats<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let has_read = stage.attributes().has_rdma_read;
-    for number in 0..if stage.is_reliable() { 5_u64 } else { 2 } {
-        let (one, other) = stage.pair()?;
+fn formats<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let has_read = testbed.attributes().has_rdma_read;
+    for number in 0..if testbed.is_reliable() { 5_u64 } else { 2 } {
+        let (one, other) = testbed.pair()?;
         let pieces = [IoSlice::new(b"nonsense")];
         let (inline, place) = (Data::Inline(&pieces), Some(other.place(0)));
         let segments = [one.piece(0, 8)];
@@ -124,23 +125,24 @@ fn formats<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
                 let read = descriptor(Operation::RdmaRead, 1, place, read);
                 SendDescriptor { immediate: Some(1), ..read }
             }
-            // A read where none are offered.
+            // A read, on a level that offers none.
             _ => descriptor(Operation::RdmaRead, 1, place, read),
         };
-        stage.post(&one, &senseless)?;
-        let found = stage.completion(&one, Queue::Send)?;
+        testbed.post(&one, &senseless)?;
+        let found = testbed.completion(&one, Queue::Send)?;
         if found.status != Status::FormatError {
             let saw = format!("{senseless:?} ended as {:?}", found.status);
-            return Err(stage.broken(Clause::Status, saw));
+            return Err(testbed.broken(Clause::Status, saw));
         }
-        stage.after_local_error(&one, &other)?;
+        testbed.after_local_error(&one, &other)?;
     }
+
     Ok(())
 }
 
-impl<F: Fixture> Stage<'_, F> {
-    /// After an error of `one` alone.
-    pub(super) fn after_local_error(&mut self, one: &Party, other: &Party) -> Judged {
+impl<F: Fixture> Testbed<'_, F> {
+    /// Checks the state after an error of `one` only.
+    pub(super) fn after_local_error(&mut self, one: &Party, other: &Party) -> CaseResult {
         if self.is_reliable() {
             self.expect_both_broken(one, other)
         } else {
@@ -149,16 +151,18 @@ impl<F: Fixture> Stage<'_, F> {
     }
 }
 
-fn flushed<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    if !stage.is_reliable() {
-        stage.skip("errors do not break unreliable connections");
+fn flushed<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    if !testbed.is_reliable() {
+        testbed.skip("errors do not break unreliable connections");
         return Ok(());
     }
-    let (one, other) = stage.pair()?;
+
+    let (one, other) = testbed.pair()?;
     for cookie in 0..10 {
-        stage.post_receive(&one, cookie, &[])?;
-        stage.post_receive(&other, cookie, &[])?;
+        testbed.post_receive(&one, cookie, &[])?;
+        testbed.post_receive(&other, cookie, &[])?;
     }
+
     let bytes = pattern(0, 8);
     let pieces = [IoSlice::new(&bytes)];
     for cookie in 0..10 {
@@ -166,24 +170,26 @@ fn flushed<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
         let write = descriptor(Operation::RdmaWrite, cookie, Some(place), Data::Inline(&pieces));
         let is_signaled = cookie % 2 == 1;
         let sent = SendDescriptor { immediate: Some(1), is_signaled, ..write };
-        let result = stage.nics[0].post_send(one.vi, &sent);
-        // A provider in a hurry has broken the connection by now.
+        let result = testbed.nics[0].post_send(one.vi, &sent);
+        // An eager provider has already broken the connection.
         if cookie <= 4 {
-            stage.call(Clause::Limit, "post_send", result)?;
+            testbed.call(Clause::Limit, "post_send", result)?;
         } else if result.is_err() {
-            return stage.after_failure(&one, &other, cookie);
+            return testbed.after_failure(&one, &other, cookie);
         }
     }
-    stage.after_failure(&one, &other, 10)
+
+    testbed.after_failure(&one, &other, 10)
 }
 
-impl<F: Fixture> Stage<'_, F> {
+impl<F: Fixture> Testbed<'_, F> {
     /// Descriptor 4 of `count` fails; those with odd numbers are signaled.
-    fn after_failure(&mut self, one: &Party, other: &Party, count: u64) -> Judged {
+    fn after_failure(&mut self, one: &Party, other: &Party, count: u64) -> CaseResult {
         for cookie in [1, 3] {
             self.expect_end(one, Queue::Send, cookie, Status::Done)?;
         }
-        // Under reliable delivery the error is the peer's, and this side learns of it when it breaks.
+        // Under reliable delivery the error is the peer's, and this side learns of it when the
+        // connection breaks.
         let is_told = self.level() == Reliability::ReliableReception;
         if is_told {
             self.expect_end(one, Queue::Send, 4, Status::RdmaProtectionError)?;
@@ -205,23 +211,26 @@ impl<F: Fixture> Stage<'_, F> {
             last = found.cookie;
             ends.push(found.cookie);
         }
+
         for cookie in 5..count {
-            // Under reliable delivery one that is not signaled may be done for its sender.
+            // Under reliable delivery, an unsignaled one may be done for its sender.
             let may_be_silent = !is_told && cookie % 2 == 0;
             if !ends.contains(&cookie) && !may_be_silent {
                 let saw = format!("descriptor {cookie}, posted behind a failure, did not end");
                 return Err(self.broken(Clause::End, saw));
             }
         }
+
         for cookie in 0..10 {
             let status = if cookie < 4 { Status::Done } else { Status::Flushed };
             let found = self.expect_next(other, Queue::Receive, cookie)?;
             self.expect(Clause::End, "how a receive descriptor ended", &found.status, &status)?;
         }
+
         for cookie in 0..10 {
             self.expect_flushed(one, cookie)?;
         }
-        // In error, a receive descriptor ends by the time of the disconnect at the latest.
+        // In the error state, a receive descriptor ends by the time of the disconnect at the latest.
         self.post_receive(one, 50, &[])?;
         let result = self.nics[one.nic].disconnect(one.vi);
         self.call(Clause::State, "disconnect", result)?;
@@ -230,32 +239,33 @@ impl<F: Fixture> Stage<'_, F> {
             self.expect_no_completion(Clause::Once, one, queue)?;
             self.expect_no_completion(Clause::Once, other, queue)?;
         }
+
         Ok(())
     }
 }
 
-fn isolated<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let (one, other) = stage.pair()?;
-    let (same, third) = (stage.party(0, Queues::Own)?, stage.party(2, Queues::Own)?);
-    stage.connect(&same, &third)?;
-    let (next, beside) = stage.pair()?;
+fn isolated<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = testbed.pair()?;
+    let (same, third) = (testbed.party(0, Queues::Own)?, testbed.party(2, Queues::Own)?);
+    testbed.connect(&same, &third)?;
+    let (next, beside) = testbed.pair()?;
     let pieces = [IoSlice::new(b"beyond")];
     let bad =
         descriptor(Operation::RdmaWrite, 1, Some(other.place(u64::MAX - 3)), Data::Inline(&pieces));
-    stage.post(&one, &bad)?;
-    stage.expect_remote_error(&one, &other, 1, Status::RdmaProtectionError)?;
+    testbed.post(&one, &bad)?;
+    testbed.expect_remote_error(&one, &other, 1, Status::RdmaProtectionError)?;
     for (from, to) in [(&same, &third), (&third, &same), (&next, &beside), (&beside, &next)] {
-        stage.expect_isolated(from, to)?;
+        testbed.expect_isolated(from, to)?;
     }
-    let result = stage.nics[0].disconnect(next.vi);
-    stage.call(Clause::State, "disconnect", result)?;
-    stage.expect_broken(&beside, &[Reason::Disconnected])?;
-    stage.expect_isolated(&same, &third)
+    let result = testbed.nics[0].disconnect(next.vi);
+    testbed.call(Clause::State, "disconnect", result)?;
+    testbed.expect_broken(&beside, &[Reason::Disconnected])?;
+    testbed.expect_isolated(&same, &third)
 }
 
-impl<F: Fixture> Stage<'_, F> {
-    /// A connection still works while others end.
-    pub(super) fn expect_isolated(&mut self, from: &Party, to: &Party) -> Judged {
+impl<F: Fixture> Testbed<'_, F> {
+    /// Expects that a connection still works while others end.
+    pub(super) fn expect_isolated(&mut self, from: &Party, to: &Party) -> CaseResult {
         self.calm();
         for party in [from, to] {
             let state = self.call(Clause::State, "state", self.nics[party.nic].state(party.vi))?;

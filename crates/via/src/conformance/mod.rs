@@ -1,22 +1,22 @@
-//! The conformance suite: tries the [contract](crate::vi::Provider#contract) of
-//! [`Provider`] on any implementation.
+//! The conformance suite: checks any implementation of [`Provider`] against its
+//! [contract](crate::vi::Provider#contract).
 //!
-//! An implementer writes a [`Fixture`]: it makes NICs that reach each other, and lets time pass. Then
-//! [`check`] does with them, at every level of reliability that they offer, what consumers may do, and
-//! answers with a [`Report`] or with the first [`Violation`]:
+//! An implementer writes a [`Fixture`]: it makes NICs that reach each other, and lets time pass.
+//! [`check`] then does with them what consumers may do, at every level of reliability that they offer,
+//! and returns a [`ConformanceReport`] or the first [`Violation`]:
 //!
 //! - *connections*: client-server and peer-to-peer, every refusal, withdrawals, disconnects, the end of a
 //!   NIC, the states of a VI;
 //! - *transfers*: order, gathering and scattering, empty and largest transfers, inline data, data before
 //!   completion, words, RDMA reads;
-//! - *errors*: a missing receive descriptor, lengths, formats, and every way to reach for memory that is
-//!   not there or not allowed, locally and at the peer, each with what it does to the connection;
-//! - *queues*: shared completion queues, full queues, flushed descriptors, objects that are gone, sleep;
+//! - *errors*: a missing receive descriptor, lengths, formats, and every kind of access to memory that does
+//!   not exist or is not allowed, locally and at the peer, each with its effect on the connection;
+//! - *queues*: shared completion queues, full queues, flushed descriptors, destroyed objects, sleep;
 //! - *walks*: random sequences of transfers on several connections, drawn from seeds, against an oracle.
 //!
 //! # Limits
-//! NICs live in one process, so that faults of separate processes are not looked for. Of an unreliable VI
-//! the suite expects that a quiet network loses nothing, unless the [`Profile`] says otherwise.
+//! All NICs live in one process, so the suite does not find faults between processes. It expects that an
+//! unreliable VI loses nothing on a quiet network, unless the [`Profile`] says otherwise.
 //!
 //! # Examples
 //! ```
@@ -54,7 +54,7 @@ mod errors;
 mod protection;
 mod queues;
 mod sleep;
-mod stage;
+mod testbed;
 mod transfers;
 mod violation;
 mod walk;
@@ -63,36 +63,36 @@ use std::{error::Error, fmt, ops::Range, time::Duration};
 
 use vigie_detect::Instant;
 
-use self::stage::Stage;
+use self::testbed::Testbed;
 use crate::vi::{Provider, Reliability};
 
-pub use violation::{At, Clause, Violation};
+pub use violation::{Clause, Location, Violation};
 
-/// What a fixture may fail with.
+/// The error of a fixture.
 pub type SetupError = Box<dyn Error + Send + Sync>;
 
-/// What the suite needs of an implementation: NICs in one process, and time.
+/// The implementation under test: NICs in one process, and time.
 ///
 /// Each case starts with a fixture of its own.
 pub trait Fixture {
-    /// The implementation.
+    /// The provider under test.
     type Nic: Provider;
 
     /// Makes a NIC that reaches those made before.
     ///
     /// # Errors
-    /// Whatever keeps it from that; the suite ends then.
+    /// Any error; the suite then ends.
     fn nic(&mut self) -> Result<Self::Nic, SetupError>;
 
-    /// Returns the time on the clock that deadlines are read on.
+    /// Returns the time on the clock used for deadlines.
     fn now(&self) -> Instant;
 
-    /// Lets a little time pass: a step of a simulation, a moment of a real clock. Returns `false` when
-    /// nothing can come before `until` any more, or that is reached. The suite calls
-    /// [`Provider::progress`] of all NICs in between.
+    /// Lets a little time pass: a step of a simulation, a moment of a real clock. Returns `false` once
+    /// nothing more can happen before `until`, or `until` is reached. Between calls, the suite calls
+    /// [`Provider::progress`] of all NICs.
     fn pass(&mut self, until: Instant) -> bool;
 
-    /// Tells what the suite may expect. Default [`Profile::new`].
+    /// Returns what the suite may expect. Default [`Profile::new`].
     fn profile(&self) -> Profile {
         Profile::new()
     }
@@ -102,7 +102,7 @@ pub trait Fixture {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a profile says something only to the suite"]
 pub struct Profile {
-    patience: Duration,
+    timeout: Duration,
     calm: Duration,
     notice: Duration,
     transfer_max: u64,
@@ -111,11 +111,12 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Ten seconds of patience, 20 ms of calm, 5 ms of notice, transfers up to 16 MiB, nothing lost, four walks.
+    /// Returns the default profile: 10 s of timeout, 20 ms of calm, 5 ms of notice, transfers up to 16
+    /// MiB, no losses, four walks.
     #[expect(clippy::new_without_default, reason = "a profile is stated on purpose")]
     pub const fn new() -> Self {
         Self {
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             calm: Duration::from_millis(20),
             notice: Duration::from_millis(5),
             transfer_max: 16 << 20,
@@ -124,33 +125,34 @@ impl Profile {
         }
     }
 
-    /// Sets after which time something counts as lost. Conforming providers never use it up. Default 10 s.
-    pub const fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    /// Sets how long the suite waits for something that must happen; conforming providers never take
+    /// that long. Default 10 s.
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
-    /// Sets for how long the suite looks for what must not happen. Default 20 ms.
+    /// Sets how long the suite watches for something that must not happen. Default 20 ms.
     pub const fn calm(mut self, calm: Duration) -> Self {
         self.calm = calm;
         self
     }
 
-    /// Sets how long before its deadline a connection is asked for that is to time out: what it asks for reaches
-    /// the peer in that time. Default 5 ms.
+    /// Sets the timeout of connect requests that are meant to time out: long enough for the request to
+    /// reach the peer. Default 5 ms.
     pub const fn notice(mut self, notice: Duration) -> Self {
         self.notice = notice;
         self
     }
 
-    /// Sets the longest transfer that is tried where the provider's own limit is above it, in bytes: the
-    /// suite allocates a few times as much. Default 16 MiB.
+    /// Sets the longest transfer to try if the provider's own limit is higher, in bytes. The suite
+    /// allocates a few times as much. Default 16 MiB.
     pub const fn transfer_max(mut self, bytes: u64) -> Self {
         self.transfer_max = bytes;
         self
     }
 
-    /// Says that unreliable VIs lose data here, so that they are not tried.
+    /// Declares that unreliable VIs lose data here, so that they are not tried.
     pub const fn loses(mut self) -> Self {
         self.loses = true;
         self
@@ -163,13 +165,13 @@ impl Profile {
     }
 }
 
-/// What was tried, and held.
+/// The cases that passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Report {
+pub struct ConformanceReport {
     /// The cases, each with its level.
     pub cases: Vec<(&'static str, Reliability)>,
-    /// Cases, or parts of them, that this provider gives no ground for, and why.
+    /// Cases, or parts of them, that do not apply to this provider, and why.
     pub skipped: Vec<(&'static str, &'static str)>,
     /// Completions that were taken.
     pub completions: u64,
@@ -177,7 +179,7 @@ pub struct Report {
     pub events: u64,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ConformanceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -190,40 +192,40 @@ impl fmt::Display for Report {
     }
 }
 
-type Case<F> = fn(&mut Stage<'_, F>) -> Result<(), Violation>;
+type ConformanceCase<F> = fn(&mut Testbed<'_, F>) -> Result<(), Violation>;
 
-/// Tries the contract on the NICs of the fixtures that `factory` makes.
+/// Checks the NICs of the fixtures that `factory` makes against the contract.
 ///
 /// # Errors
-/// The first [`Violation`] that is seen.
+/// The first [`Violation`] found.
 pub fn check<F: Fixture>(
     factory: &mut impl FnMut() -> Result<F, SetupError>,
-) -> Result<Report, Violation> {
-    let mut report = Report::default();
+) -> Result<ConformanceReport, Violation> {
+    let mut report = ConformanceReport::default();
     for (case, run) in all_cases::<F>() {
         for level in
             [Reliability::Unreliable, Reliability::ReliableDelivery, Reliability::ReliableReception]
         {
-            let at = At { case, level };
+            let at = Location { case, level };
             let mut fixture = factory().map_err(|error| Violation::Setup { error, at })?;
             if level == Reliability::Unreliable && fixture.profile().loses {
                 report.skipped.push((case, "unreliable VIs lose data here"));
                 continue;
             }
-            let mut stage = Stage::new(&mut fixture, at, &mut report)?;
-            if level > stage.attributes().reliability {
+            let mut testbed = Testbed::new(&mut fixture, at, &mut report)?;
+            if level > testbed.attributes().reliability {
                 report.skipped.push((case, "the provider does not offer that level"));
                 continue;
             }
-            run(&mut stage)?;
+            run(&mut testbed)?;
             report.cases.push((case, level));
         }
     }
     Ok(report)
 }
 
-fn all_cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
-    let mut cases: Vec<(&'static str, Case<F>)> = Vec::new();
+fn all_cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
+    let mut cases: Vec<(&'static str, ConformanceCase<F>)> = Vec::new();
     cases.extend(connections::cases());
     cases.extend(transfers::cases());
     cases.extend(errors::cases());

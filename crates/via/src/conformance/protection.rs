@@ -1,15 +1,15 @@
-//! Every way to reach for memory that is not there, or not allowed.
+//! Every kind of access to memory that does not exist or is not allowed.
 
 use super::{
-    Case, Clause, Fixture, Violation,
-    stage::{Party, Queues, REGION_BYTES, Stage, descriptor},
+    Clause, ConformanceCase, Fixture, Violation,
+    testbed::{Party, Queues, REGION_BYTES, Testbed, descriptor},
 };
 use crate::vi::{
     Data, LocalSegment, MemoryAttributes, MemoryHandle, Operation, Provider, Queue, RemoteKey,
     RemoteSegment, SendDescriptor, Status, ViAttributes,
 };
 
-pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
+pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
     vec![
         ("local memory is out of reach", local),
         ("memory to receive into is out of reach", receiving),
@@ -19,17 +19,17 @@ pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
     ]
 }
 
-type Judged = Result<(), Violation>;
+use super::violation::CaseResult;
 
 /// The same as [`REGION_BYTES`].
 const SIZE: u64 = 8192;
 const _: () = assert!(REGION_BYTES == 8192, "the two sizes must agree");
 
-/// Places that are outside of a region, at the ends and where sums wrap around.
+/// Offsets and lengths outside of a region, at its ends and where sums wrap around.
 const OUTSIDE: [(u64, u64); 6] =
     [(SIZE, 1), (SIZE - 7, 8), (0, SIZE + 1), (u64::MAX, 1), (u64::MAX - 7, 8), (1, u64::MAX)];
 
-impl<F: Fixture> Stage<'_, F> {
+impl<F: Fixture> Testbed<'_, F> {
     /// Segments that a VI with the tag of `party` must not use.
     fn bad_segments(&mut self, party: &Party) -> Result<Vec<LocalSegment>, Violation> {
         let nic = party.nic;
@@ -46,91 +46,98 @@ impl<F: Fixture> Stage<'_, F> {
     }
 }
 
-fn local<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let reads = stage.attributes().has_rdma_read && stage.is_reliable();
+fn local<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let reads = testbed.attributes().has_rdma_read && testbed.is_reliable();
     let mut operations = vec![Operation::Send, Operation::RdmaWrite];
     operations.extend(reads.then_some(Operation::RdmaRead));
-    let largest = stage.attributes().max_transfer;
+    let largest = testbed.attributes().max_transfer;
     for operation in operations {
         let mut index = 0;
         loop {
-            let (one, other) = stage.pair()?;
-            let segments = stage.bad_segments(&one)?;
+            let (one, other) = testbed.pair()?;
+            let segments = testbed.bad_segments(&one)?;
             let Some(bad) = segments.get(index) else { break };
             index += 1;
             let data = [one.piece(0, 4), *bad];
             let place = (operation != Operation::Send).then(|| other.place(0));
-            stage.post_receive(&other, 1, &[other.piece(0, 64)])?;
-            stage.post(&one, &descriptor(operation, 2, place, Data::Segments(&data)))?;
-            let found = stage.completion(&one, Queue::Send)?;
-            // Too long for any transfer is another error, which may be seen first.
+            testbed.post_receive(&other, 1, &[other.piece(0, 64)])?;
+            testbed.post(&one, &descriptor(operation, 2, place, Data::Segments(&data)))?;
+            let found = testbed.completion(&one, Queue::Send)?;
+            // Exceeding the longest transfer is another error, which may be found first.
             let is_long = bad.length > largest && found.status == Status::LengthError;
             if found.status != Status::ProtectionError && !is_long {
                 let saw = format!("{operation:?} with {bad:?} ended as {:?}", found.status);
-                return Err(stage.broken(Clause::Protection, saw));
+                return Err(testbed.broken(Clause::Protection, saw));
             }
-            if stage.is_reliable() {
-                stage.expect_both_broken(&one, &other)?;
-                stage.expect_flushed(&other, 1)?;
+            if testbed.is_reliable() {
+                testbed.expect_both_broken(&one, &other)?;
+                testbed.expect_flushed(&other, 1)?;
             } else {
                 let what = Clause::ReceiveDescriptor;
-                stage.expect_no_completion(what, &other, Queue::Receive)?;
+                testbed.expect_no_completion(what, &other, Queue::Receive)?;
             }
-            let found = stage.get(&other.region, 0, 64)?;
-            stage.expect(Clause::Protection, "the peer's memory", &found, &vec![0; 64])?;
+            let found = testbed.get(&other.region, 0, 64)?;
+            testbed.expect(Clause::Protection, "the peer's memory", &found, &vec![0; 64])?;
         }
     }
+
     Ok(())
 }
 
-fn receiving<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
+fn receiving<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let mut index = 0;
     loop {
-        let (one, other) = stage.pair()?;
-        let segments = stage.bad_segments(&other)?;
+        let (one, other) = testbed.pair()?;
+        let segments = testbed.bad_segments(&other)?;
         let Some(bad) = segments.get(index) else { return Ok(()) };
         index += 1;
         let intact = other.piece(0, 4);
-        stage.post_receive(&other, 1, &[intact, *bad])?;
-        stage.fill(&one, 0, 8)?;
+        testbed.post_receive(&other, 1, &[intact, *bad])?;
+        testbed.fill(&one, 0, 8)?;
         let data = [one.piece(0, 8)];
-        stage.post(&one, &descriptor(Operation::Send, 2, None, Data::Segments(&data)))?;
-        stage.expect_end(&other, Queue::Receive, 1, Status::ProtectionError)?;
-        stage.expect_remote_error(&one, &other, 2, Status::RemoteDescriptorError)?;
-        if !stage.is_reliable() {
-            stage.expect_alive(&one, &other)?;
+        testbed.post(&one, &descriptor(Operation::Send, 2, None, Data::Segments(&data)))?;
+        testbed.expect_end(&other, Queue::Receive, 1, Status::ProtectionError)?;
+        testbed.expect_remote_error(&one, &other, 2, Status::RemoteDescriptorError)?;
+        if !testbed.is_reliable() {
+            testbed.expect_alive(&one, &other)?;
         }
     }
 }
 
-/// Tries to write, to write with immediate data, and to read a place that is out of reach.
+/// Tries to write, to write with immediate data, and to read an inaccessible place.
 fn reach<F: Fixture>(
-    stage: &mut Stage<'_, F>,
+    testbed: &mut Testbed<'_, F>,
     place: RemoteSegment,
     length: u64,
     (one, other): (&Party, &Party),
     how: Reach,
-) -> Judged {
+) -> CaseResult {
     let data = [one.piece(0, length)];
-    stage.fill(one, 0, usize::try_from(length).unwrap_or(0))?;
-    stage.post_receive(other, 1, &[])?;
+    testbed.fill(one, 0, usize::try_from(length).unwrap_or(0))?;
+    testbed.post_receive(other, 1, &[])?;
     let operation = if how == Reach::Read { Operation::RdmaRead } else { Operation::RdmaWrite };
     let reached = descriptor(operation, 2, Some(place), Data::Segments(&data));
     let immediate = (how == Reach::Tell).then_some(1);
-    stage.post(one, &SendDescriptor { immediate, ..reached })?;
+    testbed.post(one, &SendDescriptor { immediate, ..reached })?;
     let status = Status::RdmaProtectionError;
     if how == Reach::Read {
-        let found = stage.completion(one, Queue::Send)?;
-        stage.expect(Clause::Protection, "the end of a forbidden read", &found.status, &status)?;
-        return stage.expect_both_broken(one, other);
+        let found = testbed.completion(one, Queue::Send)?;
+        testbed.expect(
+            Clause::Protection,
+            "the end of a forbidden read",
+            &found.status,
+            &status,
+        )?;
+        return testbed.expect_both_broken(one, other);
     }
-    stage.forbidden_write(one, other, status)
+
+    testbed.forbidden_write(one, other, status)
 }
 
-impl<F: Fixture> Stage<'_, F> {
-    fn forbidden_write(&mut self, one: &Party, other: &Party, status: Status) -> Judged {
+impl<F: Fixture> Testbed<'_, F> {
+    fn forbidden_write(&mut self, one: &Party, other: &Party, status: Status) -> CaseResult {
         let judged = self.expect_remote_error(one, other, 2, status);
-        // That it went through is a hole, whatever it looks like.
+        // If it succeeded, protection is broken, whichever clause failed first.
         judged.map_err(|violation| match violation {
             Violation::Broken { saw, at, .. } => {
                 let saw = format!("a write that is not allowed: {saw}");
@@ -152,20 +159,20 @@ enum Reach {
     Read,
 }
 
-fn reaches<F: Fixture>(stage: &Stage<'_, F>) -> Vec<Reach> {
+fn reaches<F: Fixture>(testbed: &Testbed<'_, F>) -> Vec<Reach> {
     let mut all = vec![Reach::Write, Reach::Tell];
-    if stage.attributes().has_rdma_read && stage.is_reliable() {
+    if testbed.attributes().has_rdma_read && testbed.is_reliable() {
         all.push(Reach::Read);
     }
     all
 }
 
-fn remote<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    for how in reaches(stage) {
+fn remote<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    for how in reaches(testbed) {
         for length in [8_u64, 1000] {
             for number in 0..9 {
-                let pair = stage.pair()?;
-                remote_at(stage, &pair, how, length, number)?;
+                let pair = testbed.pair()?;
+                remote_at(testbed, &pair, how, length, number)?;
             }
         }
     }
@@ -173,13 +180,13 @@ fn remote<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
 }
 
 fn remote_at<F: Fixture>(
-    stage: &mut Stage<'_, F>,
+    testbed: &mut Testbed<'_, F>,
     (one, other): &(Party, Party),
     how: Reach,
     length: u64,
     number: usize,
-) -> Judged {
-    let tag = stage.nics[other.nic].create_tag();
+) -> CaseResult {
+    let tag = testbed.nics[other.nic].create_tag();
     let all = MemoryAttributes { tag: other.tag, allows_write: true, allows_read: true };
     let attributes = match number {
         0 => MemoryAttributes { tag, ..all },
@@ -188,13 +195,15 @@ fn remote_at<F: Fixture>(
         2 => MemoryAttributes::private(other.tag),
         _ => all,
     };
-    let region = stage.region(other.nic, attributes, REGION_BYTES)?;
-    // The third is the sender's own memory: no key of the peer's.
+
+    let region = testbed.region(other.nic, attributes, REGION_BYTES)?;
+    // The third key is of the sender's own memory, unknown at the peer.
     let key = match number {
         3 => one.region.key,
         4 => RemoteKey(region.key.0 ^ (1 << 40)),
         _ => region.key,
     };
+
     let offset = match number {
         5 => SIZE,
         6 => SIZE - length + 1,
@@ -202,56 +211,63 @@ fn remote_at<F: Fixture>(
         8 => u64::MAX,
         _ => 0,
     };
-    reach(stage, RemoteSegment { key, offset }, length, (one, other), how)?;
-    let found = stage.get(&region, 0, REGION_BYTES)?;
-    stage.expect(Clause::Protection, "memory out of reach", &found, &vec![0; REGION_BYTES])
+
+    reach(testbed, RemoteSegment { key, offset }, length, (one, other), how)?;
+    let found = testbed.get(&region, 0, REGION_BYTES)?;
+    testbed.expect(Clause::Protection, "memory out of reach", &found, &vec![0; REGION_BYTES])
 }
 
-fn vi_rights<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    for how in reaches(stage) {
-        let (one, mut other) = (stage.party(0, Queues::Own)?, stage.party(1, Queues::Own)?);
+fn vi_rights<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    for how in reaches(testbed) {
+        let (one, mut other) = (testbed.party(0, Queues::Own)?, testbed.party(1, Queues::Own)?);
         let attributes = ViAttributes {
-            reliability: stage.level(),
+            reliability: testbed.level(),
             tag: other.tag,
             send_cq: None,
             receive_cq: None,
             allows_write: how == Reach::Read,
             allows_read: how != Reach::Read,
         };
-        let vi = stage.nics[1].create_vi(attributes);
-        other.vi = stage.call(Clause::Name, "create_vi", vi)?;
-        stage.connect(&one, &other)?;
-        reach(stage, other.place(0), 8, (&one, &other), how)?;
-        let found = stage.get(&other.region, 0, REGION_BYTES)?;
-        stage.expect(Clause::Protection, "memory out of reach", &found, &vec![0; REGION_BYTES])?;
+        let vi = testbed.nics[1].create_vi(attributes);
+        other.vi = testbed.call(Clause::Name, "create_vi", vi)?;
+        testbed.connect(&one, &other)?;
+        reach(testbed, other.place(0), 8, (&one, &other), how)?;
+        let found = testbed.get(&other.region, 0, REGION_BYTES)?;
+        testbed.expect(
+            Clause::Protection,
+            "memory out of reach",
+            &found,
+            &vec![0; REGION_BYTES],
+        )?;
     }
     Ok(())
 }
 
-fn revoked<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    for how in reaches(stage) {
+fn revoked<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    for how in reaches(testbed) {
         for length in [8_u64, 1000] {
-            let (one, other) = stage.pair()?;
+            let (one, other) = testbed.pair()?;
             let attributes =
                 MemoryAttributes { tag: other.tag, allows_write: true, allows_read: true };
-            let region = stage.region(other.nic, attributes, REGION_BYTES)?;
+            let region = testbed.region(other.nic, attributes, REGION_BYTES)?;
             let place = RemoteSegment { key: region.key, offset: 0 };
-            // It is used first, so that whoever keeps what it found has something to keep.
-            stage.fill(&one, 0, 8)?;
+            // It is used first, so that a provider that caches lookups has something cached.
+            testbed.fill(&one, 0, 8)?;
             let data = [one.piece(0, 8)];
-            stage.post_receive(&other, 8, &[])?;
+            testbed.post_receive(&other, 8, &[])?;
             let write = descriptor(Operation::RdmaWrite, 9, Some(place), Data::Segments(&data));
-            stage.post(&one, &SendDescriptor { immediate: Some(1), ..write })?;
-            stage.expect_end(&other, Queue::Receive, 8, Status::Done)?;
-            stage.expect_end(&one, Queue::Send, 9, Status::Done)?;
-            stage.put(&region, 0, &[0; REGION_BYTES])?;
-            let result = stage.nics[other.nic].deregister(region.handle);
-            stage.call(Clause::Name, "deregister", result)?;
-            reach(stage, place, length, (&one, &other), how)?;
-            let found = stage.get(&region, 0, REGION_BYTES)?;
+            testbed.post(&one, &SendDescriptor { immediate: Some(1), ..write })?;
+            testbed.expect_end(&other, Queue::Receive, 8, Status::Done)?;
+            testbed.expect_end(&one, Queue::Send, 9, Status::Done)?;
+            testbed.put(&region, 0, &[0; REGION_BYTES])?;
+            let result = testbed.nics[other.nic].deregister(region.handle);
+            testbed.call(Clause::Name, "deregister", result)?;
+            reach(testbed, place, length, (&one, &other), how)?;
+            let found = testbed.get(&region, 0, REGION_BYTES)?;
             let what = "memory that was deregistered";
-            stage.expect(Clause::Protection, what, &found, &vec![0; REGION_BYTES])?;
+            testbed.expect(Clause::Protection, what, &found, &vec![0; REGION_BYTES])?;
         }
     }
+
     Ok(())
 }

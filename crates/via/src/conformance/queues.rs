@@ -3,15 +3,15 @@
 use std::{collections::BTreeSet, io::IoSlice};
 
 use super::{
-    Case, Clause, Fixture, Violation,
-    stage::{Party, Queues, Stage, descriptor},
+    Clause, ConformanceCase, Fixture,
+    testbed::{Party, Queues, Testbed, descriptor},
 };
 use crate::vi::{
     CqId, Data, MemoryHandle, Operation, Provider, Queue, ReceiveDescriptor, SendDescriptor,
     Status, ViAttributes, ViError, ViId,
 };
 
-pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
+pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
     vec![
         ("many VIs share a completion queue", shared),
         ("the receive queue is full", receive_queue_full),
@@ -22,146 +22,153 @@ pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
     ]
 }
 
-type Judged = Result<(), Violation>;
+use super::violation::CaseResult;
 
 const VIS: usize = 40;
 
-fn shared<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let cq = stage.nics[1].create_cq();
-    let cq = stage.call(Clause::Name, "create_cq", cq)?;
+fn shared<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let cq = testbed.nics[1].create_cq();
+    let cq = testbed.call(Clause::Name, "create_cq", cq)?;
     let mut pairs = Vec::new();
     for index in 0..VIS {
         // From two NICs to one queue of the third.
-        let one = stage.party(if index % 2 == 0 { 0 } else { 2 }, Queues::Shared)?;
-        let other = stage.party(1, Queues::Given(cq))?;
-        stage.connect(&one, &other)?;
+        let one = testbed.party(if index % 2 == 0 { 0 } else { 2 }, Queues::Shared)?;
+        let other = testbed.party(1, Queues::Given(cq))?;
+        testbed.connect(&one, &other)?;
         pairs.push((one, other));
     }
+
     let rounds = 3;
     for round in 0..rounds {
         for (one, other) in &pairs {
-            stage.post_receive(other, round, &[])?;
-            stage.post_receive(one, round, &[])?;
+            testbed.post_receive(other, round, &[])?;
+            testbed.post_receive(one, round, &[])?;
         }
         for (one, other) in &pairs {
             for (from, to) in [(one, other), (other, one)] {
                 let pieces = [IoSlice::new(b"12345678")];
                 let place = Some(to.place(0));
                 let write = descriptor(Operation::RdmaWrite, round, place, Data::Inline(&pieces));
-                stage.post(from, &SendDescriptor { immediate: Some(1), ..write })?;
+                testbed.post(from, &SendDescriptor { immediate: Some(1), ..write })?;
             }
         }
     }
-    // Of each VI and queue, the cookies come in order, each once.
+
+    // Per VI and queue, the cookies come in order, each once.
     let mut seen = BTreeSet::new();
     let (_, any) = &pairs[0];
     let expected = pairs.len() * 2 * usize::try_from(rounds).unwrap_or(0);
     for _ in 0..expected {
-        let found = stage.completion(any, Queue::Receive)?;
-        stage.expect(Clause::Status, "the status", &found.status, &Status::Done)?;
+        let found = testbed.completion(any, Queue::Receive)?;
+        testbed.expect(Clause::Status, "the status", &found.status, &Status::Done)?;
         if !pairs.iter().any(|(_, other)| other.vi == found.vi) {
-            return Err(stage.broken(Clause::Once, format!("{found:?} of no VI")));
+            return Err(testbed.broken(Clause::Once, format!("{found:?} of no VI")));
         }
         let is_send = found.queue == Queue::Send;
         let is_early = found.cookie > 0 && !seen.contains(&(found.vi, is_send, found.cookie - 1));
         if is_early {
-            return Err(stage.broken(Clause::Order, format!("{found:?} came too early")));
+            return Err(testbed.broken(Clause::Order, format!("{found:?} came too early")));
         }
         if !seen.insert((found.vi, is_send, found.cookie)) {
-            return Err(stage.broken(Clause::Once, format!("{found:?} came twice")));
+            return Err(testbed.broken(Clause::Once, format!("{found:?} came twice")));
         }
     }
-    stage.expect_no_completion(Clause::Once, any, Queue::Receive)?;
+
+    testbed.expect_no_completion(Clause::Once, any, Queue::Receive)?;
     for (_, other) in &pairs {
         for queue in [Queue::Send, Queue::Receive] {
-            if let Some(found) = stage.nics[1].completed(other.vi, queue) {
+            if let Some(found) = testbed.nics[1].completed(other.vi, queue) {
                 let saw = format!("{found:?} is found beside its completion queue");
-                return Err(stage.broken(Clause::Once, saw));
+                return Err(testbed.broken(Clause::Once, saw));
             }
         }
     }
+
     Ok(())
 }
 
-fn receive_queue_full<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let (one, other) = stage.pair()?;
-    let most = u64::try_from(stage.attributes().max_descriptors).unwrap_or(0);
+fn receive_queue_full<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = testbed.pair()?;
+    let most = u64::try_from(testbed.attributes().max_descriptors).unwrap_or(0);
     let full = |error: &ViError| matches!(error, ViError::QueueFull { queue: Queue::Receive });
     for _ in 0..2 {
         for cookie in 0..most {
-            stage.post_receive(&other, cookie, &[])?;
+            testbed.post_receive(&other, cookie, &[])?;
         }
         let one_more = ReceiveDescriptor { cookie: most, segments: &[] };
-        let result = stage.nics[1].post_receive(other.vi, &one_more);
-        stage.refused(Clause::Limit, "one receive descriptor too many", result, full)?;
+        let result = testbed.nics[1].post_receive(other.vi, &one_more);
+        testbed.refused(Clause::Limit, "one receive descriptor too many", result, full)?;
         for cookie in 0..most {
             let pieces = [IoSlice::new(&[])];
             let write =
                 descriptor(Operation::RdmaWrite, 0, Some(other.place(0)), Data::Inline(&pieces));
-            stage.post(&one, &SendDescriptor { immediate: Some(1), ..write })?;
-            stage.expect_end(&other, Queue::Receive, cookie, Status::Done)?;
-            stage.expect_end(&one, Queue::Send, 0, Status::Done)?;
+            testbed.post(&one, &SendDescriptor { immediate: Some(1), ..write })?;
+            testbed.expect_end(&other, Queue::Receive, cookie, Status::Done)?;
+            testbed.expect_end(&one, Queue::Send, 0, Status::Done)?;
         }
     }
+
     for cookie in 0..most {
-        stage.post_receive(&other, cookie, &[])?;
+        testbed.post_receive(&other, cookie, &[])?;
     }
-    let result = stage.nics[1].disconnect(other.vi);
-    stage.call(Clause::State, "disconnect", result)?;
+    let result = testbed.nics[1].disconnect(other.vi);
+    testbed.call(Clause::State, "disconnect", result)?;
     for cookie in 0..most {
-        stage.expect_flushed(&other, cookie)?;
+        testbed.expect_flushed(&other, cookie)?;
     }
-    stage.expect_no_completion(Clause::Once, &other, Queue::Receive)
+    testbed.expect_no_completion(Clause::Once, &other, Queue::Receive)
 }
 
-fn send_queue_full<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let (one, other) = stage.pair()?;
-    let most = u64::try_from(stage.attributes().max_descriptors).unwrap_or(0);
+fn send_queue_full<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let (one, other) = testbed.pair()?;
+    let most = u64::try_from(testbed.attributes().max_descriptors).unwrap_or(0);
     let full = |error: &ViError| matches!(error, ViError::QueueFull { queue: Queue::Send });
     let mut posted = 0;
-    // Whether completions that wait count is the provider's affair: it may take more, but not for ever
-    // less than it says.
+    // A provider may or may not count completions that wait: it may take more descriptors than it says,
+    // but not permanently fewer.
     for cookie in 0..most + 64 {
         let pieces = [IoSlice::new(b"12345678")];
         let place = Some(other.place(0));
         let write = descriptor(Operation::RdmaWrite, cookie, place, Data::Inline(&pieces));
-        let result = stage.nics[0].post_send(one.vi, &write);
+        let result = testbed.nics[0].post_send(one.vi, &write);
         if result.is_err() {
-            stage.refused(Clause::Limit, "one send descriptor too many", result, full)?;
+            testbed.refused(Clause::Limit, "one send descriptor too many", result, full)?;
             break;
         }
         posted += 1;
     }
+
     if posted < most {
         let saw = format!("the send queue took {posted} descriptors of {most}");
-        return Err(stage.broken(Clause::Limit, saw));
+        return Err(testbed.broken(Clause::Limit, saw));
     }
+
     for cookie in 0..posted {
-        stage.expect_end(&one, Queue::Send, cookie, Status::Done)?;
+        testbed.expect_end(&one, Queue::Send, cookie, Status::Done)?;
     }
-    stage.expect_no_completion(Clause::Once, &one, Queue::Send)?;
-    stage.expect_alive(&one, &other)
+    testbed.expect_no_completion(Clause::Once, &one, Queue::Send)?;
+    testbed.expect_alive(&one, &other)
 }
 
-fn gone<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let party = stage.party(0, Queues::Shared)?;
+fn gone<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let party = testbed.party(0, Queues::Shared)?;
     let Party { vi, region, send_cq, .. } = party.clone();
     let Some(cq) = send_cq else { return Ok(()) };
     let in_use = |error: &ViError| matches!(error, ViError::InUse { .. });
-    let result = stage.nics[0].destroy_cq(cq);
-    stage.refused(Clause::Name, "to destroy a queue with a VI", result, in_use)?;
-    let result = stage.nics[0].destroy_vi(vi);
-    stage.call(Clause::Name, "destroy_vi", result)?;
-    let result = stage.nics[0].destroy_cq(cq);
-    stage.call(Clause::Name, "destroy_cq", result)?;
-    let result = stage.nics[0].deregister(region.handle);
-    stage.call(Clause::Name, "deregister", result)?;
-    let (address, deadline) = (stage.nics[1].address(), stage.later());
+    let result = testbed.nics[0].destroy_cq(cq);
+    testbed.refused(Clause::Name, "to destroy a queue with a VI", result, in_use)?;
+    let result = testbed.nics[0].destroy_vi(vi);
+    testbed.call(Clause::Name, "destroy_vi", result)?;
+    let result = testbed.nics[0].destroy_cq(cq);
+    testbed.call(Clause::Name, "destroy_cq", result)?;
+    let result = testbed.nics[0].deregister(region.handle);
+    testbed.call(Clause::Name, "deregister", result)?;
+    let (address, deadline) = (testbed.nics[1].address(), testbed.later());
     let pieces = [IoSlice::new(b"gone")];
     let send = descriptor(Operation::Send, 1, None, Data::Inline(&pieces));
     let received = ReceiveDescriptor { cookie: 1, segments: &[] };
     for vi in [vi, ViId(u32::MAX)] {
-        let nic = &mut stage.nics[0];
+        let nic = &mut testbed.nics[0];
         let results = [
             ("state of no VI", nic.state(vi).map(drop)),
             ("destroy no VI", nic.destroy_vi(vi)),
@@ -172,67 +179,70 @@ fn gone<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
             ("receive by no VI", nic.post_receive(vi, &received)),
         ];
         let none = [nic.completed(vi, Queue::Send), nic.completed(vi, Queue::Receive)];
-        stage.expect(Clause::Name, "completions of no VI", &none, &[None, None])?;
+        testbed.expect(Clause::Name, "completions of no VI", &none, &[None, None])?;
         for (what, result) in results {
             let is_right = |error: &ViError| matches!(error, ViError::UnknownVi(_));
-            stage.refused(Clause::Name, what, result, is_right)?;
+            testbed.refused(Clause::Name, what, result, is_right)?;
         }
     }
+
     for cq in [cq, CqId(u32::MAX)] {
-        let result = stage.nics[0].destroy_cq(cq);
+        let result = testbed.nics[0].destroy_cq(cq);
         let is_right = |error: &ViError| matches!(error, ViError::UnknownCq(_));
-        stage.refused(Clause::Name, "to destroy no queue", result, is_right)?;
-        let none = stage.nics[0].poll(cq);
-        stage.expect(Clause::Name, "completions of no queue", &none, &None)?;
+        testbed.refused(Clause::Name, "to destroy no queue", result, is_right)?;
+        let none = testbed.nics[0].poll(cq);
+        testbed.expect(Clause::Name, "completions of no queue", &none, &None)?;
         let attributes = ViAttributes {
-            reliability: stage.level(),
+            reliability: testbed.level(),
             tag: party.tag,
             send_cq: None,
             receive_cq: Some(cq),
             allows_write: true,
             allows_read: true,
         };
-        let result = stage.nics[0].create_vi(attributes);
-        stage.refused(Clause::Name, "a VI with no queue", result, is_right)?;
+        let result = testbed.nics[0].create_vi(attributes);
+        testbed.refused(Clause::Name, "a VI with no queue", result, is_right)?;
     }
+
     for memory in [region.handle, MemoryHandle(u32::MAX)] {
-        let result = stage.nics[0].deregister(memory);
+        let result = testbed.nics[0].deregister(memory);
         let is_right = |error: &ViError| matches!(error, ViError::UnknownMemory(_));
-        stage.refused(Clause::Name, "to deregister no memory", result, is_right)?;
+        testbed.refused(Clause::Name, "to deregister no memory", result, is_right)?;
     }
+
     Ok(())
 }
 
-fn destroyed<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
-    let one = stage.party(0, Queues::Own)?;
-    let other = stage.party(1, Queues::Shared)?;
+fn destroyed<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
+    let one = testbed.party(0, Queues::Own)?;
+    let other = testbed.party(1, Queues::Shared)?;
     let Some(cq) = other.receive_cq else { return Ok(()) };
-    let staying = stage.party(1, Queues::Given(cq))?;
-    let friend = stage.party(0, Queues::Own)?;
-    stage.connect(&one, &other)?;
-    stage.connect(&friend, &staying)?;
+    let staying = testbed.party(1, Queues::Given(cq))?;
+    let friend = testbed.party(0, Queues::Own)?;
+    testbed.connect(&one, &other)?;
+    testbed.connect(&friend, &staying)?;
     for (from, to) in [(&one, &other), (&friend, &staying), (&one, &other)] {
-        stage.post_receive(to, 5, &[])?;
+        testbed.post_receive(to, 5, &[])?;
         let pieces = [IoSlice::new(b"12345678")];
         let write = descriptor(Operation::RdmaWrite, 1, Some(to.place(0)), Data::Inline(&pieces));
-        stage.post(from, &SendDescriptor { immediate: Some(1), ..write })?;
-        stage.expect_end(from, Queue::Send, 1, Status::Done)?;
+        testbed.post(from, &SendDescriptor { immediate: Some(1), ..write })?;
+        testbed.expect_end(from, Queue::Send, 1, Status::Done)?;
     }
-    stage.calm();
-    let result = stage.nics[1].disconnect(other.vi);
-    stage.call(Clause::State, "disconnect", result)?;
-    let result = stage.nics[1].destroy_vi(other.vi);
-    stage.call(Clause::Name, "destroy_vi", result)?;
-    let found = stage.completion(&staying, Queue::Receive)?;
-    stage.expect(Clause::Name, "whose completion is left", &found.vi, &staying.vi)?;
-    stage.expect_no_completion(Clause::Name, &staying, Queue::Receive)
+    testbed.calm();
+    let result = testbed.nics[1].disconnect(other.vi);
+    testbed.call(Clause::State, "disconnect", result)?;
+    let result = testbed.nics[1].destroy_vi(other.vi);
+    testbed.call(Clause::Name, "destroy_vi", result)?;
+    let found = testbed.completion(&staying, Queue::Receive)?;
+    testbed.expect(Clause::Name, "whose completion is left", &found.vi, &staying.vi)?;
+    testbed.expect_no_completion(Clause::Name, &staying, Queue::Receive)
 }
 
-fn names<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
+fn names<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let mut names = BTreeSet::new();
     let mut keys = BTreeSet::new();
     for _ in 0..20 {
-        let Party { vi, tag, region, send_cq, .. } = stage.party(0, Queues::Shared)?;
+        let Party { vi, tag, region, send_cq, .. } = testbed.party(0, Queues::Shared)?;
         let Some(cq) = send_cq else { return Ok(()) };
         let is_new = [
             names.insert(("VI", vi.0)),
@@ -241,19 +251,20 @@ fn names<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
             names.insert(("queue", cq.0)),
             keys.insert(region.key),
         ];
-        stage.expect(Clause::Name, "whether names are new", &is_new, &[true; 5])?;
-        stage.expect(
+        testbed.expect(Clause::Name, "whether names are new", &is_new, &[true; 5])?;
+        testbed.expect(
             Clause::Name,
             "the size",
             &region.memory.len(),
-            &super::stage::REGION_BYTES,
+            &super::testbed::REGION_BYTES,
         )?;
-        // What comes next must not get a name that was free again.
-        let nic = &mut stage.nics[0];
+        // New objects must not reuse a name that has become free.
+        let nic = &mut testbed.nics[0];
         let results = [nic.destroy_vi(vi), nic.destroy_cq(cq), nic.deregister(region.handle)];
         for result in results {
-            stage.call(Clause::Name, "destroy", result)?;
+            testbed.call(Clause::Name, "destroy", result)?;
         }
     }
+
     Ok(())
 }

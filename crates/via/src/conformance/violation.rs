@@ -1,4 +1,4 @@
-//! What the suite says when a provider breaks its contract.
+//! The suite's verdict on a provider that breaks its contract.
 
 use std::fmt;
 
@@ -7,36 +7,36 @@ use thiserror::Error;
 use super::SetupError;
 use crate::vi::{Reliability, ViError};
 
-/// A clause of the [contract](crate::vi::Provider#contract), under its number there; or, without a number,
-/// what the documentation of the types and methods says.
+/// A clause of the [contract](crate::vi::Provider#contract), with its number there; a clause without a
+/// number is in the documentation of the types and methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Clause {
     /// Descriptors are carried out and complete in order.
     Order,
-    /// Data is in place, whole and unchanged, before the completion that tells of it.
+    /// Data is in place, whole and unchanged, before the completion that reports it.
     Placement,
-    /// Eight aligned bytes are one access.
+    /// Eight aligned bytes are accessed as one.
     Atomicity,
-    /// Receive descriptors are consumed by what consumes them, and missed where they are missing.
+    /// Only sends and writes with immediate data consume receive descriptors; a missing one has its documented effect.
     ReceiveDescriptor,
-    /// Nobody reaches memory that is not registered for it.
+    /// No peer reaches memory that is not registered for it.
     Protection,
-    /// Every descriptor ends, and one that is not signaled tells only of errors.
+    /// Every descriptor ends, and an unsignaled one reports only errors.
     End,
-    /// A completion is found once.
+    /// A completion is reported once.
     Once,
-    /// An armed NIC announces what happens.
+    /// An armed NIC announces events.
     Wakeup,
-    /// A fault of one connection is no other's.
+    /// A fault affects only its own connection.
     Isolation,
     /// The state machine of a VI.
     State,
-    /// Connections come about and end as documented, with the right events and reasons.
+    /// Connections are established and end as documented, with the right events and reasons.
     Connection,
-    /// A descriptor ends with the status that its fault has.
+    /// A descriptor ends with the status of its fault.
     Status,
-    /// Limits are kept and told.
+    /// Limits are enforced and reported.
     Limit,
     /// Names of objects are unique, and unknown once the object is gone.
     Name,
@@ -72,57 +72,57 @@ impl fmt::Display for Clause {
     }
 }
 
-/// Where a violation was seen.
+/// The place of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct At {
+pub struct Location {
     /// The case of the suite.
     pub case: &'static str,
     /// The level of reliability at which it ran.
     pub level: Reliability,
 }
 
-impl fmt::Display for At {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "in case `{}` at level {:?}", self.case, self.level)
     }
 }
 
-/// How a provider broke its contract.
+/// How a provider has broken its contract.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// It did something else than the contract says.
+    /// It did something other than what the contract says.
     #[error("{clause}: {saw} ({at})")]
     Broken {
         /// The clause.
         clause: Clause,
-        /// What was seen, and what was expected.
+        /// What was observed, and what was expected.
         saw: String,
-        /// Where.
-        at: At,
+        /// The place.
+        at: Location,
     },
     /// A call failed that had to succeed.
     #[error("{clause}: `{call}` failed ({at})")]
     CallFailed {
-        /// The clause that the case looks at.
+        /// The clause that the case checks.
         clause: Clause,
         /// The call.
         call: &'static str,
         /// Its error.
         #[source]
         error: ViError,
-        /// Where.
-        at: At,
+        /// The place.
+        at: Location,
     },
-    /// The NICs could not be made; nothing is said about the provider.
+    /// The NICs could not be made; this says nothing about the provider.
     #[error("the fixture could not be made ({at})")]
     Setup {
         /// The fixture's error.
         #[source]
         error: SetupError,
-        /// Where.
-        at: At,
+        /// The place.
+        at: Location,
     },
 }
 
@@ -136,11 +136,14 @@ impl Violation {
         }
     }
 
-    /// Returns where it was seen.
+    /// Returns where it was found.
     #[must_use]
-    pub const fn at(&self) -> At {
+    pub const fn at(&self) -> Location {
         match self {
             Self::Broken { at, .. } | Self::CallFailed { at, .. } | Self::Setup { at, .. } => *at,
         }
     }
 }
+
+/// The result of a case.
+pub(super) type CaseResult = Result<(), Violation>;

@@ -6,40 +6,40 @@ use std::{
     os::fd::BorrowedFd,
 };
 
-use vigie_detect::{Armed, Engine, Turn, WatchedDescriptor};
+use vigie_detect::{Armed, Engine, EngineContext, WatchedDescriptor};
 
 use super::{
-    Counters, PortCounters, Received,
-    error::{DatagramError, Node, PostError, SendFailed},
+    DatagramCounters, PortCounters, Received,
+    error::{DatagramError, NodeAddress, PostError, SendFailed},
     over_link::OverLink,
     over_udp::OverUdp,
 };
-use crate::VAIN_ANNOUNCEMENTS_MAX;
+use crate::UNCLAIMED_READINESS_MAX;
 
-/// Buffers of one port.
+/// The most buffers of one port.
 const BUFFERS_MAX: usize = 1024;
-/// Datagrams that wait to be sent.
+/// The most datagrams that wait to be sent.
 const SENDING_MAX: usize = 256;
-/// Datagrams that are taken in with one look.
-pub(super) const LOOK: usize = 64;
+/// The most datagrams that one poll takes in.
+pub(super) const POLL_BATCH: usize = 64;
 
 /// What carries the datagrams.
 #[derive(Debug)]
-pub(super) enum Carrier {
+pub(super) enum DatagramTransport {
     Link(Box<OverLink>),
     Udp(OverUdp),
 }
 
-/// A datagram that came in, before its port is looked at.
-pub(super) struct Incoming {
-    pub(super) from: Node,
+/// A datagram that has arrived, before its port is looked up.
+pub(super) struct IncomingDatagram {
+    pub(super) from: NodeAddress,
     pub(super) from_port: u8,
     pub(super) to_port: u8,
     pub(super) is_multicast: bool,
     pub(super) length: usize,
 }
 
-/// One port's buffers and what is in them.
+/// One port's buffers and the datagrams in them.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
     pub(super) posted: VecDeque<Vec<u8>>,
@@ -47,13 +47,13 @@ pub(super) struct PortState {
     counters: PortCounters,
 }
 
-/// The ports of a device, and what they have in common.
+/// The ports of a device, and what they share.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     states: BTreeMap<u8, PortState>,
-    /// Where a look keeps its buffers: empty in between.
+    /// Holds the buffers of a poll; empty in between.
     pub(super) batch: Vec<Vec<u8>>,
-    pub(super) counters: Counters,
+    pub(super) counters: DatagramCounters,
 }
 
 impl Ports {
@@ -61,10 +61,14 @@ impl Ports {
         self.states.get_mut(&number)
     }
 
-    /// Delivers a datagram of which `read` copies the payload: into the buffer that was posted first
+    /// Delivers a datagram, whose payload `read` copies, into the buffer that was posted first
     /// [eth-barrier, §2.3].
     #[inline]
-    pub(super) fn deliver(&mut self, incoming: &Incoming, read: impl FnOnce(&mut [u8]) -> usize) {
+    pub(super) fn deliver(
+        &mut self,
+        incoming: &IncomingDatagram,
+        read: impl FnOnce(&mut [u8]) -> usize,
+    ) {
         let Some(port) = self.states.get_mut(&incoming.to_port) else {
             self.counters.no_port += 1;
             return;
@@ -88,7 +92,7 @@ impl Ports {
 }
 
 impl PortState {
-    pub(super) fn arrive(&mut self, incoming: &Incoming, buffer: Vec<u8>) {
+    pub(super) fn arrive(&mut self, incoming: &IncomingDatagram, buffer: Vec<u8>) {
         self.counters.received += 1;
         self.arrived.push_back(Received {
             buffer,
@@ -113,42 +117,42 @@ impl PortState {
 struct Outgoing {
     ticket: u64,
     from_port: u8,
-    to: Node,
+    to: NodeAddress,
     to_port: u8,
     payload: Vec<u8>,
 }
 
-type Sent = Result<Vec<u8>, SendFailed>;
+type SendResult = Result<Vec<u8>, SendFailed>;
 
-/// What somebody waits for.
+/// What a wait on a device is for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Want {
+pub(super) enum DatagramRequest {
     Received(u8),
     Sent(u64),
 }
 
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum DatagramOutput {
     Received(Received),
-    Sent(Sent),
+    Sent(SendResult),
     Failed(DatagramError),
 }
 
 /// A device with its ports.
 #[derive(Debug)]
 pub(super) struct DatagramEngine {
-    pub(super) carrier: Carrier,
+    pub(super) transport: DatagramTransport,
     ports: Ports,
     sending: VecDeque<Outgoing>,
-    /// Of each send that somebody waits for: what came of it, once that is known.
-    sent: BTreeMap<u64, Option<Sent>>,
+    /// The result of each awaited send, once it is known.
+    sent: BTreeMap<u64, Option<SendResult>>,
     next_ticket: u64,
 }
 
 impl DatagramEngine {
-    pub(super) fn new(carrier: Carrier) -> Self {
+    pub(super) fn new(transport: DatagramTransport) -> Self {
         Self {
-            carrier,
+            transport,
             ports: Ports::default(),
             sending: VecDeque::new(),
             sent: BTreeMap::new(),
@@ -157,9 +161,9 @@ impl DatagramEngine {
     }
 
     pub(super) fn acquire(&mut self, number: u8) -> Result<(), DatagramError> {
-        match &mut self.carrier {
-            Carrier::Link(link) => link.acquire(number)?,
-            Carrier::Udp(udp) => udp.acquire(number)?,
+        match &mut self.transport {
+            DatagramTransport::Link(link) => link.acquire(number)?,
+            DatagramTransport::Udp(udp) => udp.acquire(number)?,
         }
         self.ports.states.insert(number, PortState::default());
         Ok(())
@@ -167,49 +171,49 @@ impl DatagramEngine {
 
     pub(super) fn release(&mut self, number: u8) {
         self.ports.states.remove(&number);
-        // What waits goes out first, or not at all: over UDP its socket is closed with the port.
+        // Waiting datagrams are sent now, or never: over UDP their socket is closed with the port.
         self.pump();
-        match &mut self.carrier {
-            Carrier::Link(link) => link.release(number),
-            Carrier::Udp(udp) => udp.release(number),
+        match &mut self.transport {
+            DatagramTransport::Link(link) => link.release(number),
+            DatagramTransport::Udp(udp) => udp.release(number),
         }
     }
 
-    pub(super) fn join(&mut self, group: Node) -> Result<(), DatagramError> {
+    pub(super) fn join(&mut self, group: NodeAddress) -> Result<(), DatagramError> {
         if !group.is_group() {
             return Err(DatagramError::WrongNode { node: group, wanted: "a group" });
         }
-        match &mut self.carrier {
-            Carrier::Link(link) => link.join(group),
-            Carrier::Udp(udp) => udp.join(group),
+        match &mut self.transport {
+            DatagramTransport::Link(link) => link.join(group),
+            DatagramTransport::Udp(udp) => udp.join(group),
         }
     }
 
-    pub(super) fn quiet_loop(&self) -> Result<(), DatagramError> {
-        match &self.carrier {
-            // It hears nothing of its own.
-            Carrier::Link(_) => Ok(()),
-            Carrier::Udp(udp) => udp.quiet_loop(),
+    pub(super) fn disable_loopback(&self) -> Result<(), DatagramError> {
+        match &self.transport {
+            // A link does not receive what it sends.
+            DatagramTransport::Link(_) => Ok(()),
+            DatagramTransport::Udp(udp) => udp.disable_loopback(),
         }
     }
 
-    pub(super) fn node(&self) -> Node {
-        match &self.carrier {
-            Carrier::Link(link) => link.node(),
-            Carrier::Udp(udp) => udp.node(),
+    pub(super) fn node(&self) -> NodeAddress {
+        match &self.transport {
+            DatagramTransport::Link(link) => link.node(),
+            DatagramTransport::Udp(udp) => udp.node(),
         }
     }
 
     pub(super) fn payload_max(&self) -> usize {
-        match &self.carrier {
-            Carrier::Link(link) => link.payload_max(),
-            Carrier::Udp(udp) => udp.payload_max(),
+        match &self.transport {
+            DatagramTransport::Link(link) => link.payload_max(),
+            DatagramTransport::Udp(udp) => udp.payload_max(),
         }
     }
 
-    pub(super) fn counters(&mut self) -> Result<Counters, DatagramError> {
+    pub(super) fn counters(&mut self) -> Result<DatagramCounters, DatagramError> {
         let mut counters = self.ports.counters;
-        if let Carrier::Link(link) = &mut self.carrier {
+        if let DatagramTransport::Link(link) = &mut self.transport {
             counters.overrun = link.dropped()?;
         }
         Ok(counters)
@@ -229,7 +233,7 @@ impl DatagramEngine {
         }
     }
 
-    /// Posts a buffer of which the datagram has been seen, to be the next one: it is in the cache.
+    /// Posts a buffer whose datagram was read, as the next one: it is in the cache.
     #[inline]
     pub(super) fn post_again(&mut self, number: u8, buffer: Vec<u8>) {
         if let Some(port) = self.ports.state(number) {
@@ -242,7 +246,7 @@ impl DatagramEngine {
     pub(super) fn try_send(
         &mut self,
         from_port: u8,
-        to: Node,
+        to: NodeAddress,
         to_port: u8,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
@@ -260,7 +264,7 @@ impl DatagramEngine {
     fn carry(
         &mut self,
         from_port: u8,
-        to: Node,
+        to: NodeAddress,
         to_port: u8,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
@@ -268,29 +272,31 @@ impl DatagramEngine {
         if length > max {
             return Err(DatagramError::TooLong { length, max });
         }
-        match &mut self.carrier {
-            Carrier::Link(link) => link.send(from_port, to, to_port, payload),
-            Carrier::Udp(udp) => udp.send(from_port, to, to_port, payload, &mut self.ports),
+        match &mut self.transport {
+            DatagramTransport::Link(link) => link.send(from_port, to, to_port, payload),
+            DatagramTransport::Udp(udp) => {
+                udp.send(from_port, to, to_port, payload, &mut self.ports)
+            }
         }?;
         self.ports.counters.sent += 1;
         Ok(())
     }
 
     fn flush(&mut self) -> Result<(), DatagramError> {
-        match &mut self.carrier {
-            Carrier::Link(link) => link.flush(),
-            Carrier::Udp(_) => Ok(()),
+        match &mut self.transport {
+            DatagramTransport::Link(link) => link.flush(),
+            DatagramTransport::Udp(_) => Ok(()),
         }
     }
 
-    /// Sends, or lets it wait for room: then its ticket is returned.
+    /// Sends a datagram, or queues it until there is room and returns its ticket.
     pub(super) fn start_send(
         &mut self,
         from_port: u8,
-        to: Node,
+        to: NodeAddress,
         to_port: u8,
         payload: Vec<u8>,
-    ) -> Result<Sent, u64> {
+    ) -> Result<SendResult, u64> {
         match self.try_send(from_port, to, to_port, &payload) {
             Ok(()) => Ok(Ok(payload)),
             Err(DatagramError::Full) if self.sending.len() < SENDING_MAX => {
@@ -304,12 +310,12 @@ impl DatagramEngine {
         }
     }
 
-    /// Nobody waits for that send any more; it goes out all the same.
+    /// Forgets a send that is no longer awaited; the datagram is still sent.
     pub(super) fn forget(&mut self, ticket: u64) {
         self.sent.remove(&ticket);
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends queued datagrams, as far as there is room.
     fn pump(&mut self) {
         while let Some(one) = self.sending.pop_front() {
             let Outgoing { ticket, from_port, to, to_port, payload } = one;
@@ -326,26 +332,26 @@ impl DatagramEngine {
                 *place = Some(sent);
             }
         }
-        // What cannot go out now waits in the link's slots.
+        // What cannot be sent now waits in the link's slots.
         let _ = self.flush();
     }
 
-    /// Takes in what has come, for `number` at least.
+    /// Takes in what has arrived, at least for port `number`.
     #[inline]
     fn look(&mut self, number: u8) -> Result<(), DatagramError> {
-        match &mut self.carrier {
-            Carrier::Link(link) => link.look(&mut self.ports),
-            Carrier::Udp(udp) => udp.look(number, &mut self.ports),
+        match &mut self.transport {
+            DatagramTransport::Link(link) => link.look(&mut self.ports),
+            DatagramTransport::Udp(udp) => udp.look(number, &mut self.ports),
         }
     }
 
-    /// Takes the oldest of those that have been taken in already.
+    /// Returns the oldest of the datagrams already taken in.
     #[inline]
     pub(super) fn arrived(&mut self, number: u8) -> Option<Received> {
         self.ports.state(number)?.arrived.pop_front()
     }
 
-    /// Takes the oldest datagram of a port.
+    /// Returns the oldest datagram of a port.
     #[inline]
     pub(super) fn receive(&mut self, number: u8) -> Result<Option<Received>, DatagramError> {
         let arrived = |ports: &mut Ports| ports.state(number)?.arrived.pop_front();
@@ -355,7 +361,7 @@ impl DatagramEngine {
         let looked = self.look(number);
         match (arrived(&mut self.ports), looked) {
             (Some(received), _) => Ok(Some(received)),
-            // They come again when it is up.
+            // Datagrams come again when the interface is up.
             (None, Ok(()) | Err(DatagramError::Down)) => Ok(None),
             (None, Err(error)) => Err(error),
         }
@@ -368,46 +374,50 @@ impl DatagramEngine {
         self.pump();
         let waits = self.sending.front().map(|one| one.from_port);
         let has_arrived = self.ports.states.values().any(|port| !port.arrived.is_empty());
-        let is_ready = match &mut self.carrier {
-            Carrier::Link(link) => link.arm(waits.is_some()),
-            Carrier::Udp(udp) => udp.arm(waits),
+        let is_ready = match &mut self.transport {
+            DatagramTransport::Link(link) => link.arm(waits.is_some()),
+            DatagramTransport::Udp(udp) => udp.arm(waits),
         };
         Ok(is_ready.map_err(io::Error::other)? || has_arrived)
     }
 
-    /// The descriptor that is readable then, the same for life.
+    /// Returns the descriptor that then becomes readable; it never changes.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        match &self.carrier {
-            Carrier::Link(link) => link.descriptor(),
-            Carrier::Udp(udp) => udp.descriptor(),
+        match &self.transport {
+            DatagramTransport::Link(link) => link.descriptor(),
+            DatagramTransport::Udp(udp) => udp.descriptor(),
         }
     }
 }
 
 impl Engine for DatagramEngine {
-    type Want = Want;
-    type Found = Found;
+    type Request = DatagramRequest;
+    type Output = DatagramOutput;
 
-    fn take(&mut self, want: &Want) -> Option<Found> {
+    fn take(&mut self, want: &DatagramRequest) -> Option<DatagramOutput> {
         self.pump();
         match *want {
-            Want::Received(number) => match self.receive(number) {
-                Ok(received) => received.map(Found::Received),
-                Err(error) => Some(Found::Failed(error)),
+            DatagramRequest::Received(number) => match self.receive(number) {
+                Ok(received) => received.map(DatagramOutput::Received),
+                Err(error) => Some(DatagramOutput::Failed(error)),
             },
-            Want::Sent(ticket) => {
+            DatagramRequest::Sent(ticket) => {
                 let sent = self.sent.get_mut(&ticket)?.take()?;
                 self.sent.remove(&ticket);
-                Some(Found::Sent(sent))
+                Some(DatagramOutput::Sent(sent))
             }
         }
     }
 
-    fn put_back(&mut self, want: &Want, found: Found) -> Option<Found> {
+    fn put_back(
+        &mut self,
+        want: &DatagramRequest,
+        found: DatagramOutput,
+    ) -> Option<DatagramOutput> {
         match (want, found) {
-            (Want::Received(number), Found::Received(received)) => {
+            (DatagramRequest::Received(number), DatagramOutput::Received(received)) => {
                 let Some(port) = self.ports.state(*number) else {
-                    return Some(Found::Received(received));
+                    return Some(DatagramOutput::Received(received));
                 };
                 port.arrived.push_front(received);
                 None
@@ -416,15 +426,24 @@ impl Engine for DatagramEngine {
         }
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         Ok(if self.prepare()? { Armed::Ready } else { Armed::Armed })
+    }
+
+    fn has_unannounced_work(&self) -> bool {
+        !self.sending.is_empty()
+    }
+
+    fn has_new_events(&self) -> bool {
+        self.ports.states.values().any(|port| !port.arrived.is_empty())
+            || self.sent.values().any(Option::is_some)
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
         each(WatchedDescriptor::readable(self.descriptor()));
     }
 
-    fn vain_announcements_max(&self) -> Option<u32> {
-        Some(VAIN_ANNOUNCEMENTS_MAX)
+    fn spurious_events_max(&self) -> Option<u32> {
+        Some(UNCLAIMED_READINESS_MAX)
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes, and what can go wrong.
+//! Nodes, and the errors of datagrams.
 
 use std::{fmt, io, net::IpAddr};
 
@@ -6,17 +6,17 @@ use thiserror::Error;
 
 use crate::link::{LinkError, MacAddress};
 
-/// Whom a datagram is for, or comes from: an interface, or a group of them.
+/// The sender or receiver of a datagram: an interface, or a group of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
-pub enum Node {
+pub enum NodeAddress {
     /// Over a link.
     Mac(MacAddress),
     /// Over UDP.
     Ip(IpAddr),
 }
 
-impl Node {
+impl NodeAddress {
     /// Returns whether this is a group.
     #[must_use]
     pub const fn is_group(self) -> bool {
@@ -27,7 +27,7 @@ impl Node {
     }
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for NodeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mac(address) => address.fmt(f),
@@ -36,19 +36,19 @@ impl fmt::Display for Node {
     }
 }
 
-impl From<MacAddress> for Node {
+impl From<MacAddress> for NodeAddress {
     fn from(address: MacAddress) -> Self {
         Self::Mac(address)
     }
 }
 
-impl From<IpAddr> for Node {
+impl From<IpAddr> for NodeAddress {
     fn from(address: IpAddr) -> Self {
         Self::Ip(address)
     }
 }
 
-/// Why something with datagrams failed.
+/// Why an operation on datagrams failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DatagramError {
@@ -63,37 +63,37 @@ pub enum DatagramError {
     PortTaken {
         /// The port.
         number: u8,
-        /// The process that has it, where the kernel tells.
+        /// The process that owns it, if the kernel tells.
         owner: Option<i32>,
     },
-    /// The payload does not fit the interface's MTU; datagrams are not cut.
+    /// The payload exceeds the interface's MTU; datagrams are not fragmented.
     #[error("a datagram of {length} bytes, but the interface takes {max}")]
     TooLong {
         /// The length in bytes.
         length: usize,
-        /// The largest possible, in bytes.
+        /// The longest possible, in bytes.
         max: usize,
     },
-    /// As many datagrams as may wait to be sent do so.
-    #[error("as many datagrams as fit wait to be sent: wait for one of them")]
+    /// The queue of datagrams that wait to be sent is full.
+    #[error("the send queue is full: wait until a datagram has been sent")]
     Full,
-    /// The node is of another kind: an address of IP on a link, or the other way round, or no group where one
+    /// The node is of another kind: an IP address on a link, a MAC address over UDP, or not a group where one
     /// is needed.
     #[error("{node} is not {wanted}")]
     WrongNode {
         /// The node.
-        node: Node,
+        node: NodeAddress,
         /// What was needed.
         wanted: &'static str,
     },
-    /// Settings that leave no room for 256 ports, or for a byte.
+    /// A setting leaves no room for 256 ports, or for a byte of payload.
     #[error("{name} is {value}, and must be {range}")]
     Setting {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: u32,
-        /// What it may be.
+        /// The allowed values.
         range: &'static str,
     },
     /// The interface is down; it may come up again.
@@ -108,21 +108,21 @@ pub enum DatagramError {
     /// The detection server ended.
     #[error(transparent)]
     Wait(#[from] vigie_detect::WaitError),
-    /// The device could not be brought to the detection server.
+    /// The device could not be registered with the detection server.
     #[error(transparent)]
     Register(#[from] vigie_detect::RegisterError),
-    /// The kernel said no.
+    /// The kernel refused an operation.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl DatagramError {
-    /// Returns whether trying again later may help.
+    /// Returns whether a later retry may succeed.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Full | Self::Down)
@@ -149,21 +149,21 @@ impl From<LinkError> for DatagramError {
     }
 }
 
-/// A datagram that was not sent, and why.
+/// A datagram that was not sent, and the reason.
 #[derive(Debug, Error)]
 #[error("{error}")]
 #[non_exhaustive]
 pub struct SendFailed {
-    /// Why.
+    /// The reason.
     #[source]
     pub error: DatagramError,
-    /// What was to be sent.
+    /// The payload of the datagram.
     pub payload: Vec<u8>,
 }
 
-/// A buffer for which a port has no room: it has 1024 already.
+/// A buffer that a port did not accept: it already has 1024.
 #[derive(Debug, Error)]
-#[error("the port has as many buffers as it takes")]
+#[error("the port already has 1024 buffers")]
 #[non_exhaustive]
 pub struct PostError {
     /// The buffer.

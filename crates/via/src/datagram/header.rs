@@ -1,27 +1,27 @@
-//! What stands in front of a datagram: eight bytes, which anybody on the network may have written.
+//! The header in front of a datagram: eight bytes, which anyone on the network may have written.
 
 use thiserror::Error;
 
-/// Bytes of the header.
+/// The length of the header, in bytes.
 pub const HEADER_BYTES: usize = 8;
 
 const MAGIC: [u8; 2] = *b"MC";
 const VERSION: u8 = 1;
 
-/// Why bytes are no datagram.
+/// Why bytes are not a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// Fewer bytes than the header has.
-    #[error("{length} bytes have no room for a header")]
+    /// There are fewer bytes than a header has.
+    #[error("{length} bytes are too few for a header")]
     Short {
-        /// How many there are.
+        /// The number of bytes.
         length: usize,
     },
-    /// It does not begin as a datagram does.
-    #[error("these bytes are no datagram")]
+    /// The bytes do not begin as a datagram does.
+    #[error("these bytes are not a datagram")]
     Magic,
-    /// Another version, or flags that this one does not know.
+    /// It has another version, or flags that this version does not know.
     #[error("a datagram of version {version} with flags {flags:#x}")]
     Version {
         /// The version.
@@ -29,12 +29,12 @@ pub enum HeaderError {
         /// The flags.
         flags: u8,
     },
-    /// It says to be longer than what arrived.
-    #[error("a datagram of {said} bytes, of which {there} arrived")]
+    /// It claims to be longer than what arrived.
+    #[error("a datagram of {said} bytes, but only {there} arrived")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         said: usize,
-        /// What is behind it.
+        /// The bytes behind the header.
         there: usize,
     },
 }
@@ -75,7 +75,7 @@ impl Header {
         [MAGIC[0], MAGIC[1], VERSION, self.to, self.from, 0, high, low]
     }
 
-    /// Reads the header in front of a datagram of `total` bytes, which begins with `bytes`.
+    /// Reads the header of a datagram of `total` bytes, which begins with `bytes`.
     ///
     /// # Errors
     /// [`HeaderError`].

@@ -18,28 +18,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is promised [eth-barrier, §2.2–2.3]
-//! - Each interface has 256 ports, each of which one process owns: the kernel arbitrates, and gives it free
-//!   when the process ends, however it ends.
-//! - A send does not wait, and completes when its buffer may be used again. A datagram goes to one node or
-//!   to a group.
-//! - A datagram is put into the buffer that was posted first at its port. Without a buffer, or without the
-//!   port, it is dropped and counted.
-//! - Nothing is reliable: datagrams are lost without a word, but whole if they arrive. What is longer than
-//!   the MTU is an error at the sender.
+//! # Guarantees [eth-barrier, §2.2–2.3]
+//! - Each interface has 256 ports, each owned by one process. The kernel arbitrates, and frees a port when
+//!   its process ends, however it ends.
+//! - A send does not wait, and completes when its buffer may be used again. A datagram goes to one node or to
+//!   a group.
+//! - A datagram is put into the buffer that was posted first at its port. Without a buffer, or without an
+//!   owner of the port, it is dropped and counted.
+//! - Delivery is unreliable: datagrams may be lost silently, but those that arrive are whole. A datagram
+//!   longer than the MTU is an error at the sender.
 //!
 //! # Deviations
 //! - [eth-barrier, §2.1] is a driver and a kernel module; this is a library: a datagram waits in the kernel
-//!   (512 frames of a link, a socket's buffer over UDP) until somebody waits at the device or looks.
-//! - Over a link, each process that has opened the interface sees the datagrams for ports of the others, and
-//!   counts them in [`Counters::no_port`]. A datagram does not reach ports of the interface that sends it.
-//! - Over UDP, the peer's kernel says that nobody has a port, and [`Counters::unreachable`] counts that at the
-//!   sender. A datagram reaches ports of the same address, and one for a group all members on the host but
-//!   the sending port.
+//!   (512 frames of a link, a socket's buffer over UDP) until the device is polled or waited on.
+//! - Over a link, each process that has opened the interface also sees the datagrams for the others' ports, and
+//!   counts them in [`DatagramCounters::no_port`]. A datagram does not reach ports of the interface that sends it.
+//! - Over UDP, the peer's kernel reports a port without an owner, and the sender counts that in
+//!   [`DatagramCounters::unreachable`]. A datagram also reaches ports of its own address, and one for a group reaches
+//!   all members on the host but the sending port.
 //!
-//! # Who serves it
+//! # Hosting
 //! One [`Device`] is one detector: inside a vigie runtime the scheduler polls it or sleeps on it; elsewhere a
-//! host thread, and the futures work in any runtime.
+//! host thread does, and the futures work in any runtime.
 
 mod batch;
 mod engine;
@@ -47,9 +47,9 @@ mod error;
 mod header;
 mod over_link;
 mod over_udp;
+mod polled;
 #[cfg(test)]
 mod tests;
-mod unhosted;
 
 use std::{
     future::Future,
@@ -61,61 +61,61 @@ use std::{
 use vigie_detect::Server;
 
 use self::{
-    engine::{Carrier, DatagramEngine, Found, Want},
+    engine::{DatagramEngine, DatagramOutput, DatagramRequest, DatagramTransport},
     over_link::OverLink,
     over_udp::OverUdp,
 };
 pub use self::{
-    error::{DatagramError, Node, PostError, SendFailed},
+    error::{DatagramError, NodeAddress, PostError, SendFailed},
     header::{HEADER_BYTES, Header, HeaderError},
-    unhosted::Unhosted,
+    polled::PolledDevice,
 };
 use crate::{
     link::Link,
-    spin::{SpinHost, SpinWait},
+    spinning::{SpinningHost, SpinningWait},
 };
 
-/// What went through a device.
+/// The traffic of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct DatagramCounters {
     /// Datagrams that were given to the kernel.
     pub sent: u64,
-    /// Dropped: for a port that this device has not acquired.
+    /// Datagrams dropped: for a port that this device has not acquired.
     pub no_port: u64,
-    /// Dropped: no datagram, cut off, or not from where it says.
+    /// Datagrams dropped: malformed, cut off, or not from where they claim to be.
     pub malformed: u64,
-    /// Dropped by the kernel: nobody had taken those before it. Over a link.
+    /// Datagrams dropped by the kernel, since earlier ones had not been taken. Over a link.
     pub overrun: u64,
-    /// Sent, and the peer's kernel says that nobody has the port. Over UDP.
+    /// Datagrams sent to a port that has no owner, as the peer's kernel reports. Over UDP.
     pub unreachable: u64,
 }
 
-/// What arrived at a port.
+/// The traffic of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortCounters {
-    /// Datagrams in buffers.
+    /// Datagrams put into buffers.
     pub received: u64,
-    /// Dropped: no buffer was posted.
+    /// Datagrams dropped: no buffer was posted.
     pub no_buffer: u64,
-    /// Dropped: the buffer that was posted first was too small. It stays posted.
+    /// Datagrams dropped: the buffer posted first was too small. It stays posted.
     pub too_small: u64,
 }
 
-/// A datagram in the buffer that was posted for it.
+/// A datagram, in the buffer that was posted for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Received {
-    /// The buffer, as long as it was posted: post it again.
+    /// The buffer, with the length that it was posted with: post it again.
     pub buffer: Vec<u8>,
-    /// How many of its bytes are the datagram.
+    /// How many of its bytes belong to the datagram.
     pub length: usize,
-    /// Who says to have sent it.
-    pub from: Node,
+    /// The node that claims to have sent it.
+    pub from: NodeAddress,
     /// The sender's port.
     pub from_port: u8,
-    /// It was sent to a group.
+    /// Whether it was sent to a group.
     pub is_multicast: bool,
 }
 
@@ -127,9 +127,9 @@ impl Received {
     }
 }
 
-/// Where datagrams over UDP come and go.
+/// The addresses of datagrams over UDP.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "settings do nothing by themselves"]
+#[must_use = "settings do nothing until a device is opened with them"]
 pub struct UdpSettings {
     address: IpAddr,
     base_port: u16,
@@ -137,37 +137,37 @@ pub struct UdpSettings {
 }
 
 impl UdpSettings {
-    /// Begins with an address of this host; only there anything listens.
+    /// Makes settings with an address of this host, the only one on which the device listens.
     pub const fn new(address: IpAddr) -> Self {
         Self { address, base_port: 22_016, mtu: 1500 }
     }
 
-    /// Sets which UDP port is port 0: 1 to 65 280, 22 016 by default. All nodes take the same.
+    /// Sets the UDP port of port 0: 1 to 65 280, 22 016 by default. All nodes must use the same.
     pub const fn base_port(mut self, port: u16) -> Self {
         self.base_port = port;
         self
     }
 
-    /// Sets the MTU of the network in bytes, with the headers of IP: 576 to 65 535, 1500 by default.
+    /// Sets the MTU of the network in bytes, including IP headers: 576 to 65 535, 1500 by default.
     pub const fn mtu(mut self, bytes: u32) -> Self {
         self.mtu = bytes;
         self
     }
 }
 
-/// An interface with 256 ports. Clones are the same one.
+/// An interface with 256 ports. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Device {
-    host: SpinHost<DatagramEngine>,
+    host: SpinningHost<DatagramEngine>,
 }
 
 impl Device {
-    /// Opens a device over a link, whose protocol is then that of its datagrams.
+    /// Opens a device over a link. The link's protocol is that of the datagrams.
     ///
     /// # Errors
     /// As [`Server::register`].
     pub fn over_link(server: &Server, link: Link) -> Result<Self, DatagramError> {
-        Self::new(server, Carrier::Link(Box::new(OverLink::new(link))))
+        Self::new(server, DatagramTransport::Link(Box::new(OverLink::new(link))))
     }
 
     /// Opens a device over UDP.
@@ -175,14 +175,14 @@ impl Device {
     /// # Errors
     /// [`DatagramError::Setting`]; as [`Server::register`].
     pub fn over_udp(server: &Server, settings: UdpSettings) -> Result<Self, DatagramError> {
-        Self::new(server, Carrier::Udp(OverUdp::new(settings)?))
+        Self::new(server, DatagramTransport::Udp(OverUdp::new(settings)?))
     }
 
-    fn new(server: &Server, carrier: Carrier) -> Result<Self, DatagramError> {
-        Ok(Self { host: SpinHost::new(server, "datagram", DatagramEngine::new(carrier))? })
+    fn new(server: &Server, transport: DatagramTransport) -> Result<Self, DatagramError> {
+        Ok(Self { host: SpinningHost::new(server, "datagram", DatagramEngine::new(transport))? })
     }
 
-    /// Acquires a port until it is dropped.
+    /// Acquires a port until the returned [`Port`] is dropped.
     ///
     /// # Errors
     /// [`DatagramError::PortTaken`], by this process or another.
@@ -191,17 +191,17 @@ impl Device {
         Ok(Port { host: self.host.clone(), number })
     }
 
-    /// Receives what is sent to a group, at all ports.
+    /// Joins a group: all ports receive what is sent to it.
     ///
     /// # Errors
-    /// [`DatagramError::WrongNode`] for what is no group of the device's kind; the kernel's.
-    pub fn join(&self, group: Node) -> Result<(), DatagramError> {
+    /// [`DatagramError::WrongNode`] if `group` is not a group of the device's kind; the kernel's.
+    pub fn join(&self, group: NodeAddress) -> Result<(), DatagramError> {
         self.host.with(|engine| engine.join(group))
     }
 
-    /// Returns this interface's node, to which others send.
+    /// Returns the node of this interface, which others send to.
     #[must_use]
-    pub fn node(&self) -> Node {
+    pub fn node(&self) -> NodeAddress {
         self.host.with(|engine| engine.node())
     }
 
@@ -211,54 +211,54 @@ impl Device {
         self.host.with(|engine| engine.payload_max())
     }
 
-    /// Returns what went through.
+    /// Returns the traffic counters.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn counters(&self) -> Result<Counters, DatagramError> {
+    pub fn counters(&self) -> Result<DatagramCounters, DatagramError> {
         self.host.with(DatagramEngine::counters)
     }
 }
 
 /// A port that this process owns.
 #[derive(Debug)]
-#[must_use = "a port that is dropped is free for others"]
+#[must_use = "dropping the port frees it for others"]
 pub struct Port {
-    host: SpinHost<DatagramEngine>,
+    host: SpinningHost<DatagramEngine>,
     number: u8,
 }
 
 impl Port {
-    /// Returns its number.
+    /// Returns the port's number.
     #[must_use]
     pub const fn number(&self) -> u8 {
         self.number
     }
 
-    /// Gives a buffer for one datagram that is not longer.
+    /// Posts a buffer for one datagram, which must not be longer.
     ///
     /// # Errors
-    /// [`PostError`] beyond 1024 buffers, those with datagrams that nobody took among them.
+    /// [`PostError`] beyond 1024 buffers, counting those with datagrams that were not taken yet.
     pub fn post(&self, buffer: Vec<u8>) -> Result<(), PostError> {
         self.host.with(|engine| engine.post(self.number, buffer))
     }
 
-    /// Waits for the next datagram. Post buffers first: without one there is nothing to wait for.
+    /// Waits for the next datagram. Post buffers first: without one, none can be received.
     ///
     /// # Cancel safety
-    /// Cancel safe: a datagram that came in for a wait that was dropped goes to the next one.
+    /// Cancel safe: a datagram that arrived for a dropped wait goes to the next one.
     ///
     /// # Errors
-    /// [`DatagramError::Removed`]. While the interface is down it waits.
+    /// [`DatagramError::Removed`]. While the interface is down, the call keeps waiting.
     pub async fn receive(&self) -> Result<Received, DatagramError> {
-        match self.host.wait(Want::Received(self.number)).await? {
-            Found::Received(received) => Ok(received),
-            Found::Failed(error) => Err(error),
-            found @ Found::Sent(_) => unreachable!("invariant: {found:?} is no datagram"),
+        match self.host.wait(DatagramRequest::Received(self.number)).await? {
+            DatagramOutput::Received(received) => Ok(received),
+            DatagramOutput::Failed(error) => Err(error),
+            found @ DatagramOutput::Sent(_) => unreachable!("invariant: got {found:?}"),
         }
     }
 
-    /// Takes the next datagram if one is there.
+    /// Returns the next datagram if one is there.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
@@ -266,31 +266,36 @@ impl Port {
         self.host.with(|engine| engine.receive(self.number))
     }
 
-    /// Sends a datagram to a port of a node or of a group, without waiting. What is returned completes when
-    /// the buffer may be used again, and gives it back; the datagram goes out whether or not that is waited
-    /// for.
-    pub fn send(&self, to: Node, to_port: u8, payload: Vec<u8>) -> Sending<'_> {
+    /// Sends a datagram to a port of a node or of a group, without waiting. The returned future completes
+    /// when the buffer may be used again, and returns it; the datagram is sent whether or not you await the
+    /// future.
+    pub fn send(&self, to: NodeAddress, to_port: u8, payload: Vec<u8>) -> Sending<'_> {
         let started = self.host.with(|engine| engine.start_send(self.number, to, to_port, payload));
         let host = &self.host;
         match started {
             Ok(sent) => Sending { host, state: SendingState::Done(Some(sent)) },
             Err(ticket) => {
-                let wait = host.wait(Want::Sent(ticket));
+                let wait = host.wait(DatagramRequest::Sent(ticket));
                 Sending { host, state: SendingState::Waits(ticket, wait) }
             }
         }
     }
 
-    /// Sends a datagram if that can be done at once.
+    /// Sends a datagram if that is possible at once.
     ///
     /// # Errors
     /// [`DatagramError::Full`], [`DatagramError::TooLong`], [`DatagramError::Down`],
     /// [`DatagramError::Removed`].
-    pub fn try_send(&self, to: Node, to_port: u8, payload: &[u8]) -> Result<(), DatagramError> {
+    pub fn try_send(
+        &self,
+        to: NodeAddress,
+        to_port: u8,
+        payload: &[u8],
+    ) -> Result<(), DatagramError> {
         self.host.with(|engine| engine.try_send(self.number, to, to_port, payload))
     }
 
-    /// Returns what arrived.
+    /// Returns the port's traffic counters.
     #[must_use]
     pub fn counters(&self) -> PortCounters {
         self.host.with(|engine| engine.port_counters(self.number))
@@ -306,16 +311,17 @@ impl Drop for Port {
 /// A send under way: completes with its buffer.
 ///
 /// # Cancel safety
-/// The datagram goes out all the same; its buffer is dropped.
-#[must_use = "the datagram goes out all the same, and its buffer is lost"]
+/// The datagram is sent nevertheless; its buffer is dropped.
+#[must_use = "the datagram is sent without awaiting this, but its buffer is lost"]
 pub struct Sending<'a> {
-    host: &'a SpinHost<DatagramEngine>,
+    host: &'a SpinningHost<DatagramEngine>,
     state: SendingState<'a>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a box would allocate for each send that waits")]
 enum SendingState<'a> {
     Done(Option<Result<Vec<u8>, SendFailed>>),
-    Waits(u64, SpinWait<'a, DatagramEngine>),
+    Waits(u64, SpinningWait<'a, DatagramEngine>),
 }
 
 impl std::fmt::Debug for Sending<'_> {
@@ -335,10 +341,10 @@ impl Future for Sending<'_> {
                 return sent.take().map_or(Poll::Pending, Poll::Ready);
             }
             SendingState::Waits(_, wait) => match std::task::ready!(Pin::new(wait).poll(cx)) {
-                Ok(Found::Sent(sent)) => sent,
-                Ok(Found::Failed(error)) => failed(error),
-                Ok(found @ Found::Received(_)) => {
-                    unreachable!("invariant: {found:?} is no completion")
+                Ok(DatagramOutput::Sent(sent)) => sent,
+                Ok(DatagramOutput::Failed(error)) => failed(error),
+                Ok(found @ DatagramOutput::Received(_)) => {
+                    unreachable!("invariant: {found:?} is not a completion")
                 }
                 Err(error) => failed(error.into()),
             },

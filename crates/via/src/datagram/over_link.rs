@@ -1,5 +1,5 @@
-//! Datagrams in Ethernet frames. The kernel arbitrates the ports by addresses of abstract Unix sockets, which
-//! belong to the network namespace as the interface does, and vanish with their process.
+//! Datagrams in Ethernet frames. The kernel arbitrates the ports through addresses of abstract Unix sockets,
+//! which belong to the network namespace, like the interface, and vanish with their process.
 
 use std::{
     collections::BTreeMap,
@@ -16,17 +16,17 @@ use rustix::{
 
 use super::{
     HEADER_BYTES, Header,
-    engine::{Incoming, LOOK, Ports},
-    error::{DatagramError, Node},
+    engine::{IncomingDatagram, POLL_BATCH, Ports},
+    error::{DatagramError, NodeAddress},
 };
 use crate::link::{self, Link, MacAddress};
 
-const FRONT_BYTES: usize = link::HEADER_BYTES + HEADER_BYTES;
+const ENCAP_BYTES: usize = link::HEADER_BYTES + HEADER_BYTES;
 
 #[derive(Debug)]
 pub(super) struct OverLink {
     link: Link,
-    /// The sockets whose addresses say that a port is ours.
+    /// The sockets whose addresses mark a port as ours.
     claims: BTreeMap<u8, OwnedFd>,
 }
 
@@ -47,7 +47,7 @@ impl OverLink {
         let socket = make()?;
         match bind(&socket, &address) {
             Ok(()) => {
-                // So that others can ask who it is.
+                // Lets other processes ask for the owner.
                 listen(&socket, 1).map_err(failed)?;
                 Ok(socket)
             }
@@ -73,12 +73,12 @@ impl OverLink {
         self.claims.remove(&number);
     }
 
-    pub(super) fn join(&mut self, group: Node) -> Result<(), DatagramError> {
+    pub(super) fn join(&mut self, group: NodeAddress) -> Result<(), DatagramError> {
         Ok(self.link.join(mac(group)?)?)
     }
 
-    pub(super) fn node(&self) -> Node {
-        Node::Mac(self.link.address())
+    pub(super) fn node(&self) -> NodeAddress {
+        NodeAddress::Mac(self.link.address())
     }
 
     pub(super) fn payload_max(&self) -> usize {
@@ -93,7 +93,7 @@ impl OverLink {
     pub(super) fn send(
         &mut self,
         from_port: u8,
-        to: Node,
+        to: NodeAddress,
         to_port: u8,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
@@ -115,14 +115,14 @@ impl OverLink {
         if self.link.is_removed() {
             return Err(DatagramError::Removed);
         }
-        self.link.receive(LOOK, |frame| {
-            let mut front = [0; FRONT_BYTES];
-            let count = frame.read(0, &mut front);
-            let Some(incoming) = parse(&front[..count], frame.len()) else {
+        self.link.receive(POLL_BATCH, |frame| {
+            let mut received_header = [0; ENCAP_BYTES];
+            let count = frame.read(0, &mut received_header);
+            let Some(incoming) = parse(&received_header[..count], frame.len()) else {
                 ports.counters.malformed += 1;
                 return;
             };
-            ports.deliver(&incoming, |place| frame.read(FRONT_BYTES, place));
+            ports.deliver(&incoming, |place| frame.read(ENCAP_BYTES, place));
         })?;
         Ok(())
     }
@@ -130,7 +130,7 @@ impl OverLink {
     /// Prepares for sleep. Returns whether something may be there.
     pub(super) fn arm(&mut self, awaits_room: bool) -> Result<bool, DatagramError> {
         self.link.look()?;
-        // While it is down, nothing but the news that it is up again makes room.
+        // While the interface is down, only the news that it is up again makes room.
         let awaits_room = awaits_room || self.link.has_unsent();
         self.link.await_room(awaits_room && self.link.is_up())?;
         Ok(self.link.is_removed() || self.link.is_ready())
@@ -141,26 +141,26 @@ impl OverLink {
     }
 }
 
-fn mac(node: Node) -> Result<MacAddress, DatagramError> {
+fn mac(node: NodeAddress) -> Result<MacAddress, DatagramError> {
     match node {
-        Node::Mac(address) => Ok(address),
-        node @ Node::Ip(_) => {
+        NodeAddress::Mac(address) => Ok(address),
+        node @ NodeAddress::Ip(_) => {
             Err(DatagramError::WrongNode { node, wanted: "an address of Ethernet" })
         }
     }
 }
 
-/// Reads the front of a frame of `total` bytes.
+/// Reads the header of a frame of `total` bytes.
 #[inline]
-pub(super) fn parse(front: &[u8], total: usize) -> Option<Incoming> {
-    let ethernet = link::Header::parse(front).ok()?;
+pub(super) fn parse(received_header: &[u8], total: usize) -> Option<IncomingDatagram> {
+    let ethernet = link::EthernetHeader::parse(received_header).ok()?;
     if ethernet.payload_offset != link::HEADER_BYTES {
         return None;
     }
-    let rest = front.get(link::HEADER_BYTES..)?;
+    let rest = received_header.get(link::HEADER_BYTES..)?;
     let header = Header::parse(rest, total.saturating_sub(link::HEADER_BYTES)).ok()?;
-    Some(Incoming {
-        from: Node::Mac(ethernet.source),
+    Some(IncomingDatagram {
+        from: NodeAddress::Mac(ethernet.source),
         from_port: header.from,
         to_port: header.to,
         is_multicast: ethernet.destination.is_multicast(),

@@ -1,5 +1,5 @@
 //! Datagrams over UDP: port `n` is the UDP port `base + n` of one address, so that the kernel arbitrates and
-//! sorts them. Groups have sockets of their own, bound to the group's address: nothing listens wider.
+//! sorts them. Each group has its own socket, bound to the group's address: no socket listens more widely.
 
 use std::{
     collections::BTreeMap,
@@ -20,36 +20,37 @@ use rustix::{
 
 use super::{
     HEADER_BYTES, Header, UdpSettings,
-    batch::{self, BATCH, FEW, Front},
-    engine::{Incoming, LOOK, Ports},
-    error::{DatagramError, Node},
+    batch::{self, BATCH, FEW, ReceivedHeader},
+    engine::{IncomingDatagram, POLL_BATCH, Ports},
+    error::{DatagramError, NodeAddress},
 };
 use crate::link::set_option;
 
-/// Errors of earlier sends that are taken in with one look.
+/// The most errors of earlier sends that are taken in at once.
 const ERRORS_MAX: usize = 64;
-/// After so many looks at a socket in vain, while others of its port had something, most looks leave it out: who waits
-/// for a multicast hears nothing else, and the other way round. Before sleep the wait point tells of all.
-const VAIN_MAX: u8 = 4;
-/// One look of so many leaves none out.
-const SELDOM: u32 = 8;
+/// After this many polls of a socket without a datagram, while another socket of its port had one, most polls skip it:
+/// a program that waits for a multicast receives nothing else, and vice versa. Before a sleep, the descriptor covers
+/// all sockets.
+const EMPTY_POLLS_MAX: u8 = 4;
+/// One poll in this many skips no socket.
+const FULL_POLL_EVERY: u32 = 8;
 
 #[derive(Debug)]
 pub(super) struct OverUdp {
     settings: UdpSettings,
-    point: OwnedFd,
+    epoll_fd: OwnedFd,
     sockets: BTreeMap<u8, PortSockets>,
     groups: Vec<Ipv4Addr>,
-    /// The port whose socket's descriptor tells of room.
+    /// The port whose socket the descriptor watches for room.
     awaits_room: Option<u8>,
 }
 
 /// The sockets of a port.
 #[derive(Debug)]
 struct PortSockets {
-    /// Its own, and one for each group.
-    all: Vec<Socket>,
-    /// Counts looks.
+    /// The port's own socket, and one for each group.
+    all: Vec<PortSocket>,
+    /// Counts polls.
     turn: u32,
 }
 
@@ -60,17 +61,17 @@ impl PortSockets {
 }
 
 #[derive(Debug)]
-struct Socket {
+struct PortSocket {
     descriptor: OwnedFd,
-    /// Looks since it had anything, in which another one of the port had.
-    vain: u8,
-    /// There were several when there was something for the last time.
+    /// Polls since the socket last had a datagram, in which another socket of the port had one.
+    empty_polls: u8,
+    /// Whether there were several datagrams when there last was one.
     is_crowded: bool,
 }
 
-impl From<OwnedFd> for Socket {
+impl From<OwnedFd> for PortSocket {
     fn from(descriptor: OwnedFd) -> Self {
-        Self { descriptor, vain: 0, is_crowded: false }
+        Self { descriptor, empty_polls: 0, is_crowded: false }
     }
 }
 
@@ -89,10 +90,10 @@ impl OverUdp {
             let range = "between 576 and 65535";
             return Err(DatagramError::Setting { name: "mtu", value: settings.mtu, range });
         }
-        let point = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|error| DatagramError::kernel("making a wait point", error))?;
+        let epoll_fd = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|error| DatagramError::kernel("creating an epoll instance", error))?;
         let sockets = BTreeMap::new();
-        Ok(Self { settings, point, sockets, groups: Vec::new(), awaits_room: None })
+        Ok(Self { settings, epoll_fd, sockets, groups: Vec::new(), awaits_room: None })
     }
 
     fn udp_port(&self, number: u8) -> u16 {
@@ -104,11 +105,11 @@ impl OverUdp {
         socket_with(family(self.settings.address), SocketType::DGRAM, flags, None)
     }
 
-    /// Makes the socket of a port, which the kernel gives to one process alone.
+    /// Makes the socket of a port, which the kernel gives to only one process.
     fn own_socket(&self, number: u8) -> Result<OwnedFd, Errno> {
         let socket = self.make()?;
-        // Datagrams are not cut: one that is too long for the way is an error; and so is a port that nobody
-        // has, of which the peer's kernel tells.
+        // Datagrams are not fragmented: one that is too long for the path is an error, and so is a port
+        // without an owner, which the peer's kernel reports.
         match self.settings.address {
             IpAddr::V4(address) => {
                 sockopt::set_ip_mtu_discover(&socket, sockopt::Ipv4PathMtuDiscovery::DO)?;
@@ -130,7 +131,7 @@ impl OverUdp {
         let socket = self.make()?;
         // Other nodes on this host are members too.
         sockopt::set_socket_reuseaddr(&socket, true)?;
-        // Not what others on this host have joined on other interfaces.
+        // Exclude groups that other processes on this host joined on other interfaces.
         set_int(&socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
         bind(&socket, &SocketAddr::new(group.into(), self.udp_port(number)))?;
         sockopt::set_ip_add_membership(&socket, &group, &own)?;
@@ -140,7 +141,7 @@ impl OverUdp {
 
     fn watch(&self, socket: &OwnedFd, number: u8) -> Result<(), Errno> {
         let data = epoll::EventData::new_u64(number.into());
-        epoll::add(&self.point, socket, data, epoll::EventFlags::IN)
+        epoll::add(&self.epoll_fd, socket, data, epoll::EventFlags::IN)
     }
 
     pub(super) fn acquire(&mut self, number: u8) -> Result<(), DatagramError> {
@@ -153,7 +154,7 @@ impl OverUdp {
             Err(Errno::ADDRINUSE) => return Err(taken),
             own => own.map_err(failed)?,
         };
-        let mut all = vec![Socket::from(own)];
+        let mut all = vec![PortSocket::from(own)];
         for group in &self.groups {
             all.push(self.group_socket(*group, number).map_err(failed)?.into());
         }
@@ -168,8 +169,8 @@ impl OverUdp {
         }
     }
 
-    pub(super) fn join(&mut self, group: Node) -> Result<(), DatagramError> {
-        let Node::Ip(IpAddr::V4(address)) = group else {
+    pub(super) fn join(&mut self, group: NodeAddress) -> Result<(), DatagramError> {
+        let NodeAddress::Ip(IpAddr::V4(address)) = group else {
             return Err(DatagramError::WrongNode {
                 node: group,
                 wanted: "a group of IP version 4",
@@ -190,8 +191,8 @@ impl OverUdp {
         Ok(())
     }
 
-    /// What is sent to groups does not come back to this host.
-    pub(super) fn quiet_loop(&self) -> Result<(), DatagramError> {
+    /// Stops what is sent to groups from coming back to this host.
+    pub(super) fn disable_loopback(&self) -> Result<(), DatagramError> {
         for own in self.sockets.values().filter_map(PortSockets::own) {
             sockopt::set_ip_multicast_loop(own, false).map_err(|error| {
                 DatagramError::kernel("keeping multicasts from this host", error)
@@ -200,8 +201,8 @@ impl OverUdp {
         Ok(())
     }
 
-    pub(super) const fn node(&self) -> Node {
-        Node::Ip(self.settings.address)
+    pub(super) const fn node(&self) -> NodeAddress {
+        NodeAddress::Ip(self.settings.address)
     }
 
     pub(super) fn payload_max(&self) -> usize {
@@ -213,17 +214,17 @@ impl OverUdp {
     pub(super) fn send(
         &mut self,
         from_port: u8,
-        to: Node,
+        to: NodeAddress,
         to_port: u8,
         payload: &[u8],
         ports: &mut Ports,
     ) -> Result<(), DatagramError> {
-        let Node::Ip(address) = to else {
+        let NodeAddress::Ip(address) = to else {
             return Err(DatagramError::WrongNode { node: to, wanted: "an address of IP" });
         };
         let too_long = || DatagramError::TooLong { length: payload.len(), max: self.payload_max() };
         let length = u16::try_from(payload.len()).map_err(|_| too_long())?;
-        // A send that waited may outlive its port.
+        // A queued send may outlive its port.
         let Some(own) = self.sockets.get(&from_port).and_then(PortSockets::own) else {
             return Err(DatagramError::Removed);
         };
@@ -238,7 +239,7 @@ impl OverUdp {
                 Err(Errno::AGAIN | Errno::NOBUFS) => return Err(DatagramError::Full),
                 Err(Errno::MSGSIZE) => return Err(too_long()),
                 Err(Errno::NETDOWN) => return Err(DatagramError::Down),
-                // What became of an earlier one.
+                // The error of an earlier send.
                 Err(Errno::CONNREFUSED | Errno::HOSTUNREACH) => take_errors(own, ports),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(DatagramError::kernel("sending a datagram", error)),
@@ -251,30 +252,30 @@ impl OverUdp {
     #[inline]
     pub(super) fn look(&mut self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
         let base = self.settings.base_port;
-        let place = Place { node: self.node(), base, number };
+        let place = PortAddress { node: self.node(), base, number };
         let Some(sockets) = self.sockets.get_mut(&number) else { return Ok(()) };
         sockets.turn = sockets.turn.wrapping_add(1);
-        let is_thorough = sockets.turn.is_multiple_of(SELDOM);
+        let is_thorough = sockets.turn.is_multiple_of(FULL_POLL_EVERY);
         let mut found = 0_u64;
         for (index, socket) in sockets.all.iter_mut().enumerate() {
-            if (socket.vain < VAIN_MAX || is_thorough)
-                && place.look_at(socket, index > 0, ports)? > 0
+            if (socket.empty_polls < EMPTY_POLLS_MAX || is_thorough)
+                && place.poll_socket(socket, index > 0, ports)? > 0
             {
-                socket.vain = 0;
+                socket.empty_polls = 0;
                 found |= 1 << index.min(63);
             }
         }
         if found > 0 {
             for (index, socket) in sockets.all.iter_mut().enumerate() {
                 let is_vain = found & (1 << index.min(63)) == 0;
-                socket.vain = socket.vain.saturating_add(u8::from(is_vain));
+                socket.empty_polls = socket.empty_polls.saturating_add(u8::from(is_vain));
             }
         }
         Ok(())
     }
 
-    /// Prepares for sleep; the descriptor tells of room at the socket of one port, if asked. Returns whether
-    /// something may be there.
+    /// Prepares for sleep; if asked, the descriptor also becomes readable when the socket of one port has
+    /// room. Returns whether something may be there.
     pub(super) fn arm(&mut self, awaits_room: Option<u8>) -> Result<bool, DatagramError> {
         if awaits_room != self.awaits_room {
             for (number, flags) in [
@@ -285,7 +286,7 @@ impl OverUdp {
                     number.and_then(|number| Some((number, self.sockets.get(&number)?.own()?)))
                 {
                     let data = epoll::EventData::new_u64(number.into());
-                    epoll::modify(&self.point, own, data, flags)
+                    epoll::modify(&self.epoll_fd, own, data, flags)
                         .map_err(|error| DatagramError::kernel("watching a port", error))?;
                 }
             }
@@ -293,74 +294,82 @@ impl OverUdp {
         }
         let mut events = [const { mem::MaybeUninit::uninit() }; 1];
         let now = rustix::time::Timespec::default();
-        let ready = epoll::wait(&self.point, &mut events, Some(&now));
+        let ready = epoll::wait(&self.epoll_fd, &mut events, Some(&now));
         let is_ready = ready.is_ok_and(|(ready, _)| !ready.is_empty());
         if is_ready {
-            // It may be where looks are rare.
+            // It may be at a socket that is seldom polled.
             for socket in self.sockets.values_mut().flat_map(|sockets| &mut sockets.all) {
-                socket.vain = 0;
+                socket.empty_polls = 0;
             }
         }
         Ok(is_ready)
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.point.as_fd()
+        self.epoll_fd.as_fd()
     }
 }
 
-/// A port, whose sockets are looked at.
+/// A port whose sockets are polled.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    node: Node,
+struct PortAddress {
+    node: NodeAddress,
     base: u16,
     number: u8,
 }
 
-impl Place {
-    /// Takes in what is at a socket. Returns how many datagrams there were.
-    fn look_at(
+impl PortAddress {
+    /// Takes in the datagrams of a socket. Returns their number.
+    fn poll_socket(
         &self,
-        socket: &mut Socket,
+        socket: &mut PortSocket,
         is_multicast: bool,
         ports: &mut Ports,
     ) -> Result<usize, DatagramError> {
-        let Socket { descriptor: socket, is_crowded, .. } = socket;
+        let PortSocket { descriptor: socket, is_crowded, .. } = socket;
         let mut found = 0;
         let mut buffers: Vec<Vec<u8>> = mem::take(&mut ports.batch);
-        while found < LOOK {
+
+        while found < POLL_BATCH {
             let posted = ports.state(self.number).map(|port| &mut port.posted);
             if let Some(posted) = posted {
-                // All of one length: it does not matter then which of them the next datagram goes to.
+                // The buffers all have this length, so any of them will do for the next datagram.
                 let length = posted.front().map_or(0, Vec::len);
                 let most = if *is_crowded { BATCH } else { FEW };
                 let alike = posted.iter().take(most).take_while(|buffer| buffer.len() == length);
                 let count = alike.count();
                 buffers.extend(posted.drain(..count));
             }
+
             let has_buffers = !buffers.is_empty();
             if !has_buffers {
                 buffers.push(Vec::new());
             }
-            let mut fronts = [Front::EMPTY; BATCH];
-            let (wanted, received) =
-                (buffers.len(), batch::receive(socket.as_fd(), &mut buffers, &mut fronts));
+
+            let mut received_headers = [ReceivedHeader::EMPTY; BATCH];
+            let (wanted, received) = (
+                buffers.len(),
+                batch::receive(socket.as_fd(), &mut buffers, &mut received_headers),
+            );
             let count = *received.as_ref().unwrap_or(&0);
             found += count;
-            for (front, buffer) in fronts.iter().zip(buffers.drain(..count)) {
-                let unused = self.take(front, buffer, is_multicast, has_buffers, ports);
+
+            for (received_header, buffer) in received_headers.iter().zip(buffers.drain(..count)) {
+                let unused = self.take(received_header, buffer, is_multicast, has_buffers, ports);
                 if let Some(buffer) = unused.filter(|_| has_buffers)
                     && let Some(port) = ports.state(self.number)
                 {
                     port.posted.push_front(buffer);
                 }
             }
+
             let mut port = ports.state(self.number).filter(|_| has_buffers);
             for buffer in buffers.drain(..).rev() {
                 if let Some(port) = &mut port {
                     port.posted.push_front(buffer);
                 }
             }
+
             match received.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL)) {
                 Ok(count) if count < wanted => break,
                 Ok(_) | Err(Errno::INTR) => {}
@@ -378,21 +387,23 @@ impl Place {
         Ok(found)
     }
 
-    /// Hands a datagram to its port. Returns the buffer if that is still to be posted.
+    /// Hands a datagram to its port. Returns the buffer if it must still be posted.
     fn take(
         &self,
-        front: &Front,
+        received_header: &ReceivedHeader,
         buffer: Vec<u8>,
         is_multicast: bool,
         has_buffer: bool,
         ports: &mut Ports,
     ) -> Option<Vec<u8>> {
-        let Some(mut incoming) = front.from.and_then(|from| self.parse(front, from)) else {
+        let Some(mut incoming) =
+            received_header.from.and_then(|from| self.parse(received_header, from))
+        else {
             ports.counters.malformed += 1;
             return Some(buffer);
         };
         incoming.is_multicast = is_multicast;
-        // What goes to a group comes back to its sender.
+        // A datagram for a group comes back to its sender.
         if is_multicast && incoming.from == self.node && incoming.from_port == self.number {
             return Some(buffer);
         }
@@ -401,7 +412,7 @@ impl Place {
             port.count_no_buffer();
             return Some(buffer);
         }
-        if front.is_cut {
+        if received_header.is_cut {
             port.count_too_small();
             return Some(buffer);
         }
@@ -409,16 +420,21 @@ impl Place {
         None
     }
 
-    /// Checks what stands in front of a datagram against where it came from and where it arrived. Over UDP
-    /// nothing is padded: the length is exact.
-    fn parse(&self, front: &Front, from: SocketAddr) -> Option<Incoming> {
-        let total = front.length;
-        let header = Header::parse(front.bytes.get(..total.min(HEADER_BYTES))?, total).ok()?;
+    /// Checks the header of a datagram against where it came from and where it arrived. UDP does not pad: the
+    /// length is exact.
+    fn parse(
+        &self,
+        received_header: &ReceivedHeader,
+        from: SocketAddr,
+    ) -> Option<IncomingDatagram> {
+        let total = received_header.length;
+        let header =
+            Header::parse(received_header.bytes.get(..total.min(HEADER_BYTES))?, total).ok()?;
         let is_right = header.to == self.number
             && from.port() == self.base + u16::from(header.from)
             && usize::from(header.length) + HEADER_BYTES == total;
-        is_right.then_some(Incoming {
-            from: Node::Ip(from.ip()),
+        is_right.then_some(IncomingDatagram {
+            from: NodeAddress::Ip(from.ip()),
             from_port: header.from,
             to_port: header.to,
             is_multicast: false,
@@ -427,7 +443,7 @@ impl Place {
     }
 }
 
-/// Takes in what became of earlier sends, as the peers' kernels have told.
+/// Takes in the errors of earlier sends, as the peers' kernels have reported them.
 fn take_errors(socket: &OwnedFd, ports: &mut Ports) {
     let mut bytes = [0_u8; 64];
     for _ in 0..ERRORS_MAX {

@@ -14,15 +14,15 @@ fn frame(rng: &mut Rng) -> Vec<u8> {
     let types = [EtherType::EXPERIMENTAL_1, EtherType(0x8100), EtherType::IPV4, EtherType::IPV6];
     let ether_type = types[rng.usize(..types.len())];
     let mut bytes =
-        link::Header::bytes(MacAddress([rng.u8(..); 6]), MacAddress([2; 6]), ether_type).to_vec();
+        link::EthernetHeader::bytes(MacAddress([rng.u8(..); 6]), MacAddress([2; 6]), ether_type)
+            .to_vec();
     bytes.extend(Header::new(rng.u8(..), rng.u8(..), length).bytes());
     bytes.extend((0..length).map(|_| rng.u8(..)));
     bytes
 }
 
-/// Goal: a frame that is taken has a header that says what is there, nothing else is taken, and nothing
-/// panics. Method: true frames with bytes changed, cut off and padded, from many seeds; every outcome must
-/// occur.
+/// Goal: an accepted frame has a header that describes it, nothing else is accepted, and nothing panics.
+/// Method: true frames with bytes changed, cut off and padded, from many seeds; every outcome must occur.
 #[test]
 fn any_frame_is_read_safely() {
     let (mut taken, mut refused) = (0, 0);
@@ -39,8 +39,8 @@ fn any_frame_is_read_safely() {
                     _ => bytes.resize(bytes.len().max(60), 0),
                 }
             }
-            let front = &bytes[..bytes.len().min(22)];
-            if let Some(incoming) = parse(front, bytes.len()) {
+            let received_header = &bytes[..bytes.len().min(22)];
+            if let Some(incoming) = parse(received_header, bytes.len()) {
                 assert!(22 + incoming.length <= bytes.len(), "seed {seed}");
                 let header = Header::new(
                     incoming.from_port,

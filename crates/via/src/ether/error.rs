@@ -11,22 +11,22 @@ use crate::link::OpenError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EtherError {
-    /// The link was not opened; a missing right names itself.
+    /// The link was not opened. A missing capability is named.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The port has an owner.
+    /// The port belongs to another NIC.
     #[error(
         "port {port} of the interface belongs to another NIC (`ss -xp` shows its process as the owner of \
-         @{socket}): let it go there, or take another one; 0 is any that is free"
+         @{socket}): close that NIC, or use another port; 0 is any free port"
     )]
     PortTaken {
         /// The port.
         port: u16,
-        /// The name of the abstract Unix socket that says so.
+        /// The name of the abstract Unix socket that claims it.
         socket: String,
     },
-    /// All ports that were tried have owners.
-    #[error("no port of the interface was found to be free: name one")]
+    /// No free port was found.
+    #[error("no free port was found on the interface: name one")]
     NoPort,
     /// The interface's frames are too short.
     #[error(
@@ -38,17 +38,15 @@ pub enum EtherError {
         /// Its MTU in bytes.
         mtu: usize,
     },
-    /// Frames of all protocols were asked for.
-    #[error(
-        "a NIC needs a protocol of its own, not all of them: take one of the experimental ones"
-    )]
+    /// Frames of all protocols were requested.
+    #[error("a NIC needs a protocol of its own, not all protocols: use an experimental one")]
     AllProtocols,
-    /// The kernel said no.
+    /// The kernel refused.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

@@ -1,33 +1,39 @@
-//! The provider over raw Ethernet frames: VIs between the hosts of one network, past the kernel's network stack.
+//! The provider over raw Ethernet frames: VIs between the hosts of one network, bypassing the kernel's
+//! network stack.
 //!
-//! An [`Ether`] is a [software NIC](crate::software_nic) over a [`Link`]. It reaches whatever is on the same network:
-//! nothing is routed. Frames travel by the link's rings, and one call makes the kernel send all that were filled in; to
-//! look for arrivals takes no call.
+//! An [`Ether`] is a [software NIC](crate::software_nic) over a [`Link`]. It reaches every NIC on the
+//! same network; nothing is routed. Frames travel through the link's rings: one call makes the kernel
+//! send all that were filled in, and polling for arrivals takes no call.
 //!
 //! # Ports
-//! NICs of one interface and protocol are told apart by a port of 16 bits, which stands in each frame. The kernel
-//! arbitrates the ports by the addresses of abstract Unix sockets, which belong to the network namespace as the
-//! interface does and vanish with their process, and it drops the frames for other ports before they arrive. With
-//! AF_XDP an interface has one NIC: its queue has one owner.
+//! A port of 16 bits, carried in each frame, distinguishes the NICs of one interface and protocol. The
+//! kernel arbitrates ports through the addresses of abstract Unix sockets, which belong to the network
+//! namespace, as the interface does, and vanish with their process; it also drops frames for other ports
+//! before they arrive. With AF_XDP an interface has only one NIC, since its queue has only one owner.
 //!
-//! A frame to the interface's own address would depart and never come back. NICs that share an interface reach each
-//! other through those same Unix sockets.
+//! A frame to the interface's own address would never come back, so NICs that share an interface reach
+//! each other through those Unix sockets.
 //!
 //! # Long packets
-//! Packets are as long as the interface's frames. If its MTU shrinks, those that were made before depart in pieces, and
-//! are put together at the other end. The interface needs an MTU of at least [`MTU_MIN`].
+//! Packets are as long as the interface's frames. If the MTU shrinks, packets that were made before are
+//! fragmented, and reassembled at the other end. The interface needs an MTU of at least [`MTU_MIN`].
 //!
-//! # What becomes of the interface
+//! # Changes of the interface
 //! | event | effect |
 //! | --- | --- |
-//! | down, and up again | what departs meanwhile is lost, and sent again later; who is not heard of for [`dead_after`](Config::dead_after) is dead |
-//! | its MTU changes | packets become shorter at once; longer ones are used when a peer was silent, or by new connections; one beyond that at opening is not used |
-//! | it is removed | as down, but for good: connections end with [`TransportFailed`](crate::vi::Reason::TransportFailed), and [`EtherWire::is_removed`] tells |
-//! | it gets another address | peers do not know it: as removed, until the NIC is opened anew |
+//! | down, then up | packets meanwhile are lost, and sent again later; a peer that is silent for
+//! [`dead_after`](Config::dead_after) is dead |
+//! | MTU changes | packets become shorter at once, but longer only after a peer was silent or for new
+//! connections; an MTU above that at opening is not used |
+//! | removed | as down, but for good: connections end with
+//! [`TransportFailed`](crate::vi::Reason::TransportFailed), and [`EtherWire::is_removed`] returns `true`
+//! |
+//! | new address | peers do not know it: as removed, until the NIC is reopened |
 //!
 //! # Trust
-//! Whoever can send frames can forge addresses and ports; what that is good for is said in [`software_nic`](crate::software_nic#trust). Any
-//! process of the host can take a port by its Unix socket, and send to those of others, but has to know the secret too.
+//! Any sender of frames can forge addresses and ports; [`software_nic`](crate::software_nic#trust) says
+//! what that gains. Any process of the host can take a port by its Unix socket, and send to those of
+//! others, but must know the secret too.
 //!
 //! # Examples
 //! ```no_run
@@ -39,10 +45,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod encap;
 mod error;
-mod front;
 mod neighbours;
-mod pieces;
+mod reassembly;
 mod wire;
 
 use std::time::Duration;
@@ -57,22 +63,22 @@ use crate::{
 
 use self::neighbours::Neighbours;
 pub use self::{
+    encap::EtherPath,
     error::EtherError,
-    front::EtherPath,
     wire::{EtherCounters, EtherWire},
 };
 
-/// The least MTU of an interface, in bytes: a packet that all paths must take, and what stands before it.
-pub const MTU_MIN: usize = 1200 + front::FRONT_BYTES;
+/// The smallest MTU of an interface, in bytes: a packet that every path must take, and its header.
+pub const MTU_MIN: usize = 1200 + encap::ENCAP_BYTES;
 
-/// How long a queue of AF_XDP may take to become free after its last owner has closed it.
+/// How long an AF_XDP queue may take to become free after its last owner has closed it.
 const QUEUE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A NIC over raw Ethernet frames.
 pub type Ether = SoftwareNic<EtherWire>;
 
 impl Ether {
-    /// Begins with the settings of a NIC on an interface.
+    /// Starts the configuration of a NIC on an interface.
     pub fn builder(interface: impl Into<String>) -> EtherBuilder {
         EtherBuilder {
             interface: interface.into(),
@@ -104,34 +110,36 @@ pub struct EtherBuilder {
 }
 
 impl EtherBuilder {
-    /// Sets the protocol of the frames, the same for all peers, and one that nobody else uses on this network.
-    /// Default: [`EtherType::EXPERIMENTAL_2`], since [datagrams](crate::datagram) have the other one.
+    /// Sets the protocol of the frames: the same for all peers, and used by no other program on this
+    /// network. Default: [`EtherType::EXPERIMENTAL_2`], since [datagrams](crate::datagram) have the
+    /// other one.
     pub const fn ether_type(mut self, ether_type: EtherType) -> Self {
         self.ether_type = ether_type;
         self
     }
 
-    /// Sets what carries the frames; peers need not have the same. Default: [`BackEnd::Automatic`], which is
+    /// Sets what carries the frames; peers may use another. Default: [`BackEnd::Automatic`], which is
     /// AF_PACKET.
     pub const fn back_end(mut self, back_end: BackEnd) -> Self {
         self.back_end = back_end;
         self
     }
 
-    /// Sets the port of the NIC. Default 0: any that is free.
+    /// Sets the port of the NIC. Default 0: any free port.
     pub const fn port(mut self, port: u16) -> Self {
         self.port = port;
         self
     }
 
-    /// Sets which receive queue of the interface is taken, for [`BackEnd::Xdp`]. Default: 0.
+    /// Sets the receive queue of the interface for [`BackEnd::Xdp`]. Default: 0.
     pub const fn queue(mut self, queue: u32) -> Self {
         self.queue = queue;
         self
     }
 
-    /// Sets how many frames the kernel keeps until they are taken: 1 to 65 536, 1024 by default. Each connection may
-    /// have [`window_bytes`](Config::window_bytes) on the way here; what does not fit is lost, and sent again.
+    /// Sets how many frames the kernel keeps until they are taken: 1 to 65 536, 1024 by default. Each
+    /// connection may have [`window_bytes`](Config::window_bytes) in flight to this NIC; what does not
+    /// fit is lost, and sent again.
     pub const fn receive_frames(mut self, frames: u32) -> Self {
         self.receive_frames = frames;
         self
@@ -150,7 +158,7 @@ impl EtherBuilder {
         self
     }
 
-    /// Sets what the NIC may do, and when it gives up. Default: [`Config::default`].
+    /// Sets the configuration of the software NIC. Default: [`Config::default`].
     pub const fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
@@ -159,7 +167,8 @@ impl EtherBuilder {
     /// Opens the NIC, in the network namespace of the calling thread. Only NICs with the same secret, protocol and
     /// configuration can connect.
     ///
-    /// A queue of AF_XDP becomes free a moment after its owner has ended: this waits up to 100 ms for one that is taken.
+    /// A queue of AF_XDP becomes free a moment after its owner has ended: this waits up to 100 ms for
+    /// one that is taken.
     ///
     /// # Errors
     /// [`EtherError`]; a missing `CAP_NET_RAW` is an [`OpenError::MissingCapability`] in it.
@@ -169,7 +178,7 @@ impl EtherBuilder {
         Ok(SoftwareNic::new(self.open_wire()?, secret, config, seed))
     }
 
-    /// Opens what carries the NIC's packets.
+    /// Opens the wire that carries the NIC's packets.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -179,7 +188,7 @@ impl EtherBuilder {
         }
         let mut link = self.open_link()?;
         let neighbours = Neighbours::claim(link.index(), self.ether_type, self.port)?;
-        link.keep_only(front::PORT_OFFSET, neighbours.port())
+        link.keep_only(encap::PORT_OFFSET, neighbours.port())
             .map_err(EtherError::kernel("filtering frames by port"))?;
         let mtu = link.payload_max();
         if mtu < MTU_MIN {

@@ -1,4 +1,4 @@
-//! Whose a port is, and the way to the other NICs of the same interface: abstract Unix sockets.
+//! Claims ports, and connects the NICs that share an interface: abstract Unix sockets.
 
 use std::{
     io,
@@ -12,23 +12,23 @@ use std::{
 use super::EtherError;
 use crate::{link::EtherType, udp::random};
 
-/// Ports that are taken where none is named, as the kernel does it for UDP.
+/// The first port tried if none is named.
 const PORT_FIRST: u16 = 0xc000;
 
-/// So many of them are tried.
+/// How many ports are tried.
 const TRIES: u16 = 256;
 
-/// The socket whose address says that a port is ours.
+/// The socket whose address claims this NIC's port.
 #[derive(Debug)]
 pub(super) struct Neighbours {
     socket: UnixDatagram,
-    /// What the names of all ports of this interface and protocol begin with.
+    /// The common prefix of the names of all ports of this interface and protocol.
     prefix: String,
     port: u16,
 }
 
 impl Neighbours {
-    /// Takes a port; 0 is any that is free.
+    /// Claims a port; 0 is any free port.
     pub(super) fn claim(index: u32, ether_type: EtherType, port: u16) -> Result<Self, EtherError> {
         let prefix = format!("vigie-ether/{index}/{ether_type}/");
         if port != 0 {
@@ -72,9 +72,9 @@ impl Neighbours {
         }
     }
 
-    /// Takes a packet: how long it is, and from which port. What does not come from a port is dropped.
+    /// Receives a packet: its length and source port. Packets that do not come from a port are dropped.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, u16)>> {
-        /// Strangers that are looked at in one call.
+        /// The most foreign packets skipped per call.
         const LOOKS: u32 = 64;
         for _ in 0..LOOKS {
             match self.socket.recv_from(buffer) {
@@ -94,7 +94,7 @@ impl Neighbours {
     fn port_of(&self, from: &SocketAddr) -> Option<u16> {
         let digits = from.as_abstract_name()?.strip_prefix(self.prefix.as_bytes())?;
         let port: u16 = std::str::from_utf8(digits).ok()?.parse().ok()?;
-        // Only its own name stands for a port, not `+7` or `007`.
+        // Only the canonical name stands for a port, not `+7` or `007`.
         (port != 0 && digits == port.to_string().as_bytes()).then_some(port)
     }
 }
@@ -113,15 +113,15 @@ fn bind(prefix: &str, port: u16) -> io::Result<UnixDatagram> {
 mod tests {
     use super::*;
 
-    /// An interface that there is not.
+    /// The index of an interface that does not exist.
     const INDEX: u32 = 0xffff_fff0;
 
     fn claim(port: u16) -> Result<Neighbours, EtherError> {
         Neighbours::claim(INDEX, EtherType::EXPERIMENTAL_2, port)
     }
 
-    /// Goal: a port has one owner at a time, says so, and is free again after it; any port is one that is free.
-    /// Method: take one again and again.
+    /// Goal: a port has one owner at a time, reports that, and is free again after it; an automatic port
+    /// is a free one. Method: claim a port again and again.
     #[test]
     fn a_port_has_one_owner() {
         let first = claim(0).unwrap();
@@ -136,8 +136,8 @@ mod tests {
         claim(port).unwrap();
     }
 
-    /// Goal: neighbours hear each other, and nobody else. Method: two ports, and sockets without a name, with another
-    /// one, and with one that is almost a port's.
+    /// Goal: neighbours hear each other, and no other sockets. Method: two ports, and sockets without a
+    /// name, with another one, and with one that is almost a port's.
     #[test]
     fn only_neighbours_are_heard() {
         let (one, other) = (claim(0).unwrap(), claim(0).unwrap());

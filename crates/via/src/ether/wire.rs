@@ -13,54 +13,55 @@ use vigie_detect::Instant;
 
 use super::{
     EtherError,
-    front::{EtherPath, FRONT_BYTES, Front, PIECES_MAX},
+    encap::{ENCAP_BYTES, EtherPath, FRAGMENTS_MAX, FragmentHeader},
     neighbours::Neighbours,
-    pieces::Pieces,
+    reassembly::Reassembly,
 };
 use crate::{
     link::{self, BackEnd, Link, LinkError, MacAddress},
     software_nic::Wire,
 };
 
-/// Packets that are sent at once. Each is a frame of its own, so that more would gain nothing.
+/// The most packets sent per call. Each is a frame of its own, so more would gain nothing.
 const PACKETS_MAX: usize = 8;
 
-/// Frames that are looked at in one call: rubbish shall not keep the caller from its work.
+/// The most frames examined per call, so that garbage does not keep the caller from its work.
 const LOOKS: usize = 64;
 
-/// In one of so many looks the neighbours are looked at, which takes a call; in each as long as there is one.
+/// The neighbours' socket, which costs a call, is polled in one of this many receives, or in each as
+/// long as packets arrive there.
 const NEIGHBOURS_EVERY: u32 = 32;
 
 /// The longest packet to a neighbour, in bytes.
 const NEIGHBOUR_BYTES: usize = 65_000;
 
-/// What was seen that was no packet for this NIC.
+/// Counts of frames that were not packets for this NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtherCounters {
-    /// Frames that were too short, of another version, to a group, or cut. What the kernel has dropped because
-    /// it is for other ports is not counted.
+    /// Frames that were too short, of another version, to a group, or truncated. Frames for other ports
+    /// that the kernel has dropped are not counted.
     pub malformed: u64,
-    /// Frames for other ports that came nevertheless, as they do with AF_XDP.
+    /// Frames for other ports that arrived nevertheless, as they do with AF_XDP.
     pub foreign: u64,
-    /// Packets that departed in pieces since the MTU had shrunk.
-    pub in_pieces: u64,
+    /// Packets sent in fragments because the MTU had shrunk.
+    pub fragmented: u64,
 }
 
-/// A link, as a software NIC uses it.
+/// A link as the wire of a software NIC.
 #[derive(Debug)]
 pub struct EtherWire {
     link: Link,
     neighbours: Neighbours,
-    /// Watches both.
-    point: OwnedFd,
+    /// Watches both the link and the neighbours' socket.
+    epoll_fd: OwnedFd,
     path: EtherPath,
-    pieces: Pieces,
-    /// The number of the next packet in pieces.
+    fragments: Reassembly,
+    /// The number of the next fragmented packet.
     packet: u8,
-    /// How long frames were when the NIC was told.
+    /// The frame length that the NIC was last told.
     told: usize,
-    /// Looks since the neighbours were looked at, and whether there was one.
+    /// Receives since the neighbours' socket was last polled, and whether that found a packet.
     looks: u32,
     has_company: bool,
     counters: EtherCounters,
@@ -69,21 +70,21 @@ pub struct EtherWire {
 impl EtherWire {
     pub(super) fn new(link: Link, neighbours: Neighbours) -> Result<Self, EtherError> {
         let failed = EtherError::kernel::<Errno>("watching the interface");
-        let point = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&failed)?;
+        let epoll_fd = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&failed)?;
         for descriptor in [link.descriptor(), neighbours.descriptor()] {
             let data = epoll::EventData::new_u64(0);
-            epoll::add(&point, descriptor, data, epoll::EventFlags::IN).map_err(&failed)?;
+            epoll::add(&epoll_fd, descriptor, data, epoll::EventFlags::IN).map_err(&failed)?;
         }
         let path = EtherPath::new(link.address(), neighbours.port());
         let told = link.payload_max();
-        let (pieces, counters) = (Pieces::default(), EtherCounters::default());
+        let (fragments, counters) = (Reassembly::default(), EtherCounters::default());
         let (packet, looks, has_company) = (0, 0, false);
         Ok(Self {
             link,
             neighbours,
-            point,
+            epoll_fd,
             path,
-            pieces,
+            fragments,
             packet,
             told,
             looks,
@@ -98,58 +99,63 @@ impl EtherWire {
         self.link.back_end()
     }
 
-    /// Returns whether the interface is up and has a carrier, as of the last look at it.
+    /// Returns whether the interface is up and has a carrier, as of its last check.
     #[must_use]
     pub const fn is_up(&self) -> bool {
         self.link.is_up()
     }
 
-    /// Returns whether the interface is gone for good, as of the last look at it.
+    /// Returns whether the interface is gone for good, as of its last check.
     #[must_use]
     pub const fn is_removed(&self) -> bool {
         self.link.is_removed()
     }
 
-    /// Returns what was seen that was no packet for this NIC.
+    /// Returns counts of frames that were not packets for this NIC.
     #[must_use]
     pub const fn counters(&self) -> EtherCounters {
         self.counters
     }
 
-    /// The longest packet that fits into a frame.
+    /// Returns the longest packet that fits into one frame.
     fn whole_bytes(&self) -> usize {
-        self.link.payload_max().saturating_sub(FRONT_BYTES)
+        self.link.payload_max().saturating_sub(ENCAP_BYTES)
     }
 
-    /// Gives a frame to the link, which sends what it has if there is no room.
+    /// Gives a frame to the link, which sends its queue first if there is no room.
     #[inline]
-    fn give(&mut self, to: MacAddress, front: Front, bytes: &[u8]) -> Result<(), LinkError> {
-        let front = front.bytes();
-        match self.link.send(to, &[&front, bytes]) {
+    fn give(
+        &mut self,
+        to: MacAddress,
+        encap: FragmentHeader,
+        bytes: &[u8],
+    ) -> Result<(), LinkError> {
+        let encap = encap.bytes();
+        match self.link.send(to, &[&encap, bytes]) {
             Err(LinkError::Full) => {
                 self.link.flush()?;
-                self.link.send(to, &[&front, bytes])
+                self.link.send(to, &[&encap, bytes])
             }
             given => given,
         }
     }
 
-    /// Gives a packet to the link that is too long for a frame.
+    /// Gives a packet that is too long for a frame to the link, in fragments.
     #[cold]
-    fn give_pieces(&mut self, to: EtherPath, packet: &[u8]) -> Result<(), LinkError> {
+    fn give_fragments(&mut self, to: EtherPath, packet: &[u8]) -> Result<(), LinkError> {
         let most = self.whole_bytes();
         let too_long = || LinkError::TooLong { length: packet.len(), max: most };
         let count = packet.len().div_ceil(most.max(1));
-        let pieces = u8::try_from(count).map_err(|_| too_long())?;
-        if count > PIECES_MAX {
+        let fragments = u8::try_from(count).map_err(|_| too_long())?;
+        if count > FRAGMENTS_MAX {
             return Err(too_long());
         }
         self.packet = self.packet.wrapping_add(1);
-        self.counters.in_pieces += 1;
-        let whole = Front::whole(to.port, self.path.port);
-        for (piece, bytes) in (0..pieces).zip(packet.chunks(most)) {
-            let front = Front { packet: self.packet, piece, pieces, ..whole };
-            self.give(to.address, front, bytes)?;
+        self.counters.fragmented += 1;
+        let whole = FragmentHeader::whole(to.port, self.path.port);
+        for (fragment, bytes) in (0..fragments).zip(packet.chunks(most)) {
+            let encap = FragmentHeader { packet: self.packet, fragment, fragments, ..whole };
+            self.give(to.address, encap, bytes)?;
         }
         Ok(())
     }
@@ -166,27 +172,29 @@ impl EtherWire {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
-        let front = Front::whole(to.port, self.path.port);
+
+        let encap = FragmentHeader::whole(to.port, self.path.port);
         for packet in packets.chunks(packet_bytes.max(1)) {
             let given = if packet.len() <= self.whole_bytes() {
-                self.give(to.address, front, packet)
+                self.give(to.address, encap, packet)
             } else {
-                self.give_pieces(to, packet)
+                self.give_fragments(to, packet)
             };
             match given {
                 Ok(()) => {}
-                // What does not fit is lost, and sent again in time.
+                // Fragments that do not fit are lost, and sent again in time.
                 Err(LinkError::Full) => break,
                 Err(error) => return Err(io_error(error)),
             }
         }
+
         self.tell(packet_bytes)
     }
 
-    /// Says once that frames have become shorter than packets.
+    /// Reports once that frames have become shorter than packets.
     fn tell(&mut self, packet_bytes: usize) -> io::Result<()> {
         let most = self.link.payload_max();
-        if packet_bytes + FRONT_BYTES > most && most < self.told {
+        if packet_bytes + ENCAP_BYTES > most && most < self.told {
             self.told = most;
             return Err(io::Error::other(LinkError::TooLong { length: packet_bytes, max: most }));
         }
@@ -194,27 +202,27 @@ impl EtherWire {
     }
 
     fn receive_frame(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, EtherPath)>> {
-        const BEFORE: usize = link::HEADER_BYTES + FRONT_BYTES;
-        let Self { link, pieces, counters, path, .. } = self;
+        const BEFORE: usize = link::HEADER_BYTES + ENCAP_BYTES;
+        let Self { link, fragments, counters, path, .. } = self;
         for _ in 0..LOOKS {
             let mut found = None;
             let received = link.receive(1, |frame| {
                 let mut before = [0; BEFORE];
                 let is_whole = frame.read(0, &mut before) == BEFORE && !frame.is_cut();
-                let parsed = if is_whole { Front::parse(&before) } else { None };
-                let Some((front, address)) = parsed else {
+                let parsed = if is_whole { FragmentHeader::parse(&before) } else { None };
+                let Some((encap, address)) = parsed else {
                     counters.malformed += 1;
                     return;
                 };
-                if front.to != path.port {
+                if encap.to != path.port {
                     counters.foreign += 1;
                     return;
                 }
-                let from = EtherPath::new(address, front.from);
+                let from = EtherPath::new(address, encap.from);
                 let count = frame.read(BEFORE, buffer);
-                if front.pieces == 1 {
+                if encap.fragments == 1 {
                     found = Some((count, from));
-                } else if let Some(packet) = pieces.add(from, front, &buffer[..count])
+                } else if let Some(packet) = fragments.add(from, encap, &buffer[..count])
                     && let Some(place) = buffer.get_mut(..packet.len())
                 {
                     place.copy_from_slice(&packet);
@@ -225,11 +233,12 @@ impl EtherWire {
                 Ok(0) => return Ok(None),
                 Ok(_) if found.is_some() => return Ok(found),
                 Ok(_) => {}
-                // It comes again when it is up; that it will not is told by those who are not heard of.
+                // Reception resumes when the interface is up; if it never is, the peers' silence tells.
                 Err(LinkError::Down | LinkError::Removed) => return Ok(None),
                 Err(error) => return Err(io_error(error)),
             }
         }
+
         Ok(None)
     }
 
@@ -237,7 +246,7 @@ impl EtherWire {
     fn receive_neighbour(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, EtherPath)>> {
         self.looks = 0;
         let found = self.neighbours.receive(buffer)?;
-        // Where there was one there may be more.
+        // Where there was one packet there may be more.
         self.has_company = found.is_some();
         Ok(found.map(|(count, port)| (count, EtherPath::new(self.path.address, port))))
     }
@@ -269,7 +278,7 @@ impl Wire for EtherWire {
         }
         for (at, packet) in packets.chunks(packet_bytes.max(1)).enumerate() {
             match self.neighbours.send(to.port, packet) {
-                // What does not fit is lost, and sent again in time.
+                // Packets that do not fit are lost, and sent again in time.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && at > 0 => break,
                 sent => sent?,
             }
@@ -279,7 +288,7 @@ impl Wire for EtherWire {
 
     fn flush(&mut self) -> io::Result<()> {
         match self.link.flush() {
-            // They stay, and depart when it is up.
+            // They stay queued, and depart when the interface is up.
             Ok(()) | Err(LinkError::Down) => Ok(()),
             Err(error) => Err(io_error(error)),
         }
@@ -307,23 +316,23 @@ impl Wire for EtherWire {
         if to.address == self.path.address {
             return NEIGHBOUR_BYTES;
         }
-        // A failure leaves what was known before.
+        // After a failure the last known length remains.
         let _ = self.link.look();
         self.told = self.link.payload_max();
         self.whole_bytes()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.point.as_fd())
+        Some(self.epoll_fd.as_fd())
     }
 
     fn arm(&mut self) -> io::Result<bool> {
         while self.link.event().map_err(io_error)?.is_some() {}
         let _ = self.flush();
-        // While it is down, nothing but the news that it is up again makes room.
+        // While the interface is down, only the event that it is up again makes room.
         let awaits_room = self.link.has_unsent() && self.link.is_up();
         self.link.await_room(awaits_room).map_err(io_error)?;
-        // The next look is for those too who wake the caller up.
+        // A neighbour's packet may be what wakes the caller: poll that socket in the next receive.
         self.has_company = true;
         let mut neighbours =
             [PollFd::from_borrowed_fd(self.neighbours.descriptor(), PollFlags::IN)];

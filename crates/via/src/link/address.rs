@@ -1,4 +1,4 @@
-//! The addresses of Ethernet: of interfaces, and of protocols.
+//! Ethernet addresses of interfaces, and protocol numbers.
 
 use std::{fmt, str::FromStr};
 
@@ -13,14 +13,13 @@ impl MacAddress {
     /// Every interface of the network.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Returns whether this is the address of a group, broadcast among them.
+    /// Returns whether this is the address of a group, including broadcast.
     #[must_use]
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Returns the `number`-th group address out of the range that is administered locally and that nobody
-    /// else hands out.
+    /// Returns the `number`-th group address of a locally administered range, which no one else assigns.
     #[must_use]
     pub const fn group(number: u16) -> Self {
         let [high, low] = number.to_be_bytes();
@@ -35,9 +34,9 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// A text that is no [`MacAddress`].
+/// Text that is not a [`MacAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{text:?} is no Ethernet address: six bytes in hexadecimal, with colons between them")]
+#[error("{text:?} is not an Ethernet address: six bytes in hexadecimal, with colons between them")]
 #[non_exhaustive]
 pub struct ParseMacError {
     /// The text.
@@ -63,7 +62,7 @@ impl FromStr for MacAddress {
     }
 }
 
-/// Which protocol a frame belongs to.
+/// The protocol of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "a number of the wire")]
 pub struct EtherType(pub u16);
@@ -77,7 +76,7 @@ impl EtherType {
     pub const IPV6: Self = Self(0x86dd);
     /// The first of the two numbers that IEEE 802 leaves to local experiments.
     pub const EXPERIMENTAL_1: Self = Self(0x88b5);
-    /// The second of them.
+    /// The second of those numbers.
     pub const EXPERIMENTAL_2: Self = Self(0x88b6);
 }
 
@@ -91,7 +90,7 @@ impl fmt::Display for EtherType {
 mod tests {
     use super::*;
 
-    /// Goal: what is printed is read again, and nothing else is taken for an address. Method: texts.
+    /// Goal: what is printed can be read again, and nothing else is taken for an address. Method: texts.
     #[test]
     fn addresses_are_read_as_they_are_printed() {
         let address = MacAddress([0, 1, 0x7f, 0x80, 0xfe, 0xff]);

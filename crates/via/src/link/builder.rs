@@ -1,14 +1,14 @@
-//! How a link is opened.
+//! The settings with which a link is opened.
 
 use std::time::Duration;
 
 use super::{
     Link,
     address::{EtherType, MacAddress},
-    carrier::Carrier,
     error::OpenError,
     monitor::Monitor,
-    packet::{Packet, Settings},
+    packet::{LinkSettings, PacketSocket},
+    socket::LinkSocket,
     xdp::Xdp,
 };
 
@@ -16,19 +16,18 @@ use super::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackEnd {
-    /// The first of AF_PACKET's that the kernel grants.
+    /// The first AF_PACKET back end that the kernel grants.
     #[default]
     Automatic,
-    /// AF_PACKET with rings in memory that is shared with the kernel.
+    /// AF_PACKET with rings in memory shared with the kernel.
     PacketRings,
-    /// AF_PACKET with a call for a batch.
+    /// AF_PACKET with one system call for a batch.
     PacketCalls,
     /// AF_XDP: one [queue](LinkBuilder::queue), which belongs to this link alone.
     Xdp,
-    /// AF_XDP where the kernel and the driver have it and this process may use it, else as
-    /// [`Automatic`](Self::Automatic); which of them, and why, goes to the log (`tracing`), and
-    /// [`Link::back_end`] tells. A queue or an interface that somebody else has taken is an error all the
-    /// same: the frames might go there.
+    /// AF_XDP where the kernel and the driver support it and this process may use it, otherwise as
+    /// [`Automatic`](Self::Automatic). The log (`tracing`) says which, and why; [`Link::back_end`] returns
+    /// it. A queue or an interface with another owner is still an error: the frames might go there.
     XdpOrPacket,
 }
 
@@ -48,9 +47,9 @@ pub struct LinkBuilder {
     takes_segments: bool,
 }
 
-/// Frames of a ring, at most.
+/// The most frames of a ring.
 const FRAMES_MAX: u32 = 1 << 16;
-/// Queues of an interface, at most.
+/// The highest queue number of an interface.
 const QUEUE_MAX: u32 = 4095;
 
 impl LinkBuilder {
@@ -69,8 +68,7 @@ impl LinkBuilder {
         }
     }
 
-    /// Sets which protocol's frames are received, and what those that are sent say. Default:
-    /// [`EtherType::EXPERIMENTAL_1`].
+    /// Sets the protocol of the frames that are received and sent. Default: [`EtherType::EXPERIMENTAL_1`].
     pub const fn ether_type(mut self, ether_type: EtherType) -> Self {
         self.ether_type = ether_type;
         self
@@ -83,7 +81,7 @@ impl LinkBuilder {
     }
 
     /// Sets how many frames the kernel keeps until they are taken: 1 to 65 536, 512 by default, rounded up to
-    /// whole blocks of memory. More are dropped and counted.
+    /// whole blocks of memory. Further frames are dropped and counted.
     pub const fn receive_frames(mut self, frames: u32) -> Self {
         self.receive_frames = frames;
         self
@@ -95,36 +93,36 @@ impl LinkBuilder {
         self
     }
 
-    /// Sets for how long the kernel polls the network card in a call before it sleeps (`SO_BUSY_POLL`), in
-    /// whole microseconds, at most one second; more than the host's limit needs `CAP_NET_ADMIN`. Default:
-    /// not at all.
+    /// Sets how long the kernel polls the network card in a call before it sleeps (`SO_BUSY_POLL`), in whole
+    /// microseconds, at most one second; more than the host's limit needs `CAP_NET_ADMIN`. Default: not at
+    /// all.
     pub const fn busy_poll(mut self, time: Duration) -> Self {
         self.busy_poll = time;
         self
     }
 
-    /// Receives frames to other interfaces as well. Default: no.
+    /// Also receives frames to other interfaces. Default: no.
     pub const fn promiscuous(mut self) -> Self {
         self.is_promiscuous = true;
         self
     }
 
-    /// Gives frames to the network card without its queueing discipline: sooner, and dropped when it is busy.
-    /// Default: no.
+    /// Passes frames to the network card without its queueing discipline: they are sent sooner, but dropped
+    /// when it is busy. Default: no.
     pub const fn bypass_queue(mut self) -> Self {
         self.bypasses_queue = true;
         self
     }
 
-    /// Receives segments whole that no network card has cut yet, of up to 64 KiB: places of 128 KiB, so that
-    /// fewer [`receive_frames`](Self::receive_frames) are advised. Default: no, and such frames are cut off.
-    /// AF_XDP never sees them whole, and its program makes the kernel of this host cut them where it can.
+    /// Receives whole segments of up to 64 KiB that no network card has cut yet. Slots then take 128 KiB, so
+    /// set fewer [`receive_frames`](Self::receive_frames). Default: no, and such frames are cut off. AF_XDP
+    /// never receives whole segments, and its program makes this host's kernel cut them where it can.
     pub const fn segments(mut self) -> Self {
         self.takes_segments = true;
         self
     }
 
-    /// Sets which receive queue of the interface is taken, for [`BackEnd::Xdp`]. Default: 0.
+    /// Sets which receive queue of the interface is used, for [`BackEnd::Xdp`]. Default: 0.
     pub const fn queue(mut self, queue: u32) -> Self {
         self.queue = queue;
         self
@@ -143,14 +141,16 @@ impl LinkBuilder {
                 return Err(OpenError::Setting { name, value: value.into(), range });
             }
         }
+
         let busy_poll_us = self.busy_poll.as_micros();
         if busy_poll_us > 1_000_000 {
             let value = u64::try_from(busy_poll_us).unwrap_or(u64::MAX);
             let range = "at most 1000000 (microseconds)";
             return Err(OpenError::Setting { name: "busy_poll", value, range });
         }
+
         let monitor = Monitor::open(&self.name)?;
-        let settings = Settings {
+        let settings = LinkSettings {
             index: monitor.interface().index,
             ether_type: self.ether_type,
             mtu: monitor.interface().mtu,
@@ -161,10 +161,11 @@ impl LinkBuilder {
             bypasses_queue: self.bypasses_queue,
             takes_segments: self.takes_segments,
         };
-        let carrier = match self.back_end {
+
+        let socket = match self.back_end {
             BackEnd::Xdp => self.open_xdp(&monitor, &settings)?,
             BackEnd::XdpOrPacket => match self.open_xdp(&monitor, &settings) {
-                Ok(carrier) => carrier,
+                Ok(socket) => socket,
                 Err(error) if error.is_of_another_owner() => return Err(error),
                 Err(error @ OpenError::NoQueue { .. }) => return Err(error),
                 Err(reason) => {
@@ -173,31 +174,36 @@ impl LinkBuilder {
                         reason = &reason as &dyn std::error::Error,
                         "AF_PACKET instead of AF_XDP"
                     );
-                    Carrier::Packet(Packet::open(&settings, true, false)?)
+                    LinkSocket::Packet(PacketSocket::open(&settings, true, false)?)
                 }
             },
             BackEnd::Automatic | BackEnd::PacketRings | BackEnd::PacketCalls => {
                 let wants_rings = self.back_end != BackEnd::PacketCalls;
                 let needs_rings = self.back_end == BackEnd::PacketRings;
-                Carrier::Packet(Packet::open(&settings, wants_rings, needs_rings)?)
+                LinkSocket::Packet(PacketSocket::open(&settings, wants_rings, needs_rings)?)
             }
         };
+
         tracing::debug!(
             interface = self.name,
-            back_end = ?carrier.back_end(),
-            mode = ?carrier.xdp_mode(),
+            back_end = ?socket.back_end(),
+            mode = ?socket.xdp_mode(),
             "link opened"
         );
-        Link::new(self.name, monitor, carrier, self.ether_type)
+        Link::new(self.name, monitor, socket, self.ether_type)
             .map_err(|source| OpenError::Kernel { what: "watching the interface", source })
     }
 
-    fn open_xdp(&self, monitor: &Monitor, settings: &Settings) -> Result<Carrier, OpenError> {
+    fn open_xdp(
+        &self,
+        monitor: &Monitor,
+        settings: &LinkSettings,
+    ) -> Result<LinkSocket, OpenError> {
         let queue = self.queue;
         if queue > QUEUE_MAX {
             return Err(OpenError::NoQueue { name: self.name.clone(), queue });
         }
         let own = monitor.interface().address.unwrap_or(MacAddress::BROADCAST);
-        Ok(Carrier::Xdp(Box::new(Xdp::open(&self.name, settings, queue, own)?)))
+        Ok(LinkSocket::Xdp(Box::new(Xdp::open(&self.name, settings, queue, own)?)))
     }
 }

@@ -1,10 +1,10 @@
-//! What can go wrong on a link, and what to do about it.
+//! The errors of a link, and what to do about them.
 
 use std::{fmt, io};
 
 use thiserror::Error;
 
-/// A right of the kernel that this process lacks.
+/// A capability that this process lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Capability {
@@ -12,14 +12,14 @@ pub enum Capability {
     NetRaw,
     /// Attaching programs to interfaces.
     NetAdmin,
-    /// Loading programs into the kernel; in the first user namespace, which alone can give it.
+    /// Loading programs into the kernel; only the first user namespace can grant it.
     Bpf,
-    /// Loading programs that calculate with addresses; in the first user namespace too.
+    /// Loading programs that calculate with addresses; only the first user namespace can grant it.
     PerfMon,
 }
 
 impl Capability {
-    /// The bit in the sets of `/proc/self/status`.
+    /// Returns the capability's bit in the sets of `/proc/self/status`.
     const fn bit(self) -> u32 {
         match self {
             Self::NetAdmin => 12,
@@ -29,7 +29,7 @@ impl Capability {
         }
     }
 
-    /// Returns the first of `needed` that is not in this thread's effective set, or means nothing in its user
+    /// Returns the first of `needed` that is not in this thread's effective set, or has no effect in its user
     /// namespace.
     #[must_use]
     pub fn missing(needed: &[Self]) -> Option<Self> {
@@ -44,7 +44,8 @@ impl Capability {
     }
 }
 
-/// Returns whether this is the first user namespace: in others, the right to load programs means nothing.
+/// Returns whether this is the first user namespace: in others, the capability to load programs has no
+/// effect.
 fn is_first() -> bool {
     let ids = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     ids.split_whitespace().eq(["0", "0", "4294967295"])
@@ -65,16 +66,16 @@ impl fmt::Display for Capability {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// A right is missing.
+    /// A capability is missing.
     #[error(
         "{what} needs {capability}, which this process lacks: run it as root, give the program the \
          capability (`setcap cap_net_raw,cap_net_admin,cap_bpf+ep PROGRAM`), or, for AF_PACKET alone, run it \
          in a user and network namespace of its own (`unshare -Urn`)"
     )]
     MissingCapability {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What it takes.
+        /// The missing capability.
         capability: Capability,
     },
     /// There is no such interface in this network namespace.
@@ -83,7 +84,7 @@ pub enum OpenError {
         /// The name that was given.
         name: String,
     },
-    /// The interface is no Ethernet.
+    /// The interface is not Ethernet.
     #[error("interface {name:?} has no Ethernet addresses; use datagrams over UDP there")]
     NotEthernet {
         /// The interface.
@@ -117,34 +118,34 @@ pub enum OpenError {
         /// The queue.
         queue: u32,
     },
-    /// A setting is outside of its range.
+    /// A setting is out of its range.
     #[error("{name} is {value}, and must be {range}")]
     Setting {
         /// The setting.
         name: &'static str,
         /// Its value.
         value: u64,
-        /// What it may be.
+        /// The allowed values.
         range: &'static str,
     },
-    /// The kernel said no.
+    /// The kernel refused an operation.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl OpenError {
-    /// Returns whether somebody else has what was to be opened: it may be free later.
+    /// Returns whether what was to be opened has another owner, so that it may be free later.
     #[must_use]
     pub const fn is_of_another_owner(&self) -> bool {
         matches!(self, Self::QueueTaken { .. } | Self::ProgramAttached { .. })
     }
 
-    /// Makes an error of a call that failed: of a missing right, if that explains it.
+    /// Makes an error of a failed call: a missing capability, if that explains it.
     pub(super) fn from_call(
         what: &'static str,
         needed: &[Capability],
@@ -160,48 +161,48 @@ impl OpenError {
     }
 }
 
-/// Why a link does not work now, or any more.
+/// Why a link does not work now, or ever again.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// The interface is gone, or went to another network namespace: for good.
+    /// The interface is gone for good, or was moved to another network namespace.
     #[error("the interface was removed; open it again when it is back")]
     Removed,
     /// The interface is down. Frames are received and sent again when it is up.
     #[error("the interface is down")]
     Down,
-    /// No room among the frames that wait to be sent: wait for it, or drop the frame.
-    #[error("as many frames as fit wait to be sent")]
+    /// The send queue is full: wait for room, or drop the frame.
+    #[error("the send queue is full")]
     Full,
     /// The payload does not fit into a frame.
     #[error("a payload of {length} bytes, but the interface takes {max}")]
     TooLong {
         /// The length in bytes.
         length: usize,
-        /// The largest possible, in bytes.
+        /// The longest possible, in bytes.
         max: usize,
     },
     /// The detection server ended.
     #[error(transparent)]
     Wait(#[from] vigie_detect::WaitError),
-    /// The kernel said no.
+    /// The kernel refused an operation.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl LinkError {
-    /// Returns whether the link never works again.
+    /// Returns whether the link will never work again.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Removed | Self::Wait(_))
     }
 
-    /// Returns whether trying again later may help.
+    /// Returns whether a later retry may succeed.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Full | Self::Down)

@@ -1,37 +1,37 @@
-//! What the kernel says of a frame beside its bytes.
+//! What the kernel reports about a frame beside its bytes.
 
 use super::address::EtherType;
 
-/// What is known of the checksum of the packet in a frame.
+/// What is known about the checksum of the packet in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checksum {
-    /// Nobody has looked at it.
+    /// It has not been checked.
     Unknown,
-    /// The network card or the kernel found it right.
+    /// The network card or the kernel has verified it.
     Verified,
-    /// Its sender has left it to a network card, and there was none on the way, as between the ends of a
-    /// veth pair: the packet is intact, and its checksum field is not filled in.
+    /// The sender left it to a network card, and there was none on the way, as between the ends of a veth
+    /// pair: the packet is intact, but its checksum field is not filled in.
     /// [`complete_checksum`](super::complete_checksum) does that.
     Missing,
 }
 
-/// A VLAN tag that the kernel has taken out of a frame.
+/// A VLAN tag that the kernel has removed from a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VlanTag {
-    /// The protocol that announced it: 0x8100 (802.1Q), or 0x88a8 for an outer tag (802.1ad).
+    /// The protocol that announced the tag: 0x8100 (802.1Q), or 0x88a8 for an outer tag (802.1ad).
     pub protocol: EtherType,
-    /// Priority, drop eligibility, number.
+    /// Priority, drop eligibility, VLAN number.
     pub control: u16,
 }
 
 /// The status word of AF_PACKET.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Status(pub(super) u32);
+pub(super) struct FrameStatus(pub(super) u32);
 
-impl Status {
-    /// The slot belongs to us.
+impl FrameStatus {
+    /// The slot belongs to this side.
     pub(super) const USER: u32 = 1;
     const CHECKSUM_MISSING: u32 = 1 << 3;
     const TAG_VALID: u32 = 1 << 4;
@@ -48,7 +48,7 @@ impl Status {
         }
     }
 
-    /// What the kernel says of a tag that it has taken out: `control` and `protocol` count if it says so.
+    /// Returns the tag that the kernel has removed: `control` and `protocol` are valid if the status says so.
     pub(super) const fn tag(self, control: u16, protocol: u16) -> Option<VlanTag> {
         if self.0 & Self::TAG_VALID == 0 {
             return None;

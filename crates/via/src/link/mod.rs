@@ -1,62 +1,63 @@
-//! Raw Ethernet frames of an interface, past the network stack.
+//! Raw Ethernet frames of an interface, bypassing the network stack.
 //!
 //! ```no_run
-//! use vigie_via::link::{EtherType, HostedLink, Link, MacAddress};
+//! use vigie_via::link::{EtherType, AsyncLink, Link, MacAddress};
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let link = Link::builder("eth0").ether_type(EtherType::EXPERIMENTAL_2).open()?;
 //! let host = vigie_detect::Server::spawn_thread()?;
-//! let link = HostedLink::new(host.server(), link)?;
-//! link.send(MacAddress::BROADCAST, b"anybody there?").await?;
+//! let link = AsyncLink::new(host.server(), link)?;
+//! link.send(MacAddress::BROADCAST, b"hello?").await?;
 //! let answer = link.receive().await?;
 //! println!("{} says {:?}", answer.header()?.source, answer.payload()?);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! - [`Link`] never waits: it is what a loop that spins, or another protocol machine, uses.
-//! - [`HostedLink`] is a detector: its host polls it, or sleeps until a frame is there. With
-//!   [`busy_poll`](LinkBuilder::busy_poll) the kernel polls the network card's queue in each look.
+//! - [`Link`] never waits: use it in a loop that spins, or in another protocol engine.
+//! - [`AsyncLink`] is a detector: its host polls it, or sleeps until a frame is there. With
+//!   [`busy_poll`](LinkBuilder::busy_poll), each poll makes the kernel poll the network card's queue.
 //!
 //! # Back ends
 //! | back end | frames travel | needs |
 //! | --- | --- | --- |
 //! | [`PacketRings`](BackEnd::PacketRings) | one copy each way, no call to receive | `CAP_NET_RAW` in the owner of the network namespace |
-//! | [`PacketCalls`](BackEnd::PacketCalls) | a call for a batch received, and for a frame sent | the same |
-//! | [`Xdp`](BackEnd::Xdp) | past the stack of the kernel; without a copy where the network card can ([`XdpMode`]) | `CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF` in the first user namespace |
+//! | [`PacketCalls`](BackEnd::PacketCalls) | one call for a batch received, one for each frame sent | the same |
+//! | [`Xdp`](BackEnd::Xdp) | past the kernel's stack; without a copy where the network card supports that ([`XdpMode`]) | `CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF` in the first user namespace |
 //!
-//! [`BackEnd::Automatic`] takes the first that the kernel grants of the first two, and [`BackEnd::XdpOrPacket`] of
-//! all three, AF_XDP first. Many links of AF_PACKET may share an interface and a protocol; each gets every frame.
+//! [`BackEnd::Automatic`] takes the first of the first two that the kernel grants, [`BackEnd::XdpOrPacket`] the
+//! first of all three, starting with AF_XDP. Many AF_PACKET links may share an interface and a protocol; each gets
+//! every frame.
 //!
-//! **A queue of AF_XDP has one owner**: no other link of AF_XDP can be opened on it ([`OpenError::QueueTaken`]),
-//! and nobody else sees its protocol's frames to the interface's address (as it was at opening) and to groups.
-//! All other frames go on to the kernel. An interface takes one XDP program, and each link brings its own, so that
-//! two links on one interface are refused also for different queues ([`OpenError::ProgramAttached`]). It goes with
-//! the link, also if the process is killed; the kernel gives the queue free a few milliseconds later.
+//! **An AF_XDP queue has one owner**: no other AF_XDP link can be opened on it ([`OpenError::QueueTaken`]), and no
+//! other socket sees its protocol's frames to the interface's address (as it was at opening) and to groups. All
+//! other frames go on to the kernel. An interface takes one XDP program, and each link brings its own, so a second
+//! link on an interface is refused even for a different queue ([`OpenError::ProgramAttached`]). The program is
+//! removed with the link, even if the process is killed; the kernel frees the queue a few milliseconds later.
 //!
 //! # Checksums and tags
-//! A sender on the same host leaves checksums of TCP and UDP to a network card that a veth pair does not have,
-//! and may leave segments of up to 64 KiB whole. [`Frame::checksum`] tells of the first
-//! ([`complete_checksum`] fills it in), [`Frame::is_cut`] of the second. AF_XDP sees no more than the bytes, and
-//! says [`Checksum::Unknown`] always: there, complete the checksum of what comes from the same host. Protocols of
-//! one's own are not touched.
+//! A sender on the same host leaves TCP and UDP checksums to a network card, which a veth pair does not have, and
+//! may leave segments of up to 64 KiB whole. [`Frame::checksum`] reports the former ([`complete_checksum`] fills
+//! the checksum in), [`Frame::is_cut`] the latter. AF_XDP sees only the bytes, and always reports
+//! [`Checksum::Unknown`]: there, complete the checksum of frames from the same host. Protocols of your own are
+//! not affected.
 //!
-//! Frames with the tag of a VLAN are not for a link on the interface itself: open one on the VLAN's interface
-//! (`ip link add link eth0 name eth0.7 type vlan id 7`). A link of [`EtherType::ALL`] sees them; the kernel
-//! takes the tag out of the frame, and [`Frame::tag`] has it.
+//! A link on the interface itself does not receive frames with a VLAN tag: open one on the VLAN's interface
+//! (`ip link add link eth0 name eth0.7 type vlan id 7`). A link of [`EtherType::ALL`] does; the kernel
+//! removes the tag from the frame, and [`Frame::tag`] returns it.
 //!
 //! # Security
-//! Anybody on the network can write any frame: nothing in it is to be believed. Frames of other protocols than
-//! the link's are never seen.
+//! Anyone on the network can write any frame: trust nothing in it. Frames of protocols other than the link's
+//! are never seen.
 
 mod address;
+mod async_link;
 mod builder;
-mod carrier;
 mod error;
 mod frame;
 mod frame_status;
-mod hosted_link;
 mod monitor;
 mod packet;
+mod socket;
 mod sys;
 mod xdp;
 
@@ -70,27 +71,27 @@ use rustix::{event::epoll, io::Errno};
 pub(crate) use self::sys::set_option;
 pub use self::{
     address::{EtherType, MacAddress, ParseMacError},
+    async_link::{AsyncLink, OwnedFrame},
     builder::{BackEnd, LinkBuilder},
     error::{Capability, LinkError, OpenError},
-    frame::{FrameError, HEADER_BYTES, Header, complete_checksum},
+    frame::{EthernetHeader, FrameError, HEADER_BYTES, complete_checksum},
     frame_status::{Checksum, VlanTag},
-    hosted_link::{HostedLink, OwnedFrame},
     monitor::LinkEvent,
     xdp::XdpMode,
 };
-use self::{carrier::Carrier, monitor::Monitor};
+use self::{monitor::Monitor, socket::LinkSocket};
 use crate::vi::Memory;
 
-/// A frame that was received, for as long as it is looked at.
+/// A received frame, borrowed while it is being read.
 pub struct Frame<'a> {
-    source: Source<'a>,
+    source: FrameData<'a>,
     length: usize,
     wire_length: usize,
     checksum: Checksum,
     tag: Option<VlanTag>,
 }
 
-enum Source<'a> {
+enum FrameData<'a> {
     Memory(&'a Memory, u64),
     Slice(&'a [u8]),
 }
@@ -102,7 +103,7 @@ impl Frame<'_> {
         self.length
     }
 
-    /// Returns whether there are no bytes.
+    /// Returns whether the frame is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.length == 0
@@ -114,13 +115,13 @@ impl Frame<'_> {
         self.wire_length > self.length
     }
 
-    /// Returns what is known of the checksum of the packet inside.
+    /// Returns what is known about the checksum of the packet inside.
     #[must_use]
     pub const fn checksum(&self) -> Checksum {
         self.checksum
     }
 
-    /// Returns the VLAN tag that the kernel has taken out of the frame, for [`EtherType::ALL`].
+    /// Returns the VLAN tag that the kernel has removed from the frame, for [`EtherType::ALL`].
     #[must_use]
     pub const fn tag(&self) -> Option<u16> {
         match self.tag {
@@ -135,13 +136,13 @@ impl Frame<'_> {
         self.tag
     }
 
-    /// Returns the length that the frame had before it was cut to a slot, in bytes.
+    /// Returns the length of the frame before it was cut to a slot, in bytes.
     #[must_use]
     pub const fn wire_length(&self) -> usize {
         self.wire_length
     }
 
-    /// Copies bytes from `at` on; fewer if the frame ends before. Returns how many.
+    /// Copies bytes from `at` on; fewer if the frame ends before. Returns their number.
     #[inline]
     pub fn read(&self, at: usize, bytes: &mut [u8]) -> usize {
         let count = self.length.saturating_sub(at).min(bytes.len());
@@ -149,11 +150,11 @@ impl Frame<'_> {
             return 0;
         };
         match self.source {
-            Source::Memory(memory, begin) => match memory.read(begin + offset, bytes) {
+            FrameData::Memory(memory, begin) => match memory.read(begin + offset, bytes) {
                 Ok(()) => count,
                 Err(_) => 0,
             },
-            Source::Slice(source) => source.get(at..at + count).map_or(0, |source| {
+            FrameData::Slice(source) => source.get(at..at + count).map_or(0, |source| {
                 bytes.copy_from_slice(source);
                 count
             }),
@@ -180,42 +181,42 @@ impl fmt::Debug for Frame<'_> {
     }
 }
 
-/// What went through a link.
+/// The traffic of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Frames that were received.
+    /// Frames received.
     pub received: u64,
-    /// Frames that were dropped because nobody took those before them.
+    /// Frames dropped because earlier ones had not been taken.
     pub dropped: u64,
     /// Frames longer than a slot.
     pub cut: u64,
-    /// Frames that were given to the kernel.
+    /// Frames given to the kernel.
     pub sent: u64,
     /// Frames that found no room.
     pub refused: u64,
 }
 
-/// Raw frames of one protocol of one interface. It never waits.
+/// Raw frames of one protocol on one interface. It never waits.
 #[derive(Debug)]
 pub struct Link {
     name: String,
     monitor: Monitor,
-    carrier: Carrier,
+    socket: LinkSocket,
     ether_type: EtherType,
-    /// The largest payload for which the slots were made.
+    /// The longest payload for which the slots were made.
     payload_max: usize,
-    point: OwnedFd,
+    epoll_fd: OwnedFd,
     awaits_room: bool,
     counted: Statistics,
 }
 
-/// The key of the socket in the link's own wait point.
+/// The key of the socket in the link's own poller.
 const KEY_SOCKET: u64 = 0;
 const KEY_MONITOR: u64 = 1;
 
 impl Link {
-    /// Begins with the settings of a link on the interface `name`.
+    /// Returns a builder for a link on the interface `name`.
     pub fn builder(name: impl Into<String>) -> LinkBuilder {
         LinkBuilder::new(name.into())
     }
@@ -223,21 +224,31 @@ impl Link {
     fn new(
         name: String,
         monitor: Monitor,
-        carrier: Carrier,
+        socket: LinkSocket,
         ether_type: EtherType,
     ) -> io::Result<Self> {
-        let point = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll_fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let readable = epoll::EventFlags::IN;
-        epoll::add(&point, carrier.descriptor(), epoll::EventData::new_u64(KEY_SOCKET), readable)?;
-        epoll::add(&point, monitor.descriptor(), epoll::EventData::new_u64(KEY_MONITOR), readable)?;
+        epoll::add(
+            &epoll_fd,
+            socket.descriptor(),
+            epoll::EventData::new_u64(KEY_SOCKET),
+            readable,
+        )?;
+        epoll::add(
+            &epoll_fd,
+            monitor.descriptor(),
+            epoll::EventData::new_u64(KEY_MONITOR),
+            readable,
+        )?;
         let mtu = usize::try_from(monitor.interface().mtu).map_err(io::Error::other)?;
-        let payload_max = mtu.min(carrier.payload_max());
+        let payload_max = mtu.min(socket.payload_max());
         let counted = Statistics::default();
         let awaits_room = false;
-        Ok(Self { name, monitor, carrier, ether_type, payload_max, point, awaits_room, counted })
+        Ok(Self { name, monitor, socket, ether_type, payload_max, epoll_fd, awaits_room, counted })
     }
 
-    /// Returns the name of the interface when it was opened.
+    /// Returns the name that the interface had when the link was opened.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -249,7 +260,7 @@ impl Link {
         self.monitor.interface().index
     }
 
-    /// Returns the protocol of its frames.
+    /// Returns the protocol of the frames.
     #[must_use]
     pub const fn ether_type(&self) -> EtherType {
         self.ether_type
@@ -261,33 +272,33 @@ impl Link {
         self.monitor.interface().address.unwrap_or(MacAddress([0; 6]))
     }
 
-    /// Returns the largest payload of a frame now, in bytes: the interface's MTU. One that grows above what
-    /// it was at opening counts only for a link that is opened anew.
+    /// Returns the current longest payload of a frame, in bytes: the interface's MTU. If the MTU grows above
+    /// what it was at opening, you must reopen the link to use it.
     #[must_use]
     pub fn payload_max(&self) -> usize {
         usize::try_from(self.monitor.interface().mtu).unwrap_or(0).min(self.payload_max)
     }
 
-    /// Returns whether the interface is up and has a carrier, as of the last look at its events.
+    /// Returns whether the interface is up and has a carrier, as of the last time its events were read.
     #[must_use]
     pub const fn is_up(&self) -> bool {
         self.monitor.interface().is_up
     }
 
-    /// Returns which back end carries the frames.
+    /// Returns the back end that carries the frames.
     #[must_use]
     pub const fn back_end(&self) -> BackEnd {
-        self.carrier.back_end()
+        self.socket.back_end()
     }
 
-    /// Returns how AF_XDP carries them, if it does.
+    /// Returns how AF_XDP carries the frames, if it does.
     #[must_use]
     pub const fn xdp_mode(&self) -> Option<XdpMode> {
-        self.carrier.xdp_mode()
+        self.socket.xdp_mode()
     }
 
-    /// Hands at most `count` frames that are there to `take`, in the order in which they came. Returns how
-    /// many there were.
+    /// Passes at most `count` available frames to `take`, in the order in which they arrived. Returns their
+    /// number.
     ///
     /// # Errors
     /// [`LinkError::Down`] once when the interface goes down, [`LinkError::Removed`] for good.
@@ -298,7 +309,7 @@ impl Link {
         mut take: impl FnMut(&Frame<'_>),
     ) -> Result<usize, LinkError> {
         let cut = &mut self.counted.cut;
-        let received = self.carrier.receive(count, |frame| {
+        let received = self.socket.receive(count, |frame| {
             *cut += u64::from(frame.is_cut());
             take(frame);
         });
@@ -308,8 +319,8 @@ impl Link {
         }
     }
 
-    /// Takes a frame to be sent: the header is made, and `parts` are its payload, one after another. It goes
-    /// out with the next [`flush`](Self::flush) at the latest.
+    /// Queues a frame for sending: the link makes the header, and `parts` are the payload, one after another.
+    /// The frame is sent with the next [`flush`](Self::flush) at the latest.
     ///
     /// # Errors
     /// [`LinkError::TooLong`], [`LinkError::Full`], [`LinkError::Down`] once that is known, and
@@ -324,22 +335,22 @@ impl Link {
         if !self.is_up() || self.is_removed() {
             self.check_up()?;
         }
-        let header = Header::bytes(destination, self.address(), self.ether_type);
+        let header = EthernetHeader::bytes(destination, self.address(), self.ether_type);
         self.give(&header, parts)
     }
 
-    /// Takes a whole frame to be sent, with the header of Ethernet that it has: of any protocol, and from any
-    /// address. VLAN tags in it do not count to its length. It goes out with the next [`flush`](Self::flush)
-    /// at the latest.
+    /// Queues a whole frame for sending, with its own Ethernet header: of any protocol, and from any address.
+    /// VLAN tags in it do not count towards its length. The frame is sent with the next
+    /// [`flush`](Self::flush) at the latest.
     ///
     /// # Errors
-    /// As [`send`](Self::send); [`LinkError::TooLong`] also for what is no frame.
+    /// As [`send`](Self::send); [`LinkError::TooLong`] also if the bytes are not a frame.
     #[inline]
     pub fn send_frame(&mut self, frame: &[u8]) -> Result<(), LinkError> {
         let max = self.payload_max();
-        // Tags are looked for in long frames alone.
+        // Only long frames are searched for tags.
         if frame.len() > max + HEADER_BYTES || frame.len() < HEADER_BYTES {
-            let length = Header::parse(frame)
+            let length = EthernetHeader::parse(frame)
                 .map_or(usize::MAX, |header| frame.len().saturating_sub(header.payload_offset));
             if length > max {
                 return Err(LinkError::TooLong { length, max });
@@ -353,7 +364,7 @@ impl Link {
 
     #[inline]
     fn give(&mut self, header: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
-        match self.carrier.send(header, parts) {
+        match self.socket.send(header, parts) {
             Ok(true) => {
                 self.counted.sent += 1;
                 Ok(())
@@ -366,49 +377,48 @@ impl Link {
         }
     }
 
-    /// Makes the kernel send the frames that it was given.
+    /// Makes the kernel send the queued frames.
     ///
     /// # Errors
-    /// [`LinkError::Down`]: the frames stay, and go out with a flush after it is up again. More are not taken
-    /// then.
-    /// [`LinkError::Removed`].
+    /// [`LinkError::Down`]: the frames stay, and are sent by a flush after the interface is up again; until
+    /// then no more are accepted. [`LinkError::Removed`].
     #[inline]
     pub fn flush(&mut self) -> Result<(), LinkError> {
-        match self.carrier.flush() {
+        match self.socket.flush() {
             Ok(()) => Ok(()),
             Err(source) => Err(self.failure("sending frames", source)),
         }
     }
 
-    /// Returns whether frames still wait to be sent: their slots are not free again.
+    /// Returns whether frames still wait to be sent, so that their slots are not free.
     pub fn is_sending(&mut self) -> bool {
-        self.carrier.is_sending()
+        self.socket.is_sending()
     }
 
     /// Lets the kernel drop frames whose two bytes at `offset` are not `value`, where the back end has filters. Frames
-    /// that are here already stay.
+    /// that have already arrived stay.
     pub(crate) fn keep_only(&mut self, offset: u32, value: u16) -> io::Result<()> {
-        self.carrier.keep_only(offset, value)
+        self.socket.keep_only(offset, value)
     }
 
-    /// Receives the frames to a group from now on.
+    /// Receives frames to a group from now on.
     ///
     /// # Errors
-    /// The kernel's; for an address that is no group's, [`io::ErrorKind::InvalidInput`].
+    /// The kernel's; [`io::ErrorKind::InvalidInput`] if `group` is not a group's address.
     pub fn join(&mut self, group: MacAddress) -> Result<(), LinkError> {
         let what = "joining a group";
         if !group.is_multicast() {
             return Err(LinkError::Kernel { what, source: io::ErrorKind::InvalidInput.into() });
         }
-        let joined = self.carrier.join(self.index(), group);
+        let joined = self.socket.join(self.index(), group);
         joined.map_err(|source| self.failure(what, source))
     }
 
-    /// Returns what became of the interface, if that was not told yet. After
+    /// Returns the oldest change of the interface that was not returned yet. After
     /// [`Removed`](LinkEvent::Removed) nothing follows.
     ///
     /// # Errors
-    /// The kernel's, of its routing socket.
+    /// The kernel's, from its routing socket.
     pub fn event(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.look()?;
         Ok(self.monitor.event())
@@ -421,19 +431,20 @@ impl Link {
     pub(crate) fn look(&mut self) -> Result<(), LinkError> {
         let what = "watching the interface";
         self.monitor.look().map_err(|source| LinkError::Kernel { what, source })?;
-        // What the socket has to say the routing socket has said; it would be said again and again.
-        let _ = rustix::net::sockopt::socket_error(self.carrier.descriptor());
+        // The routing socket has already reported this error, which would otherwise be reported again and
+        // again.
+        let _ = rustix::net::sockopt::socket_error(self.socket.descriptor());
         Ok(())
     }
 
-    /// Returns what went through, the kernel's counters among it.
+    /// Returns the traffic counters, including the kernel's.
     ///
     /// # Errors
     /// The kernel's.
     pub fn statistics(&mut self) -> Result<Statistics, LinkError> {
         let what = "reading the counters";
         let kernel =
-            self.carrier.statistics().map_err(|source| LinkError::Kernel { what, source })?;
+            self.socket.statistics().map_err(|source| LinkError::Kernel { what, source })?;
         let Statistics { received, dropped, .. } = kernel;
         Ok(Statistics { received, dropped, ..self.counted })
     }
@@ -442,10 +453,10 @@ impl Link {
     /// [`await_room`](Self::await_room) asks for it, room.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.point.as_fd()
+        self.epoll_fd.as_fd()
     }
 
-    /// Lets the descriptor tell of room, or not any more.
+    /// Sets whether the descriptor also becomes readable when there is room.
     ///
     /// # Errors
     /// The kernel's.
@@ -459,25 +470,25 @@ impl Link {
         }
         let data = epoll::EventData::new_u64(KEY_SOCKET);
         let what = "watching the socket";
-        epoll::modify(&self.point, self.carrier.descriptor(), data, flags)
+        epoll::modify(&self.epoll_fd, self.socket.descriptor(), data, flags)
             .map_err(|source| LinkError::Kernel { what, source: source.into() })?;
         self.awaits_room = awaits;
         Ok(())
     }
 
-    /// Returns whether something may be there, without a call where that is possible. Asked before a sleep on
-    /// the descriptor, nothing is slept over.
+    /// Returns whether something may be there, without a system call where that is possible. Call this before
+    /// a sleep on the descriptor, so that you sleep over nothing.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        if self.carrier.has_frame() || self.monitor.has_event() {
+        if self.socket.has_frame() || self.monitor.has_event() {
             return true;
         }
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 2];
-        epoll::wait(&self.point, &mut events, Some(&rustix::time::Timespec::default()))
+        epoll::wait(&self.epoll_fd, &mut events, Some(&rustix::time::Timespec::default()))
             .is_ok_and(|(ready, _)| !ready.is_empty())
     }
 
-    /// Asks whether it is up again.
+    /// Checks whether the interface is up again.
     #[cold]
     fn check_up(&mut self) -> Result<(), LinkError> {
         self.look()?;
@@ -487,19 +498,19 @@ impl Link {
         if self.is_up() { Ok(()) } else { Err(LinkError::Down) }
     }
 
-    /// Returns whether the kernel has not taken all frames yet, and a flush is to be tried again.
+    /// Returns whether the kernel has not taken all frames yet, so that you must flush again.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
-        self.carrier.is_kick_due()
+        self.socket.is_kick_due()
     }
 
-    /// Returns whether a frame can be given.
+    /// Returns whether a frame can be queued.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.carrier.has_room()
+        self.socket.has_room()
     }
 
-    /// Makes an error of the kernel's number, asking what became of the interface.
+    /// Makes an error of the kernel's number, after checking what happened to the interface.
     #[cold]
     fn failure(&mut self, what: &'static str, source: io::Error) -> LinkError {
         let _ = self.look();
@@ -517,7 +528,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the interface is gone, as of the last look at its events.
+    /// Returns whether the interface is gone, as of the last time its events were read.
     #[must_use]
     pub const fn is_removed(&self) -> bool {
         self.monitor.interface().is_gone

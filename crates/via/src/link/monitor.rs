@@ -1,4 +1,4 @@
-//! What becomes of an interface, as the kernel's routing socket tells it.
+//! Changes of an interface, as the kernel's routing socket reports them.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -12,7 +12,7 @@ use rustix::{
 
 use super::{address::MacAddress, error::OpenError};
 
-/// Multicast group of changes of interfaces.
+/// The multicast group of interface changes.
 const GROUP_LINK: u32 = 1;
 const NEW_LINK: u16 = 16;
 const DEL_LINK: u16 = 17;
@@ -27,10 +27,10 @@ const HARDWARE_ETHERNET: u16 = 1;
 const HARDWARE_LOOPBACK: u16 = 772;
 const MESSAGE_HEADER_BYTES: usize = 16;
 const BUFFER_BYTES: usize = 32 * 1024;
-/// Messages of one look.
+/// The most messages of one poll, and the most events kept.
 const MESSAGES_MAX: usize = 64;
 
-/// What became of an interface.
+/// A change of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LinkEvent {
@@ -40,15 +40,15 @@ pub enum LinkEvent {
     Up,
     /// Its MTU changed: the largest payload of a frame, in bytes.
     Mtu(u32),
-    /// It got another address.
+    /// It has another address.
     Address(MacAddress),
-    /// It is gone.
+    /// It was removed.
     Removed,
 }
 
-/// What is known of an interface.
+/// What is known about an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Interface {
+pub(super) struct InterfaceState {
     pub(super) index: u32,
     pub(super) address: Option<MacAddress>,
     pub(super) mtu: u32,
@@ -56,10 +56,10 @@ pub(super) struct Interface {
     pub(super) is_gone: bool,
 }
 
-/// What one message says.
+/// The content of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Said {
-    Is(Interface),
+enum NetlinkMessage {
+    Is(InterfaceState),
     Gone(u32),
     Failed(i32),
 }
@@ -69,8 +69,8 @@ enum Said {
 pub(super) struct Monitor {
     socket: OwnedFd,
     buffer: Vec<u8>,
-    now: Interface,
-    /// Not yet reported.
+    now: InterfaceState,
+    /// The events not yet reported.
     events: std::collections::VecDeque<LinkEvent>,
 }
 
@@ -89,9 +89,9 @@ impl Monitor {
             }
             index => index.map_err(failed)?,
         };
-        // Changes from here on are heard; what was before is asked for.
+        // From here on, changes are received; the state so far is asked for.
         bind(&socket, &SocketAddrNetlink::new(0, GROUP_LINK)).map_err(failed)?;
-        let now = Interface { index, address: None, mtu: 0, is_up: false, is_gone: false };
+        let now = InterfaceState { index, address: None, mtu: 0, is_up: false, is_gone: false };
         let buffer = vec![0; BUFFER_BYTES];
         let mut this = Self { socket, buffer, now, events: std::collections::VecDeque::new() };
         this.ask()
@@ -113,11 +113,11 @@ impl Monitor {
         &self.socket
     }
 
-    pub(super) const fn interface(&self) -> &Interface {
+    pub(super) const fn interface(&self) -> &InterfaceState {
         &self.now
     }
 
-    /// Returns the oldest change that was not yet reported.
+    /// Returns the oldest change that was not reported yet.
     pub(super) fn event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }
@@ -140,7 +140,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Takes in what the kernel has said since the last look.
+    /// Takes in what the kernel has reported since the last call.
     pub(super) fn look(&mut self) -> io::Result<()> {
         for _ in 0..MESSAGES_MAX {
             match recv(&self.socket, self.buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
@@ -151,7 +151,7 @@ impl Monitor {
                 }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
-                // Messages were lost: what counts is how it is now.
+                // Messages were lost: only the current state matters.
                 Err(Errno::NOBUFS) => self.ask()?,
                 Err(error) => return Err(error.into()),
             }
@@ -159,18 +159,21 @@ impl Monitor {
         Ok(())
     }
 
-    fn take(&mut self, said: Said) {
+    fn take(&mut self, said: NetlinkMessage) {
         let before = self.now;
         match said {
-            Said::Is(now) if now.index == before.index => {
+            NetlinkMessage::Is(now) if now.index == before.index => {
                 // A message may leave out what has not changed.
                 let mtu = if now.mtu == 0 { before.mtu } else { now.mtu };
-                self.now = Interface { mtu, address: now.address.or(before.address), ..now };
+                self.now = InterfaceState { mtu, address: now.address.or(before.address), ..now };
             }
-            Said::Gone(index) if index == before.index => self.now.is_gone = true,
-            Said::Failed(code) if code == -Errno::NODEV.raw_os_error() => self.now.is_gone = true,
+            NetlinkMessage::Gone(index) if index == before.index => self.now.is_gone = true,
+            NetlinkMessage::Failed(code) if code == -Errno::NODEV.raw_os_error() => {
+                self.now.is_gone = true
+            }
             _ => {}
         }
+
         let now = self.now;
         if now.is_gone {
             if !before.is_gone {
@@ -178,6 +181,7 @@ impl Monitor {
             }
             return;
         }
+
         if now.mtu != before.mtu {
             self.events.push_back(LinkEvent::Mtu(now.mtu));
         }
@@ -189,7 +193,8 @@ impl Monitor {
         if now.is_up != before.is_up {
             self.events.push_back(if now.is_up { LinkEvent::Up } else { LinkEvent::Down });
         }
-        // Nobody may ask: what is newest counts.
+
+        // No caller may ask for events: keep the newest.
         while self.events.len() > MESSAGES_MAX {
             self.events.pop_front();
         }
@@ -204,8 +209,8 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Reads the messages of one packet.
-fn read(mut bytes: &[u8], mut take: impl FnMut(Said)) {
+/// Parses the messages of one packet.
+fn read(mut bytes: &[u8], mut take: impl FnMut(NetlinkMessage)) {
     while let Some(length) = u32_at(bytes, 0).and_then(|length| usize::try_from(length).ok()) {
         let Some(message) = bytes.get(..length).filter(|_| length >= MESSAGE_HEADER_BYTES) else {
             return;
@@ -217,12 +222,13 @@ fn read(mut bytes: &[u8], mut take: impl FnMut(Said)) {
     }
 }
 
-fn read_message(message: &[u8]) -> Option<Said> {
+fn read_message(message: &[u8]) -> Option<NetlinkMessage> {
     let body = message.get(MESSAGE_HEADER_BYTES..)?;
     match u16_at(message, 4)? {
-        ERROR => u32_at(body, 0).map(|code| Said::Failed(code.cast_signed())),
+        ERROR => u32_at(body, 0).map(|code| NetlinkMessage::Failed(code.cast_signed())),
         kind @ (NEW_LINK | DEL_LINK) => {
-            // Others than AF_UNSPEC tell of something else: an interface that leaves its bridge is "deleted".
+            // Messages of families other than AF_UNSPEC report something else: an interface that leaves its
+            // bridge is "deleted".
             if *body.first()? != 0 {
                 return None;
             }
@@ -230,10 +236,10 @@ fn read_message(message: &[u8]) -> Option<Said> {
             let index = u32_at(body, 4)?;
             let flags = u32_at(body, 8)?;
             if kind == DEL_LINK {
-                return Some(Said::Gone(index));
+                return Some(NetlinkMessage::Gone(index));
             }
             let is_up = flags & (IS_UP | IS_RUNNING) == IS_UP | IS_RUNNING;
-            let mut now = Interface { index, address: None, mtu: 0, is_up, is_gone: false };
+            let mut now = InterfaceState { index, address: None, mtu: 0, is_up, is_gone: false };
             let mut attributes = body.get(16..)?;
             while let Some(length) = u16_at(attributes, 0).map(usize::from) {
                 let Some(attribute) = attributes.get(..length).filter(|_| length >= 4) else {
@@ -251,7 +257,7 @@ fn read_message(message: &[u8]) -> Option<Said> {
                 }
                 attributes = attributes.get(length.next_multiple_of(4)..).unwrap_or_default();
             }
-            Some(Said::Is(now))
+            Some(NetlinkMessage::Is(now))
         }
         _ => None,
     }
@@ -261,8 +267,8 @@ fn read_message(message: &[u8]) -> Option<Said> {
 mod tests {
     use super::*;
 
-    /// Goal: the loopback interface, which every namespace has, is known, and names of none are refused.
-    /// Method: open both.
+    /// Goal: the loopback interface, which every namespace has, is known, and names of no interface are
+    /// refused. Method: open both.
     #[test]
     fn interfaces_are_found_by_name() {
         let monitor = Monitor::open("lo").expect("every namespace has one");
@@ -274,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Goal: no bytes from the socket make the reader panic or loop. Method: random bytes, and a true message
+    /// Goal: no bytes from the socket make the parser panic or loop. Method: random bytes, and a true message
     /// with bytes changed, from 64 seeds.
     #[test]
     fn any_bytes_are_read_safely() {
@@ -289,14 +295,14 @@ mod tests {
         message[48..52].copy_from_slice(&9000_u32.to_ne_bytes());
         let mut said = Vec::new();
         read(&message, |what| said.push(what));
-        let is = Interface {
+        let is = InterfaceState {
             index: 7,
             address: Some(MacAddress([2; 6])),
             mtu: 9000,
             is_up: false,
             is_gone: false,
         };
-        assert_eq!(said, [Said::Is(is)]);
+        assert_eq!(said, [NetlinkMessage::Is(is)]);
         for seed in 0..64 {
             let mut rng = fastrand::Rng::with_seed(seed);
             for _ in 0..500 {

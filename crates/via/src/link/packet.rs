@@ -1,8 +1,7 @@
-//! AF_PACKET: rings that are shared with the kernel (TPACKET_V2), or one call for a batch of frames where the
-//! kernel refuses the rings.
+//! AF_PACKET: rings shared with the kernel (TPACKET_V2), or, where the kernel refuses the rings, one call for
+//! a batch of frames.
 //!
-//! Version 2 and not 3: version 3 hands over blocks of frames, and waits up to a millisecond until a block is
-//! full.
+//! Version 3 is not used: it passes on blocks of frames, and waits up to a millisecond until a block is full.
 
 use std::{
     io,
@@ -15,11 +14,11 @@ use rustix::{
 };
 
 use super::{
-    Frame, Source, Statistics,
+    Frame, FrameData, Statistics,
     address::{EtherType, MacAddress},
     error::{Capability, OpenError},
-    frame_status::Status,
-    sys::{self, BATCH, Batch},
+    frame_status::FrameStatus,
+    sys::{self, BATCH, FrameBatch},
 };
 use crate::vi::Memory;
 
@@ -43,20 +42,20 @@ const VERSION_2: u32 = 1;
 const MEMBER_MULTICAST: u16 = 0;
 const MEMBER_PROMISCUOUS: u16 = 1;
 
-/// Where a frame to be sent begins in its slot: behind its header.
+/// The offset of a frame to be sent in its slot: behind the slot's header.
 const SEND_OFFSET: u64 = 32;
-/// What the kernel puts in front of a received frame, at most, with room to align it.
+/// The most that the kernel puts in front of a received frame, with room to align it.
 const RECEIVE_OFFSET_MAX: usize = 96;
 const SEND_REQUEST: u64 = 1;
-/// Available to us.
+/// The slot can be filled.
 const SEND_AVAILABLE: u32 = 0;
 const WRONG_FORMAT: u32 = 4;
-/// Blocks of the rings, which the kernel allocates each in one piece.
+/// The size of a ring's block, which the kernel allocates in one piece.
 const BLOCK_BYTES: usize = 64 * 1024;
 
-/// What the back end needs to know.
+/// The settings of the back end.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
+pub(super) struct LinkSettings {
     pub(super) index: u32,
     pub(super) ether_type: EtherType,
     pub(super) mtu: u32,
@@ -65,7 +64,7 @@ pub(super) struct Settings {
     pub(super) busy_poll_us: u32,
     pub(super) is_promiscuous: bool,
     pub(super) bypasses_queue: bool,
-    /// Places are for the longest packet, whatever the MTU.
+    /// Slots have room for the longest packet, whatever the MTU.
     pub(super) takes_segments: bool,
 }
 
@@ -76,23 +75,23 @@ struct Rings {
     frame_bytes: usize,
     receive_count: u64,
     send_count: u64,
-    /// The next slot to be looked at, and the next to be filled.
+    /// The next slot to be read, and the next to be filled.
     receive_at: u64,
     send_at: u64,
     /// The oldest slot that may still wait to be sent.
     sent_at: u64,
     waiting: u64,
-    /// Slots were filled since the last kick.
+    /// Whether slots were filled since the last kick.
     is_kick_due: bool,
 }
 
-/// A socket of AF_PACKET.
+/// An AF_PACKET socket.
 #[derive(Debug)]
-pub(super) struct Packet {
+pub(super) struct PacketSocket {
     socket: OwnedFd,
     rings: Option<Rings>,
-    batch: Option<Batch>,
-    /// Frames that arrived since the kernel's counters were last read, and before.
+    batch: Option<FrameBatch>,
+    /// The counters of all reads of the kernel's, added up.
     statistics: Statistics,
 }
 
@@ -100,19 +99,20 @@ fn option(socket: &OwnedFd, name: i32, value: u32) -> io::Result<()> {
     sys::set_option(socket, LEVEL_PACKET, name, &value.to_ne_bytes())
 }
 
-impl Packet {
-    /// Opens a socket; with rings if the kernel grants them, or `needs_rings`.
+impl PacketSocket {
+    /// Opens a socket; with rings if the kernel grants them, which `needs_rings` requires.
     pub(super) fn open(
-        settings: &Settings,
+        settings: &LinkSettings,
         wants_rings: bool,
         needs_rings: bool,
     ) -> Result<Self, OpenError> {
         let what = "opening an AF_PACKET socket";
         let failed = |error| OpenError::from_call(what, &[Capability::NetRaw], error);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // No protocol yet: nothing arrives before the socket is bound to the interface.
+        // No protocol yet, so that nothing arrives before the socket is bound to the interface.
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
             .map_err(|error| failed(error.into()))?;
+
         let mut rings = None;
         if wants_rings {
             match Rings::make(&socket, settings) {
@@ -123,14 +123,16 @@ impl Packet {
                 Err(_) => {}
             }
         }
+
         let mut batch = None;
         if rings.is_none() {
             let bytes = frame_bytes(settings);
             option(&socket, OPTION_AUXILIARY, 1).map_err(failed)?;
             set_buffers(&socket, settings, bytes);
-            batch = Some(Batch::new(bytes));
+            batch = Some(FrameBatch::new(bytes));
         }
-        // Both are refinements that old kernels do without.
+
+        // Both are refinements that old kernels lack.
         let _ = option(&socket, OPTION_IGNORE_OUTGOING, 1);
         if settings.bypasses_queue {
             option(&socket, OPTION_QDISC_BYPASS, 1).map_err(failed)?;
@@ -156,7 +158,7 @@ impl Packet {
         self.socket.as_fd()
     }
 
-    /// Hands at most `count` frames to `take`. Returns how many there were.
+    /// Passes at most `count` frames to `take`. Returns their number.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -170,12 +172,12 @@ impl Packet {
         }
     }
 
-    /// Returns whether a frame is there, as far as that can be told without a call.
+    /// Returns whether a frame is there, as far as that is known without a system call.
     pub(super) fn has_frame(&self) -> bool {
         self.rings.as_ref().is_some_and(Rings::has_frame)
     }
 
-    /// Takes a frame to be sent: `false` if there is no room.
+    /// Queues a frame for sending: `false` if there is no room.
     #[inline]
     pub(super) fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> io::Result<bool> {
         if let Some(rings) = &mut self.rings {
@@ -202,7 +204,7 @@ impl Packet {
         }
     }
 
-    /// Makes the kernel send what was given to it.
+    /// Makes the kernel send the queued frames.
     #[inline]
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let Some(rings) = &mut self.rings else { return Ok(()) };
@@ -212,7 +214,7 @@ impl Packet {
         rings.is_kick_due = false;
         match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(_) => Ok(()),
-            // They stay in their slots, for the next flush.
+            // The frames stay in their slots, for the next flush.
             Err(Errno::AGAIN | Errno::NOBUFS) => {
                 rings.is_kick_due = true;
                 Ok(())
@@ -233,7 +235,7 @@ impl Packet {
         self.rings.as_mut().is_some_and(Rings::reap)
     }
 
-    /// Returns whether a frame can be given.
+    /// Returns whether a frame can be queued.
     pub(super) fn has_room(&self) -> bool {
         self.rings.as_ref().is_none_or(Rings::has_room)
     }
@@ -242,7 +244,7 @@ impl Packet {
         join_group(&self.socket, index, group)
     }
 
-    /// Reads the kernel's counters, which begin anew with that.
+    /// Reads and resets the kernel's counters. Returns the sums of all reads.
     pub(super) fn statistics(&mut self) -> io::Result<Statistics> {
         let mut words = [0; 8];
         let length = sys::option(&self.socket, LEVEL_PACKET, OPTION_STATISTICS, &mut words)?;
@@ -259,7 +261,7 @@ impl Packet {
 
 fn receive_batches(
     socket: &OwnedFd,
-    batch: &mut Batch,
+    batch: &mut FrameBatch,
     count: usize,
     mut take: impl FnMut(&Frame<'_>),
 ) -> io::Result<usize> {
@@ -268,7 +270,7 @@ fn receive_batches(
         let received = batch.receive(socket.as_fd(), count - taken, |one| {
             let tag = one.status.tag(one.tag.0, one.tag.1);
             take(&Frame {
-                source: Source::Slice(one.bytes),
+                source: FrameData::Slice(one.bytes),
                 length: one.bytes.len(),
                 wire_length: one.wire_length,
                 checksum: one.status.checksum(),
@@ -290,46 +292,46 @@ fn receive_batches(
     Ok(taken)
 }
 
-fn set_buffers(socket: &OwnedFd, settings: &Settings, bytes: usize) {
+fn set_buffers(socket: &OwnedFd, settings: &LinkSettings, bytes: usize) {
     let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
     for (name, frames) in [
         (OPTION_RECEIVE_BUFFER, settings.receive_frames),
         (OPTION_SEND_BUFFER, settings.send_frames),
     ] {
         let wanted = u32::try_from(u64::from(frames) * bytes).unwrap_or(i32::MAX.cast_unsigned());
-        // The kernel gives what its limit allows.
+        // The kernel grants as much as its limit allows.
         let _ = sys::set_option(socket, LEVEL_SOCKET, name, &wanted.to_ne_bytes());
     }
 }
 
-/// Lets the kernel poll the network card's queue for so long in calls on this socket.
+/// Lets the kernel poll the network card's queue for this long in calls on this socket.
 pub(super) fn set_busy_poll(socket: impl AsFd + Copy, microseconds: u32) -> io::Result<()> {
     if microseconds == 0 {
         return Ok(());
     }
     sys::set_option(socket, LEVEL_SOCKET, OPTION_BUSY_POLL, &microseconds.to_ne_bytes())?;
-    // Known since Linux 5.11; without it interrupts are not put off.
+    // Known since Linux 5.11; without it, interrupts are not deferred.
     let _ = sys::set_option(socket, LEVEL_SOCKET, OPTION_PREFER_BUSY_POLL, &1_u32.to_ne_bytes());
     Ok(())
 }
 
-/// Opens a socket through which nothing comes, to be a member of groups for another one.
+/// Opens a socket that receives nothing, to be a member of groups on behalf of another one.
 pub(super) fn membership_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
 }
 
-/// Becomes a member of a group for as long as the socket is open.
+/// Joins a group for as long as the socket is open.
 pub(super) fn join_group(socket: &OwnedFd, index: u32, group: MacAddress) -> io::Result<()> {
     membership(socket, index, MEMBER_MULTICAST, Some(group))
 }
 
-/// Lets the interface take frames to others for as long as the socket is open.
+/// Makes the interface accept frames to others for as long as the socket is open.
 pub(super) fn become_promiscuous(socket: &OwnedFd, index: u32) -> io::Result<()> {
     membership(socket, index, MEMBER_PROMISCUOUS, None)
 }
 
-/// Becomes a member (`struct packet_mreq`) for as long as the socket is open.
+/// Adds a membership (`struct packet_mreq`) for as long as the socket is open.
 fn membership(
     socket: &OwnedFd,
     index: u32,
@@ -346,8 +348,8 @@ fn membership(
     sys::set_option(socket, LEVEL_PACKET, OPTION_ADD_MEMBERSHIP, &request)
 }
 
-/// The size of a slot that takes a whole frame of the interface, with a tag.
-fn frame_bytes(settings: &Settings) -> usize {
+/// Returns the size of a slot for a whole frame of the interface, with a tag.
+fn frame_bytes(settings: &LinkSettings) -> usize {
     if settings.takes_segments {
         return (RECEIVE_OFFSET_MAX + super::HEADER_BYTES + 8 + BLOCK_BYTES).next_power_of_two();
     }
@@ -356,15 +358,16 @@ fn frame_bytes(settings: &Settings) -> usize {
 }
 
 impl Rings {
-    fn make(socket: &OwnedFd, settings: &Settings) -> io::Result<Self> {
+    fn make(socket: &OwnedFd, settings: &LinkSettings) -> io::Result<Self> {
         let frame_bytes = frame_bytes(settings);
         let block_bytes = BLOCK_BYTES.max(frame_bytes);
         let frames_of_block = block_bytes / frame_bytes;
         let blocks = |frames: u32| {
             usize::try_from(frames).map_or(1, |frames| frames.div_ceil(frames_of_block)).max(1)
         };
+
         option(socket, OPTION_VERSION, VERSION_2)?;
-        // A frame that does not fit the interface any more is left out, and does not stop the others.
+        // A frame that no longer fits the interface is skipped, and does not stop the others.
         option(socket, OPTION_LOSS, 1)?;
         let ring = |name: i32, blocks: usize| -> io::Result<u64> {
             let count = blocks * frames_of_block;
@@ -380,12 +383,14 @@ impl Rings {
             sys::set_option(socket, LEVEL_PACKET, name, &request)?;
             u64::try_from(count).map_err(io::Error::other)
         };
+
         let receive_blocks = blocks(settings.receive_frames);
         let send_blocks = blocks(settings.send_frames);
         let receive_count = ring(OPTION_RX_RING, receive_blocks)?;
         let send_count = ring(OPTION_TX_RING, send_blocks)?;
         let length = (receive_blocks + send_blocks) * block_bytes;
         let memory = Memory::map(socket.as_fd(), length, true)?;
+
         Ok(Self {
             memory,
             frame_bytes,
@@ -411,7 +416,7 @@ impl Rings {
         (self.receive_count + at) * self.wide()
     }
 
-    /// The status of a slot, and the length beside it.
+    /// Reads the status of a slot, and the length beside it.
     #[inline]
     fn status(&self, slot: u64) -> (u32, u32) {
         let bytes = self.memory.load(slot).unwrap_or(0).to_ne_bytes();
@@ -431,7 +436,7 @@ impl Rings {
     }
 
     fn has_frame(&self) -> bool {
-        self.status(self.receive_slot()).0 & Status::USER != 0
+        self.status(self.receive_slot()).0 & FrameStatus::USER != 0
     }
 
     #[inline]
@@ -439,7 +444,7 @@ impl Rings {
         for taken in 0..count {
             let slot = self.receive_slot();
             let (status, wire_length) = self.status(slot);
-            if status & Status::USER == 0 {
+            if status & FrameStatus::USER == 0 {
                 return taken;
             }
             // struct tpacket2_hdr: status, length, snap length, two offsets, time, tag, its protocol.
@@ -449,10 +454,10 @@ impl Rings {
                 let begin = u16::from_ne_bytes([header[12], header[13]]);
                 let tag = u16::from_ne_bytes([header[24], header[25]]);
                 let protocol = u16::from_ne_bytes([header[26], header[27]]);
-                let status = Status(status);
+                let status = FrameStatus(status);
                 let bound = self.frame_bytes.saturating_sub(usize::from(begin));
                 take(&Frame {
-                    source: Source::Memory(&self.memory, slot + u64::from(begin)),
+                    source: FrameData::Memory(&self.memory, slot + u64::from(begin)),
                     length: usize::try_from(length).unwrap_or(0).min(bound),
                     wire_length: usize::try_from(wire_length).unwrap_or(0),
                     checksum: status.checksum(),
@@ -480,7 +485,7 @@ impl Rings {
         let mut at = slot + SEND_OFFSET;
         for part in [header].iter().chain(parts) {
             let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
-            // Checked by the caller against the MTU, for which the slots were made.
+            // The caller has checked the length against the MTU, for which the slots were made.
             if length > end - at || self.memory.write(at, part).is_err() {
                 return false;
             }
@@ -493,7 +498,7 @@ impl Rings {
         true
     }
 
-    /// Looks which slots were sent. Returns whether some still wait.
+    /// Frees the slots that were sent. Returns whether some still wait.
     fn reap(&mut self) -> bool {
         while self.waiting > 0 {
             let (status, _) = self.status(self.send_slot(self.sent_at));

@@ -1,4 +1,4 @@
-//! The system calls that rustix does not offer: options, addresses and batches of AF_PACKET.
+//! System calls that rustix does not offer: options, addresses and batches of AF_PACKET.
 
 #![expect(unsafe_code, reason = "setsockopt, getsockopt, bind and recvmmsg of AF_PACKET")]
 
@@ -8,14 +8,14 @@ use std::{
     ptr,
 };
 
-use super::frame_status::Status;
+use super::frame_status::FrameStatus;
 
-/// Frames of one batch.
+/// The most frames of one batch.
 pub(super) const BATCH: usize = 16;
-/// Room for the one control message that is asked for, and more.
+/// Has room for the one requested control message, and more.
 const CONTROL_BYTES: usize = 64;
 
-/// Sets an option, whose value is given as the bytes that the kernel expects.
+/// Sets an option to a value, given as the bytes that the kernel expects.
 pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
     let socket = socket.as_fd().as_raw_fd();
@@ -24,7 +24,7 @@ pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: &[u8])
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Reads an option into `value`. Returns how many bytes it has.
+/// Reads an option into `value`. Returns its length in bytes.
 pub(super) fn option(
     socket: impl AsFd,
     level: i32,
@@ -58,14 +58,14 @@ pub(super) fn bind_packet(socket: impl AsFd, index: u32, protocol: u16) -> io::R
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `SKF_AD_OFF` plus `SKF_AD_PKTTYPE`: for whom the kernel takes the frame to be.
+/// `SKF_AD_OFF` plus `SKF_AD_PKTTYPE`: the kind of receiver, as the kernel sees it.
 const PACKET_TYPE: u32 = 0xffff_f004;
 
 const fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// Lets the kernel drop frames that came for others: to another interface's address, or with the tag of a VLAN.
+/// Lets the kernel drop frames for others: to another interface's address, or with a VLAN tag.
 pub(super) fn drop_foreign(socket: impl AsFd) -> io::Result<()> {
     filter(
         socket,
@@ -85,7 +85,7 @@ pub(super) fn drop_all_but(socket: impl AsFd, offset: u32, value: u16) -> io::Re
         &mut [
             step(0x30, 0, 0, PACKET_TYPE),
             step(0x15, 2, 0, u32::from(libc::PACKET_OTHERHOST)),
-            // Beyond the end of a short frame this drops it.
+            // Beyond the end of a short frame, this load drops the frame.
             step(0x28, 0, 0, offset),
             step(0x15, 1, 0, u32::from(value)),
             step(0x06, 0, 0, 0),
@@ -94,7 +94,7 @@ pub(super) fn drop_all_but(socket: impl AsFd, offset: u32, value: u16) -> io::Re
     )
 }
 
-/// Attaches a program of classic BPF in place of the one before.
+/// Attaches a program of classic BPF in place of the previous one.
 fn filter(socket: impl AsFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
@@ -109,42 +109,42 @@ fn filter(socket: impl AsFd, program: &mut [libc::sock_filter]) -> io::Result<()
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Where a batch of frames is received.
+/// The buffers of a batch of received frames.
 #[derive(Debug)]
-pub(super) struct Batch {
-    /// `BATCH` places of `frame_bytes`.
+pub(super) struct FrameBatch {
+    /// `BATCH` slots of `frame_bytes`.
     bytes: Vec<u8>,
     frame_bytes: usize,
 }
 
 /// A frame of a batch.
 #[derive(Debug)]
-pub(super) struct Taken<'a> {
+pub(super) struct ReceivedFrame<'a> {
     pub(super) bytes: &'a [u8],
-    /// Its length on the wire; more than `bytes` have if it was cut off.
+    /// Its length on the wire; larger than `bytes` if it was cut off.
     pub(super) wire_length: usize,
-    pub(super) status: Status,
+    pub(super) status: FrameStatus,
     /// The tag and its protocol.
     pub(super) tag: (u16, u16),
 }
 
-impl Batch {
+impl FrameBatch {
     pub(super) fn new(frame_bytes: usize) -> Self {
         Self { bytes: vec![0; BATCH * frame_bytes], frame_bytes }
     }
 
-    /// Receives at most `count` frames that are there, and hands each to `take`. Returns how many there
-    /// were.
+    /// Receives at most `count` available frames, and passes each to `take`. Returns their number.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
         count: usize,
-        mut take: impl FnMut(Taken<'_>),
+        mut take: impl FnMut(ReceivedFrame<'_>),
     ) -> io::Result<usize> {
         let mut controls = [[0_u64; CONTROL_BYTES / 8]; BATCH];
         let mut places = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH];
         // SAFETY: a header of zeros is a valid one: no address, no places, no control data.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
+
         let parts = self.bytes.chunks_exact_mut(self.frame_bytes);
         for (((part, place), header), control) in
             parts.zip(&mut places).zip(&mut headers).zip(&mut controls)
@@ -156,6 +156,7 @@ impl Batch {
             header.msg_hdr.msg_control = control.as_mut_ptr().cast();
             header.msg_hdr.msg_controllen = CONTROL_BYTES;
         }
+
         let count = u32::try_from(count.min(BATCH)).map_err(io::Error::other)?;
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         // SAFETY: every header points to one place and one control buffer, which live until the call
@@ -164,19 +165,20 @@ impl Batch {
             libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), count, flags, ptr::null_mut())
         };
         let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+
         let parts = self.bytes.chunks_exact(self.frame_bytes);
         for ((part, header), control) in parts.zip(&headers).zip(&controls).take(received) {
             let wire_length = usize::try_from(header.msg_len).map_err(io::Error::other)?;
             let (status, tag) = auxiliary(control, header.msg_hdr.msg_controllen);
             let bytes = &part[..wire_length.min(part.len())];
-            take(Taken { bytes, wire_length, status, tag });
+            take(ReceivedFrame { bytes, wire_length, status, tag });
         }
         Ok(received)
     }
 }
 
 /// Finds the status and the VLAN tag in a control message (`struct cmsghdr`, `struct tpacket_auxdata`).
-fn auxiliary(control: &[u64], length: usize) -> (Status, (u16, u16)) {
+fn auxiliary(control: &[u64], length: usize) -> (FrameStatus, (u16, u16)) {
     // On 64 bits, 16 bytes of header: length, level, type. Then status, length, snap length, two offsets,
     // tag, and its protocol.
     let mut bytes = [0; CONTROL_BYTES];
@@ -189,9 +191,9 @@ fn auxiliary(control: &[u64], length: usize) -> (Status, (u16, u16)) {
     let is_auxiliary =
         length >= 36 && int_at(8) == libc::SOL_PACKET && int_at(12) == libc::PACKET_AUXDATA;
     if !is_auxiliary {
-        return (Status::default(), (0, 0));
+        return (FrameStatus::default(), (0, 0));
     }
     let tag = u16::from_ne_bytes([bytes[32], bytes[33]]);
     let protocol = u16::from_ne_bytes([bytes[34], bytes[35]]);
-    (Status(int_at(16).cast_unsigned()), (tag, protocol))
+    (FrameStatus(int_at(16).cast_unsigned()), (tag, protocol))
 }

@@ -1,29 +1,31 @@
 //! Sending and receiving in one context.
 
-use std::{fmt, io::IoSlice, sync::Arc};
+use std::{fmt, io::IoSlice, sync::Arc, task::Poll};
+
+use vigie_detect::{Probe, SharedWait};
 
 use super::{
     MessageError, MessageErrorKind,
-    endpoint::{Found, Inner, Want},
-    request::{Matched, Owned, ReceiveRequest, SendRequest, UntilReady},
+    endpoint::{EndpointInner, EndpointOutput, EndpointRequest},
+    request::{Matched, ReceiveRequest, RequestGuard, SendRequest, UntilReady, WaitPhase},
 };
 use crate::{
     protocol::{
-        Begun, Engine, Mode, Pattern, Payload, RequestId, SendError, SendState, Sink, Status,
+        Begun, MessageEngine, Mode, Pattern, Payload, RequestId, SendError, SendState, Sink, Status,
     },
     vi::{Provider, Region},
 };
 
-/// Looks under one lock, without a pause in between: taking the lock costs as much as a look.
-const LOOKS_PER_LOCK: u32 = 8;
+/// Polls under one lock, without a pause in between: taking the lock costs as much as a poll.
+const POLLS_PER_LOCK: u32 = 8;
 
-/// From whom a message may come.
+/// The rank a message may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one or any")]
 pub enum Source {
-    /// From any rank: `MPI_ANY_SOURCE`.
+    /// Any rank: `MPI_ANY_SOURCE`.
     Any,
-    /// From this one.
+    /// This rank.
     Rank(u32),
 }
 
@@ -33,13 +35,13 @@ impl From<u32> for Source {
     }
 }
 
-/// Which tag a message may have.
+/// The tag a message may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one or any")]
 pub enum Tag {
-    /// Any: `MPI_ANY_TAG`.
+    /// Any tag: `MPI_ANY_TAG`.
     Any,
-    /// This one.
+    /// This tag.
     Is(u32),
 }
 
@@ -49,27 +51,27 @@ impl From<u32> for Tag {
     }
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Message {
-    /// From whom, with which tag, how long.
+    /// Its sender, tag and length.
     pub status: Status,
     /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Sends and receives in one context: messages of different communicators never meet. Clones are the same
-/// communicator.
+/// Sends and receives in one context: a message never matches a receive of another communicator. Clones share
+/// the context.
 pub struct Communicator<P: Provider> {
-    pub(super) inner: Arc<Inner<P>>,
+    pub(super) inner: Arc<EndpointInner<P>>,
     context: u16,
     rank: u32,
     size: u32,
 }
 
 impl<P: Provider> Communicator<P> {
-    pub(super) fn new(inner: Arc<Inner<P>>, context: u16) -> Self {
+    pub(super) fn new(inner: Arc<EndpointInner<P>>, context: u16) -> Self {
         let (rank, size) = inner.with(|engine| (engine.rank(), engine.size()));
         Self { inner, context, rank, size }
     }
@@ -80,14 +82,14 @@ impl<P: Provider> Communicator<P> {
         self.rank
     }
 
-    /// Returns how many ranks there are.
+    /// Returns the number of ranks.
     #[must_use]
     pub const fn size(&self) -> u32 {
         self.size
     }
 
-    /// Makes another communicator of the same ranks, whose messages are apart from this one's. All ranks make
-    /// theirs in the same order, or messages get lost: nothing is exchanged for it.
+    /// Makes another communicator of the same ranks, whose messages are separate from this one's. All ranks
+    /// must make theirs in the same order, or messages get lost: the ranks exchange nothing for it.
     ///
     /// # Errors
     /// [`MessageErrorKind::NoContext`].
@@ -96,8 +98,8 @@ impl<P: Provider> Communicator<P> {
         Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
     }
 
-    /// Returns the ranks that have failed, in the order in which that was found, without the first `known` of them: for
-    /// those who poll for messages, and so are told by no receive.
+    /// Returns the ranks that have failed, in the order in which the failures were found, without the first `known` of
+    /// them. It is for callers that poll for messages, and so have no receive to tell them.
     #[must_use]
     pub fn failures(&self, known: usize) -> Vec<u32> {
         self.inner.with(|engine| engine.failures_after(known).to_vec())
@@ -138,12 +140,12 @@ impl<P: Provider> Communicator<P> {
         })
     }
 
-    /// Sends a message: done when `bytes` may be changed again, which for short messages does not wait for the
-    /// receiver.
+    /// Sends a message. It is done when you may change `bytes` again, which for short messages does not wait
+    /// for the receiver.
     ///
     /// # Cancel safety
-    /// A short message is sent whole or not at all. A long one whose future is dropped half way is given up,
-    /// and its receiver told so.
+    /// A short message is sent whole or not at all. A long one whose future is dropped half way is abandoned,
+    /// and its receiver is told.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -173,8 +175,8 @@ impl<P: Provider> Communicator<P> {
 
     /// Waits until a send that has begun is done.
     async fn send_rest(&self, id: RequestId, slices: &[IoSlice<'_>]) -> Result<(), MessageError> {
-        let mut owned = Owned::new(&self.inner, id, true);
-        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+        let mut owned = RequestGuard::new(&self.inner, id, true);
+        let result = UntilReady::new(&self.inner, id, |engine: &mut MessageEngine<P>, id| {
             engine.poll_send(id, Some(slices))
         })
         .await;
@@ -182,16 +184,16 @@ impl<P: Provider> Communicator<P> {
         result
     }
 
-    /// No NIC tells of what a rank sends to itself.
+    /// No NIC announces what a rank sends to itself.
     #[inline]
-    fn serve_own(&self, engine: &mut Engine<P>, dest: u32) {
+    fn serve_own(&self, engine: &mut MessageEngine<P>, dest: u32) {
         if dest == self.rank {
             engine.serve_own();
         }
     }
 
-    /// Sends a message without waiting for anybody: what cannot leave is copied to the endpoint's buffer for
-    /// such messages.
+    /// Sends a message without waiting: what cannot be sent immediately is copied to the endpoint's buffer
+    /// for such messages.
     ///
     /// # Errors
     /// [`SendError::BufferFull`](crate::protocol::SendError::BufferFull), or as [`send`](Self::send).
@@ -200,7 +202,7 @@ impl<P: Provider> Communicator<P> {
         let sent = self.begin(dest, tag, Mode::Buffered, Payload::Borrowed(&body))?;
         match sent {
             SendState::Done => {}
-            // It goes on without us.
+            // The engine owns the bytes and finishes the send.
             SendState::Pending(id) => self.inner.with(|engine| engine.drop_send(id)),
         }
         Ok(())
@@ -209,7 +211,7 @@ impl<P: Provider> Communicator<P> {
     /// Sends a message and waits until a receive has matched it.
     ///
     /// # Cancel safety
-    /// As [`send`](Self::send); whether the message was received is not known then.
+    /// As [`send`](Self::send); you then do not know whether the message was received.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -217,8 +219,8 @@ impl<P: Provider> Communicator<P> {
         self.send_bytes(dest, tag, Mode::Synchronous, bytes).await
     }
 
-    /// Sends a message to a receive that is known to be posted. If it is not, the message is sent all the
-    /// same, and counted ([`Counters::ready_unexpected`](crate::protocol::Counters)).
+    /// Sends a message to a receive that you know is posted. If it is not, the message is still sent,
+    /// and counted ([`MessageCounters::ready_unexpected`](crate::protocol::MessageCounters)).
     ///
     /// # Cancel safety
     /// As [`send`](Self::send).
@@ -252,7 +254,7 @@ impl<P: Provider> Communicator<P> {
         }
     }
 
-    /// Begins to send bytes that are given away. It goes on whether or not it is awaited.
+    /// Begins to send bytes that the request owns. The send goes on whether or not you await it.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -267,7 +269,7 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Begins to send a piece of registered memory, which the receiver takes in one copy where both sides can.
-    /// It must not be changed before the request ends.
+    /// You must not change it before the request ends.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -301,7 +303,7 @@ impl<P: Provider> Communicator<P> {
     /// Receives a message.
     ///
     /// # Cancel safety
-    /// A message that was matched to this receive when the future is dropped is lost: hold a
+    /// A message already matched to this receive is lost when the future is dropped: hold a
     /// [`start_receive`](Self::start_receive) across a `select` instead, and wait for that.
     ///
     /// # Errors
@@ -317,8 +319,8 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Receives a message into `sink`: a slice, a vector, or pieces of a buffer
-    /// ([`Layout::sink`](crate::protocol::Layout::sink)). What does not fit is thrown away, and
-    /// [`Status::is_truncated`] set.
+    /// ([`Layout::sink`](crate::protocol::Layout::sink)). Bytes that do not fit are discarded, and
+    /// [`Status::is_truncated`] is set.
     ///
     /// # Cancel safety
     /// As [`receive`](Self::receive).
@@ -334,43 +336,59 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let inner = &*self.inner;
-        let now = inner.spin.until(|| {
+        let mut wait = inner.waiter.wait();
+        let looked = wait.look_first(|| {
             inner.with(|engine| {
-                for _ in 0..LOOKS_PER_LOCK {
+                for _ in 0..POLLS_PER_LOCK {
                     if let Some(begun) = engine.receive_begun(pattern, sink) {
-                        return Some(begun);
+                        return Probe::Ready(begun);
                     }
                 }
-                None
+                Probe::Pending
             })
         });
-        match now {
-            Some(Begun::Received(status)) => Ok(status),
-            Some(Begun::Open(id)) => self.receive_rest(id, sink).await,
-            None => {
-                let id = inner.with(|engine| engine.post_receive(pattern));
-                self.receive_rest(id, sink).await
+        match looked {
+            Poll::Ready(Some(Begun::Received(status))) => Ok(status),
+            Poll::Ready(Some(Begun::Open(id))) => {
+                self.receive_rest(id, sink, (wait, WaitPhase::Polling)).await
+            }
+            looked => {
+                let phase = WaitPhase::after(&looked);
+                self.receive_later(pattern, sink, (wait, phase)).await
             }
         }
     }
 
-    /// Receives what a request is still to get.
+    /// Receives a message that has not arrived yet. The receive is posted before other tasks run, which may
+    /// ask for the same message.
+    pub(super) async fn receive_later<S: Sink + ?Sized>(
+        &self,
+        pattern: Pattern,
+        sink: &mut S,
+        goes_on: (SharedWait<'_>, WaitPhase),
+    ) -> Result<Status, MessageError> {
+        let id = self.inner.with(|engine| engine.post_receive(pattern));
+        self.receive_rest(id, sink, goes_on).await
+    }
+
+    /// Receives the rest of a request's message.
     async fn receive_rest<S: Sink + ?Sized>(
         &self,
         id: RequestId,
         sink: &mut S,
+        (wait, phase): (SharedWait<'_>, WaitPhase),
     ) -> Result<Status, MessageError> {
-        let mut owned = Owned::new(&self.inner, id, false);
-        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+        let mut owned = RequestGuard::new(&self.inner, id, false);
+        let result = UntilReady::new(&self.inner, id, |engine: &mut MessageEngine<P>, id| {
             engine.poll_receive(id, sink)
         })
-        .has_looked()
+        .after(wait, phase)
         .await;
         owned.is_over();
         result
     }
 
-    /// Posts a receive: from now on a message that fits belongs to it.
+    /// Posts a receive: the next message that fits, now or later, belongs to it.
     pub fn start_receive(
         &self,
         source: impl Into<Source>,
@@ -384,7 +402,7 @@ impl<P: Provider> Communicator<P> {
     // ------------------------------------------------------------------ probes
 
     /// Waits for a message that fits, and leaves it: the next receive with the same source and tag gets it,
-    /// unless another task takes it before.
+    /// unless another task takes it first.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -398,20 +416,20 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let failure_count = self.inner.with(|engine| engine.failure_count());
-        match self.inner.host.wait(Want::Probe(pattern, failure_count)).await? {
-            Found::Probed(status) => Ok(status?),
-            other => unreachable!("invariant: {other:?} is no answer to a probe"),
+        match self.inner.host.wait(EndpointRequest::Probe(pattern, failure_count)).await? {
+            EndpointOutput::Probed(status) => Ok(status?),
+            other => unreachable!("invariant: {other:?} does not answer a probe"),
         }
     }
 
-    /// Returns what [`probe`](Self::probe) would, if it is there.
+    /// Returns what [`probe`](Self::probe) would return, if a message has arrived.
     #[must_use]
     pub fn try_probe(&self, source: impl Into<Source>, tag: impl Into<Tag>) -> Option<Status> {
         let pattern = self.pattern(source.into(), tag.into());
         self.inner.with(|engine| engine.probe(pattern))
     }
 
-    /// Waits for a message that fits, and takes it off the list: nobody else can receive it.
+    /// Waits for a message that fits, and takes it off the list: no other receive can get it.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -432,7 +450,7 @@ impl<P: Provider> Communicator<P> {
         }
     }
 
-    /// Returns what [`matched_probe`](Self::matched_probe) would, if it is there.
+    /// Returns what [`matched_probe`](Self::matched_probe) would return, if a message has arrived.
     pub fn try_matched_probe(
         &self,
         source: impl Into<Source>,
@@ -446,13 +464,13 @@ impl<P: Provider> Communicator<P> {
 
     // ------------------------------------------------------------------ persistent requests
 
-    /// Returns a send that can be started again and again with the same envelope: `MPI_Send_init`.
+    /// Returns a send that you can start any number of times with the same envelope: `MPI_Send_init`.
     #[must_use]
     pub fn persistent_send(&self, dest: u32, tag: u32, mode: Mode) -> PersistentSend<P> {
         PersistentSend { communicator: self.clone(), dest, tag, mode }
     }
 
-    /// Returns a receive that can be started again and again: `MPI_Recv_init`.
+    /// Returns a receive that you can start any number of times: `MPI_Recv_init`.
     #[must_use]
     pub fn persistent_receive(
         &self,
@@ -479,7 +497,7 @@ impl<P: Provider> fmt::Debug for Communicator<P> {
     }
 }
 
-/// A send to one rank with one tag and mode, started as often as wanted.
+/// A send to one rank with one tag and mode, which you can start any number of times.
 #[derive(Debug)]
 pub struct PersistentSend<P: Provider> {
     communicator: Communicator<P>,
@@ -507,7 +525,7 @@ impl<P: Provider> PersistentSend<P> {
     }
 }
 
-/// A receive from one source with one tag, started as often as wanted.
+/// A receive from one source with one tag, which you can start any number of times.
 #[derive(Debug)]
 pub struct PersistentReceive<P: Provider> {
     communicator: Communicator<P>,

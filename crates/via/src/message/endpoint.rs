@@ -9,87 +9,90 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, EngineHost, Instant, Notice, Progress, RegisterError, Registration, Server, Turn,
-    WaitError, WatchedDescriptor,
+    Armed, EngineContext, EngineHost, Instant, Notifier, Progress, ReadinessEvent, RegisterError,
+    Registration, Server, SharedWaiter, WaitError, WatchedDescriptor,
 };
 
 use super::Communicator;
 use crate::{
-    protocol::{Engine, EngineEvent, Pattern, RequestError, RequestId, Status},
-    spin::Spin,
+    protocol::{EngineEvent, MessageEngine, Pattern, RequestError, RequestId, Status},
     vi::Provider,
 };
 
-/// What a wait on an endpoint is for, but for requests: those are polled with their owners' buffers.
+/// Polls between two reads of the clock: about 1 µs.
+const POLLS_PER_CLOCK_READ: u32 = 16;
+
+/// What a wait on an endpoint is for. Requests are not listed: they are polled with their owners' buffers.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Want {
-    /// A message that fits, to be left where it is. So many ranks had failed before.
+pub(super) enum EndpointRequest {
+    /// A message that fits, to be left where it is, and the number of ranks that had failed when the wait
+    /// began.
     Probe(Pattern, usize),
-    /// Of the engine: connections, failures.
+    /// Events of the engine: connections, failures.
     Event,
 }
 
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum EndpointOutput {
     Probed(Result<Status, RequestError>),
     Event(EngineEvent),
 }
 
-/// The message engine as an engine of a detection server. Requests are served by their numbers.
-pub(super) struct Hosted<P: Provider> {
-    engine: Engine<P>,
-    /// What the engine had done when it was armed.
+/// Makes the message engine an engine of a detection server. Requests are served by their numbers.
+pub(super) struct EndpointEngine<P: Provider> {
+    engine: MessageEngine<P>,
+    /// The engine's work count when it was armed.
     worked: u64,
     /// Empty between two calls.
     ready: Vec<RequestId>,
 }
 
-impl<P: Provider> Hosted<P> {
+impl<P: Provider> EndpointEngine<P> {
     #[inline]
-    pub(super) const fn engine(&mut self) -> &mut Engine<P> {
+    pub(super) const fn engine(&mut self) -> &mut MessageEngine<P> {
         &mut self.engine
     }
 }
 
-impl<P: Provider> vigie_detect::Engine for Hosted<P> {
-    type Want = Want;
-    type Found = Found;
+impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
+    type Request = EndpointRequest;
+    type Output = EndpointOutput;
 
-    fn take(&mut self, want: &Want) -> Option<Found> {
+    fn take(&mut self, want: &EndpointRequest) -> Option<EndpointOutput> {
         let Self { engine, .. } = self;
         match *want {
-            Want::Event => engine.event().map(Found::Event),
-            Want::Probe(pattern, failure_count) => {
+            EndpointRequest::Event => engine.event().map(EndpointOutput::Event),
+            EndpointRequest::Probe(pattern, failure_count) => {
                 let found = engine.probe(pattern).map(Ok);
                 found
                     .or_else(|| engine.gave_up(&pattern, failure_count).map(Err))
-                    .map(Found::Probed)
+                    .map(EndpointOutput::Probed)
             }
         }
     }
 
-    fn put_back(&mut self, _: &Want, found: Found) -> Option<Found> {
+    fn put_back(&mut self, _: &EndpointRequest, found: EndpointOutput) -> Option<EndpointOutput> {
         match found {
-            Found::Event(event) => {
+            EndpointOutput::Event(event) => {
                 self.engine.give_back_event(event);
                 None
             }
-            Found::Probed(_) => Some(found),
+            EndpointOutput::Probed(_) => Some(found),
         }
     }
 
-    fn progress(&mut self, turn: &Turn<'_>) -> Progress {
+    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
         self.engine.progress(turn.now());
         Progress::Done
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         let armed = self.engine.arm();
         self.worked = self.engine.worked();
         armed
     }
 
-    fn announced(&mut self, _: &[Notice]) {
+    fn notified(&mut self, _: &[ReadinessEvent]) {
         self.engine.quiet();
     }
 
@@ -104,7 +107,12 @@ impl<P: Provider> vigie_detect::Engine for Hosted<P> {
     }
 
     fn can_announce(&self) -> bool {
-        self.engine.descriptor().is_some()
+        self.engine.nic().can_announce()
+    }
+
+    fn attach(&mut self, bell: Notifier) -> io::Result<()> {
+        self.engine.nic_mut().attach(bell);
+        Ok(())
     }
 
     fn served(&mut self, names: &mut Vec<u64>) {
@@ -117,31 +125,32 @@ impl<P: Provider> vigie_detect::Engine for Hosted<P> {
         self.engine.has_ready()
     }
 
-    fn has_silent_work(&self) -> bool {
+    fn has_unannounced_work(&self) -> bool {
         self.engine.has_silent_work()
     }
 
-    fn has_news(&self) -> bool {
+    fn has_new_events(&self) -> bool {
         self.engine.worked() != self.worked || self.engine.has_events()
     }
 }
 
-pub(super) struct Inner<P: Provider> {
-    pub(super) host: EngineHost<Hosted<P>>,
-    pub(super) spin: Spin,
-    /// The context of the next communicator.
+pub(super) struct EndpointInner<P: Provider> {
+    pub(super) host: EngineHost<EndpointEngine<P>>,
+    pub(super) waiter: SharedWaiter,
+    /// The context for the next communicator.
     contexts: AtomicU32,
 }
 
-impl<P: Provider> Inner<P> {
-    /// Calls `f` with the engine, and sees to it that those whose requests became ready by it are told.
+impl<P: Provider> EndpointInner<P> {
+    /// Calls `f` with the engine, then notifies the owners of the requests that became ready.
     #[inline]
-    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Engine<P>) -> T) -> T {
-        self.host.post(|hosted| f(&mut hosted.engine))
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut MessageEngine<P>) -> T) -> T {
+        self.host.post(|endpoint_engine| f(&mut endpoint_engine.engine))
     }
 
-    /// As [`with`](Self::with), for what goes with its owner: a forked child's copy leaves it to the parent.
-    pub(super) fn let_go(&self, f: impl FnOnce(&mut Engine<P>)) {
+    /// As [`with`](Self::with), for values dropped with their owner: in a forked child the copy does nothing
+    /// and leaves it to the parent.
+    pub(super) fn drop_with(&self, f: impl FnOnce(&mut MessageEngine<P>)) {
         if !self.host.is_inherited() {
             self.with(f);
         }
@@ -152,30 +161,30 @@ impl<P: Provider> Inner<P> {
     }
 }
 
-/// The message engine of one rank, hosted by a detection server. Clones are the same endpoint; its
-/// connections end with the last of them and of its communicators and requests.
+/// The message engine of one rank, hosted by a detection server. Clones share the endpoint; its connections
+/// end with the last clone and the last of its communicators and requests.
 pub struct Endpoint<P: Provider> {
-    pub(super) inner: Arc<Inner<P>>,
+    pub(super) inner: Arc<EndpointInner<P>>,
 }
 
 impl<P: Provider> Endpoint<P> {
-    /// Brings an engine to a detection server: [`Server::current`] inside a vigie runtime, or a host thread's
-    /// elsewhere.
+    /// Registers an engine with a detection server: [`Server::current`] inside a vigie runtime, a host
+    /// thread's elsewhere.
     ///
     /// # Errors
     /// As [`Server::register`].
-    pub fn new(server: &Server, engine: Engine<P>) -> Result<Self, RegisterError> {
+    pub fn new(server: &Server, engine: MessageEngine<P>) -> Result<Self, RegisterError> {
         let registration = Registration::named(engine.nic().attributes().name);
-        let spin = Spin::among(engine.size());
-        let hosted = Hosted { engine, worked: 0, ready: Vec::new() };
-        let host = EngineHost::new(server, hosted, registration)?;
-        host.keep_at_work().map_err(|_| RegisterError::ServerClosed)?;
-        Ok(Self { inner: Arc::new(Inner { host, spin, contexts: AtomicU32::new(1) }) })
+        let waiter = SharedWaiter::at(server, engine.size(), POLLS_PER_CLOCK_READ);
+        let endpoint_engine = EndpointEngine { engine, worked: 0, ready: Vec::new() };
+        let host = EngineHost::new(server, endpoint_engine, registration)?;
+        host.keep_running().map_err(|_| RegisterError::ServerClosed)?;
+        Ok(Self { inner: Arc::new(EndpointInner { host, waiter, contexts: AtomicU32::new(1) }) })
     }
 
-    /// Calls `f` with the engine, under the endpoint's lock: for everything that does not wait.
+    /// Calls `f` with the engine, under the endpoint's lock. Use it for everything that does not wait.
     #[inline]
-    pub fn with<T>(&self, f: impl FnOnce(&mut Engine<P>) -> T) -> T {
+    pub fn with<T>(&self, f: impl FnOnce(&mut MessageEngine<P>) -> T) -> T {
         self.inner.with(f)
     }
 
@@ -185,8 +194,8 @@ impl<P: Provider> Endpoint<P> {
         Communicator::new(Arc::clone(&self.inner), 0)
     }
 
-    /// Waits for the next event of the engine: a connection that came about, was refused or asked for, and a
-    /// rank that failed.
+    /// Waits for the next event of the engine: a connection that was made, refused or requested, or a rank
+    /// that failed.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -194,9 +203,9 @@ impl<P: Provider> Endpoint<P> {
     /// # Errors
     /// [`WaitError`] when the server ends.
     pub async fn event(&self) -> Result<EngineEvent, WaitError> {
-        match self.inner.host.wait(Want::Event).await? {
-            Found::Event(event) => Ok(event),
-            Found::Probed(_) => unreachable!("invariant: a wait gets what it wants"),
+        match self.inner.host.wait(EndpointRequest::Event).await? {
+            EndpointOutput::Event(event) => Ok(event),
+            EndpointOutput::Probed(_) => unreachable!("invariant: a wait gets what it wants"),
         }
     }
 }

@@ -12,9 +12,9 @@ use crate::{
 
 /// Why a message was not sent or received: see [`kind`](Self::kind).
 ///
-/// One word, so that the result of a send travels in registers. Through memory it would be read back
-/// by wider loads than it was written with, which wait until all stores before them are done; and the
-/// last one before is that of the message, whose cache line the receiver's processor has.
+/// It is one word, so that the result of a send travels in registers. Through memory it would be read back by
+/// wider loads than the stores that wrote it; such loads wait for all earlier stores, the last of which is
+/// the message's own, to a cache line that the receiver's processor holds.
 #[derive(Error)]
 #[error(transparent)]
 pub struct MessageError {
@@ -28,14 +28,14 @@ pub enum MessageErrorKind {
     /// The send could not begin; nothing was sent.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// The request had begun, and failed.
+    /// The request had begun and then failed.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The detection server ended.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// All contexts are in use: 65 535 communicators of one endpoint were made.
-    #[error("no context is left for another communicator: 65535 were made of this endpoint")]
+    /// All contexts are in use: this endpoint has made 65 535 communicators.
+    #[error("no context is left for another communicator: this endpoint has made 65535")]
     NoContext,
 }
 

@@ -1,28 +1,28 @@
-//! Messages that nobody copies: written where the receiver reads them.
+//! Messages without a copy: written where the receiver reads them.
 
-use std::{fmt, io, sync::Arc};
+use std::{fmt, io, sync::Arc, task::Poll};
 
 use super::{
     Communicator, MessageError, SendRequest, Source, Tag,
-    endpoint::Inner,
-    request::{Owned, UntilReady},
+    endpoint::EndpointInner,
+    request::{RequestGuard, UntilReady, WaitPhase},
 };
 use crate::{
-    protocol::{Committed, Engine, Loan, Mode, Payload, SendError, SendState, Status, View},
+    protocol::{Committed, Loan, MessageEngine, Mode, Payload, SendError, SendState, Status, View},
     vi::{Memory, OutOfBounds, Provider},
 };
 
-/// A message that is written in place, in the receiver's own area where that is possible: see
-/// [`Communicator::loan`]. Dropping it sends nothing.
+/// A message that you write in place, in the receiver's own area where possible: see [`Communicator::loan`].
+/// Dropping it sends nothing.
 ///
-/// Others may write that area at any time, so there is no slice of it: bytes are copied in, by
+/// Other processes may write that area at any time, so there is no slice of it: you copy bytes in, with
 /// [`write_at`](Self::write_at) or as [`io::Write`].
-#[must_use = "a loan that is not sent goes back when it is dropped"]
+#[must_use = "a loan sends nothing when it is dropped"]
 pub struct LoanedBuffer<P: Provider> {
-    inner: Arc<Inner<P>>,
+    inner: Arc<EndpointInner<P>>,
     /// `None` only once it is sent.
     loan: Option<Loan>,
-    /// Where [`io::Write`] goes on.
+    /// Where [`io::Write`] continues.
     position: u64,
 }
 
@@ -39,7 +39,7 @@ impl<P: Provider> LoanedBuffer<P> {
         self.len() == 0
     }
 
-    /// Returns whether the receiver reads it where it is written; else it is copied once.
+    /// Returns whether the receiver reads the message where you write it; otherwise it is copied once.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         self.loan.as_ref().is_some_and(Loan::is_in_place)
@@ -55,7 +55,7 @@ impl<P: Provider> LoanedBuffer<P> {
 }
 
 impl<P: Provider> io::Write for LoanedBuffer<P> {
-    /// Writes behind what was written so last; nothing at the end.
+    /// Writes behind the bytes written last; writes nothing at the end.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = usize::try_from(self.len() - self.position).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(room)];
@@ -72,7 +72,7 @@ impl<P: Provider> io::Write for LoanedBuffer<P> {
 impl<P: Provider> Drop for LoanedBuffer<P> {
     fn drop(&mut self) {
         if let Some(loan) = self.loan.take() {
-            self.inner.let_go(|engine| engine.give_back(loan));
+            self.inner.drop_with(|engine| engine.give_back(loan));
         }
     }
 }
@@ -83,31 +83,31 @@ impl<P: Provider> fmt::Debug for LoanedBuffer<P> {
     }
 }
 
-/// A message that is read where its sender wrote it, if it could stay there: see
-/// [`Communicator::receive_view`]. It takes room of its sender's until it is dropped.
+/// A message that you read where its sender wrote it, if it could stay there: see
+/// [`Communicator::receive_view`]. Until it is dropped, it occupies space that its sender needs.
 pub struct MessageView<P: Provider> {
-    inner: Arc<Inner<P>>,
+    inner: Arc<EndpointInner<P>>,
     status: Status,
-    /// `None`: it is in `bytes`.
+    /// `None` if the message is in `bytes`.
     view: Option<View>,
     bytes: Vec<u8>,
 }
 
 impl<P: Provider> MessageView<P> {
-    /// Returns what is known of the message.
+    /// Returns the message's sender, tag and length.
     #[must_use]
     pub const fn status(&self) -> Status {
         self.status
     }
 
-    /// Returns whether it is read where it was written.
+    /// Returns whether you read the message where it was written.
     #[must_use]
     pub const fn is_in_place(&self) -> bool {
         self.view.is_some()
     }
 
-    /// Reads a part of the message. Its sender can still change it if it is in place: read once what you
-    /// check.
+    /// Reads a part of the message. Its sender can still change a message that is in place: read once what
+    /// you check.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -130,7 +130,7 @@ impl<P: Provider> MessageView<P> {
 impl<P: Provider> Drop for MessageView<P> {
     fn drop(&mut self) {
         if let Some(view) = self.view.take() {
-            self.inner.let_go(|engine| engine.release(view));
+            self.inner.drop_with(|engine| engine.release(view));
         }
     }
 }
@@ -145,9 +145,9 @@ impl<P: Provider> fmt::Debug for MessageView<P> {
 }
 
 impl<P: Provider> Communicator<P> {
-    /// Lends a place for a message of `length` bytes to a rank, to be written in place: in the peer's area if
-    /// it takes at most half of that and there is room, else in a [buffer](Self::buffer) from which the peer
-    /// takes it in one copy.
+    /// Lends a place for a message of `length` bytes to a rank, for you to write in place: in the peer's area
+    /// if the message takes at most half of it and there is room, otherwise in a [buffer](Self::buffer) from
+    /// which the peer takes it in one copy.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -157,8 +157,8 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Returns memory of at least `length` bytes whose messages the receiver takes in one copy where both
-    /// sides can: see [`start_send_memory`](Self::start_send_memory). It goes back to the endpoint's pool
-    /// when its last clone is dropped. What it contains is zero or of earlier messages.
+    /// sides can: see [`start_send_memory`](Self::start_send_memory). It returns to the endpoint's pool when
+    /// its last clone is dropped. Its content is zero or left from earlier messages.
     ///
     /// # Errors
     /// [`SendError::OutOfMemory`].
@@ -167,9 +167,9 @@ impl<P: Provider> Communicator<P> {
         Ok(buffer.map_err(|_| SendError::OutOfMemory)?)
     }
 
-    /// Begins to send a piece of memory, which must not be changed before the request ends. A long one is
-    /// registered for it and stays so for the next time, until nobody else holds the memory; the receiver
-    /// takes it in one copy where it can. With shared memory that is so of a [buffer](Self::buffer).
+    /// Begins to send a piece of memory, which you must not change before the request ends. Long pieces are
+    /// registered and stay so for the next send, until nothing else holds the memory; the receiver takes the
+    /// message in one copy where it can. With shared memory it can if the memory is a [buffer](Self::buffer).
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -187,7 +187,7 @@ impl<P: Provider> Communicator<P> {
     /// Sends a message that was written in place, in standard mode.
     ///
     /// # Cancel safety
-    /// Once it was polled, the message goes on its way, whether or not the future is dropped.
+    /// Once the future has been polled, the message is sent even if the future is dropped.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -203,7 +203,7 @@ impl<P: Provider> Communicator<P> {
             Committed::Done => return Ok(()),
             Committed::Pending(id) => id,
             Committed::Busy(given_back) => {
-                // Others wait for room before it: it is copied after all, and waits in its turn.
+                // Other sends wait for room before it: copy it, and let it wait its turn.
                 loan = given_back;
                 let (rank, bytes) = (loan.rank(), loan.to_vec().unwrap_or_default());
                 let sent = inner.with(|engine| {
@@ -217,14 +217,14 @@ impl<P: Provider> Communicator<P> {
                 }
             }
         };
-        let mut owned = Owned::new(&self.inner, id, true);
-        let attempt = |engine: &mut Engine<P>, id| engine.poll_send(id, None);
+        let mut owned = RequestGuard::new(&self.inner, id, true);
+        let attempt = |engine: &mut MessageEngine<P>, id| engine.poll_send(id, None);
         let result = UntilReady::new(&self.inner, id, attempt).await;
         owned.is_over();
         result
     }
 
-    /// Receives a message and leaves it where it is, if it came in one frame and nobody had to move it.
+    /// Receives a message and leaves it in place, if it arrived in one frame and did not have to be moved.
     ///
     /// # Cancel safety
     /// As [`receive`](Self::receive).
@@ -240,17 +240,25 @@ impl<P: Provider> Communicator<P> {
         let pattern = self.pattern(source, tag);
         let inner = &*self.inner;
         let owner = || Arc::clone(&self.inner);
-        let found = inner.spin.until(|| {
-            inner.with(|engine| match engine.receive_view(pattern) {
+        let mut wait = inner.waiter.wait();
+        let looked = wait.look_first(|| {
+            let found = inner.with(|engine| match engine.receive_view(pattern) {
                 Some(found) => Some(Some(found)),
                 None => engine.has_unexpected(pattern).then_some(None),
-            })
+            });
+            found.into()
         });
-        if let Some(Some((status, view))) = found {
-            return Ok(MessageView { inner: owner(), status, view: Some(view), bytes: Vec::new() });
-        }
         let mut bytes = Vec::new();
-        let status = self.receive_into(source, tag, &mut bytes).await?;
+        let status = match looked {
+            Poll::Ready(Some(Some((status, view)))) => {
+                return Ok(MessageView { inner: owner(), status, view: Some(view), bytes });
+            }
+            Poll::Ready(Some(None)) => self.receive_into(source, tag, &mut bytes).await?,
+            looked => {
+                let phase = WaitPhase::after(&looked);
+                self.receive_later(pattern, &mut bytes, (wait, phase)).await?
+            }
+        };
         Ok(MessageView { inner: owner(), status, view: None, bytes })
     }
 }

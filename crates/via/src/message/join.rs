@@ -1,4 +1,4 @@
-//! From a world to an endpoint that is connected to all its ranks.
+//! Connects an endpoint to all ranks of a world.
 
 use std::{
     collections::BTreeSet,
@@ -12,38 +12,39 @@ use vigie_detect::{Instant, NoServer, RegisterError, Server, WaitError};
 
 use super::Endpoint;
 use crate::{
-    protocol::{Config, Engine, EngineError, EngineEvent},
+    protocol::{Config, EngineError, EngineEvent, MessageEngine},
     shm::Shm,
     vi::{Address, Provider, Reason, ViError},
-    world::{Event, World, WorldError},
+    world::{World, WorldError, WorldEvent},
 };
 
 /// Why an endpoint could not be connected to the ranks of its world.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The launcher's part.
+    /// The launcher failed.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// A world carries one endpoint of each rank, and is told of it once, also if the deadline comes first.
+    /// A world carries one endpoint for each rank, and learns of it only once, even if the deadline comes
+    /// first.
     #[error(
         "this rank has made its endpoint before, which a world takes once: clone that, or duplicate its \
          communicator"
     )]
     AlreadyJoined,
-    /// The deadline came first, and some ranks have made no endpoint.
-    #[error("the deadline came before all ranks had made their endpoint, which each must do")]
+    /// The deadline came first, and some ranks had not made their endpoint.
+    #[error("the deadline passed before every rank had made its endpoint")]
     Missing,
-    /// The engine's.
+    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The provider's.
+    /// The provider failed.
     #[error(transparent)]
     Vi(#[from] ViError),
     /// There is no detection server here.
     #[error(transparent)]
     NoServer(#[from] NoServer),
-    /// The detection server does not take the endpoint.
+    /// The detection server does not accept the endpoint.
     #[error(transparent)]
     Register(#[from] RegisterError),
     /// The detection server ended.
@@ -52,19 +53,19 @@ pub enum JoinError {
     /// A rank could not be connected to.
     #[error("no connection to rank {rank}: {reason}")]
     Refused {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
 }
 
 impl Endpoint<Shm> {
-    /// Connects to all ranks of `world` over shared memory, hosted by the running task's server. All ranks do so,
-    /// and once for each world.
+    /// Connects to all ranks of `world` over shared memory, hosted by the running task's server. All ranks must
+    /// call this, once for each world.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the ranks count on each other.
+    /// Not cancel safe: the ranks wait for each other.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -75,11 +76,11 @@ impl Endpoint<Shm> {
 }
 
 impl<P: Provider> Endpoint<P> {
-    /// Connects to all ranks of `world` on a NIC of their own each, before `deadline`; once for each world. A rank
-    /// that ended before it had said where it is, is no error: sends to it and receives from it fail.
+    /// Connects to all ranks of `world` by `deadline`, each rank on its own NIC; once for each world. If a rank
+    /// ended before it published its address, this does not fail: sends to it and receives from it do.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the ranks count on each other.
+    /// Not cancel safe: the ranks wait for each other.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -94,13 +95,15 @@ impl<P: Provider> Endpoint<P> {
         let discriminator = [b"vigie-messages".as_slice(), &world.identity().id].concat();
         nic.listen(&discriminator)?;
         let address = nic.address();
-        let endpoint = Self::new(server, Engine::new(nic, own, size, config)?)?;
+        let endpoint = Self::new(server, MessageEngine::new(nic, own, size, config)?)?;
+
         let gathered = world.all_gather("vigie-via-address", &address.0, deadline).await;
         let addresses = gathered.map_err(|error| match error {
             WorldError::AlreadyPut { .. } => JoinError::AlreadyJoined,
             WorldError::TimedOut { .. } => JoinError::Missing,
             error => error.into(),
         })?;
+
         let mut missing = BTreeSet::new();
         for (rank, address) in (0..size).zip(addresses) {
             match address {
@@ -117,39 +120,42 @@ impl<P: Provider> Endpoint<P> {
                 }
             }
         }
+
         let mut losses = world.events();
         let mut timer = pin!(server.timers().wait(deadline));
+
         while let Some(&waited_for) = missing.first() {
             let happened = {
                 let mut event = pin!(endpoint.event());
                 let mut loss = pin!(losses.next());
                 poll_fn(|cx| {
                     if let Poll::Ready(event) = event.as_mut().poll(cx) {
-                        return Poll::Ready(event.map(Happened::Event));
+                        return Poll::Ready(event.map(JoinEvent::Event));
                     }
-                    // Without the launcher the connections themselves still tell.
+                    // If the launcher cannot tell, the connections still do.
                     if let Poll::Ready(Ok(loss)) = loss.as_mut().poll(cx) {
-                        return Poll::Ready(Ok(Happened::World(loss)));
+                        return Poll::Ready(Ok(JoinEvent::World(loss)));
                     }
-                    timer.as_mut().poll(cx).map(|fired| fired.map(|_| Happened::Deadline))
+                    timer.as_mut().poll(cx).map(|fired| fired.map(|_| JoinEvent::Deadline))
                 })
                 .await?
             };
+
             match happened {
-                Happened::Event(event) => endpoint.joined(event, &mut missing)?,
-                Happened::World(event) if event.is_loss() => {
+                JoinEvent::Event(event) => endpoint.joined(event, &mut missing)?,
+                JoinEvent::World(event) if event.is_loss() => {
                     let rank = event.rank().0;
                     if missing.remove(&rank) {
                         endpoint.with(|engine| engine.peer_failed(rank, Reason::PeerDied));
                     }
                 }
-                Happened::World(_) => {}
-                Happened::Deadline => {
+                JoinEvent::World(_) => {}
+                JoinEvent::Deadline => {
                     return Err(JoinError::Refused { rank: waited_for, reason: Reason::TimedOut });
                 }
             }
         }
-        // All ranks are here or lost: whoever calls now is none of them.
+        // Every rank is connected or lost, so any further caller is not one of them.
         endpoint.with(|engine| engine.nic_mut().unlisten(&discriminator));
         Ok(endpoint)
     }
@@ -178,8 +184,8 @@ impl<P: Provider> Endpoint<P> {
     }
 }
 
-enum Happened {
+enum JoinEvent {
     Event(EngineEvent),
-    World(Event),
+    World(WorldEvent),
     Deadline,
 }

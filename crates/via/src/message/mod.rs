@@ -1,10 +1,10 @@
 //! Messages between ranks, awaited: `communicator.receive(source, tag).await`.
 //!
 //! An [`Endpoint`] is the message engine of one rank, hosted by a detection server; a [`Communicator`] sends
-//! and receives in one context of it. Every call tries inline first and looks again for a while where that
-//! has paid lately; only then does the scheduler take over, which polls or sleeps as it decides for any other
-//! event. The semantics are MPI's [via-lam, §4.3]: messages of one sender that fit the same receive are
-//! received in the order in which they were sent, whatever their mode and length.
+//! and receives in one context of it. Every call first tries inline and spins briefly where that has paid off
+//! lately; then the scheduler takes over and polls or sleeps, as for any other event. The semantics are MPI's
+//! [via-lam, §4.3]: messages of one sender that fit the same receive are received in the order in which they
+//! were sent, whatever their mode and length.
 //!
 //! ```
 //! use std::time::Duration;
@@ -19,14 +19,14 @@
 //! let nic = Shm::open()?;
 //! let endpoint = Endpoint::join_over(server, &world, nic, Config::default(), deadline).await?;
 //! let all = endpoint.communicator();
-//! // A request is posted and held: a wait for it that is given up loses nothing.
+//! // A request is posted and held: dropping a wait for it loses nothing.
 //! let mut request = all.start_receive(Source::Any, 7);
 //! let early = tokio::time::timeout(Duration::from_millis(1), request.wait()).await;
-//! assert!(early.is_err(), "nobody has sent anything");
-//! // Every rank sends to the next one; a rank that is alone, to itself.
+//! assert!(early.is_err(), "nothing has been sent");
+//! // Every rank sends to the next one; a single rank sends to itself.
 //! all.send((all.rank() + 1) % all.size(), 7, b"ahoy").await?;
 //! assert_eq!(request.wait().await?.bytes, b"ahoy");
-//! // A rank that goes without leaving looks like a failure to the others.
+//! // A rank that exits without leaving looks like a failure to the others.
 //! world.leave(deadline).await?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
@@ -37,31 +37,32 @@
 //! | --- | --- |
 //! | `MPI_Send`, `MPI_Bsend`, `MPI_Ssend`, `MPI_Rsend` | [`send`](Communicator::send), [`send_buffered`](Communicator::send_buffered), [`send_sync`](Communicator::send_sync), [`send_ready`](Communicator::send_ready) |
 //! | `MPI_Recv` | [`receive`](Communicator::receive), [`receive_into`](Communicator::receive_into) |
-//! | `MPI_Isend`, `MPI_Irecv`, `MPI_Wait`, `MPI_Test`, `MPI_Cancel` | [`start_send`](Communicator::start_send), [`start_receive`](Communicator::start_receive): requests to hold and to wait for |
+//! | `MPI_Isend`, `MPI_Irecv`, `MPI_Wait`, `MPI_Test`, `MPI_Cancel` | [`start_send`](Communicator::start_send), [`start_receive`](Communicator::start_receive): requests that you hold and wait for |
 //! | `MPI_Send_init`, `MPI_Recv_init`, `MPI_Start` | [`PersistentSend`], [`PersistentReceive`] |
 //! | `MPI_Probe`, `MPI_Iprobe`, `MPI_Mprobe`, `MPI_Improbe` | [`probe`](Communicator::probe), [`try_probe`](Communicator::try_probe), [`matched_probe`](Communicator::matched_probe), [`try_matched_probe`](Communicator::try_matched_probe) |
 //! | `MPI_Comm_dup` | [`duplicate`](Communicator::duplicate) |
-//! | (none) | [`loan`](Communicator::loan), [`receive_view`](Communicator::receive_view): nobody copies |
+//! | (none) | [`loan`](Communicator::loan), [`receive_view`](Communicator::receive_view): no copy |
 //! | derived datatypes | [`Layout`](crate::protocol::Layout) |
 //!
 //! # Waiting for several
-//! [`SendRequest`], [`ReceiveRequest`] and [`Matched`] are no futures themselves: their `wait` and `receive` borrow
-//! them, so that `select`, time-outs and `join` may drop the future and keep the request. Dropping a
-//! [`receive`](Communicator::receive) loses a message that was matched to it; dropping a [`ReceiveRequest`] too.
+//! [`SendRequest`], [`ReceiveRequest`] and [`Matched`] are not futures: their `wait` and `receive` borrow them, so
+//! that `select`, time-outs and `join` may drop the future and keep the request. Dropping a
+//! [`receive`](Communicator::receive) or a [`ReceiveRequest`] loses a message that was matched to it.
 //!
-//! # Who waits for whom
-//! A rank that fails ends everything that waits for it, and every receive from [`Source::Any`] that waits then. Once
-//! all other ranks have failed, receives from any source end at once, unless a message has arrived for them: what a
-//! rank may still send to itself is not waited for by these, but by receives from its own rank.
+//! # Failures and flow control
+//! When a rank fails, everything that waits for it ends, as does every receive from [`Source::Any`] that is waiting
+//! then. Once all other ranks have failed, receives from any source end at once, unless a message has already
+//! arrived for them: they do not wait for messages that a rank may still send to itself, which only receives from
+//! its own rank do.
 //!
-//! Of one rank's messages that nobody receives,
-//! [`Config::unexpected_bytes_max`](crate::protocol::Config::unexpected_bytes_max) are taken, 1 MiB by default. Then
-//! that rank's sends wait, all of them in their order: a message that is sent behind so many cannot arrive before some
-//! of those are received. Receive in about the order of sending, or raise the limit;
-//! [`Counters::pauses`](crate::protocol::Counters::pauses) tells the receiver how often that happened.
+//! Of one rank's messages that are not received,
+//! [`Config::unexpected_bytes_max`](crate::protocol::Config::unexpected_bytes_max) are accepted, 1 MiB by default.
+//! Then all of that rank's sends wait, in order: no later message arrives before some of those are received. Receive
+//! in about the order of sending, or raise the limit;
+//! [`MessageCounters::pauses`](crate::protocol::MessageCounters::pauses) tells the receiver how often that happened.
 //!
 //! # Progress
-//! While an endpoint lives, its server lets it work: messages are taken, acknowledged and handed on whether or
+//! While an endpoint lives, its server drives it: messages are accepted, acknowledged and delivered whether or
 //! not a task waits for one.
 
 mod communicator;

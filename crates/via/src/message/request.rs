@@ -1,100 +1,97 @@
-//! Requests that have begun: held, and waited for, tested or cancelled later.
+//! Requests that have begun: you hold them, and wait for, test or cancel them later.
 
 use std::{
     fmt,
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
-use vigie_detect::{EngineWaiter, Instant, WaitError};
+use vigie_detect::{EngineWaiter, Probe, SharedWait, WaitError};
 
 use super::{
     Message, MessageError, MessageErrorKind,
-    endpoint::{Hosted, Inner},
+    endpoint::{EndpointEngine, EndpointInner},
 };
 use crate::{
-    protocol::{CancelState, Engine, RequestError, RequestId, Sink, Status, put_all},
-    spin::Look,
+    protocol::{CancelState, MessageEngine, RequestError, RequestId, Sink, Status, put_all},
     vi::Provider,
 };
 
-/// Polls a request until it is ready: inline, looking again for a while, then as the scheduler decides.
+/// Polls a request until it is ready: first inline, then spinning briefly, then as the scheduler decides.
 pub(super) struct UntilReady<'a, P: Provider, F> {
-    inner: &'a Inner<P>,
+    inner: &'a EndpointInner<P>,
     id: RequestId,
     attempt: F,
-    /// What the engine had done at the last look.
-    worked: u64,
-    /// Whoever made this has looked for a while in vain.
-    has_looked: bool,
-    /// When the first looks were over, and how often it has looked on since.
-    lost: Option<(Instant, u32)>,
-    waiter: EngineWaiter<'a, Hosted<P>>,
+    /// The engine's work count at the last poll.
+    worked: Option<u64>,
+    phase: WaitPhase,
+    wait: SharedWait<'a>,
+    waiter: EngineWaiter<'a, EndpointEngine<P>>,
 }
 
-/// How often a wait looks on at most, also where no time passes meanwhile.
-const LOOKS_ON_MAX: u32 = 256;
+/// What a wait does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitPhase {
+    Polling,
+    /// It has spun for as long as one poll may, without result.
+    Yielding,
+    Sleeping,
+}
+
+impl WaitPhase {
+    /// The phase after polls that found nothing.
+    pub(super) const fn after<T>(looked: &Poll<T>) -> Self {
+        if looked.is_pending() { Self::Yielding } else { Self::Sleeping }
+    }
+}
 
 impl<'a, P: Provider, T, F> UntilReady<'a, P, F>
 where
-    F: FnMut(&mut Engine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
+    F: FnMut(&mut MessageEngine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
 {
-    pub(super) const fn new(inner: &'a Inner<P>, id: RequestId, attempt: F) -> Self {
-        let waiter = inner.host.waiter(id.0);
-        Self { inner, id, attempt, worked: 0, has_looked: false, lost: None, waiter }
+    pub(super) fn new(inner: &'a EndpointInner<P>, id: RequestId, attempt: F) -> Self {
+        let (wait, waiter) = (inner.waiter.wait(), inner.host.waiter(id.0));
+        Self { inner, id, attempt, worked: None, phase: WaitPhase::Polling, wait, waiter }
     }
 
-    /// Looks once only before it hands over for the first time.
-    pub(super) const fn has_looked(mut self) -> Self {
-        self.has_looked = true;
-        self
+    /// Continues a wait that polled before there was a request.
+    pub(super) fn after(self, wait: SharedWait<'a>, phase: WaitPhase) -> Self {
+        Self { wait, phase, ..self }
     }
 
-    #[inline]
-    fn look(&mut self) -> Look<Result<T, RequestError>> {
+    /// Spins for as long as one poll may. `Ready(None)`: it is time to sleep.
+    fn spin(&mut self, cx: &Context<'_>) -> Poll<Option<Result<T, RequestError>>> {
         let Self { inner, id, attempt, worked, .. } = self;
-        inner.with(|engine| match attempt(engine, *id) {
-            Poll::Ready(result) => Look::Found(result),
-            Poll::Pending if std::mem::replace(worked, engine.worked()) == engine.worked() => {
-                Look::Nothing
+        let mut look = || {
+            inner.with(|engine| {
+                let before = worked.unwrap_or_else(|| engine.worked());
+                match attempt(engine, *id) {
+                    Poll::Ready(result) => return Probe::Ready(result),
+                    Poll::Pending => *worked = Some(engine.worked()),
+                }
+                if *worked == Some(before) { Probe::Pending } else { Probe::Progress }
+            })
+        };
+        match self.phase {
+            WaitPhase::Polling => self.wait.poll_spin(cx, look),
+            WaitPhase::Sleeping => Poll::Ready(None),
+            WaitPhase::Yielding => {
+                self.phase = WaitPhase::Polling;
+                if let Probe::Ready(result) = look() {
+                    return Poll::Ready(Some(result));
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
             }
-            Poll::Pending => Look::Moved,
-        })
-    }
-
-    fn look_for_a_while(&mut self) -> Option<Result<T, RequestError>> {
-        if std::mem::take(&mut self.has_looked) {
-            return None;
-        }
-        let spin = &self.inner.spin;
-        let found = spin.until_idle(self.lost.is_some(), || self.look());
-        if found.is_some() {
-            self.note_end();
-        }
-        found
-    }
-
-    /// Returns whether it is better to look on than to sleep.
-    fn looks_on(&mut self) -> bool {
-        let now = Instant::now();
-        let (since, looks) = self.lost.get_or_insert((now, 0));
-        *looks += 1;
-        *looks <= LOOKS_ON_MAX && now - *since < self.inner.spin.patience()
-    }
-
-    /// It has found what it waited for, after all.
-    fn note_end(&self) {
-        if let Some((since, _)) = self.lost {
-            self.inner.spin.lasted(Instant::now() - since);
         }
     }
 }
 
 impl<P: Provider, T, F> Future for UntilReady<'_, P, F>
 where
-    F: FnMut(&mut Engine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
+    F: FnMut(&mut MessageEngine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
 {
     type Output = Result<T, MessageError>;
 
@@ -106,35 +103,32 @@ where
         if this.inner.host.is_inherited() {
             return Poll::Ready(Err(WaitError::ServerClosed.into()));
         }
-        if let Some(result) = this.look_for_a_while() {
+        if let Some(result) = ready!(this.spin(cx)) {
             return Poll::Ready(result.map_err(Into::into));
         }
-        if this.looks_on() {
-            // Other tasks first; the next poll looks again.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
+        this.phase = WaitPhase::Sleeping;
         let Self { id, attempt, waiter, .. } = this;
-        let looked = waiter.poll(cx, |hosted| match attempt(hosted.engine(), *id) {
-            Poll::Ready(result) => Some(result),
-            Poll::Pending => None,
-        });
+        let looked =
+            waiter.poll(cx, |endpoint_engine| match attempt(endpoint_engine.engine(), *id) {
+                Poll::Ready(result) => Some(result),
+                Poll::Pending => None,
+            });
         looked.map(|ended| {
-            this.note_end();
+            this.wait.slept();
             ended?.map_err(Into::into)
         })
     }
 }
 
-/// Forgets a request whose owner goes before it has ended.
-pub(super) struct Owned<'a, P: Provider> {
-    inner: &'a Inner<P>,
+/// Forgets a request whose owner is dropped before it has ended.
+pub(super) struct RequestGuard<'a, P: Provider> {
+    inner: &'a EndpointInner<P>,
     id: Option<RequestId>,
     is_send: bool,
 }
 
-impl<'a, P: Provider> Owned<'a, P> {
-    pub(super) const fn new(inner: &'a Inner<P>, id: RequestId, is_send: bool) -> Self {
+impl<'a, P: Provider> RequestGuard<'a, P> {
+    pub(super) const fn new(inner: &'a EndpointInner<P>, id: RequestId, is_send: bool) -> Self {
         Self { inner, id: Some(id), is_send }
     }
 
@@ -143,7 +137,7 @@ impl<'a, P: Provider> Owned<'a, P> {
     }
 }
 
-impl<P: Provider> Drop for Owned<'_, P> {
+impl<P: Provider> Drop for RequestGuard<'_, P> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             forget(self.inner, id, self.is_send);
@@ -151,15 +145,15 @@ impl<P: Provider> Drop for Owned<'_, P> {
     }
 }
 
-fn forget<P: Provider>(inner: &Inner<P>, id: RequestId, is_send: bool) {
-    inner.let_go(|engine| if is_send { engine.drop_send(id) } else { engine.drop_receive(id) });
+fn forget<P: Provider>(inner: &EndpointInner<P>, id: RequestId, is_send: bool) {
+    inner.drop_with(|engine| if is_send { engine.drop_send(id) } else { engine.drop_receive(id) });
 }
 
-/// A send that has begun and owns its bytes: `MPI_Isend`. It goes on by itself; dropping it lets the message
-/// go on its way.
-#[must_use = "whether the message was sent is told to whoever waits for this"]
+/// A send that has begun and owns its bytes: `MPI_Isend`. It needs no polling; the message is sent even if
+/// you drop this.
+#[must_use = "only a wait for this tells whether the message was sent"]
 pub struct SendRequest<P: Provider> {
-    pub(super) inner: Arc<Inner<P>>,
+    pub(super) inner: Arc<EndpointInner<P>>,
     /// `None` once it has ended.
     pub(super) id: Option<RequestId>,
 }
@@ -168,13 +162,13 @@ impl<P: Provider> SendRequest<P> {
     /// Waits until the send is done, as its mode says.
     ///
     /// # Cancel safety
-    /// Cancel safe: the request goes on, and can be waited for again.
+    /// Cancel safe: the request goes on, and you can wait for it again.
     ///
     /// # Errors
-    /// [`MessageError`]; [`RequestError::Cancelled`] if [`cancel`](Self::cancel) came in time.
+    /// [`MessageError`]; [`RequestError::Cancelled`] if [`cancel`](Self::cancel) was in time.
     pub async fn wait(&mut self) -> Result<(), MessageError> {
         let Some(id) = self.id else { return Ok(()) };
-        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+        let result = UntilReady::new(&self.inner, id, |engine: &mut MessageEngine<P>, id| {
             engine.poll_send(id, None)
         })
         .await;
@@ -198,8 +192,8 @@ impl<P: Provider> SendRequest<P> {
         }
     }
 
-    /// Takes the message back if its receiver has not matched it. Returns whether it was taken back; delivered
-    /// and cancelled exclude each other.
+    /// Takes the message back if its receiver has not matched it. Returns whether it was taken back: a message
+    /// is delivered or cancelled, never both.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -233,35 +227,35 @@ impl<P: Provider> fmt::Debug for SendRequest<P> {
     }
 }
 
-/// A receive that is posted: `MPI_Irecv`. Messages are matched with it from its beginning on, whether or not
-/// anybody waits for it; of a message in several frames most comes while somebody does.
+/// A receive that is posted: `MPI_Irecv`. From then on messages are matched with it, whether or not a task
+/// waits for it; most of a message in several frames arrives only while one does.
 ///
 /// Dropping it takes the receive back, and loses a message that was matched to it.
-#[must_use = "the message goes to whoever waits for this, and is lost if it is dropped"]
+#[must_use = "only a wait for this returns the message, which is lost if this is dropped"]
 pub struct ReceiveRequest<P: Provider> {
-    inner: Arc<Inner<P>>,
+    inner: Arc<EndpointInner<P>>,
     /// `None` once it has ended.
     id: Option<RequestId>,
-    /// What has come to a [`wait`](Self::wait) or a [`test`](Self::test) that was not the last.
+    /// Bytes that arrived during a [`wait`](Self::wait) or a [`test`](Self::test) that did not finish.
     bytes: Vec<u8>,
 }
 
 impl<P: Provider> ReceiveRequest<P> {
-    pub(super) const fn new(inner: Arc<Inner<P>>, id: RequestId) -> Self {
+    pub(super) const fn new(inner: Arc<EndpointInner<P>>, id: RequestId) -> Self {
         Self { inner, id: Some(id), bytes: Vec::new() }
     }
 
     /// Waits for the message.
     ///
     /// # Cancel safety
-    /// Cancel safe: the request goes on, keeps what has come, and can be waited for again.
+    /// Cancel safe: the request goes on, keeps what has arrived, and you can wait for it again.
     ///
     /// # Errors
-    /// [`MessageError`]; [`RequestError::Unknown`] if the message was handed out before.
+    /// [`MessageError`]; [`RequestError::Unknown`] if the message was already returned.
     pub async fn wait(&mut self) -> Result<Message, MessageError> {
         let id = self.id.ok_or(RequestError::Unknown)?;
         let bytes = &mut self.bytes;
-        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+        let result = UntilReady::new(&self.inner, id, |engine: &mut MessageEngine<P>, id| {
             engine.poll_receive(id, bytes)
         })
         .await;
@@ -271,8 +265,8 @@ impl<P: Provider> ReceiveRequest<P> {
     /// Waits for the message and puts it into `sink`.
     ///
     /// # Cancel safety
-    /// The request goes on, and can be waited for again with the same sink, in which a part of the message may
-    /// be: with another one that part is lost. After a [`wait`](Self::wait) that was given up nothing is.
+    /// The request goes on, and you can wait for it again with the same sink, which may hold part of the
+    /// message: with another sink that part is lost. Nothing is lost after a dropped [`wait`](Self::wait).
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -282,7 +276,7 @@ impl<P: Provider> ReceiveRequest<P> {
     ) -> Result<Status, MessageError> {
         let id = self.id.ok_or(RequestError::Unknown)?;
         let is_cut = !put_all(sink, &std::mem::take(&mut self.bytes));
-        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+        let result = UntilReady::new(&self.inner, id, |engine: &mut MessageEngine<P>, id| {
             engine.poll_receive(id, sink)
         })
         .await;
@@ -290,7 +284,7 @@ impl<P: Provider> ReceiveRequest<P> {
         result.map(|status| if is_cut { status.truncated() } else { status })
     }
 
-    /// Returns the message if it is all there, without waiting.
+    /// Returns the message if all of it has arrived, without waiting.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -309,11 +303,11 @@ impl<P: Provider> ReceiveRequest<P> {
         result.map(|status| Message { status, bytes })
     }
 
-    /// Takes the receive back. If a message was matched to it before, the request is given back to be waited
-    /// for.
+    /// Takes the receive back. If a message was already matched to it, the request is returned, for you to
+    /// wait for.
     ///
     /// # Errors
-    /// The request, to which a message belongs already.
+    /// The request, if a message already belongs to it.
     pub fn cancel(mut self) -> Result<(), Self> {
         let Some(id) = self.id else { return Ok(()) };
         if self.inner.with(|engine| engine.cancel_receive(id)) == CancelState::Cancelled {
@@ -338,7 +332,7 @@ impl<P: Provider> fmt::Debug for ReceiveRequest<P> {
     }
 }
 
-/// A message that a probe has taken off the list: it can be received through this alone.
+/// A message that a probe has taken off the list: only this can receive it.
 #[derive(Debug)]
 #[must_use = "the message is lost if this is dropped"]
 pub struct Matched<P: Provider> {
@@ -347,7 +341,7 @@ pub struct Matched<P: Provider> {
 }
 
 impl<P: Provider> Matched<P> {
-    /// Returns what is known of the message.
+    /// Returns the message's sender, tag and length.
     #[must_use]
     pub const fn status(&self) -> Status {
         self.status

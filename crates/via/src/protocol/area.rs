@@ -7,15 +7,15 @@
 //!
 //! The sender owns `WritePointer` and counts what it wrote; the receiver owns `ReadPointer` and counts what
 //! it has given back. Both counters only grow (modulo 2^32, in units of 64 bytes), so a late or repeated
-//! update says nothing wrong. Frames begin at multiples of a cache line, long ones so that what follows their
-//! envelope does; a frame that does not fit before
-//! the end starts at the beginning, which a negative immediate tells [via-lam, §4.2].
+//! update does no harm. Short frames begin at a multiple of a cache line; long ones begin later, so that the
+//! data after their envelope does. A frame that does not fit before the end starts at the beginning, which a
+//! negative immediate announces [via-lam, §4.2].
 
 use std::collections::VecDeque;
 
-use super::wide;
+use super::to_u64;
 
-/// What the area is divided into, in bytes: a cache line.
+/// The unit into which the area is divided, in bytes: a cache line.
 pub const UNIT: u32 = 64;
 
 /// The largest area, in bytes: lengths of frames stay clear of the immediates of control entries.
@@ -24,8 +24,8 @@ pub const AREA_BYTES_MAX: u32 = 1 << 26;
 /// Frames longer than this, in bytes, begin [`LEAD_BYTES`] into their place.
 const LONG_FRAME_BYTES: u32 = 1024;
 
-/// So that what follows a long frame's envelope of 16 bytes begins at a cache line: no store of the copy
-/// touches two of them.
+/// Puts the data after a long frame's envelope of 16 bytes at the beginning of a cache line, so that no store
+/// of the copy touches two lines.
 const LEAD_BYTES: u32 = UNIT - 16;
 
 /// Returns how far into its place a frame begins, in bytes.
@@ -45,11 +45,11 @@ pub(super) const fn longest_frame(area_bytes: u32) -> u32 {
     (area_bytes / UNIT / 2 * UNIT).saturating_sub(LEAD_BYTES)
 }
 
-/// Where a frame goes.
+/// The place of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Place {
-    /// From the beginning of the area, in bytes.
+pub struct FrameSlot {
+    /// The offset from the beginning of the area, in bytes.
     pub offset: u32,
     /// The immediate that announces it: its length, negative if it starts at the beginning.
     pub immediate: i32,
@@ -58,16 +58,16 @@ pub struct Place {
 /// The sender's view of the area at its peer: `WritePointer` and what is free.
 ///
 /// # Source
-/// [via-lam, §4.2]. *Deviation:* `RDMAmaxread` is a cumulative count of what was given back, not the
-/// amount that is free, so that an update may be lost, repeated or late.
+/// [via-lam, §4.2]. *Deviation:* `RDMAmaxread` is a cumulative count of what was given back, not the amount
+/// that is free, so that an update may be lost, repeated or late.
 #[derive(Clone, Copy, Debug)]
 pub struct AreaWriter {
     size_units: u32,
     /// `WritePointer`, in units.
     write_pointer: u32,
-    /// Units ever taken, with what was skipped at the wraps.
+    /// Units ever taken, including those skipped at the wraps.
     taken: u32,
-    /// Units ever given back by the peer: what `RDMAmaxread` said last.
+    /// Units ever given back by the peer, as last reported by `RDMAmaxread`.
     freed: u32,
 }
 
@@ -79,7 +79,7 @@ impl AreaWriter {
     }
 
     /// Returns the longest frame that always finds a place once the area is empty, in bytes: half the area,
-    /// and a little less for what is before a long frame.
+    /// less the lead of a long frame.
     #[must_use]
     pub const fn frame_bytes_max(&self) -> u32 {
         longest_frame(self.size_units * UNIT)
@@ -100,9 +100,10 @@ impl AreaWriter {
         (if free < to_end { free } else { to_end }) * UNIT
     }
 
-    /// Finds the place of a frame, and moves `WritePointer` behind it. `None`: no room is known.
+    /// Finds a place for a frame, and moves `WritePointer` behind it. `None`: not enough room is known to be
+    /// free.
     #[inline]
-    pub fn take(&mut self, length_bytes: u32) -> Option<Place> {
+    pub fn take(&mut self, length_bytes: u32) -> Option<FrameSlot> {
         let needed = units(length_bytes);
         let free = self.size_units - self.outstanding();
         let to_end = self.size_units - self.write_pointer;
@@ -114,7 +115,7 @@ impl AreaWriter {
             let offset = self.write_pointer * UNIT + lead(length_bytes);
             self.write_pointer += needed;
             self.taken = self.taken.wrapping_add(needed);
-            return Some(Place { offset, immediate: length });
+            return Some(FrameSlot { offset, immediate: length });
         }
         // The rest of the area is skipped; it counts as taken until the frame behind it is given back.
         if needed.checked_add(to_end)? > free {
@@ -122,17 +123,17 @@ impl AreaWriter {
         }
         self.write_pointer = needed;
         self.taken = self.taken.wrapping_add(needed + to_end);
-        Some(Place { offset: lead(length_bytes), immediate: -length })
+        Some(FrameSlot { offset: lead(length_bytes), immediate: -length })
     }
 
-    /// Takes the last place back: `WritePointer` is where it was `before`.
+    /// Undoes the last placement: `WritePointer` returns to where it was `before`.
     pub(super) const fn go_back_to(&mut self, before: &Self) {
         self.write_pointer = before.write_pointer;
         self.taken = before.taken;
     }
 
-    /// Takes note of `RDMAmaxread`: `freed` units were ever given back, as far as the low `bits` bits tell.
-    /// Returns whether there is news, or `None` if the peer claims more than was ever taken.
+    /// Takes in `RDMAmaxread`: `freed` is the low `bits` bits of the count of units ever given back. Returns
+    /// whether there is news, or `None` if the peer claims more than was ever taken.
     #[inline]
     pub fn update(&mut self, freed: u32, bits: u32) -> Option<bool> {
         let mask = (1_u32 << bits) - 1;
@@ -153,7 +154,7 @@ struct Span {
     is_released: bool,
 }
 
-/// Names a frame that is held in the area.
+/// Identifies a frame that is held in the area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold(u64);
 
@@ -163,11 +164,11 @@ pub struct AreaReader {
     size_units: u32,
     /// `ReadPointer`, in units.
     read_pointer: u32,
-    /// Units ever read, with what was skipped at the wraps.
+    /// Units ever read, including those skipped at the wraps.
     read: u32,
     /// Units ever given back.
     released: u32,
-    /// What was read and not given back, oldest first; no two neighbours are both released.
+    /// The frames that were read and not given back, oldest first; no two neighbours are both released.
     spans: VecDeque<Span>,
     /// The number of the first span.
     first: u64,
@@ -176,10 +177,10 @@ pub struct AreaReader {
 /// A frame as the receiver finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Found {
-    /// From the beginning of the area, in bytes.
+pub struct AreaFrame {
+    /// The offset from the beginning of the area, in bytes.
     pub offset: u32,
-    /// In bytes.
+    /// The length, in bytes.
     pub length: u32,
 }
 
@@ -197,10 +198,10 @@ impl AreaReader {
         }
     }
 
-    /// Finds the frame that an immediate announces and moves `ReadPointer` behind it. `None`: no sender
-    /// that keeps to the protocol would have sent that. Each frame is then released or held.
+    /// Finds the frame that an immediate announces and moves `ReadPointer` behind it. `None`: the sender
+    /// broke the protocol. Release or hold each frame then.
     #[inline]
-    pub fn find(&mut self, immediate: i32) -> Option<Found> {
+    pub fn find(&mut self, immediate: i32) -> Option<AreaFrame> {
         let length = immediate.unsigned_abs();
         let needed = units(length);
         let to_end = self.size_units - self.read_pointer;
@@ -214,7 +215,7 @@ impl AreaReader {
         }
         self.read_pointer = offset + needed;
         self.read = self.read.wrapping_add(skipped + needed);
-        Some(Found { offset: offset * UNIT + lead(length), length })
+        Some(AreaFrame { offset: offset * UNIT + lead(length), length })
     }
 
     /// Gives back the frame that was found last.
@@ -238,10 +239,10 @@ impl AreaReader {
     /// Keeps the frame that was found last in the area.
     pub fn hold(&mut self) -> Hold {
         self.spans.push_back(Span { end: self.read, is_released: false });
-        Hold(self.first + wide(self.spans.len()) - 1)
+        Hold(self.first + to_u64(self.spans.len()) - 1)
     }
 
-    /// Gives a held frame back. It counts once all before it were given back.
+    /// Gives a held frame back. It counts once all frames before it are given back.
     pub fn release_held(&mut self, hold: Hold) {
         let Some(index) = hold.0.checked_sub(self.first) else { return };
         let Some(span) = usize::try_from(index).ok().and_then(|index| self.spans.get_mut(index))
@@ -258,7 +259,7 @@ impl AreaReader {
         }
     }
 
-    /// Returns the units ever given back: what `RDMAmaxread` is to say.
+    /// Returns the units ever given back, for `RDMAmaxread`.
     #[inline]
     #[must_use]
     pub const fn released(&self) -> u32 {
@@ -272,7 +273,7 @@ impl AreaReader {
         self.size_units
     }
 
-    /// Returns the units that are held, and those behind them.
+    /// Returns the number of units that are held, or behind one that is.
     #[must_use]
     pub const fn held(&self) -> u32 {
         self.read.wrapping_sub(self.released)
@@ -291,40 +292,40 @@ mod tests {
         let mut writer = AreaWriter::new(640);
         let mut reader = AreaReader::new(640);
         assert_eq!(writer.max_write(), 640);
-        assert_eq!(writer.take(250), Some(Place { offset: 0, immediate: 250 }));
-        assert_eq!(writer.take(200), Some(Place { offset: 256, immediate: 200 }));
+        assert_eq!(writer.take(250), Some(FrameSlot { offset: 0, immediate: 250 }));
+        assert_eq!(writer.take(200), Some(FrameSlot { offset: 256, immediate: 200 }));
         assert_eq!(writer.max_write(), 128);
         assert_eq!(writer.take(250), None, "the rest is too short and the beginning is taken");
-        assert_eq!(reader.find(250), Some(Found { offset: 0, length: 250 }));
+        assert_eq!(reader.find(250), Some(AreaFrame { offset: 0, length: 250 }));
         reader.release();
-        assert_eq!(writer.take(250), None, "nobody has told the sender");
+        assert_eq!(writer.take(250), None, "the sender has not been told");
         assert_eq!(writer.update(reader.released(), 22), Some(true));
-        assert_eq!(writer.take(250), Some(Place { offset: 0, immediate: -250 }));
+        assert_eq!(writer.take(250), Some(FrameSlot { offset: 0, immediate: -250 }));
         assert_eq!(writer.update(reader.released(), 22), Some(false), "an update may be repeated");
-        assert_eq!(reader.find(200), Some(Found { offset: 256, length: 200 }));
+        assert_eq!(reader.find(200), Some(AreaFrame { offset: 256, length: 200 }));
         reader.release();
-        assert_eq!(reader.find(-250), Some(Found { offset: 0, length: 250 }));
+        assert_eq!(reader.find(-250), Some(AreaFrame { offset: 0, length: 250 }));
         reader.release();
         assert_eq!(writer.update(reader.released(), 22), Some(true));
         assert_eq!(writer.outstanding(), 0);
         assert_eq!(writer.update(reader.released().wrapping_add(1), 22), None, "more than taken");
     }
 
-    /// Goal: immediates of no honest sender are refused and change nothing. Method: each kind.
+    /// Goal: immediates that no honest sender would send are refused and change nothing. Method: each kind.
     #[test]
     fn impossible_immediates_are_refused() {
         let mut reader = AreaReader::new(640);
         for immediate in [0, 641, i32::MAX, i32::MIN, -641] {
             assert_eq!(reader.find(immediate), None, "{immediate}");
         }
-        assert_eq!(reader.find(600), Some(Found { offset: 0, length: 600 }));
+        assert_eq!(reader.find(600), Some(AreaFrame { offset: 0, length: 600 }));
         let hold = reader.hold();
         for immediate in [1, -1, -600] {
             assert_eq!(reader.find(immediate), None, "{immediate} while the area is full");
         }
         reader.release_held(hold);
         assert_eq!(reader.find(1), None, "no room before the end");
-        assert_eq!(reader.find(-1), Some(Found { offset: 0, length: 1 }));
+        assert_eq!(reader.find(-1), Some(AreaFrame { offset: 0, length: 1 }));
     }
 
     #[derive(Clone, Copy, Debug)]
@@ -357,9 +358,9 @@ mod tests {
             let size = units_count * UNIT;
             let mut writer = AreaWriter::new(size);
             let mut reader = AreaReader::new(size);
-            let mut sent: VecDeque<(Place, u32)> = VecDeque::new();
-            let mut held: Vec<(Hold, Found)> = Vec::new();
-            // What the sender must not touch: sent and not yet told of as free.
+            let mut sent: VecDeque<(FrameSlot, u32)> = VecDeque::new();
+            let mut held: Vec<(Hold, AreaFrame)> = Vec::new();
+            // What the sender must not touch: sent, and not yet reported as free.
             let mut in_use: Vec<(u32, u32)> = Vec::new();
             let mut done: Vec<(u32, u32)> = Vec::new();
             for step in steps {
@@ -373,7 +374,7 @@ mod tests {
                     },
                     Step::Receive { is_held } => if let Some((place, length)) = sent.pop_front() {
                         let found = reader.find(place.immediate).expect("an honest sender");
-                        prop_assert_eq!(found, Found { offset: place.offset, length });
+                        prop_assert_eq!(found, AreaFrame { offset: place.offset, length });
                         if is_held {
                             held.push((reader.hold(), found));
                         } else {
@@ -390,7 +391,7 @@ mod tests {
                     },
                     Step::Tell => {
                         prop_assert!(writer.update(reader.released(), 22).is_some());
-                        // The model gives back what is done, up to the first that is held.
+                        // The model gives back what is done, up to the first frame that is held.
                         while let Some(first) = in_use.first()
                             && let Some(index) = done.iter().position(|one| one == first)
                         {

@@ -1,4 +1,4 @@
-//! What an engine can be told, and why it may not come about.
+//! The configuration of an engine, and its errors.
 
 use std::time::Duration;
 
@@ -10,45 +10,46 @@ use super::{
 };
 use crate::vi::{Reason, Reliability, ViError};
 
-/// The shortest frames that a configuration may ask for, in bytes.
+/// The shortest frame limit that a configuration may set, in bytes.
 pub(super) const FRAME_BYTES_MIN: u32 = 128;
 
-/// How an engine is set up. Both ends of a connection may differ in all but the reliability.
+/// The configuration of an engine. The two ends of a connection may differ in everything but the reliability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
     /// The RDMA area for each peer, in bytes: a multiple of 64, from 4 KiB to 64 MiB. Default 512 KiB.
     pub area_bytes: u32,
-    /// Receive descriptors that are preposted for each peer: more than `control_entries` and 8. Default 512,
-    /// or what the provider holds.
+    /// Receive descriptors that are preposted for each peer: more than `control_entries` plus 8. Default 512,
+    /// or as many as the provider holds.
     pub descriptors: u32,
     /// Entries of the ring for control messages of each peer, 4 to 1024. Default 64.
     pub control_entries: u32,
     /// The longest frame, in bytes with its envelope, at most 48 less than half the area: longer messages are sent in
-    /// several, so that both sides copy at the same time. Default 32 KiB and 64 bytes. Over unreliable VIs frames are no
-    /// longer than what the provider carries in [one packet](crate::vi::Attributes::unreliable_bytes).
+    /// several, so that both sides copy at the same time. Default 32 KiB and 64 bytes. Over unreliable VIs, frames are
+    /// no longer than what the provider carries in [one packet](crate::vi::Attributes::unreliable_bytes).
     pub frame_bytes_max: u32,
-    /// So much of a message is sent before a receive matched it, and so much is on its way to a receive
-    /// that nobody polls, in bytes. Default 128 KiB.
+    /// How much of a message is sent before a receive matches it, and how much is under way to a receive that
+    /// is not being polled, in bytes. Default 128 KiB.
     pub window_bytes: u32,
-    /// Messages of one peer that no receive matched may take so much heap, in bytes, before the peer is told
-    /// to pause; what is on its way then is taken too. Default 1 MiB.
+    /// How much heap one peer's unmatched messages may occupy, in bytes, before the peer is told to pause;
+    /// what is under way then is accepted too. Default 1 MiB.
     pub unexpected_bytes_max: u64,
     /// The buffer for sends in buffered mode, in bytes. Default 1 MiB.
     pub buffered_bytes_max: u64,
-    /// Registered buffers for frames that are too long to be inline. Default 16.
+    /// Registered buffers for frames that are too long to be sent inline. Default 16.
     pub staging_frames: u32,
-    /// Buffers of the pool and registrations of users' memory are kept for the next use up to so many bytes,
-    /// beside what is in use. Default 64 MiB: the longest messages that were measured.
+    /// How many bytes of pooled buffers and of registrations of users' memory are kept for reuse, beside
+    /// those in use. Default 64 MiB: the longest messages that were measured.
     pub cache_bytes_max: u64,
-    /// As `cache_bytes_max`, in registrations. Default 64, each of which may take a descriptor.
+    /// As `cache_bytes_max`, as a number of registrations. Default 64, each of which may take a descriptor.
     pub cache_entries_max: u32,
-    /// What is asked of the VIs. Over [`Reliability::Unreliable`] the engine does the error control itself.
+    /// The reliability asked of the VIs. Over [`Reliability::Unreliable`] the engine does the error control
+    /// itself.
     pub reliability: Reliability,
-    /// The first time-out after which a frame is sent again over an unreliable VI; it doubles up to 64 times.
-    /// Default 2 ms.
+    /// The first time-out after which a frame is retransmitted over an unreliable VI; it doubles, up to 64
+    /// times the first. Default 2 ms.
     pub retransmit_after: Duration,
-    /// A peer that has answered nothing for so long over an unreliable VI has failed. Default 30 s.
+    /// A peer that has not answered for this long over an unreliable VI has failed. Default 30 s.
     pub give_up_after: Duration,
 }
 
@@ -105,33 +106,33 @@ impl Config {
 #[non_exhaustive]
 pub enum EngineError {
     /// A value of [`Config`] is out of its range.
-    #[error("the configuration does not do: {what}")]
+    #[error("the configuration is invalid: {what}")]
     Config {
-        /// What it must be.
+        /// The requirement.
         what: &'static str,
     },
     /// The provider cannot carry the protocol.
-    #[error("the provider {provider} does not do for messages: {what}")]
+    #[error("the provider {provider} cannot carry messages: {what}")]
     Provider {
-        /// Which.
+        /// The provider.
         provider: &'static str,
-        /// What it lacks.
+        /// The missing capability.
         what: &'static str,
     },
-    /// No such rank.
+    /// There is no such rank, or it is this one.
     #[error("there is no rank {rank} among {size}, or it is this one")]
     NoSuchRank {
-        /// Which was asked for.
+        /// The rank that was asked for.
         rank: u32,
-        /// How many there are.
+        /// The number of ranks.
         size: u32,
     },
-    /// The peer's greeting is not one of this protocol and version, or of another rank.
-    #[error("the greeting of rank {rank} does not do: {what}")]
+    /// The peer's greeting is of another protocol or version, or of another rank.
+    #[error("the greeting of rank {rank} is invalid: {what}")]
     Greeting {
-        /// Who it should be.
+        /// The rank it should be from.
         rank: u32,
-        /// What is wrong.
+        /// What is wrong with it.
         what: &'static str,
     },
     /// The provider's error.
@@ -146,68 +147,68 @@ pub enum SendError {
     /// No such rank.
     #[error("there is no rank {rank} among {size}")]
     NoSuchRank {
-        /// Which was asked for.
+        /// The rank that was asked for.
         rank: u32,
-        /// How many there are.
+        /// The number of ranks.
         size: u32,
     },
     /// There is no connection to that rank yet.
     #[error("rank {rank} is not connected yet")]
     NotConnected {
-        /// Which.
+        /// The rank.
         rank: u32,
     },
-    /// That rank has failed, or has ended in order.
+    /// That rank has failed, or has disconnected in order.
     #[error("rank {rank} is gone: {reason}")]
     PeerFailed {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// The buffer for sends in buffered mode is too full.
+    /// The buffer for buffered sends does not have enough room.
     #[error(
         "{needed} bytes do not fit into the {free} that the buffer for buffered sends has left"
     )]
     BufferFull {
         /// The message's length, in bytes.
         needed: u64,
-        /// What is free, in bytes.
+        /// The free bytes.
         free: u64,
     },
     /// The piece is not inside the region.
     #[error("{length} bytes at {offset} are not inside the registered memory")]
     OutOfBounds {
-        /// Where it begins.
+        /// Where the piece begins, in bytes.
         offset: u64,
-        /// Its length in bytes.
+        /// Its length, in bytes.
         length: u64,
     },
-    /// No memory for a loan or a buffer.
-    #[error("there is no memory for the loan or the buffer")]
+    /// No memory is left for a loan or a buffer.
+    #[error("no memory is left for the loan or the buffer")]
     OutOfMemory,
 }
 
-/// Why a request that had begun did not end well.
+/// Why a request that had begun failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The rank that it waited for has failed, or has ended in order.
+    /// The rank that it waited for has failed, or has disconnected in order.
     #[error("rank {rank} is gone: {reason}")]
     PeerFailed {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// The sender gave the message up before all of it was sent.
-    #[error("rank {rank} gave the message up while it was sent")]
+    /// The sender abandoned the message before all of it was sent.
+    #[error("rank {rank} abandoned the message before all of it was sent")]
     Aborted {
         /// The sender.
         rank: u32,
     },
-    /// There is no such request: it has ended, and was told so.
-    #[error("there is no such request: it has ended before")]
+    /// There is no such request: it has ended, and its result was returned.
+    #[error("there is no such request: it has already ended")]
     Unknown,
     /// It was cancelled.
     #[error("the request was cancelled")]
@@ -215,7 +216,7 @@ pub enum RequestError {
     /// No such rank.
     #[error("there is no rank {rank}")]
     NoSuchRank {
-        /// Which was asked for.
+        /// The rank that was asked for.
         rank: u32,
     },
 }

@@ -1,18 +1,18 @@
-//! Credits: what a receiver gives back, as one word that only ever counts up.
+//! Credits: what a receiver gives back, in one word that only ever counts up.
 //!
 //! The receiver writes the word into its peer's memory with a plain RDMA write, which takes no descriptor and
-//! disturbs nobody: the paper's `RDMAmaxread` and its answer to a low `descLeft` [via-lam, §4.2]. It does so
-//! at a threshold and when it goes to sleep. A sender that goes to sleep for want of credit says so, and
+//! interrupts no one: the paper's `RDMAmaxread` and its answer to a low `descLeft` [via-lam, §4.2]. It does
+//! so at a threshold and when it goes to sleep. A sender that goes to sleep for lack of credit says so, and
 //! the next word comes with immediate data, which wakes it.
 
-/// Bits of the count of area units; the area is at most half as large as they count.
+/// Bits of the count of area units; an area has at most half as many units as they can count.
 pub(super) const AREA_BITS: u32 = 22;
 const COUNT_BITS: u32 = 21;
 
-/// The most descriptors, half of what the word counts.
+/// The most descriptors: half of what the word can count.
 pub(super) const DESCRIPTORS_MAX: u32 = 1 << (COUNT_BITS - 1);
 
-/// Everything a receiver ever gave back.
+/// Everything that a receiver has ever given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Returned {
     /// Units of the RDMA area.
@@ -46,7 +46,7 @@ impl Returned {
     }
 }
 
-/// What a sender may still use of something the peer has `count` of: `descLeft`, for descriptors.
+/// The sender's allowance of something of which the peer has `count`: `descLeft`, for descriptors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
     count: u32,
@@ -71,8 +71,8 @@ impl Allowance {
         self.used = self.used.wrapping_add(1);
     }
 
-    /// Takes back what was taken last.
-    pub(super) const fn untake(&mut self) {
+    /// Undoes the last take.
+    pub(super) const fn undo_take(&mut self) {
         self.used = self.used.wrapping_sub(1);
     }
 
@@ -82,7 +82,8 @@ impl Allowance {
         self.used
     }
 
-    /// Takes note of what was returned. Says whether there is news; `None`: more than was used.
+    /// Records what was returned. Returns whether there is news; `None` if the peer claims more than was
+    /// used.
     #[inline]
     pub(super) const fn update(&mut self, returned: u32) -> Option<bool> {
         let more = returned.wrapping_sub(self.returned) & ((1 << COUNT_BITS) - 1);
@@ -112,7 +113,7 @@ mod tests {
         }
     }
 
-    /// Goal: an allowance survives the wrap of its counter, and takes no more back than was used. Method: use
+    /// Goal: an allowance survives the wrap of its counter, and takes back no more than was used. Method: use
     /// and return until far behind the wrap of 21 bits.
     #[test]
     fn an_allowance_wraps() {
@@ -131,8 +132,8 @@ mod tests {
         assert_eq!(allowance.used(), 7_000_000);
     }
 
-    /// Goal: what was taken and not used can be used again, and news is told of as such. Method: every count of
-    /// what was used and returned, up to five.
+    /// Goal: what was taken and not used can be used again, and news is reported as such. Method: every count
+    /// of what was used and returned, up to five.
     #[test]
     fn an_allowance_counts() {
         for used in 0..=5 {
@@ -144,7 +145,7 @@ mod tests {
                 let back = if news.is_some() { returned } else { 0 };
                 assert_eq!((allowance.left(), allowance.used()), (5 - used + back, used));
                 if used > back {
-                    allowance.untake();
+                    allowance.undo_take();
                     assert_eq!((allowance.left(), allowance.used()), (6 - used + back, used - 1));
                 }
             }

@@ -8,57 +8,57 @@ use super::{
     Config, EngineError, RequestId,
     config::FRAME_BYTES_MIN,
     greeting,
-    incoming::{Arrival, Direct, Origin},
-    link::{self, COOKIE_STAGED, Own, Sent, Staging, cookie_of, rank_of},
-    matching::{Posted, Unexpected},
-    payload::{Nowhere, Sink},
-    peer::{Item, Link, Loop, Peer},
-    reliable::{HEADER_BYTES, Lossy, ReliableCounters},
-    request::{Message, Request},
+    incoming::{ArrivedFrame, DirectReceive, Origin},
+    link::{self, COOKIE_STAGED, LocalResources, SendOutcome, Staging, cookie_of, rank_of},
+    matching::{PostedReceives, UnexpectedMessages},
+    payload::{Discard, Sink},
+    peer::{LoopbackItem, LoopbackLink, Peer, PeerLink},
+    reliable::{HEADER_BYTES, ReliableCounters, UnreliableLink},
+    request::{IncomingMessage, RequestEntry},
     slots::Slots,
-    wide,
+    to_u64,
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider,
     Queue, Reason, ReceiveDescriptor, RegistrationCache, Reliability, ViAttributes, ViError, ViId,
 };
 
-/// Completions that one call takes at most.
+/// The most completions that one call takes.
 const BUDGET: usize = 64;
 
-/// Requests for connections that wait for the consumer's answer, beside what the ranks need.
+/// Connection requests that may wait for the consumer's answer, beyond those that the ranks need.
 const REQUESTS_MAX: usize = 64;
 
-/// What happened to a connection.
+/// An event of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EngineEvent {
-    /// A peer wants to connect: [`Engine::accept`] it, or reject it at the NIC.
+    /// A peer wants to connect: [`MessageEngine::accept`] it, or reject it at the NIC.
     Requested {
         /// Names the request.
         request: crate::vi::RequestId,
         /// The rank that it claims to be, if its greeting is one of this protocol.
         rank: Option<u32>,
-        /// What was listened for.
+        /// The discriminator that was listened for.
         discriminator: Vec<u8>,
     },
-    /// A rank can be sent to.
+    /// A rank is connected: you can send to it.
     Connected {
-        /// Which.
+        /// The rank.
         rank: u32,
     },
-    /// No connection to a rank came about: try again, or give it up.
+    /// No connection to a rank could be made: try again, or give it up.
     Refused {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// A rank has failed; what waited for it has ended with an error.
+    /// A rank has failed; everything that waited for it has ended with an error.
     Failed {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
 }
@@ -66,18 +66,18 @@ pub enum EngineEvent {
 /// What an engine has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
+pub struct MessageCounters {
     /// Messages that were sent.
     pub messages_sent: u64,
     /// Messages whose first frame arrived.
     pub messages_received: u64,
-    /// Of these, those that no receive waited for.
+    /// Of these, those that found no posted receive.
     pub unexpected: u64,
-    /// Of these, those in ready mode.
+    /// Of the unexpected ones, those in ready mode.
     pub ready_unexpected: u64,
-    /// Frames that found no credit when they were to be sent.
+    /// Frames that found no credit when they were due.
     pub blocked: u64,
-    /// Times that a peer was told to pause.
+    /// How often a peer was told to pause.
     pub pauses: u64,
     /// Messages that were read from the sender's memory in one copy.
     pub remote_reads: u64,
@@ -88,7 +88,7 @@ pub struct Counters {
 /// # Source
 /// [via-lam, §4].
 #[derive(Debug)]
-pub struct Engine<P: Provider> {
+pub struct MessageEngine<P: Provider> {
     pub(super) nic: P,
     pub(super) cq: CqId,
     tag: ProtectionTag,
@@ -98,36 +98,36 @@ pub struct Engine<P: Provider> {
     pub(super) peers: Vec<Peer>,
     pub(super) staging: Staging,
     pub(super) registrations: RegistrationCache,
-    pub(super) requests: Slots<Request>,
-    pub(super) messages: Slots<Message>,
-    pub(super) posted: Posted,
-    pub(super) unexpected: Unexpected,
-    /// Requests that became ready while their owners did not look.
+    pub(super) requests: Slots<RequestEntry>,
+    pub(super) messages: Slots<IncomingMessage>,
+    pub(super) posted: PostedReceives,
+    pub(super) unexpected: UnexpectedMessages,
+    /// Requests that became ready while their owners were not polling.
     pub(super) ready: Vec<RequestId>,
-    /// Peers for which something waits.
+    /// Peers for which something waits to be sent.
     pub(super) listed: Vec<u32>,
     /// Peers that may be owed credits.
     touched: Vec<u32>,
     pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
-    pub(super) counters: Counters,
+    pub(super) counters: MessageCounters,
     /// The ranks that have failed, in this order.
     pub(super) failures: Vec<u32>,
-    /// Counts completions and frames: whoever waits sees that something goes on.
+    /// Counts completions and frames, so that a waiter sees that work goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
-    /// How many of them were there when the engine last did not sleep for their sake.
-    pub(super) events_told: usize,
-    /// VIs that are broken, while what had arrived over them may still have to be taken.
-    pub(super) broken: Vec<Broken>,
+    /// The number of events when they last kept the engine awake.
+    pub(super) events_reported: usize,
+    /// VIs that are broken, while data that had arrived over them may still have to be taken.
+    pub(super) broken: Vec<BrokenPeer>,
 }
 
-/// A connection that ended.
+/// A connection that has ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Broken {
+pub(super) struct BrokenPeer {
     pub(super) rank: u32,
     reason: Reason,
-    /// What [`Engine::worked`] will be when everything that had arrived is taken for certain.
+    /// The value of [`MessageEngine::worked`] by which everything that had arrived has certainly been taken.
     until: u64,
 }
 
@@ -135,46 +135,52 @@ fn region_attributes(tag: ProtectionTag, allows_write: bool) -> MemoryAttributes
     MemoryAttributes { allows_write, ..MemoryAttributes::private(tag) }
 }
 
-impl<P: Provider> Engine<P> {
-    /// Makes the engine of `rank` among `size` ranks, on a NIC of its own.
+impl<P: Provider> MessageEngine<P> {
+    /// Makes the engine of `rank` among `size` ranks, on its own NIC.
     ///
     /// # Errors
-    /// [`EngineError`]: a value out of range, a NIC that cannot carry the protocol, or the NIC's.
+    /// [`EngineError`]: a value is out of range, the NIC cannot carry the protocol, or the NIC failed.
     pub fn new(mut nic: P, rank: u32, size: u32, mut config: Config) -> Result<Self, EngineError> {
         config.check()?;
         if rank >= size || size > 1 << 24 {
             return Err(EngineError::NoSuchRank { rank, size });
         }
+
         let attributes = nic.attributes();
         let lacks = |what| Err(EngineError::Provider { provider: attributes.name, what });
         if attributes.max_inline < 64 {
             return lacks("it takes less than 64 bytes inline");
         }
+
         let holds = u32::try_from(attributes.max_descriptors).unwrap_or(u32::MAX);
         config.descriptors = config.descriptors.min(holds);
         config.control_entries = config.control_entries.min(holds / 4);
         if config.is_unreliable() {
-            let most = attributes.unreliable_bytes.saturating_sub(wide(HEADER_BYTES));
+            let most = attributes.unreliable_bytes.saturating_sub(to_u64(HEADER_BYTES));
             let most = u32::try_from(most).unwrap_or(u32::MAX).max(FRAME_BYTES_MIN);
             config.frame_bytes_max = config.frame_bytes_max.min(most);
         }
         config.check()?;
+
         if attributes.reliability < config.reliability {
             return lacks("its VIs are less reliable than asked for");
         }
+
         let (tag, cq) = (nic.create_tag(), nic.create_cq()?);
-        // Over unreliable VIs a header stands before each frame.
+        // Over unreliable VIs, a header precedes each frame.
         let frame_bytes = (config.frame_bytes_max + 64).next_multiple_of(64);
         let staging_bytes = config.staging_frames as usize * frame_bytes as usize;
         let region = nic.allocate(staging_bytes, region_attributes(tag, false))?;
         let staging =
             Staging::new(region, frame_bytes, config.staging_frames, attributes.max_inline);
-        let mut peers: Vec<Peer> = (0..size).map(|_| Peer::new(Link::Absent)).collect();
+
+        let mut peers: Vec<Peer> = (0..size).map(|_| Peer::new(PeerLink::Absent)).collect();
         if let Some(own) = peers.get_mut(rank as usize) {
-            own.link = Link::Loop(Loop::new(config.area_bytes));
+            own.link = PeerLink::Loopback(LoopbackLink::new(config.area_bytes));
             own.frame_bytes_max = config.frame_bytes_max;
             own.window_out = u64::from(config.window_bytes);
         }
+
         let entries_max = config.cache_entries_max as usize;
         Ok(Self {
             nic,
@@ -188,18 +194,18 @@ impl<P: Provider> Engine<P> {
             registrations: RegistrationCache::new(config.cache_bytes_max, entries_max),
             requests: Slots::new(),
             messages: Slots::new(),
-            posted: Posted::new(),
-            unexpected: Unexpected::new(),
+            posted: PostedReceives::new(),
+            unexpected: UnexpectedMessages::new(),
             ready: Vec::new(),
             listed: Vec::new(),
             touched: Vec::new(),
             now: Instant::from_nanos(0),
             buffered_bytes: 0,
-            counters: Counters::default(),
+            counters: MessageCounters::default(),
             failures: Vec::new(),
             worked: 0,
             events: VecDeque::new(),
-            events_told: 0,
+            events_reported: 0,
             broken: Vec::new(),
         })
     }
@@ -210,7 +216,7 @@ impl<P: Provider> Engine<P> {
         self.rank
     }
 
-    /// Returns how many ranks there are.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         u32::try_from(self.peers.len()).unwrap_or(u32::MAX)
@@ -222,38 +228,39 @@ impl<P: Provider> Engine<P> {
         &self.nic
     }
 
-    /// Returns the NIC, to listen, to reject, and to register memory for [`Payload::Region`](super::Payload).
+    /// Returns the NIC, for you to listen, reject requests, and register memory for
+    /// [`Payload::Region`](super::Payload).
     pub const fn nic_mut(&mut self) -> &mut P {
         &mut self.nic
     }
 
-    /// Returns the protection tag of the engine's VIs: what memory for them is registered with.
+    /// Returns the protection tag of the engine's VIs: register memory for them with it.
     #[must_use]
     pub const fn tag(&self) -> ProtectionTag {
         self.tag
     }
 
-    /// Returns what was done so far.
+    /// Returns the engine's counters.
     #[must_use]
-    pub const fn counters(&self) -> Counters {
+    pub const fn counters(&self) -> MessageCounters {
         self.counters
     }
 
-    /// Returns how many requests and messages the engine keeps; zero when nothing is on its way.
+    /// Returns how many requests and messages the engine keeps; zero when nothing is under way.
     #[must_use]
     pub const fn kept(&self) -> usize {
         self.requests.len() + self.messages.len()
     }
 
-    /// Returns whether everything that was sent has left this side, and over unreliable VIs has been
-    /// acknowledged: what a program waits for before it ends.
+    /// Returns whether everything that was sent has left this side and, over unreliable VIs, has been
+    /// acknowledged. A program should wait for this before it ends.
     #[must_use]
     pub fn has_all_left(&self) -> bool {
         self.peers.iter().filter(|peer| peer.failed.is_none()).all(|peer| {
             let is_over = match &peer.link {
-                Link::Lossy(lossy) => lossy.is_idle(),
-                Link::Loop(own) => own.is_idle(),
-                Link::Direct(_) | Link::Absent | Link::Prepared(_) => true,
+                PeerLink::Unreliable(lossy) => lossy.is_idle(),
+                PeerLink::Loopback(own) => own.is_idle(),
+                PeerLink::Reliable(_) | PeerLink::Absent | PeerLink::Prepared(_) => true,
             };
             is_over && peer.outbox.is_empty() && peer.pumps.is_empty() && peer.controls.is_empty()
         })
@@ -270,24 +277,24 @@ impl<P: Provider> Engine<P> {
             .ok_or(EngineError::NoSuchRank { rank, size })
     }
 
-    /// Makes a VI for a rank, with its area, its control region and its preposted descriptors, and returns
-    /// it with the greeting that is to travel with the connection. Repeated calls return the same.
+    /// Makes a VI for a rank, with its area, its control region and its preposted descriptors. Returns it
+    /// with the greeting that must travel with the connection. Repeated calls return the same.
     ///
     /// # Errors
     /// [`EngineError::NoSuchRank`], or the NIC's.
     pub fn greeting(&mut self, rank: u32) -> Result<(ViId, Vec<u8>), EngineError> {
         self.peer_to_be(rank)?;
-        if !matches!(self.peers[rank as usize].link, Link::Prepared(_)) {
+        if !matches!(self.peers[rank as usize].link, PeerLink::Prepared(_)) {
             let own = self.prepare(rank)?;
-            self.peers[rank as usize].link = Link::Prepared(own);
+            self.peers[rank as usize].link = PeerLink::Prepared(own);
         }
-        let Link::Prepared(own) = &self.peers[rank as usize].link else {
+        let PeerLink::Prepared(own) = &self.peers[rank as usize].link else {
             return Err(EngineError::Greeting { rank, what: "it was made before" });
         };
         Ok((own.vi, greeting::encode(self.rank, self.size(), &self.config, own)))
     }
 
-    fn prepare(&mut self, rank: u32) -> Result<Own, EngineError> {
+    fn prepare(&mut self, rank: u32) -> Result<LocalResources, EngineError> {
         let config = self.config;
         let vi = self.nic.create_vi(ViAttributes {
             reliability: config.reliability,
@@ -305,7 +312,7 @@ impl<P: Provider> Engine<P> {
         for _ in 0..config.descriptors {
             self.nic.post_receive(vi, &ReceiveDescriptor { cookie, segments: &[] })?;
         }
-        Ok(Own {
+        Ok(LocalResources {
             vi,
             area,
             control,
@@ -317,34 +324,34 @@ impl<P: Provider> Engine<P> {
         })
     }
 
-    /// Takes the greeting of a rank whose VI is connected: it can be sent to from now on.
+    /// Accepts the greeting of a rank whose VI is connected: from now on you can send to it.
     ///
     /// # Errors
-    /// [`EngineError::Greeting`]; the VI should be disconnected then.
+    /// [`EngineError::Greeting`]; disconnect the VI then.
     pub fn accept_greeting(&mut self, rank: u32, bytes: &[u8]) -> Result<(), EngineError> {
         let (size, config) = (self.size(), self.config);
         let peer = self.peer_to_be(rank)?;
-        let terms = greeting::decode(bytes, rank, size, &config)?;
-        match std::mem::replace(&mut peer.link, Link::Absent) {
-            Link::Prepared(own) => {
-                peer.frame_bytes_max = config.frame_bytes_max.min(terms.frame_bytes_max);
-                peer.window_out = u64::from(terms.window_bytes);
+        let parameters = greeting::decode(bytes, rank, size, &config)?;
+        match std::mem::replace(&mut peer.link, PeerLink::Absent) {
+            PeerLink::Prepared(own) => {
+                peer.frame_bytes_max = config.frame_bytes_max.min(parameters.frame_bytes_max);
+                peer.window_out = u64::from(parameters.window_bytes);
                 peer.failed = None;
                 peer.link = if config.is_unreliable() {
-                    Link::Lossy(Box::new(Lossy::new(own, terms, &config)))
+                    PeerLink::Unreliable(Box::new(UnreliableLink::new(own, parameters, &config)))
                 } else {
-                    Link::Direct(link::Direct::new(own, terms))
+                    PeerLink::Reliable(link::ReliableLink::new(own, parameters))
                 };
                 Ok(())
             }
             other => {
                 peer.link = other;
-                Err(EngineError::Greeting { rank, what: "nobody waited for it" })
+                Err(EngineError::Greeting { rank, what: "this side did not wait for it" })
             }
         }
     }
 
-    /// Asks for a connection to a rank: ends in [`EngineEvent::Connected`] or [`EngineEvent::Refused`].
+    /// Asks for a connection to a rank. The result is [`EngineEvent::Connected`] or [`EngineEvent::Refused`].
     ///
     /// # Errors
     /// As [`greeting`](Self::greeting), and those of [`Provider::connect`].
@@ -371,20 +378,20 @@ impl<P: Provider> Engine<P> {
     fn rank_with(&self, vi: ViId) -> Option<u32> {
         (0..self.size()).zip(&self.peers).find_map(|(rank, peer)| {
             let found = match &peer.link {
-                Link::Prepared(own) => own.vi,
-                Link::Direct(direct) => direct.vi,
-                Link::Lossy(lossy) => lossy.own.vi,
-                Link::Absent | Link::Loop(_) => return None,
+                PeerLink::Prepared(own) => own.vi,
+                PeerLink::Reliable(direct) => direct.vi,
+                PeerLink::Unreliable(lossy) => lossy.own.vi,
+                PeerLink::Absent | PeerLink::Loopback(_) => return None,
             };
             (found == vi).then_some(rank)
         })
     }
 
-    /// Takes the next event of a connection.
+    /// Returns the next event of a connection.
     pub fn event(&mut self) -> Option<EngineEvent> {
         self.take_nic_events();
         let event = self.events.pop_front()?;
-        self.events_told = self.events_told.saturating_sub(1);
+        self.events_reported = self.events_reported.saturating_sub(1);
         Some(event)
     }
 
@@ -395,7 +402,7 @@ impl<P: Provider> Engine<P> {
             match event {
                 NicEvent::Requested { request, discriminator, greeting } => {
                     if self.events.len() >= REQUESTS_MAX.saturating_add(4 * self.peers.len()) {
-                        // Nobody answers them. Whoever has gone meanwhile needs no answer.
+                        // The consumer does not answer them. A peer that has left meanwhile needs no answer.
                         drop(self.nic.reject(request));
                         continue;
                     }
@@ -410,11 +417,11 @@ impl<P: Provider> Engine<P> {
                 }
                 NicEvent::Broken { vi, reason } => {
                     if let Some(rank) = self.rank_with(vi) {
-                        // Completions that wait are at most what all VIs hold.
+                        // The completions that wait are at most as many as all VIs hold.
                         let held = self.attributes.max_descriptors.saturating_mul(2);
-                        let until = wide(held).saturating_mul(wide(self.peers.len()));
+                        let until = to_u64(held).saturating_mul(to_u64(self.peers.len()));
                         let until = self.worked.saturating_add(until);
-                        self.broken.push(Broken { rank, reason, until });
+                        self.broken.push(BrokenPeer { rank, reason, until });
                     }
                 }
             }
@@ -422,13 +429,13 @@ impl<P: Provider> Engine<P> {
         is_any
     }
 
-    /// Lets ranks fail whose connection ended, as soon as all is taken that they had sent: whoever says its
-    /// last words and leaves is heard. Returns whether any did.
+    /// Fails the ranks whose connection ended, once everything that they had sent is taken: the last messages
+    /// of a rank that leaves are still received. Returns whether any rank failed.
     #[cold]
     fn fail_broken(&mut self, is_drained: bool) -> bool {
-        let due = |broken: &Broken, worked| is_drained || broken.until <= worked;
+        let due = |broken: &BrokenPeer, worked| is_drained || broken.until <= worked;
         let mut has_failed = false;
-        while let Some(&Broken { rank, reason, .. }) =
+        while let Some(&BrokenPeer { rank, reason, .. }) =
             self.broken.iter().find(|broken| due(broken, self.worked))
         {
             has_failed = true;
@@ -455,7 +462,7 @@ impl<P: Provider> Engine<P> {
         has_worked |= self.take_nic_events();
         let mut is_drained = false;
         for _ in 0..BUDGET {
-            if !self.step(&mut Direct::<Nowhere>::nothing(&mut Nowhere)) {
+            if !self.step(&mut DirectReceive::<Discard>::nothing(&mut Discard)) {
                 is_drained = true;
                 break;
             }
@@ -469,7 +476,7 @@ impl<P: Provider> Engine<P> {
 
     /// Takes one completion. Returns whether there was one.
     #[inline]
-    pub(super) fn step<S: Sink + ?Sized>(&mut self, direct: &mut Direct<'_, S>) -> bool {
+    pub(super) fn step<S: Sink + ?Sized>(&mut self, direct: &mut DirectReceive<'_, S>) -> bool {
         if let Some(completion) = self.nic.poll(self.cq) {
             self.worked = self.worked.wrapping_add(1);
             self.complete(&completion, direct);
@@ -478,19 +485,20 @@ impl<P: Provider> Engine<P> {
         self.step_own(direct)
     }
 
-    /// Takes one frame of this rank to itself.
+    /// Takes one frame that this rank sent to itself.
     #[inline]
-    fn step_own<S: Sink + ?Sized>(&mut self, direct: &mut Direct<'_, S>) -> bool {
+    fn step_own<S: Sink + ?Sized>(&mut self, direct: &mut DirectReceive<'_, S>) -> bool {
         let rank = self.rank;
-        let Some(Peer { link: Link::Loop(own), .. }) = self.peers.get_mut(rank as usize) else {
+        let Some(Peer { link: PeerLink::Loopback(own), .. }) = self.peers.get_mut(rank as usize)
+        else {
             return false;
         };
         let Some(item) = own.take() else { return false };
         self.worked = self.worked.wrapping_add(1);
         let handled = match item {
-            Item::Control(control) => self.control(rank, control),
-            Item::Frame(bytes) => {
-                self.frame(Arrival::new(rank, bytes.len(), Origin::Heap(bytes)), direct)
+            LoopbackItem::Control(control) => self.control(rank, control),
+            LoopbackItem::Frame(bytes) => {
+                self.frame(ArrivedFrame::new(rank, bytes.len(), Origin::Heap(bytes)), direct)
             }
         };
         debug_assert!(handled.is_ok(), "from ourselves: {handled:?}");
@@ -498,7 +506,11 @@ impl<P: Provider> Engine<P> {
     }
 
     #[inline]
-    fn complete<S: Sink + ?Sized>(&mut self, completion: &Completion, direct: &mut Direct<'_, S>) {
+    fn complete<S: Sink + ?Sized>(
+        &mut self,
+        completion: &Completion,
+        direct: &mut DirectReceive<'_, S>,
+    ) {
         let rank = rank_of(completion.cookie);
         if completion.queue == Queue::Receive && completion.status.is_done() {
             let immediate = completion.immediate.unwrap_or(i32::MIN);
@@ -511,7 +523,8 @@ impl<P: Provider> Engine<P> {
             self.staging.give_back(completion.cookie);
         }
         if !completion.status.is_done() {
-            // The event of the broken VI says why, if there is one. All that had arrived was completed before.
+            // The broken VI's event, if there is one, says why. Everything that had arrived was completed
+            // before it.
             self.take_nic_events();
             let broken = self.broken.iter().find(|broken| broken.rank == rank);
             let reason = broken.map_or(Reason::DescriptorFailed, |broken| broken.reason);
@@ -525,9 +538,9 @@ impl<P: Provider> Engine<P> {
         &mut self,
         rank: u32,
         immediate: i32,
-        direct: &mut Direct<'_, S>,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
-        let Some(Peer { link: Link::Direct(link), failed: None, is_touched, .. }) =
+        let Some(Peer { link: PeerLink::Reliable(link), failed: None, is_touched, .. }) =
             self.peers.get_mut(rank as usize)
         else {
             return self.arrived_elsewhere(rank, immediate, direct);
@@ -541,14 +554,15 @@ impl<P: Provider> Engine<P> {
                 let control = link.take_control().ok_or("an unknown control entry")?;
                 self.control(rank, control)?;
             }
-            link::NOTICE_IMMEDIATE => {
-                link.noticed()?;
+            link::CREDIT_NOTICE_IMMEDIATE => {
+                link.notified()?;
                 self.flush_peer(rank);
             }
-            link::WISH_IMMEDIATE => link.wished(),
+            link::CREDIT_REQUEST_IMMEDIATE => link.credit_requested(),
             _ => {
                 let found = link.find(immediate).ok_or("an impossible place or length")?;
-                let arrival = Arrival::new(rank, found.length as usize, Origin::Area(found.offset));
+                let arrival =
+                    ArrivedFrame::new(rank, found.length as usize, Origin::Area(found.offset));
                 self.frame(arrival, direct)?;
             }
         }
@@ -556,22 +570,22 @@ impl<P: Provider> Engine<P> {
         Ok(())
     }
 
-    /// Takes what came over an unreliable VI, or as the first over any.
+    /// Takes a completion of an unreliable VI, or the first of any VI.
     #[cold]
     fn arrived_elsewhere<S: Sink + ?Sized>(
         &mut self,
         rank: u32,
         immediate: i32,
-        direct: &mut Direct<'_, S>,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         let is_prepared = |engine: &Self| {
             let peer = engine.peers.get(rank as usize);
-            matches!(peer, Some(Peer { link: Link::Prepared(_), .. }))
+            matches!(peer, Some(Peer { link: PeerLink::Prepared(_), .. }))
         };
         if !is_prepared(self) {
             return self.arrived_lossy(rank, immediate, direct);
         }
-        // What tells of the connection may have come with this, and after events were taken last.
+        // The event of the connection may have arrived with this, after events were last taken.
         self.take_nic_events();
         if is_prepared(self) {
             return Err("it came before its connection");
@@ -579,44 +593,44 @@ impl<P: Provider> Engine<P> {
         self.arrived(rank, immediate, direct)
     }
 
-    /// Takes what came over an unreliable VI.
+    /// Takes what arrived over an unreliable VI.
     #[cold]
     fn arrived_lossy<S: Sink + ?Sized>(
         &mut self,
         rank: u32,
         immediate: i32,
-        direct: &mut Direct<'_, S>,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
-        let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+        let Some(Peer { link: PeerLink::Unreliable(lossy), failed: None, .. }) =
             self.peers.get_mut(rank as usize)
         else {
             return Ok(());
         };
         lossy.repost(&mut self.nic);
         lossy.arrived(immediate)?;
-        while let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+        while let Some(Peer { link: PeerLink::Unreliable(lossy), failed: None, .. }) =
             self.peers.get_mut(rank as usize)
             && let Some(item) = lossy.take()
         {
             match item? {
-                Item::Control(control) => self.control(rank, control)?,
-                Item::Frame(bytes) => {
-                    self.frame(Arrival::behind(rank, HEADER_BYTES, bytes), direct)?;
+                LoopbackItem::Control(control) => self.control(rank, control)?,
+                LoopbackItem::Frame(bytes) => {
+                    self.frame(ArrivedFrame::behind(rank, HEADER_BYTES, bytes), direct)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Acknowledges what came over unreliable VIs, and sends again what is due. Returns whether anything was
-    /// sent again.
+    /// Acknowledges what arrived over unreliable VIs, and retransmits what is due. Returns whether anything
+    /// was retransmitted.
     fn serve_lossy(&mut self) -> bool {
         if !self.config.is_unreliable() {
             return false;
         }
         let mut has_worked = false;
         for rank in 0..self.size() {
-            let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+            let Some(Peer { link: PeerLink::Unreliable(lossy), failed: None, .. }) =
                 self.peers.get_mut(rank as usize)
             else {
                 continue;
@@ -628,8 +642,9 @@ impl<P: Provider> Engine<P> {
                     continue;
                 }
             }
-            if let Some(Peer { link: Link::Lossy(lossy), .. }) = self.peers.get_mut(rank as usize)
-                && let Sent::Fault(what) = lossy.acknowledge(&mut self.nic)
+            if let Some(Peer { link: PeerLink::Unreliable(lossy), .. }) =
+                self.peers.get_mut(rank as usize)
+                && let SendOutcome::Fault(what) = lossy.acknowledge(&mut self.nic)
             {
                 self.peer_fault(rank, what);
             }
@@ -637,19 +652,19 @@ impl<P: Provider> Engine<P> {
         has_worked
     }
 
-    /// Returns what the error control over the unreliable VI to a rank did; `None` if there is none.
+    /// Returns the counters of error control for the unreliable VI to a rank; `None` if it has no such VI.
     #[must_use]
     pub fn reliable_counters(&self, rank: u32) -> Option<ReliableCounters> {
         match &self.peers.get(rank as usize)?.link {
-            Link::Lossy(lossy) => Some(lossy.counters),
+            PeerLink::Unreliable(lossy) => Some(lossy.counters),
             _ => None,
         }
     }
 
-    /// Gives credits back to a peer, if enough have gathered or it waits for them.
+    /// Gives credits back to a peer, if enough have accumulated or the peer waits for them.
     #[inline]
     pub(super) fn return_credits(&mut self, rank: u32, is_forced: bool) {
-        let Some(Peer { link: Link::Direct(link), failed: None, .. }) =
+        let Some(Peer { link: PeerLink::Reliable(link), failed: None, .. }) =
             self.peers.get_mut(rank as usize)
         else {
             return;
@@ -658,9 +673,9 @@ impl<P: Provider> Engine<P> {
             return;
         }
         match link.give_back(&mut self.nic, is_forced) {
-            Sent::Done => {}
-            Sent::Blocked => self.touch(rank),
-            Sent::Fault(what) => self.peer_fault(rank, what),
+            SendOutcome::Done => {}
+            SendOutcome::Blocked => self.touch(rank),
+            SendOutcome::Fault(what) => self.peer_fault(rank, what),
         }
     }
 
@@ -668,20 +683,19 @@ impl<P: Provider> Engine<P> {
     #[cold]
     pub(crate) fn serve_own(&mut self) {
         for _ in 0..BUDGET {
-            if !self.step_own(&mut Direct::<Nowhere>::nothing(&mut Nowhere)) {
+            if !self.step_own(&mut DirectReceive::<Discard>::nothing(&mut Discard)) {
                 break;
             }
         }
     }
 
-    /// Returns whether something that this rank has sent to itself was not taken yet.
+    /// Returns whether this rank has sent itself something that it has not taken yet.
     fn has_own(&self) -> bool {
         let own = self.peers.get(self.rank as usize);
-        matches!(own, Some(Peer { link: Link::Loop(own), .. }) if !own.is_idle())
+        matches!(own, Some(Peer { link: PeerLink::Loopback(own), .. }) if !own.is_idle())
     }
 
-    /// Returns whether there is work that nobody rings for, should the engine have been armed before it came
-    /// up.
+    /// Returns whether there is work that nothing will announce if it came up after the engine was armed.
     #[cold]
     pub(crate) fn has_silent_work(&self) -> bool {
         self.has_own()
@@ -714,7 +728,7 @@ impl<P: Provider> Engine<P> {
         has_worked
     }
 
-    /// Remembers that something waits for a peer.
+    /// Records that something waits for a peer.
     pub(super) fn list(&mut self, rank: u32) {
         if let Some(peer) = self.peers.get_mut(rank as usize)
             && peer.failed.is_none()
@@ -724,50 +738,53 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    /// Moves the requests that became ready since the last call, by anybody's progress, to `ready`.
-    /// A request may be named that has ended since, or more than once.
+    /// Moves the requests that became ready since the last call, through any caller's progress, to `ready`. A
+    /// request may have ended since, or be named more than once.
     pub fn take_ready(&mut self, ready: &mut Vec<RequestId>) {
         ready.append(&mut self.ready);
     }
 
     // ------------------------------------------------------------------ sleep
 
-    /// Prepares for sleep: gives all credits back, asks peers to ring for those that are missed here, and
-    /// arms the NIC. Events that nobody took yet do not keep it awake.
+    /// Prepares for sleep: gives all credits back, asks peers to announce the credits that this side lacks,
+    /// and arms the NIC. Events that were not taken yet do not keep it awake.
     ///
     /// # Errors
     /// The kernel's.
     pub fn arm(&mut self) -> io::Result<Armed> {
-        // There is time to look for memory that nobody else holds any more.
+        // There is time now to look for memory that only the cache still holds.
         if !self.registrations.is_empty() {
             self.registrations.sweep(&mut self.nic);
         }
+
         for rank in std::mem::take(&mut self.touched) {
             if let Some(peer) = self.peers.get_mut(rank as usize) {
                 peer.is_touched = false;
             }
             self.return_credits(rank, true);
         }
+
         let mut is_blocked = !self.touched.is_empty();
         for index in 0..self.listed.len() {
             let rank = self.listed[index];
-            let Some(Peer { link: Link::Direct(link), failed: None, .. }) =
+            let Some(Peer { link: PeerLink::Reliable(link), failed: None, .. }) =
                 self.peers.get_mut(rank as usize)
             else {
                 continue;
             };
-            match link.wish(&mut self.nic) {
-                Sent::Done => {}
-                Sent::Blocked => is_blocked = true,
-                Sent::Fault(what) => {
+            match link.request_credit(&mut self.nic) {
+                SendOutcome::Done => {}
+                SendOutcome::Blocked => is_blocked = true,
+                SendOutcome::Fault(what) => {
                     self.peer_fault(rank, what);
                     is_blocked = true;
                 }
             }
         }
-        // Events keep nobody awake for longer than it takes to look for them: perhaps nobody wants them.
-        let has_news = self.events.len() > self.events_told;
-        self.events_told = self.events.len();
+
+        // Events keep the engine awake only for one more look: perhaps no caller wants them.
+        let has_news = self.events.len() > self.events_reported;
+        self.events_reported = self.events.len();
         let is_ending = !self.broken.is_empty();
         if is_blocked || is_ending || self.has_own() || !self.ready.is_empty() || has_news {
             return Ok(Armed::Ready);
@@ -780,12 +797,12 @@ impl<P: Provider> Engine<P> {
         self.nic.quiet();
     }
 
-    /// Returns what becomes readable while the engine is armed: see [`Provider::descriptor`].
+    /// Returns the descriptor that becomes readable while the engine is armed: see [`Provider::descriptor`].
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.nic.descriptor()
     }
 
-    /// Returns when [`progress`](Self::progress) has work that only time brings.
+    /// Returns when [`progress`](Self::progress) has timed work to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let nic = self.nic.next_deadline();
@@ -794,7 +811,7 @@ impl<P: Provider> Engine<P> {
         }
         let lossy = self.peers.iter().filter(|peer| peer.failed.is_none());
         let lossy = lossy.filter_map(|peer| match &peer.link {
-            Link::Lossy(lossy) => lossy.next_deadline(),
+            PeerLink::Unreliable(lossy) => lossy.next_deadline(),
             _ => None,
         });
         lossy.chain(nic).min()

@@ -1,5 +1,5 @@
-//! What travels: envelopes of frames, and control entries. All fields are little-endian; whatever arrives
-//! was copied out of shared memory once, and is checked here.
+//! What travels: envelopes of frames, and control entries. All fields are little-endian. Bytes that arrive
+//! were copied out of shared memory once, and are checked here.
 
 /// The length of an envelope, in bytes.
 pub const ENVELOPE_BYTES: usize = 16;
@@ -10,7 +10,7 @@ pub const OPENING_BYTES: usize = 32;
 /// The length of a control entry, in bytes.
 pub const CONTROL_BYTES: usize = 32;
 
-/// What a frame in the RDMA area is.
+/// The kind of a frame in the RDMA area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameKind {
@@ -24,24 +24,24 @@ pub enum FrameKind {
     Abort,
     /// A whole message whose bytes were put in place before: an [`Opening`] says where.
     Loaned,
-    /// A piece of the area that will be filled later, or is not used.
+    /// A piece of the area that will be filled later, or will not be used.
     Reserved,
 }
 
-/// The message wants to be told when a receive matches it: synchronous mode.
+/// The sender wants to be told when a receive matches the message: synchronous mode.
 pub(super) const FLAG_SYNCHRONOUS: u8 = 1;
 /// The sender believes that a receive is posted: ready mode.
 pub(super) const FLAG_READY: u8 = 2;
-/// The opening has the key of memory that holds the message.
+/// The opening contains the key of memory that holds the message.
 pub(super) const FLAG_KEY: u8 = 4;
-/// The last frame of its message.
+/// This is the last frame of its message.
 pub(super) const FLAG_LAST: u8 = 8;
 
 /// The head of a frame: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the wire's format is fixed")]
 pub struct Envelope {
-    /// What the frame is.
+    /// The kind of the frame.
     pub kind: FrameKind,
     /// `FLAG_…` bits.
     pub flags: u8,
@@ -49,7 +49,7 @@ pub struct Envelope {
     pub context: u16,
     /// The message's tag.
     pub tag: u32,
-    /// The index of the sender's request, if it waits for an answer; of data, the stream.
+    /// The index of the sender's request, if it waits for an answer; in a data frame, the stream.
     pub id: u32,
     /// The bytes of payload in this frame.
     pub length: u32,
@@ -77,7 +77,7 @@ impl Envelope {
         bits.to_le_bytes()
     }
 
-    /// Returns the envelope of these bytes, or `None` if there is no such kind or flag.
+    /// Returns the envelope in these bytes, or `None` if they have an unknown kind or flag.
     #[inline]
     #[must_use]
     pub fn decode(bytes: [u8; ENVELOPE_BYTES]) -> Option<Self> {
@@ -112,7 +112,7 @@ impl Envelope {
     }
 }
 
-/// What a message in several frames begins with: 32 bytes after the envelope.
+/// The opening of a message in several frames: 32 bytes after the envelope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the wire's format is fixed")]
 pub struct Opening {
@@ -120,9 +120,9 @@ pub struct Opening {
     pub total: u64,
     /// The sender's request.
     pub request: u64,
-    /// The key of the memory that holds the message, with `FLAG_KEY`; of a loan, nothing.
+    /// The key of the memory that holds the message, with `FLAG_KEY`; unused for a loan.
     pub key: u64,
-    /// Where in that memory; of a loan, where in the area.
+    /// The offset in that memory; for a loan, in the area.
     pub offset: u64,
 }
 
@@ -151,34 +151,34 @@ impl Opening {
     }
 }
 
-/// What one engine tells another beside the messages: in a ring of its own, whose entries are taken at once,
+/// What one engine tells another beside the messages: it has its own ring, whose entries are taken at once,
 /// so that no flood of messages can hold it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Control {
     /// A receive matched the peer's message.
     Matched {
-        /// The sender's request; of a message in one frame only its index is known.
+        /// The sender's request; for a message in one frame, only its index is known.
         request: u64,
     },
     /// The peer may send its message up to this many bytes.
     Grant {
         /// The sender's request.
         request: u64,
-        /// From the beginning of the message.
+        /// The limit, in bytes from the beginning of the message.
         limit: u64,
     },
-    /// The message was read from the peer's memory: its owner may have it back.
+    /// The message was read from the peer's memory: its owner may have the memory back.
     Finished {
         /// The sender's request.
         request: u64,
     },
-    /// The peer wants its message back, unless it was matched.
+    /// The peer wants its message back, unless a receive has matched it.
     Cancel {
         /// The sender's request.
         request: u64,
     },
-    /// Too much waits for receives: begin no more messages, and go on with none that has no grant.
+    /// Too many messages wait for receives: begin no more, and continue none that has no grant.
     Pause,
     /// Takes [`Self::Pause`] back.
     Resume,
@@ -217,7 +217,7 @@ impl Control {
         bytes
     }
 
-    /// Returns the entry in these bytes, or `None` if there is no such kind.
+    /// Returns the entry in these bytes, or `None` if its kind is unknown.
     #[must_use]
     pub fn decode(bytes: [u8; CONTROL_BYTES]) -> Option<Self> {
         let word = |index: usize| {
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Goal: whatever bytes arrive, decoding ends, and what it accepts encodes to the same bytes again.
+        /// Goal: decoding ends whatever bytes arrive, and what it accepts encodes to the same bytes again.
         /// Method: random bytes.
         #[test]
         fn envelopes_round_trip(mut bytes in any::<[u8; ENVELOPE_BYTES]>(), is_plausible: bool) {

@@ -1,24 +1,24 @@
-//! When a rank fails: everything that waits for it ends in an error that names it.
+//! The failure of a rank: everything that waits for it ends in an error that names it.
 
 use super::{
-    Engine, EngineEvent, RequestError, RequestId,
+    EngineEvent, MessageEngine, RequestError, RequestId,
     matching::Pattern,
-    peer::Link,
-    request::{ReceiveState, Request},
+    peer::PeerLink,
+    request::{ReceiveState, RequestEntry},
 };
 use crate::vi::{Provider, Reason};
 
-impl<P: Provider> Engine<P> {
-    /// A peer broke the protocol: it is cut off, and nobody else.
+impl<P: Provider> MessageEngine<P> {
+    /// Cuts off a peer that broke the protocol, and no other.
     #[cold]
     pub(super) fn peer_fault(&mut self, rank: u32, what: &'static str) {
         self.peer_failed(rank, Reason::PeerFault(what));
     }
 
-    /// Takes note that a rank has failed. Sends to it and receives from it end in
-    /// [`RequestError::PeerFailed`], as do receives from any source that are posted now, since they may have
-    /// waited for it; later ones wait for those ranks that are left. Messages that had wholly arrived can
-    /// still be received. Does nothing for a rank that has failed before.
+    /// Records that a rank has failed. Sends to it and receives from it end in [`RequestError::PeerFailed`],
+    /// as do posted receives from any source, since they may have waited for it; later ones wait for the
+    /// remaining ranks. Messages that had wholly arrived can still be received. Does nothing if the rank has
+    /// failed before.
     #[cold]
     pub fn peer_failed(&mut self, rank: u32, reason: Reason) {
         let own = self.rank;
@@ -26,6 +26,7 @@ impl<P: Provider> Engine<P> {
         if peer.failed.is_some() {
             return;
         }
+
         peer.failed = Some(reason);
         self.broken.retain(|broken| broken.rank != rank);
         self.failures.push(rank);
@@ -34,21 +35,25 @@ impl<P: Provider> Engine<P> {
         peer.controls.clear();
         peer.stalled.clear();
         peer.streams_in.clear();
+
         let vi = match &peer.link {
-            Link::Direct(direct) => Some((direct.vi, direct.area.handle, direct.control.handle)),
-            Link::Lossy(lossy) => {
+            PeerLink::Reliable(direct) => {
+                Some((direct.vi, direct.area.handle, direct.control.handle))
+            }
+            PeerLink::Unreliable(lossy) => {
                 let own = &lossy.own;
                 Some((own.vi, own.area.handle, own.control.handle))
             }
-            Link::Prepared(own) => Some((own.vi, own.area.handle, own.control.handle)),
-            Link::Absent | Link::Loop(_) => None,
+            PeerLink::Prepared(own) => Some((own.vi, own.area.handle, own.control.handle)),
+            PeerLink::Absent | PeerLink::Loopback(_) => None,
         };
         if let Some((vi, area, control)) = vi {
-            // Whatever these say, the peer is out of reach now.
+            // Whatever this returns, the peer is now out of reach.
             drop(self.nic.disconnect(vi));
             drop(self.nic.deregister(area));
             drop(self.nic.deregister(control));
         }
+
         self.events.push_back(EngineEvent::Failed { rank, reason });
         let error = RequestError::PeerFailed { rank, reason };
         let incomplete: Vec<u64> = self
@@ -69,15 +74,15 @@ impl<P: Provider> Engine<P> {
     fn fail_requests(&mut self, rank: u32, error: RequestError) {
         for key in self.requests.keys().collect::<Vec<_>>() {
             match self.requests.get_mut(key) {
-                Some(Request::Send(send)) if send.peer == rank => {
-                    send.stage = super::request::Stage::Sent;
+                Some(RequestEntry::Send(send)) if send.peer == rank => {
+                    send.stage = super::request::SendPhase::Sent;
                     if send.result.is_none() {
                         self.end_send(key, Err(error));
                     } else if send.is_detached {
                         self.requests.remove(key);
                     }
                 }
-                Some(Request::Receive(receive)) => {
+                Some(RequestEntry::Receive(receive)) => {
                     let ReceiveState::Posted { node } = receive.state else { continue };
                     if receive.pattern.source.is_none_or(|source| source == rank) {
                         receive.state = ReceiveState::Failed(error);
@@ -90,7 +95,7 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    /// Returns why nothing that fits can come any more, if that is so.
+    /// Returns why no message that fits can arrive any more; `None` if one can.
     pub(super) fn hopeless(&self, pattern: &Pattern) -> Option<RequestError> {
         let failed = |rank: u32| {
             let reason = self.peers.get(rank as usize)?.failed?;
@@ -109,18 +114,19 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    /// Returns how many ranks have failed.
+    /// Returns the number of ranks that have failed.
     pub(crate) const fn failure_count(&self) -> usize {
         self.failures.len()
     }
 
-    /// Returns the ranks that have failed, in the order in which that was found, without the first `known`.
+    /// Returns the ranks that have failed, in the order in which the failures were found, without the first
+    /// `known`.
     pub(crate) fn failures_after(&self, known: usize) -> &[u32] {
         self.failures.get(known..).unwrap_or_default()
     }
 
-    /// Returns why a probe that has waited since `failure_count` ranks had failed waits no longer: as a posted
-    /// receive with its pattern would.
+    /// Returns why a probe that has waited since `failure_count` ranks had failed must end: for the same
+    /// reasons as a posted receive with its pattern.
     pub(crate) fn gave_up(&self, pattern: &Pattern, failure_count: usize) -> Option<RequestError> {
         self.hopeless(pattern).or_else(|| {
             let rank = *self.failures.get(failure_count)?;
@@ -144,22 +150,23 @@ mod tests {
         sim::{FaultPlan, SimNetwork},
     };
 
-    /// Goal: a peer that asks and asks and takes no answer is cut off before it takes all memory. Method: as
+    /// Goal: a peer that keeps asking and takes no answer is cut off before it uses all memory. Method: as
     /// many answers as are kept, to a rank that takes none, and one more.
     #[test]
     fn answers_that_nobody_takes_are_bounded() {
         let network = SimNetwork::new(1, FaultPlan::reliable());
-        let mut engine = Engine::new(network.nic(), 0, 3, Config::default()).expect("an engine");
+        let mut engine =
+            MessageEngine::new(network.nic(), 0, 3, Config::default()).expect("an engine");
         for _ in 0..CONTROLS_WAITING_MAX {
-            engine.tell(1, Control::Cancelled { request: 1, is_cancelled: false });
+            engine.queue_control(1, Control::Cancelled { request: 1, is_cancelled: false });
         }
         assert_eq!(
             (engine.failure(1), engine.peers[1].controls.len()),
             (None, CONTROLS_WAITING_MAX)
         );
-        engine.tell(1, Control::Cancelled { request: 1, is_cancelled: false });
+        engine.queue_control(1, Control::Cancelled { request: 1, is_cancelled: false });
         assert!(matches!(engine.failure(1), Some(Reason::PeerFault(_))));
         assert!(engine.peers[1].controls.is_empty());
-        assert_eq!(engine.failure(2), None, "nobody else suffers");
+        assert_eq!(engine.failure(2), None, "no other rank fails");
     }
 }

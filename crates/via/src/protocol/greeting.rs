@@ -1,11 +1,11 @@
-//! How two engines get to know each other: a greeting that travels with the connection.
+//! The greeting that travels with a connection, by which two engines introduce themselves.
 
 use super::{
     EngineError,
     area::{AREA_BYTES_MAX, longest_frame},
     config::Config,
     credits::DESCRIPTORS_MAX,
-    link::{Own, Terms},
+    link::{LocalResources, PeerParameters},
 };
 use crate::vi::RemoteKey;
 
@@ -15,7 +15,7 @@ const MAGIC: u32 = u32::from_be_bytes(*b"vgm1");
 const GREETING_BYTES: usize = 52;
 
 /// Returns the greeting of `rank` for a peer.
-pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &Own) -> Vec<u8> {
+pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &LocalResources) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(GREETING_BYTES);
     for word in [MAGIC, rank, size] {
         bytes.extend_from_slice(&word.to_le_bytes());
@@ -42,21 +42,21 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
 }
 
-/// Returns the rank that a greeting claims to be from, if it is one.
+/// Returns the rank that a greeting claims to be from; `None` if it is not a greeting.
 pub(super) fn rank(bytes: &[u8]) -> Option<u32> {
     (bytes.len() == GREETING_BYTES && word(bytes, 0) == MAGIC).then(|| word(bytes, 4))
 }
 
-/// Returns the terms in the greeting of `rank`.
+/// Returns the parameters in the greeting of `rank`.
 pub(super) fn decode(
     bytes: &[u8],
     rank: u32,
     size: u32,
     config: &Config,
-) -> Result<Terms, EngineError> {
+) -> Result<PeerParameters, EngineError> {
     let bad = |what| Err(EngineError::Greeting { rank, what });
     match self::rank(bytes) {
-        None => return bad("it is none of this version"),
+        None => return bad("it is not of this version"),
         Some(found) if found != rank => return bad("it is from another rank"),
         Some(_) => {}
     }
@@ -66,7 +66,7 @@ pub(super) fn decode(
     if word(bytes, 44) != u32::from(config.is_unreliable()) {
         return bad("it expects another kind of VI");
     }
-    let terms = Terms {
+    let parameters = PeerParameters {
         area_bytes: word(bytes, 12),
         descriptors: word(bytes, 16),
         control_entries: word(bytes, 20),
@@ -75,13 +75,14 @@ pub(super) fn decode(
         area_key: RemoteKey(long(bytes, 28)),
         control_key: RemoteKey(long(bytes, 36)),
     };
-    let is_area =
-        (4096..=AREA_BYTES_MAX).contains(&terms.area_bytes) && terms.area_bytes.is_multiple_of(64);
-    let is_queue = (4..=1024).contains(&terms.control_entries)
-        && (terms.control_entries + 8..=DESCRIPTORS_MAX).contains(&terms.descriptors);
-    let is_frame = (128..=longest_frame(terms.area_bytes)).contains(&terms.frame_bytes_max);
-    if !is_area || !is_frame || !is_queue || terms.window_bytes < 128 {
+    let is_area = (4096..=AREA_BYTES_MAX).contains(&parameters.area_bytes)
+        && parameters.area_bytes.is_multiple_of(64);
+    let is_queue = (4..=1024).contains(&parameters.control_entries)
+        && (parameters.control_entries + 8..=DESCRIPTORS_MAX).contains(&parameters.descriptors);
+    let is_frame =
+        (128..=longest_frame(parameters.area_bytes)).contains(&parameters.frame_bytes_max);
+    if !is_area || !is_frame || !is_queue || parameters.window_bytes < 128 {
         return bad("its sizes are out of range");
     }
-    Ok(terms)
+    Ok(parameters)
 }

@@ -1,7 +1,7 @@
-//! What is done with what arrives.
+//! Handles what arrives.
 
 use super::{
-    Counters, Engine, RequestError, RequestId,
+    MessageCounters, MessageEngine, RequestError, RequestId,
     area::Hold,
     envelope::{
         Control, ENVELOPE_BYTES, Envelope, FLAG_KEY, FLAG_LAST, FLAG_READY, FLAG_SYNCHRONOUS,
@@ -9,46 +9,46 @@ use super::{
     },
     loan::View,
     matching::{Label, Pattern},
-    payload::{Nowhere, Sink, put},
-    peer::{Link, Peer},
-    request::{Message, Part, ReceiveState, Request, Status},
-    wide,
+    payload::{Discard, Sink, put},
+    peer::{Peer, PeerLink},
+    request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status},
+    to_u64,
 };
 use crate::vi::{Provider, RemoteKey};
 
-/// So many control entries may wait for a peer, beside those of what is on its way.
+/// Control entries that may wait for a peer, beside those of its messages and requests under way.
 pub(super) const CONTROLS_WAITING_MAX: usize = 1024;
 
 /// Where a frame is.
 #[derive(Debug)]
 pub(super) enum Origin {
-    /// In the peer's area here, from this offset on.
+    /// In the peer's area on this side, from this offset on.
     Area(u32),
     Heap(Vec<u8>),
 }
 
-/// A frame that has arrived. Once its envelope was read, `start` and `length` are those of its payload.
+/// A frame that has arrived. Once its envelope is read, `start` and `length` are those of its payload.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct ArrivedFrame {
     pub(super) rank: u32,
     origin: Origin,
     start: usize,
     length: usize,
 }
 
-impl Arrival {
+impl ArrivedFrame {
     #[inline]
     pub(super) const fn new(rank: u32, length: usize, origin: Origin) -> Self {
         Self { rank, origin, start: 0, length }
     }
 
-    /// Returns a frame that begins behind `start` bytes of something else.
+    /// Returns a frame that begins `start` bytes into `bytes`.
     pub(super) const fn behind(rank: u32, start: usize, bytes: Vec<u8>) -> Self {
         let length = bytes.len() - start;
         Self { rank, origin: Origin::Heap(bytes), start, length }
     }
 
-    /// Cuts off what was read.
+    /// Cuts off the bytes that were read.
     #[inline]
     const fn skip(&mut self, count: usize) {
         self.start += count;
@@ -56,49 +56,49 @@ impl Arrival {
     }
 }
 
-/// What the caller wants for itself: its data goes straight to its sink.
+/// What the caller itself receives: the data goes straight to its sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Want {
+pub(super) enum ReceiveInterest {
     Nothing,
     /// Any message that fits and comes in one frame.
     Now(Pattern),
-    /// The same, to be read where it lies.
+    /// The same, to be read in place.
     View(Pattern),
-    /// Any message that fits: one in several frames becomes a request, of which the caller is told.
+    /// Any message that fits: one in several frames becomes a request, which the caller is given.
     Begin(Pattern),
-    /// That of this request.
+    /// The message of this request.
     Request(u64),
 }
 
 /// The caller's own receive.
 #[derive(Debug)]
-pub(super) struct Direct<'a, S: Sink + ?Sized> {
-    pub(super) want: Want,
+pub(super) struct DirectReceive<'a, S: Sink + ?Sized> {
+    pub(super) interest: ReceiveInterest,
     pub(super) sink: &'a mut S,
     pub(super) result: Option<Status>,
     pub(super) view: Option<View>,
-    /// The request that was made for [`Want::Begin`].
+    /// The request made for [`ReceiveInterest::Begin`].
     pub(super) begun: Option<RequestId>,
 }
 
-impl<'a, S: Sink + ?Sized> Direct<'a, S> {
+impl<'a, S: Sink + ?Sized> DirectReceive<'a, S> {
     #[inline]
-    pub(super) const fn new(want: Want, sink: &'a mut S) -> Self {
-        Self { want, sink, result: None, view: None, begun: None }
+    pub(super) const fn new(interest: ReceiveInterest, sink: &'a mut S) -> Self {
+        Self { interest, sink, result: None, view: None, begun: None }
     }
 
     pub(super) const fn nothing(sink: &'a mut S) -> Self {
-        Self::new(Want::Nothing, sink)
+        Self::new(ReceiveInterest::Nothing, sink)
     }
 }
 
-impl<P: Provider> Engine<P> {
-    /// Handles a frame. An error means that no honest peer would have sent it.
+impl<P: Provider> MessageEngine<P> {
+    /// Handles a frame. An error means that a peer broke the protocol.
     #[inline]
     pub(super) fn frame<S: Sink + ?Sized>(
         &mut self,
-        mut arrival: Arrival,
-        direct: &mut Direct<'_, S>,
+        mut arrival: ArrivedFrame,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         let mut head = [0; ENVELOPE_BYTES];
         self.read(&mut arrival, &mut head)?;
@@ -113,7 +113,8 @@ impl<P: Provider> Engine<P> {
         if is_area
             && envelope.kind != FrameKind::Reserved
             && direct.view.is_none()
-            && let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize)
+            && let Some(Peer { link: PeerLink::Reliable(link), .. }) =
+                self.peers.get_mut(rank as usize)
         {
             link.reader.release();
         }
@@ -123,8 +124,8 @@ impl<P: Provider> Engine<P> {
     fn other_frame<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        arrival: Arrival,
-        direct: &mut Direct<'_, S>,
+        arrival: ArrivedFrame,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         match envelope.kind {
             FrameKind::First => self.first(envelope, arrival, direct),
@@ -138,18 +139,18 @@ impl<P: Provider> Engine<P> {
 
     /// Reads the next bytes of a frame.
     #[inline]
-    fn read(&self, arrival: &mut Arrival, bytes: &mut [u8]) -> Result<(), &'static str> {
+    fn read(&self, arrival: &mut ArrivedFrame, bytes: &mut [u8]) -> Result<(), &'static str> {
         if arrival.length < bytes.len() {
             return Err("a frame that is too short");
         }
         match &arrival.origin {
             Origin::Area(offset) => {
-                let Some(Peer { link: Link::Direct(link), .. }) =
+                let Some(Peer { link: PeerLink::Reliable(link), .. }) =
                     self.peers.get(arrival.rank as usize)
                 else {
                     return Err("a frame without a link");
                 };
-                let at = u64::from(*offset) + wide(arrival.start);
+                let at = u64::from(*offset) + to_u64(arrival.start);
                 link.area.memory.read(at, bytes).map_err(|_| "a frame outside the area")?;
             }
             Origin::Heap(frame) => {
@@ -160,26 +161,27 @@ impl<P: Provider> Engine<P> {
         Ok(())
     }
 
-    /// Copies a frame's payload to a sink. Returns how much it took.
+    /// Copies a frame's payload to a sink. Returns how many bytes the sink took.
     #[inline]
-    fn copy<S: Sink + ?Sized>(&self, arrival: &Arrival, sink: &mut S, offset: u64) -> usize {
+    fn copy<S: Sink + ?Sized>(&self, arrival: &ArrivedFrame, sink: &mut S, offset: u64) -> usize {
         let from = match &arrival.origin {
-            Origin::Area(from) => u64::from(*from) + wide(arrival.start),
+            Origin::Area(from) => u64::from(*from) + to_u64(arrival.start),
             Origin::Heap(frame) => {
                 let end = arrival.start + arrival.length;
                 return put(sink, offset, &frame[arrival.start..end]);
             }
         };
-        let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get(arrival.rank as usize)
+        let Some(Peer { link: PeerLink::Reliable(link), .. }) =
+            self.peers.get(arrival.rank as usize)
         else {
             return 0;
         };
         let mut done = 0;
         while done < arrival.length {
-            let space = sink.space(offset + wide(done), arrival.length - done);
+            let space = sink.space(offset + to_u64(done), arrival.length - done);
             let length = space.len().min(arrival.length - done);
             if length == 0
-                || link.area.memory.read(from + wide(done), &mut space[..length]).is_err()
+                || link.area.memory.read(from + to_u64(done), &mut space[..length]).is_err()
             {
                 break;
             }
@@ -189,49 +191,59 @@ impl<P: Provider> Engine<P> {
     }
 
     /// Moves a frame's payload to the heap.
-    fn take(&self, arrival: Arrival) -> Part {
+    fn take(&self, arrival: ArrivedFrame) -> MessagePart {
         match arrival.origin {
-            Origin::Heap(bytes) => Part { bytes, start: arrival.start },
+            Origin::Heap(bytes) => MessagePart { bytes, start: arrival.start },
             Origin::Area(offset) => {
                 let mut bytes = Vec::new();
-                if let Some(Peer { link: Link::Direct(link), .. }) =
+                if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
                     self.peers.get(arrival.rank as usize)
                 {
-                    let at = u64::from(offset) + wide(arrival.start);
+                    let at = u64::from(offset) + to_u64(arrival.start);
                     let read = link.area.memory.read_onto(at, arrival.length, &mut bytes);
                     debug_assert!(read.is_ok(), "found inside");
                 }
-                Part { bytes, start: 0 }
+                MessagePart { bytes, start: 0 }
             }
         }
     }
 
-    /// A whole message.
+    /// Handles a whole message.
     #[inline]
     fn eager<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        arrival: Arrival,
-        direct: &mut Direct<'_, S>,
+        arrival: ArrivedFrame,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         if arrival.length != envelope.length as usize {
             return Err("a frame whose length is not the one announced");
         }
+
         self.counters.messages_received += 1;
         let label = Label { context: envelope.context, source: arrival.rank, tag: envelope.tag };
         let taker = self.posted.take(label);
-        let is_direct = match direct.want {
-            Want::Request(own) => taker == Some(own),
-            Want::Now(pattern) | Want::View(pattern) | Want::Begin(pattern) => {
+        let is_direct = match direct.interest {
+            ReceiveInterest::Request(own) => taker == Some(own),
+            ReceiveInterest::Now(pattern)
+            | ReceiveInterest::View(pattern)
+            | ReceiveInterest::Begin(pattern) => {
                 taker.is_none() && direct.result.is_none() && pattern.matches(label)
             }
-            Want::Nothing => false,
+            ReceiveInterest::Nothing => false,
         };
-        if is_direct && let (Want::View(_), Origin::Area(offset)) = (direct.want, &arrival.origin) {
-            let at = u64::from(*offset) + wide(arrival.start);
+
+        if is_direct
+            && let (ReceiveInterest::View(_), Origin::Area(offset)) =
+                (direct.interest, &arrival.origin)
+        {
+            let at = u64::from(*offset) + to_u64(arrival.start);
             direct.view = self.view(arrival.rank, at, envelope.length);
         }
-        if is_direct && (direct.view.is_some() || !matches!(direct.want, Want::View(_))) {
+
+        if is_direct
+            && (direct.view.is_some() || !matches!(direct.interest, ReceiveInterest::View(_)))
+        {
             let taken = if direct.view.is_some() {
                 arrival.length
             } else {
@@ -243,30 +255,35 @@ impl<P: Provider> Engine<P> {
                 self.requests.remove(own);
             }
             if envelope.has(FLAG_SYNCHRONOUS) {
-                self.tell(arrival.rank, Control::Matched { request: envelope.id.into() });
+                self.queue_control(arrival.rank, Control::Matched { request: envelope.id.into() });
             }
             return Ok(());
         }
         self.eager_to_heap(envelope, label, arrival, taker)
     }
 
-    /// Makes a view of the frame that was found last: it stays in the area.
+    /// Makes a view of the frame found last: it stays in the area.
     fn view(&mut self, rank: u32, offset: u64, length: u32) -> Option<View> {
-        let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) else {
+        let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
+        else {
             return None;
         };
         let hold = link.reader.hold();
         Some(View::new(rank, link.area.memory.clone(), offset, length, hold))
     }
 
-    /// A piece of the area that will be filled later.
-    fn reserved(&mut self, envelope: &Envelope, arrival: &Arrival) -> Result<(), &'static str> {
+    /// Reserves a piece of the area that will be filled later.
+    fn reserved(
+        &mut self,
+        envelope: &Envelope,
+        arrival: &ArrivedFrame,
+    ) -> Result<(), &'static str> {
         let (Origin::Area(offset), true) =
             (&arrival.origin, arrival.length == envelope.length as usize)
         else {
-            return Err("a reserved piece that is none");
+            return Err("a reserved piece that does not exist");
         };
-        if let Some(Peer { link: Link::Direct(link), .. }) =
+        if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
             self.peers.get_mut(arrival.rank as usize)
         {
             link.reserve(*offset, envelope.length + 16);
@@ -274,12 +291,12 @@ impl<P: Provider> Engine<P> {
         Ok(())
     }
 
-    /// A whole message, which lies where it was reserved.
+    /// Handles a whole message that is in its reserved place.
     fn loaned<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        mut arrival: Arrival,
-        direct: &mut Direct<'_, S>,
+        mut arrival: ArrivedFrame,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         let mut bytes = [0; OPENING_BYTES];
         self.read(&mut arrival, &mut bytes)?;
@@ -291,16 +308,17 @@ impl<P: Provider> Engine<P> {
             return Err("a message of another length than was announced");
         }
         let length = envelope.length as usize;
-        let mut piece = Arrival::new(rank, ENVELOPE_BYTES + length, Origin::Area(offset));
+        let mut piece = ArrivedFrame::new(rank, ENVELOPE_BYTES + length, Origin::Area(offset));
         piece.skip(ENVELOPE_BYTES);
-        // Its place is not the one that was read last: it cannot be a view.
-        let want = direct.want;
-        if matches!(want, Want::View(_)) {
-            direct.want = Want::Nothing;
+        // Its place is not the one read last, so it cannot be a view.
+        let interest = direct.interest;
+        if matches!(interest, ReceiveInterest::View(_)) {
+            direct.interest = ReceiveInterest::Nothing;
         }
         let handled = self.eager(envelope, piece, direct);
-        direct.want = want;
-        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) {
+        direct.interest = interest;
+        if let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
+        {
             link.reader.release_held(hold);
         }
         handled
@@ -310,17 +328,22 @@ impl<P: Provider> Engine<P> {
         &mut self,
         envelope: &Envelope,
         label: Label,
-        arrival: Arrival,
+        arrival: ArrivedFrame,
         taker: Option<u64>,
     ) -> Result<(), &'static str> {
         let total = u64::from(envelope.length);
-        let mut message = Message::new(label, envelope.flags, u64::from(envelope.id), total);
+        let mut message =
+            IncomingMessage::new(label, envelope.flags, u64::from(envelope.id), total);
         message.park(self.take(arrival));
         self.arrange(message, taker).map(|_| ())
     }
 
-    /// Gives a message that begins to the receive that takes it, or to the list of those that nobody takes.
-    fn arrange(&mut self, message: Message, taker: Option<u64>) -> Result<u64, &'static str> {
+    /// Gives the beginning of a message to the receive that takes it, or puts it on the unexpected list.
+    fn arrange(
+        &mut self,
+        message: IncomingMessage,
+        taker: Option<u64>,
+    ) -> Result<u64, &'static str> {
         let label = message.label;
         let key = self.messages.insert(message);
         if let Some(request) = taker {
@@ -329,25 +352,25 @@ impl<P: Provider> Engine<P> {
             return Ok(key);
         }
         let node = self.unexpected.insert(label, key);
-        let Counters { unexpected, ready_unexpected, .. } = &mut self.counters;
+        let MessageCounters { unexpected, ready_unexpected, .. } = &mut self.counters;
         *unexpected += 1;
         let Some(message) = self.messages.get_mut(key) else { return Ok(key) };
         *ready_unexpected += u64::from(message.flags & FLAG_READY != 0);
         message.node = Some(node);
-        message.parked = message.granted + wide(size_of::<Message>());
+        message.parked = message.granted + to_u64(size_of::<IncomingMessage>());
         let parked = message.parked;
         self.park(label.source, parked)?;
         Ok(key)
     }
 
-    /// Counts heap that a peer's messages take, and tells it to pause when it is much.
+    /// Counts heap that a peer's messages occupy, and tells the peer to pause when there is too much.
     fn park(&mut self, rank: u32, bytes: u64) -> Result<(), &'static str> {
         let limit = self.config.unexpected_bytes_max;
-        // What is on its way when the peer is told: each unit of the area may begin a message of which a
-        // window follows, but an honest peer stops those that have no grant.
+        // What the peer may have sent by the time it is told: each unit of the area may begin a message that
+        // a window follows, but an honest peer stops messages without a grant.
         let overshoot = 4 * u64::from(self.config.area_bytes)
             + (u64::from(self.config.area_bytes) / 64)
-                * (wide(size_of::<Message>()) + u64::from(self.config.window_bytes));
+                * (to_u64(size_of::<IncomingMessage>()) + u64::from(self.config.window_bytes));
         let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(()) };
         peer.parked_bytes += bytes;
         if peer.parked_bytes > limit.saturating_add(overshoot) {
@@ -357,8 +380,8 @@ impl<P: Provider> Engine<P> {
             return Ok(());
         }
         self.counters.pauses += 1;
-        self.tell(rank, Control::Pause);
-        // Those that a receive takes go on all the same.
+        self.queue_control(rank, Control::Pause);
+        // Messages that a receive takes continue nevertheless.
         let open: Vec<(u64, u64)> = self
             .messages
             .keys()
@@ -368,12 +391,12 @@ impl<P: Provider> Engine<P> {
             .map(|one| (one.sender, one.granted))
             .collect();
         for (request, limit) in open {
-            self.tell(rank, Control::Grant { request, limit });
+            self.queue_control(rank, Control::Grant { request, limit });
         }
         Ok(())
     }
 
-    /// Takes heap back that a message counted for.
+    /// Gives back the heap that a message counted for.
     pub(super) fn unpark(&mut self, key: u64) {
         let Some(message) = self.messages.get_mut(key) else { return };
         let (rank, parked) = (message.label.source, std::mem::take(&mut message.parked));
@@ -382,60 +405,61 @@ impl<P: Provider> Engine<P> {
         peer.parked_bytes = peer.parked_bytes.saturating_sub(parked);
         if peer.has_paused && peer.parked_bytes <= limit / 2 {
             peer.has_paused = false;
-            self.tell(rank, Control::Resume);
+            self.queue_control(rank, Control::Resume);
         }
     }
 
-    /// Binds a message to a receive that fits: a synchronous sender is told, and one that was told to pause
-    /// gets its grant.
+    /// Binds a message to a receive that fits: a synchronous sender is told, and a sender that was told to
+    /// pause gets its grant.
     pub(super) fn matched(&mut self, key: u64, request: u64) {
         let Some(message) = self.messages.get_mut(key) else { return };
         message.request = Some(request);
         let (rank, sender) = (message.label.source, message.sender);
         let is_synchronous = message.flags & FLAG_SYNCHRONOUS != 0;
-        // One that is fetched needs no grant.
+        // A message that is fetched needs no grant.
         let is_sent = !message.has_all_arrived() && message.remote.is_none();
         let grant = is_sent.then_some(message.granted);
-        if let Some(Request::Receive(receive)) = self.requests.get_mut(request) {
+        if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request) {
             receive.state = ReceiveState::Matched { message: key };
         }
         if is_synchronous {
-            self.tell(rank, Control::Matched { request: sender });
+            self.queue_control(rank, Control::Matched { request: sender });
         }
         let has_paused = self.peers.get(rank as usize).is_some_and(|peer| peer.has_paused);
         if let Some(limit) = grant
             && has_paused
         {
-            self.tell(rank, Control::Grant { request: sender, limit });
+            self.queue_control(rank, Control::Grant { request: sender, limit });
         }
     }
 
-    /// The first frame of a message in several.
+    /// Handles the first frame of a message in several.
     fn first<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        mut arrival: Arrival,
-        direct: &mut Direct<'_, S>,
+        mut arrival: ArrivedFrame,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         let mut bytes = [0; OPENING_BYTES];
         self.read(&mut arrival, &mut bytes)?;
         let opening = Opening::decode(bytes);
-        if arrival.length != envelope.length as usize || wide(arrival.length) > opening.total {
+        if arrival.length != envelope.length as usize || to_u64(arrival.length) > opening.total {
             return Err("a first frame whose length is not the one announced");
         }
         let rank = arrival.rank;
         let label = Label { context: envelope.context, source: rank, tag: envelope.tag };
         self.counters.messages_received += 1;
-        let mut message = Message::new(label, envelope.flags, opening.request, opening.total);
+        let mut message =
+            IncomingMessage::new(label, envelope.flags, opening.request, opening.total);
         message.granted = opening.total.min(u64::from(self.config.window_bytes));
         if envelope.has(FLAG_KEY) {
             message.remote = Some((RemoteKey(opening.key), opening.offset));
             message.granted = 0;
         }
-        if wide(arrival.length) > message.granted {
+        if to_u64(arrival.length) > message.granted {
             return Err("more of a message than was granted");
         }
-        let is_whole = wide(arrival.length) == opening.total;
+        let is_whole = to_u64(arrival.length) == opening.total;
         let taker = self.posted.take(label).or_else(|| self.begin_receive(label, direct));
         let key = self.arrange(message, taker)?;
         if !is_whole
@@ -449,17 +473,17 @@ impl<P: Provider> Engine<P> {
         if arrival.length == 0 { Ok(()) } else { self.more(key, arrival, direct) }
     }
 
-    /// More of a message.
+    /// Handles more of a message.
     fn data<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        arrival: Arrival,
-        direct: &mut Direct<'_, S>,
+        arrival: ArrivedFrame,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         let Some(peer) = self.peers.get_mut(arrival.rank as usize) else { return Ok(()) };
         let key = peer.stream(envelope.id).ok_or("data of no message")?;
         let message = self.messages.get(key).ok_or("data of no message")?;
-        let arrived = message.arrived + wide(arrival.length);
+        let arrived = message.arrived + to_u64(arrival.length);
         if arrival.length != envelope.length as usize || arrival.length == 0 {
             return Err("a frame whose length is not the one announced");
         }
@@ -475,19 +499,22 @@ impl<P: Provider> Engine<P> {
         self.more(key, arrival, direct)
     }
 
-    /// Takes data of a message: to the caller's sink, if it is the caller's own; else to the heap.
+    /// Takes data of a message: to the caller's sink if the message is the caller's own, otherwise to the
+    /// heap.
     fn more<S: Sink + ?Sized>(
         &mut self,
         key: u64,
-        arrival: Arrival,
-        direct: &mut Direct<'_, S>,
+        arrival: ArrivedFrame,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         let Some(message) = self.messages.get(key) else { return Ok(()) };
-        let own = match direct.want {
-            Want::Request(own) => message.request == Some(own) && message.parts.is_empty(),
+        let own = match direct.interest {
+            ReceiveInterest::Request(own) => {
+                message.request == Some(own) && message.parts.is_empty()
+            }
             _ => false,
         };
-        let length = wide(arrival.length);
+        let length = to_u64(arrival.length);
         if own || message.is_discarded {
             let taken = if message.is_discarded {
                 0
@@ -515,7 +542,7 @@ impl<P: Provider> Engine<P> {
         Ok(())
     }
 
-    /// Ends the receive of a message that is wholly with its receiver.
+    /// Ends the receive of a message that has been wholly handed to its receiver.
     pub(super) fn complete_receive(&mut self, key: u64) -> Option<Status> {
         let message = self.messages.get(key)?;
         if message.consumed < message.total || message.error.is_some() {
@@ -533,7 +560,7 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    /// Notes that the receiver took so many bytes more, and grants more in their place.
+    /// Records that the receiver took `length` more bytes, and grants as many in their place.
     pub(super) fn consumed(&mut self, key: u64, length: u64) {
         let window = u64::from(self.config.window_bytes);
         let Some(message) = self.messages.get_mut(key) else { return };
@@ -548,10 +575,10 @@ impl<P: Provider> Engine<P> {
         message.granted = message.total.min(message.consumed.saturating_add(window));
         let grant = Control::Grant { request: message.sender, limit: message.granted };
         let rank = message.label.source;
-        self.tell(rank, grant);
+        self.queue_control(rank, grant);
     }
 
-    /// The sender gave a message up.
+    /// Handles a message that its sender abandoned.
     fn abort(&mut self, stream: u32, rank: u32) -> Result<(), &'static str> {
         let peer = self.peers.get_mut(rank as usize).ok_or("no such rank")?;
         let key = peer.stream(stream).ok_or("the end of no message")?;
@@ -560,7 +587,7 @@ impl<P: Provider> Engine<P> {
         Ok(())
     }
 
-    /// Ends a message of which nothing more will come.
+    /// Ends a message that will get no more data.
     pub(super) fn fail_message(&mut self, key: u64, error: RequestError) {
         let Some(message) = self.messages.get_mut(key) else { return };
         message.error = Some(error);
@@ -571,7 +598,7 @@ impl<P: Provider> Engine<P> {
         }
         self.messages.remove(key);
         if let Some(request) = request
-            && let Some(Request::Receive(receive)) = self.requests.get_mut(request)
+            && let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request)
         {
             receive.state = ReceiveState::Failed(error);
             self.ready.push(RequestId(request));
@@ -579,14 +606,15 @@ impl<P: Provider> Engine<P> {
     }
 
     /// Sends a control entry, now or as soon as there is credit.
-    pub(super) fn tell(&mut self, rank: u32, control: Control) {
+    pub(super) fn queue_control(&mut self, rank: u32, control: Control) {
         let kept = self.requests.len() + self.messages.len();
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         if peer.failed.is_some() {
             return;
         }
         peer.controls.push_back(control);
-        // An honest peer takes its entries, and each thing on its way has a few at most.
+        // An honest peer takes its entries, and each of its messages and requests under way has a few at
+        // most.
         if peer.controls.len() > CONTROLS_WAITING_MAX + 4 * kept {
             self.peer_fault(rank, "it takes no control entries and asks for more");
             return;
@@ -598,7 +626,7 @@ impl<P: Provider> Engine<P> {
     pub(super) fn control(&mut self, rank: u32, control: Control) -> Result<(), &'static str> {
         match control {
             Control::Matched { request } => {
-                // A message in one frame is not given up before the answer; one in several may be.
+                // A message in one frame is not abandoned before the answer; one in several may be.
                 let key = match u32::try_from(request) {
                     Ok(index) => self.requests.key_at(index).ok_or("a match of no message")?,
                     Err(_) => request,
@@ -611,7 +639,7 @@ impl<P: Provider> Engine<P> {
                 Ok(())
             }
             Control::Unreserve { offset } => {
-                if let Some(Peer { link: Link::Direct(link), .. }) =
+                if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
                     self.peers.get_mut(rank as usize)
                 {
                     let (_, _, hold) =
@@ -640,9 +668,10 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    /// A sender wants its message back: it gets it, unless a receive has matched it.
+    /// Answers a sender that wants its message back: it gets it, unless a receive has matched it.
     fn cancel_wanted(&mut self, rank: u32, request: u64) {
-        // A message in one frame knows only the index, which no other takes while it waits for its match.
+        // A message in one frame carries only the index, which no other message has while it waits for its
+        // match.
         let short = u64::from(super::slots::index_of(request));
         let found = self.messages.keys().find(|key| {
             self.messages.get(*key).is_some_and(|message| {
@@ -656,7 +685,7 @@ impl<P: Provider> Engine<P> {
             let node = self.messages.get_mut(key).and_then(|message| message.node.take());
             node.and_then(|node| self.unexpected.remove(node));
             if self.messages.get(key).is_some_and(|message| message.remote.is_some()) {
-                // No data is on its way; the sender closes the stream.
+                // No data is under way; the sender closes the stream.
                 self.messages.remove(key);
             } else {
                 if let Some(message) = self.messages.get_mut(key) {
@@ -665,17 +694,17 @@ impl<P: Provider> Engine<P> {
                 self.discard(key);
             }
         }
-        self.tell(rank, Control::Cancelled { request, is_cancelled: found.is_some() });
+        self.queue_control(rank, Control::Cancelled { request, is_cancelled: found.is_some() });
     }
 
-    /// Throws away what has come of a message and what will come.
+    /// Discards what has arrived of a message and what will arrive.
     pub(super) fn discard(&mut self, key: u64) {
         let Some(message) = self.messages.get_mut(key) else { return };
         message.is_discarded = true;
         message.request = None;
         let remote = message.remote.take();
         let waiting: u64 =
-            message.parts.drain(..).map(|part| wide(part.bytes.len() - part.start)).sum();
+            message.parts.drain(..).map(|part| to_u64(part.bytes.len() - part.start)).sum();
         debug_assert_eq!(message.consumed + waiting, message.arrived);
         if remote.is_some() {
             self.finish_remote(key);
@@ -686,7 +715,7 @@ impl<P: Provider> Engine<P> {
         self.end_discarded(key);
     }
 
-    /// Tells the sender that its memory is not needed any more.
+    /// Tells the sender that its memory is no longer needed.
     pub(super) fn finish_remote(&mut self, key: u64) {
         let Some(message) = self.messages.get_mut(key) else { return };
         message.remote = None;
@@ -694,10 +723,10 @@ impl<P: Provider> Engine<P> {
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             peer.set_stream(stream, 0);
         }
-        self.tell(rank, Control::Finished { request: sender });
+        self.queue_control(rank, Control::Finished { request: sender });
     }
 
-    /// Hands the heap's part of a message to its receiver.
+    /// Copies the part of a message that is on the heap to its receiver.
     pub(super) fn drain<S: Sink + ?Sized>(&mut self, key: u64, sink: &mut S) {
         let mut taken = 0;
         let Some(message) = self.messages.get_mut(key) else { return };
@@ -705,16 +734,16 @@ impl<P: Provider> Engine<P> {
             let bytes = &part.bytes[part.start..];
             let done = put(sink, message.consumed + taken, bytes);
             message.is_truncated |= done < bytes.len();
-            taken += wide(bytes.len());
+            taken += to_u64(bytes.len());
         }
         if taken > 0 {
             self.consumed(key, taken);
         }
     }
 
-    /// Reads what the caller did not want for itself.
+    /// Reads a frame that the caller does not want itself.
     pub(super) fn step_aside(&mut self) -> bool {
-        self.step(&mut Direct::nothing(&mut Nowhere))
+        self.step(&mut DirectReceive::nothing(&mut Discard))
     }
 }
 

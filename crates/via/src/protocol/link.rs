@@ -1,4 +1,4 @@
-//! The way to one peer over a reliable VI: the RDMA area, its credits and the ring of control entries.
+//! The link to one peer over a reliable VI: the RDMA area, its credits and the ring of control entries.
 //!
 //! ```text
 //!   immediate    what the peer finds
@@ -6,17 +6,17 @@
 //!   n < 0        a frame of -n bytes at the beginning of its area
 //!   0            a notice: the credit word has news
 //!   2^30         the next control entry
-//!   2^30 + 1     a wish: the peer sleeps for want of credit
+//!   2^30 + 1     a credit request: the peer sleeps for lack of credit
 //! ```
 
 use std::io::IoSlice;
 
 use super::{
-    area::{AreaReader, AreaWriter, Found, Hold, Place},
+    area::{AreaFrame, AreaReader, AreaWriter, FrameSlot, Hold},
     credits::{AREA_BITS, Allowance, Returned},
     envelope::{CONTROL_BYTES, Control, Envelope, FrameKind},
     payload::SLICES_MAX,
-    wide,
+    to_u64,
 };
 use crate::vi::{
     CACHE_LINE, Data, LocalSegment, Memory, Operation, Provider, ReceiveDescriptor, Region,
@@ -25,47 +25,48 @@ use crate::vi::{
 
 /// The immediate of a control entry.
 pub(super) const CONTROL_IMMEDIATE: i32 = 1 << 30;
-/// The immediate of a wish for credit.
-pub(super) const WISH_IMMEDIATE: i32 = CONTROL_IMMEDIATE + 1;
+/// The immediate of a request for credit.
+pub(super) const CREDIT_REQUEST_IMMEDIATE: i32 = CONTROL_IMMEDIATE + 1;
 /// The immediate of a notice that there is credit.
-pub(super) const NOTICE_IMMEDIATE: i32 = 0;
-/// Where the control region has the peer's credit word.
+pub(super) const CREDIT_NOTICE_IMMEDIATE: i32 = 0;
+/// The offset of the peer's credit word in the control region.
 const CREDIT_WORD: u64 = 0;
-/// Where a wish goes, which has nothing to say but itself.
-const WISH_WORD: u64 = 8;
-/// Where its control entries begin.
+/// The offset that a credit request writes to; the request carries no data.
+const CREDIT_REQUEST_WORD: u64 = 8;
+/// The offset of the peer's control entries.
 const ENTRIES: u64 = 64;
-/// Descriptors that are kept for bells: a wish and a notice each way may be on the way twice.
-const BELLS: u32 = 4;
+/// Descriptors kept for notices: in each direction, a credit request and a credit notice may both be under way
+/// twice.
+const NOTICE_DESCRIPTORS: u32 = 4;
 
-/// Shorter frames travel inside the entry that tells of them, or have few lines to ask for.
-const CLAIMED_MIN_BYTES: u32 = 128;
-/// So much of the next frame's place is asked for. The copy itself asks for what is behind.
-const CLAIMED_MAX_BYTES: u32 = 16 << 10;
+/// Shorter frames travel inside the announcing entry, or have too few lines to prefetch.
+const PREFETCH_MIN_BYTES: u32 = 128;
+/// The most bytes of the next frame's place that are prefetched. The copy itself prefetches the rest.
+const PREFETCH_MAX_BYTES: u32 = 16 << 10;
 
-/// So much of a frame that has come is asked for at once: as many lines as a processor waits for at a time.
+/// The most bytes of an arrived frame that are prefetched: as many lines as a processor can wait for at once.
 const FETCHED_MAX_BYTES: u32 = 1 << 10;
 
-/// Returns how many bytes a control region has.
+/// Returns the size of a control region.
 pub(super) fn control_region_bytes(entries: u32) -> usize {
     usize::try_from(ENTRIES).unwrap_or_default() + entries as usize * CONTROL_BYTES
 }
 
-/// What became of something that was to be sent.
+/// The result of an attempt to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "what could not be sent is to be tried again"]
-pub(super) enum Sent {
-    /// It is on its way.
+#[must_use = "what could not be sent must be tried again"]
+pub(super) enum SendOutcome {
+    /// It is under way.
     Done,
-    /// There is no credit, or the queue is full: later.
+    /// There is no credit, or the queue is full: try later.
     Blocked,
-    /// The peer claims what cannot be, or the VI is broken.
+    /// The peer claims what cannot be true, or the VI is broken.
     Fault(&'static str),
 }
 
-/// What a greeting tells of its sender.
+/// The parameters in a peer's greeting.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct PeerParameters {
     pub(super) area_key: RemoteKey,
     pub(super) control_key: RemoteKey,
     pub(super) area_bytes: u32,
@@ -75,7 +76,7 @@ pub(super) struct Terms {
     pub(super) frame_bytes_max: u32,
 }
 
-/// Registered buffers for frames that are too long to go inline.
+/// Registered buffers for frames that are too long to be sent inline.
 #[derive(Debug)]
 pub(super) struct Staging {
     region: Region,
@@ -84,8 +85,8 @@ pub(super) struct Staging {
     free: Vec<u32>,
 }
 
-/// The bit of a cookie whose frame is in a staging buffer. Its number is in the low half; the rank is in the
-/// bits above.
+/// The bit of a cookie whose frame is in a staging buffer. The buffer's number is in the low half, the rank
+/// in the bits above.
 pub(super) const COOKIE_STAGED: u64 = 1 << 63;
 
 /// Returns the rank in a cookie.
@@ -122,12 +123,12 @@ impl Staging {
                 self.free.push(slot);
                 return None;
             }
-            at += wide(slice.len());
+            at += to_u64(slice.len());
         }
         Some((slot, segment))
     }
 
-    /// Copies a frame to a buffer, if one is free. Returns the cookie that gives it back.
+    /// Copies a frame to a free buffer, if there is one. Returns the cookie that gives the buffer back.
     pub(super) fn stage(
         &mut self,
         slices: &[IoSlice<'_>],
@@ -138,7 +139,7 @@ impl Staging {
         Some((COOKIE_STAGED | cookie | u64::from(slot), segment))
     }
 
-    /// Takes a buffer back, whose frame was sent.
+    /// Takes back the buffer of a frame that was sent.
     pub(super) fn give_back(&mut self, cookie: u64) {
         self.free.push(super::slots::index_of(cookie));
     }
@@ -146,26 +147,26 @@ impl Staging {
 
 /// Both directions of a connection over a reliable VI.
 #[derive(Debug)]
-pub(super) struct Direct {
+pub(super) struct ReliableLink {
     pub(super) vi: ViId,
-    pub(super) terms: Terms,
-    // What the peer has for us.
+    pub(super) parameters: PeerParameters,
+    // What the peer has for this side.
     pub(super) writer: AreaWriter,
     descriptors_out: Allowance,
     controls_out: Allowance,
     reserve: u32,
-    /// The credit word that was seen last.
+    /// The credit word that was last seen.
     seen: u64,
-    is_wishing: bool,
-    /// A place that was lent and not announced yet; the pointer as it was before.
-    lent: Option<(Place, AreaWriter)>,
-    /// Pieces of our area that the peer fills later: offset, length.
+    has_requested_credit: bool,
+    /// A place that was loaned and not announced yet, and the writer as it was before.
+    loaned: Option<(FrameSlot, AreaWriter)>,
+    /// Pieces of this side's area that the peer will fill later: offset, length.
     reserved: Vec<(u32, u32, Hold)>,
     /// The peer's area, if it is mapped here.
     window: Option<Memory>,
     unsignaled: u32,
     signal_every: u32,
-    // What we have for the peer.
+    // What this side has for the peer.
     pub(super) area: Region,
     pub(super) control: Region,
     pub(super) reader: AreaReader,
@@ -173,17 +174,17 @@ pub(super) struct Direct {
     descriptors_count: u32,
     cookie: u64,
     returned: Returned,
-    /// What the credit word said last.
-    told: Returned,
-    /// What it said when the peer was last rung for it.
-    noticed: Returned,
+    /// What the credit word last said.
+    published: Returned,
+    /// What it said when the peer was last notified of it.
+    notified: Returned,
     unposted: u32,
-    owes_notice: bool,
+    owes_credit_notice: bool,
 }
 
-/// What a link is made of at its own side.
+/// The parts that a side prepares for its link.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct LocalResources {
     pub(super) vi: ViId,
     pub(super) area: Region,
     pub(super) control: Region,
@@ -194,18 +195,18 @@ pub(super) struct Own {
     pub(super) signal_every: u32,
 }
 
-impl Direct {
-    pub(super) fn new(own: Own, terms: Terms) -> Self {
+impl ReliableLink {
+    pub(super) fn new(own: LocalResources, parameters: PeerParameters) -> Self {
         Self {
             vi: own.vi,
-            terms,
-            writer: AreaWriter::new(terms.area_bytes),
-            descriptors_out: Allowance::new(terms.descriptors),
-            controls_out: Allowance::new(terms.control_entries),
-            reserve: terms.control_entries + BELLS,
+            parameters,
+            writer: AreaWriter::new(parameters.area_bytes),
+            descriptors_out: Allowance::new(parameters.descriptors),
+            controls_out: Allowance::new(parameters.control_entries),
+            reserve: parameters.control_entries + NOTICE_DESCRIPTORS,
             seen: 0,
-            is_wishing: false,
-            lent: None,
+            has_requested_credit: false,
+            loaned: None,
             reserved: Vec::new(),
             window: None,
             unsignaled: 0,
@@ -217,16 +218,16 @@ impl Direct {
             descriptors_count: own.descriptors,
             cookie: own.cookie,
             returned: Returned::default(),
-            told: Returned::default(),
-            noticed: Returned::default(),
+            published: Returned::default(),
+            notified: Returned::default(),
             unposted: 0,
-            owes_notice: false,
+            owes_credit_notice: false,
         }
     }
 
     // ------------------------------------------------------------------ sending
 
-    /// Takes note of the credits that the peer has written. Returns whether there are new ones.
+    /// Takes in the credits that the peer has written. Returns whether there are new ones.
     #[inline]
     pub(super) fn refresh(&mut self) -> Result<bool, &'static str> {
         let word = self.control.memory.load(CREDIT_WORD).map_err(|_| "no control region")?;
@@ -246,9 +247,9 @@ impl Direct {
         Ok(news.contains(&Some(true)))
     }
 
-    /// Finds a place in the peer's area, asking for news if what is known does not do.
+    /// Finds a place in the peer's area, reading the credit word if the known room is not enough.
     #[inline]
-    fn place(&mut self, length: u32) -> Result<Option<Place>, &'static str> {
+    fn place(&mut self, length: u32) -> Result<Option<FrameSlot>, &'static str> {
         if self.descriptors_out.left() > self.reserve
             && let Some(place) = self.writer.take(length)
         {
@@ -258,14 +259,14 @@ impl Direct {
     }
 
     #[cold]
-    fn place_after_news(&mut self, length: u32) -> Result<Option<Place>, &'static str> {
+    fn place_after_news(&mut self, length: u32) -> Result<Option<FrameSlot>, &'static str> {
         if !self.refresh()? || self.descriptors_out.left() <= self.reserve {
             return Ok(None);
         }
         Ok(self.writer.take(length))
     }
 
-    /// Sends a frame of `length` bytes in all: WritePointer moves on, `descLeft` goes down
+    /// Sends a frame of `length` bytes in all: WritePointer advances, `descLeft` decreases
     /// [via-lam, §4.1, steps 3 to 6].
     #[inline]
     pub(super) fn send_frame<P: Provider>(
@@ -274,29 +275,30 @@ impl Direct {
         staging: &mut Staging,
         slices: &[IoSlice<'_>],
         length: u32,
-    ) -> Sent {
-        if self.lent.is_some() {
-            match self.announce_lent(nic) {
-                Sent::Done => {}
+    ) -> SendOutcome {
+        if self.loaned.is_some() {
+            match self.skip_loaned(nic) {
+                SendOutcome::Done => {}
                 other => return other,
             }
         }
         let before = self.writer;
         let place = match self.place(length) {
             Ok(Some(place)) => place,
-            Ok(None) => return Sent::Blocked,
-            Err(what) => return Sent::Fault(what),
+            Ok(None) => return SendOutcome::Blocked,
+            Err(what) => return SendOutcome::Fault(what),
         };
-        let remote = RemoteSegment { key: self.terms.area_key, offset: u64::from(place.offset) };
+        let remote =
+            RemoteSegment { key: self.parameters.area_key, offset: u64::from(place.offset) };
         let sent = if staging.is_needed(u64::from(length)) {
             self.post_staged(nic, staging, slices, u64::from(length), remote, place.immediate)
         } else {
             self.post(nic, Data::Inline(slices), remote, Some(place.immediate), None)
         };
-        if sent == Sent::Done {
+        if sent == SendOutcome::Done {
             self.descriptors_out.take();
-            if length >= CLAIMED_MIN_BYTES {
-                self.claim_next(nic, length);
+            if length >= PREFETCH_MIN_BYTES {
+                self.prefetch_next(nic, length);
             }
         } else {
             self.writer = before;
@@ -304,18 +306,20 @@ impl Direct {
         sent
     }
 
-    /// Asks for the cache lines of the next frame, if it is as long as the last: the peer has read what was
-    /// there before, and gives it up while this side has nothing to do with it yet.
-    fn claim_next<P: Provider>(&mut self, nic: &P, length: u32) {
-        // What is not free the peer is still to read: it would have to ask for it again.
+    /// Prefetches the cache lines of the next frame, assuming it is as long as the last: the peer has read
+    /// what was there before, and its processor gives the lines up while this side does not need them yet.
+    fn prefetch_next<P: Provider>(&mut self, nic: &P, length: u32) {
+        // The peer still has to read what is not free: it would have to fetch the lines again.
         let mut next = self.writer;
         let Some(place) = next.take(length) else { return };
         if self.window.is_none() {
-            self.window = nic.window(self.vi, self.terms.area_key);
+            self.window = nic.window(self.vi, self.parameters.area_key);
         }
         if let Some(window) = &self.window {
-            window
-                .prefetch_to_write(u64::from(place.offset), length.min(CLAIMED_MAX_BYTES) as usize);
+            window.prefetch_to_write(
+                u64::from(place.offset),
+                length.min(PREFETCH_MAX_BYTES) as usize,
+            );
         }
     }
 
@@ -327,14 +331,14 @@ impl Direct {
         length: u64,
         remote: RemoteSegment,
         immediate: i32,
-    ) -> Sent {
+    ) -> SendOutcome {
         debug_assert!(slices.len() <= SLICES_MAX, "gathered before");
         let Some((cookie, segment)) = staging.stage(slices, length, self.cookie) else {
-            return Sent::Blocked;
+            return SendOutcome::Blocked;
         };
         let data = Data::Segments(&[segment]);
         let sent = self.post(nic, data, remote, Some(immediate), Some(cookie));
-        if sent != Sent::Done {
+        if sent != SendOutcome::Done {
             staging.give_back(cookie);
         }
         sent
@@ -345,71 +349,76 @@ impl Direct {
         let mut writer = self.writer;
         let has_room = self.descriptors_out.left() > self.reserve && writer.take(length).is_some();
         let has_buffer = !(staging.is_needed(u64::from(length)) && staging.free.is_empty());
-        // A fault in the credits shows again when something is sent.
+        // A fault in the credits shows again at the next send.
         has_buffer && (has_room || self.refresh().unwrap_or(true))
     }
 
-    /// Lends a place for a frame of `length` bytes in the peer's area, if it is mapped here.
-    pub(super) fn lend<P: Provider>(&mut self, nic: &P, length: u32) -> Option<(Memory, Place)> {
-        if self.lent.is_some() {
+    /// Loans a place for a frame of `length` bytes in the peer's area, if it is mapped here.
+    pub(super) fn lend_slot<P: Provider>(
+        &mut self,
+        nic: &P,
+        length: u32,
+    ) -> Option<(Memory, FrameSlot)> {
+        if self.loaned.is_some() {
             return None;
         }
         if self.window.is_none() {
-            self.window = nic.window(self.vi, self.terms.area_key);
+            self.window = nic.window(self.vi, self.parameters.area_key);
         }
         let memory = self.window.clone()?;
         let before = self.writer;
         let place = self.place(length).ok()??;
-        if wide(memory.len()) < u64::from(place.offset) + u64::from(length) {
+        if to_u64(memory.len()) < u64::from(place.offset) + u64::from(length) {
             self.writer = before;
             return None;
         }
         self.descriptors_out.take();
-        self.lent = Some((place, before));
+        self.loaned = Some((place, before));
         Some((memory, place))
     }
 
-    /// Returns whether the place at `offset` is lent, and nothing was sent since.
-    pub(super) fn is_lent(&self, offset: u64) -> bool {
-        self.lent.is_some_and(|(place, _)| u64::from(place.offset) == offset)
+    /// Returns whether the place at `offset` is loaned and nothing was sent since.
+    pub(super) fn is_loaned(&self, offset: u64) -> bool {
+        self.loaned.is_some_and(|(place, _)| u64::from(place.offset) == offset)
     }
 
-    /// Announces the frame in the lent place, of which only `head` is still to be written.
-    pub(super) fn send_lent<P: Provider>(&mut self, nic: &mut P, head: &[u8]) -> Sent {
-        let Some((place, _)) = self.lent else { return Sent::Done };
-        let remote = RemoteSegment { key: self.terms.area_key, offset: u64::from(place.offset) };
+    /// Announces the frame in the loaned place, of which only `head` remains to be written.
+    pub(super) fn send_loaned<P: Provider>(&mut self, nic: &mut P, head: &[u8]) -> SendOutcome {
+        let Some((place, _)) = self.loaned else { return SendOutcome::Done };
+        let remote =
+            RemoteSegment { key: self.parameters.area_key, offset: u64::from(place.offset) };
         let slices = [IoSlice::new(head)];
         let sent = self.post(nic, Data::Inline(&slices), remote, Some(place.immediate), None);
-        if sent == Sent::Done {
-            self.lent = None;
+        if sent == SendOutcome::Done {
+            self.loaned = None;
         }
         sent
     }
 
-    /// Another frame is to be sent: the lent place is passed over, to be filled later.
+    /// Passes over the loaned place, to be filled later, since another frame is to be sent.
     #[cold]
-    fn announce_lent<P: Provider>(&mut self, nic: &mut P) -> Sent {
-        let Some((place, _)) = self.lent else { return Sent::Done };
+    fn skip_loaned<P: Provider>(&mut self, nic: &mut P) -> SendOutcome {
+        let Some((place, _)) = self.loaned else { return SendOutcome::Done };
         let length = place.immediate.unsigned_abs() - 16;
         let kind = FrameKind::Reserved;
         let head = Envelope { kind, flags: 0, context: 0, tag: 0, id: u32::MAX, length };
-        self.send_lent(nic, &head.encode())
+        self.send_loaned(nic, &head.encode())
     }
 
-    /// Takes a lent place back. Returns `false` if it was passed over already.
-    pub(super) fn unlend(&mut self, offset: u64) -> bool {
-        if !self.is_lent(offset) {
+    /// Takes a loaned place back. Returns `false` if it was already passed over.
+    pub(super) fn cancel_loan(&mut self, offset: u64) -> bool {
+        if !self.is_loaned(offset) {
             return false;
         }
-        if let Some((_, before)) = self.lent.take() {
-            // News of credit may have come since.
+        if let Some((_, before)) = self.loaned.take() {
+            // Credits may have arrived since.
             self.writer.go_back_to(&before);
-            self.descriptors_out.untake();
+            self.descriptors_out.undo_take();
         }
         true
     }
 
-    /// Keeps the frame that was found last: the peer fills it later.
+    /// Keeps the frame that was found last, for the peer to fill later.
     pub(super) fn reserve(&mut self, offset: u32, length: u32) {
         let hold = self.reader.hold();
         self.reserved.push((offset, length, hold));
@@ -429,8 +438,8 @@ impl Direct {
         remote: RemoteSegment,
         immediate: Option<i32>,
         cookie: Option<u64>,
-    ) -> Sent {
-        // Now and then one is signaled, so that the queue is known to move.
+    ) -> SendOutcome {
+        // Now and then a descriptor is signaled, to show that the queue moves.
         self.unsignaled += 1;
         let is_signaled = cookie.is_some() || self.unsignaled >= self.signal_every;
         let descriptor = SendDescriptor {
@@ -446,37 +455,42 @@ impl Direct {
                 if is_signaled {
                     self.unsignaled = 0;
                 }
-                Sent::Done
+                SendOutcome::Done
             }
-            // A broken VI takes nothing any more; its event tells why, after what had arrived.
-            Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => Sent::Blocked,
-            Err(_) => Sent::Fault("the VI takes no descriptors"),
+            // A broken VI takes nothing any more; its event says why, after everything that had arrived.
+            Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => SendOutcome::Blocked,
+            Err(_) => SendOutcome::Fault("the VI takes no descriptors"),
         }
     }
 
-    /// Returns whether the peer has a descriptor for a bell: bells are few, and some are kept for them.
+    /// Returns whether the peer has a descriptor for a notice. Notices are few, and some descriptors are kept
+    /// for them.
     fn has_descriptor(&mut self) -> Result<bool, &'static str> {
         Ok(self.descriptors_out.left() > 0 || (self.refresh()? && self.descriptors_out.left() > 0))
     }
 
     /// Sends a control entry.
-    pub(super) fn send_control<P: Provider>(&mut self, nic: &mut P, control: Control) -> Sent {
+    pub(super) fn send_control<P: Provider>(
+        &mut self,
+        nic: &mut P,
+        control: Control,
+    ) -> SendOutcome {
         if self.controls_out.left() == 0 || self.descriptors_out.left() == 0 {
             match self.refresh() {
                 Ok(_) if self.controls_out.left() == 0 || self.descriptors_out.left() == 0 => {
-                    return Sent::Blocked;
+                    return SendOutcome::Blocked;
                 }
                 Ok(_) => {}
-                Err(what) => return Sent::Fault(what),
+                Err(what) => return SendOutcome::Fault(what),
             }
         }
-        let slot = self.controls_out.used() % self.terms.control_entries;
-        let offset = ENTRIES + u64::from(slot) * wide(CONTROL_BYTES);
-        let remote = RemoteSegment { key: self.terms.control_key, offset };
+        let slot = self.controls_out.used() % self.parameters.control_entries;
+        let offset = ENTRIES + u64::from(slot) * to_u64(CONTROL_BYTES);
+        let remote = RemoteSegment { key: self.parameters.control_key, offset };
         let bytes = control.encode();
         let slices = [IoSlice::new(&bytes)];
         let sent = self.post(nic, Data::Inline(&slices), remote, Some(CONTROL_IMMEDIATE), None);
-        if sent == Sent::Done {
+        if sent == SendOutcome::Done {
             self.controls_out.take();
             self.descriptors_out.take();
         }
@@ -489,35 +503,35 @@ impl Direct {
         offset: u64,
         word: u64,
         immediate: Option<i32>,
-    ) -> Sent {
-        let remote = RemoteSegment { key: self.terms.control_key, offset };
+    ) -> SendOutcome {
+        let remote = RemoteSegment { key: self.parameters.control_key, offset };
         let bytes = word.to_ne_bytes();
         let slices = [IoSlice::new(&bytes)];
         let sent = self.post(nic, Data::Inline(&slices), remote, immediate, None);
-        if sent == Sent::Done && immediate.is_some() {
+        if sent == SendOutcome::Done && immediate.is_some() {
             self.descriptors_out.take();
         }
         sent
     }
 
-    /// Says that this side goes to sleep for want of credit: the peer will ring when it gives some.
-    pub(super) fn wish<P: Provider>(&mut self, nic: &mut P) -> Sent {
-        if self.is_wishing {
-            return Sent::Done;
+    /// Announces that this side goes to sleep for lack of credit: the peer will notify it when it gives some.
+    pub(super) fn request_credit<P: Provider>(&mut self, nic: &mut P) -> SendOutcome {
+        if self.has_requested_credit {
+            return SendOutcome::Done;
         }
         match self.has_descriptor() {
             Ok(true) => {}
-            Ok(false) => return Sent::Blocked,
-            Err(what) => return Sent::Fault(what),
+            Ok(false) => return SendOutcome::Blocked,
+            Err(what) => return SendOutcome::Fault(what),
         }
-        let sent = self.write_word(nic, WISH_WORD, 0, Some(WISH_IMMEDIATE));
-        self.is_wishing = sent == Sent::Done;
+        let sent = self.write_word(nic, CREDIT_REQUEST_WORD, 0, Some(CREDIT_REQUEST_IMMEDIATE));
+        self.has_requested_credit = sent == SendOutcome::Done;
         sent
     }
 
     // ------------------------------------------------------------------ receiving
 
-    /// Takes a completion's descriptor into account: it will be posted again.
+    /// Accounts for a completion's descriptor, which will be posted again.
     #[inline]
     pub(super) const fn consumed(&mut self) {
         self.unposted += 1;
@@ -525,10 +539,10 @@ impl Direct {
 
     /// Finds the frame that an immediate announces.
     #[inline]
-    pub(super) fn find(&mut self, immediate: i32) -> Option<Found> {
+    pub(super) fn find(&mut self, immediate: i32) -> Option<AreaFrame> {
         let found = self.reader.find(immediate)?;
-        if found.length >= CLAIMED_MIN_BYTES {
-            // The envelope is on another processor, too: the bytes behind it come while it does.
+        if found.length >= PREFETCH_MIN_BYTES {
+            // The envelope is in another processor's cache: prefetch the bytes behind it at the same time.
             for line in (0..found.length.min(FETCHED_MAX_BYTES)).step_by(CACHE_LINE) {
                 self.area.memory.prefetch(u64::from(found.offset + line));
             }
@@ -536,13 +550,14 @@ impl Direct {
         Some(found)
     }
 
-    /// Returns whether so much is to be given back that the peer should know.
+    /// Returns whether enough is to be given back that the peer should be told.
     #[inline]
     pub(super) const fn is_due(&self) -> bool {
-        let area = self.reader.released().wrapping_sub(self.told.area);
+        let area = self.reader.released().wrapping_sub(self.published.area);
         self.unposted >= self.descriptors_count / 4
             || area >= self.area_quarter()
-            || self.returned.controls.wrapping_sub(self.told.controls) >= self.controls_count / 4
+            || self.returned.controls.wrapping_sub(self.published.controls)
+                >= self.controls_count / 4
     }
 
     #[inline]
@@ -550,58 +565,62 @@ impl Direct {
         self.reader.size_units() / 4
     }
 
-    /// Takes the next control entry. `None`: no honest peer would have sent that.
+    /// Takes the next control entry. `None`: the peer broke the protocol.
     pub(super) fn take_control(&mut self) -> Option<Control> {
         let slot = self.returned.controls % self.controls_count;
         let mut bytes = [0; CONTROL_BYTES];
-        let offset = ENTRIES + u64::from(slot) * wide(CONTROL_BYTES);
+        let offset = ENTRIES + u64::from(slot) * to_u64(CONTROL_BYTES);
         self.control.memory.read(offset, &mut bytes).ok()?;
         self.returned.controls = self.returned.controls.wrapping_add(1);
         Control::decode(bytes)
     }
 
-    /// The peer sleeps for want of credit. What it was told without being rung it may not have seen: it is
-    /// rung at once then, else when there is more.
-    pub(super) const fn wished(&mut self) {
-        self.owes_notice = true;
+    /// The peer sleeps for lack of credit. It may not have seen credits given without a notice: if there are
+    /// any, it is notified at once, otherwise when there are more.
+    pub(super) const fn credit_requested(&mut self) {
+        self.owes_credit_notice = true;
     }
 
     /// The peer says that there is credit.
-    pub(super) fn noticed(&mut self) -> Result<(), &'static str> {
-        self.is_wishing = false;
+    pub(super) fn notified(&mut self) -> Result<(), &'static str> {
+        self.has_requested_credit = false;
         self.refresh().map(|_| ())
     }
 
-    /// Posts the consumed descriptors again and then gives the credits back: with a bell, if the peer waits
-    /// for them. Without `is_forced` only if the peer waits or much has gathered.
-    pub(super) fn give_back<P: Provider>(&mut self, nic: &mut P, is_forced: bool) -> Sent {
-        if !is_forced && !self.owes_notice && !self.is_due() {
-            return Sent::Done;
+    /// Posts the consumed descriptors again and then gives the credits back: with a notice, if the peer waits
+    /// for them. Without `is_forced`, it does so only if the peer waits or many have accumulated.
+    pub(super) fn give_back<P: Provider>(&mut self, nic: &mut P, is_forced: bool) -> SendOutcome {
+        if !is_forced && !self.owes_credit_notice && !self.is_due() {
+            return SendOutcome::Done;
         }
+
         while self.unposted > 0 {
             let descriptor = ReceiveDescriptor { cookie: self.cookie, segments: &[] };
             match nic.post_receive(self.vi, &descriptor) {
                 Ok(()) => {}
                 Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => break,
-                Err(_) => return Sent::Fault("the VI takes no descriptors"),
+                Err(_) => return SendOutcome::Fault("the VI takes no descriptors"),
             }
             self.unposted -= 1;
             self.returned.descriptors = self.returned.descriptors.wrapping_add(1);
         }
+
         self.returned.area = self.reader.released();
-        if self.returned == if self.owes_notice { self.noticed } else { self.told } {
-            return Sent::Done;
+        if self.returned == if self.owes_credit_notice { self.notified } else { self.published } {
+            return SendOutcome::Done;
         }
+
         let immediate = match self.has_descriptor() {
-            Ok(has) => (self.owes_notice && has).then_some(NOTICE_IMMEDIATE),
-            Err(what) => return Sent::Fault(what),
+            Ok(has) => (self.owes_credit_notice && has).then_some(CREDIT_NOTICE_IMMEDIATE),
+            Err(what) => return SendOutcome::Fault(what),
         };
+
         let sent = self.write_word(nic, CREDIT_WORD, self.returned.pack(), immediate);
-        if sent == Sent::Done {
-            self.told = self.returned;
+        if sent == SendOutcome::Done {
+            self.published = self.returned;
             if immediate.is_some() {
-                self.noticed = self.told;
-                self.owes_notice = false;
+                self.notified = self.published;
+                self.owes_credit_notice = false;
             }
         }
         sent
@@ -610,7 +629,7 @@ impl Direct {
     /// Returns whether the peer waits for credits.
     #[inline]
     pub(super) const fn owes(&self) -> bool {
-        self.owes_notice
+        self.owes_credit_notice
     }
 }
 

@@ -1,21 +1,20 @@
-//! Messages that nobody copies: a loan is a piece of the peer's area that the sender writes in place, a view
-//! is a piece of this rank's area that the receiver reads in place.
+//! Messages without a copy: a loan is a piece of the peer's area that the sender writes in place, a view is a
+//! piece of this rank's area that the receiver reads in place.
 
 use super::{
-    Engine, Mode, Payload, SendError, SendState, Status,
+    MessageEngine, Mode, Payload, SendError, SendState, Status,
     area::Hold,
     envelope::{Control, ENVELOPE_BYTES, Envelope, FrameKind, Opening},
-    incoming::{Direct, Want},
-    link::Sent,
+    incoming::{DirectReceive, ReceiveInterest},
+    link::SendOutcome,
     matching::Pattern,
-    narrow,
-    payload::Nowhere,
-    peer::{Link, Peer},
-    wide,
+    payload::Discard,
+    peer::{Peer, PeerLink},
+    to_u64, to_usize,
 };
 use crate::vi::{Memory, OutOfBounds, Provider};
 
-/// A message that is written in place. [`Engine::commit`] sends it, [`Engine::give_back`] does not.
+/// A message that you write in place. [`MessageEngine::commit`] sends it; [`MessageEngine::give_back`] does not.
 #[derive(Debug)]
 #[must_use = "a loan that is neither committed nor given back keeps a piece of the peer's area"]
 pub struct Loan {
@@ -23,12 +22,12 @@ pub struct Loan {
     memory: Memory,
     offset: u64,
     length: u32,
-    place: LoanPlace,
+    place: LoanStorage,
 }
 
-/// Whose memory is lent.
+/// The memory that a loan is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LoanPlace {
+enum LoanStorage {
     /// A piece of the peer's area.
     Area,
     /// A buffer of the engine's pool, from which the peer copies.
@@ -38,11 +37,11 @@ enum LoanPlace {
 }
 
 fn outside(offset: u64, length: usize, size: u64) -> OutOfBounds {
-    OutOfBounds { offset, length: wide(length), size }
+    OutOfBounds { offset, length: to_u64(length), size }
 }
 
 fn check(offset: u64, length: usize, size: u64) -> Result<(), OutOfBounds> {
-    match offset.checked_add(wide(length)) {
+    match offset.checked_add(to_u64(length)) {
         Some(end) if end <= size => Ok(()),
         _ => Err(outside(offset, length, size)),
     }
@@ -61,10 +60,10 @@ impl Loan {
         self.length == 0
     }
 
-    /// Returns whether the message is written where the peer will read it; else it is copied once.
+    /// Returns whether the peer will read the message where you write it; otherwise it is copied once.
     #[must_use]
     pub const fn is_in_place(&self) -> bool {
-        matches!(self.place, LoanPlace::Area)
+        matches!(self.place, LoanStorage::Area)
     }
 
     /// Writes a part of the message.
@@ -77,33 +76,33 @@ impl Loan {
         self.memory.write(self.offset + offset, bytes)
     }
 
-    /// Returns what was written.
+    /// Returns the bytes written.
     pub(crate) fn to_vec(&self) -> Result<Vec<u8>, OutOfBounds> {
-        self.memory.read_to_vec(self.offset, narrow(self.len()))
+        self.memory.read_to_vec(self.offset, to_usize(self.len()))
     }
 
-    /// Returns to whom the message goes.
+    /// Returns the rank that the message goes to.
     pub(crate) const fn rank(&self) -> u32 {
         self.rank
     }
 }
 
-/// What became of a loan.
+/// The result of committing a loan.
 #[derive(Debug)]
-#[must_use = "a loan that was not sent is to be committed again"]
+#[must_use = "a loan that was not sent must be committed again"]
 #[expect(clippy::exhaustive_enums, reason = "there is nothing between sent and not sent")]
 pub enum Committed {
-    /// It is sent.
+    /// The message is sent.
     Done,
-    /// It was copied, and is sent by the request.
+    /// The message was copied; this request sends it.
     Pending(super::RequestId),
-    /// Something is before it, or there is no credit: commit it again when there was progress.
+    /// Earlier messages wait, or there is no credit: commit the loan again when there was progress.
     Busy(Loan),
 }
 
-/// A message that is read in place. [`Engine::release`] gives the piece of the area back.
+/// A message that you read in place. [`MessageEngine::release`] gives the piece of the area back.
 #[derive(Debug)]
-#[must_use = "a view that is not released keeps a piece of the area, and in the end its sender waiting"]
+#[must_use = "a view that is not released keeps a piece of the area, for which its sender may wait"]
 pub struct View {
     rank: u32,
     memory: Memory,
@@ -146,32 +145,35 @@ impl View {
     }
 }
 
-impl<P: Provider> Engine<P> {
-    /// Lends a place for a message of `length` bytes to a rank: in the peer's own area if it is mapped here
-    /// and has room (for half of it at most), else in memory of this process: if the peer can map that, in a
-    /// [buffer](Self::buffer), from which it takes the message in one copy.
+impl<P: Provider> MessageEngine<P> {
+    /// Loans a place for a message of `length` bytes to a rank: in the peer's own area, if it is mapped here
+    /// and has room (for half of it at most); else, if the peer can map this process's memory, in a
+    /// [buffer](Self::buffer), from which it takes the message in one copy; else in other memory of this
+    /// process.
     ///
     /// # Errors
     /// [`SendError`].
     pub fn loan(&mut self, dest: u32, length: u32) -> Result<Loan, SendError> {
         self.check_destination(dest)?;
         let frame = length.saturating_add(16);
-        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(dest as usize) {
+        if let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(dest as usize)
+        {
             let fits = frame <= link.writer.frame_bytes_max();
-            if let Some((memory, place)) = fits.then(|| link.lend(&self.nic, frame)).flatten() {
-                let offset = u64::from(place.offset) + wide(ENVELOPE_BYTES);
-                return Ok(Loan { rank: dest, memory, offset, length, place: LoanPlace::Area });
+            if let Some((memory, place)) = fits.then(|| link.lend_slot(&self.nic, frame)).flatten()
+            {
+                let offset = u64::from(place.offset) + to_u64(ENVELOPE_BYTES);
+                return Ok(Loan { rank: dest, memory, offset, length, place: LoanStorage::Area });
             }
         }
         if self.attributes.has_window
             && self.is_read_by(dest, length.into())
             && let Ok(memory) = self.buffer(length as usize)
         {
-            let place = LoanPlace::Buffer;
+            let place = LoanStorage::Buffer;
             return Ok(Loan { rank: dest, memory, offset: 0, length, place });
         }
         let memory = Memory::allocate(length as usize).map_err(|_| SendError::OutOfMemory)?;
-        Ok(Loan { rank: dest, memory, offset: 0, length, place: LoanPlace::Heap })
+        Ok(Loan { rank: dest, memory, offset: 0, length, place: LoanStorage::Heap })
     }
 
     /// Sends a message that was written in place.
@@ -181,8 +183,9 @@ impl<P: Provider> Engine<P> {
     pub fn commit(&mut self, loan: Loan, context: u16, tag: u32) -> Result<Committed, SendError> {
         self.check_destination(loan.rank)?;
         let rank = loan.rank;
+
         if !loan.is_in_place() {
-            let payload = if loan.place == LoanPlace::Buffer {
+            let payload = if loan.place == LoanStorage::Buffer {
                 let length = loan.len();
                 Payload::Memory { memory: loan.memory, offset: 0, length }
             } else {
@@ -194,59 +197,63 @@ impl<P: Provider> Engine<P> {
                 SendState::Pending(id) => Committed::Pending(id),
             });
         }
+
         let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(Committed::Done) };
         if !peer.is_clear() {
             return Ok(Committed::Busy(loan));
         }
+
         let length = loan.length;
         let mut head =
             Envelope { kind: FrameKind::Eager, flags: 0, context, tag, id: u32::MAX, length };
-        let Link::Direct(link) = &mut peer.link else { return Ok(Committed::Done) };
-        let at = loan.offset - wide(ENVELOPE_BYTES);
-        let sent = if link.is_lent(at) {
-            link.send_lent(&mut self.nic, &head.encode())
+        let PeerLink::Reliable(link) = &mut peer.link else { return Ok(Committed::Done) };
+        let at = loan.offset - to_u64(ENVELOPE_BYTES);
+        let sent = if link.is_loaned(at) {
+            link.send_loaned(&mut self.nic, &head.encode())
         } else {
-            // Others were sent in between: the piece was announced as reserved.
+            // Other frames were sent in between: the piece was announced as reserved.
             head.kind = FrameKind::Loaned;
             let opening = Opening { total: u64::from(length), offset: at, ..Opening::default() };
             let mut bytes = head.encode().to_vec();
             bytes.extend_from_slice(&opening.encode());
             self.push_frame(rank, &bytes, &[], 0, 0)
         };
+
         match sent {
-            Sent::Done => {
+            SendOutcome::Done => {
                 self.counters.messages_sent += 1;
                 Ok(Committed::Done)
             }
-            Sent::Blocked => Ok(Committed::Busy(loan)),
-            Sent::Fault(what) => {
+            SendOutcome::Blocked => Ok(Committed::Busy(loan)),
+            SendOutcome::Fault(what) => {
                 self.peer_fault(rank, what);
                 self.check_destination(rank).map(|()| Committed::Done)
             }
         }
     }
 
-    /// Takes a loan back that is not sent.
+    /// Takes back a loan without sending it.
     pub fn give_back(&mut self, loan: Loan) {
         if !loan.is_in_place() {
             return;
         }
-        let at = loan.offset - wide(ENVELOPE_BYTES);
-        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(loan.rank as usize)
-            && !link.unlend(at)
+        let at = loan.offset - to_u64(ENVELOPE_BYTES);
+        if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
+            self.peers.get_mut(loan.rank as usize)
+            && !link.cancel_loan(at)
         {
-            self.tell(loan.rank, Control::Unreserve { offset: at });
+            self.queue_control(loan.rank, Control::Unreserve { offset: at });
         }
     }
 
-    /// Receives a message that fits and comes in one frame, where it lies, if it is the next that arrives. What
-    /// waited before is not in the area any more: [`receive_now`](Self::receive_now) gets it.
+    /// Receives a message in place, if it fits, comes in one frame and is the next that arrives. Messages that
+    /// arrived earlier are no longer in the area: [`receive_now`](Self::receive_now) gets those.
     pub fn receive_view(&mut self, pattern: Pattern) -> Option<(Status, View)> {
         if self.unexpected.find(&pattern).is_some() {
             return None;
         }
-        let mut nowhere = Nowhere;
-        let mut direct = Direct::new(Want::View(pattern), &mut nowhere);
+        let mut nowhere = Discard;
+        let mut direct = DirectReceive::new(ReceiveInterest::View(pattern), &mut nowhere);
         for _ in 0..64 {
             if !self.step(&mut direct) {
                 self.flush();
@@ -265,8 +272,9 @@ impl<P: Provider> Engine<P> {
     /// Gives the place of a view back to its sender.
     pub fn release(&mut self, view: View) {
         let rank = view.rank;
-        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) {
-            // After a new connection to the rank it is another area.
+        if let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
+        {
+            // After a new connection to the rank, its area is a different one.
             if link.area.memory.is_same(&view.memory) {
                 link.reader.release_held(view.hold);
             }
@@ -275,13 +283,14 @@ impl<P: Provider> Engine<P> {
         self.return_credits(rank, false);
     }
 
-    /// Handles the frame of a loan that was overtaken: the message lies where it was reserved.
+    /// Handles the frame of a loan that other frames overtook: the message is in its reserved place.
     pub(super) fn reserved_at(&mut self, rank: u32, opening: &Opening) -> Option<(u32, Hold)> {
-        let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) else {
+        let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
+        else {
             return None;
         };
         let (offset, length, hold) = link.take_reserved(opening.offset)?;
-        let fits = opening.total.checked_add(wide(ENVELOPE_BYTES))? <= u64::from(length);
-        (fits && narrow(opening.total) <= u32::MAX as usize).then_some((offset, hold))
+        let fits = opening.total.checked_add(to_u64(ENVELOPE_BYTES))? <= u64::from(length);
+        (fits && to_usize(opening.total) <= u32::MAX as usize).then_some((offset, hold))
     }
 }

@@ -1,14 +1,14 @@
-//! Which receive gets which message.
+//! Decides which receive gets which message.
 //!
-//! Two lists with indexes: receives that wait for a message, and messages that wait for a receive (the
-//! paper's linked list of messages that arrived before anybody asked [via-lam, §4.3]). Of all receives that
-//! fit, the one posted first gets a message; of all messages that fit, a receive gets the one that arrived
-//! first. The cost depends on how many *different* patterns wait (logarithmically), not on how many receives
-//! or messages. A list of one is not indexed at all.
+//! There are two indexed lists: receives that wait for a message, and messages that wait for a receive (the
+//! paper's linked list of messages that arrived before they were asked for [via-lam, §4.3]). Of all receives
+//! that fit a message, the one posted first gets it; of all messages that fit a receive, it gets the one that
+//! arrived first. The cost depends on how many *different* patterns wait (logarithmically), not on how many
+//! receives or messages. A list of one is not indexed at all.
 
 use std::collections::BTreeMap;
 
-/// What a message is known by: its context, its sender and its tag.
+/// What identifies a message for matching: its context, its sender and its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "callers write one")]
 pub struct Label {
@@ -58,7 +58,7 @@ impl Pattern {
 }
 
 impl Label {
-    /// Returns the four patterns that fit, by their shape.
+    /// Returns the four patterns that fit this label, by their shape.
     const fn patterns(self) -> [Pattern; 4] {
         let Self { context, source, tag } = self;
         let (source, tag) = (Some(source), Some(tag));
@@ -75,7 +75,7 @@ const NONE: u32 = u32::MAX;
 
 /// An entry of an index, in one list for each of its `N` keys.
 #[derive(Debug)]
-struct Node<T, const N: usize> {
+struct IndexNode<T, const N: usize> {
     order: u64,
     value: T,
     keys: [u128; N],
@@ -85,17 +85,17 @@ struct Node<T, const N: usize> {
 
 /// Values in lists by key, each in the order of insertion.
 #[derive(Debug)]
-struct Index<T, const N: usize> {
-    nodes: Vec<Option<Node<T, N>>>,
+struct MatchIndex<T, const N: usize> {
+    nodes: Vec<Option<IndexNode<T, N>>>,
     free: Vec<u32>,
     /// The first and the last node of each key.
     lists: BTreeMap<u128, (u32, u32)>,
-    /// A node that is the only one and stands in no list.
+    /// A node that is alone and therefore in no list.
     solo: Option<u32>,
     inserted: u64,
 }
 
-impl<T: Copy, const N: usize> Index<T, N> {
+impl<T: Copy, const N: usize> MatchIndex<T, N> {
     const fn new() -> Self {
         Self {
             nodes: Vec::new(),
@@ -112,18 +112,18 @@ impl<T: Copy, const N: usize> Index<T, N> {
     }
 
     #[inline]
-    fn node(&self, id: u32) -> Option<&Node<T, N>> {
+    fn node(&self, id: u32) -> Option<&IndexNode<T, N>> {
         self.nodes.get(id as usize)?.as_ref()
     }
 
-    fn node_mut(&mut self, id: u32) -> Option<&mut Node<T, N>> {
+    fn node_mut(&mut self, id: u32) -> Option<&mut IndexNode<T, N>> {
         self.nodes.get_mut(id as usize)?.as_mut()
     }
 
     fn insert(&mut self, keys: [u128; N], value: T) -> u32 {
         let is_alone = self.len() == 0;
         self.inserted += 1;
-        let node = Node { order: self.inserted, value, keys, links: [(NONE, NONE); N] };
+        let node = IndexNode { order: self.inserted, value, keys, links: [(NONE, NONE); N] };
         let id = if let Some(id) = self.free.pop() {
             self.nodes[id as usize] = Some(node);
             id
@@ -199,20 +199,20 @@ impl<T: Copy, const N: usize> Index<T, N> {
     }
 }
 
-/// Where a receive or a message stands in its list.
+/// The position of a receive or a message in its list.
 pub(super) type NodeId = u32;
 
 /// Receives that wait for a message.
 #[derive(Debug)]
-pub(super) struct Posted {
-    index: Index<(Pattern, u64), 1>,
-    /// How many there are of each shape of pattern: what need not be looked for.
+pub(super) struct PostedReceives {
+    index: MatchIndex<(Pattern, u64), 1>,
+    /// The number of receives of each pattern shape: shapes with none need no search.
     shapes: [usize; 4],
 }
 
-impl Posted {
+impl PostedReceives {
     pub(super) const fn new() -> Self {
-        Self { index: Index::new(), shapes: [0; 4] }
+        Self { index: MatchIndex::new(), shapes: [0; 4] }
     }
 
     #[cfg(test)]
@@ -244,7 +244,7 @@ impl Posted {
         shapes.filter_map(|(pattern, _)| self.index.first(pattern.key())).min().map(|(_, id)| id)
     }
 
-    /// Takes the receive that was posted first of those that a message fits.
+    /// Takes the receive that was posted first among those that a message fits.
     #[inline]
     pub(super) fn take(&mut self, label: Label) -> Option<u64> {
         let id = self.find(label)?;
@@ -254,13 +254,13 @@ impl Posted {
 
 /// Messages that wait for a receive.
 #[derive(Debug)]
-pub(super) struct Unexpected {
-    index: Index<u64, 4>,
+pub(super) struct UnexpectedMessages {
+    index: MatchIndex<u64, 4>,
 }
 
-impl Unexpected {
+impl UnexpectedMessages {
     pub(super) const fn new() -> Self {
-        Self { index: Index::new() }
+        Self { index: MatchIndex::new() }
     }
 
     #[inline]
@@ -276,7 +276,7 @@ impl Unexpected {
         self.index.remove(node)
     }
 
-    /// Returns the message that arrived first of those that fit.
+    /// Returns the message that arrived first among those that fit.
     pub(super) fn find(&self, pattern: &Pattern) -> Option<(NodeId, u64)> {
         if self.index.len() == 0 {
             return None;
@@ -322,7 +322,7 @@ mod tests {
         /// wildcards. Method: random steps against two plain lists that are searched from the front.
         #[test]
         fn earliest_of_all_that_fit(steps in proptest::collection::vec(step(), 1..200)) {
-            let (mut posted, mut unexpected) = (Posted::new(), Unexpected::new());
+            let (mut posted, mut unexpected) = (PostedReceives::new(), UnexpectedMessages::new());
             let mut waiting: Vec<(Pattern, u64, NodeId)> = Vec::new();
             let mut arrived: Vec<(Label, u64, NodeId)> = Vec::new();
             for (number, step) in (0_u64..).zip(steps) {
@@ -363,11 +363,11 @@ mod tests {
         }
     }
 
-    /// Goal: the cost of an exact match does not grow with what else waits. Method: count the lists and
-    /// check that emptied ones are gone; the search itself touches at most four of them.
+    /// Goal: the cost of an exact match does not grow with what else waits. Method: count the lists and check
+    /// that emptied ones are gone; the search itself touches at most four of them.
     #[test]
     fn emptied_lists_are_gone() {
-        let mut posted = Posted::new();
+        let mut posted = PostedReceives::new();
         let nodes: Vec<NodeId> = (0..1000)
             .map(|tag| {
                 let pattern = Pattern { context: 0, source: Some(1), tag: Some(tag) };

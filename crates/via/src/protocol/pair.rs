@@ -1,19 +1,19 @@
-//! Two engines on a simulated network, for tests of what goes on inside them.
+//! Two engines on a simulated network, for tests of their internals.
 
 use vigie_detect::Instant;
 
 use super::{
-    Config, Engine, EngineEvent, Mode, Pattern, Payload, RequestId, SendState,
-    incoming::Direct,
-    payload::Nowhere,
-    request::{Request, SendRequest},
+    Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestId, SendState,
+    incoming::DirectReceive,
+    payload::Discard,
+    request::{RequestEntry, SendRequest},
 };
 use crate::{
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, Provider},
 };
 
-/// A configuration that meets its limits soon: an area of 64 units, eight frames of eight units.
+/// A configuration whose limits are soon reached: an area of 64 units, eight frames of eight units.
 pub(super) fn small() -> Config {
     Config {
         area_bytes: 4096,
@@ -32,10 +32,10 @@ pub(super) fn tagged(tag: u32) -> Pattern {
     Pattern { context: 0, source: None, tag: Some(tag) }
 }
 
-/// Ranks 0 and 1 of three, which are connected; the third is absent.
+/// Ranks 0 and 1 of three, connected to each other; the third is absent.
 pub(super) struct Pair {
     pub(super) network: SimNetwork,
-    pub(super) engines: [Engine<SimNic>; 2],
+    pub(super) engines: [MessageEngine<SimNic>; 2],
 }
 
 impl Pair {
@@ -48,7 +48,7 @@ impl Pair {
         let mut engines = [0, 1].map(|rank| {
             let mut nic = network.nic_with(attributes);
             nic.listen(b"messages").expect("listens");
-            Engine::new(nic, rank, 3, config).expect("an engine")
+            MessageEngine::new(nic, rank, 3, config).expect("an engine")
         });
         let address = engines[1].nic().address();
         engines[0].connect(1, &address, b"messages", Instant::MAX).expect("asks");
@@ -72,11 +72,12 @@ impl Pair {
         Self { network, engines }
     }
 
-    pub(super) fn engine(&mut self, rank: usize) -> &mut Engine<SimNic> {
+    pub(super) fn engine(&mut self, rank: usize) -> &mut MessageEngine<SimNic> {
         &mut self.engines[rank]
     }
 
-    /// Lets everything arrive that was sent; nobody takes it. Returns how much rank `from` has sent.
+    /// Delivers everything that was sent, without either rank taking it. Returns how much rank `from` has
+    /// sent.
     pub(super) fn travel(&mut self, from: usize) -> u64 {
         let nic = self.engines[from].nic().id();
         let before = self.network.transmissions(nic);
@@ -84,13 +85,13 @@ impl Pair {
         self.network.transmissions(nic) - before
     }
 
-    /// Lets a rank take what has arrived, without anything else. Returns how many completions that were.
+    /// Lets a rank take what has arrived, and do nothing else. Returns the number of completions.
     pub(super) fn take(&mut self, rank: usize) -> usize {
         let engine = &mut self.engines[rank];
-        (0..1000).take_while(|_| engine.step(&mut Direct::nothing(&mut Nowhere))).count()
+        (0..1000).take_while(|_| engine.step(&mut DirectReceive::nothing(&mut Discard))).count()
     }
 
-    /// Lets a rank work, give its credits back and go to sleep, and what it sends arrive.
+    /// Lets a rank work, give its credits back and go to sleep, and delivers what it sends.
     pub(super) fn serve(&mut self, rank: usize) {
         self.travel(rank);
         let now = self.network.now();
@@ -105,7 +106,7 @@ impl Pair {
         self.engines[0].send(1, 0, tag, mode, payload).expect("the send begins")
     }
 
-    /// As [`send`](Self::send), of a message that does not end at once.
+    /// As [`send`](Self::send), for a message that does not end at once.
     pub(super) fn begin(&mut self, tag: u32, mode: Mode, length: usize) -> RequestId {
         match self.send(tag, mode, length) {
             SendState::Pending(id) => id,
@@ -116,7 +117,7 @@ impl Pair {
     /// Returns a send of rank 0.
     pub(super) fn request(&mut self, id: RequestId) -> &mut SendRequest {
         match self.engines[0].requests.get_mut(id.0) {
-            Some(Request::Send(send)) => send,
+            Some(RequestEntry::Send(send)) => send,
             other => panic!("{other:?}"),
         }
     }

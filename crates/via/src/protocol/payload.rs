@@ -2,32 +2,33 @@
 
 use std::io::IoSlice;
 
-use super::wide;
+use super::to_u64;
 use crate::vi::{Memory, Region};
 
-/// What is sent.
+/// The bytes of a message to send.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Payload<'a> {
-    /// Bytes of the caller, in order. They are read during the call, and again whenever the caller hands
-    /// them to [`Engine::poll_send`](super::Engine::poll_send): never in between.
+    /// Bytes of the caller, in order. The engine reads them during the call, and again whenever the caller
+    /// passes them to [`MessageEngine::poll_send`](super::MessageEngine::poll_send): never in between.
     Borrowed(&'a [IoSlice<'a>]),
-    /// Bytes that the engine keeps until they are sent: it needs no further help.
+    /// Bytes that the engine keeps until they are sent, without further calls.
     Owned(Vec<u8>),
     /// A piece of memory that the engine registers, if the message is long, and keeps registered for the next
-    /// time: see [`RegistrationCache`](crate::vi::RegistrationCache). Best of a
-    /// [buffer](super::Engine::buffer), which peers reach in any case.
+    /// time: see [`RegistrationCache`](crate::vi::RegistrationCache). A
+    /// [buffer](super::MessageEngine::buffer) is best, since peers can always reach it.
     Memory {
-        /// The memory. It is not to be changed until the request ends.
+        /// The memory. Do not change it until the request ends.
         memory: Memory,
         /// Where the message begins, in bytes.
         offset: u64,
         /// Its length in bytes.
         length: u64,
     },
-    /// A piece of registered memory. Where both sides can, the receiver takes it from there in one copy.
+    /// A piece of registered memory. Where both sides can, the receiver takes the message from there in one
+    /// copy.
     Region {
-        /// The memory. It is not to be changed until the request ends.
+        /// The memory. Do not change it until the request ends.
         region: Region,
         /// Where the message begins, in bytes.
         offset: u64,
@@ -38,7 +39,7 @@ pub enum Payload<'a> {
 
 /// Where a message goes: the receiver's own memory, in whatever layout.
 pub trait Sink {
-    /// Returns the place for the bytes from `offset` on, of which at most `length` will come: at least one
+    /// Returns the place for the bytes from `offset` on, of which at most `length` will follow: at least one
     /// byte long, or empty if the message is clipped there.
     fn space(&mut self, offset: u64, length: usize) -> &mut [u8];
 }
@@ -52,8 +53,8 @@ impl Sink for [u8] {
     }
 }
 
-/// Grows as the message arrives, and never shrinks: of a vector that was longer before, the message is the first
-/// [`Status::length`](super::Status::length) bytes. Clear it first to have nothing else in it.
+/// Grows as the message arrives, and never shrinks: if the vector was longer before, the message is the first
+/// [`Status::length`](super::Status::length) bytes. Clear it first if it should hold nothing else.
 impl Sink for Vec<u8> {
     fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
         let Ok(start) = usize::try_from(offset) else { return &mut [] };
@@ -65,23 +66,23 @@ impl Sink for Vec<u8> {
     }
 }
 
-/// A sink that takes nothing: the message is thrown away.
+/// A sink that takes nothing: the message is discarded.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
-pub struct Nowhere;
+pub struct Discard;
 
-impl Sink for Nowhere {
+impl Sink for Discard {
     #[inline]
     fn space(&mut self, _offset: u64, _length: usize) -> &mut [u8] {
         &mut []
     }
 }
 
-/// Pieces of a buffer, in the order in which a message fills them or is made of them: a strided or vectored
-/// layout.
+/// Pieces of a buffer, in the order in which a message fills them or is gathered from them: a strided or
+/// vectored layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Offset and length of each piece in the buffer, and where it begins in the message.
+    /// Offset and length of each piece in the buffer, and its offset in the message.
     pieces: Vec<(usize, usize, u64)>,
     length: u64,
 }
@@ -93,12 +94,12 @@ impl Layout {
         let mut layout = Self::default();
         for (offset, length) in pieces.into_iter().filter(|(_, length)| *length > 0) {
             layout.pieces.push((offset, length, layout.length));
-            layout.length += wide(length);
+            layout.length += to_u64(length);
         }
         layout
     }
 
-    /// Returns a layout of `count` blocks of `block_bytes`, whose beginnings are `stride_bytes` apart.
+    /// Returns a layout of `count` blocks of `block_bytes`, which begin `stride_bytes` apart.
     #[must_use]
     pub fn strided(count: usize, block_bytes: usize, stride_bytes: usize) -> Self {
         Self::new((0..count).map(|index| (index.saturating_mul(stride_bytes), block_bytes)))
@@ -116,7 +117,7 @@ impl Layout {
         self.length == 0
     }
 
-    /// Returns the pieces of `buffer`, to be sent. `None` if one is not inside.
+    /// Returns the pieces of `buffer`, for sending. `None` if one is not inside.
     #[must_use]
     pub fn slices<'a>(&self, buffer: &'a [u8]) -> Option<Vec<IoSlice<'a>>> {
         let slice = |&(offset, length, _): &(usize, usize, u64)| {
@@ -125,7 +126,7 @@ impl Layout {
         self.pieces.iter().map(slice).collect()
     }
 
-    /// Returns a sink that fills the pieces of `buffer`. What is not inside is clipped.
+    /// Returns a sink that fills the pieces of `buffer`. Bytes of pieces that are not inside are clipped.
     #[must_use]
     pub const fn sink<'a>(&'a self, buffer: &'a mut [u8]) -> Scattered<'a> {
         Scattered { layout: self, buffer }
@@ -160,7 +161,7 @@ pub(super) fn put<S: Sink + ?Sized>(sink: &mut S, offset: u64, bytes: &[u8]) -> 
     let mut done = 0;
     while done < bytes.len() {
         let rest = &bytes[done..];
-        let space = sink.space(offset + wide(done), rest.len());
+        let space = sink.space(offset + to_u64(done), rest.len());
         let length = space.len().min(rest.len());
         if length == 0 {
             break;
@@ -176,11 +177,11 @@ pub(crate) fn put_all<S: Sink + ?Sized>(sink: &mut S, bytes: &[u8]) -> bool {
     put(sink, 0, bytes) == bytes.len()
 }
 
-/// How many slices a descriptor's inline data has at most, the envelope among them.
+/// The most slices of a descriptor's inline data, including the envelope.
 pub(super) const SLICES_MAX: usize = 12;
 
-/// Puts the pieces of `body` that hold `length` bytes from `skip` on behind `head`. Returns how many slices
-/// there are, or `None` if they are too many.
+/// Gathers `head` and then the pieces of `body` that hold `length` bytes from `skip` on. Returns the number
+/// of slices, or `None` if they are too many.
 #[inline]
 pub(super) fn gather<'a>(
     head: &'a [u8],
@@ -196,8 +197,8 @@ pub(super) fn gather<'a>(
         if rest == 0 {
             break;
         }
-        if skip >= wide(slice.len()) {
-            skip -= wide(slice.len());
+        if skip >= to_u64(slice.len()) {
+            skip -= to_u64(slice.len());
             continue;
         }
         let start = usize::try_from(skip).unwrap_or(usize::MAX);
@@ -217,8 +218,8 @@ pub(super) fn copy_range(body: &[IoSlice<'_>], skip: u64, length: usize, bytes: 
         if rest == 0 {
             break;
         }
-        if skip >= wide(slice.len()) {
-            skip -= wide(slice.len());
+        if skip >= to_u64(slice.len()) {
+            skip -= to_u64(slice.len());
             continue;
         }
         let start = usize::try_from(skip).unwrap_or(usize::MAX);
@@ -232,7 +233,7 @@ pub(super) fn copy_range(body: &[IoSlice<'_>], skip: u64, length: usize, bytes: 
 /// Returns the length of all slices together.
 #[inline]
 pub(super) fn total(body: &[IoSlice<'_>]) -> u64 {
-    body.iter().map(|slice| wide(slice.len())).sum()
+    body.iter().map(|slice| to_u64(slice.len())).sum()
 }
 
 #[cfg(test)]
@@ -253,7 +254,7 @@ mod tests {
             let mut target = vec![255; 30];
             let mut sink = layout.sink(&mut target);
             assert_eq!(put(&mut sink, 0, &message[..cut]), cut);
-            assert_eq!(put(&mut sink, wide(cut), &message[cut..]), 12 - cut);
+            assert_eq!(put(&mut sink, to_u64(cut), &message[cut..]), 12 - cut);
             let scattered: Vec<u8> = layout
                 .slices(&target)
                 .expect("inside")
@@ -263,7 +264,7 @@ mod tests {
             assert_eq!(scattered, message, "cut at {cut}");
             assert_eq!(target.iter().filter(|byte| **byte == 255).count(), 18, "gaps stay");
             let mut again = Vec::new();
-            copy_range(&slices, wide(cut), 12 - cut, &mut again);
+            copy_range(&slices, to_u64(cut), 12 - cut, &mut again);
             assert_eq!(again, message[cut..]);
         }
         assert!(Layout::new([(28, 4)]).slices(&buffer).is_none(), "not inside");

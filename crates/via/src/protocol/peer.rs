@@ -1,4 +1,4 @@
-//! What an engine knows of one rank: the link to it, and what waits for it.
+//! What an engine knows about one rank: the link to it, and what waits for it.
 
 use std::{collections::VecDeque, io::IoSlice};
 
@@ -6,68 +6,68 @@ use vigie_detect::Instant;
 
 use super::{
     envelope::Control,
-    link::{Direct, Own, Sent, Staging},
-    reliable::Lossy,
-    wide,
+    link::{LocalResources, ReliableLink, SendOutcome, Staging},
+    reliable::UnreliableLink,
+    to_u64,
 };
 use crate::vi::{Provider, Reason, ViId};
 
-/// The way to a rank.
+/// The link to a rank.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "the large one is the one in use: no pointer to follow"
 )]
-pub(super) enum Link {
-    /// Nothing was prepared.
+pub(super) enum PeerLink {
+    /// Nothing is prepared.
     Absent,
     /// A VI waits for its connection.
-    Prepared(Own),
+    Prepared(LocalResources),
     /// A reliable VI.
-    Direct(Direct),
+    Reliable(ReliableLink),
     /// An unreliable VI.
-    Lossy(Box<Lossy>),
+    Unreliable(Box<UnreliableLink>),
     /// To this rank itself.
-    Loop(Loop),
+    Loopback(LoopbackLink),
 }
 
-/// What a rank sends to itself.
+/// Something that a rank sent to itself.
 #[derive(Debug)]
-pub(super) enum Item {
+pub(super) enum LoopbackItem {
     Frame(Vec<u8>),
     Control(Control),
 }
 
 /// Frames from a rank to itself: the same protocol, without a VI.
 #[derive(Debug, Default)]
-pub(super) struct Loop {
-    items: VecDeque<Item>,
+pub(super) struct LoopbackLink {
+    items: VecDeque<LoopbackItem>,
     bytes: u64,
     bytes_max: u64,
 }
 
-impl Loop {
+impl LoopbackLink {
     pub(super) fn new(bytes_max: u32) -> Self {
         Self { bytes_max: u64::from(bytes_max), ..Self::default() }
     }
 
-    fn send_frame(&mut self, slices: &[IoSlice<'_>], length: u32) -> Sent {
+    fn send_frame(&mut self, slices: &[IoSlice<'_>], length: u32) -> SendOutcome {
         if self.bytes + u64::from(length) > self.bytes_max {
-            return Sent::Blocked;
+            return SendOutcome::Blocked;
         }
         let mut frame = Vec::with_capacity(length as usize);
         for slice in slices {
             frame.extend_from_slice(slice);
         }
-        self.bytes += wide(frame.len());
-        self.items.push_back(Item::Frame(frame));
-        Sent::Done
+        self.bytes += to_u64(frame.len());
+        self.items.push_back(LoopbackItem::Frame(frame));
+        SendOutcome::Done
     }
 
-    pub(super) fn take(&mut self) -> Option<Item> {
+    pub(super) fn take(&mut self) -> Option<LoopbackItem> {
         let item = self.items.pop_front()?;
-        if let Item::Frame(frame) = &item {
-            self.bytes -= wide(frame.len());
+        if let LoopbackItem::Frame(frame) = &item {
+            self.bytes -= to_u64(frame.len());
         }
         Some(item)
     }
@@ -77,44 +77,44 @@ impl Loop {
     }
 }
 
-/// One rank.
+/// What the engine keeps for one rank.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) link: Link,
+    pub(super) link: PeerLink,
     pub(super) failed: Option<Reason>,
     /// The longest frame to this peer, with its envelope.
     pub(super) frame_bytes_max: u32,
-    /// So much of a message this peer takes without a grant.
+    /// How much of a message this peer takes without a grant, in bytes.
     pub(super) window_out: u64,
-    /// Sends whose first frame has not left, in the order of the calls.
+    /// Sends whose first frame has not been sent, in the order of the calls.
     pub(super) outbox: VecDeque<u64>,
-    /// Sends whose data the engine itself sends on.
+    /// Sends whose remaining data the engine itself sends.
     pub(super) pumps: VecDeque<u64>,
-    /// Control entries that have not left.
+    /// Control entries that have not been sent.
     pub(super) controls: VecDeque<Control>,
-    /// Sends whose owners are to be told when there is credit.
+    /// Sends whose owners must be told when there is credit.
     pub(super) stalled: Vec<u64>,
     /// The peer told us to pause.
     pub(super) is_paused: bool,
     /// We told the peer to pause.
     pub(super) has_paused: bool,
-    /// The heap that its messages take which no receive matched, in bytes.
+    /// The heap that its unmatched messages occupy, in bytes.
     pub(super) parked_bytes: u64,
-    /// Whether it stands in the engine's list of peers with work.
+    /// Whether it is in the engine's list of peers with work.
     pub(super) is_listed: bool,
     /// Whether it may be owed credits.
     pub(super) is_touched: bool,
-    /// The messages that its streams carry; zero is none.
+    /// The messages that its streams carry; zero for a free stream.
     pub(super) streams_in: Vec<u64>,
     streams_free: Vec<u32>,
     streams_count: u32,
 }
 
-/// The most messages in several frames that are on their way to one peer at a time.
+/// The most messages in several frames that may be under way to one peer at once.
 pub(super) const STREAMS_MAX: u32 = 1 << 16;
 
 impl Peer {
-    pub(super) fn new(link: Link) -> Self {
+    pub(super) fn new(link: PeerLink) -> Self {
         Self {
             link,
             failed: None,
@@ -135,15 +135,15 @@ impl Peer {
         }
     }
 
-    /// Returns the VI to it.
+    /// Returns the VI to this peer.
     pub(super) const fn vi(&self) -> Option<ViId> {
         match &self.link {
-            Link::Direct(direct) => Some(direct.vi),
+            PeerLink::Reliable(direct) => Some(direct.vi),
             _ => None,
         }
     }
 
-    /// Returns whether a message may go at once, with nothing before it.
+    /// Returns whether a message may be sent at once, with no other before it.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.outbox.is_empty() && !self.is_paused && self.failed.is_none()
@@ -165,12 +165,12 @@ impl Peer {
         now: Instant,
         slices: &[IoSlice<'_>],
         length: u32,
-    ) -> Sent {
+    ) -> SendOutcome {
         match &mut self.link {
-            Link::Direct(direct) => direct.send_frame(nic, staging, slices, length),
-            Link::Lossy(lossy) => lossy.send(nic, staging, now, false, slices),
-            Link::Loop(own) => own.send_frame(slices, length),
-            Link::Absent | Link::Prepared(_) => Sent::Blocked,
+            PeerLink::Reliable(direct) => direct.send_frame(nic, staging, slices, length),
+            PeerLink::Unreliable(lossy) => lossy.send(nic, staging, now, false, slices),
+            PeerLink::Loopback(own) => own.send_frame(slices, length),
+            PeerLink::Absent | PeerLink::Prepared(_) => SendOutcome::Blocked,
         }
     }
 
@@ -180,25 +180,25 @@ impl Peer {
         staging: &mut Staging,
         now: Instant,
         control: Control,
-    ) -> Sent {
+    ) -> SendOutcome {
         match &mut self.link {
-            Link::Direct(direct) => direct.send_control(nic, control),
-            Link::Lossy(lossy) => lossy.send_control(nic, staging, now, control),
-            Link::Loop(own) => {
-                own.items.push_back(Item::Control(control));
-                Sent::Done
+            PeerLink::Reliable(direct) => direct.send_control(nic, control),
+            PeerLink::Unreliable(lossy) => lossy.send_control(nic, staging, now, control),
+            PeerLink::Loopback(own) => {
+                own.items.push_back(LoopbackItem::Control(control));
+                SendOutcome::Done
             }
-            Link::Absent | Link::Prepared(_) => Sent::Blocked,
+            PeerLink::Absent | PeerLink::Prepared(_) => SendOutcome::Blocked,
         }
     }
 
     /// Returns whether a frame of any length would find credit.
     pub(super) fn has_room(&mut self, staging: &Staging) -> bool {
         match &mut self.link {
-            Link::Direct(direct) => direct.has_room(self.frame_bytes_max, staging),
-            Link::Lossy(lossy) => lossy.has_room(),
-            Link::Loop(own) => own.bytes + u64::from(self.frame_bytes_max) <= own.bytes_max,
-            Link::Absent | Link::Prepared(_) => false,
+            PeerLink::Reliable(direct) => direct.has_room(self.frame_bytes_max, staging),
+            PeerLink::Unreliable(lossy) => lossy.has_room(),
+            PeerLink::Loopback(own) => own.bytes + u64::from(self.frame_bytes_max) <= own.bytes_max,
+            PeerLink::Absent | PeerLink::Prepared(_) => false,
         }
     }
 
@@ -218,8 +218,8 @@ impl Peer {
         self.streams_in.get(stream as usize).copied().filter(|message| *message != 0)
     }
 
-    /// Says what message a stream of the peer carries; zero for none. Returns `false` if the peer may not
-    /// have that stream, or has it already.
+    /// Sets the message that a stream of the peer carries; zero frees the stream. Returns `false` if the peer
+    /// may not have that stream, or has it already.
     pub(super) fn set_stream(&mut self, stream: u32, message: u64) -> bool {
         if stream >= STREAMS_MAX {
             return false;
@@ -238,7 +238,7 @@ impl Peer {
 mod tests {
     use super::*;
 
-    fn send(own: &mut Loop, bytes: &[&[u8]]) -> Sent {
+    fn send(own: &mut LoopbackLink, bytes: &[&[u8]]) -> SendOutcome {
         let slices: Vec<_> = bytes.iter().map(|bytes| IoSlice::new(bytes)).collect();
         let length = bytes.iter().map(|bytes| bytes.len()).sum::<usize>();
         own.send_frame(&slices, u32::try_from(length).expect("short"))
@@ -248,30 +248,30 @@ mod tests {
     /// Method: frames that fill it exactly, one byte more, and again after one was taken.
     #[test]
     fn frames_to_oneself_are_bounded() {
-        let mut own = Loop::new(10);
+        let mut own = LoopbackLink::new(10);
         assert!(own.is_idle() && own.take().is_none());
-        assert_eq!(send(&mut own, &[b"abc", b"d"]), Sent::Done);
-        assert_eq!(send(&mut own, &[b"1234567"]), Sent::Blocked);
-        assert_eq!(send(&mut own, &[b"123456"]), Sent::Done);
-        assert_eq!(send(&mut own, &[b"x"]), Sent::Blocked);
-        own.items.push_back(Item::Control(Control::Pause));
+        assert_eq!(send(&mut own, &[b"abc", b"d"]), SendOutcome::Done);
+        assert_eq!(send(&mut own, &[b"1234567"]), SendOutcome::Blocked);
+        assert_eq!(send(&mut own, &[b"123456"]), SendOutcome::Done);
+        assert_eq!(send(&mut own, &[b"x"]), SendOutcome::Blocked);
+        own.items.push_back(LoopbackItem::Control(Control::Pause));
         assert!(!own.is_idle());
-        assert!(matches!(own.take(), Some(Item::Frame(frame)) if frame == b"abcd"));
-        assert_eq!(send(&mut own, &[b"12345"]), Sent::Blocked);
-        assert_eq!(send(&mut own, &[b"1234"]), Sent::Done);
-        assert!(matches!(own.take(), Some(Item::Frame(frame)) if frame == b"123456"));
-        assert!(matches!(own.take(), Some(Item::Control(Control::Pause))));
-        assert!(matches!(own.take(), Some(Item::Frame(frame)) if frame == b"1234"));
+        assert!(matches!(own.take(), Some(LoopbackItem::Frame(frame)) if frame == b"abcd"));
+        assert_eq!(send(&mut own, &[b"12345"]), SendOutcome::Blocked);
+        assert_eq!(send(&mut own, &[b"1234"]), SendOutcome::Done);
+        assert!(matches!(own.take(), Some(LoopbackItem::Frame(frame)) if frame == b"123456"));
+        assert!(matches!(own.take(), Some(LoopbackItem::Control(Control::Pause))));
+        assert!(matches!(own.take(), Some(LoopbackItem::Frame(frame)) if frame == b"1234"));
         assert!(own.is_idle());
-        assert_eq!(send(&mut own, &[b"0123456789"]), Sent::Done, "nothing counts any more");
+        assert_eq!(send(&mut own, &[b"0123456789"]), SendOutcome::Done, "nothing counts any more");
     }
 
-    /// Goal: a message goes at once only with nothing before it, and a peer is looked at while anything can be
-    /// done for it. Method: each thing that can wait alone, with and without a pause.
+    /// Goal: a message is sent at once only with none before it, and a peer counts as having work while
+    /// anything can be done for it. Method: each thing that can wait alone, with and without a pause.
     #[test]
     fn work_waits_for_a_peer() {
         for case in 0..12 {
-            let mut peer = Peer::new(Link::Loop(Loop::new(10)));
+            let mut peer = Peer::new(PeerLink::Loopback(LoopbackLink::new(10)));
             peer.is_paused = case % 2 == 1;
             match case / 2 {
                 0 => {}
@@ -282,7 +282,7 @@ mod tests {
                 _ => peer.failed = Some(Reason::TimedOut),
             }
             assert_eq!(peer.is_clear(), matches!(case, 0 | 4 | 6 | 8), "{case}");
-            // What waits behind a pause is no work.
+            // What waits behind a pause does not count as work.
             assert_eq!(peer.has_work(), matches!(case, 2 | 4..=9), "{case}");
             assert_eq!(peer.vi(), None);
         }
@@ -292,7 +292,7 @@ mod tests {
     /// order; numbers that a peer may not use.
     #[test]
     fn streams_are_bounded() {
-        let mut peer = Peer::new(Link::Absent);
+        let mut peer = Peer::new(PeerLink::Absent);
         let open: Vec<u32> = std::iter::from_fn(|| peer.open_stream()).collect();
         assert!(open.iter().copied().eq(0..STREAMS_MAX - 1));
         assert_eq!(peer.open_stream(), None);

@@ -1,10 +1,10 @@
-//! Error control for unreliable VIs: what the paper leaves for later [via-lam, §6].
+//! Error control for unreliable VIs, which the paper leaves for later [via-lam, §6].
 //!
 //! Frames and control entries travel in numbered packets, each in the slot of the peer's RDMA area that its
 //! number names, and are kept until they are acknowledged. The receiver copies a packet out at once and
-//! believes it only if its checksum is right, so that a late duplicate which overwrites a newer packet is no
-//! more than a loss. Acknowledgements are cumulative and selective, and may be lost like everything else.
-//! What is not acknowledged in time is sent again, later each time.
+//! trusts it only if its checksum is right, so that a late duplicate that overwrites a newer packet is just a
+//! loss. Acknowledgements are cumulative and selective, and may be lost like everything else. Packets that
+//! are not acknowledged in time are retransmitted, after a longer time-out each time.
 
 use std::{collections::VecDeque, io::IoSlice, time::Duration};
 
@@ -13,23 +13,23 @@ use vigie_detect::Instant;
 use super::{
     Config,
     envelope::{CONTROL_BYTES, Control},
-    link::{Own, Sent, Staging, Terms},
-    peer::Item,
-    wide,
+    link::{LocalResources, PeerParameters, SendOutcome, Staging},
+    peer::LoopbackItem,
+    to_u64,
 };
 use crate::vi::{
     Data, Operation, Provider, ReceiveDescriptor, RemoteSegment, SendDescriptor, ViError,
 };
 
-/// The immediate of an acknowledgement; those of packets are not negative.
+/// The immediate of an acknowledgement; immediates of packets are not negative.
 const ACK_IMMEDIATE: i32 = -1;
 /// The header of a packet, in bytes.
 pub(super) const HEADER_BYTES: usize = 40;
-/// The most packets on their way: what a selective acknowledgement can tell of.
+/// The most packets under way: as many as a selective acknowledgement can report.
 const WINDOW_MAX: u64 = 64;
-/// So many packets behind a lost one tell that it was lost.
+/// A packet counts as lost when this many later ones have been acknowledged.
 const OVERTAKEN: u32 = 3;
-/// The longest time-out, as a power of two of the first.
+/// The longest time-out, as a power of two times the first.
 const BACKOFF_MAX: u32 = 6;
 
 const FRAME: u32 = 1;
@@ -61,9 +61,9 @@ fn checksum(bytes: &[u8]) -> u32 {
     })
 }
 
-/// What stands before the bytes of a packet.
+/// The header that precedes the bytes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
+struct ReliableHeader {
     kind: u32,
     length: u32,
     number: u64,
@@ -73,8 +73,8 @@ struct Header {
     selective: u64,
 }
 
-impl Header {
-    /// Writes the header before `bytes`, which has room for it, and the checksum over all.
+impl ReliableHeader {
+    /// Writes the header into the room in front of the data in `bytes`, and the checksum over all.
     fn seal(&self, bytes: &mut [u8]) {
         bytes[4..8].copy_from_slice(&self.kind.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.length.to_le_bytes());
@@ -103,9 +103,9 @@ impl Header {
     }
 }
 
-/// A packet that is not acknowledged.
+/// A packet that is not acknowledged yet.
 #[derive(Debug)]
-struct Packet {
+struct UnackedPacket {
     number: u64,
     kind: u32,
     bytes: Vec<u8>,
@@ -113,19 +113,19 @@ struct Packet {
     due: Instant,
     tries: u32,
     has_arrived: bool,
-    /// How often a packet behind it was acknowledged since it was sent last.
+    /// How many later packets were acknowledged since it was last sent.
     overtaken: u32,
 }
 
-/// What the error control did.
+/// The counters of error control.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReliableCounters {
-    /// Packets that were sent, without those sent again.
+    /// Packets sent, not counting retransmissions.
     pub packets: u64,
-    /// Packets that were sent again.
+    /// Retransmitted packets.
     pub retransmissions: u64,
-    /// Packets that arrived although they had arrived before.
+    /// Packets that had already arrived before.
     pub duplicates: u64,
     /// Packets and acknowledgements whose checksum was wrong.
     pub damaged: u64,
@@ -135,17 +135,17 @@ pub struct ReliableCounters {
 
 /// Both directions of a connection over an unreliable VI.
 #[derive(Debug)]
-pub(super) struct Lossy {
-    pub(super) own: Own,
-    terms: Terms,
+pub(super) struct UnreliableLink {
+    pub(super) own: LocalResources,
+    parameters: PeerParameters,
     slot_bytes_out: u64,
     slots_out: u64,
     slot_bytes_in: u64,
     slots_in: u64,
     next_out: u64,
-    packets: VecDeque<Packet>,
+    packets: VecDeque<UnackedPacket>,
     next_in: u64,
-    /// What has arrived from `next_in` on; the first is missing.
+    /// The packets that have arrived from `next_in` on; the first is missing.
     early: VecDeque<Option<Vec<u8>>>,
     whole: VecDeque<Vec<u8>>,
     pub(super) owes_ack: bool,
@@ -156,19 +156,19 @@ pub(super) struct Lossy {
 
 /// Returns the size of a slot for frames of at most `frame_bytes`, in bytes.
 fn slot_bytes(frame_bytes: u32) -> u64 {
-    (u64::from(frame_bytes) + wide(HEADER_BYTES)).next_multiple_of(64)
+    (u64::from(frame_bytes) + to_u64(HEADER_BYTES)).next_multiple_of(64)
 }
 
-impl Lossy {
-    pub(super) fn new(own: Own, terms: Terms, config: &Config) -> Self {
+impl UnreliableLink {
+    pub(super) fn new(own: LocalResources, parameters: PeerParameters, config: &Config) -> Self {
         let count = |area: u32, slot: u64| (u64::from(area) / slot).clamp(1, WINDOW_MAX);
-        let slot_bytes_out = slot_bytes(terms.frame_bytes_max);
+        let slot_bytes_out = slot_bytes(parameters.frame_bytes_max);
         let slot_bytes_in = slot_bytes(config.frame_bytes_max);
         Self {
-            slots_out: count(terms.area_bytes, slot_bytes_out),
+            slots_out: count(parameters.area_bytes, slot_bytes_out),
             slots_in: count(own.area_bytes, slot_bytes_in),
             own,
-            terms,
+            parameters,
             slot_bytes_out,
             slot_bytes_in,
             next_out: 0,
@@ -185,13 +185,13 @@ impl Lossy {
 
     // ------------------------------------------------------------------ sending
 
-    /// Returns whether all that was sent has been acknowledged.
+    /// Returns whether everything that was sent has been acknowledged.
     pub(super) fn is_idle(&self) -> bool {
         self.packets.is_empty()
     }
 
     pub(super) fn has_room(&self) -> bool {
-        wide(self.packets.len()) < self.slots_out
+        to_u64(self.packets.len()) < self.slots_out
     }
 
     pub(super) fn send<P: Provider>(
@@ -201,9 +201,9 @@ impl Lossy {
         now: Instant,
         is_control: bool,
         slices: &[IoSlice<'_>],
-    ) -> Sent {
+    ) -> SendOutcome {
         if !self.has_room() {
-            return Sent::Blocked;
+            return SendOutcome::Blocked;
         }
         let mut bytes = vec![0; HEADER_BYTES];
         for slice in slices {
@@ -213,7 +213,7 @@ impl Lossy {
         self.next_out += 1;
         self.counters.packets += 1;
         let kind = if is_control { CONTROL } else { FRAME };
-        self.packets.push_back(Packet {
+        self.packets.push_back(UnackedPacket {
             number,
             kind,
             bytes,
@@ -233,39 +233,41 @@ impl Lossy {
         staging: &mut Staging,
         now: Instant,
         control: Control,
-    ) -> Sent {
+    ) -> SendOutcome {
         self.send(nic, staging, now, true, &[IoSlice::new(&control.encode())])
     }
 
-    /// Sends a packet, now or again. What the queue does not take is due at once.
+    /// Sends a packet, for the first time or again. If the queue does not take it, it is due again at once.
     fn transmit<P: Provider>(
         &mut self,
         nic: &mut P,
         staging: &mut Staging,
         now: Instant,
         index: usize,
-    ) -> Sent {
+    ) -> SendOutcome {
         let (acknowledged, selective) = self.received();
-        let Some(packet) = self.packets.get_mut(index) else { return Sent::Done };
+        let Some(packet) = self.packets.get_mut(index) else { return SendOutcome::Done };
         let length = u32::try_from(packet.bytes.len() - HEADER_BYTES).unwrap_or_default();
         packet.overtaken = 0;
         let (kind, number) = (packet.kind, packet.number);
-        Header { kind, length, number, acknowledged, selective }.seal(&mut packet.bytes);
+        ReliableHeader { kind, length, number, acknowledged, selective }.seal(&mut packet.bytes);
+
         let offset = number % self.slots_out * self.slot_bytes_out;
-        let remote = RemoteSegment { key: self.terms.area_key, offset };
+        let remote = RemoteSegment { key: self.parameters.area_key, offset };
         let immediate = i32::try_from(number & 0x7fff_ffff).unwrap_or_default();
         let slices = [IoSlice::new(&packet.bytes)];
         let vi = self.own.vi;
-        let length = wide(packet.bytes.len());
+        let length = to_u64(packet.bytes.len());
         let mut cookie = self.own.cookie;
+
         let sent = if staging.is_needed(length) {
             let Some((staged, segment)) = staging.stage(&slices, length, cookie) else {
                 packet.due = now.saturating_add(self.retransmit_after / 8);
-                return Sent::Done;
+                return SendOutcome::Done;
             };
             cookie = staged;
             let sent = post(nic, vi, Data::Segments(&[segment]), remote, immediate, cookie, true);
-            if sent != Sent::Done {
+            if sent != SendOutcome::Done {
                 staging.give_back(cookie);
             }
             sent
@@ -273,7 +275,8 @@ impl Lossy {
             let is_signaled = number.is_multiple_of(16);
             post(nic, vi, Data::Inline(&slices), remote, immediate, cookie, is_signaled)
         };
-        if sent == Sent::Done {
+
+        if sent == SendOutcome::Done {
             let wait = self.retransmit_after * (1 << packet.tries.min(BACKOFF_MAX));
             packet.due = now.saturating_add(wait);
             packet.tries += 1;
@@ -281,7 +284,7 @@ impl Lossy {
         } else {
             packet.due = now.saturating_add(self.retransmit_after / 8);
         }
-        if matches!(sent, Sent::Fault(_)) { sent } else { Sent::Done }
+        if matches!(sent, SendOutcome::Fault(_)) { sent } else { SendOutcome::Done }
     }
 
     fn received(&self) -> (u64, u64) {
@@ -292,27 +295,28 @@ impl Lossy {
         (self.next_in, selective)
     }
 
-    /// Acknowledges what has arrived, unless a packet has done so since.
-    pub(super) fn acknowledge<P: Provider>(&mut self, nic: &mut P) -> Sent {
+    /// Acknowledges what has arrived, unless a packet has already done so.
+    pub(super) fn acknowledge<P: Provider>(&mut self, nic: &mut P) -> SendOutcome {
         if !self.owes_ack {
-            return Sent::Done;
+            return SendOutcome::Done;
         }
         let (acknowledged, selective) = self.received();
         let mut bytes = [0; HEADER_BYTES];
-        Header { kind: ACK, length: 0, number: 0, acknowledged, selective }.seal(&mut bytes);
-        let remote = RemoteSegment { key: self.terms.control_key, offset: 0 };
+        ReliableHeader { kind: ACK, length: 0, number: 0, acknowledged, selective }
+            .seal(&mut bytes);
+        let remote = RemoteSegment { key: self.parameters.control_key, offset: 0 };
         let slices = [IoSlice::new(&bytes)];
         let data = Data::Inline(&slices);
         let is_signaled = acknowledged.is_multiple_of(16);
         let sent =
             post(nic, self.own.vi, data, remote, ACK_IMMEDIATE, self.own.cookie, is_signaled);
-        if sent == Sent::Done {
+        if sent == SendOutcome::Done {
             self.owes_ack = false;
         }
         sent
     }
 
-    /// Sends again what is due. An error: the peer has been silent for too long, or the VI is broken.
+    /// Retransmits what is due. Fails if the peer has been silent for too long or the VI is broken.
     pub(super) fn service<P: Provider>(
         &mut self,
         nic: &mut P,
@@ -330,7 +334,7 @@ impl Lossy {
             }
             self.counters.retransmissions += u64::from(packet.tries > 0);
             has_worked = true;
-            if matches!(self.transmit(nic, staging, now, index), Sent::Fault(_)) {
+            if matches!(self.transmit(nic, staging, now, index), SendOutcome::Fault(_)) {
                 return Err(());
             }
         }
@@ -346,11 +350,11 @@ impl Lossy {
     /// Posts the descriptor again that a completion consumed.
     pub(super) fn repost<P: Provider>(&self, nic: &mut P) {
         let descriptor = ReceiveDescriptor { cookie: self.own.cookie, segments: &[] };
-        // Without it a packet is lost, and sent again.
+        // If this fails, a packet is lost and retransmitted.
         drop(nic.post_receive(self.own.vi, &descriptor));
     }
 
-    /// Takes what an immediate announces, which may be anything.
+    /// Takes what an immediate announces. The peer may announce anything.
     pub(super) fn arrived(&mut self, immediate: i32) -> Result<(), &'static str> {
         let (memory, offset) = match u64::try_from(immediate) {
             Ok(number) => (&self.own.area.memory, number % self.slots_in * self.slot_bytes_in),
@@ -359,15 +363,17 @@ impl Lossy {
         let outside = |_| "a packet outside the area";
         let mut head = [0; HEADER_BYTES];
         memory.read(offset, &mut head).map_err(outside)?;
-        let header = Header::read(&head);
+        let header = ReliableHeader::read(&head);
+
         let is_ack = immediate < 0;
-        if u64::from(header.length) > self.slot_bytes_in - wide(HEADER_BYTES)
+        if u64::from(header.length) > self.slot_bytes_in - to_u64(HEADER_BYTES)
             || (is_ack && header.length != 0)
         {
             self.counters.damaged += 1;
             return Ok(());
         }
-        // The whole is copied once and checked then; it may have changed since the header was read.
+
+        // The whole packet is copied once and then checked; it may have changed since the header was read.
         let length = HEADER_BYTES + header.length as usize;
         let bytes = memory.read_to_vec(offset, length).map_err(outside)?;
         let mut sum = [0; 4];
@@ -378,6 +384,7 @@ impl Lossy {
             self.counters.damaged += 1;
             return Ok(());
         }
+
         self.acknowledged(&header)?;
         if !is_ack {
             self.packet(&header, bytes);
@@ -385,7 +392,7 @@ impl Lossy {
         Ok(())
     }
 
-    fn packet(&mut self, header: &Header, bytes: Vec<u8>) {
+    fn packet(&mut self, header: &ReliableHeader, bytes: Vec<u8>) {
         self.owes_ack = true;
         let Some(ahead) = header.number.checked_sub(self.next_in) else {
             self.counters.duplicates += 1;
@@ -412,7 +419,7 @@ impl Lossy {
         }
     }
 
-    fn acknowledged(&mut self, header: &Header) -> Result<(), &'static str> {
+    fn acknowledged(&mut self, header: &ReliableHeader) -> Result<(), &'static str> {
         if header.acknowledged > self.next_out {
             return Err("an acknowledgement of what was never sent");
         }
@@ -431,16 +438,16 @@ impl Lossy {
         Ok(())
     }
 
-    /// Takes the next thing in order: the bytes of a frame behind [`HEADER_BYTES`], or a control entry.
-    pub(super) fn take(&mut self) -> Option<Result<Item, &'static str>> {
+    /// Takes the next item in order: the bytes of a frame behind [`HEADER_BYTES`], or a control entry.
+    pub(super) fn take(&mut self) -> Option<Result<LoopbackItem, &'static str>> {
         let bytes = self.whole.pop_front()?;
         let head = bytes.first_chunk::<HEADER_BYTES>()?;
-        match Header::read(head).kind {
-            FRAME => Some(Ok(Item::Frame(bytes))),
+        match ReliableHeader::read(head).kind {
+            FRAME => Some(Ok(LoopbackItem::Frame(bytes))),
             CONTROL => {
                 let entry = bytes[HEADER_BYTES..].first_chunk::<CONTROL_BYTES>();
                 let control = entry.and_then(|entry| Control::decode(*entry));
-                Some(control.map(Item::Control).ok_or("an unknown control entry"))
+                Some(control.map(LoopbackItem::Control).ok_or("an unknown control entry"))
             }
             _ => Some(Err("an unknown kind of packet")),
         }
@@ -455,7 +462,7 @@ fn post<P: Provider>(
     immediate: i32,
     cookie: u64,
     is_signaled: bool,
-) -> Sent {
+) -> SendOutcome {
     let descriptor = SendDescriptor {
         operation: Operation::RdmaWrite,
         cookie,
@@ -465,10 +472,10 @@ fn post<P: Provider>(
         data,
     };
     match nic.post_send(vi, &descriptor) {
-        Ok(()) => Sent::Done,
-        // As over a reliable VI: the event of a broken one tells why.
-        Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => Sent::Blocked,
-        Err(_) => Sent::Fault("the VI takes no descriptors"),
+        Ok(()) => SendOutcome::Done,
+        // As over a reliable VI: the event of a broken VI says why.
+        Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => SendOutcome::Blocked,
+        Err(_) => SendOutcome::Fault("the VI takes no descriptors"),
     }
 }
 

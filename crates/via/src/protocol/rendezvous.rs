@@ -1,28 +1,27 @@
-//! Messages of registered memory: the sender gives its key, and the receiver fetches them.
+//! Messages in registered memory: the sender passes its key, and the receiver fetches them.
 
 use super::{
-    Engine,
+    MessageEngine,
     envelope::{Control, ENVELOPE_BYTES},
-    narrow,
     payload::Sink,
-    peer::{Link, Peer},
-    request::Body,
-    wide,
+    peer::{Peer, PeerLink},
+    request::SendBody,
+    to_u64, to_usize,
 };
 use crate::vi::{Memory, MemoryAttributes, MemoryHandle, Provider, RegistrationCache, ViError};
 
-/// The most that is copied before the sink is asked again, in bytes.
+/// The most bytes that are copied before the sink is asked again.
 const PIECE_BYTES: u64 = 1 << 20;
 
-impl<P: Provider> Engine<P> {
+impl<P: Provider> MessageEngine<P> {
     /// Returns memory of at least `length` bytes from which peers take messages in one copy, where they can:
-    /// see [`Payload::Memory`](super::Payload). It goes back to the engine's pool when its last clone is
-    /// dropped and what was sent of it has been taken. What it contains is zero or of earlier messages, to
-    /// whatever rank.
+    /// see [`Payload::Memory`](super::Payload). It returns to the engine's pool when its last clone is
+    /// dropped and what was sent from it has been taken. Its content is zero or left from earlier messages,
+    /// to whatever rank.
     ///
     /// # Cost
-    /// With shared memory a new one costs a file, a mapping at each end and a page fault for each page, one
-    /// of the pool none of that.
+    /// With shared memory a new buffer costs a file, a mapping at each end and a page fault for each page; a
+    /// pooled one costs none of that.
     ///
     /// # Errors
     /// The NIC's.
@@ -31,15 +30,15 @@ impl<P: Provider> Engine<P> {
         self.registrations.allocate(&mut self.nic, length, attributes)
     }
 
-    /// Returns what is registered of the memory that was [sent](super::Payload::Memory), and the pool of
+    /// Returns the registrations of memory that was [sent](super::Payload::Memory), and the pool of
     /// [buffers](Self::buffer).
     #[must_use]
     pub const fn registrations(&self) -> &RegistrationCache {
         &self.registrations
     }
 
-    /// Deregisters memory, wherever it was registered. Of a message that was sent of it, and not taken yet,
-    /// the bytes are sent instead.
+    /// Deregisters memory, wherever it was registered. Messages sent from it that were not taken yet are sent
+    /// as bytes instead.
     ///
     /// # Errors
     /// The NIC's.
@@ -47,7 +46,7 @@ impl<P: Provider> Engine<P> {
         self.registrations.deregister(&mut self.nic, handle)
     }
 
-    /// Deregisters what the engine keeps registered without need. Returns how many registrations that were.
+    /// Deregisters everything that is kept registered but not in use. Returns the number of registrations.
     pub fn clear_registrations(&mut self) -> usize {
         self.registrations.clear(&mut self.nic)
     }
@@ -57,33 +56,33 @@ impl<P: Provider> Engine<P> {
     }
 
     /// Returns whether a message of `length` bytes to a rank takes more than a frame, and the rank may read
-    /// memory of this one.
+    /// this rank's memory.
     pub(super) fn is_read_by(&self, rank: u32, length: u64) -> bool {
         matches!(self.peers.get(rank as usize),
-            Some(Peer { link: Link::Direct(_), frame_bytes_max, .. })
-                if length + wide(ENVELOPE_BYTES) > u64::from(*frame_bytes_max))
+            Some(Peer { link: PeerLink::Reliable(_), frame_bytes_max, .. })
+                if length + to_u64(ENVELOPE_BYTES) > u64::from(*frame_bytes_max))
     }
 
-    /// Registers what a message to a rank is sent of, if that is of use.
+    /// Registers the memory that a message to a rank is sent from, if that is useful.
     pub(super) fn registered(
         &mut self,
         rank: u32,
         memory: Memory,
         offset: u64,
         length: u64,
-    ) -> Body {
+    ) -> SendBody {
         let attributes = self.readable();
         let registered = self
             .is_read_by(rank, length)
-            // If that fails the bytes are sent.
+            // If that fails, the bytes are sent.
             .then(|| self.registrations.register(&mut self.nic, &memory, attributes).ok())
             .flatten();
         let key = registered.as_ref().map(|registered| registered.region().key);
-        Body::Memory { memory, offset, key, _registered: registered }
+        SendBody::Memory { memory, offset, key, _registered: registered }
     }
 
     /// Fetches a message that is still in its sender's memory, now that its receiver is there: in one copy,
-    /// if that memory is mapped here; else the sender is asked to send it.
+    /// if that memory is mapped here; otherwise the sender is asked to send it.
     pub(super) fn fetch<S: Sink + ?Sized>(&mut self, key: u64, sink: &mut S) {
         let Some(message) = self.messages.get(key) else { return };
         let Some((remote, offset)) = message.remote else { return };
@@ -92,7 +91,7 @@ impl<P: Provider> Engine<P> {
         let total = message.total;
         if let Some(memory) = vi.and_then(|vi| self.nic.window(vi, remote))
             && let Some(end) = offset.checked_add(total)
-            && end <= wide(memory.len())
+            && end <= to_u64(memory.len())
         {
             let is_truncated = !copy(&memory, offset, total, sink);
             self.counters.remote_reads += 1;
@@ -107,7 +106,7 @@ impl<P: Provider> Engine<P> {
         message.remote = None;
         message.granted = total.min(u64::from(self.config.window_bytes));
         let grant = Control::Grant { request: message.sender, limit: message.granted };
-        self.tell(rank, grant);
+        self.queue_control(rank, grant);
     }
 }
 
@@ -115,13 +114,13 @@ impl<P: Provider> Engine<P> {
 fn copy<S: Sink + ?Sized>(memory: &Memory, from: u64, total: u64, sink: &mut S) -> bool {
     let mut done = 0;
     while done < total {
-        let length = narrow((total - done).min(PIECE_BYTES));
+        let length = to_usize((total - done).min(PIECE_BYTES));
         let space = sink.space(done, length);
         let length = space.len().min(length);
         if length == 0 || memory.read(from + done, &mut space[..length]).is_err() {
             return false;
         }
-        done += wide(length);
+        done += to_u64(length);
     }
     true
 }

@@ -5,20 +5,21 @@ use std::collections::VecDeque;
 use super::{
     RequestError,
     matching::{Label, NodeId, Pattern},
-    wide,
+    to_u64,
 };
 use crate::vi::{Memory, Registered, RemoteKey};
 
-/// A send or a receive that has begun. Never used twice by one engine.
+/// A send or a receive that has begun. One engine never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(crate) u64);
 
-/// How a send ends: MPI's four modes.
+/// When a send is done: MPI's four modes.
 ///
 /// # Source
 /// [via-lam, §4.3].
 ///
-/// Four bytes: one would be read back as four where it is passed on, and wait for the stores before it.
+/// It is four bytes long: one byte would be read back as four where it is passed on, and that read waits for
+/// the stores before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "the standard has four")]
 #[repr(u32)]
@@ -26,26 +27,26 @@ pub enum Mode {
     /// Done when the bytes may be changed again.
     #[default]
     Standard,
-    /// Done at once: what cannot leave is copied to the engine's bounded buffer.
+    /// Done at once: what cannot be sent is copied to the engine's bounded buffer.
     Buffered,
     /// Done when a receive has matched the message.
     Synchronous,
-    /// As standard. The caller believes that a receive is posted; if none is, that is counted.
+    /// As standard. The caller believes that a receive is posted; if it is not, that is counted.
     Ready,
 }
 
 /// Whether a send needs more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a pending send is to be polled"]
+#[must_use = "a pending send must be polled"]
 #[expect(clippy::exhaustive_enums, reason = "there is nothing between done and not done")]
 pub enum SendState {
     /// It is done.
     Done,
-    /// [`Engine::poll_send`](super::Engine::poll_send) says when.
+    /// Poll it with [`MessageEngine::poll_send`](super::MessageEngine::poll_send).
     Pending(RequestId),
 }
 
-/// What a receive got.
+/// The envelope of a received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -55,8 +56,8 @@ pub struct Status {
     pub tag: u32,
     /// The length of the whole message, in bytes.
     pub length: u64,
-    /// One if the receiver had no room for all of it, otherwise zero. A word: a value with a hole behind a
-    /// byte is moved in pieces that overlap, each of which waits for the stores before it.
+    /// One if the receiver had no room for all of it, otherwise zero. It is a whole word: a value with
+    /// padding behind a byte is moved in overlapping pieces, each of which waits for the stores before it.
     truncated: u64,
 }
 
@@ -66,7 +67,7 @@ impl Status {
         Self { source: label.source, tag: label.tag, length, truncated: is_truncated as u64 }
     }
 
-    /// Returns whether the receiver had no room for all of the message; the rest was thrown away.
+    /// Returns whether the receiver had no room for all of the message; the rest was discarded.
     #[must_use]
     pub const fn is_truncated(&self) -> bool {
         self.truncated != 0
@@ -77,52 +78,52 @@ impl Status {
     }
 }
 
-/// What became of a wish to cancel.
+/// The result of an attempt to cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a request that was not cancelled is still to be polled"]
+#[must_use = "a request that was not cancelled must still be polled"]
 #[expect(clippy::exhaustive_enums, reason = "callers must handle every case")]
 pub enum CancelState {
-    /// The request is gone, and its message will never be seen.
+    /// The request is gone, and no receive will see its message.
     Cancelled,
-    /// The peer was asked: poll the request, which ends in [`RequestError::Cancelled`] or as if nothing had
-    /// been asked.
+    /// The peer was asked: poll the request, which ends in [`RequestError::Cancelled`] or as if you had not
+    /// asked.
     Asked,
-    /// Too late: poll the request as before.
+    /// It is too late: poll the request as before.
     TooLate,
 }
 
 #[derive(Debug)]
-pub(super) enum Request {
+pub(super) enum RequestEntry {
     Send(SendRequest),
     Receive(ReceiveRequest),
 }
 
 /// Where a send's bytes are.
 #[derive(Debug)]
-pub(super) enum Body {
-    /// With the owner, who hands them over when it polls.
+pub(super) enum SendBody {
+    /// With the owner, who passes them again when it polls.
     Borrowed,
     Owned(Vec<u8>),
     Memory {
         memory: Memory,
         offset: u64,
-        /// By which the receiver may read it.
+        /// The key by which the receiver may read the memory.
         key: Option<RemoteKey>,
         /// Keeps it registered.
         _registered: Option<Registered>,
     },
 }
 
-/// How far a send is.
+/// The progress of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Its first frame has not left.
+pub(super) enum SendPhase {
+    /// Its first frame has not been sent.
     Queued,
-    /// Some of its data has not left.
+    /// Some of its data has not been sent.
     Open { stream: u32 },
-    /// It was given up; the receiver is to be told.
+    /// It was abandoned; the receiver must be told.
     Aborted { stream: u32 },
-    /// All its data has left, or is taken by the receiver.
+    /// All its data was sent, or taken by the receiver.
     Sent,
 }
 
@@ -134,27 +135,27 @@ pub(super) struct SendRequest {
     pub(super) flags: u8,
     pub(super) total: u64,
     pub(super) sent: u64,
-    /// So much may be sent.
+    /// The bytes that may be sent.
     pub(super) limit: u64,
-    pub(super) body: Body,
-    pub(super) stage: Stage,
+    pub(super) body: SendBody,
+    pub(super) stage: SendPhase,
     /// A receive has matched it.
     pub(super) is_matched: bool,
     /// It ends only when a receive has matched it.
     pub(super) needs_match: bool,
     /// It ends only when the receiver has read the region.
     pub(super) needs_finish: bool,
-    /// The receiver was asked whether it can be taken back.
+    /// The receiver was asked to let it be taken back.
     pub(super) awaits_answer: bool,
-    /// Nobody polls it.
+    /// Its owner does not poll it.
     pub(super) is_detached: bool,
-    /// The bytes it takes of the buffer for buffered sends.
+    /// The bytes that it occupies in the buffer for buffered sends.
     pub(super) buffered: u64,
     pub(super) result: Option<Result<(), RequestError>>,
 }
 
 impl SendRequest {
-    /// Returns how far it may be sent, given whether its peer has paused this side.
+    /// Returns how many of its bytes may be sent, given whether its peer has paused this side.
     pub(super) const fn allowed(&self, is_paused: bool) -> u64 {
         if is_paused && !self.is_matched { self.sent } else { self.limit }
     }
@@ -173,45 +174,45 @@ pub(super) struct ReceiveRequest {
     pub(super) state: ReceiveState,
 }
 
-/// Bytes of a message that were taken off the area.
+/// Bytes of a message that were moved out of the area.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct MessagePart {
     pub(super) bytes: Vec<u8>,
     pub(super) start: usize,
 }
 
-/// A message that has begun to arrive and is not wholly with its receiver.
+/// A message that has begun to arrive and is not yet wholly with its receiver.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct IncomingMessage {
     pub(super) label: Label,
     pub(super) flags: u8,
     /// The sender's request.
     pub(super) sender: u64,
     pub(super) total: u64,
     pub(super) arrived: u64,
-    /// Handed to the receiver, or thrown away.
+    /// The bytes passed to the receiver or discarded.
     pub(super) consumed: u64,
-    /// So much the sender may send.
+    /// The bytes that the sender may send.
     pub(super) granted: u64,
     pub(super) is_truncated: bool,
-    pub(super) parts: VecDeque<Part>,
+    pub(super) parts: VecDeque<MessagePart>,
     /// In the list of messages that no receive matched.
     pub(super) node: Option<NodeId>,
     pub(super) request: Option<u64>,
     /// The sender's stream, if it comes in several frames.
     pub(super) stream: u32,
-    /// Nobody wants it any more: what arrives is thrown away.
+    /// No receive wants it any more: data that arrives is discarded.
     pub(super) is_discarded: bool,
-    /// The sender has taken it back: it gets no more grants.
+    /// The sender has taken it back: it gets no further grants.
     pub(super) is_cancelled: bool,
-    /// What it counts for among its peer's unexpected messages, in bytes.
+    /// The bytes that it counts for among its peer's unexpected messages.
     pub(super) parked: u64,
     /// The sender's memory, from which it may be read.
     pub(super) remote: Option<(RemoteKey, u64)>,
     pub(super) error: Option<RequestError>,
 }
 
-impl Message {
+impl IncomingMessage {
     pub(super) fn new(label: Label, flags: u8, sender: u64, total: u64) -> Self {
         Self {
             label,
@@ -234,8 +235,8 @@ impl Message {
         }
     }
 
-    pub(super) fn park(&mut self, part: Part) {
-        let length = wide(part.bytes.len() - part.start);
+    pub(super) fn park(&mut self, part: MessagePart) {
+        let length = to_u64(part.bytes.len() - part.start);
         self.arrived += length;
         if length > 0 {
             self.parts.push_back(part);

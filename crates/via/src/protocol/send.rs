@@ -3,37 +3,36 @@
 use std::{io::IoSlice, task::Poll};
 
 use super::{
-    CancelState, Engine, Mode, Payload, RequestError, RequestId, SendError, SendState,
+    CancelState, MessageEngine, Mode, Payload, RequestError, RequestId, SendError, SendState,
     envelope::{
         Control, ENVELOPE_BYTES, Envelope, FLAG_KEY, FLAG_LAST, FLAG_READY, FLAG_SYNCHRONOUS,
         FrameKind, OPENING_BYTES, Opening,
     },
-    link::Sent,
-    narrow,
+    link::SendOutcome,
     payload::{SLICES_MAX, copy_range, gather, total},
-    peer::Link,
-    request::{Body, Request, SendRequest, Stage},
+    peer::PeerLink,
+    request::{RequestEntry, SendBody, SendPhase, SendRequest},
     slots::index_of,
-    wide,
+    to_u64, to_usize,
 };
 use crate::vi::{CACHE_LINE, Provider};
 
-/// The `id` of a message that nobody will ask about.
+/// The `id` of a message whose sender expects no answer.
 const NO_REQUEST: u32 = u32::MAX;
 
-/// Completions that a poll takes at most.
+/// The most completions that a poll takes.
 const BUDGET: usize = 64;
 
-/// Returns how much of a long message goes into a frame with so much room: whole cache lines, so that the
-/// next frame begins with one, too.
+/// Returns how much of a long message goes into a frame with `room` bytes: whole cache lines, so that the
+/// next frame's data also begins at one.
 const fn whole_lines(room: u64) -> u64 {
     room - room % (CACHE_LINE as u64)
 }
 
-impl<P: Provider> Engine<P> {
-    /// Sends a message. What is short and finds credit has left when this returns; anything else becomes a
-    /// request. Of borrowed bytes that cannot leave, few are copied, and many are asked for again by
-    /// [`poll_send`](Self::poll_send).
+impl<P: Provider> MessageEngine<P> {
+    /// Sends a message. A short message that finds credit has been sent when this returns; anything else
+    /// becomes a request. Borrowed bytes that cannot be sent at once are copied if they are few; otherwise
+    /// you pass them again to [`poll_send`](Self::poll_send).
     ///
     /// # Cost
     /// One copy, into the receiver's area.
@@ -58,8 +57,8 @@ impl<P: Provider> Engine<P> {
         self.begin_send(dest, context, tag, mode, payload)
     }
 
-    /// As [`send`](Self::send) of borrowed bytes that lie together, which is the shortest way: where they
-    /// are and how many comes in registers.
+    /// As [`send`](Self::send) of contiguous borrowed bytes. This is the fastest way: address and length are
+    /// passed in registers.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -74,7 +73,7 @@ impl<P: Provider> Engine<P> {
     ) -> Result<SendState, SendError> {
         if mode != Mode::Synchronous
             && let Some((head, frame)) =
-                self.head_at_once(dest, context, tag, mode, wide(bytes.len()))
+                self.head_at_once(dest, context, tag, mode, to_u64(bytes.len()))
         {
             let slices = [IoSlice::new(&head), IoSlice::new(bytes)];
             if self.frame_at_once(dest, &slices, frame) {
@@ -84,7 +83,7 @@ impl<P: Provider> Engine<P> {
         self.begin_send(dest, context, tag, mode, Payload::Borrowed(&[IoSlice::new(bytes)]))
     }
 
-    /// Sends a message in one frame, if nothing is before it and there is credit.
+    /// Sends a message in one frame, if no message is before it and there is credit.
     fn send_at_once(
         &mut self,
         dest: u32,
@@ -98,11 +97,11 @@ impl<P: Provider> Engine<P> {
             return false;
         };
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        gather(&head, body, 0, narrow(length), &mut slices)
+        gather(&head, body, 0, to_usize(length), &mut slices)
             .is_some_and(|count| self.frame_at_once(dest, &slices[..count], frame))
     }
 
-    /// Returns the envelope of a message that may leave at once, and the length of its frame.
+    /// Returns the envelope of a message that may be sent at once, and the length of its frame.
     #[inline]
     fn head_at_once(
         &self,
@@ -113,7 +112,7 @@ impl<P: Provider> Engine<P> {
         length: u64,
     ) -> Option<([u8; ENVELOPE_BYTES], u32)> {
         let peer = self.peers.get(dest as usize)?;
-        let frame = length + wide(ENVELOPE_BYTES);
+        let frame = length + to_u64(ENVELOPE_BYTES);
         if !peer.is_clear() || frame > u64::from(peer.frame_bytes_max) {
             return None;
         }
@@ -129,12 +128,12 @@ impl<P: Provider> Engine<P> {
     fn frame_at_once(&mut self, dest: u32, slices: &[IoSlice<'_>], frame: u32) -> bool {
         let Some(peer) = self.peers.get_mut(dest as usize) else { return false };
         match peer.send_frame(&mut self.nic, &mut self.staging, self.now, slices, frame) {
-            Sent::Done => {
+            SendOutcome::Done => {
                 self.counters.messages_sent += 1;
                 true
             }
-            Sent::Blocked => false,
-            Sent::Fault(what) => {
+            SendOutcome::Blocked => false,
+            SendOutcome::Fault(what) => {
                 self.peer_fault(dest, what);
                 false
             }
@@ -147,7 +146,7 @@ impl<P: Provider> Engine<P> {
         if let Some(reason) = peer.failed {
             return Err(SendError::PeerFailed { rank, reason });
         }
-        if matches!(peer.link, Link::Absent | Link::Prepared(_)) {
+        if matches!(peer.link, PeerLink::Absent | PeerLink::Prepared(_)) {
             return Err(SendError::NotConnected { rank });
         }
         Ok(())
@@ -160,8 +159,8 @@ impl<P: Provider> Engine<P> {
         if needed > free {
             return Err(SendError::BufferFull { needed, free });
         }
-        let mut bytes = Vec::with_capacity(narrow(needed));
-        copy_range(body, 0, narrow(needed), &mut bytes);
+        let mut bytes = Vec::with_capacity(to_usize(needed));
+        copy_range(body, 0, to_usize(needed), &mut bytes);
         self.buffered_bytes += needed;
         Ok(bytes)
     }
@@ -188,8 +187,8 @@ impl<P: Provider> Engine<P> {
             total: 0,
             sent: 0,
             limit: 0,
-            body: Body::Borrowed,
-            stage: Stage::Queued,
+            body: SendBody::Borrowed,
+            stage: SendPhase::Queued,
             is_matched: false,
             needs_match: is_synchronous,
             needs_finish: false,
@@ -198,50 +197,52 @@ impl<P: Provider> Engine<P> {
             buffered: 0,
             result: None,
         };
+
         let mut borrowed: Option<&[IoSlice<'_>]> = None;
         match payload {
             Payload::Borrowed(body) if mode == Mode::Buffered => {
                 let bytes = self.keep_buffered(body)?;
-                request.total = wide(bytes.len());
+                request.total = to_u64(bytes.len());
                 request.buffered = request.total;
-                request.body = Body::Owned(bytes);
+                request.body = SendBody::Owned(bytes);
             }
             Payload::Borrowed(body) => {
                 request.total = total(body);
                 borrowed = Some(body);
             }
             Payload::Owned(bytes) => {
-                request.total = wide(bytes.len());
-                request.body = Body::Owned(bytes);
+                request.total = to_u64(bytes.len());
+                request.body = SendBody::Owned(bytes);
             }
             Payload::Region { region, offset, length } => {
-                if offset.checked_add(length).is_none_or(|end| end > wide(region.memory.len())) {
+                if offset.checked_add(length).is_none_or(|end| end > to_u64(region.memory.len())) {
                     return Err(SendError::OutOfBounds { offset, length });
                 }
                 request.total = length;
                 let (key, memory) = (Some(region.key), region.memory);
-                request.body = Body::Memory { memory, offset, key, _registered: None };
+                request.body = SendBody::Memory { memory, offset, key, _registered: None };
             }
             Payload::Memory { memory, offset, length } => {
-                if offset.checked_add(length).is_none_or(|end| end > wide(memory.len())) {
+                if offset.checked_add(length).is_none_or(|end| end > to_u64(memory.len())) {
                     return Err(SendError::OutOfBounds { offset, length });
                 }
                 request.total = length;
                 request.body = self.registered(dest, memory, offset, length);
             }
         }
-        // Whoever sends in buffered mode does not look back.
+
+        // The owner of a buffered send does not poll it.
         request.is_detached = mode == Mode::Buffered;
-        let key = self.requests.insert(Request::Send(request));
+        let key = self.requests.insert(RequestEntry::Send(request));
         self.begin(key, dest, borrowed);
         Ok(self.state_of(key))
     }
 
-    /// Returns whether a send that has just begun is done already.
+    /// Returns whether a send that has just begun is already done.
     fn state_of(&mut self, key: u64) -> SendState {
         match self.requests.get(key) {
-            Some(Request::Send(send)) if send.is_detached => SendState::Done,
-            Some(Request::Send(send)) if matches!(send.result, Some(Ok(()))) => {
+            Some(RequestEntry::Send(send)) if send.is_detached => SendState::Done,
+            Some(RequestEntry::Send(send)) if matches!(send.result, Some(Ok(()))) => {
                 self.requests.remove(key);
                 SendState::Done
             }
@@ -253,9 +254,9 @@ impl<P: Provider> Engine<P> {
     /// Sends the first frame of a request, or puts it at the end of the queue.
     fn begin(&mut self, key: u64, dest: u32, borrowed: Option<&[IoSlice<'_>]>) {
         let is_clear = self.peers.get(dest as usize).is_some_and(|peer| peer.is_clear());
-        let sent = if is_clear { self.send_head(key, borrowed) } else { Sent::Blocked };
+        let sent = if is_clear { self.send_head(key, borrowed) } else { SendOutcome::Blocked };
         match sent {
-            Sent::Done => {
+            SendOutcome::Done => {
                 if let Some(body) = borrowed {
                     self.pump_borrowed(key, body);
                 } else {
@@ -263,7 +264,7 @@ impl<P: Provider> Engine<P> {
                     self.flush_peer(dest);
                 }
             }
-            Sent::Blocked => {
+            SendOutcome::Blocked => {
                 self.counters.blocked += 1;
                 if let Some(body) = borrowed {
                     self.keep_if_short(key, dest, body);
@@ -273,18 +274,18 @@ impl<P: Provider> Engine<P> {
                 }
                 self.list(dest);
             }
-            Sent::Fault(what) => self.peer_fault(dest, what),
+            SendOutcome::Fault(what) => self.peer_fault(dest, what),
         }
     }
 
-    /// Copies borrowed bytes that must wait, if they go into one frame.
+    /// Copies borrowed bytes that must wait, if they fit into one frame.
     fn keep_if_short(&mut self, key: u64, dest: u32, body: &[IoSlice<'_>]) {
         let max = self.peers.get(dest as usize).map_or(0, |peer| peer.frame_bytes_max);
-        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
-        if send.total + wide(ENVELOPE_BYTES) <= u64::from(max) {
-            let mut bytes = Vec::with_capacity(narrow(send.total));
-            copy_range(body, 0, narrow(send.total), &mut bytes);
-            send.body = Body::Owned(bytes);
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
+        if send.total + to_u64(ENVELOPE_BYTES) <= u64::from(max) {
+            let mut bytes = Vec::with_capacity(to_usize(send.total));
+            copy_range(body, 0, to_usize(send.total), &mut bytes);
+            send.body = SendBody::Owned(bytes);
         }
     }
 
@@ -296,8 +297,8 @@ impl<P: Provider> Engine<P> {
         body: &[IoSlice<'_>],
         skip: u64,
         length: usize,
-    ) -> Sent {
-        let Some(peer) = self.peers.get_mut(rank as usize) else { return Sent::Blocked };
+    ) -> SendOutcome {
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return SendOutcome::Blocked };
         let frame = u32::try_from(head.len() + length).unwrap_or(u32::MAX);
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         if let Some(count) = gather(head, body, skip, length, &mut slices) {
@@ -315,59 +316,67 @@ impl<P: Provider> Engine<P> {
         peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices, frame)
     }
 
-    /// Calls `act` with the bytes of a request, wherever they are, from what was sent on.
+    /// Calls `act` with the bytes of a request, wherever they are, from the first unsent one on.
     fn with_body(
         &mut self,
         key: u64,
         borrowed: Option<&[IoSlice<'_>]>,
         length: usize,
-        act: impl FnOnce(&mut Self, &[IoSlice<'_>], u64) -> Sent,
-    ) -> Sent {
-        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return Sent::Blocked };
+        act: impl FnOnce(&mut Self, &[IoSlice<'_>], u64) -> SendOutcome,
+    ) -> SendOutcome {
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else {
+            return SendOutcome::Blocked;
+        };
         let skip = send.sent;
         if let Some(body) = borrowed {
             return act(self, body, skip);
         }
-        let body = std::mem::replace(&mut send.body, Body::Borrowed);
+        let body = std::mem::replace(&mut send.body, SendBody::Borrowed);
         let sent = match &body {
-            Body::Owned(bytes) => act(self, &[IoSlice::new(bytes)], skip),
-            Body::Memory { memory, offset, .. } => {
+            SendBody::Owned(bytes) => act(self, &[IoSlice::new(bytes)], skip),
+            SendBody::Memory { memory, offset, .. } => {
                 match memory.read_to_vec(offset + skip, length) {
                     Ok(bytes) => act(self, &[IoSlice::new(&bytes)], 0),
-                    Err(_) => Sent::Fault("memory that is too short"),
+                    Err(_) => SendOutcome::Fault("memory that is too short"),
                 }
             }
-            Body::Borrowed => act(self, &[], 0),
+            SendBody::Borrowed => act(self, &[], 0),
         };
-        if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+        if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
             send.body = body;
         }
         sent
     }
 
     /// Sends the first frame of a message: all of it, its beginning, or the key of its memory.
-    fn send_head(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> Sent {
-        let Some(Request::Send(send)) = self.requests.get(key) else { return Sent::Done };
+    fn send_head(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> SendOutcome {
+        let Some(RequestEntry::Send(send)) = self.requests.get(key) else {
+            return SendOutcome::Done;
+        };
         let rank = send.peer;
-        let Some(peer) = self.peers.get(rank as usize) else { return Sent::Blocked };
+        let Some(peer) = self.peers.get(rank as usize) else { return SendOutcome::Blocked };
         let max = u64::from(peer.frame_bytes_max);
-        if send.total + wide(ENVELOPE_BYTES) <= max {
+        if send.total + to_u64(ENVELOPE_BYTES) <= max {
             return self.send_whole(key, borrowed);
         }
+
         let window = peer.window_out;
-        let room = whole_lines(max - wide(ENVELOPE_BYTES + OPENING_BYTES));
+        let room = whole_lines(max - to_u64(ENVELOPE_BYTES + OPENING_BYTES));
         let remote = match &send.body {
-            Body::Memory { key: Some(key), offset, .. } if matches!(peer.link, Link::Direct(_)) => {
+            SendBody::Memory { key: Some(key), offset, .. }
+                if matches!(peer.link, PeerLink::Reliable(_)) =>
+            {
                 Some((key.0, *offset))
             }
             _ => None,
         };
         let has_bytes = match &send.body {
-            Body::Borrowed => borrowed.is_some(),
-            Body::Owned(_) => true,
-            Body::Memory { .. } => remote.is_none(),
+            SendBody::Borrowed => borrowed.is_some(),
+            SendBody::Owned(_) => true,
+            SendBody::Memory { .. } => remote.is_none(),
         };
         let length = if has_bytes { room.min(send.total).min(window) } else { 0 };
+
         let mut head = Envelope {
             kind: FrameKind::First,
             flags: send.flags,
@@ -381,21 +390,24 @@ impl<P: Provider> Engine<P> {
             head.flags |= FLAG_KEY;
             (opening.key, opening.offset) = (region, offset);
         }
+
         let Some(stream) = self.peers.get_mut(rank as usize).and_then(|p| p.open_stream()) else {
-            return Sent::Blocked;
+            return SendOutcome::Blocked;
         };
         head.id = stream;
+
         let mut bytes = [0; ENVELOPE_BYTES + OPENING_BYTES];
         bytes[..ENVELOPE_BYTES].copy_from_slice(&head.encode());
         bytes[ENVELOPE_BYTES..].copy_from_slice(&opening.encode());
-        let count = narrow(length);
+        let count = to_usize(length);
         let sent = self.with_body(key, borrowed, count, |engine, body, skip| {
             engine.push_frame(rank, &bytes, body, skip, count)
         });
-        if sent == Sent::Done {
+
+        if sent == SendOutcome::Done {
             self.counters.messages_sent += 1;
-            if let Some(Request::Send(send)) = self.requests.get_mut(key) {
-                send.stage = Stage::Open { stream };
+            if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
+                send.stage = SendPhase::Open { stream };
                 send.sent = length;
                 send.limit = if remote.is_some() { 0 } else { window.min(send.total) };
                 send.needs_finish = remote.is_some();
@@ -406,9 +418,11 @@ impl<P: Provider> Engine<P> {
         sent
     }
 
-    fn send_whole(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> Sent {
-        let Some(Request::Send(send)) = self.requests.get(key) else { return Sent::Done };
-        let (rank, count) = (send.peer, narrow(send.total));
+    fn send_whole(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> SendOutcome {
+        let Some(RequestEntry::Send(send)) = self.requests.get(key) else {
+            return SendOutcome::Done;
+        };
+        let (rank, count) = (send.peer, to_usize(send.total));
         let head = Envelope {
             kind: FrameKind::Eager,
             flags: send.flags,
@@ -421,10 +435,10 @@ impl<P: Provider> Engine<P> {
         let sent = self.with_body(key, borrowed, count, |engine, body, skip| {
             engine.push_frame(rank, &head, body, skip, count)
         });
-        if sent == Sent::Done {
+        if sent == SendOutcome::Done {
             self.counters.messages_sent += 1;
-            if let Some(Request::Send(send)) = self.requests.get_mut(key) {
-                send.stage = Stage::Sent;
+            if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
+                send.stage = SendPhase::Sent;
                 send.sent = send.total;
             }
             self.finish_send(key);
@@ -432,18 +446,21 @@ impl<P: Provider> Engine<P> {
         sent
     }
 
-    /// Sends data of an open message as far as credit and grants allow. [`Sent::Blocked`]: for want of credit.
-    fn send_data(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> Sent {
+    /// Sends data of an open message as far as credit and grants allow. [`SendOutcome::Blocked`]: credit is lacking.
+    fn send_data(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> SendOutcome {
         loop {
-            let Some(Request::Send(send)) = self.requests.get(key) else { return Sent::Done };
-            let Stage::Open { stream } = send.stage else { return Sent::Done };
+            let Some(RequestEntry::Send(send)) = self.requests.get(key) else {
+                return SendOutcome::Done;
+            };
+            let SendPhase::Open { stream } = send.stage else { return SendOutcome::Done };
             let rank = send.peer;
-            let Some(peer) = self.peers.get(rank as usize) else { return Sent::Done };
-            let room = whole_lines(u64::from(peer.frame_bytes_max) - wide(ENVELOPE_BYTES));
+            let Some(peer) = self.peers.get(rank as usize) else { return SendOutcome::Done };
+            let room = whole_lines(u64::from(peer.frame_bytes_max) - to_u64(ENVELOPE_BYTES));
             let length = send.allowed(peer.is_paused).saturating_sub(send.sent).min(room);
             if length == 0 {
-                return Sent::Done;
+                return SendOutcome::Done;
             }
+
             let is_last = send.sent + length == send.total;
             let head = Envelope {
                 kind: FrameKind::Data,
@@ -454,40 +471,42 @@ impl<P: Provider> Engine<P> {
                 length: u32::try_from(length).unwrap_or_default(),
             }
             .encode();
-            let count = narrow(length);
+
+            let count = to_usize(length);
             let sent = self.with_body(key, borrowed, count, |engine, body, skip| {
                 engine.push_frame(rank, &head, body, skip, count)
             });
-            if sent != Sent::Done {
+            if sent != SendOutcome::Done {
                 return sent;
             }
+
             self.worked = self.worked.wrapping_add(1);
-            if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+            if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
                 send.sent += length;
             }
             if is_last {
                 self.close(key, rank, stream);
-                return Sent::Done;
+                return SendOutcome::Done;
             }
         }
     }
 
-    /// All of a message has left, or its memory was read.
+    /// Handles a message of which everything was sent, or whose memory was read.
     fn close(&mut self, key: u64, rank: u32, stream: u32) {
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             peer.close_stream(stream);
         }
-        if let Some(Request::Send(send)) = self.requests.get_mut(key) {
-            send.stage = Stage::Sent;
+        if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
+            send.stage = SendPhase::Sent;
             send.needs_finish = false;
         }
         self.finish_send(key);
     }
 
-    /// Ends a send for which nothing is missing.
+    /// Ends a send if nothing remains to be done for it.
     fn finish_send(&mut self, key: u64) {
-        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
-        if send.stage != Stage::Sent
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
+        if send.stage != SendPhase::Sent
             || (send.needs_match && !send.is_matched)
             || send.needs_finish
             || send.awaits_answer
@@ -500,13 +519,13 @@ impl<P: Provider> Engine<P> {
 
     /// Ends a send.
     pub(super) fn end_send(&mut self, key: u64, result: Result<(), RequestError>) {
-        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
         self.buffered_bytes -= std::mem::take(&mut send.buffered);
-        send.body = Body::Borrowed;
+        send.body = SendBody::Borrowed;
         send.result = Some(result);
         if !send.is_detached {
             self.ready.push(RequestId(key));
-        } else if !matches!(send.stage, Stage::Aborted { .. }) {
+        } else if !matches!(send.stage, SendPhase::Aborted { .. }) {
             self.requests.remove(key);
         }
     }
@@ -514,9 +533,9 @@ impl<P: Provider> Engine<P> {
     // ------------------------------------------------------------------ what waits
 
     fn start_pump(&mut self, key: u64) {
-        let Some(Request::Send(send)) = self.requests.get(key) else { return };
-        let (rank, is_own) = (send.peer, !matches!(send.body, Body::Borrowed));
-        let is_open = matches!(send.stage, Stage::Open { .. }) && send.sent < send.limit;
+        let Some(RequestEntry::Send(send)) = self.requests.get(key) else { return };
+        let (rank, is_own) = (send.peer, !matches!(send.body, SendBody::Borrowed));
+        let is_open = matches!(send.stage, SendPhase::Open { .. }) && send.sent < send.limit;
         if !is_open {
             return;
         }
@@ -530,33 +549,34 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    /// Goes on with the messages that had no grant while the peer had paused this side.
+    /// Resumes the messages that had no grant while the peer had paused this side.
     pub(super) fn resume_sends(&mut self, rank: u32) {
         for key in self.requests.keys().collect::<Vec<_>>() {
-            if matches!(self.requests.get(key), Some(Request::Send(send)) if send.peer == rank) {
+            if matches!(self.requests.get(key), Some(RequestEntry::Send(send)) if send.peer == rank)
+            {
                 self.start_pump(key);
             }
         }
     }
 
-    /// Sends control entries that wait for credit. Returns whether none is left.
+    /// Sends control entries that wait for credit. Returns whether all were sent.
     pub(super) fn flush_controls(&mut self, rank: u32) -> bool {
-        let mut sent = Sent::Done;
+        let mut sent = SendOutcome::Done;
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             while let Some(control) = peer.controls.front().copied() {
                 sent = peer.send_control(&mut self.nic, &mut self.staging, self.now, control);
-                if sent != Sent::Done {
+                if sent != SendOutcome::Done {
                     break;
                 }
                 peer.controls.pop_front();
             }
         }
         match sent {
-            Sent::Done => {}
-            Sent::Blocked => self.list(rank),
-            Sent::Fault(what) => self.peer_fault(rank, what),
+            SendOutcome::Done => {}
+            SendOutcome::Blocked => self.list(rank),
+            SendOutcome::Fault(what) => self.peer_fault(rank, what),
         }
-        sent == Sent::Done
+        sent == SendOutcome::Done
     }
 
     /// Sends what waits for a peer, as far as there is credit. Returns whether anything was sent.
@@ -567,21 +587,21 @@ impl<P: Provider> Engine<P> {
         }
         let mut has_worked = !self.peers[rank as usize].controls.is_empty();
         has_worked &= self.flush_controls(rank);
-        let mut sent = Sent::Done;
-        while sent == Sent::Done
+        let mut sent = SendOutcome::Done;
+        while sent == SendOutcome::Done
             && let Some(peer) = self.peers.get_mut(rank as usize)
             && peer.failed.is_none()
             && !peer.is_paused
             && let Some(key) = peer.outbox.front().copied()
         {
             sent = self.send_head(key, None);
-            if sent == Sent::Done {
+            if sent == SendOutcome::Done {
                 self.peers[rank as usize].outbox.pop_front();
                 self.start_pump(key);
             }
         }
         has_worked |= self.run_pumps(rank, &mut sent);
-        if let Sent::Fault(what) = sent {
+        if let SendOutcome::Fault(what) = sent {
             self.peer_fault(rank, what);
         }
         has_worked |= self.wake_stalled(rank);
@@ -591,22 +611,23 @@ impl<P: Provider> Engine<P> {
         has_worked | (before != self.counters.messages_sent)
     }
 
-    fn run_pumps(&mut self, rank: u32, sent: &mut Sent) -> bool {
+    fn run_pumps(&mut self, rank: u32, sent: &mut SendOutcome) -> bool {
         let Some(peer) = self.peers.get_mut(rank as usize) else { return false };
         let pumps = std::mem::take(&mut peer.pumps);
         let mut has_worked = false;
         for key in pumps {
-            if *sent == Sent::Done {
+            if *sent == SendOutcome::Done {
                 let before = self.progress_of(key);
                 *sent = match self.requests.get(key) {
-                    Some(Request::Send(SendRequest {
-                        stage: Stage::Aborted { stream }, ..
+                    Some(RequestEntry::Send(SendRequest {
+                        stage: SendPhase::Aborted { stream },
+                        ..
                     })) => self.send_abort(key, rank, *stream),
                     _ => self.send_data(key, None),
                 };
                 has_worked |= before != self.progress_of(key);
             }
-            if *sent != Sent::Done
+            if *sent != SendOutcome::Done
                 && let Some(peer) = self.peers.get_mut(rank as usize)
             {
                 peer.pumps.push_back(key);
@@ -617,8 +638,8 @@ impl<P: Provider> Engine<P> {
 
     fn progress_of(&self, key: u64) -> Option<u64> {
         match self.requests.get(key)? {
-            Request::Send(send) => Some(send.sent),
-            Request::Receive(_) => None,
+            RequestEntry::Send(send) => Some(send.sent),
+            RequestEntry::Receive(_) => None,
         }
     }
 
@@ -633,14 +654,14 @@ impl<P: Provider> Engine<P> {
     }
 
     fn pump_borrowed(&mut self, key: u64, body: &[IoSlice<'_>]) {
-        let Some(Request::Send(send)) = self.requests.get(key) else { return };
+        let Some(RequestEntry::Send(send)) = self.requests.get(key) else { return };
         let rank = send.peer;
-        if !matches!((&send.body, send.stage), (Body::Borrowed, Stage::Open { .. })) {
+        if !matches!((&send.body, send.stage), (SendBody::Borrowed, SendPhase::Open { .. })) {
             return;
         }
         match self.send_data(key, Some(body)) {
-            Sent::Done => {}
-            Sent::Blocked => {
+            SendOutcome::Done => {}
+            SendOutcome::Blocked => {
                 if let Some(peer) = self.peers.get_mut(rank as usize)
                     && !peer.stalled.contains(&key)
                 {
@@ -648,26 +669,26 @@ impl<P: Provider> Engine<P> {
                 }
                 self.list(rank);
             }
-            Sent::Fault(what) => self.peer_fault(rank, what),
+            SendOutcome::Fault(what) => self.peer_fault(rank, what),
         }
     }
 
-    /// Goes on with a send. The owner of borrowed bytes hands them over again, the same as before; nothing of
-    /// them is kept.
+    /// Continues a send. The owner of borrowed bytes passes the same bytes again; the engine keeps none of
+    /// them.
     ///
     /// # Errors
-    /// [`RequestError`]; the request has ended then.
+    /// [`RequestError`]; the request has then ended.
     pub fn poll_send(
         &mut self,
         id: RequestId,
         body: Option<&[IoSlice<'_>]>,
     ) -> Poll<Result<(), RequestError>> {
         for _ in 0..BUDGET {
-            let Some(Request::Send(send)) = self.requests.get(id.0) else {
+            let Some(RequestEntry::Send(send)) = self.requests.get(id.0) else {
                 return Poll::Ready(Err(RequestError::Unknown));
             };
             if let Some(result) = send.result {
-                if matches!(send.stage, Stage::Aborted { .. }) {
+                if matches!(send.stage, SendPhase::Aborted { .. }) {
                     self.detach(id.0);
                 } else {
                     self.requests.remove(id.0);
@@ -678,18 +699,18 @@ impl<P: Provider> Engine<P> {
                 self.pump_borrowed(id.0, body);
             }
             let is_ended = matches!(self.requests.get(id.0),
-                Some(Request::Send(send)) if send.result.is_some());
+                Some(RequestEntry::Send(send)) if send.result.is_some());
             if !is_ended && !self.step_aside() && !self.flush() {
                 return Poll::Pending;
             }
         }
-        // There is more to do: whoever polls again finds it.
+        // There is more to do: the next poll finds it.
         self.ready.push(id);
         Poll::Pending
     }
 
     fn detach(&mut self, key: u64) {
-        if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+        if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
             send.is_detached = true;
         }
     }
@@ -698,13 +719,13 @@ impl<P: Provider> Engine<P> {
 
     fn send_of(&mut self, rank: u32, key: u64) -> Option<&mut SendRequest> {
         match self.requests.get_mut(key)? {
-            Request::Send(send) if send.peer == rank => Some(send),
+            RequestEntry::Send(send) if send.peer == rank => Some(send),
             _ => None,
         }
     }
 
     pub(super) fn send_matched(&mut self, rank: u32, key: u64) {
-        // The message may have been given up since.
+        // The message may have been abandoned since.
         let Some(send) = self.send_of(rank, key) else { return };
         send.is_matched = true;
         self.finish_send(key);
@@ -714,7 +735,7 @@ impl<P: Provider> Engine<P> {
         // The message may have ended since the grant was made.
         let Some(send) = self.send_of(rank, key) else { return };
         send.is_matched = true;
-        if matches!(send.body, Body::Memory { .. }) {
+        if matches!(send.body, SendBody::Memory { .. }) {
             send.needs_finish = false;
         }
         send.limit = send.limit.max(limit.min(send.total));
@@ -725,7 +746,7 @@ impl<P: Provider> Engine<P> {
 
     pub(super) fn send_finished(&mut self, rank: u32, key: u64) -> Result<(), &'static str> {
         let send = self.send_of(rank, key).ok_or("the end of no message")?;
-        let Stage::Open { stream } = send.stage else { return Err("the end of no message") };
+        let SendPhase::Open { stream } = send.stage else { return Err("the end of no message") };
         if !send.needs_finish {
             return Err("the end of no message");
         }
@@ -738,24 +759,24 @@ impl<P: Provider> Engine<P> {
     // ------------------------------------------------------------------ giving up
 
     /// Tries to take a message back. If it has begun to leave, the receiver is asked, and the request ends
-    /// in [`RequestError::Cancelled`] or in the message's delivery: never both.
+    /// either in [`RequestError::Cancelled`] or in the message's delivery, never in both.
     pub fn cancel_send(&mut self, id: RequestId) -> CancelState {
-        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else {
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(id.0) else {
             return CancelState::TooLate;
         };
         let (rank, stage) = (send.peer, send.stage);
         if send.result.is_some() || send.is_matched {
             return CancelState::TooLate;
         }
-        if stage == Stage::Queued {
+        if stage == SendPhase::Queued {
             self.unqueue(id.0, rank);
             return CancelState::Cancelled;
         }
-        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else {
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(id.0) else {
             return CancelState::TooLate;
         };
         if !std::mem::replace(&mut send.awaits_answer, true) {
-            self.tell(rank, Control::Cancel { request: id.0 });
+            self.queue_control(rank, Control::Cancel { request: id.0 });
         }
         CancelState::Asked
     }
@@ -764,7 +785,7 @@ impl<P: Provider> Engine<P> {
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             peer.outbox.retain(|one| *one != key);
         }
-        if let Some(Request::Send(send)) = self.requests.remove(key) {
+        if let Some(RequestEntry::Send(send)) = self.requests.remove(key) {
             self.buffered_bytes -= send.buffered;
         }
     }
@@ -798,9 +819,9 @@ impl<P: Provider> Engine<P> {
     }
 
     fn abort_stream(&mut self, key: u64) {
-        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
-        let Stage::Open { stream } = send.stage else { return };
-        send.stage = Stage::Aborted { stream };
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
+        let SendPhase::Open { stream } = send.stage else { return };
+        send.stage = SendPhase::Aborted { stream };
         let rank = send.peer;
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             peer.stalled.retain(|one| *one != key);
@@ -810,36 +831,36 @@ impl<P: Provider> Engine<P> {
         self.list(rank);
     }
 
-    fn send_abort(&mut self, key: u64, rank: u32, stream: u32) -> Sent {
+    fn send_abort(&mut self, key: u64, rank: u32, stream: u32) -> SendOutcome {
         let kind = FrameKind::Abort;
         let head = Envelope { kind, flags: 0, context: 0, tag: 0, id: stream, length: 0 }.encode();
         let sent = self.push_frame(rank, &head, &[], 0, 0);
-        if sent == Sent::Done {
+        if sent == SendOutcome::Done {
             if let Some(peer) = self.peers.get_mut(rank as usize) {
                 peer.close_stream(stream);
             }
             match self.requests.get_mut(key) {
-                Some(Request::Send(send)) if !send.is_detached => send.stage = Stage::Sent,
+                Some(RequestEntry::Send(send)) if !send.is_detached => send.stage = SendPhase::Sent,
                 _ => drop(self.requests.remove(key)),
             }
         }
         sent
     }
 
-    /// Forgets a send whose owner has gone. Bytes that the engine has go on their way; of a borrowed message
-    /// that has not wholly left, the receiver is told that the rest will not come.
+    /// Forgets a send whose owner was dropped. Bytes that the engine owns are still sent; of a borrowed
+    /// message that has not wholly been sent, the receiver is told that the rest will not come.
     pub fn drop_send(&mut self, id: RequestId) {
-        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else { return };
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(id.0) else { return };
         let (rank, stage) = (send.peer, send.stage);
-        let is_borrowed = matches!(send.body, Body::Borrowed);
-        if send.result.is_some() && !matches!(stage, Stage::Aborted { .. }) {
+        let is_borrowed = matches!(send.body, SendBody::Borrowed);
+        if send.result.is_some() && !matches!(stage, SendPhase::Aborted { .. }) {
             self.requests.remove(id.0);
             return;
         }
         send.is_detached = true;
         match stage {
-            Stage::Queued if is_borrowed => self.unqueue(id.0, rank),
-            Stage::Open { .. } if is_borrowed => {
+            SendPhase::Queued if is_borrowed => self.unqueue(id.0, rank),
+            SendPhase::Open { .. } if is_borrowed => {
                 self.abort_stream(id.0);
                 self.end_send(id.0, Err(RequestError::Cancelled));
             }

@@ -1,21 +1,21 @@
-//! Values under keys that are never used twice: an index, and the generation of its slot.
+//! A table of values under keys that are never reused: an index and the generation of its slot.
 
-/// A place for values whose keys outlive them: a stale key finds nothing.
+/// A table for values whose keys outlive them: a stale key finds nothing.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
-    entries: Vec<Entry<T>>,
+    entries: Vec<SlotEntry<T>>,
     free: Vec<u32>,
-    /// Slots whose generations are used up.
+    /// Slots that have used all their generations.
     retired_count: usize,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct SlotEntry<T> {
     generation: u32,
     value: Option<T>,
 }
 
-/// Returns the index in a key: what of it fits into 32 bits on the wire.
+/// Returns the index in a key: the part that fits into 32 bits on the wire.
 #[inline]
 pub(super) const fn index_of(key: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "the low half is the index")]
@@ -40,13 +40,13 @@ impl<T> Slots<T> {
             return u64::from(index) | u64::from(entry.generation) << 32;
         }
         let index = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
-        assert!(index < u32::MAX, "more than 2^32 requests at a time");
-        self.entries.push(Entry { generation: 1, value: Some(value) });
+        assert!(index < u32::MAX, "more than 2^32 requests at once");
+        self.entries.push(SlotEntry { generation: 1, value: Some(value) });
         u64::from(index) | 1 << 32
     }
 
     #[inline]
-    fn entry(&self, key: u64) -> Option<&Entry<T>> {
+    fn entry(&self, key: u64) -> Option<&SlotEntry<T>> {
         let entry = self.entries.get(index_of(key) as usize)?;
         (u64::from(entry.generation) == key >> 32).then_some(entry)
     }
@@ -75,7 +75,7 @@ impl<T> Slots<T> {
             return None;
         }
         let value = entry.value.take()?;
-        // No key comes back, and none is zero: a slot that was used 2^32 times is left alone.
+        // No key is reused or zero: a slot that was used 2^32 times is retired.
         match entry.generation.checked_add(1) {
             Some(next) => {
                 entry.generation = next;
@@ -112,8 +112,8 @@ mod tests {
         assert_eq!((slots.get(second), slots.len()), (Some(&'b'), 1));
     }
 
-    /// Goal: no key comes back, however often its slot is used, and none is zero. Method: a slot that was used
-    /// nearly as often as can be.
+    /// Goal: no key is reused, however often its slot is, and none is zero. Method: a slot that was used
+    /// nearly as often as it can be.
     #[test]
     fn a_slot_that_is_used_up_is_left_alone() {
         let mut slots = Slots::new();

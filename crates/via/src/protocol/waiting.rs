@@ -1,32 +1,32 @@
-//! What the asynchronous layer asks beside the requests themselves.
+//! What the asynchronous layer needs beside the requests themselves.
 
 use super::{
-    Engine, EngineEvent, Pattern, RequestId, Sink, Status,
-    incoming::{Direct, Want},
+    EngineEvent, MessageEngine, Pattern, RequestId, Sink, Status,
+    incoming::{DirectReceive, ReceiveInterest},
     matching::Label,
     receive::BUDGET,
-    request::{ReceiveRequest, ReceiveState, Request},
+    request::{ReceiveRequest, ReceiveState, RequestEntry},
 };
 use crate::vi::Provider;
 
-/// How far a receive that looked for its message is.
+/// The state of a receive that has looked for its message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Begun {
-    /// It is done.
+    /// The receive is done.
     Received(Status),
-    /// Its message has begun to arrive, and the request gets the rest.
+    /// The message has begun to arrive; the request gets the rest.
     Open(RequestId),
 }
 
-impl<P: Provider> Engine<P> {
-    /// Returns whether [`take_ready`](Self::take_ready) has something to say.
+impl<P: Provider> MessageEngine<P> {
+    /// Returns whether [`take_ready`](Self::take_ready) would return any request.
     #[inline]
     pub(crate) const fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// As [`receive_now`](Self::receive_now); a message in several frames, of which the first has come, goes to
-    /// `sink` from its beginning on, and its request with the same sink gets the rest.
+    /// As [`receive_now`](Self::receive_now), but a message in several frames of which the first has arrived
+    /// goes to `sink` from its beginning on; poll its request with the same sink for the rest.
     #[inline]
     pub(crate) fn receive_begun<S: Sink + ?Sized>(
         &mut self,
@@ -41,7 +41,7 @@ impl<P: Provider> Engine<P> {
                 None => Begun::Open(self.post_receive(pattern)),
             });
         }
-        let mut direct = Direct::new(Want::Begin(pattern), sink);
+        let mut direct = DirectReceive::new(ReceiveInterest::Begin(pattern), sink);
         for _ in 0..BUDGET {
             if !self.step(&mut direct) {
                 self.flush();
@@ -57,42 +57,43 @@ impl<P: Provider> Engine<P> {
         None
     }
 
-    /// Makes a request for a message in several frames that begins, if the caller wants it.
+    /// Makes a request for a message in several frames that begins to arrive, if the caller wants it.
     pub(super) fn begin_receive<S: Sink + ?Sized>(
         &mut self,
         label: Label,
-        direct: &mut Direct<'_, S>,
+        direct: &mut DirectReceive<'_, S>,
     ) -> Option<u64> {
-        let Want::Begin(pattern) = direct.want else { return None };
+        let ReceiveInterest::Begin(pattern) = direct.interest else { return None };
         if direct.result.is_some() || !pattern.matches(label) {
             return None;
         }
         let state = ReceiveState::Posted { node: 0 };
-        let request = self.requests.insert(Request::Receive(ReceiveRequest { pattern, state }));
-        direct.want = Want::Request(request);
+        let request =
+            self.requests.insert(RequestEntry::Receive(ReceiveRequest { pattern, state }));
+        direct.interest = ReceiveInterest::Request(request);
         direct.begun = Some(RequestId(request));
         Some(request)
     }
 
-    /// Returns whether a message that fits has arrived, or begun to.
+    /// Returns whether a message that fits has arrived or begun to.
     pub(crate) fn has_unexpected(&self, pattern: Pattern) -> bool {
         self.unexpected.len() > 0 && self.unexpected.find(&pattern).is_some()
     }
 
-    /// Returns a number that changes with each completion taken and each frame of data sent.
+    /// Returns a number that changes with each completion and each data frame.
     #[inline]
     pub(crate) const fn worked(&self) -> u64 {
         self.worked
     }
 
-    /// Returns whether [`event`](Self::event) has something to say.
+    /// Returns whether [`event`](Self::event) would return one.
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Takes an event back that nobody got.
+    /// Puts back an event that was taken for a waiter that has gone.
     pub(crate) fn give_back_event(&mut self, event: EngineEvent) {
         self.events.push_front(event);
-        self.events_told += 1;
+        self.events_reported += 1;
     }
 }

@@ -1,4 +1,4 @@
-//! How two VIs come together.
+//! How two VIs connect.
 //!
 //! ```text
 //! connect                              listener
@@ -8,8 +8,8 @@
 //!   connected -(4) confirm ---------->   connected
 //! ```
 //!
-//! (1) [`Shm::dial`], (2) [`Shm::hear_caller`], (3) [`Shm::agree`] and [`Shm::hear_welcome`], (4)
-//! [`Shm::hear_confirm`]. Peer to peer, the NIC with the smaller name connects, and the other awaits it.
+//! (1) [`Shm::dial`], (2) [`Shm::handle_caller`], (3) [`Shm::agree`] and [`Shm::handle_welcome`], (4)
+//! [`Shm::handle_confirm`]. Peer to peer, the NIC with the smaller name connects, and the other awaits it.
 
 use std::{
     io,
@@ -21,45 +21,52 @@ use rustix::event::epoll;
 use vigie_detect::Instant;
 
 use super::{
-    bell::PeerPage,
+    connection::ShmConnection,
     layout::{PAGE_BYTES, RING_BYTES, size},
-    link::Link,
-    nic::{Shm, Source},
+    nic::{EventSource, Shm},
     ring::{Consumer, Producer},
-    sys::{self, Received},
-    vi::Vi,
-    wire::{Hello, PACKET_MAX, Packet, Place, Terms},
+    sys::{self, SocketRead},
+    vi::ShmVi,
+    wakeup::PeerPage,
+    wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress},
 };
 use crate::vi::{Memory, NicEvent, Reason, RequestId, ViError, ViEvent};
 
-/// How long a caller may be silent, and one that was welcomed.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Callers that have not said who they are. The oldest goes if there are more.
-const SILENT_MAX: usize = 64;
-/// Callers that wait for an answer, each with a descriptor; and what the consumer is told of at a time.
+/// How long a new caller, or one that was welcomed, may stay silent.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most callers that have not identified themselves. Beyond that the oldest is dropped.
+const UNIDENTIFIED_MAX: usize = 64;
+/// The most callers that wait for an answer (each holds a descriptor), and the most of which the
+/// consumer is told at once.
 const CALLERS_MAX: usize = 256;
-/// Callers taken at a time.
+/// The most callers accepted per call.
 const ACCEPT_MAX: usize = 16;
 const EVENTS_MAX: usize = 4096;
-/// How long no callers are taken after there was no descriptor for one.
-const DEAFNESS: Duration = Duration::from_millis(10);
-/// When a socket that could not connect is tried again.
-const REDIAL: Duration = Duration::from_millis(1);
+/// How long accepting pauses after this process ran out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// How soon a socket that could not connect is tried again.
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How far the making of a VI's connection is.
+/// The stage of a connection attempt.
 #[derive(Debug)]
-pub(super) enum Attempt {
+pub(super) enum ConnectAttempt {
     /// The listener has no room yet.
-    Dialing { to: Place, hello: Hello, ring: (OwnedFd, Memory), deadline: Instant },
+    Dialing { to: ShmAddress, hello: Hello, ring: (OwnedFd, Memory), deadline: Instant },
     /// The hello is sent.
-    Asked { to: Place, hello: Hello, socket: OwnedFd, ring: Memory, deadline: Instant },
+    Asked { to: ShmAddress, hello: Hello, socket: OwnedFd, ring: Memory, deadline: Instant },
     /// The other NIC will connect.
-    Awaiting { from: Place, discriminator: Vec<u8>, greeting: Vec<u8>, deadline: Instant },
-    /// The welcome is sent. If the caller did not wait for it, a VI that awaits a peer goes on with `again`.
-    Agreed { link: Box<Link>, greeting: Vec<u8>, deadline: Instant, again: Option<Box<Self>> },
+    Awaiting { from: ShmAddress, discriminator: Vec<u8>, greeting: Vec<u8>, deadline: Instant },
+    /// The welcome is sent. If the caller has given up by then, a VI that awaits a peer continues with
+    /// `again`.
+    Agreed {
+        connection: Box<ShmConnection>,
+        greeting: Vec<u8>,
+        deadline: Instant,
+        again: Option<Box<Self>>,
+    },
 }
 
-impl Attempt {
+impl ConnectAttempt {
     const fn deadline(&self) -> Instant {
         match self {
             Self::Dialing { deadline, .. }
@@ -69,8 +76,9 @@ impl Attempt {
         }
     }
 
-    /// Returns whether this side connects, peer to peer, to that NIC for that.
-    fn calls_peer(&self, place: &Place, what: &[u8]) -> bool {
+    /// Returns whether this side is the one that connects in a peer-to-peer attempt with that NIC and
+    /// discriminator.
+    fn calls_peer(&self, place: &ShmAddress, what: &[u8]) -> bool {
         match self {
             Self::Dialing { to, hello, .. } | Self::Asked { to, hello, .. } => {
                 to == place && hello.from.is_some() && hello.discriminator == what
@@ -80,27 +88,27 @@ impl Attempt {
     }
 }
 
-/// Whoever has connected to the listener.
+/// A process that has connected to the listener.
 #[derive(Debug)]
 pub(super) struct Caller {
     socket: OwnedFd,
-    /// Until when it must say who it is.
+    /// When it must have identified itself.
     deadline: Instant,
-    known: Option<Known>,
+    known: Option<CallerHello>,
 }
 
 /// What a caller has said.
 #[derive(Debug)]
-struct Known {
+struct CallerHello {
     hello: Hello,
     /// Its ring file and its page.
     ring: Memory,
     page: Memory,
 }
 
-/// What a consumer asks for with `connect` and `connect_peer`.
-pub(super) struct Wish<'a> {
-    pub(super) to: Place,
+/// The arguments of `connect` and `connect_peer`.
+pub(super) struct ConnectRequest<'a> {
+    pub(super) to: ShmAddress,
     pub(super) discriminator: &'a [u8],
     pub(super) greeting: &'a [u8],
     pub(super) deadline: Instant,
@@ -114,71 +122,85 @@ fn map_both(files: &[OwnedFd]) -> Result<(Memory, Memory), &'static str> {
 }
 
 impl Shm {
-    fn terms(&self, vi: &Vi) -> Terms {
+    fn parameters(&self, vi: &ShmVi) -> ConnectionParameters {
         let reliability = vi.attributes.reliability;
-        Terms { reliability, has_barrier: self.desk.page.has_barrier() }
+        ConnectionParameters { reliability, has_barrier: self.nic_state.page.has_barrier() }
     }
 
-    /// Neither side has to fence if both sleep with a barrier for all.
-    fn peer_page(&self, page: Memory, terms: Terms) -> PeerPage {
-        PeerPage::new(page, !(terms.has_barrier && self.desk.page.has_barrier()))
+    /// Neither side has to fence if both announce their sleep with a barrier.
+    fn peer_page(&self, page: Memory, parameters: ConnectionParameters) -> PeerPage {
+        PeerPage::new(page, !(parameters.has_barrier && self.nic_state.page.has_barrier()))
     }
 
     // ------------------------------------------------------------------ calling
 
-    /// Begins to connect; `is_peer`: with a VI that wants the same.
+    /// Begins to connect; `is_peer`: with a VI that makes the same request.
     pub(super) fn call(
         &mut self,
         name: u32,
-        wish: &Wish<'_>,
+        connect_request: &ConnectRequest<'_>,
         is_peer: bool,
     ) -> Result<(), ViError> {
         let Some(vi) = self.vis.get(name) else { return Ok(()) };
         let hello = Hello {
-            token: wish.to.token,
-            terms: self.terms(vi),
+            token: connect_request.to.token,
+            parameters: self.parameters(vi),
             from: is_peer.then_some(self.place),
-            discriminator: wish.discriminator.to_vec(),
-            greeting: wish.greeting.to_vec(),
+            discriminator: connect_request.discriminator.to_vec(),
+            greeting: connect_request.greeting.to_vec(),
         };
         let ring = sys::make_file(size(RING_BYTES), false)?;
         let Some(vi) = self.vis.get_mut(name) else { return Ok(()) };
         vi.change(ViEvent::Connect);
-        let (to, deadline) = (wish.to, wish.deadline);
-        vi.attempt = Some(Attempt::Dialing { to, hello, ring, deadline });
+        let (to, deadline) = (connect_request.to, connect_request.deadline);
+        vi.attempt = Some(ConnectAttempt::Dialing { to, hello, ring, deadline });
         self.pending.push(name);
         self.dial(name);
         Ok(())
     }
 
-    /// Connects with a VI of the other NIC that wants the same.
-    pub(super) fn call_peer(&mut self, name: u32, wish: &Wish<'_>) -> Result<(), ViError> {
-        let is_caller = if wish.to == self.place {
+    /// Connects with a VI of the other NIC that makes the same request.
+    pub(super) fn call_peer(
+        &mut self,
+        name: u32,
+        connect_request: &ConnectRequest<'_>,
+    ) -> Result<(), ViError> {
+        let is_caller = if connect_request.to == self.place {
             // Both VIs are here: the first one calls.
             !self.pending.iter().filter_map(|pending| self.vis.get(*pending)).any(|vi| {
-                vi.attempt.as_ref().is_some_and(|a| a.calls_peer(&wish.to, wish.discriminator))
+                vi.attempt.as_ref().is_some_and(|a| {
+                    a.calls_peer(&connect_request.to, connect_request.discriminator)
+                })
             })
         } else {
-            self.place.name < wish.to.name
+            self.place.name < connect_request.to.name
         };
         if is_caller {
-            return self.call(name, wish, true);
+            return self.call(name, connect_request, true);
         }
         let Some(vi) = self.vis.get_mut(name) else { return Ok(()) };
         vi.change(ViEvent::Connect);
-        let discriminator = wish.discriminator.to_vec();
-        let (greeting, deadline) = (wish.greeting.to_vec(), wish.deadline);
-        vi.attempt = Some(Attempt::Awaiting { from: wish.to, discriminator, greeting, deadline });
+        let discriminator = connect_request.discriminator.to_vec();
+        let (greeting, deadline) = (connect_request.greeting.to_vec(), connect_request.deadline);
+        vi.attempt = Some(ConnectAttempt::Awaiting {
+            from: connect_request.to,
+            discriminator,
+            greeting,
+            deadline,
+        });
+
         self.pending.push(name);
-        self.meet_any(name);
+        self.pair_with_any(name);
         Ok(())
     }
 
-    /// Looks for the peer that a VI awaits among those who have called, and lets those go who have given up since.
-    fn meet_any(&mut self, name: u32) {
+    /// Looks among the callers for the peer that a VI awaits, and drops callers that have given up.
+    fn pair_with_any(&mut self, name: u32) {
         for caller in self.callers.names() {
             let attempt = self.vis.get(name).and_then(|vi| vi.attempt.as_ref());
-            let Some(Attempt::Awaiting { from, discriminator, .. }) = attempt else { return };
+            let Some(ConnectAttempt::Awaiting { from, discriminator, .. }) = attempt else {
+                return;
+            };
             let Some(found) = self.callers.get(caller) else { continue };
             let is_peer = found.known.as_ref().is_some_and(|known| {
                 known.hello.from == Some(*from) && known.hello.discriminator == *discriminator
@@ -186,19 +208,19 @@ impl Shm {
             if !is_peer {
                 continue;
             }
-            match hear(&found.socket) {
-                // It waits, and has nothing more to say.
-                Ok(None) => self.meet(name, caller),
-                Ok(Some(_)) => self.turn_away(caller, Reason::PeerFault("more than a hello")),
-                Err(reason) => self.turn_away(caller, reason),
+            match receive_packet(&found.socket) {
+                // It still waits, and has sent nothing more.
+                Ok(None) => self.pair_with(name, caller),
+                Ok(Some(_)) => self.reject_caller(caller, Reason::PeerFault("more than a hello")),
+                Err(reason) => self.reject_caller(caller, reason),
             }
         }
     }
 
-    /// (1) Connects the socket, and says hello.
+    /// (1) Connects the socket and sends the hello.
     fn dial(&mut self, name: u32) {
         let Some(vi) = self.vis.get_mut(name) else { return };
-        let Some(Attempt::Dialing { to, .. }) = &vi.attempt else { return };
+        let Some(ConnectAttempt::Dialing { to, .. }) = &vi.attempt else { return };
         let connected = sys::connect(&to.socket_name());
         let socket = match connected {
             Ok(socket) => socket,
@@ -208,156 +230,166 @@ impl Shm {
             }
             Err(_) => return self.refused(name, Reason::TransportFailed),
         };
-        let Some(Attempt::Dialing { to, hello, ring: (file, ring), deadline }) = vi.attempt.take()
+
+        let Some(ConnectAttempt::Dialing { to, hello, ring: (file, ring), deadline }) =
+            vi.attempt.take()
         else {
             return;
         };
-        let packet = Packet::Hello(hello.clone()).encode();
-        let files = [file.as_fd(), self.desk.page.file()];
+        let packet = ControlPacket::Hello(hello.clone()).encode();
+        let files = [file.as_fd(), self.nic_state.page.file()];
         let sent = sys::send(socket.as_fd(), &packet, &files)
-            .and_then(|()| self.watch(&socket, Source::Vi(name)));
+            .and_then(|()| self.watch(&socket, EventSource::Vi(name)));
         let Some(vi) = self.vis.get_mut(name) else { return };
-        vi.attempt = Some(Attempt::Asked { to, hello, socket, ring, deadline });
+        vi.attempt = Some(ConnectAttempt::Asked { to, hello, socket, ring, deadline });
         if sent.is_err() {
             self.refused(name, Reason::TransportFailed);
         }
     }
 
-    /// (3) The answer to a hello.
-    pub(super) fn hear_welcome(&mut self, name: u32) {
+    /// (3) Handles the answer to a hello.
+    pub(super) fn handle_welcome(&mut self, name: u32) {
         let Some(vi) = self.vis.get_mut(name) else { return };
-        let Some(Attempt::Asked { socket, .. }) = &vi.attempt else { return };
-        let (packet, files) = match hear(socket) {
+        let Some(ConnectAttempt::Asked { socket, .. }) = &vi.attempt else { return };
+        let (packet, files) = match receive_packet(socket) {
             Ok(Some(heard)) => heard,
             Ok(None) => return,
             Err(reason) => return self.refused(name, reason),
         };
+
         let own = vi.attributes.reliability;
-        let (terms, greeting) = match packet {
-            Packet::Welcome { terms, .. } if terms.reliability != own => {
+        let (parameters, greeting) = match packet {
+            ControlPacket::Welcome { parameters, .. } if parameters.reliability != own => {
                 let reason = Reason::PeerFault("a welcome at another level of reliability");
                 return self.refused(name, reason);
             }
-            Packet::Welcome { terms, greeting } => (terms, greeting),
-            Packet::Refusal { reason } => return self.refused(name, reason),
+            ControlPacket::Welcome { parameters, greeting } => (parameters, greeting),
+            ControlPacket::Refusal { reason } => return self.refused(name, reason),
             _ => return self.refused(name, Reason::PeerFault("no answer to a hello")),
         };
+
         let (peer_ring, page) = match map_both(&files) {
             Ok(both) => both,
             Err(what) => return self.refused(name, Reason::PeerFault(what)),
         };
-        if sys::send(socket.as_fd(), &Packet::Confirm.encode(), &[]).is_err() {
+
+        if sys::send(socket.as_fd(), &ControlPacket::Confirm.encode(), &[]).is_err() {
             return self.refused(name, Reason::PeerDied);
         }
-        let Some(Attempt::Asked { socket, ring, .. }) = vi.attempt.take() else { return };
+        let Some(ConnectAttempt::Asked { socket, ring, .. }) = vi.attempt.take() else { return };
         let (producer, consumer) = (Producer::new(peer_ring), Consumer::new(ring));
-        let page = self.peer_page(page, terms);
-        let link = Link::new(socket, producer, consumer, page);
-        self.connected(name, link, greeting);
+        let page = self.peer_page(page, parameters);
+        let connection = ShmConnection::new(socket, producer, consumer, page);
+        self.connected(name, connection, greeting);
     }
 
     // ------------------------------------------------------------------ being called
 
-    /// Takes those who have connected to the listener.
+    /// Accepts the callers that have connected to the listener.
     pub(super) fn take_callers(&mut self) {
         for _ in 0..ACCEPT_MAX {
             let socket = match sys::accept(self.listener.as_fd()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) => {
-                    self.refusals.strangers += 1;
+                    self.refusals.other_users += 1;
                     continue;
                 }
                 Err(error) if is_passing(&error) => return,
-                // The caller waits, and would keep this side awake for nothing.
+                // Otherwise the waiting caller would keep this side awake for nothing.
                 Err(_) => {
                     if epoll::delete(&self.epoll, &self.listener).is_ok() {
-                        self.deaf_until = Some(self.now + DEAFNESS);
+                        self.accept_paused_until = Some(self.now + ACCEPT_PAUSE);
                     }
                     return;
                 }
             };
+
             let silent = self.callers.iter().filter(|(_, caller)| caller.known.is_none());
             let (count, oldest) = silent.fold((0, None), |(count, oldest), (name, caller)| {
                 let this = (caller.deadline, name);
                 (count + 1, Some(oldest.map_or(this, |oldest: (Instant, u32)| oldest.min(this))))
             });
-            if count >= SILENT_MAX
+            if count >= UNIDENTIFIED_MAX
                 && let Some((_, oldest)) = oldest
             {
                 self.callers.remove(oldest);
             }
-            // Its time begins when somebody says what time it is: after a sleep nobody has yet.
+            // Its time starts with the next `progress`: right after a sleep, `now` is stale.
             let caller = Caller { socket, deadline: Instant::MAX, known: None };
             let Ok(name) = self.callers.insert(caller) else { continue };
             let watched = self
                 .callers
                 .get(name)
-                .map(|caller| self.watch(&caller.socket, Source::Caller(name)));
+                .map(|caller| self.watch(&caller.socket, EventSource::Caller(name)));
             if !matches!(watched, Some(Ok(()))) {
                 self.callers.remove(name);
             }
         }
     }
 
-    /// (2) A caller says who it is, or leaves.
-    pub(super) fn hear_caller(&mut self, name: u32) {
+    /// (2) Handles a caller that identifies itself, or leaves.
+    pub(super) fn handle_caller(&mut self, name: u32) {
         let Some(caller) = self.callers.get_mut(name) else { return };
         let is_new = caller.known.is_none();
-        let (packet, files) = match hear(&caller.socket) {
+        let (packet, files) = match receive_packet(&caller.socket) {
             Ok(Some(heard)) => heard,
             Ok(None) => return,
             Err(reason) => {
                 let is_wrong = is_new && matches!(reason, Reason::PeerFault(_));
                 self.refusals.without_secret += u64::from(is_wrong);
-                return self.turn_away(name, reason);
+                return self.reject_caller(name, reason);
             }
         };
-        // Who does not know the secret, or says more than hello, hears nothing.
+
+        // A caller that does not know the secret, or sends more than a hello, gets no answer.
         let hello = match packet {
-            Packet::Hello(hello) if is_new && hello.token == self.place.token => hello,
+            ControlPacket::Hello(hello) if is_new && hello.token == self.place.token => hello,
             _ => {
                 self.refusals.without_secret += u64::from(is_new);
-                return self.turn_away(name, Reason::PeerFault("no hello"));
+                return self.reject_caller(name, Reason::PeerFault("no hello"));
             }
         };
+
         let Ok((ring, page)) = map_both(&files) else {
-            return self.turn_away(name, Reason::PeerFault("a hello without its files"));
+            return self.reject_caller(name, Reason::PeerFault("a hello without its files"));
         };
         let (from, discriminator) = (hello.from, hello.discriminator.clone());
         let greeting = hello.greeting.clone();
-        caller.known = Some(Known { hello, ring, page });
+        caller.known = Some(CallerHello { hello, ring, page });
         caller.deadline = Instant::MAX;
         let known_count = self.callers.iter().filter(|(_, caller)| caller.known.is_some()).count();
-        if known_count > CALLERS_MAX || self.desk.events.len() >= EVENTS_MAX {
-            return self.turn_away(name, Reason::Rejected);
+        if known_count > CALLERS_MAX || self.nic_state.events.len() >= EVENTS_MAX {
+            return self.reject_caller(name, Reason::Rejected);
         }
         let Some(from) = from else {
             if !self.listening.contains(&discriminator) {
-                return self.turn_away(name, Reason::NotListening);
+                return self.reject_caller(name, Reason::NotListening);
             }
             let request = RequestId(name.into());
             let event = NicEvent::Requested { request, discriminator, greeting };
-            return self.desk.events.push_back(event);
+            return self.nic_state.events.push_back(event);
         };
+
         let awaiting = self.pending.iter().copied().find(|pending| {
             let attempt = self.vis.get(*pending).and_then(|vi| vi.attempt.as_ref());
-            matches!(attempt, Some(Attempt::Awaiting { from: awaited, discriminator: what, .. })
+            matches!(attempt, Some(ConnectAttempt::Awaiting { from: awaited, discriminator: what, .. })
                 if *awaited == from && *what == discriminator)
         });
         if let Some(awaiting) = awaiting {
-            self.meet(awaiting, name);
+            self.pair_with(awaiting, name);
         }
     }
 
-    /// Lets a caller go, and tells it why if it may know.
-    pub(super) fn turn_away(&mut self, name: u32, reason: Reason) {
+    /// Drops a caller, and tells it why if it may know.
+    pub(super) fn reject_caller(&mut self, name: u32, reason: Reason) {
         let Some(caller) = self.callers.remove(name) else { return };
         let tells = matches!(
             reason,
             Reason::NotListening | Reason::Rejected | Reason::Mismatch(_) | Reason::TransportFailed
         );
         if tells {
-            let _ = sys::send(caller.socket.as_fd(), &Packet::Refusal { reason }.encode(), &[]);
+            let _ =
+                sys::send(caller.socket.as_fd(), &ControlPacket::Refusal { reason }.encode(), &[]);
         }
     }
 
@@ -369,10 +401,10 @@ impl Shm {
             .is_some_and(|known| known.hello.from.is_none())
     }
 
-    /// A VI that awaits a peer, and the peer that calls.
-    fn meet(&mut self, name: u32, caller: u32) {
+    /// Connects a VI that awaits a peer with the peer that calls.
+    fn pair_with(&mut self, name: u32, caller: u32) {
         let Some(vi) = self.vis.get_mut(name) else { return };
-        let Some(Attempt::Awaiting { greeting, .. }) = &vi.attempt else { return };
+        let Some(ConnectAttempt::Awaiting { greeting, .. }) = &vi.attempt else { return };
         let greeting = greeting.clone();
         self.agree(name, caller, &greeting);
     }
@@ -380,47 +412,51 @@ impl Shm {
     /// (3) Welcomes a caller to a VI that is about to connect.
     pub(super) fn agree(&mut self, name: u32, caller: u32, greeting: &[u8]) {
         let Some(vi) = self.vis.get(name) else { return };
-        let terms = self.terms(vi);
+        let parameters = self.parameters(vi);
         let deadline = match &vi.attempt {
             Some(attempt) => attempt.deadline(),
-            None => self.now + SILENCE_MAX,
+            None => self.now + HANDSHAKE_TIMEOUT,
         };
+
         let fits = self
             .callers
             .get(caller)
             .and_then(|caller| caller.known.as_ref())
-            .is_some_and(|known| known.hello.terms.reliability == terms.reliability);
+            .is_some_and(|known| known.hello.parameters.reliability == parameters.reliability);
         if !fits {
             let reason = Reason::Mismatch("another level of reliability");
-            self.turn_away(caller, reason);
+            self.reject_caller(caller, reason);
             return self.refused(name, reason);
         }
+
         let Some(Caller { socket, known: Some(known), .. }) = self.callers.remove(caller) else {
             return;
         };
         let Ok((file, ring)) = sys::make_file(size(RING_BYTES), false) else {
             return self.refused(name, Reason::TransportFailed);
         };
-        let packet = Packet::Welcome { terms, greeting: greeting.to_vec() }.encode();
-        let files = [file.as_fd(), self.desk.page.file()];
-        let data = epoll::EventData::new_u64(Source::Vi(name).to_data());
+        let packet = ControlPacket::Welcome { parameters, greeting: greeting.to_vec() }.encode();
+        let files = [file.as_fd(), self.nic_state.page.file()];
+        let data = epoll::EventData::new_u64(EventSource::Vi(name).to_data());
         let watched = epoll::modify(&self.epoll, &socket, data, epoll::EventFlags::IN);
         if sys::send(socket.as_fd(), &packet, &files).is_err() || watched.is_err() {
-            // Who awaits a peer may still be called again.
+            // A VI that awaits a peer may be called again.
             if !self.awaits(name) {
                 self.refused(name, Reason::Disconnected);
             }
             return;
         }
-        let page = self.peer_page(known.page, known.hello.terms);
+
+        let page = self.peer_page(known.page, known.hello.parameters);
         let (producer, consumer) = (Producer::new(known.ring), Consumer::new(ring));
-        let link = Box::new(Link::new(socket, producer, consumer, page));
+        let connection = Box::new(ShmConnection::new(socket, producer, consumer, page));
         let greeting = known.hello.greeting;
         let is_awaiting = self.awaits(name);
         if let Some(vi) = self.vis.get_mut(name) {
             let again = vi.attempt.take().filter(|_| is_awaiting).map(Box::new);
-            vi.attempt = Some(Attempt::Agreed { link, greeting, deadline, again });
+            vi.attempt = Some(ConnectAttempt::Agreed { connection, greeting, deadline, again });
         }
+
         if !self.pending.contains(&name) {
             self.pending.push(name);
         }
@@ -428,46 +464,50 @@ impl Shm {
 
     fn awaits(&self, name: u32) -> bool {
         let attempt = self.vis.get(name).and_then(|vi| vi.attempt.as_ref());
-        matches!(attempt, Some(Attempt::Awaiting { .. }))
+        matches!(attempt, Some(ConnectAttempt::Awaiting { .. }))
     }
 
-    /// (4) The caller has heard the welcome.
-    pub(super) fn hear_confirm(&mut self, name: u32) {
+    /// (4) The caller confirms the welcome.
+    pub(super) fn handle_confirm(&mut self, name: u32) {
         let Some(vi) = self.vis.get_mut(name) else { return };
-        let Some(Attempt::Agreed { link, again, .. }) = &mut vi.attempt else { return };
-        match hear(&link.socket) {
-            Ok(Some((Packet::Confirm, _))) => {}
+        let Some(ConnectAttempt::Agreed { connection, again, .. }) = &mut vi.attempt else {
+            return;
+        };
+        match receive_packet(&connection.socket) {
+            Ok(Some((ControlPacket::Confirm, _))) => {}
             Ok(Some(_)) => return self.refused(name, Reason::PeerFault("no confirmation")),
             Ok(None) => return,
-            // It did not wait any longer.
+            // The caller has given up.
             Err(Reason::PeerDied) => {
                 let Some(again) = again.take() else {
                     return self.refused(name, Reason::Disconnected);
                 };
                 vi.attempt = Some(*again);
-                return self.meet_any(name);
+                return self.pair_with_any(name);
             }
             Err(reason) => return self.refused(name, reason),
         }
-        let Some(Attempt::Agreed { link, greeting, .. }) = vi.attempt.take() else { return };
-        self.connected(name, *link, greeting);
+        let Some(ConnectAttempt::Agreed { connection, greeting, .. }) = vi.attempt.take() else {
+            return;
+        };
+        self.connected(name, *connection, greeting);
     }
 
     // ------------------------------------------------------------------ the outcome
 
-    fn connected(&mut self, name: u32, mut link: Link, greeting: Vec<u8>) {
+    fn connected(&mut self, name: u32, mut connection: ShmConnection, greeting: Vec<u8>) {
         self.pending.retain(|pending| *pending != name);
         let Some(vi) = self.vis.get_mut(name) else { return };
-        for (region, registered) in self.desk.table.regions.iter() {
+        for (region, registered) in self.nic_state.table.regions.iter() {
             if registered.grant(&vi.attributes).is_some() {
-                link.announce(crate::vi::MemoryHandle(region));
+                connection.queue_grant(crate::vi::MemoryHandle(region));
             }
         }
-        link.send_news(&self.desk.table, &vi.attributes);
-        vi.link = Some(link);
+        connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
+        vi.connection = Some(connection);
         vi.change(ViEvent::Establish);
         self.connected.push(name);
-        self.desk.events.push_back(NicEvent::Connected { vi: vi.id, greeting });
+        self.nic_state.events.push_back(NicEvent::Connected { vi: vi.id, greeting });
     }
 
     pub(super) fn refused(&mut self, name: u32, reason: Reason) {
@@ -475,13 +515,13 @@ impl Shm {
         let Some(vi) = self.vis.get_mut(name) else { return };
         vi.attempt = None;
         vi.change(ViEvent::Refuse);
-        self.desk.events.push_back(NicEvent::Refused { vi: vi.id, reason });
+        self.nic_state.events.push_back(NicEvent::Refused { vi: vi.id, reason });
     }
 
     // ------------------------------------------------------------------ time
 
-    /// Ends attempts that took too long, and dials again. Returns whether anything was done.
-    pub(super) fn keep_time(&mut self, now: Instant) -> bool {
+    /// Ends attempts that have timed out, and dials again. Returns whether anything was done.
+    pub(super) fn expire_attempts(&mut self, now: Instant) -> bool {
         let mut is_news = false;
         if !self.pending.is_empty() {
             for name in self.pending.clone() {
@@ -490,67 +530,70 @@ impl Shm {
                 if attempt.deadline() <= now {
                     is_news = true;
                     self.refused(name, Reason::TimedOut);
-                } else if matches!(attempt, Attempt::Dialing { .. }) {
+                } else if matches!(attempt, ConnectAttempt::Dialing { .. }) {
                     self.dial(name);
                 }
             }
         }
-        if self.deaf_until.is_some_and(|until| until <= now) {
-            let watched = self.watch(&self.listener, Source::Listener);
-            self.deaf_until = watched.is_err().then_some(now + DEAFNESS);
+
+        if self.accept_paused_until.is_some_and(|until| until <= now) {
+            let watched = self.watch(&self.listener, EventSource::Listener);
+            self.accept_paused_until = watched.is_err().then_some(now + ACCEPT_PAUSE);
         }
+
         for name in self.callers.names() {
             let Some(caller) = self.callers.get_mut(name) else { continue };
             if caller.known.is_none() && caller.deadline == Instant::MAX {
-                caller.deadline = now + SILENCE_MAX;
+                caller.deadline = now + HANDSHAKE_TIMEOUT;
             }
             if caller.deadline <= now {
                 is_news = true;
                 self.callers.remove(name);
             }
         }
+
         is_news
     }
 
-    /// Returns when [`keep_time`](Self::keep_time) has something to do.
+    /// Returns when [`expire_attempts`](Self::expire_attempts) has something to do.
     pub(super) fn earliest(&self) -> Option<Instant> {
         let attempts = self.pending.iter().filter_map(|name| {
             let attempt = self.vis.get(*name)?.attempt.as_ref()?;
             let deadline = attempt.deadline();
-            let dials = matches!(attempt, Attempt::Dialing { .. });
-            Some(if dials { deadline.min(self.now + REDIAL) } else { deadline })
+            let dials = matches!(attempt, ConnectAttempt::Dialing { .. });
+            Some(if dials { deadline.min(self.now + CONNECT_RETRY_INTERVAL) } else { deadline })
         });
         let callers = self.callers.iter().map(|(_, caller)| caller.deadline);
         attempts
             .chain(callers)
-            .chain(self.deaf_until)
+            .chain(self.accept_paused_until)
             .filter(|deadline| *deadline < Instant::MAX)
             .min()
     }
 }
 
-/// Returns whether the next look may find a caller, whatever became of this one.
+/// Returns whether the error concerns only this caller, so that the next `accept` may succeed.
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
     matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted)
 }
 
-/// Receives a packet of a connection that is being made, with as many files as belong to it.
-fn hear(socket: &OwnedFd) -> Result<Option<(Packet, Vec<OwnedFd>)>, Reason> {
+/// Receives a handshake packet with the files that belong to it.
+fn receive_packet(socket: &OwnedFd) -> Result<Option<(ControlPacket, Vec<OwnedFd>)>, Reason> {
     let mut bytes = [0; PACKET_MAX];
     match sys::receive(socket.as_fd(), &mut bytes) {
-        Received::Packet(length, files) => {
-            let packet = Packet::decode(bytes.get(..length).unwrap_or(&[]))?;
+        SocketRead::Packet(length, files) => {
+            let packet = ControlPacket::decode(bytes.get(..length).unwrap_or(&[]))?;
             if packet.file_count() == files.len() {
                 Ok(Some((packet, files)))
             } else {
                 Err(Reason::PeerFault("a packet with more or fewer files than belong to it"))
             }
         }
-        Received::Nothing => Ok(None),
-        Received::End => Err(Reason::PeerDied),
-        // There are no descriptors left in this process.
-        Received::FilesLost(_) => Err(Reason::TransportFailed),
-        Received::Fault(what) => Err(Reason::PeerFault(what)),
+        SocketRead::Nothing => Ok(None),
+        SocketRead::End => Err(Reason::PeerDied),
+        // This process has no descriptors left.
+        SocketRead::FilesLost(_) => Err(Reason::TransportFailed),
+        SocketRead::Fault(what) => Err(Reason::PeerFault(what)),
     }
 }

@@ -3,67 +3,67 @@
 //! ```text
 //! bytes  0..4    sequence number, written last       24..64  inline data, or:
 //!        4       kind                                24..28  length
-//!        5       length of inline data               28..32  where it is staged
+//!        5       length of inline data               28..32  staging offset
 //!        6..8    offset, bits 32 to 47               32..40  length of the whole transfer
 //!        8..12   immediate data
 //!       12..16   offset, bits 0 to 31
 //!       16..24   key
 //! ```
 //!
-//! Everything here is pure: [`Entry::decode`] takes any 64 bytes, since a hostile peer may write any.
+//! Everything here is pure. [`RingEntry::decode`] accepts any 64 bytes, since a hostile peer may write any.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::{CHUNK_MAX_BYTES, STAGING_BYTES, TRANSFER_MAX_BYTES};
 use crate::vi::{CACHE_LINE, RemoteKey};
 
-/// The most bytes that travel in an entry itself.
+/// The most bytes of data inside an entry.
 pub(super) const INLINE_MAX: usize = 40;
-/// Where they begin.
+/// Where they begin in the entry.
 pub(super) const INLINE_AT: usize = 24;
-/// The largest offset that an entry can express. It is outside every region, so that whatever is beyond
-/// may be given as this one, for the owner of the memory to refuse.
+/// The largest offset that an entry can express. It is outside every region, so a larger offset may be
+/// encoded as this one: the owner of the memory refuses it.
 pub(super) const OFFSET_MAX: u64 = (1 << 48) - 1;
 
-/// A ring entry as it lies in memory.
-pub(super) type Line = [u8; CACHE_LINE];
+/// A ring entry as laid out in memory.
+pub(super) type CacheLine = [u8; CACHE_LINE];
 
 const HAS_IMMEDIATE: u8 = 1 << 3;
 const IS_LAST: u8 = 1 << 4;
 
-/// What an entry is about.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum EntryKind {
     /// Data for a receive descriptor.
     Send = 1,
-    /// Data for a place in the receiver's memory.
+    /// Data for an address in the receiver's memory.
     Write = 2,
-    /// The receiver is asked for data from its memory.
+    /// A request for data from the receiver's memory.
     ReadRequest = 3,
-    /// The answer's data.
+    /// Data that answers a request.
     ReadData = 4,
-    /// The answer: no.
+    /// A refused request.
     ReadRefused = 5,
 }
 
 /// Where an entry's data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum DataLocation {
     /// In the entry itself: the whole transfer.
     Inline { length: u8 },
     /// In the staging area that belongs to the ring.
     Staged { at: u32, length: u32 },
-    /// Where it belongs: the sender has put it there. Or, in a request, where it is to come from.
+    /// Already in place: the sender has written it there. In a request: where to read from.
     Placed,
 }
 
-/// A decoded entry. The inline data stays in the line.
+/// A decoded entry. The inline data stays in the cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) kind: Kind,
-    pub(super) place: Place,
-    /// Of every entry of the transfer.
+pub(super) struct RingEntry {
+    pub(super) kind: EntryKind,
+    pub(super) place: DataLocation,
+    /// Immediate data, repeated in every entry of the transfer.
     pub(super) immediate: Option<i32>,
     /// Whether the transfer ends with this entry.
     pub(super) is_last: bool,
@@ -73,24 +73,24 @@ pub(super) struct Entry {
     pub(super) total: u64,
 }
 
-impl Entry {
-    /// Writes all but the sequence number and the inline data. The fields must fit, which their makers
-    /// see to.
+impl RingEntry {
+    /// Writes everything but the sequence number and the inline data. The caller ensures that the fields fit.
     #[inline]
     pub(super) fn encode(&self, draft: &Draft) {
         let (place, inline_length) = match self.place {
-            Place::Inline { length } => (0, length),
-            Place::Staged { at, length } => {
+            DataLocation::Inline { length } => (0, length),
+            DataLocation::Staged { at, length } => {
                 draft.set(3, words_of(length, at));
                 draft.set(4, self.total);
                 (1 << 5, 0)
             }
-            Place::Placed => {
+            DataLocation::Placed => {
                 draft.set(3, 0);
                 draft.set(4, self.total);
                 (2 << 5, 0)
             }
         };
+
         let mut kind = self.kind as u8 | place;
         if self.immediate.is_some() {
             kind |= HAS_IMMEDIATE;
@@ -107,30 +107,31 @@ impl Entry {
         draft.set(2, self.key.0);
     }
 
-    /// Reads what a peer wrote.
+    /// Decodes what a peer wrote.
     ///
     /// # Errors
-    /// What no peer that keeps to the format writes.
+    /// A violation of the format, which no correct peer commits.
     #[inline]
-    pub(super) fn decode(line: &Line) -> Result<Self, &'static str> {
+    pub(super) fn decode(line: &CacheLine) -> Result<Self, &'static str> {
         let [kind_bits, inline_length, high, higher] = take(line, 4);
         let [a, b, c, d] = take(line, 12);
         let has_immediate = kind_bits & HAS_IMMEDIATE != 0;
         let is_last = kind_bits & IS_LAST != 0;
         let kind = match kind_bits & 7 {
-            1 => Kind::Send,
-            2 => Kind::Write,
-            3 => Kind::ReadRequest,
-            4 => Kind::ReadData,
-            5 => Kind::ReadRefused,
+            1 => EntryKind::Send,
+            2 => EntryKind::Write,
+            3 => EntryKind::ReadRequest,
+            4 => EntryKind::ReadData,
+            5 => EntryKind::ReadRefused,
             _ => return Err("an entry of an unknown kind"),
         };
+
         let (place, total) = match kind_bits >> 5 {
             0 => {
                 if usize::from(inline_length) > INLINE_MAX {
                     return Err("an entry with more inline data than fits");
                 }
-                (Place::Inline { length: inline_length }, u64::from(inline_length))
+                (DataLocation::Inline { length: inline_length }, u64::from(inline_length))
             }
             1 => {
                 let length = u32::from_ne_bytes(take(line, 24));
@@ -143,24 +144,28 @@ impl Entry {
                 {
                     return Err("an entry with data outside the staging area");
                 }
-                (Place::Staged { at, length }, total)
+                (DataLocation::Staged { at, length }, total)
             }
-            2 => (Place::Placed, u64::from_ne_bytes(take(line, 32))),
+            2 => (DataLocation::Placed, u64::from_ne_bytes(take(line, 32))),
             _ => return Err("an entry of an unknown kind"),
         };
+
         if total > TRANSFER_MAX_BYTES {
             return Err("an entry of a transfer that is too long");
         }
         let fits = match (kind, place) {
-            (Kind::Send, Place::Placed) | (Kind::ReadData, Place::Placed) => false,
-            (Kind::ReadRequest, place) => place == Place::Placed && is_last && !has_immediate,
-            (Kind::ReadRefused, place) => {
-                matches!(place, Place::Inline { length: 0 }) && is_last && !has_immediate
+            (EntryKind::Send, DataLocation::Placed)
+            | (EntryKind::ReadData, DataLocation::Placed) => false,
+            (EntryKind::ReadRequest, place) => {
+                place == DataLocation::Placed && is_last && !has_immediate
             }
-            (Kind::ReadData, _) => !has_immediate,
-            (Kind::Send | Kind::Write, _) => true,
+            (EntryKind::ReadRefused, place) => {
+                matches!(place, DataLocation::Inline { length: 0 }) && is_last && !has_immediate
+            }
+            (EntryKind::ReadData, _) => !has_immediate,
+            (EntryKind::Send | EntryKind::Write, _) => true,
         };
-        if !fits || (!is_last && !matches!(place, Place::Staged { .. })) {
+        if !fits || (!is_last && !matches!(place, DataLocation::Staged { .. })) {
             return Err("an entry whose parts contradict each other");
         }
         let immediate = has_immediate.then(|| i32::from_ne_bytes(take(line, 8)));
@@ -170,7 +175,7 @@ impl Entry {
     }
 }
 
-/// Returns the word whose bytes in memory are those of both, in this order.
+/// Returns the word whose bytes in memory are those of both arguments, in this order.
 #[inline]
 const fn words_of(first: u32, second: u32) -> u64 {
     if cfg!(target_endian = "little") {
@@ -180,11 +185,11 @@ const fn words_of(first: u32, second: u32) -> u64 {
     }
 }
 
-/// An entry that is being made: whole words, which are written and read one by one.
+/// An entry under construction, written and read as whole words.
 ///
-/// What was written by narrow stores and is read by a wider load waits until all stores before are done, the
-/// last entry among them, whose line the peer's processor has. Words of atomics are what compilers leave
-/// alone: they are not joined to vectors, nor their copies to calls of `memcpy`.
+/// A wide load from narrow stores stalls until all earlier stores are done, including those of the last
+/// entry, whose cache line the peer's processor holds. Compilers leave words of atomics alone: they
+/// neither merge them into vectors nor turn their copies into calls of `memcpy`.
 #[derive(Debug)]
 pub(super) struct Draft {
     words: [AtomicU64; LINE_WORDS],
@@ -199,7 +204,7 @@ impl Draft {
     }
 
     /// Returns a draft of these bytes.
-    pub(super) fn of(line: &Line) -> Self {
+    pub(super) fn of(line: &CacheLine) -> Self {
         let draft = Self::new();
         for (place, word) in draft.words.iter().zip(line.as_chunks::<8>().0) {
             place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
@@ -221,8 +226,8 @@ impl Draft {
         &self.words
     }
 
-    /// Puts inline data behind the `length` bytes that are there. Returns how many there are then, or `None`
-    /// if it does not fit.
+    /// Appends inline data to the `length` bytes already there. Returns the new length, or `None` if it
+    /// does not fit.
     #[inline]
     pub(super) fn put_inline(&self, length: usize, bytes: &[u8]) -> Option<usize> {
         let end = length.checked_add(bytes.len()).filter(|end| *end <= INLINE_MAX)?;
@@ -247,7 +252,7 @@ impl Draft {
         Some(end)
     }
 
-    /// Returns the inline data, and what is behind it.
+    /// Returns the inline data, and the rest of the entry behind it.
     #[inline]
     pub(super) fn inline(&self) -> [u8; INLINE_MAX] {
         let mut bytes = [0; INLINE_MAX];
@@ -259,7 +264,7 @@ impl Draft {
     }
 
     /// Returns the bytes.
-    pub(super) fn line(&self) -> Line {
+    pub(super) fn line(&self) -> CacheLine {
         let mut line = [0; CACHE_LINE];
         for (place, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(&self.words) {
             *place = word.load(Ordering::Relaxed).to_ne_bytes();
@@ -268,7 +273,7 @@ impl Draft {
     }
 }
 
-/// Returns the word that begins with fewer than eight bytes, without a way through memory.
+/// Returns a word that starts with fewer than eight bytes, without a detour through memory.
 #[inline]
 fn partial_word(bytes: &[u8]) -> u64 {
     let (mut word, mut shift, mut rest) = (0, 0, bytes);
@@ -283,12 +288,12 @@ fn partial_word(bytes: &[u8]) -> u64 {
     if let [one] = rest {
         word |= u64::from(*one) << shift;
     }
-    // The bytes are in order of address now, as those of a little-endian word.
+    // The bytes are now in address order, as in a little-endian word.
     u64::from_le(word)
 }
 
 #[inline]
-fn take<const N: usize>(line: &Line, at: usize) -> [u8; N] {
+fn take<const N: usize>(line: &CacheLine, at: usize) -> [u8; N] {
     let mut bytes = [0; N];
     bytes.copy_from_slice(&line[at..at + N]);
     bytes
@@ -298,40 +303,49 @@ fn take<const N: usize>(line: &Line, at: usize) -> [u8; N] {
 mod tests {
     use super::*;
 
-    /// Goal: what is written is read. Method: entries of every kind and place, decoded again.
+    /// Goal: what is written is read back. Method: entries of every kind and place, decoded again.
     #[test]
     fn what_is_encoded_is_decoded() {
-        let kinds = [Kind::Send, Kind::Write, Kind::ReadRequest, Kind::ReadData, Kind::ReadRefused];
-        let places = [
-            Place::Inline { length: 0 },
-            Place::Inline { length: 40 },
-            Place::Staged { at: 64, length: 4096 },
-            Place::Placed,
+        let kinds = [
+            EntryKind::Send,
+            EntryKind::Write,
+            EntryKind::ReadRequest,
+            EntryKind::ReadData,
+            EntryKind::ReadRefused,
         ];
+
+        let places = [
+            DataLocation::Inline { length: 0 },
+            DataLocation::Inline { length: 40 },
+            DataLocation::Staged { at: 64, length: 4096 },
+            DataLocation::Placed,
+        ];
+
         let mut valid_count = 0;
         for (kind, place) in kinds.iter().flat_map(|kind| places.map(|place| (*kind, place))) {
             for (immediate, is_last) in [(None, false), (None, true), (Some(-5), true)] {
                 let total = match place {
-                    Place::Inline { length } => u64::from(length),
+                    DataLocation::Inline { length } => u64::from(length),
                     _ => 1 << 30,
                 };
                 let key = RemoteKey(0x0123_4567_89ab_cdef);
                 let offset = 0xfedc_ba98_7654;
-                let entry = Entry { kind, place, immediate, is_last, key, offset, total };
+                let entry = RingEntry { kind, place, immediate, is_last, key, offset, total };
                 let draft = Draft::of(&[0xff; CACHE_LINE]);
                 entry.encode(&draft);
-                if let Ok(decoded) = Entry::decode(&draft.line()) {
+                if let Ok(decoded) = RingEntry::decode(&draft.line()) {
                     assert_eq!(decoded, entry);
                     valid_count += 1;
                 }
             }
         }
+
         // Send: 2 + 2 + 3 + 0; write: 2 + 2 + 3 + 2; request: 1; data: 1 + 1 + 2; refused: 1.
         assert_eq!(valid_count, 22, "no more and no less makes sense");
     }
 
-    /// Goal: inline data arrives byte for byte, in however many pieces it is put. Method: pieces of all lengths
-    /// that fit, two at a time and one behind.
+    /// Goal: inline data arrives byte for byte, however many pieces it is written in. Method: pieces of
+    /// all lengths that fit, two together and one after them.
     #[test]
     fn inline_data_is_put_together() {
         let bytes: Vec<u8> =

@@ -1,9 +1,9 @@
-//! A peer that breaks the rules, driven by bytes: for the fuzzers and for tests. No part of the interface.
+//! A peer that breaks the rules, driven by bytes: for fuzzers and tests. Not part of the interface.
 //!
-//! The attacker knows the format, so that it gets further than noise would, and does what the bytes say:
+//! The attacker knows the format, so it gets further than noise would. It does what the bytes say:
 //! entries of any content, scribbling over everything that it may write, packets with right and wrong
 //! files, floods. Meanwhile the victim posts descriptors of its own. At the end the victim must have
-//! suffered nothing but the loss of that connection.
+//! lost nothing but that connection.
 
 use std::{
     io::{self, IoSlice},
@@ -14,12 +14,12 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use vigie_detect::Instant;
 
 use super::{
-    entry::{Draft, Entry, Kind, Place},
+    entry::{DataLocation, Draft, EntryKind, RingEntry},
     layout::{CONSUMED_AT, PAGE_BYTES, REFUSAL_AT, RING_BYTES, STAGING_BYTES, size},
     nic::Shm,
     ring::Producer,
-    sys::{self, Received},
-    wire::{Hello, PACKET_MAX, Packet, Place as Address, Terms},
+    sys::{self, SocketRead},
+    wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress as Address},
 };
 use crate::vi::{
     CACHE_LINE, Data, LocalSegment, Memory, MemoryAttributes, NicEvent, Operation, Provider, Queue,
@@ -27,53 +27,55 @@ use crate::vi::{
     ViAttributes, ViId, ViState,
 };
 
-/// Decodes bytes as a packet of the socket, and encodes what was understood again.
+/// Decodes bytes as a packet of the socket, and encodes the result again.
 ///
 /// # Errors
-/// What is wrong with the decoder, if it and the encoder do not agree.
+/// A description of the bug if decoder and encoder disagree.
 pub fn try_packet(bytes: &[u8]) -> Result<bool, String> {
-    let Ok(packet) = Packet::decode(bytes) else { return Ok(false) };
+    let Ok(packet) = ControlPacket::decode(bytes) else { return Ok(false) };
     // A refusal's text is not sent.
     if packet.encode() == bytes { Ok(true) } else { Err(format!("{packet:?} from {bytes:?}")) }
 }
 
-/// Decodes bytes as a ring entry, and checks that what passes keeps to every bound.
+/// Decodes bytes as a ring entry, and checks that an accepted entry respects every bound.
 ///
 /// # Errors
-/// What is wrong with the decoder.
+/// A description of the decoder's bug.
 pub fn try_entry(bytes: &[u8]) -> Result<bool, String> {
     let mut line = [0; CACHE_LINE];
     for (place, byte) in line.iter_mut().zip(bytes) {
         *place = *byte;
     }
-    let Ok(entry) = Entry::decode(&line) else { return Ok(false) };
+    let Ok(entry) = RingEntry::decode(&line) else { return Ok(false) };
     let is_bounded = match entry.place {
-        Place::Inline { length } => length <= 40 && entry.is_last,
-        Place::Staged { at, length } => {
+        DataLocation::Inline { length } => length <= 40 && entry.is_last,
+        DataLocation::Staged { at, length } => {
             length > 0 && u64::from(at) + u64::from(length) <= STAGING_BYTES
         }
-        Place::Placed => entry.is_last && !matches!(entry.kind, Kind::Send | Kind::ReadData),
+        DataLocation::Placed => {
+            entry.is_last && !matches!(entry.kind, EntryKind::Send | EntryKind::ReadData)
+        }
     };
     let again = Draft::of(&line);
     entry.encode(&again);
-    if is_bounded && entry.total < 1 << 31 && Entry::decode(&again.line()) == Ok(entry) {
+    if is_bounded && entry.total < 1 << 31 && RingEntry::decode(&again.line()) == Ok(entry) {
         Ok(true)
     } else {
         Err(format!("{entry:?} from {line:?}"))
     }
 }
 
-/// What an attack came to.
+/// The outcome of an attack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Outcome {
+pub struct AttackOutcome {
     /// Why the victim broke the connection, if it did.
     pub broken: Option<Reason>,
     /// Completions that the victim saw.
     pub completions: u64,
 }
 
-/// The bytes that say what to do, and zeros behind them.
+/// The bytes that drive the attack, followed by zeros.
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {
@@ -87,7 +89,7 @@ impl Script<'_> {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Mostly small or just around a bound, sometimes anything.
+    /// Returns a number that is mostly small or near a bound, sometimes any.
     fn number(&mut self, bound: u64) -> u64 {
         match self.byte() % 6 {
             0 => self.byte().into(),
@@ -114,7 +116,7 @@ struct Victim {
     vi: ViId,
     shared: Region,
     private: Region,
-    /// Of another tag, and without any right: must never change.
+    /// Canary regions with another tag and no rights: they must never change.
     canaries: [Region; 2],
 }
 
@@ -158,17 +160,20 @@ impl Victim {
             offset: script.number(64) % 4096,
             length: script.number(4096) % 4097,
         }];
+
         if which & 2 != 0 {
             let receive = ReceiveDescriptor { cookie: 1, segments: &segment };
             // A queue that is full stays full.
             let _ = self.nic.post_receive(self.vi, &receive);
             return;
         }
+
         let operation = match which >> 2 & 3 {
             0 => Operation::Send,
             1 => Operation::RdmaRead,
             _ => Operation::RdmaWrite,
         };
+
         let bytes = [7; 24];
         let inline = [IoSlice::new(&bytes)];
         let data = if which & 16 == 0 || operation == Operation::RdmaRead {
@@ -176,6 +181,7 @@ impl Victim {
         } else {
             Data::Inline(&inline)
         };
+
         let descriptor = SendDescriptor {
             operation,
             cookie: 2,
@@ -185,10 +191,11 @@ impl Victim {
                 .then_some(RemoteSegment { key, offset: script.byte().into() }),
             data,
         };
+
         let _ = self.nic.post_send(self.vi, &descriptor);
     }
 
-    fn take(&mut self, outcome: &mut Outcome) {
+    fn take(&mut self, outcome: &mut AttackOutcome) {
         for queue in [Queue::Send, Queue::Receive] {
             while self.nic.completed(self.vi, queue).is_some() {
                 outcome.completions += 1;
@@ -206,7 +213,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Makes a file as a peer should, or in one of the ways in which it should not.
+/// Makes a file as a peer should, or in one of the ways it should not.
 fn bad_file(how: u8, length: u64) -> io::Result<OwnedFd> {
     let file =
         rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -224,12 +231,12 @@ impl Attacker {
         let socket = sys::connect(&to.socket_name()).map_err(text)?;
         let (file, own) = sys::make_file(size(RING_BYTES), false).map_err(text)?;
         let (page, _) = sys::make_file(size(PAGE_BYTES), false).map_err(text)?;
-        let terms = Terms { reliability, has_barrier: false };
+        let parameters = ConnectionParameters { reliability, has_barrier: false };
         let (discriminator, greeting) = (b"victim".to_vec(), Vec::new());
-        let hello = Hello { token: to.token, terms, from: None, discriminator, greeting };
+        let hello = Hello { token: to.token, parameters, from: None, discriminator, greeting };
         let files = [file.as_fd(), page.as_fd()];
-        sys::send(socket.as_fd(), &Packet::Hello(hello).encode(), &files).map_err(text)?;
-        // Accepted in the first look, heard in the second, confirmed in the third.
+        sys::send(socket.as_fd(), &ControlPacket::Hello(hello).encode(), &files).map_err(text)?;
+        // Accepted in the first round, identified in the second, confirmed in the third.
         let mut looks = 0;
         let request = loop {
             victim.nic.quiet();
@@ -241,14 +248,15 @@ impl Attacker {
                 return Err("the victim does not hear an honest hello".into());
             }
         };
+
         victim.nic.accept(request, victim.vi, &[]).map_err(text)?;
         let mut bytes = [0; PACKET_MAX];
-        let Received::Packet(_, files) = sys::receive(socket.as_fd(), &mut bytes) else {
+        let SocketRead::Packet(_, files) = sys::receive(socket.as_fd(), &mut bytes) else {
             return Err("no welcome".into());
         };
         let ring = files.first().ok_or("a welcome without files")?;
         let victims = sys::map_file(ring.as_fd(), size(RING_BYTES), true)?;
-        sys::send(socket.as_fd(), &Packet::Confirm.encode(), &[]).map_err(text)?;
+        sys::send(socket.as_fd(), &ControlPacket::Confirm.encode(), &[]).map_err(text)?;
         victim.nic.quiet();
         if !matches!(victim.nic.event(), Some(NicEvent::Connected { .. })) {
             return Err("the victim does not connect".into());
@@ -256,7 +264,7 @@ impl Attacker {
         Ok(Self { socket, producer: Producer::new(victims.clone()), victims, own })
     }
 
-    /// An entry that is right in most parts, or not at all.
+    /// Pushes an entry that is mostly right, or not at all.
     fn push(&mut self, script: &mut Script<'_>, keys: &[RemoteKey]) {
         let mut draft = Draft::of(&std::array::from_fn(|_| 0x5a));
         let shape = script.byte();
@@ -264,15 +272,23 @@ impl Attacker {
             .get(usize::from(script.byte()) % (keys.len() + 1))
             .map_or_else(|| RemoteKey(script.word()), |key| *key);
         let place = match shape >> 3 & 3 {
-            0 => Place::Inline { length: script.byte() % 48 },
-            1 => Place::Staged {
+            0 => DataLocation::Inline { length: script.byte() % 48 },
+            1 => DataLocation::Staged {
                 at: u32::try_from(script.number(STAGING_BYTES)).unwrap_or(u32::MAX),
                 length: u32::try_from(script.number(4096)).unwrap_or(u32::MAX),
             },
-            _ => Place::Placed,
+            _ => DataLocation::Placed,
         };
-        let kinds = [Kind::Send, Kind::Write, Kind::ReadRequest, Kind::ReadData, Kind::ReadRefused];
-        Entry {
+
+        let kinds = [
+            EntryKind::Send,
+            EntryKind::Write,
+            EntryKind::ReadRequest,
+            EntryKind::ReadData,
+            EntryKind::ReadRefused,
+        ];
+
+        RingEntry {
             kind: kinds[usize::from(shape & 7) % kinds.len()],
             place,
             immediate: (shape & 32 != 0).then_some(-1),
@@ -280,7 +296,7 @@ impl Attacker {
             key,
             offset: script.number(8192) & 0xffff_ffff_ffff,
             total: match place {
-                Place::Staged { length, .. } if shape & 128 == 0 => length.into(),
+                DataLocation::Staged { length, .. } if shape & 128 == 0 => length.into(),
                 _ => script.number(8192),
             },
         }
@@ -291,7 +307,7 @@ impl Attacker {
         self.publish(&draft);
     }
 
-    /// The count of consumed entries is believed for once, so as to go on.
+    /// Takes the count of consumed entries on trust, so as to continue.
     fn publish(&mut self, draft: &Draft) {
         if matches!(self.producer.has_room(), Ok(true)) {
             self.producer.push(draft);
@@ -302,7 +318,7 @@ impl Attacker {
         let memory = if script.byte() & 1 == 0 { &self.victims } else { &self.own };
         let at = script.number(RING_BYTES) % (RING_BYTES - 8);
         for step in 0..u64::from(script.byte() & 15) {
-            // Outside is outside.
+            // Out-of-bounds writes fail.
             let _ = memory.write(at + step, &[script.byte()]);
         }
     }
@@ -311,13 +327,13 @@ impl Attacker {
         let what = script.byte();
         let length = script.number(8192);
         let packet = match what & 7 {
-            0 => Packet::Bell,
-            1 => Packet::Revoke { key: RemoteKey(script.word() & 3) },
-            2 => Packet::Confirm,
-            3 => Packet::Refusal { reason: Reason::Rejected },
+            0 => ControlPacket::Wakeup,
+            1 => ControlPacket::Revoke { key: RemoteKey(script.word() & 3) },
+            2 => ControlPacket::Confirm,
+            3 => ControlPacket::Refusal { reason: Reason::Rejected },
             _ => {
                 let key = RemoteKey(script.word() & 3);
-                Packet::Grant { key, length, allows_write: what & 8 != 0, allows_read: true }
+                ControlPacket::Grant { key, length, allows_write: what & 8 != 0, allows_read: true }
             }
         };
         let mut bytes = packet.encode();
@@ -337,8 +353,8 @@ impl Attacker {
 /// Runs an attack on a victim that has a second, honest peer in the same NIC.
 ///
 /// # Errors
-/// What the victim suffered beside the loss of the connection.
-pub fn attack(bytes: &[u8]) -> Result<Outcome, String> {
+/// A description of any harm to the victim beyond the loss of the connection.
+pub fn attack(bytes: &[u8]) -> Result<AttackOutcome, String> {
     let mut script = Script(bytes);
     let levels =
         [Reliability::ReliableReception, Reliability::ReliableDelivery, Reliability::Unreliable];
@@ -347,7 +363,7 @@ pub fn attack(bytes: &[u8]) -> Result<Outcome, String> {
     let mut attacker = Attacker::connect(&mut victim, level)?;
     let keys =
         [victim.shared.key, victim.private.key, victim.canaries[0].key, victim.canaries[1].key];
-    let mut outcome = Outcome::default();
+    let mut outcome = AttackOutcome::default();
     let mut now = Instant::from_nanos(1);
     while !script.0.is_empty() {
         match script.byte() % 12 {
@@ -375,40 +391,42 @@ pub fn attack(bytes: &[u8]) -> Result<Outcome, String> {
             }
         }
     }
+
     for _ in 0..40 {
         now = now + std::time::Duration::from_millis(1);
         victim.nic.progress(now);
         victim.take(&mut outcome);
     }
+
     judge(victim, attacker, &mut outcome, now)?;
     Ok(outcome)
 }
 
-/// What an attacker does too much of.
+/// The kind of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Flood {
-    /// Bells for a victim that does not sleep.
-    Bells,
+    /// Wake-ups for a victim that does not sleep.
+    Wakeups,
     /// Small regions of memory.
     Grants,
     /// A region that is larger than any memory.
     Addresses,
     /// Files that can shrink.
     Unsealed,
-    /// Files that are shorter than is said.
+    /// Files that are shorter than claimed.
     Short,
 }
 
 /// Floods a victim.
 ///
 /// # Errors
-/// What the victim suffered beside the loss of the connection.
-pub fn flood(what: Flood) -> Result<Outcome, String> {
+/// A description of any harm to the victim beyond the loss of the connection.
+pub fn flood(what: Flood) -> Result<AttackOutcome, String> {
     let level = Reliability::ReliableDelivery;
     let mut victim = Victim::new(level)?;
     let attacker = Attacker::connect(&mut victim, level)?;
-    let mut outcome = Outcome::default();
+    let mut outcome = AttackOutcome::default();
     let mut now = Instant::from_nanos(1);
     let good = bad_file(0, 4096).map_err(text)?;
     let how = if what == Flood::Unsealed { 2 } else { 1 };
@@ -416,9 +434,11 @@ pub fn flood(what: Flood) -> Result<Outcome, String> {
     for number in 0..2048 {
         let key = RemoteKey(number);
         let length = if what == Flood::Addresses { 1 << 46 } else { 4096 };
-        let grant = Packet::Grant { key, length, allows_write: false, allows_read: true };
+        let grant = ControlPacket::Grant { key, length, allows_write: false, allows_read: true };
         let _ = match what {
-            Flood::Bells => sys::send(attacker.socket.as_fd(), &Packet::Bell.encode(), &[]),
+            Flood::Wakeups => {
+                sys::send(attacker.socket.as_fd(), &ControlPacket::Wakeup.encode(), &[])
+            }
             Flood::Grants | Flood::Addresses => {
                 sys::send(attacker.socket.as_fd(), &grant.encode(), &[good.as_fd()])
             }
@@ -430,6 +450,7 @@ pub fn flood(what: Flood) -> Result<Outcome, String> {
         victim.nic.progress(now);
         victim.take(&mut outcome);
     }
+
     judge(victim, attacker, &mut outcome, now)?;
     Ok(outcome)
 }
@@ -437,7 +458,7 @@ pub fn flood(what: Flood) -> Result<Outcome, String> {
 fn judge(
     mut victim: Victim,
     attacker: Attacker,
-    outcome: &mut Outcome,
+    outcome: &mut AttackOutcome,
     mut now: Instant,
 ) -> Result<(), String> {
     for canary in &victim.canaries {
@@ -446,6 +467,7 @@ fn judge(
             return Err("memory was written that the peer has no right to".into());
         }
     }
+
     let is_connected = victim.nic.state(victim.vi).map_err(text)? == ViState::Connected;
     if is_connected == outcome.broken.is_some() {
         return Err(format!("connected: {is_connected}, and broken: {:?}", outcome.broken));
@@ -456,10 +478,11 @@ fn judge(
         victim.nic.progress(now);
         victim.take(outcome);
     }
+
     if outcome.broken.is_none() {
         return Err("the death of the peer went unnoticed".into());
     }
-    // Every descriptor has ended: the queues take as many again.
+    // Every descriptor has ended: the queues have room for as many again.
     let limit = victim.nic.attributes().max_descriptors;
     victim.nic.disconnect(victim.vi).map_err(text)?;
     victim.take(outcome);
@@ -467,13 +490,14 @@ fn judge(
         let empty = ReceiveDescriptor { cookie: 0, segments: &[] };
         victim.nic.post_receive(victim.vi, &empty).map_err(text)?;
     }
+
     // The NIC and the VI can be used as before.
     let token = victim.nic.place;
     let again = reconnect(&mut victim, token, now);
     again.map_err(|what| format!("after the attack: {what}"))
 }
 
-/// An honest peer connects to what is left, and one message goes through.
+/// An honest peer connects to what is left, and one message arrives.
 fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), String> {
     let mut peer = Shm::open().map_err(text)?;
     let tag = peer.create_tag();
@@ -498,6 +522,7 @@ fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), S
         remote: None,
         data: Data::Inline(&[]),
     };
+
     let mut is_sent = false;
     while now < deadline {
         now = now + std::time::Duration::from_millis(1);
@@ -516,5 +541,6 @@ fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), S
             return Ok(());
         }
     }
+
     Err("an honest peer does not get through".into())
 }

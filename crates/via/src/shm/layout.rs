@@ -1,6 +1,6 @@
-//! What lies where in the memory that two processes share.
+//! The layout of the memory that two processes share.
 //!
-//! A *ring file* belongs to one direction of one connection. The receiver makes it, the sender maps it:
+//! A *ring file* belongs to one direction of one connection. The receiver creates it, the sender maps it:
 //!
 //! ```text
 //! line 0      receiver writes: entries consumed; why it refused the next one
@@ -9,36 +9,37 @@
 //! 36864       the staging area, 256 KiB
 //! ```
 //!
-//! A *NIC's page* belongs to one NIC, which alone can write it (`F_SEAL_FUTURE_WRITE`):
+//! A *NIC's page* belongs to one NIC, the only one that can write it (`F_SEAL_FUTURE_WRITE`):
 //!
 //! ```text
 //! word 0      odd while the NIC sleeps; grows with each change
-//! 4096        for each place in the table of registered memory, the key that lives there, or 0
+//! 4096        for each place in the table of registered memory, the key in use there, or 0
 //! ```
 
-/// Names the layout, the entries and the packets. Two NICs of different versions do not connect.
+/// The version of the layout, the entries and the packets. NICs of different versions do not connect.
 pub(super) const VERSION: u16 = 1;
 
-/// The entries of a ring.
+/// The number of entries of a ring.
 pub(super) const ENTRY_COUNT: u64 = 512;
-/// The bytes of an entry.
+/// The size of an entry in bytes.
 pub(super) const ENTRY_BYTES: u64 = 64;
 
-/// The receiver's word: how many entries it has consumed, ever.
+/// The receiver's word: how many entries it has consumed in total.
 pub(super) const CONSUMED_AT: u64 = 0;
-/// The receiver's word: the status with which it refused the entry after those, or 0.
+/// The receiver's word: the status with which it refused the next entry, or 0.
 pub(super) const REFUSAL_AT: u64 = 8;
-/// The sender's word: whether it waits for entries to be consumed while it sleeps.
-pub(super) const WANTS_AT: u64 = 64;
+/// The sender's word: whether it waits, asleep, for entries to be consumed.
+pub(super) const WAKEUP_WANTED_AT: u64 = 64;
 /// The sender's word: why it closed the connection, or 0.
-pub(super) const GOODBYE_AT: u64 = 72;
+pub(super) const CLOSE_REASON_AT: u64 = 72;
 /// Where the entries begin.
 pub(super) const ENTRIES_AT: u64 = 4096;
 /// Where the staging area begins.
 pub(super) const STAGING_AT: u64 = ENTRIES_AT + ENTRY_COUNT * ENTRY_BYTES;
-/// Its size. It holds what cannot be written directly: data of sends, and for private memory.
+/// The size of the staging area. It holds data that cannot be written directly: of sends, and for
+/// unshared memory.
 pub(super) const STAGING_BYTES: u64 = 256 * 1024;
-/// The most bytes of one entry's staged data, so that both sides copy at the same time.
+/// The most bytes of staged data per entry, so that both sides copy concurrently.
 pub(super) const CHUNK_MAX_BYTES: u64 = 32 * 1024;
 /// The size of a ring file.
 pub(super) const RING_BYTES: u64 = STAGING_AT + STAGING_BYTES;
@@ -47,18 +48,18 @@ pub(super) const RING_BYTES: u64 = STAGING_AT + STAGING_BYTES;
 pub(super) const SLEEP_AT: u64 = 0;
 /// Where the table of live keys begins.
 pub(super) const KEYS_AT: u64 = 4096;
-/// The size of a NIC's page, of which only what is used takes memory.
+/// The size of a NIC's page. Only the used part takes memory.
 pub(super) const PAGE_BYTES: u64 = KEYS_AT + 8 * 65_536;
 
-/// The longest transfer of a descriptor.
+/// The longest transfer of one descriptor.
 pub(super) const TRANSFER_MAX_BYTES: u64 = (1 << 31) - 1;
 
-/// Returns a length as the size of a mapping; a size that no mapping has if it does not fit.
+/// Returns a length as the size of a mapping, or a size that no mapping has if it does not fit.
 pub(super) fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Returns a length in memory as a number of fixed width.
+/// Returns a length in memory as a fixed-width number.
 #[inline]
 pub(super) fn wide(length: usize) -> u64 {
     u64::try_from(length).unwrap_or(u64::MAX)

@@ -1,48 +1,48 @@
-//! The provider of shared memory: VIs between processes of one host.
+//! The shared-memory provider: VIs between processes of one host.
 //!
 //! ```text
 //!   process A                                                     process B
-//!   Shm ── socket (handshake, grants of memory, bells, death) ──── Shm
+//!   Shm ── socket (handshake, grants of memory, wake-ups, death) ──── Shm
 //!    │                                                              │
 //!    ├─ producer ──> ring file of B: entries, staging area ──> consumer
 //!    ├─ consumer <── ring file of A <──────────────────────── producer
 //!    └─ direct access ─────────> memory that B allocated (mapped by A, if granted)
 //! ```
 //!
-//! An entry of a ring is one cache line; data up to 40 bytes travels in it, so that a small message moves
-//! one line between two processors. Larger data is written straight into memory that the peer has
+//! A ring entry is one cache line and holds up to 40 bytes of data, so a small message moves one line
+//! between two processors. Larger data is written straight into memory that the peer has
 //! [allocated](crate::vi::Provider::allocate). Memory that was only
-//! [registered](crate::vi::Provider::register) is never mapped by anybody; its data goes through the
+//! [registered](crate::vi::Provider::register) is never mapped by a peer; its data goes through the
 //! connection's staging area.
 //!
-//! No system call is made on the way of data, unless a peer sleeps and must be woken.
+//! The data path makes no system call, unless a peer sleeps and must be woken.
 //!
 //! # Trust
 //! Only processes of the same user that know the NIC's [address](crate::vi::Provider::address), which
-//! holds a secret, can connect. A connected peer is mistrusted all the same: it can write its
-//! connection's ring files and the memory that it was granted at any time, so everything found there is
-//! copied once and checked, and a rule that is broken breaks that connection
-//! ([`Reason::PeerFault`](crate::vi::Reason::PeerFault)). Files of peers are touched only if they are
-//! sealed against shrinking. There is no lock in shared memory, and nothing with a name: files and
-//! sockets vanish with the processes, however they end.
+//! contains a secret, can connect. A connected peer is still not trusted: it can write its connection's
+//! ring files and the memory granted to it at any time, so everything read from there is copied once and
+//! checked, and a violation breaks that connection
+//! ([`Reason::PeerFault`](crate::vi::Reason::PeerFault)). A peer's file is touched only if it is sealed
+//! against shrinking. Shared memory contains no locks, and nothing has a name in the file system: files
+//! and sockets vanish with the processes, however they end.
 //!
-//! A process that forks while it has a NIC must not touch it in the child, and the child should soon be
-//! another program or end: its copies of the sockets keep peers from noticing that the parent has died.
+//! After a fork, the child must not touch the NIC, and should soon exec or exit: its copies of the
+//! sockets keep peers from noticing that the parent has died.
 //!
-//! Whoever maps memory for writing can also read it. Memory that peers may write but not read can thus be
-//! read by a peer that breaks the rules; keep nothing there that the peer must not know.
+//! Memory mapped for writing can also be read. A peer that breaks the rules can thus read memory that it
+//! may only write; keep nothing there that it must not know.
 //!
 //! # Costs
-//! One NIC has three descriptors, each connection one socket, and each region that peers may map one.
-//! [`Provider::progress`](crate::vi::Provider::progress) looks at the sockets at most every 100 µs.
+//! A NIC holds three descriptors, plus one socket per connection and one descriptor per region that
+//! peers may map. [`Provider::progress`](crate::vi::Provider::progress) polls the sockets at most every
+//! 100 µs.
 
-mod bell;
 mod connecting;
+mod connection;
 mod entry;
 #[doc(hidden)]
 pub mod hostile;
 mod layout;
-mod link;
 mod nic;
 mod receiver;
 mod ring;
@@ -52,6 +52,7 @@ mod slots;
 mod sys;
 mod table;
 mod vi;
+mod wakeup;
 mod wire;
 
 pub use nic::{Refusals, Shm};

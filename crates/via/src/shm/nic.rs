@@ -12,15 +12,15 @@ use rustix::event::{Timespec, epoll};
 use vigie_detect::{Armed, Instant};
 
 use super::{
-    bell::Page,
-    connecting::{Attempt, Caller, Wish},
+    connecting::{Caller, ConnectAttempt, ConnectRequest},
     layout::wide,
     receiver::PostedReceive,
     slots::Slots,
-    sys::{self, Received},
-    table::Table,
-    vi::{Cq, Desk, Vi},
-    wire::{DISCRIMINATOR_MAX, GREETING_MAX, PACKET_MAX, Packet, Place},
+    sys::{self, SocketRead},
+    table::RegionTable,
+    vi::{Cq, NicState, ShmVi},
+    wakeup::NicPage,
+    wire::{ControlPacket, DISCRIMINATOR_MAX, GREETING_MAX, PACKET_MAX, ShmAddress},
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
@@ -31,14 +31,14 @@ use crate::vi::{
 const NAME: &str = "shm";
 const ATTRIBUTES: Attributes = {
     let mut attributes = Attributes::named(NAME);
-    // Bytes are copied while they are posted, from wherever they are: registering buys nothing here.
+    // Posting copies the bytes, from any memory: registering gains nothing here.
     attributes.max_inline = 1 << 20;
     attributes.has_window = true;
     attributes
 };
-/// How often the sockets are looked at while nobody sleeps. A look costs about half a microsecond.
-const LOOK_INTERVAL: Duration = Duration::from_micros(100);
-/// The most sockets served in one look, and the most packets of each.
+/// How often the sockets are polled while awake. A poll costs about half a microsecond.
+const SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// The most sockets served per poll, and the most packets of each.
 const EVENTS_MAX: usize = 64;
 const PACKETS_MAX: usize = 16;
 
@@ -46,49 +46,49 @@ const PACKETS_MAX: usize = 16;
 ///
 /// Dropping it disconnects its VIs in order.
 pub struct Shm {
-    pub(super) place: Place,
+    pub(super) place: ShmAddress,
     pub(super) listener: OwnedFd,
     pub(super) epoll: OwnedFd,
-    pub(super) desk: Desk,
-    pub(super) vis: Slots<Vi>,
-    /// The VIs that are connected, and those that are about to be.
+    pub(super) nic_state: NicState,
+    pub(super) vis: Slots<ShmVi>,
+    /// The VIs that are connected or about to be.
     pub(super) connected: Vec<u32>,
     pub(super) pending: Vec<u32>,
     pub(super) callers: Slots<Caller>,
     pub(super) listening: BTreeSet<Vec<u8>>,
-    /// When the listener is looked at again: it is left alone while there are no descriptors for callers.
-    pub(super) deaf_until: Option<Instant>,
+    /// When accepting resumes: it pauses while there are no descriptors for callers.
+    pub(super) accept_paused_until: Option<Instant>,
     pub(super) refusals: Refusals,
     /// The time as of the last [`progress`](Provider::progress).
     pub(super) now: Instant,
-    /// When the sockets are looked at next.
-    next_look: Instant,
-    /// They were looked at since the last [`progress`](Provider::progress).
-    has_looked: bool,
-    /// Where the next look at the rings begins, so that no VI is always the last.
+    /// When the sockets are polled next.
+    next_socket_poll: Instant,
+    /// Whether the sockets were polled since the last [`progress`](Provider::progress).
+    has_polled_sockets: bool,
+    /// Where the next poll of the rings begins, so that no VI is always the last.
     first: usize,
     tag_count: u32,
 }
 
-/// Callers that were turned away, and heard nothing.
+/// Callers that were turned away without an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusals {
-    /// Those of other users.
-    pub strangers: u64,
-    /// Those that did not begin with a greeting that has the NIC's secret.
+    /// Callers of other users.
+    pub other_users: u64,
+    /// Callers whose first packet was not a greeting with the NIC's secret.
     pub without_secret: u64,
 }
 
 /// Which socket is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum EventSource {
     Listener,
     Caller(u32),
     Vi(u32),
 }
 
-impl Source {
+impl EventSource {
     pub(super) fn to_data(self) -> u64 {
         match self {
             Self::Listener => 0,
@@ -108,64 +108,66 @@ impl Source {
 }
 
 impl Shm {
-    /// Opens a NIC, which others can reach at once.
+    /// Opens a NIC. Others can reach it at once.
     ///
     /// # Errors
-    /// [`ViError::Io`]: no descriptors or no memory left, or no memfd in this kernel.
+    /// [`ViError::Io`] if no descriptors or memory are left, or the kernel has no memfd.
     pub fn open() -> Result<Self, ViError> {
-        let place = Place { name: sys::random()?, token: sys::random()? };
+        let place = ShmAddress { name: sys::random()?, token: sys::random()? };
         let listener = sys::listen(&place.socket_name())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
-        let desk = Desk {
-            table: Table::new(),
+        let nic_state = NicState {
+            table: RegionTable::new(),
             cqs: Slots::new(),
-            page: Page::new()?,
+            page: NicPage::new()?,
             events: VecDeque::new(),
         };
+
         let nic = Self {
             place,
             listener,
             epoll,
-            desk,
+            nic_state,
             vis: Slots::new(),
             connected: Vec::new(),
             pending: Vec::new(),
             callers: Slots::new(),
             listening: BTreeSet::new(),
-            deaf_until: None,
+            accept_paused_until: None,
             refusals: Refusals::default(),
             now: Instant::from_nanos(0),
-            next_look: Instant::from_nanos(0),
-            has_looked: false,
+            next_socket_poll: Instant::from_nanos(0),
+            has_polled_sockets: false,
             first: 0,
             tag_count: 0,
         };
-        nic.watch(&nic.listener, Source::Listener)?;
+
+        nic.watch(&nic.listener, EventSource::Listener)?;
         Ok(nic)
     }
 
-    /// Returns who was turned away.
+    /// Returns the counts of callers that were turned away.
     #[must_use]
     pub const fn refusals(&self) -> Refusals {
         self.refusals
     }
 
-    pub(super) fn watch(&self, socket: &OwnedFd, source: Source) -> io::Result<()> {
+    pub(super) fn watch(&self, socket: &OwnedFd, source: EventSource) -> io::Result<()> {
         let data = epoll::EventData::new_u64(source.to_data());
         Ok(epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN)?)
     }
 
-    fn vi(&self, vi: ViId) -> Result<&Vi, ViError> {
+    fn vi(&self, vi: ViId) -> Result<&ShmVi, ViError> {
         self.vis.get(vi.0).ok_or(ViError::UnknownVi(vi))
     }
 
-    fn vi_mut(&mut self, vi: ViId) -> Result<&mut Vi, ViError> {
+    fn vi_mut(&mut self, vi: ViId) -> Result<&mut ShmVi, ViError> {
         self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))
     }
 
-    /// Looks at all rings. Returns whether anything was done.
+    /// Polls all rings. Returns whether anything was done.
     #[inline]
-    fn look_at_rings(&mut self) -> bool {
+    fn poll_rings(&mut self) -> bool {
         let mut is_news = false;
         let mut has_ended = false;
         let count = self.connected.len();
@@ -175,8 +177,8 @@ impl Shm {
             let Some(vi) = self.connected.get(turn).and_then(|name| self.vis.get_mut(*name)) else {
                 continue;
             };
-            is_news |= vi.work(&mut self.desk);
-            has_ended |= vi.link.is_none();
+            is_news |= vi.work(&mut self.nic_state);
+            has_ended |= vi.connection.is_none();
         }
         if is_news {
             self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
@@ -190,12 +192,12 @@ impl Shm {
     #[cold]
     fn forget_ended(&mut self) {
         let vis = &self.vis;
-        self.connected.retain(|name| vis.get(*name).is_some_and(|vi| vi.link.is_some()));
+        self.connected.retain(|name| vis.get(*name).is_some_and(|vi| vi.connection.is_some()));
         self.first = 0;
     }
 
-    /// Looks at the sockets. Returns whether anything was there.
-    fn look_at_sockets(&mut self) -> bool {
+    /// Polls the sockets. Returns whether anything was there.
+    fn poll_sockets(&mut self) -> bool {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut room = [const { MaybeUninit::uninit() }; EVENTS_MAX];
         let events: &[epoll::Event] = match epoll::wait(&self.epoll, &mut room, Some(&none)) {
@@ -203,68 +205,68 @@ impl Shm {
             Err(_) => &[],
         };
         for event in events {
-            match Source::from_data(event.data.u64()) {
-                Source::Listener => self.take_callers(),
-                Source::Caller(name) => self.hear_caller(name),
-                Source::Vi(name) => self.hear_vi(name),
+            match EventSource::from_data(event.data.u64()) {
+                EventSource::Listener => self.take_callers(),
+                EventSource::Caller(name) => self.handle_caller(name),
+                EventSource::Vi(name) => self.handle_vi(name),
             }
         }
         for name in &self.connected {
             if let Some(vi) = self.vis.get_mut(*name)
-                && let Some(link) = &mut vi.link
+                && let Some(connection) = &mut vi.connection
             {
-                link.send_news(&self.desk.table, &vi.attributes);
+                connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
             }
         }
         !events.is_empty()
     }
 
-    fn hear_vi(&mut self, name: u32) {
+    fn handle_vi(&mut self, name: u32) {
         match self.vis.get(name).and_then(|vi| vi.attempt.as_ref()) {
-            Some(Attempt::Asked { .. }) => self.hear_welcome(name),
-            Some(Attempt::Agreed { .. }) => self.hear_confirm(name),
+            Some(ConnectAttempt::Asked { .. }) => self.handle_welcome(name),
+            Some(ConnectAttempt::Agreed { .. }) => self.handle_confirm(name),
             _ => {}
         }
-        // What comes right behind the answer belongs to the connection.
-        self.hear_peer(name);
+        // What follows the answer belongs to the connection.
+        self.handle_peer(name);
     }
 
     /// Takes the packets of a connected peer, up to a bound.
-    fn hear_peer(&mut self, name: u32) {
-        let sleep_count = self.desk.page.sleep_count();
+    fn handle_peer(&mut self, name: u32) {
+        let sleep_count = self.nic_state.page.sleep_count();
         for _ in 0..PACKETS_MAX {
             let Some(vi) = self.vis.get_mut(name) else { return };
-            let Some(link) = &mut vi.link else { return };
+            let Some(connection) = &mut vi.connection else { return };
             let mut bytes = [0; PACKET_MAX];
-            let fault = match sys::receive(link.socket.as_fd(), &mut bytes) {
-                Received::Nothing => return,
-                Received::End => return self.peer_has_gone(name),
-                Received::Fault(what) => what,
-                Received::FilesLost(length) => {
-                    match Packet::decode(bytes.get(..length).unwrap_or(&[])) {
-                        Ok(Packet::Grant { .. }) => match link.miss() {
+            let fault = match sys::receive(connection.socket.as_fd(), &mut bytes) {
+                SocketRead::Nothing => return,
+                SocketRead::End => return self.peer_has_gone(name),
+                SocketRead::Fault(what) => what,
+                SocketRead::FilesLost(length) => {
+                    match ControlPacket::decode(bytes.get(..length).unwrap_or(&[])) {
+                        Ok(ControlPacket::Grant { .. }) => match connection.note_unmapped() {
                             Ok(()) => continue,
                             Err(what) => what,
                         },
                         _ => "a packet that does not belong to a connection",
                     }
                 }
-                Received::Packet(length, files) => {
-                    let packet = Packet::decode(bytes.get(..length).unwrap_or(&[]));
+                SocketRead::Packet(length, files) => {
+                    let packet = ControlPacket::decode(bytes.get(..length).unwrap_or(&[]));
                     match (packet, files.as_slice()) {
-                        (Ok(Packet::Bell), []) => {
-                            link.bell_count += 1;
-                            if link.bell_count <= sleep_count {
+                        (Ok(ControlPacket::Wakeup), []) => {
+                            connection.wakeup_count += 1;
+                            if connection.wakeup_count <= sleep_count {
                                 continue;
                             }
                             "more bells than sleeps"
                         }
-                        (Ok(Packet::Revoke { key }), []) => match link.unmap(key) {
+                        (Ok(ControlPacket::Revoke { key }), []) => match connection.unmap(key) {
                             Ok(()) => continue,
                             Err(what) => what,
                         },
-                        (Ok(grant @ Packet::Grant { .. }), [file]) => {
-                            match link.map(&grant, file) {
+                        (Ok(grant @ ControlPacket::Grant { .. }), [file]) => {
+                            match connection.map(&grant, file) {
                                 Ok(()) => continue,
                                 Err(what) => what,
                             }
@@ -273,54 +275,55 @@ impl Shm {
                     }
                 }
             };
-            vi.break_off(&mut self.desk, Reason::PeerFault(fault));
+
+            vi.break_connection(&mut self.nic_state, Reason::PeerFault(fault));
             return self.forget_ended();
         }
     }
 
-    /// The socket's other end is closed: takes what the ring still holds, and breaks.
+    /// The socket's other end is closed: takes what is left in the ring, then breaks the connection.
     fn peer_has_gone(&mut self, name: u32) {
         let Some(vi) = self.vis.get_mut(name) else { return };
         let entries = super::layout::ENTRY_COUNT;
         for _ in 0..entries {
-            if !vi.receive(&mut self.desk) {
+            if !vi.receive(&mut self.nic_state) {
                 break;
             }
         }
-        if let Some(link) = &vi.link {
-            let reason = super::link::reason_of(link.consumer.goodbye());
-            vi.break_off(&mut self.desk, reason);
+        if let Some(connection) = &vi.connection {
+            let reason = super::connection::reason_of(connection.consumer.close_reason());
+            vi.break_connection(&mut self.nic_state, reason);
         }
         self.forget_ended();
     }
 
-    /// Returns whether there is something for the consumer, or for this NIC, without time or peers.
+    /// Returns whether there is an event for the consumer, or work that needs neither time nor peers.
     fn has_news(&mut self) -> bool {
-        if !self.desk.events.is_empty()
-            || self.desk.cqs.iter().any(|(_, cq)| !cq.completions.is_empty())
+        if !self.nic_state.events.is_empty()
+            || self.nic_state.cqs.iter().any(|(_, cq)| !cq.completions.is_empty())
             || self.vis.iter().any(|(_, vi)| vi.has_completions())
         {
             return true;
         }
-        self.look_at_rings()
+        self.poll_rings()
     }
 
-    fn wish<'a>(
+    fn connect_request<'a>(
         &self,
         vi: ViId,
         address: &Address,
         discriminator: &'a [u8],
         greeting: &'a [u8],
         deadline: Instant,
-    ) -> Result<Wish<'a>, ViError> {
-        let to = Place::parse(&address.0).ok_or(ViError::BadAddress { provider: NAME })?;
+    ) -> Result<ConnectRequest<'a>, ViError> {
+        let to = ShmAddress::parse(&address.0).ok_or(ViError::BadAddress { provider: NAME })?;
         let state = self.vi(vi)?.state;
         if state.after(ViEvent::Connect).is_none() {
             return Err(ViError::WrongState { state, what: "connect" });
         }
         limit("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
         limit("the greeting", greeting.len(), GREETING_MAX)?;
-        Ok(Wish { to, discriminator, greeting, deadline })
+        Ok(ConnectRequest { to, discriminator, greeting, deadline })
     }
 }
 
@@ -357,16 +360,16 @@ impl Provider for Shm {
             return self.register(Memory::allocate(length)?, attributes);
         }
         let (file, memory) = sys::make_file(length, !attributes.allows_write)?;
-        let page = &self.desk.page;
-        let region = self.desk.table.register(memory, attributes, Some(file), page)?;
+        let page = &self.nic_state.page;
+        let region = self.nic_state.table.register(memory, attributes, Some(file), page)?;
         for name in &self.connected {
             let Some(vi) = self.vis.get_mut(*name) else { continue };
-            let registered = self.desk.table.regions.get(region.handle.0);
+            let registered = self.nic_state.table.regions.get(region.handle.0);
             if registered.is_some_and(|registered| registered.grant(&vi.attributes).is_some())
-                && let Some(link) = &mut vi.link
+                && let Some(connection) = &mut vi.connection
             {
-                link.announce(region.handle);
-                link.send_news(&self.desk.table, &vi.attributes);
+                connection.queue_grant(region.handle);
+                connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
             }
         }
         Ok(region)
@@ -377,18 +380,18 @@ impl Provider for Shm {
         memory: Memory,
         attributes: MemoryAttributes,
     ) -> Result<Region, ViError> {
-        Ok(self.desk.table.register(memory, attributes, None, &self.desk.page)?)
+        Ok(self.nic_state.table.register(memory, attributes, None, &self.nic_state.page)?)
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
-        let taken = self.desk.table.deregister(memory, &self.desk.page);
+        let taken = self.nic_state.table.deregister(memory, &self.nic_state.page);
         let registered = taken.ok_or(ViError::UnknownMemory(memory))?;
         if registered.file.is_some() {
             for name in &self.connected {
                 let Some(vi) = self.vis.get_mut(*name) else { continue };
-                if let Some(link) = &mut vi.link {
-                    link.announce_end(memory, registered.key);
-                    link.send_news(&self.desk.table, &vi.attributes);
+                if let Some(connection) = &mut vi.connection {
+                    connection.queue_revoke(memory, registered.key);
+                    connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
                 }
             }
         }
@@ -396,34 +399,34 @@ impl Provider for Shm {
     }
 
     fn window(&self, vi: ViId, key: RemoteKey) -> Option<Memory> {
-        self.vi(vi).ok()?.link.as_ref()?.window(key)
+        self.vi(vi).ok()?.connection.as_ref()?.window(key)
     }
 
     // ------------------------------------------------------------------ VIs and queues
 
     fn create_cq(&mut self) -> Result<CqId, ViError> {
-        self.desk.cqs.insert(Cq::default()).map(CqId).map_err(|_| exhausted())
+        self.nic_state.cqs.insert(Cq::default()).map(CqId).map_err(|_| exhausted())
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
-        let found = self.desk.cqs.get(cq.0).ok_or(ViError::UnknownCq(cq))?;
+        let found = self.nic_state.cqs.get(cq.0).ok_or(ViError::UnknownCq(cq))?;
         if found.vi_count > 0 {
             return Err(ViError::InUse { what: "the completion queue" });
         }
-        self.desk.cqs.remove(cq.0);
+        self.nic_state.cqs.remove(cq.0);
         Ok(())
     }
 
     fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
         for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
-            self.desk.cqs.get(cq.0).ok_or(ViError::UnknownCq(cq))?;
+            self.nic_state.cqs.get(cq.0).ok_or(ViError::UnknownCq(cq))?;
         }
-        let name = self.vis.insert(Vi::new(ViId(0), attributes)).map_err(|_| exhausted())?;
+        let name = self.vis.insert(ShmVi::new(ViId(0), attributes)).map_err(|_| exhausted())?;
         if let Some(vi) = self.vis.get_mut(name) {
             vi.id = ViId(name);
         }
         for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
-            if let Some(cq) = self.desk.cqs.get_mut(cq.0) {
+            if let Some(cq) = self.nic_state.cqs.get_mut(cq.0) {
                 cq.vi_count += 1;
             }
         }
@@ -437,7 +440,7 @@ impl Provider for Shm {
         let Some(removed) = self.vis.remove(vi.0) else { return Ok(()) };
         let ViAttributes { send_cq, receive_cq, .. } = removed.attributes;
         for cq in [send_cq, receive_cq].into_iter().flatten() {
-            if let Some(cq) = self.desk.cqs.get_mut(cq.0) {
+            if let Some(cq) = self.nic_state.cqs.get_mut(cq.0) {
                 cq.vi_count -= 1;
                 cq.completions.retain(|completion| completion.vi != vi);
             }
@@ -472,8 +475,9 @@ impl Provider for Shm {
         greeting: &[u8],
         deadline: Instant,
     ) -> Result<(), ViError> {
-        let wish = self.wish(vi, address, discriminator, greeting, deadline)?;
-        self.call(vi.0, &wish, false)
+        let connect_request =
+            self.connect_request(vi, address, discriminator, greeting, deadline)?;
+        self.call(vi.0, &connect_request, false)
     }
 
     fn connect_peer(
@@ -484,15 +488,16 @@ impl Provider for Shm {
         greeting: &[u8],
         deadline: Instant,
     ) -> Result<(), ViError> {
-        let wish = self.wish(vi, address, discriminator, greeting, deadline)?;
-        self.call_peer(vi.0, &wish)
+        let connect_request =
+            self.connect_request(vi, address, discriminator, greeting, deadline)?;
+        self.call_peer(vi.0, &connect_request)
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {
         let unknown = ViError::UnknownRequest(request);
         let Ok(caller) = u32::try_from(request.0) else { return Err(unknown) };
-        // Somebody who has gone is forgotten first.
-        self.hear_caller(caller);
+        // Forget callers that have gone first.
+        self.handle_caller(caller);
         if !self.is_request(caller) {
             return Err(unknown);
         }
@@ -510,7 +515,7 @@ impl Provider for Shm {
     fn reject(&mut self, request: RequestId) -> Result<(), ViError> {
         match u32::try_from(request.0) {
             Ok(caller) if self.is_request(caller) => {
-                self.turn_away(caller, Reason::Rejected);
+                self.reject_caller(caller, Reason::Rejected);
                 Ok(())
             }
             _ => Err(ViError::UnknownRequest(request)),
@@ -519,7 +524,7 @@ impl Provider for Shm {
 
     fn disconnect(&mut self, vi: ViId) -> Result<(), ViError> {
         let found = self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))?;
-        found.part(&mut self.desk, Reason::Disconnected);
+        found.close_connection(&mut self.nic_state, Reason::Disconnected);
         found.change(ViEvent::Disconnect);
         self.pending.retain(|name| *name != vi.0);
         self.forget_ended();
@@ -527,7 +532,7 @@ impl Provider for Shm {
     }
 
     fn event(&mut self) -> Option<NicEvent> {
-        self.desk.events.pop_front()
+        self.nic_state.events.pop_front()
     }
 
     // ------------------------------------------------------------------ descriptors
@@ -551,7 +556,7 @@ impl Provider for Shm {
                 }
             }
         }
-        found.post(&mut self.desk, descriptor)
+        found.post(&mut self.nic_state, descriptor)
     }
 
     #[inline]
@@ -567,7 +572,7 @@ impl Provider for Shm {
         limit("the number of segments", descriptor.segments.len(), ATTRIBUTES.max_segments)?;
         found.receive_count += 1;
         if found.state == ViState::Error {
-            found.flush(&mut self.desk, descriptor.cookie);
+            found.flush(&mut self.nic_state, descriptor.cookie);
         } else {
             found.receives.push_back(PostedReceive::of(descriptor));
         }
@@ -576,14 +581,14 @@ impl Provider for Shm {
 
     #[inline]
     fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        let found = self.desk.cqs.get_mut(cq.0)?;
+        let found = self.nic_state.cqs.get_mut(cq.0)?;
         let completion = match found.completions.pop_front() {
             Some(completion) => completion,
             None => {
-                if !self.look_at_rings() {
+                if !self.poll_rings() {
                     return None;
                 }
-                self.desk.cqs.get_mut(cq.0)?.completions.pop_front()?
+                self.nic_state.cqs.get_mut(cq.0)?.completions.pop_front()?
             }
         };
         if let Some(vi) = self.vis.get_mut(completion.vi.0) {
@@ -597,7 +602,7 @@ impl Provider for Shm {
         if let Some(completion) = found.take(queue) {
             return Some(completion);
         }
-        if !self.look_at_rings() {
+        if !self.poll_rings() {
             return None;
         }
         self.vis.get_mut(vi.0)?.take(queue)
@@ -608,22 +613,25 @@ impl Provider for Shm {
     fn progress(&mut self, now: Instant) -> bool {
         self.now = now;
         let mut is_news = false;
-        let has_looked = std::mem::take(&mut self.has_looked);
-        if self.desk.page.is_asleep() {
-            self.desk.page.wake_up();
-            self.next_look = if has_looked { now + LOOK_INTERVAL } else { now };
+        let has_polled_sockets = std::mem::take(&mut self.has_polled_sockets);
+        if self.nic_state.page.is_asleep() {
+            self.nic_state.page.wake_up();
+            self.next_socket_poll =
+                if has_polled_sockets { now + SOCKET_POLL_INTERVAL } else { now };
             for name in &self.connected {
-                if let Some(link) = self.vis.get_mut(*name).and_then(|vi| vi.link.as_mut()) {
-                    link.want(false);
+                if let Some(connection) =
+                    self.vis.get_mut(*name).and_then(|vi| vi.connection.as_mut())
+                {
+                    connection.set_wakeup_wanted(false);
                 }
             }
         }
-        if self.next_look <= now {
-            self.next_look = now + LOOK_INTERVAL;
-            is_news |= self.look_at_sockets();
-            is_news |= self.keep_time(now);
+        if self.next_socket_poll <= now {
+            self.next_socket_poll = now + SOCKET_POLL_INTERVAL;
+            is_news |= self.poll_sockets();
+            is_news |= self.expire_attempts(now);
         }
-        self.look_at_rings() || is_news
+        self.poll_rings() || is_news
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -641,26 +649,26 @@ impl Provider for Shm {
         for name in &self.connected {
             let Some(vi) = self.vis.get_mut(*name) else { continue };
             let waits = vi.waits_for_peer();
-            if let Some(link) = &mut vi.link {
-                link.want(waits);
+            if let Some(connection) = &mut vi.connection {
+                connection.set_wakeup_wanted(waits);
             }
         }
-        self.desk.page.fall_asleep()?;
-        // bell-1: whoever published before the barrier is found now, whoever does it later rings. What is
-        // left on a socket would not ring again.
-        if self.has_news() || self.look_at_sockets() {
+        self.nic_state.page.fall_asleep()?;
+        // wakeup-1: an entry published before the barrier is found now; a sender that publishes later
+        // notifies. What is left on a socket would not notify again.
+        if self.has_news() || self.poll_sockets() {
             return Ok(Armed::Ready);
         }
         Ok(Armed::Armed)
     }
 
     fn quiet(&mut self) {
-        self.look_at_sockets();
-        self.has_looked = true;
+        self.poll_sockets();
+        self.has_polled_sockets = true;
     }
 
     fn has_backlog(&self) -> bool {
-        self.connected.iter().any(|name| self.vis.get(*name).is_some_and(Vi::waits_for_peer))
+        self.connected.iter().any(|name| self.vis.get(*name).is_some_and(ShmVi::waits_for_peer))
     }
 }
 
@@ -668,7 +676,7 @@ impl Drop for Shm {
     fn drop(&mut self) {
         for name in std::mem::take(&mut self.connected) {
             if let Some(vi) = self.vis.get_mut(name) {
-                vi.part(&mut self.desk, Reason::Disconnected);
+                vi.close_connection(&mut self.nic_state, Reason::Disconnected);
             }
         }
     }

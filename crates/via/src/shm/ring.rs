@@ -1,19 +1,19 @@
-//! The two ends of a ring: entries go one way, the count of consumed ones comes back.
+//! The two ends of a ring: entries go one way, the count of consumed entries comes back.
 //!
 //! # Ordering
 //! The producer writes an entry's sequence number last, with release; the consumer loads it with acquire
-//! (ring-1). The consumer stores its count with release after it has copied everything of the entries and
-//! of what they staged; the producer loads it with acquire before it writes over them (ring-2).
+//! (ring-1). The consumer stores its count with release after it has copied all of the entries and of
+//! the data they staged; the producer loads it with acquire before it overwrites them (ring-2).
 //!
-//! Each end keeps its own position in memory of its own, and trusts nothing that the other wrote.
+//! Each end keeps its own position in private memory, and trusts nothing that the other wrote.
 
 use std::collections::VecDeque;
 
 use super::{
-    entry::{Draft, Line},
+    entry::{CacheLine, Draft},
     layout::{
-        CHUNK_MAX_BYTES, CONSUMED_AT, ENTRIES_AT, ENTRY_BYTES, ENTRY_COUNT, GOODBYE_AT, REFUSAL_AT,
-        STAGING_AT, STAGING_BYTES, WANTS_AT,
+        CHUNK_MAX_BYTES, CLOSE_REASON_AT, CONSUMED_AT, ENTRIES_AT, ENTRY_BYTES, ENTRY_COUNT,
+        REFUSAL_AT, STAGING_AT, STAGING_BYTES, WAKEUP_WANTED_AT,
     },
 };
 use crate::vi::{Memory, OutOfBounds};
@@ -29,11 +29,11 @@ const fn entry_at(position: u64) -> u64 {
 #[derive(Debug)]
 pub(super) struct Producer {
     ring: Memory,
-    /// How many entries were written, ever.
+    /// How many entries were written in total.
     tail: u64,
-    /// How many of them the peer has consumed, as far as is known. Never more than `tail`.
+    /// How many of them the peer is known to have consumed. Never more than `tail`.
     consumed: u64,
-    /// How many bytes were staged, ever, with the gaps at the end of the area.
+    /// How many bytes were staged in total, including the gaps at the end of the area.
     staged: u64,
     /// How many of them are free again.
     unstaged: u64,
@@ -51,15 +51,15 @@ impl Producer {
         self.tail
     }
 
-    /// Looks how far the peer is.
+    /// Reads how many entries the peer has consumed.
     ///
     /// # Errors
-    /// If it says what cannot be.
+    /// If the peer's count is impossible.
     #[inline]
     pub(super) fn refresh(&mut self) -> Result<u64, &'static str> {
         let consumed = self.ring.load(CONSUMED_AT).map_err(|_| OUTSIDE)?;
         if consumed < self.consumed || consumed > self.tail {
-            return Err("a count of consumed entries that cannot be");
+            return Err("an impossible count of consumed entries");
         }
         self.consumed = consumed;
         while let Some((entries, bytes)) = self.staged_by.front()
@@ -92,7 +92,7 @@ impl Producer {
         debug_assert!(written.is_ok(), "inside the ring");
     }
 
-    /// Returns where up to `length` bytes can be staged and how many of them, if any.
+    /// Returns where bytes can be staged and how many, up to `length`, if any.
     pub(super) fn stage(&mut self, length: u64) -> Result<Option<(u64, u64)>, &'static str> {
         let length = length.min(CHUNK_MAX_BYTES);
         let at = self.staged % STAGING_BYTES;
@@ -106,7 +106,7 @@ impl Producer {
         Ok(Some(((self.staged + gap) % STAGING_BYTES, length)))
     }
 
-    /// Says that the bytes that [`stage`](Self::stage) gave are used by the entry that is written next.
+    /// Assigns the bytes that [`stage`](Self::stage) returned to the entry that is written next.
     pub(super) fn use_staged(&mut self, at: u64, length: u64) {
         let gap = (at + STAGING_BYTES - self.staged % STAGING_BYTES) % STAGING_BYTES;
         // Whole lines, so that no two chunks share one.
@@ -129,8 +129,8 @@ impl Producer {
         self.ring.write(STAGING_AT + at, bytes)
     }
 
-    /// Returns an entry that was written and may not be consumed yet. The peer can have changed it.
-    pub(super) fn written(&self, position: u64) -> Option<Line> {
+    /// Returns an entry that was written and may not be consumed yet. The peer may have changed it.
+    pub(super) fn written(&self, position: u64) -> Option<CacheLine> {
         self.ring.read_line(entry_at(position)).ok()
     }
 
@@ -139,15 +139,15 @@ impl Producer {
         self.ring.load(REFUSAL_AT).unwrap_or(0)
     }
 
-    /// Says whether to be woken when entries are consumed.
-    pub(super) fn want(&self, is_wanted: bool) {
-        let stored = self.ring.store(WANTS_AT, u64::from(is_wanted));
+    /// Sets whether to be woken when entries are consumed.
+    pub(super) fn set_wakeup_wanted(&self, is_wanted: bool) {
+        let stored = self.ring.store(WAKEUP_WANTED_AT, u64::from(is_wanted));
         debug_assert!(stored.is_ok(), "inside the ring");
     }
 
-    /// Says why the connection will be closed.
-    pub(super) fn say_goodbye(&self, reason: u64) {
-        let stored = self.ring.store(GOODBYE_AT, reason);
+    /// Writes why the connection is about to be closed.
+    pub(super) fn write_close_reason(&self, reason: u64) {
+        let stored = self.ring.store(CLOSE_REASON_AT, reason);
         debug_assert!(stored.is_ok(), "inside the ring");
     }
 }
@@ -156,15 +156,15 @@ impl Producer {
 #[derive(Debug)]
 pub(super) struct Consumer {
     ring: Memory,
-    /// How many entries were consumed, ever.
+    /// How many entries were consumed in total.
     head: u64,
-    /// How many of them the peer was told of.
-    told: u64,
+    /// The count that the peer was told.
+    published: u64,
 }
 
 impl Consumer {
     pub(super) const fn new(ring: Memory) -> Self {
-        Self { ring, head: 0, told: 0 }
+        Self { ring, head: 0, published: 0 }
     }
 
     /// Returns whether an entry is there.
@@ -178,49 +178,49 @@ impl Consumer {
 
     /// Copies the next entry, if it is there.
     #[inline]
-    pub(super) fn next(&self) -> Option<Line> {
+    pub(super) fn next(&self) -> Option<CacheLine> {
         if !self.has_next() {
             return None;
         }
         self.ring.read_line(entry_at(self.head)).ok()
     }
 
-    /// Goes past the entry that was taken care of.
+    /// Advances past an entry that was handled.
     #[inline]
     pub(super) fn advance(&mut self) {
         self.head += 1;
     }
 
-    /// Tells the peer how many entries were consumed. Returns whether that is news.
+    /// Publishes the count of consumed entries. Returns whether it has changed.
     #[inline]
-    pub(super) fn tell(&mut self) -> bool {
-        if self.told == self.head {
+    pub(super) fn publish_consumed(&mut self) -> bool {
+        if self.published == self.head {
             return false;
         }
-        self.told = self.head;
+        self.published = self.head;
         let stored = self.ring.store(CONSUMED_AT, self.head);
         debug_assert!(stored.is_ok(), "inside the ring");
         true
     }
 
-    /// Tells the peer why the next entry is refused, for good.
+    /// Tells the peer why the next entry is refused, permanently.
     pub(super) fn refuse(&mut self, status: u64) {
         let stored = self.ring.store(REFUSAL_AT, status);
         debug_assert!(stored.is_ok(), "inside the ring");
-        self.tell();
+        self.publish_consumed();
     }
 
     /// Returns whether the peer, if it sleeps, wants to be woken when entries are consumed.
-    pub(super) fn peer_wants(&self) -> bool {
-        self.ring.load(WANTS_AT).is_ok_and(|word| word != 0)
+    pub(super) fn peer_wants_wakeup(&self) -> bool {
+        self.ring.load(WAKEUP_WANTED_AT).is_ok_and(|word| word != 0)
     }
 
     /// Returns why the peer closed the connection, if it said so.
-    pub(super) fn goodbye(&self) -> u64 {
-        self.ring.load(GOODBYE_AT).unwrap_or(0)
+    pub(super) fn close_reason(&self) -> u64 {
+        self.ring.load(CLOSE_REASON_AT).unwrap_or(0)
     }
 
-    /// Copies staged bytes to where they belong.
+    /// Copies staged bytes to their destination.
     pub(super) fn copy_staged_to(
         &self,
         at: u64,

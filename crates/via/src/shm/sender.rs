@@ -2,47 +2,47 @@
 //!
 //! A transfer goes one of three ways:
 //! - *inline*: at most 40 bytes travel in the ring's entry, and the peer puts them in place;
-//! - *directly*: into memory of the peer that is mapped here, and then an entry tells of it, if the
-//!   consumer wants to tell;
-//! - *staged*: in chunks through the ring's staging area, out of which the peer copies.
+//! - *directly*: into the peer's memory mapped here, followed by an entry if the consumer wants to
+//!   notify the peer;
+//! - *staged*: in chunks through the ring's staging area, from which the peer copies.
 //!
-//! A direct access never overtakes an entry that still has to be put in the same place.
+//! A direct access never overtakes an entry whose data still has to be written to the same place.
 
 use super::{
-    entry::{Draft, Entry, INLINE_MAX, Kind, OFFSET_MAX, Place},
+    connection::ShmConnection,
+    entry::{DataLocation, Draft, EntryKind, INLINE_MAX, OFFSET_MAX, RingEntry},
     layout::{TRANSFER_MAX_BYTES, wide},
-    link::Link,
-    table::{Access, Table, copy_bytes, read_bytes, write_bytes},
-    vi::{Desk, End, Vi},
+    table::{Access, RegionTable, copy_bytes, read_bytes, write_bytes},
+    vi::{BreakCause, NicState, ShmVi},
 };
 use crate::vi::{
     Completion, Data, LocalSegment, Memory, Operation, OutOfBounds, ProtectionTag, Queue,
     Reliability, RemoteKey, RemoteSegment, SendDescriptor, Status, ViError, ViState,
 };
 
-/// The most bytes copied in one call of the NIC for one VI.
+/// The most bytes copied per call of the NIC for one VI.
 const BURST_MAX_BYTES: u64 = 1024 * 1024;
-/// The most bytes of one direct copy, after which the ring is looked at again.
+/// The most bytes of one direct copy, after which the ring is polled again.
 const STEP_MAX_BYTES: u64 = 256 * 1024;
 
-/// A send descriptor that waits for its turn, or for the peer.
+/// A send descriptor that waits for its turn or for the peer.
 #[derive(Debug)]
-pub(super) struct Posted {
+pub(super) struct PostedSend {
     operation: Operation,
     pub(super) cookie: u64,
     immediate: Option<i32>,
     is_signaled: bool,
     remote: Option<RemoteSegment>,
-    data: Owned,
+    data: OwnedData,
     total: u64,
     /// How many bytes were copied.
     done: u64,
-    way: Way,
-    /// How it will end as soon as those before it are done.
+    method: TransferMethod,
+    /// How it will end once those before it are done.
     pub(super) failure: Option<Status>,
 }
 
-impl Posted {
+impl PostedSend {
     /// Returns how many of its bytes were copied.
     pub(super) const fn copied(&self) -> u64 {
         self.done
@@ -50,18 +50,18 @@ impl Posted {
 
     /// Returns whether the peer may have seen something of it.
     pub(super) const fn is_under_way(&self) -> bool {
-        self.done > 0 || matches!(self.way, Way::Asked)
+        self.done > 0 || matches!(self.method, TransferMethod::Requested)
     }
 }
 
-/// A descriptor's data, for later.
+/// A descriptor's data, kept for later.
 #[derive(Debug)]
-pub(super) enum Owned {
+pub(super) enum OwnedData {
     Segments(Segments),
     Inline(Box<[u8]>),
 }
 
-/// Data segments. One, which is usual, takes no allocation.
+/// Data segments. The usual single segment needs no allocation.
 #[derive(Debug)]
 pub(super) enum Segments {
     One([LocalSegment; 1]),
@@ -86,44 +86,44 @@ impl Segments {
     }
 }
 
-/// Which way a transfer goes.
+/// How a transfer is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum TransferMethod {
     /// Not chosen yet.
-    Open,
+    Undecided,
     Inline,
     Direct,
     Staged,
     /// The peer was asked for the data.
-    Asked,
+    Requested,
 }
 
-/// A send descriptor that is done when the peer has consumed so many entries.
+/// A send descriptor that is done once the peer has consumed this many entries.
 #[derive(Debug)]
-pub(super) struct Unacknowledged {
+pub(super) struct UnackedSend {
     until: u64,
     pub(super) cookie: u64,
     is_signaled: bool,
     length: u64,
 }
 
-/// How far a descriptor got.
-enum Step {
-    /// Carried out, as far as this side does; acknowledged with so many entries.
+/// How far a descriptor has progressed.
+enum SendProgress {
+    /// This side's part is done; the peer's consumption of this many entries acknowledges it.
     Done(u64),
-    /// Some of it.
+    /// Part of it is done.
     More,
-    /// The peer must go on first.
+    /// The peer must progress first.
     Blocked,
-    /// It fails.
+    /// It failed.
     Failed(Status),
 }
 
-impl Owned {
-    /// Copies `length` bytes from `from` on to wherever `copy_memory` and `copy_bytes` put them.
+impl OwnedData {
+    /// Copies `length` bytes, starting at `from`, to wherever `copy_memory` and `copy_bytes` put them.
     fn gather(
         &self,
-        table: &Table,
+        table: &RegionTable,
         tag: ProtectionTag,
         (from, length): (u64, u64),
         copy_memory: impl FnMut(&Memory, u64, u64, usize) -> Result<(), OutOfBounds>,
@@ -142,34 +142,37 @@ impl Owned {
     }
 }
 
-impl Vi {
-    /// Posts a descriptor: carries it out at once if nothing is before it and it is small.
+impl ShmVi {
+    /// Posts a descriptor. A small one with nothing queued before it is carried out at once.
     #[inline]
     pub(super) fn post(
         &mut self,
-        desk: &mut Desk,
+        nic_state: &mut NicState,
         descriptor: &SendDescriptor<'_>,
     ) -> Result<(), ViError> {
         self.send_count += 1;
         if self.sends.is_empty()
-            && (self.post_small(desk, descriptor) || self.post_direct(desk, descriptor))
+            && (self.post_small(nic_state, descriptor) || self.post_direct(nic_state, descriptor))
         {
             return Ok(());
         }
-        self.post_any(desk, descriptor);
+        self.post_any(nic_state, descriptor);
         Ok(())
     }
 
-    /// Carries out a send or write that fits into an entry. Returns `false`, and has done nothing, if it
-    /// does not, or if anything is unusual about it.
+    /// Carries out a send or write that fits into an entry. Returns `false`, without having done
+    /// anything, if it does not fit or anything is unusual about it.
     #[inline]
-    fn post_small(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) -> bool {
+    fn post_small(&mut self, nic_state: &mut NicState, descriptor: &SendDescriptor<'_>) -> bool {
         let draft = Draft::new();
         let (kind, place) = match (descriptor.operation, descriptor.remote) {
-            (Operation::RdmaWrite, Some(place)) => (Kind::Write, place),
-            (Operation::Send, None) => (Kind::Send, RemoteSegment { key: RemoteKey(0), offset: 0 }),
+            (Operation::RdmaWrite, Some(place)) => (EntryKind::Write, place),
+            (Operation::Send, None) => {
+                (EntryKind::Send, RemoteSegment { key: RemoteKey(0), offset: 0 })
+            }
             _ => return false,
         };
+
         let mut total = 0;
         match descriptor.data {
             Data::Inline(slices) => {
@@ -187,7 +190,7 @@ impl Vi {
                     else {
                         return false;
                     };
-                    let Ok(memory) = desk.table.local(self.attributes.tag, segment) else {
+                    let Ok(memory) = nic_state.table.local(self.attributes.tag, segment) else {
                         return false;
                     };
                     if read_bytes(memory, segment.offset, room).is_err() {
@@ -198,65 +201,69 @@ impl Vi {
                 let _ = draft.put_inline(0, &bytes[..total]);
             }
         }
+
         let Ok(length) = u8::try_from(total) else { return false };
-        let Some(link) = &mut self.link else { return false };
+        let Some(connection) = &mut self.connection else { return false };
         let reliability = self.attributes.reliability;
-        if kind == Kind::Write
+        if kind == EntryKind::Write
             && descriptor.immediate.is_none()
-            && write_silently(link, place, &draft.inline()[..total], reliability)
+            && write_silently(connection, place, &draft.inline()[..total], reliability)
         {
-            self.finish(desk, 0, descriptor.cookie, descriptor.is_signaled, wide(total));
+            self.finish(nic_state, 0, descriptor.cookie, descriptor.is_signaled, wide(total));
             return true;
         }
-        if !matches!(link.producer.has_room(), Ok(true)) {
+
+        if !matches!(connection.producer.has_room(), Ok(true)) {
             return false;
         }
-        let entry = Entry {
+        let entry = RingEntry {
             kind,
-            place: Place::Inline { length },
+            place: DataLocation::Inline { length },
             immediate: descriptor.immediate,
             is_last: true,
             key: place.key,
             offset: place.offset.min(OFFSET_MAX),
             total: wide(total),
         };
-        link.push(&entry, &draft);
-        let until = link.producer.tail();
-        self.finish(desk, until, descriptor.cookie, descriptor.is_signaled, wide(total));
+
+        connection.push(&entry, &draft);
+        let until = connection.producer.tail();
+        self.finish(nic_state, until, descriptor.cookie, descriptor.is_signaled, wide(total));
         true
     }
 
-    /// Carries out a write into memory of the peer that is mapped here. Returns `false`, and has told
-    /// nobody of anything, if that is not possible at once.
-    fn post_direct(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) -> bool {
+    /// Carries out a write into the peer's memory mapped here. Returns `false`, with neither side
+    /// notified, if that is not possible at once.
+    fn post_direct(&mut self, nic_state: &mut NicState, descriptor: &SendDescriptor<'_>) -> bool {
         let (Operation::RdmaWrite, Some(place)) = (descriptor.operation, descriptor.remote) else {
             return false;
         };
         let is_told = descriptor.immediate.is_some();
-        let Some(link) = &mut self.link else { return false };
+        let Some(connection) = &mut self.connection else { return false };
         if is_told
             && (self.attributes.reliability == Reliability::Unreliable
-                || !matches!(link.producer.has_room(), Ok(true)))
+                || !matches!(connection.producer.has_room(), Ok(true)))
         {
             return false;
         }
         let tag = self.attributes.tag;
         let total = match descriptor.data {
-            Data::Segments(segments) => desk.table.check(tag, segments).unwrap_or(0),
+            Data::Segments(segments) => nic_state.table.check(tag, segments).unwrap_or(0),
             Data::Inline(slices) => slices.iter().fold(0, |sum, slice| sum + wide(slice.len())),
         };
         if total == 0
             || total > STEP_MAX_BYTES
-            || !matches!(link.is_in_flight(place.key, place.offset, total), Ok(false))
+            || !matches!(connection.is_in_flight(place.key, place.offset, total), Ok(false))
         {
             return false;
         }
-        let Some(memory) = link.reach(place.key, place.offset, total, Access::Write) else {
+        let Some(memory) = connection.mapped_memory(place.key, place.offset, total, Access::Write)
+        else {
             return false;
         };
         let copied = match descriptor.data {
             Data::Segments(segments) => {
-                desk.table.pieces(tag, segments, 0, total, |own, offset, before, length| {
+                nic_state.table.pieces(tag, segments, 0, total, |own, offset, before, length| {
                     copy_bytes(memory, place.offset + before, own, offset, length)
                 })
             }
@@ -274,30 +281,31 @@ impl Vi {
         }
         let mut until = 0;
         if is_told {
-            let entry = Entry {
-                kind: Kind::Write,
-                place: Place::Placed,
+            let entry = RingEntry {
+                kind: EntryKind::Write,
+                place: DataLocation::Placed,
                 immediate: descriptor.immediate,
                 is_last: true,
                 key: place.key,
                 offset: place.offset,
                 total,
             };
-            link.push(&entry, &Draft::new());
-            until = link.producer.tail();
+            connection.push(&entry, &Draft::new());
+            until = connection.producer.tail();
         } else {
-            ring_for_silent_write(link, self.attributes.reliability);
+            wake_for_silent_write(connection, self.attributes.reliability);
         }
-        self.finish(desk, until, descriptor.cookie, descriptor.is_signaled, total);
+
+        self.finish(nic_state, until, descriptor.cookie, descriptor.is_signaled, total);
         true
     }
 
     /// Queues a descriptor and does what can be done now.
-    fn post_any(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) {
+    fn post_any(&mut self, nic_state: &mut NicState, descriptor: &SendDescriptor<'_>) {
         let (data, total) = match descriptor.data {
             Data::Segments(segments) => {
                 let total = segments.iter().fold(0, |sum: u64, s| sum.saturating_add(s.length));
-                (Owned::Segments(Segments::of(segments)), total)
+                (OwnedData::Segments(Segments::of(segments)), total)
             }
             Data::Inline(slices) => {
                 let length = slices.iter().map(|slice| slice.len()).sum();
@@ -306,9 +314,10 @@ impl Vi {
                     bytes.extend_from_slice(slice);
                 }
                 let total = wide(bytes.len());
-                (Owned::Inline(bytes.into()), total)
+                (OwnedData::Inline(bytes.into()), total)
             }
         };
+
         let is_inline = matches!(descriptor.data, Data::Inline(_));
         let fits = match descriptor.operation {
             Operation::Send => descriptor.remote.is_none(),
@@ -317,7 +326,8 @@ impl Vi {
                 descriptor.remote.is_some() && descriptor.immediate.is_none() && !is_inline
             }
         };
-        let mut posted = Posted {
+
+        let mut posted = PostedSend {
             operation: descriptor.operation,
             cookie: descriptor.cookie,
             immediate: descriptor.immediate,
@@ -326,148 +336,173 @@ impl Vi {
             data,
             total,
             done: 0,
-            way: Way::Open,
+            method: TransferMethod::Undecided,
             failure: None,
         };
+
         if !fits {
             posted.failure = Some(Status::FormatError);
         } else if total > TRANSFER_MAX_BYTES {
             posted.failure = Some(Status::LengthError);
         }
+
         self.sends.push_back(posted);
         if self.sends.len() == 1
-            && let Err(end) = self.pump(desk)
+            && let Err(end) = self.pump(nic_state)
         {
-            self.end(desk, end);
+            self.end(nic_state, end);
         }
     }
 
-    /// Carries out what can be carried out now, up to a bound.
-    pub(super) fn pump(&mut self, desk: &mut Desk) -> Result<(), End> {
+    /// Carries out what is possible now, up to a bound.
+    pub(super) fn pump(&mut self, nic_state: &mut NicState) -> Result<(), BreakCause> {
         let mut burst = BURST_MAX_BYTES;
         while burst > 0 {
             let Some(mut posted) = self.sends.pop_front() else { return Ok(()) };
             let before = posted.done;
-            let step = self.step(desk, &mut posted)?;
-            // Also descriptors without data cost something.
+            let step = self.step(nic_state, &mut posted)?;
+            // Descriptors without data also cost time.
             burst = burst.saturating_sub(posted.done - before).saturating_sub(256);
             match step {
-                Step::Done(until) => {
-                    let Posted { cookie, is_signaled, total, .. } = posted;
-                    self.finish(desk, until, cookie, is_signaled, total);
+                SendProgress::Done(until) => {
+                    let PostedSend { cookie, is_signaled, total, .. } = posted;
+                    self.finish(nic_state, until, cookie, is_signaled, total);
                 }
-                Step::More => self.sends.push_front(posted),
-                Step::Blocked => {
+                SendProgress::More => self.sends.push_front(posted),
+                SendProgress::Blocked => {
                     self.sends.push_front(posted);
                     return Ok(());
                 }
-                Step::Failed(status) if self.unacknowledged.is_empty() => {
-                    self.fail(desk, posted.cookie, status);
+                SendProgress::Failed(status) if self.unacked.is_empty() => {
+                    self.fail(nic_state, posted.cookie, status);
                     if self.is_reliable() {
-                        return Err(End::Failed);
+                        return Err(BreakCause::Failed);
                     }
                 }
-                Step::Failed(status) => {
+                SendProgress::Failed(status) => {
                     posted.failure = Some(status);
                     self.sends.push_front(posted);
                     return Ok(());
                 }
             }
         }
+
         Ok(())
     }
 
-    fn step(&mut self, desk: &Desk, posted: &mut Posted) -> Result<Step, End> {
-        if posted.way == Way::Open {
+    fn step(
+        &mut self,
+        nic_state: &NicState,
+        posted: &mut PostedSend,
+    ) -> Result<SendProgress, BreakCause> {
+        if posted.method == TransferMethod::Undecided {
             if let Some(status) = posted.failure {
-                return Ok(Step::Failed(status));
+                return Ok(SendProgress::Failed(status));
             }
-            if let Err(status) = self.choose_way(desk, posted) {
-                return Ok(Step::Failed(status));
+            if let Err(status) = self.choose_method(nic_state, posted) {
+                return Ok(SendProgress::Failed(status));
             }
         }
-        match posted.way {
-            Way::Open | Way::Asked => Ok(Step::Blocked),
-            Way::Inline => self.step_inline(desk, posted),
-            Way::Direct => self.step_direct(desk, posted),
-            Way::Staged if posted.operation == Operation::RdmaRead => self.step_request(posted),
-            Way::Staged => self.step_staged(desk, posted),
+        match posted.method {
+            TransferMethod::Undecided | TransferMethod::Requested => Ok(SendProgress::Blocked),
+            TransferMethod::Inline => self.step_inline(nic_state, posted),
+            TransferMethod::Direct => self.step_direct(nic_state, posted),
+            TransferMethod::Staged if posted.operation == Operation::RdmaRead => {
+                self.step_request(posted)
+            }
+            TransferMethod::Staged => self.step_staged(nic_state, posted),
         }
     }
 
-    fn choose_way(&mut self, desk: &Desk, posted: &mut Posted) -> Result<(), Status> {
-        if let Owned::Segments(segments) = &posted.data {
-            desk.table.check(self.attributes.tag, segments.as_slice())?;
+    fn choose_method(
+        &mut self,
+        nic_state: &NicState,
+        posted: &mut PostedSend,
+    ) -> Result<(), Status> {
+        if let OwnedData::Segments(segments) = &posted.data {
+            nic_state.table.check(self.attributes.tag, segments.as_slice())?;
         }
         let access = match posted.operation {
             Operation::RdmaRead => Access::Read,
             Operation::RdmaWrite | Operation::Send => Access::Write,
         };
+
         let fits_inline = posted.total <= wide(INLINE_MAX) && access == Access::Write;
-        // A small write that is told of travels with its word; one that is not needs no word.
+        // A small write with a notification goes into its entry; one without needs no entry.
         let is_told = posted.operation == Operation::Send || posted.immediate.is_some();
-        let is_reachable = match (&mut self.link, posted.remote) {
+        let is_reachable = match (&mut self.connection, posted.remote) {
             // An unreliable write that finds no receive descriptor must leave nothing behind.
-            (Some(link), Some(remote))
+            (Some(connection), Some(remote))
                 if !is_told
                     || (!fits_inline && self.attributes.reliability != Reliability::Unreliable) =>
             {
-                link.reach(remote.key, remote.offset, posted.total, access).is_some()
+                connection.mapped_memory(remote.key, remote.offset, posted.total, access).is_some()
             }
             _ => false,
         };
-        posted.way = if is_reachable {
-            Way::Direct
+
+        posted.method = if is_reachable {
+            TransferMethod::Direct
         } else if fits_inline {
-            Way::Inline
+            TransferMethod::Inline
         } else {
-            Way::Staged
+            TransferMethod::Staged
         };
+
         Ok(())
     }
 
-    fn step_inline(&mut self, desk: &Desk, posted: &Posted) -> Result<Step, End> {
-        let Some(link) = &mut self.link else { return Ok(Step::Blocked) };
-        if !link.producer.has_room()? {
-            return Ok(Step::Blocked);
+    fn step_inline(
+        &mut self,
+        nic_state: &NicState,
+        posted: &PostedSend,
+    ) -> Result<SendProgress, BreakCause> {
+        let Some(connection) = &mut self.connection else { return Ok(SendProgress::Blocked) };
+        if !connection.producer.has_room()? {
+            return Ok(SendProgress::Blocked);
         }
         let mut bytes = [0; INLINE_MAX];
-        let gathered = gather_small(&posted.data, &desk.table, self.attributes.tag, &mut bytes);
+        let gathered =
+            gather_small(&posted.data, &nic_state.table, self.attributes.tag, &mut bytes);
         if let Err(status) = gathered {
-            return Ok(Step::Failed(status));
+            return Ok(SendProgress::Failed(status));
         }
         let draft = Draft::new();
         let _ = draft.put_inline(0, &bytes);
         let length = u8::try_from(posted.total).unwrap_or(u8::MAX);
-        let entry = entry_of(posted, Place::Inline { length }, posted.total, true);
-        link.push(&entry, &draft);
-        Ok(Step::Done(link.producer.tail()))
+        let entry = entry_of(posted, DataLocation::Inline { length }, posted.total, true);
+        connection.push(&entry, &draft);
+        Ok(SendProgress::Done(connection.producer.tail()))
     }
 
-    /// Reads or writes the peer's memory, and then tells of it if that is asked for.
-    fn step_direct(&mut self, desk: &Desk, posted: &mut Posted) -> Result<Step, End> {
+    /// Reads or writes the peer's memory, and then notifies the peer if requested.
+    fn step_direct(
+        &mut self,
+        nic_state: &NicState,
+        posted: &mut PostedSend,
+    ) -> Result<SendProgress, BreakCause> {
         let tag = self.attributes.tag;
-        let (Some(link), Some(remote)) = (&mut self.link, posted.remote) else {
-            return Ok(Step::Blocked);
+        let (Some(connection), Some(remote)) = (&mut self.connection, posted.remote) else {
+            return Ok(SendProgress::Blocked);
         };
         let is_read = posted.operation == Operation::RdmaRead;
         let access = if is_read { Access::Read } else { Access::Write };
-        if posted.done == 0 && link.is_in_flight(remote.key, remote.offset, posted.total)? {
-            return Ok(Step::Blocked);
+        if posted.done == 0 && connection.is_in_flight(remote.key, remote.offset, posted.total)? {
+            return Ok(SendProgress::Blocked);
         }
         let is_told = posted.immediate.is_some();
         if posted.done < posted.total {
             let length = (posted.total - posted.done).min(STEP_MAX_BYTES);
             let place = remote.offset + posted.done;
-            let Some(memory) = link.reach(remote.key, place, length, access) else {
-                // Taken back meanwhile. The owner decides, and tells both ends.
-                posted.way = Way::Staged;
+            let Some(memory) = connection.mapped_memory(remote.key, place, length, access) else {
+                // Revoked meanwhile. The owner decides, and tells both ends.
+                posted.method = TransferMethod::Staged;
                 posted.done = 0;
-                return Ok(Step::More);
+                return Ok(SendProgress::More);
             };
             let range = (posted.done, length);
             let copied = posted.data.gather(
-                &desk.table,
+                &nic_state.table,
                 tag,
                 range,
                 |own, offset, before, length| {
@@ -480,178 +515,195 @@ impl Vi {
                 |bytes| write_bytes(memory, place, bytes),
             );
             if let Err(status) = copied {
-                return Ok(Step::Failed(status));
+                return Ok(SendProgress::Failed(status));
             }
             posted.done += length;
         }
+
         if posted.done < posted.total {
-            return Ok(Step::More);
+            return Ok(SendProgress::More);
         }
         if !is_told {
             if !is_read {
-                ring_for_silent_write(link, self.attributes.reliability);
+                wake_for_silent_write(connection, self.attributes.reliability);
             }
-            return Ok(Step::Done(0));
+            return Ok(SendProgress::Done(0));
         }
-        if !link.producer.has_room()? {
-            return Ok(Step::Blocked);
+
+        if !connection.producer.has_room()? {
+            return Ok(SendProgress::Blocked);
         }
-        let entry = entry_of(posted, Place::Placed, posted.total, true);
-        link.push(&entry, &Draft::new());
-        Ok(Step::Done(link.producer.tail()))
+        let entry = entry_of(posted, DataLocation::Placed, posted.total, true);
+        connection.push(&entry, &Draft::new());
+        Ok(SendProgress::Done(connection.producer.tail()))
     }
 
-    fn step_request(&mut self, posted: &mut Posted) -> Result<Step, End> {
-        let Some(link) = &mut self.link else { return Ok(Step::Blocked) };
-        if !link.producer.has_room()? {
-            return Ok(Step::Blocked);
+    fn step_request(&mut self, posted: &mut PostedSend) -> Result<SendProgress, BreakCause> {
+        let Some(connection) = &mut self.connection else { return Ok(SendProgress::Blocked) };
+        if !connection.producer.has_room()? {
+            return Ok(SendProgress::Blocked);
         }
-        let entry = entry_of(posted, Place::Placed, posted.total, true);
-        link.push(&entry, &Draft::new());
-        posted.way = Way::Asked;
-        Ok(Step::Blocked)
+        let entry = entry_of(posted, DataLocation::Placed, posted.total, true);
+        connection.push(&entry, &Draft::new());
+        posted.method = TransferMethod::Requested;
+        Ok(SendProgress::Blocked)
     }
 
-    fn step_staged(&mut self, desk: &Desk, posted: &mut Posted) -> Result<Step, End> {
+    fn step_staged(
+        &mut self,
+        nic_state: &NicState,
+        posted: &mut PostedSend,
+    ) -> Result<SendProgress, BreakCause> {
         let tag = self.attributes.tag;
-        let Some(link) = &mut self.link else { return Ok(Step::Blocked) };
-        if !link.producer.has_room()? {
-            return Ok(Step::Blocked);
+        let Some(connection) = &mut self.connection else { return Ok(SendProgress::Blocked) };
+        if !connection.producer.has_room()? {
+            return Ok(SendProgress::Blocked);
         }
         let left = posted.total - posted.done;
-        let Some((at, length)) = link.producer.stage(left)? else { return Ok(Step::Blocked) };
+        let Some((at, length)) = connection.producer.stage(left)? else {
+            return Ok(SendProgress::Blocked);
+        };
         let copied = posted.data.gather(
-            &desk.table,
+            &nic_state.table,
             tag,
             (posted.done, length),
             |own, offset, before, length| {
-                link.producer.copy_staged(at + before, own, offset, length)
+                connection.producer.copy_staged(at + before, own, offset, length)
             },
-            |bytes| link.producer.write_staged(at, bytes),
+            |bytes| connection.producer.write_staged(at, bytes),
         );
         if let Err(status) = copied {
             if posted.done == 0 || self.attributes.reliability != Reliability::Unreliable {
-                return Ok(Step::Failed(status));
+                return Ok(SendProgress::Failed(status));
             }
-            // The peer waits for the rest, and whatever arrives is allowed to be corrupted.
+            // The peer waits for the rest, and the data is allowed to be corrupted.
             posted.failure = Some(status);
         }
-        link.producer.use_staged(at, length);
+
+        connection.producer.use_staged(at, length);
         let is_last = length == left;
-        let place = Place::Staged {
+        let place = DataLocation::Staged {
             at: u32::try_from(at).unwrap_or(0),
             length: u32::try_from(length).unwrap_or(0),
         };
+
         let mut entry = entry_of(posted, place, posted.total, is_last);
         entry.offset = (entry.offset + posted.done).min(OFFSET_MAX);
-        link.push(&entry, &Draft::new());
+        connection.push(&entry, &Draft::new());
         posted.done += length;
         Ok(match posted.failure {
-            _ if !is_last => Step::More,
-            Some(status) => Step::Failed(status),
-            None => Step::Done(link.producer.tail()),
+            _ if !is_last => SendProgress::More,
+            Some(status) => SendProgress::Failed(status),
+            None => SendProgress::Done(connection.producer.tail()),
         })
     }
 
-    /// A descriptor was carried out, as far as this side does.
+    /// This side's part of a descriptor is done.
     #[inline]
     pub(super) fn finish(
         &mut self,
-        desk: &mut Desk,
+        nic_state: &mut NicState,
         until: u64,
         cookie: u64,
         is_signaled: bool,
         length: u64,
     ) {
         if self.attributes.reliability == Reliability::ReliableReception
-            && (until > 0 || !self.unacknowledged.is_empty())
+            && (until > 0 || !self.unacked.is_empty())
         {
-            let waiting = Unacknowledged { until, cookie, is_signaled, length };
-            self.unacknowledged.push_back(waiting);
+            let waiting = UnackedSend { until, cookie, is_signaled, length };
+            self.unacked.push_back(waiting);
         } else {
-            self.succeed(desk, cookie, is_signaled, length);
+            self.succeed(nic_state, cookie, is_signaled, length);
         }
     }
 
     #[inline]
-    fn succeed(&mut self, desk: &mut Desk, cookie: u64, is_signaled: bool, length: u64) {
+    fn succeed(&mut self, nic_state: &mut NicState, cookie: u64, is_signaled: bool, length: u64) {
         if is_signaled {
             let mut completion = Completion::new(self.id, Queue::Send, cookie, Status::Done);
             completion.length = length;
-            self.complete(desk, completion);
+            self.complete(nic_state, completion);
         } else {
             self.release(Queue::Send);
         }
     }
 
     /// Completes what the peer has carried out.
-    pub(super) fn acknowledge(&mut self, desk: &mut Desk) -> Result<(), End> {
-        let Some(link) = &mut self.link else { return Ok(()) };
-        if self.unacknowledged.is_empty() {
+    pub(super) fn acknowledge(&mut self, nic_state: &mut NicState) -> Result<(), BreakCause> {
+        let Some(connection) = &mut self.connection else { return Ok(()) };
+        if self.unacked.is_empty() {
             return Ok(());
         }
-        let consumed = link.producer.refresh()?;
-        while let Some(waiting) = self.unacknowledged.front()
+        let consumed = connection.producer.refresh()?;
+        while let Some(waiting) = self.unacked.front()
             && waiting.until <= consumed
         {
-            let Unacknowledged { cookie, is_signaled, length, .. } = *waiting;
-            self.unacknowledged.pop_front();
-            self.succeed(desk, cookie, is_signaled, length);
+            let UnackedSend { cookie, is_signaled, length, .. } = *waiting;
+            self.unacked.pop_front();
+            self.succeed(nic_state, cookie, is_signaled, length);
         }
         Ok(())
     }
 
     // ------------------------------------------------------------------ answers to reads
 
-    /// Puts the data of an answer in place. `copy` does it for each piece, as
-    /// [`Table::pieces`] says.
+    /// Writes the data of an answer to its destination. `copy` is called for each piece, as in
+    /// [`RegionTable::pieces`].
     pub(super) fn take_answer(
         &mut self,
-        desk: &mut Desk,
+        nic_state: &mut NicState,
         (length, total, is_last): (u64, u64, bool),
         copy: impl FnMut(&Memory, u64, u64, usize) -> Result<(), OutOfBounds>,
-    ) -> Result<(), End> {
-        let asked = self.sends.front_mut().filter(|posted| posted.way == Way::Asked);
-        let Some(asked) = asked else { return Err(End::Fault("data that nobody asked for")) };
+    ) -> Result<(), BreakCause> {
+        let asked =
+            self.sends.front_mut().filter(|posted| posted.method == TransferMethod::Requested);
+        let Some(asked) = asked else {
+            return Err(BreakCause::Fault("data that was not asked for"));
+        };
         let left = asked.total - asked.done;
         if total != asked.total || length > left || is_last != (length == left) {
-            return Err(End::Fault("an answer of another length than asked for"));
+            return Err(BreakCause::Fault("an answer of another length than asked for"));
         }
-        if let Owned::Segments(segments) = &asked.data
+        if let OwnedData::Segments(segments) = &asked.data
             && asked.failure.is_none()
         {
             let segments = segments.as_slice();
             let tag = self.attributes.tag;
-            asked.failure = desk.table.pieces(tag, segments, asked.done, length, copy).err();
+            asked.failure = nic_state.table.pieces(tag, segments, asked.done, length, copy).err();
         }
         asked.done += length;
-        if is_last { self.end_read(desk, None) } else { Ok(()) }
+        if is_last { self.end_read(nic_state, None) } else { Ok(()) }
     }
 
     /// The peer's answer is complete, or was refused.
-    pub(super) fn end_read(&mut self, desk: &mut Desk, refusal: Option<Status>) -> Result<(), End> {
-        if self.sends.front().is_none_or(|posted| posted.way != Way::Asked) {
-            return Err(End::Fault("an answer that nobody asked for"));
+    pub(super) fn end_read(
+        &mut self,
+        nic_state: &mut NicState,
+        refusal: Option<Status>,
+    ) -> Result<(), BreakCause> {
+        if self.sends.front().is_none_or(|posted| posted.method != TransferMethod::Requested) {
+            return Err(BreakCause::Fault("an answer that was not asked for"));
         }
         let Some(asked) = self.sends.pop_front() else { return Ok(()) };
         match asked.failure.or(refusal) {
-            None => self.finish(desk, 0, asked.cookie, asked.is_signaled, asked.total),
+            None => self.finish(nic_state, 0, asked.cookie, asked.is_signaled, asked.total),
             Some(status) => {
                 // Everything before it is acknowledged: the peer consumed the request after it.
-                self.fail(desk, asked.cookie, status);
+                self.fail(nic_state, asked.cookie, status);
                 if self.is_reliable() {
-                    return Err(End::Failed);
+                    return Err(BreakCause::Failed);
                 }
             }
         }
         Ok(())
     }
 
-    /// Returns whether something waits for the peer to consume.
+    /// Returns whether a descriptor waits for the peer to consume.
     pub(super) fn waits_for_peer(&self) -> bool {
-        !self.unacknowledged.is_empty()
+        !self.unacked.is_empty()
             || self.answer.is_some()
-            || self.sends.front().is_some_and(|posted| posted.way != Way::Asked)
+            || self.sends.front().is_some_and(|posted| posted.method != TransferMethod::Requested)
     }
 
     pub(super) fn state_allows_send(&self) -> Result<(), ViError> {
@@ -663,46 +715,46 @@ impl Vi {
     }
 }
 
-/// Writes a few bytes into memory of the peer that is mapped here, of which the peer is not told. Returns
-/// `false`, and has done nothing, if that is not possible at once.
+/// Writes a few bytes into the peer's memory mapped here, without notifying the peer. Returns `false`,
+/// without having done anything, if that is not possible at once.
 fn write_silently(
-    link: &mut Link,
+    connection: &mut ShmConnection,
     place: RemoteSegment,
     bytes: &[u8],
     reliability: Reliability,
 ) -> bool {
     let length = wide(bytes.len());
-    if !matches!(link.is_in_flight(place.key, place.offset, length), Ok(false)) {
+    if !matches!(connection.is_in_flight(place.key, place.offset, length), Ok(false)) {
         return false;
     }
-    let memory = link.reach(place.key, place.offset, length, Access::Write);
+    let memory = connection.mapped_memory(place.key, place.offset, length, Access::Write);
     let is_written = memory.is_some_and(|m| write_bytes(m, place.offset, bytes).is_ok());
     if is_written {
-        ring_for_silent_write(link, reliability);
+        wake_for_silent_write(connection, reliability);
     }
     is_written
 }
 
-/// A write of which the peer is not told wakes nobody up: credits would wake each sender once for nothing.
-/// Only who repairs losses waits for such words, its acknowledgements.
-fn ring_for_silent_write(link: &mut Link, reliability: Reliability) {
+/// A silent write wakes no peer: otherwise credits would wake each sender once for nothing. Only a
+/// protocol that repairs losses waits for such words, its acknowledgements.
+fn wake_for_silent_write(connection: &mut ShmConnection, reliability: Reliability) {
     if reliability == Reliability::Unreliable {
-        link.ring_if_asleep();
+        connection.wake_if_asleep();
     }
 }
 
 fn gather_small(
-    data: &Owned,
-    table: &Table,
+    data: &OwnedData,
+    table: &RegionTable,
     tag: ProtectionTag,
     bytes: &mut [u8; INLINE_MAX],
 ) -> Result<(), Status> {
     match data {
-        Owned::Inline(inline) => {
+        OwnedData::Inline(inline) => {
             bytes.get_mut(..inline.len()).ok_or(Status::LengthError)?.copy_from_slice(inline);
             Ok(())
         }
-        Owned::Segments(segments) => {
+        OwnedData::Segments(segments) => {
             let mut at = 0_usize;
             for segment in segments.as_slice() {
                 let memory = table.local(tag, segment)?;
@@ -716,14 +768,14 @@ fn gather_small(
     }
 }
 
-fn entry_of(posted: &Posted, place: Place, total: u64, is_last: bool) -> Entry {
+fn entry_of(posted: &PostedSend, place: DataLocation, total: u64, is_last: bool) -> RingEntry {
     let kind = match posted.operation {
-        Operation::Send => Kind::Send,
-        Operation::RdmaWrite => Kind::Write,
-        Operation::RdmaRead => Kind::ReadRequest,
+        Operation::Send => EntryKind::Send,
+        Operation::RdmaWrite => EntryKind::Write,
+        Operation::RdmaRead => EntryKind::ReadRequest,
     };
     let remote = posted.remote.unwrap_or(RemoteSegment { key: RemoteKey(0), offset: 0 });
     let immediate = posted.immediate;
     let offset = remote.offset.min(OFFSET_MAX);
-    Entry { kind, place, immediate, is_last, key: remote.key, offset, total }
+    RingEntry { kind, place, immediate, is_last, key: remote.key, offset, total }
 }

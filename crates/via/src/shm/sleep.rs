@@ -1,30 +1,31 @@
-//! The sleep word: who sleeps, and who must ring. [`bell`](super::bell) says how it works; what is here knows
-//! nothing of pages and files, so that it can be model-checked (`tests/loom.rs`).
+//! The sleep word: which side sleeps, and which must notify. [`wakeup`](super::wakeup) explains the
+//! protocol; this module knows nothing of pages and files, so that it can be model-checked
+//! (`tests/loom.rs`).
 
 use std::io;
 
-/// A sleep word, as its sleeper has it.
-pub(crate) trait OwnWord {
-    /// Writes it, after everything that was written before.
+/// A sleep word, as its owner sees it.
+pub(crate) trait SleepWordWriter {
+    /// Stores it, ordered after all earlier writes.
     fn store(&self, sleeps: u64);
 
-    /// The fence between this write and the last look: pairs with [`PeerWord::light_fence`].
+    /// The fence between this store and the last poll. Pairs with [`SleepWordReader::light_fence`].
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     fn heavy_fence(&self) -> io::Result<()>;
 }
 
-/// A sleep word, as the others have it.
-pub(crate) trait PeerWord {
-    /// The fence between what is published and the read.
+/// A sleep word, as the peers see it.
+pub(crate) trait SleepWordReader {
+    /// The fence between publishing and loading the word.
     fn light_fence(&self);
 
-    /// Reads it. `None` if there is none.
+    /// Loads it. `None` if there is no word.
     fn load(&self) -> Option<u64>;
 }
 
-/// The side that sleeps: it alone writes the word.
+/// The side that sleeps: the only writer of the word.
 #[derive(Debug, Default)]
 pub(crate) struct Sleeper {
     sleeps: u64,
@@ -40,18 +41,18 @@ impl Sleeper {
         self.sleeps.div_ceil(2)
     }
 
-    /// Announces the sleep. What others publish must be looked at once more after this (bell-1).
+    /// Announces the sleep. What others publish must be polled once more after this (wakeup-1).
     ///
     /// # Errors
-    /// The kernel's.
-    pub(crate) fn fall_asleep(&mut self, word: &impl OwnWord) -> io::Result<()> {
-        // Always another odd number, so that peers ring again also for a sleep right after a sleep.
+    /// The kernel's error.
+    pub(crate) fn fall_asleep(&mut self, word: &impl SleepWordWriter) -> io::Result<()> {
+        // Always a new odd number, so that peers also notify for a sleep right after a sleep.
         self.sleeps += if self.is_asleep() { 2 } else { 1 };
         word.store(self.sleeps);
         word.heavy_fence()
     }
 
-    pub(crate) fn wake_up(&mut self, word: &impl OwnWord) {
+    pub(crate) fn wake_up(&mut self, word: &impl SleepWordWriter) {
         if self.is_asleep() {
             self.sleeps += 1;
             word.store(self.sleeps);
@@ -59,25 +60,30 @@ impl Sleeper {
     }
 }
 
-/// A side that publishes, and rings.
+/// A side that publishes and notifies.
 #[derive(Debug, Default)]
-pub(crate) struct Ringer {
-    /// The sleep for which was rung.
-    rung: u64,
+pub(crate) struct Notifier {
+    /// The sleep for which it has notified.
+    notified: u64,
 }
 
-impl Ringer {
+impl Notifier {
     pub(crate) const fn new() -> Self {
-        Self { rung: 0 }
+        Self { notified: 0 }
     }
 
-    /// Looks, after something was published, whether the sleeper sleeps, was not yet rung for, and cares.
+    /// Returns, after something was published, whether the sleeper sleeps, has not been notified yet,
+    /// and cares.
     #[inline]
-    pub(crate) fn must_ring(&mut self, word: &impl PeerWord, cares: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn must_notify(
+        &mut self,
+        word: &impl SleepWordReader,
+        cares: impl FnOnce() -> bool,
+    ) -> bool {
         word.light_fence();
         let Some(sleeps) = word.load() else { return false };
-        !sleeps.is_multiple_of(2) && sleeps != self.rung && cares() && {
-            self.rung = sleeps;
+        !sleeps.is_multiple_of(2) && sleeps != self.notified && cares() && {
+            self.notified = sleeps;
             true
         }
     }

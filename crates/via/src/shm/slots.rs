@@ -1,22 +1,22 @@
-//! Things with names that are never used twice.
+//! A table whose names are never reused.
 
-/// How many bits of a name are the index; the rest counts how often that index was used.
+/// How many bits of a name are the index; the rest counts the uses of that index.
 const INDEX_BITS: u32 = 16;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-/// The uses of an index, after which it is retired.
+/// How often an index is used before it is retired.
 const USES_MAX: u32 = u32::MAX >> INDEX_BITS;
 
-/// A table whose names say both where a thing is and whether it is still that thing. At most 65 536
-/// things at a time, and as many uses of each place.
+/// A table whose names tell both where a value is and whether it is still the same value. Holds at most
+/// 65 536 values, and each place is reused at most as many times.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
-    slots: Vec<Slot<T>>,
+    slots: Vec<SlotEntry<T>>,
     free: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Slot<T> {
-    /// From 1 on, so that no name is zero.
+struct SlotEntry<T> {
+    /// Starts at 1, so that no name is zero.
     use_count: u32,
     value: Option<T>,
 }
@@ -37,7 +37,7 @@ impl<T> Slots<T> {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Puts a value in and returns its name, or gives the value back if every name is used up.
+    /// Inserts a value and returns its name, or gives the value back if every name is used up.
     pub(super) fn insert(&mut self, value: T) -> Result<u32, T> {
         if let Some(index) = self.free.pop()
             && let Some(slot) = self.slots.get_mut(place(index))
@@ -48,7 +48,7 @@ impl<T> Slots<T> {
         }
         match u32::try_from(self.slots.len()) {
             Ok(index) if index <= INDEX_MASK => {
-                self.slots.push(Slot { use_count: 1, value: Some(value) });
+                self.slots.push(SlotEntry { use_count: 1, value: Some(value) });
                 Ok(1 << INDEX_BITS | index)
             }
             _ => Err(value),
@@ -94,8 +94,8 @@ impl<T> Slots<T> {
 mod tests {
     use super::*;
 
-    /// Goal: a name never comes back, also when a place was used as often as can be. Method: use one
-    /// place until it is retired, and ask for the oldest names.
+    /// Goal: a name never comes back, even when a place was used as often as possible. Method: use one
+    /// place until it is retired, and look up the oldest names.
     #[test]
     fn names_are_never_used_twice() {
         let mut slots = Slots::new();

@@ -1,14 +1,14 @@
-//! Registered memory, and who may do what with it.
+//! Registered memory and its access rights.
 
 use std::{io, os::fd::OwnedFd};
 
-use super::{bell::Page, layout::wide, slots::Slots, sys};
+use super::{layout::wide, slots::Slots, sys, wakeup::NicPage};
 use crate::vi::{
     LocalSegment, Memory, MemoryAttributes, MemoryHandle, OutOfBounds, ProtectionTag, Region,
     RemoteKey, Status, ViAttributes,
 };
 
-/// What a peer wants to do with memory.
+/// The kind of a peer's access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Write,
@@ -16,7 +16,7 @@ pub(super) enum Access {
 }
 
 #[derive(Debug)]
-pub(super) struct Registered {
+pub(super) struct ShmRegion {
     pub(super) memory: Memory,
     pub(super) attributes: MemoryAttributes,
     pub(super) key: RemoteKey,
@@ -24,11 +24,11 @@ pub(super) struct Registered {
     pub(super) file: Option<OwnedFd>,
 }
 
-impl Registered {
-    /// Returns the rights that the peer of such a VI has to this memory by mapping it, if it may map it.
+impl ShmRegion {
+    /// Returns the rights that mapping this memory gives to the peer of such a VI, if it may map it.
     ///
-    /// Whoever maps memory for writing can read it too. So a mapping is given only where the VI's peer
-    /// may write whatever of it can be written; everything else goes through the owner.
+    /// Memory mapped for writing can also be read. So a mapping is granted only if the VI's peer may
+    /// write all of the memory that can be written; every other access goes through the owner.
     pub(super) fn grant(&self, vi: &ViAttributes) -> Option<(bool, bool)> {
         self.file.as_ref()?;
         if self.attributes.tag != vi.tag || (self.attributes.allows_write && !vi.allows_write) {
@@ -41,11 +41,11 @@ impl Registered {
 }
 
 #[derive(Debug)]
-pub(super) struct Table {
-    pub(super) regions: Slots<Registered>,
+pub(super) struct RegionTable {
+    pub(super) regions: Slots<ShmRegion>,
 }
 
-impl Table {
+impl RegionTable {
     pub(super) const fn new() -> Self {
         Self { regions: Slots::new() }
     }
@@ -55,11 +55,11 @@ impl Table {
         memory: Memory,
         attributes: MemoryAttributes,
         file: Option<OwnedFd>,
-        page: &Page,
+        page: &NicPage,
     ) -> io::Result<Region> {
         let nonce = u64::from(u32::from_ne_bytes(sys::random()?));
         let key = RemoteKey(nonce);
-        let registered = Registered { memory: memory.clone(), attributes, key, file };
+        let registered = ShmRegion { memory: memory.clone(), attributes, key, file };
         let Ok(name) = self.regions.insert(registered) else {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
@@ -71,13 +71,13 @@ impl Table {
         Ok(Region::new(memory, MemoryHandle(name), key))
     }
 
-    pub(super) fn deregister(&mut self, memory: MemoryHandle, page: &Page) -> Option<Registered> {
+    pub(super) fn deregister(&mut self, memory: MemoryHandle, page: &NicPage) -> Option<ShmRegion> {
         let registered = self.regions.remove(memory.0)?;
         page.set_live(registered.key, false);
         Some(registered)
     }
 
-    /// Returns the memory that a data segment of a VI with this tag names.
+    /// Returns the memory that a data segment of a VI with this tag refers to.
     #[inline]
     pub(super) fn local(
         &self,
@@ -103,7 +103,7 @@ impl Table {
         key: RemoteKey,
         (offset, length): (u64, u64),
         access: Access,
-    ) -> Result<&Registered, Status> {
+    ) -> Result<&ShmRegion, Status> {
         let denied = Status::RdmaProtectionError;
         let name = u32::try_from(key.0 >> 32).unwrap_or(0);
         let registered = self.regions.get(name).ok_or(denied)?;
@@ -122,8 +122,9 @@ impl Table {
         }
     }
 
-    /// Calls `copy` for each piece of memory that `length` bytes from `from` on of the segments cover:
-    /// with the memory, the offset there, the count of bytes before, and the piece's length.
+    /// Calls `copy` for each piece of memory covered by `length` bytes of the segments, starting at
+    /// `from`. Its arguments are the memory, the offset there, the number of bytes before, and the
+    /// piece's length.
     pub(super) fn pieces(
         &self,
         tag: ProtectionTag,
@@ -149,10 +150,11 @@ impl Table {
             done += piece;
             skip = 0;
         }
+
         if done == length { Ok(()) } else { Err(Status::LengthError) }
     }
 
-    /// Returns the length of the segments, all of which must be this VI's to use.
+    /// Returns the length of the segments, all of which this VI must be allowed to use.
     pub(super) fn check(
         &self,
         tag: ProtectionTag,
@@ -170,7 +172,7 @@ fn is_inside(memory: &Memory, offset: u64, length: u64) -> bool {
     offset.checked_add(length).is_some_and(|end| end <= wide(memory.len()))
 }
 
-/// Copies bytes in; eight at a multiple of eight as one word.
+/// Copies bytes in; eight bytes at a multiple of eight as one word.
 #[inline]
 pub(super) fn write_bytes(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
     match <[u8; 8]>::try_from(bytes) {
@@ -179,7 +181,7 @@ pub(super) fn write_bytes(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<
     }
 }
 
-/// Copies bytes out; eight at a multiple of eight as one word.
+/// Copies bytes out; eight bytes at a multiple of eight as one word.
 #[inline]
 pub(super) fn read_bytes(
     memory: &Memory,

@@ -1,27 +1,27 @@
-//! A VI: its two queues, what became of their descriptors, and how it ends.
+//! A VI: its two queues, the fate of their descriptors, and how it ends.
 
 use std::collections::VecDeque;
 
 use super::{
-    bell::Page,
-    connecting::Attempt,
-    link::{self, Link},
-    receiver::{Answer, Arriving, PostedReceive},
-    sender::{Posted, Unacknowledged},
+    connecting::ConnectAttempt,
+    connection::{self, ShmConnection},
+    receiver::{PartialReceive, PostedReceive, ReadResponse},
+    sender::{PostedSend, UnackedSend},
     slots::Slots,
-    table::Table,
+    table::RegionTable,
+    wakeup::NicPage,
 };
 use crate::vi::{
     Completion, CqId, NicEvent, Queue, Reason, Reliability, Status, ViAttributes, ViEvent, ViId,
     ViState,
 };
 
-/// What all VIs of a NIC share.
+/// State shared by all VIs of a NIC.
 #[derive(Debug)]
-pub(super) struct Desk {
-    pub(super) table: Table,
+pub(super) struct NicState {
+    pub(super) table: RegionTable,
     pub(super) cqs: Slots<Cq>,
-    pub(super) page: Page,
+    pub(super) page: NicPage,
     pub(super) events: VecDeque<NicEvent>,
 }
 
@@ -33,63 +33,63 @@ pub(super) struct Cq {
 }
 
 #[derive(Debug)]
-pub(super) struct Vi {
+pub(super) struct ShmVi {
     pub(super) id: ViId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
-    pub(super) attempt: Option<Attempt>,
-    pub(super) link: Option<Link>,
+    pub(super) attempt: Option<ConnectAttempt>,
+    pub(super) connection: Option<ShmConnection>,
 
-    /// Send descriptors whose turn has not come or is not over.
-    pub(super) sends: VecDeque<Posted>,
-    /// Send descriptors that wait for the peer's word (reliable reception).
-    pub(super) unacknowledged: VecDeque<Unacknowledged>,
-    /// Those and all whose completion was not taken.
+    /// Send descriptors that are queued or in progress.
+    pub(super) sends: VecDeque<PostedSend>,
+    /// Send descriptors that wait for the peer's acknowledgement (reliable reception).
+    pub(super) unacked: VecDeque<UnackedSend>,
+    /// Those, plus all whose completion was not taken.
     pub(super) send_count: usize,
     sent: VecDeque<Completion>,
 
     pub(super) receives: VecDeque<PostedReceive>,
     /// The message that has arrived in part.
-    pub(super) arriving: Option<Arriving>,
+    pub(super) arriving: Option<PartialReceive>,
     /// Whether the rest of a message, or of a write, is to be dropped.
     pub(super) drops_send: bool,
     pub(super) drops_write: bool,
     /// How much of a write in several entries is in place.
     pub(super) written: u64,
     /// The read that the peer waits for.
-    pub(super) answer: Option<Answer>,
+    pub(super) answer: Option<ReadResponse>,
     pub(super) receive_count: usize,
     received: VecDeque<Completion>,
 }
 
-/// How a connection ends from within.
+/// Why this side ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the connection must be broken"]
-pub(super) enum End {
+pub(super) enum BreakCause {
     /// The peer broke the rules.
     Fault(&'static str),
     /// The peer's descriptor cannot be carried out here.
     Refuse(Status),
-    /// A descriptor of this side failed, and has said so.
+    /// A descriptor of this side failed, which has been reported.
     Failed,
 }
 
-impl From<&'static str> for End {
+impl From<&'static str> for BreakCause {
     fn from(what: &'static str) -> Self {
         Self::Fault(what)
     }
 }
 
-impl Vi {
+impl ShmVi {
     pub(super) fn new(id: ViId, attributes: ViAttributes) -> Self {
         Self {
             id,
             attributes,
             state: ViState::Idle,
             attempt: None,
-            link: None,
+            connection: None,
             sends: VecDeque::new(),
-            unacknowledged: VecDeque::new(),
+            unacked: VecDeque::new(),
             send_count: 0,
             sent: VecDeque::new(),
             receives: VecDeque::new(),
@@ -108,7 +108,7 @@ impl Vi {
         self.attributes.reliability != Reliability::Unreliable
     }
 
-    /// Goes to the next state; one that the diagram does not have is a mistake of this provider.
+    /// Moves to the next state. A transition that the diagram does not have is a bug of this provider.
     pub(super) fn change(&mut self, event: ViEvent) {
         let next = self.state.after(event);
         debug_assert!(next.is_some(), "{event:?} in state {:?}", self.state);
@@ -124,10 +124,10 @@ impl Vi {
         }
     }
 
-    /// Hands a completion to its queue.
+    /// Delivers a completion to its queue.
     #[inline]
-    pub(super) fn complete(&mut self, desk: &mut Desk, completion: Completion) {
-        let cq = self.cq(completion.queue).and_then(|cq| desk.cqs.get_mut(cq.0));
+    pub(super) fn complete(&mut self, nic_state: &mut NicState, completion: Completion) {
+        let cq = self.cq(completion.queue).and_then(|cq| nic_state.cqs.get_mut(cq.0));
         match (cq, completion.queue) {
             (Some(cq), _) => cq.completions.push_back(completion),
             (None, Queue::Send) => self.sent.push_back(completion),
@@ -161,100 +161,106 @@ impl Vi {
 
     // ------------------------------------------------------------------ work
 
-    /// Takes what has come and goes on with what waits. Returns whether anything was done.
+    /// Takes what has arrived and continues what waits. Returns whether anything was done.
     #[inline]
-    pub(super) fn work(&mut self, desk: &mut Desk) -> bool {
-        let has_received = self.receive(desk);
-        if self.sends.is_empty() && self.unacknowledged.is_empty() && self.answer.is_none() {
+    pub(super) fn work(&mut self, nic_state: &mut NicState) -> bool {
+        let has_received = self.receive(nic_state);
+        if self.sends.is_empty() && self.unacked.is_empty() && self.answer.is_none() {
             return has_received;
         }
-        self.go_on(desk) || has_received
+        self.resume(nic_state) || has_received
     }
 
-    /// Goes on with what waits.
-    fn go_on(&mut self, desk: &mut Desk) -> bool {
+    /// Continues what waits.
+    fn resume(&mut self, nic_state: &mut NicState) -> bool {
         let before = self.position();
-        let result =
-            self.acknowledge(desk).and_then(|()| self.answer(desk)).and_then(|()| self.pump(desk));
+        let result = self
+            .acknowledge(nic_state)
+            .and_then(|()| self.answer(nic_state))
+            .and_then(|()| self.pump(nic_state));
         if let Err(end) = result {
-            self.end(desk, end);
+            self.end(nic_state, end);
             return true;
         }
         before != self.position()
     }
 
-    /// Says how far the sending side is: unchanged if nothing was done.
+    /// Returns the progress of the sending side: unchanged if nothing was done.
     fn position(&self) -> (usize, usize, u64, u64) {
-        let tail = self.link.as_ref().map_or(0, |link| link.producer.tail());
-        let copied = self.sends.front().map_or(0, Posted::copied);
-        (self.unacknowledged.len(), self.sends.len(), tail, copied)
+        let tail = self.connection.as_ref().map_or(0, |connection| connection.producer.tail());
+        let copied = self.sends.front().map_or(0, PostedSend::copied);
+        (self.unacked.len(), self.sends.len(), tail, copied)
     }
 
     // ------------------------------------------------------------------ the end
 
-    /// Ends the connection from within.
+    /// Ends the connection from this side.
     #[cold]
-    pub(super) fn end(&mut self, desk: &mut Desk, end: End) {
+    pub(super) fn end(&mut self, nic_state: &mut NicState, end: BreakCause) {
         let reason = match end {
-            End::Fault(what) => Reason::PeerFault(what),
-            End::Refuse(_) | End::Failed => Reason::DescriptorFailed,
+            BreakCause::Fault(what) => Reason::PeerFault(what),
+            BreakCause::Refuse(_) | BreakCause::Failed => Reason::DescriptorFailed,
         };
-        if let (Some(link), End::Refuse(status)) = (&mut self.link, end) {
-            link.consumer.refuse(link::refusal_of(status));
+        if let (Some(connection), BreakCause::Refuse(status)) = (&mut self.connection, end) {
+            connection.consumer.refuse(connection::refusal_of(status));
         }
-        self.break_off(desk, reason);
+        self.break_connection(nic_state, reason);
     }
 
-    /// Breaks the connection and says so.
-    pub(super) fn break_off(&mut self, desk: &mut Desk, reason: Reason) {
-        self.part(desk, reason);
+    /// Breaks the connection and reports it.
+    pub(super) fn break_connection(&mut self, nic_state: &mut NicState, reason: Reason) {
+        self.close_connection(nic_state, reason);
         self.change(ViEvent::Break);
-        desk.events.push_back(NicEvent::Broken { vi: self.id, reason });
+        nic_state.events.push_back(NicEvent::Broken { vi: self.id, reason });
     }
 
     /// Ends the connection, tells the peer why, and flushes what was posted.
-    pub(super) fn part(&mut self, desk: &mut Desk, reason: Reason) {
+    pub(super) fn close_connection(&mut self, nic_state: &mut NicState, reason: Reason) {
         self.attempt = None;
         let mut refusal = None;
-        if self.link.is_some() {
-            // What the peer has carried out is done. A count that cannot be says nothing.
-            let _ = self.acknowledge(desk);
+        if self.connection.is_some() {
+            // Complete what the peer has carried out. An impossible count is ignored.
+            let _ = self.acknowledge(nic_state);
         }
-        if let Some(link) = self.link.take() {
-            refusal = link::status_of(link.producer.refusal());
-            link.producer.say_goodbye(link::goodbye_of(reason));
+
+        if let Some(connection) = self.connection.take() {
+            refusal = connection::status_of(connection.producer.refusal());
+            connection.producer.write_close_reason(connection::close_reason_code(reason));
         }
-        for waiting in std::mem::take(&mut self.unacknowledged) {
+
+        for waiting in std::mem::take(&mut self.unacked) {
             let status = refusal.take().unwrap_or(Status::TransportError);
-            self.fail(desk, waiting.cookie, status);
+            self.fail(nic_state, waiting.cookie, status);
         }
+
         for posted in std::mem::take(&mut self.sends) {
             let status = match posted.failure {
                 Some(status) => status,
                 None if posted.is_under_way() => refusal.take().unwrap_or(Status::TransportError),
                 None => Status::Flushed,
             };
-            self.fail(desk, posted.cookie, status);
+            self.fail(nic_state, posted.cookie, status);
         }
+
         self.answer = None;
         self.drops_send = false;
         self.drops_write = false;
         self.written = 0;
         if let Some(arriving) = self.arriving.take() {
-            self.flush(desk, arriving.cookie);
+            self.flush(nic_state, arriving.cookie);
         }
         for posted in std::mem::take(&mut self.receives) {
-            self.flush(desk, posted.cookie);
+            self.flush(nic_state, posted.cookie);
         }
     }
 
-    /// A send descriptor failed: that is always told.
-    pub(super) fn fail(&mut self, desk: &mut Desk, cookie: u64, status: Status) {
-        self.complete(desk, Completion::new(self.id, Queue::Send, cookie, status));
+    /// Reports a failed send descriptor, whether signaled or not.
+    pub(super) fn fail(&mut self, nic_state: &mut NicState, cookie: u64, status: Status) {
+        self.complete(nic_state, Completion::new(self.id, Queue::Send, cookie, status));
     }
 
-    pub(super) fn flush(&mut self, desk: &mut Desk, cookie: u64) {
+    pub(super) fn flush(&mut self, nic_state: &mut NicState, cookie: u64) {
         let flushed = Completion::new(self.id, Queue::Receive, cookie, Status::Flushed);
-        self.complete(desk, flushed);
+        self.complete(nic_state, flushed);
     }
 }

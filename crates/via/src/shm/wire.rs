@@ -13,25 +13,25 @@ pub(super) const DISCRIMINATOR_MAX: usize = 64;
 
 const MAGIC: &[u8; 5] = b"VSHM1";
 
-/// Where a NIC listens, and the secret that those who may connect know.
+/// Where a NIC listens, and the secret required to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ShmAddress {
     pub(super) name: [u8; 16],
     pub(super) token: [u8; 16],
 }
 
-impl Place {
+impl ShmAddress {
     pub(super) fn to_address(self) -> Address {
         Address([MAGIC.as_slice(), &self.name, &self.token].concat())
     }
 
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader(bytes.strip_prefix(MAGIC)?);
+        let mut reader = PacketReader(bytes.strip_prefix(MAGIC)?);
         let place = Self { name: reader.array()?, token: reader.array()? };
         reader.0.is_empty().then_some(place)
     }
 
-    /// Returns the name of the socket, which is no secret.
+    /// Returns the name of the socket, which is not secret.
     pub(super) fn socket_name(&self) -> String {
         use std::fmt::Write;
         let mut name = String::from("vigie-shm-");
@@ -45,20 +45,20 @@ impl Place {
 
 /// What both ends of a connection must know of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
+pub(super) struct ConnectionParameters {
     pub(super) reliability: Reliability,
-    /// Whether its sleep is announced by a barrier in every process, so that senders need no fence.
+    /// Whether a barrier in every process announces its sleep, so that senders need no fence.
     pub(super) has_barrier: bool,
 }
 
 /// A packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Packet {
-    /// The first packet of whoever connects; with its ring file and its page.
+pub(super) enum ControlPacket {
+    /// The caller's first packet; with its ring file and its page.
     Hello(Hello),
-    /// Agreed; with the ring file and the page.
-    Welcome { terms: Terms, greeting: Vec<u8> },
-    /// Not agreed.
+    /// The connection is accepted; with the ring file and the page.
+    Welcome { parameters: ConnectionParameters, greeting: Vec<u8> },
+    /// The connection is refused.
     Refusal { reason: Reason },
     /// The answer to a welcome: both ends are connected.
     Confirm,
@@ -66,8 +66,8 @@ pub(super) enum Packet {
     Grant { key: RemoteKey, length: u64, allows_write: bool, allows_read: bool },
     /// That memory is deregistered.
     Revoke { key: RemoteKey },
-    /// There is something in the ring, for a peer that sleeps.
-    Bell,
+    /// An entry is in the ring, for a peer that sleeps.
+    Wakeup,
 }
 
 /// The request for a connection.
@@ -75,20 +75,20 @@ pub(super) enum Packet {
 pub(super) struct Hello {
     /// The listener's secret.
     pub(super) token: [u8; 16],
-    pub(super) terms: Terms,
-    /// Who asks, if it is a connection of peers; proves that the asking NIC is meant.
-    pub(super) from: Option<Place>,
+    pub(super) parameters: ConnectionParameters,
+    /// The asking NIC, for a peer-to-peer connection; proves that it is the NIC the peer awaits.
+    pub(super) from: Option<ShmAddress>,
     pub(super) discriminator: Vec<u8>,
     pub(super) greeting: Vec<u8>,
 }
 
-impl Packet {
+impl ControlPacket {
     /// Returns how many files come with the packet.
     pub(super) const fn file_count(&self) -> usize {
         match self {
             Self::Hello(_) | Self::Welcome { .. } => 2,
             Self::Grant { .. } => 1,
-            Self::Refusal { .. } | Self::Confirm | Self::Revoke { .. } | Self::Bell => 0,
+            Self::Refusal { .. } | Self::Confirm | Self::Revoke { .. } | Self::Wakeup => 0,
         }
     }
 
@@ -99,7 +99,7 @@ impl Packet {
                 bytes.push(1);
                 bytes.extend(VERSION.to_le_bytes());
                 bytes.extend(hello.token);
-                encode_terms(&mut bytes, hello.terms);
+                encode_parameters(&mut bytes, hello.parameters);
                 bytes.push(u8::from(hello.from.is_some()));
                 if let Some(from) = &hello.from {
                     bytes.extend(from.name);
@@ -108,9 +108,9 @@ impl Packet {
                 encode_bytes(&mut bytes, &hello.discriminator);
                 encode_bytes(&mut bytes, &hello.greeting);
             }
-            Self::Welcome { terms, greeting } => {
+            Self::Welcome { parameters, greeting } => {
                 bytes.push(2);
-                encode_terms(&mut bytes, *terms);
+                encode_parameters(&mut bytes, *parameters);
                 encode_bytes(&mut bytes, greeting);
             }
             Self::Refusal { reason } => bytes.extend([3, refusal_code(*reason)]),
@@ -125,17 +125,18 @@ impl Packet {
                 bytes.push(6);
                 bytes.extend(key.0.to_le_bytes());
             }
-            Self::Bell => bytes.push(7),
+            Self::Wakeup => bytes.push(7),
         }
+
         bytes
     }
 
-    /// Reads what a peer sent.
+    /// Decodes a packet from a peer.
     ///
     /// # Errors
-    /// [`Reason::Mismatch`] for another version, [`Reason::PeerFault`] for what no version sends.
+    /// [`Reason::Mismatch`] for another version, [`Reason::PeerFault`] for a packet that no version sends.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Reason> {
-        let mut reader = Reader(bytes);
+        let mut reader = PacketReader(bytes);
         if bytes.first() == Some(&1) && bytes.get(1..3) != Some(&VERSION.to_le_bytes()) {
             return Err(Reason::Mismatch("another version of the provider"));
         }
@@ -146,16 +147,16 @@ impl Packet {
     }
 }
 
-fn encode_terms(bytes: &mut Vec<u8>, terms: Terms) {
-    bytes.push(match terms.reliability {
+fn encode_parameters(bytes: &mut Vec<u8>, parameters: ConnectionParameters) {
+    bytes.push(match parameters.reliability {
         Reliability::Unreliable => 0,
         Reliability::ReliableDelivery => 1,
         Reliability::ReliableReception => 2,
     });
-    bytes.push(u8::from(terms.has_barrier));
+    bytes.push(u8::from(parameters.has_barrier));
 }
 
-/// The bytes were checked when the consumer gave them.
+/// The bytes were checked when the consumer passed them.
 fn encode_bytes(bytes: &mut Vec<u8>, what: &[u8]) {
     bytes.extend(u16::try_from(what.len()).unwrap_or(u16::MAX).to_le_bytes());
     bytes.extend_from_slice(what);
@@ -169,9 +170,9 @@ const fn refusal_code(reason: Reason) -> u8 {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct PacketReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl PacketReader<'_> {
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (first, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -204,32 +205,36 @@ impl Reader<'_> {
         Some(first.to_vec())
     }
 
-    fn terms(&mut self) -> Option<Terms> {
+    fn parameters(&mut self) -> Option<ConnectionParameters> {
         let reliability = match self.byte()? {
             0 => Reliability::Unreliable,
             1 => Reliability::ReliableDelivery,
             2 => Reliability::ReliableReception,
             _ => return None,
         };
-        Some(Terms { reliability, has_barrier: self.flag()? })
+        Some(ConnectionParameters { reliability, has_barrier: self.flag()? })
     }
 
-    fn packet(&mut self) -> Option<Packet> {
+    fn packet(&mut self) -> Option<ControlPacket> {
         Some(match self.byte()? {
             1 => {
                 let _version: [u8; 2] = self.array()?;
                 let token = self.array()?;
-                let terms = self.terms()?;
+                let parameters = self.parameters()?;
                 let from = if self.flag()? {
-                    Some(Place { name: self.array()?, token: self.array()? })
+                    Some(ShmAddress { name: self.array()?, token: self.array()? })
                 } else {
                     None
                 };
                 let discriminator = self.bytes(DISCRIMINATOR_MAX)?;
                 let greeting = self.bytes(GREETING_MAX)?;
-                Packet::Hello(Hello { token, terms, from, discriminator, greeting })
+                ControlPacket::Hello(Hello { token, parameters, from, discriminator, greeting })
             }
-            2 => Packet::Welcome { terms: self.terms()?, greeting: self.bytes(GREETING_MAX)? },
+
+            2 => ControlPacket::Welcome {
+                parameters: self.parameters()?,
+                greeting: self.bytes(GREETING_MAX)?,
+            },
             3 => {
                 let reason = match self.byte()? {
                     1 => Reason::NotListening,
@@ -237,9 +242,10 @@ impl Reader<'_> {
                     3 => Reason::Mismatch("another level of reliability, or another version"),
                     _ => return None,
                 };
-                Packet::Refusal { reason }
+                ControlPacket::Refusal { reason }
             }
-            4 => Packet::Confirm,
+
+            4 => ControlPacket::Confirm,
             5 => {
                 let (key, length) = (RemoteKey(self.word()?), self.word()?);
                 let rights = self.byte()?;
@@ -247,10 +253,11 @@ impl Reader<'_> {
                     return None;
                 }
                 let (allows_write, allows_read) = (rights & 1 != 0, rights & 2 != 0);
-                Packet::Grant { key, length, allows_write, allows_read }
+                ControlPacket::Grant { key, length, allows_write, allows_read }
             }
-            6 => Packet::Revoke { key: RemoteKey(self.word()?) },
-            7 => Packet::Bell,
+
+            6 => ControlPacket::Revoke { key: RemoteKey(self.word()?) },
+            7 => ControlPacket::Wakeup,
             _ => return None,
         })
     }
@@ -260,53 +267,64 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn packets() -> Vec<Packet> {
-        let terms = Terms { reliability: Reliability::ReliableReception, has_barrier: true };
-        let place = Place { name: [1; 16], token: [2; 16] };
+    fn packets() -> Vec<ControlPacket> {
+        let parameters =
+            ConnectionParameters { reliability: Reliability::ReliableReception, has_barrier: true };
+        let place = ShmAddress { name: [1; 16], token: [2; 16] };
         let hello = |from| {
             let (discriminator, greeting) = (vec![7; DISCRIMINATOR_MAX], vec![8; GREETING_MAX]);
-            Packet::Hello(Hello { token: [9; 16], terms, from, discriminator, greeting })
+            ControlPacket::Hello(Hello {
+                token: [9; 16],
+                parameters,
+                from,
+                discriminator,
+                greeting,
+            })
         };
+
         let key = RemoteKey(0x0123_4567_89ab_cdef);
         vec![
             hello(None),
             hello(Some(place)),
-            Packet::Welcome { terms, greeting: b"hello".to_vec() },
-            Packet::Refusal { reason: Reason::Rejected },
-            Packet::Refusal { reason: Reason::NotListening },
-            Packet::Confirm,
-            Packet::Grant { key, length: 1 << 40, allows_write: true, allows_read: false },
-            Packet::Revoke { key },
-            Packet::Bell,
+            ControlPacket::Welcome { parameters, greeting: b"hello".to_vec() },
+            ControlPacket::Refusal { reason: Reason::Rejected },
+            ControlPacket::Refusal { reason: Reason::NotListening },
+            ControlPacket::Confirm,
+            ControlPacket::Grant { key, length: 1 << 40, allows_write: true, allows_read: false },
+            ControlPacket::Revoke { key },
+            ControlPacket::Wakeup,
         ]
     }
 
-    /// Goal: packets arrive as they were sent; nothing shorter or longer passes for one. Method: every
-    /// kind, whole, with each of its beginnings, and with a byte too many.
+    /// Goal: packets arrive as they were sent; nothing shorter or longer is accepted. Method: every
+    /// kind, whole, with each of its prefixes, and with an extra byte.
     #[test]
     fn packets_are_whole_or_nothing() {
         for packet in packets() {
             let mut bytes = packet.encode();
             assert!(bytes.len() <= PACKET_MAX);
-            assert_eq!(Packet::decode(&bytes), Ok(packet.clone()));
+            assert_eq!(ControlPacket::decode(&bytes), Ok(packet.clone()));
             for length in 0..bytes.len() {
-                assert!(Packet::decode(&bytes[..length]).is_err(), "{packet:?} up to {length}");
+                assert!(
+                    ControlPacket::decode(&bytes[..length]).is_err(),
+                    "{packet:?} up to {length}"
+                );
             }
             bytes.push(0);
-            assert!(Packet::decode(&bytes).is_err(), "{packet:?} and a byte");
+            assert!(ControlPacket::decode(&bytes).is_err(), "{packet:?} and a byte");
         }
     }
 
-    /// Goal: an address survives being passed on, and no other bytes are one. Method: there and back, and
-    /// with one byte less, more or wrong.
+    /// Goal: an address survives being passed on, and no other bytes are an address. Method: there and
+    /// back, and with one byte less, more or wrong.
     #[test]
     fn addresses_are_recognised() {
-        let place = Place { name: [3; 16], token: [4; 16] };
+        let place = ShmAddress { name: [3; 16], token: [4; 16] };
         let bytes = place.to_address().0;
-        assert_eq!(Place::parse(&bytes), Some(place));
-        assert_eq!(Place::parse(&bytes[1..]), None);
-        assert_eq!(Place::parse(&bytes[..bytes.len() - 1]), None);
-        assert_eq!(Place::parse(&[bytes.as_slice(), &[0]].concat()), None);
+        assert_eq!(ShmAddress::parse(&bytes), Some(place));
+        assert_eq!(ShmAddress::parse(&bytes[1..]), None);
+        assert_eq!(ShmAddress::parse(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(ShmAddress::parse(&[bytes.as_slice(), &[0]].concat()), None);
     }
 
     /// Goal: a NIC of another version is told apart from a broken one. Method: change the version.
@@ -314,6 +332,6 @@ mod tests {
     fn another_version_does_not_fit() {
         let mut bytes = packets()[0].encode();
         bytes[1] += 1;
-        assert!(matches!(Packet::decode(&bytes), Err(Reason::Mismatch(_))));
+        assert!(matches!(ControlPacket::decode(&bytes), Err(Reason::Mismatch(_))));
     }
 }

@@ -1,4 +1,4 @@
-//! How connections come about and end: calls, answers, deadlines.
+//! How connections are established and end: calls, answers, deadlines.
 //!
 //! ```text
 //! client-server                          peer-to-peer (the NIC with the lower number answers)
@@ -10,79 +10,80 @@
 //! Either side ends an attempt or a connection with `Over`.
 
 use super::{
-    objects::{Attempt, Caller, Connection, End, Link, NicIndex},
-    world::{Body, Happening, Packet, Tells, World},
+    network::{NetworkState, NotifyPeer, PacketBody, SimEvent, SimPacket},
+    objects::{Caller, ConnectAttempt, ConnectionId, NicIndex, SimConnection, ViEndpoint},
 };
 use crate::vi::{NicEvent, Reason, RequestId, ViEvent, ViId};
 
-/// How many requests a NIC keeps for its consumer; more are refused.
+/// The most requests that a NIC keeps for its consumer; further ones are refused.
 const REQUESTS_MAX: usize = 4096;
 
-impl World {
+impl NetworkState {
     /// Makes the call of an idle VI.
     pub(super) fn call(
         &mut self,
-        end: End,
+        end: ViEndpoint,
         to: NicIndex,
         discriminator: &[u8],
         greeting: &[u8],
         deadline: u64,
     ) {
-        let link = self.begin_call(end, deadline);
+        let connection_id = self.begin_call(end, deadline);
         let Some(vi) = self.vi(end) else { return };
-        vi.attempt = Some(Attempt::Called { link, to });
-        self.send_call(end, to, link, discriminator, greeting, false);
+        vi.attempt = Some(ConnectAttempt::Called { connection_id, to });
+        self.send_call(end, to, connection_id, discriminator, greeting, false);
     }
 
-    fn begin_call(&mut self, end: End, deadline: u64) -> Link {
-        let link = self.fresh_link();
+    fn begin_call(&mut self, end: ViEndpoint, deadline: u64) -> ConnectionId {
+        let connection_id = self.next_connection_id();
         if let Some(vi) = self.vi(end) {
             vi.change(ViEvent::Connect);
         }
         if deadline < u64::MAX {
-            let expiry = Happening::Expire { nic: end.nic, vi: end.vi, link };
+            let expiry = SimEvent::Expire { nic: end.nic, vi: end.vi, connection_id };
             let expiry = self.schedule(deadline, expiry);
             if let Some(vi) = self.vi(end) {
                 vi.expiry = Some(expiry);
             }
         }
-        link
+        connection_id
     }
 
     fn send_call(
         &mut self,
-        end: End,
+        end: ViEndpoint,
         to: NicIndex,
-        link: Link,
+        connection_id: ConnectionId,
         discriminator: &[u8],
         greeting: &[u8],
         is_peer: bool,
     ) {
         let Some(attributes) = self.vi(end).map(|vi| vi.attributes) else { return };
-        let caller = Caller { end, link, attributes, greeting: greeting.to_vec() };
-        let body = Body::Call { caller, discriminator: discriminator.to_vec(), is_peer };
-        self.transmit(Packet { from: end, to, vi: None, link, body });
+        let caller = Caller { end, connection_id, attributes, greeting: greeting.to_vec() };
+        let body = PacketBody::Call { caller, discriminator: discriminator.to_vec(), is_peer };
+        self.transmit(SimPacket { from: end, to, vi: None, connection_id, body });
     }
 
-    /// Calls a NIC that makes the same call. The lower of the two answers; on one NIC, the later VI.
+    /// Calls a NIC that makes the same call. The lower of the two answers; within one NIC, the later VI.
     pub(super) fn call_peer(
         &mut self,
-        end: End,
+        end: ViEndpoint,
         to: NicIndex,
         discriminator: &[u8],
         greeting: &[u8],
         deadline: u64,
     ) {
-        let link = self.begin_call(end, deadline);
+        let connection_id = self.begin_call(end, deadline);
         let Some(vi) = self.vi(end) else { return };
-        vi.attempt = Some(Attempt::Rendezvous {
-            link,
+        vi.attempt = Some(ConnectAttempt::Rendezvous {
+            connection_id,
             to,
             discriminator: discriminator.to_vec(),
             greeting: greeting.to_vec(),
         });
+
         if to < end.nic {
-            self.send_call(end, to, link, discriminator, greeting, true);
+            self.send_call(end, to, connection_id, discriminator, greeting, true);
         } else if to == end.nic {
             self.meet_on_one_nic(end, discriminator, greeting);
         } else {
@@ -97,24 +98,24 @@ impl World {
         }
     }
 
-    fn meet_on_one_nic(&mut self, end: End, discriminator: &[u8], greeting: &[u8]) {
+    fn meet_on_one_nic(&mut self, end: ViEndpoint, discriminator: &[u8], greeting: &[u8]) {
         let waiting = self.waiting_peer(end.nic, end.nic, discriminator, Some(end.vi));
         let Some((id, caller_greeting)) = waiting else { return };
-        let other = End { nic: end.nic, vi: id };
+        let other = ViEndpoint { nic: end.nic, vi: id };
         let Some(vi) = self.vi(other) else { return };
         let Some(attempt) = vi.attempt.as_ref() else { return };
-        let link = attempt.link();
-        // From now on it waits for this answer alone.
-        vi.attempt = Some(Attempt::Called { link, to: end.nic });
+        let connection_id = attempt.connection_id();
+        // From now on it waits for this answer only.
+        vi.attempt = Some(ConnectAttempt::Called { connection_id, to: end.nic });
         let attributes = vi.attributes;
         self.agree(
             end,
-            Caller { end: other, link, attributes, greeting: caller_greeting },
+            Caller { end: other, connection_id, attributes, greeting: caller_greeting },
             greeting,
         );
     }
 
-    /// The VI of `nic` that waits for the same call from `of`, and its greeting.
+    /// Returns the VI of `nic` that waits for the same call from `of`, and its greeting.
     fn waiting_peer(
         &self,
         nic: NicIndex,
@@ -123,7 +124,7 @@ impl World {
         except: Option<ViId>,
     ) -> Option<(ViId, Vec<u8>)> {
         self.nics[nic].vis.iter().find_map(|(id, vi)| match &vi.attempt {
-            Some(Attempt::Rendezvous { to, discriminator: what, greeting, .. })
+            Some(ConnectAttempt::Rendezvous { to, discriminator: what, greeting, .. })
                 if *to == of && what == discriminator && Some(*id) != except =>
             {
                 Some((*id, greeting.clone()))
@@ -133,16 +134,16 @@ impl World {
     }
 
     /// Answers a call with a VI that is about to be connected.
-    pub(super) fn agree(&mut self, end: End, caller: Caller, greeting: &[u8]) {
+    pub(super) fn agree(&mut self, end: ViEndpoint, caller: Caller, greeting: &[u8]) {
         let Some(vi) = self.vi(end) else { return };
         let fits = vi.attributes.reliability == caller.attributes.reliability;
         let body = if fits {
-            Body::Agree { greeting: greeting.to_vec() }
+            PacketBody::Agree { greeting: greeting.to_vec() }
         } else {
-            Body::Over(Reason::Mismatch("another level of reliability"))
+            PacketBody::Over(Reason::Mismatch("another level of reliability"))
         };
-        let attempt = Attempt::Agreed {
-            link: caller.link,
+        let attempt = ConnectAttempt::Agreed {
+            connection_id: caller.connection_id,
             peer: caller.end,
             greeting: caller.greeting.clone(),
         };
@@ -153,14 +154,20 @@ impl World {
         }
     }
 
-    /// Sends an answer to a caller; `from` may be of no VI.
-    pub(super) fn answer(&mut self, from: End, caller: &Caller, body: Body) {
+    /// Sends an answer to a caller; `from` may name no VI.
+    pub(super) fn answer(&mut self, from: ViEndpoint, caller: &Caller, body: PacketBody) {
         let to = caller.end.nic;
-        self.transmit(Packet { from, to, vi: Some(caller.end.vi), link: caller.link, body });
+        self.transmit(SimPacket {
+            from,
+            to,
+            vi: Some(caller.end.vi),
+            connection_id: caller.connection_id,
+            body,
+        });
     }
 
-    /// A call arrives.
-    pub(super) fn called(
+    /// Handles a call.
+    pub(super) fn handle_call(
         &mut self,
         nic: NicIndex,
         caller: Caller,
@@ -169,63 +176,89 @@ impl World {
     ) {
         if is_peer {
             match self.waiting_peer(nic, caller.end.nic, &discriminator, None) {
-                Some((vi, greeting)) => self.agree(End { nic, vi }, caller, &greeting),
+                Some((vi, greeting)) => self.agree(ViEndpoint { nic, vi }, caller, &greeting),
                 None => self.nics[nic].peer_requests.push((discriminator, caller)),
             }
             return;
         }
-        let nobody = End { nic, vi: ViId(0) };
+
+        let nowhere = ViEndpoint { nic, vi: ViId(0) };
         let this = &mut self.nics[nic];
         if !this.listening.contains(&discriminator) {
-            self.answer(nobody, &caller, Body::Over(Reason::NotListening));
+            self.answer(nowhere, &caller, PacketBody::Over(Reason::NotListening));
         } else if this.requests.len() >= REQUESTS_MAX {
-            self.answer(nobody, &caller, Body::Over(Reason::Rejected));
+            self.answer(nowhere, &caller, PacketBody::Over(Reason::Rejected));
         } else {
             let request = RequestId(u64::from(this.fresh()));
             let greeting = caller.greeting.clone();
             this.requests.insert(request, caller);
-            this.events.push_back(NicEvent::Requested { request, discriminator, greeting });
+            self.announce(nic, NicEvent::Requested { request, discriminator, greeting });
         }
     }
 
-    /// The answer to a call arrives: the caller is connected, and says so.
-    pub(super) fn agreed_to(&mut self, end: End, link: Link, peer: End, greeting: Vec<u8>) {
+    /// Handles the answer to a call: the caller is connected, and confirms.
+    pub(super) fn agreed_to(
+        &mut self,
+        end: ViEndpoint,
+        connection_id: ConnectionId,
+        peer: ViEndpoint,
+        greeting: Vec<u8>,
+    ) {
         let Some(vi) = self.vi(end) else { return };
         let waits = matches!(
             &vi.attempt,
-            Some(Attempt::Called { link: own, .. } | Attempt::Rendezvous { link: own, .. })
-                if *own == link
+            Some(ConnectAttempt::Called { connection_id: own, .. } | ConnectAttempt::Rendezvous { connection_id: own, .. })
+                if *own == connection_id
         );
-        // Whoever waits no longer has said so already.
+        // A caller that no longer waits has already said so.
         if waits {
-            self.establish(end, link, peer, greeting);
+            self.establish(end, connection_id, peer, greeting);
             let vi = Some(peer.vi);
-            self.transmit(Packet { from: end, to: peer.nic, vi, link, body: Body::Agreed });
+            self.transmit(SimPacket {
+                from: end,
+                to: peer.nic,
+                vi,
+                connection_id,
+                body: PacketBody::Agreed,
+            });
         }
     }
 
-    /// The caller has heard the answer.
-    pub(super) fn agreed(&mut self, end: End, link: Link, from: End) {
+    /// Handles the caller's confirmation of the answer.
+    pub(super) fn agreed(
+        &mut self,
+        end: ViEndpoint,
+        connection_id: ConnectionId,
+        from: ViEndpoint,
+    ) {
         let Some(vi) = self.vi(end) else { return };
         match vi.attempt.take() {
-            Some(Attempt::Agreed { link: own, peer, greeting }) if own == link && peer == from => {
-                self.establish(end, link, peer, greeting);
+            Some(ConnectAttempt::Agreed { connection_id: own, peer, greeting })
+                if own == connection_id && peer == from =>
+            {
+                self.establish(end, connection_id, peer, greeting);
             }
             other => vi.attempt = other,
         }
     }
 
-    fn establish(&mut self, end: End, link: Link, peer: End, greeting: Vec<u8>) {
+    fn establish(
+        &mut self,
+        end: ViEndpoint,
+        connection_id: ConnectionId,
+        peer: ViEndpoint,
+        greeting: Vec<u8>,
+    ) {
         self.end_attempt(end);
         let Some(vi) = self.vi(end) else { return };
-        vi.connection = Some(Connection { link, peer, sent: 0, newest: 0 });
+        vi.connection = Some(SimConnection { connection_id, peer, sent: 0, newest: 0 });
         vi.is_halted = false;
         vi.change(ViEvent::Establish);
-        self.nics[end.nic].events.push_back(NicEvent::Connected { vi: end.vi, greeting });
+        self.announce(end.nic, NicEvent::Connected { vi: end.vi, greeting });
     }
 
-    /// Forgets an attempt and its deadline.
-    fn end_attempt(&mut self, end: End) -> Option<Attempt> {
+    /// Removes an attempt and its deadline.
+    fn end_attempt(&mut self, end: ViEndpoint) -> Option<ConnectAttempt> {
         let vi = self.vi(end)?;
         let (attempt, expiry) = (vi.attempt.take(), vi.expiry.take());
         if let Some(expiry) = expiry {
@@ -234,64 +267,76 @@ impl World {
         attempt
     }
 
-    /// Makes a VI idle that waited for a connection.
-    pub(super) fn refuse(&mut self, end: End, reason: Reason) {
+    /// Returns a VI that waited for a connection to idle.
+    pub(super) fn refuse(&mut self, end: ViEndpoint, reason: Reason) {
         self.end_attempt(end);
         let Some(vi) = self.vi(end) else { return };
         vi.change(ViEvent::Refuse);
-        self.nics[end.nic].events.push_back(NicEvent::Refused { vi: end.vi, reason });
+        self.announce(end.nic, NicEvent::Refused { vi: end.vi, reason });
     }
 
-    pub(super) fn expire(&mut self, nic: NicIndex, vi: ViId, link: Link) {
-        let end = End { nic, vi };
+    pub(super) fn expire(&mut self, nic: NicIndex, vi: ViId, connection_id: ConnectionId) {
+        let end = ViEndpoint { nic, vi };
         let Some(attempt) = self.vi(end).and_then(|vi| vi.attempt.clone()) else { return };
-        if attempt.link() == link {
+        if attempt.connection_id() == connection_id {
             self.leave(end, &attempt, Reason::TimedOut);
             self.refuse(end, Reason::TimedOut);
         }
     }
 
-    /// Tells the other side that an attempt is given up.
-    fn leave(&mut self, end: End, attempt: &Attempt, reason: Reason) {
+    /// Tells the other side that this side gives up an attempt.
+    fn leave(&mut self, end: ViEndpoint, attempt: &ConnectAttempt, reason: Reason) {
         let (to, vi) = match attempt {
-            Attempt::Called { to, .. } | Attempt::Rendezvous { to, .. } => (*to, None),
-            Attempt::Agreed { peer, .. } => (peer.nic, Some(peer.vi)),
+            ConnectAttempt::Called { to, .. } | ConnectAttempt::Rendezvous { to, .. } => {
+                (*to, None)
+            }
+            ConnectAttempt::Agreed { peer, .. } => (peer.nic, Some(peer.vi)),
         };
-        let body = Body::Over(reason);
-        self.transmit(Packet { from: end, to, vi, link: attempt.link(), body });
+        let body = PacketBody::Over(reason);
+        self.transmit(SimPacket {
+            from: end,
+            to,
+            vi,
+            connection_id: attempt.connection_id(),
+            body,
+        });
     }
 
-    /// The other side ended an attempt or a connection.
+    /// Handles the end of an attempt or a connection by the other side.
     pub(super) fn over(
         &mut self,
         nic: NicIndex,
-        from: End,
+        from: ViEndpoint,
         vi: Option<ViId>,
-        over: Link,
+        over: ConnectionId,
         reason: Reason,
     ) {
         let is_named = vi.is_some();
         let this = &mut self.nics[nic];
-        let is_it = |caller: &Caller| caller.link == over && caller.end == from;
+        let is_it = |caller: &Caller| caller.connection_id == over && caller.end == from;
         this.requests.retain(|_, caller| !is_it(caller));
         this.peer_requests.retain(|(_, caller)| !is_it(caller));
         let ids: Vec<ViId> = vi.map_or_else(|| this.vis.keys().copied().collect(), |vi| vec![vi]);
         for id in ids {
-            let end = End { nic, vi: id };
+            let end = ViEndpoint { nic, vi: id };
             let Some(vi) = self.vi(end) else { continue };
-            let is_peer =
-                |connection: Connection| connection.link == over && connection.peer == from;
+            let is_peer = |connection: SimConnection| {
+                connection.connection_id == over && connection.peer == from
+            };
             if vi.connection.is_some_and(is_peer) {
-                self.break_vi(end, reason, Tells::Nobody);
+                self.break_vi(end, reason, NotifyPeer::No);
                 return;
             }
+
             match &vi.attempt {
-                Some(Attempt::Agreed { link, peer, .. }) if *link == over && *peer == from => {
+                Some(ConnectAttempt::Agreed { connection_id, peer, .. })
+                    if *connection_id == over && *peer == from =>
+                {
                     self.refuse(end, reason);
                     return;
                 }
-                Some(attempt) if attempt.link() == over && is_named => {
-                    // Whoever answered changed its mind before this side was connected.
+                Some(attempt) if attempt.connection_id() == over && is_named => {
+                    // The answerer changed its mind before this side was connected.
                     let is_late = reason == Reason::Disconnected;
                     self.refuse(end, if is_late { Reason::Rejected } else { reason });
                     return;
@@ -301,15 +346,21 @@ impl World {
         }
     }
 
-    pub(super) fn disconnect(&mut self, end: End) {
+    pub(super) fn disconnect(&mut self, end: ViEndpoint) {
         let Some(vi) = self.vi(end) else { return };
         let connection = vi.connection.take();
         if let Some(attempt) = self.end_attempt(end) {
             self.leave(end, &attempt, Reason::Disconnected);
         }
-        if let Some(Connection { link, peer, .. }) = connection {
-            let body = Body::Over(Reason::Disconnected);
-            self.transmit(Packet { from: end, to: peer.nic, vi: Some(peer.vi), link, body });
+        if let Some(SimConnection { connection_id, peer, .. }) = connection {
+            let body = PacketBody::Over(Reason::Disconnected);
+            self.transmit(SimPacket {
+                from: end,
+                to: peer.nic,
+                vi: Some(peer.vi),
+                connection_id,
+                body,
+            });
         }
         self.flush(end);
         if let Some(vi) = self.vi(end) {

@@ -1,14 +1,18 @@
-//! The provider in virtual time: NICs on a network whose faults come from one seed.
+//! The provider in virtual time: NICs on a simulated network whose faults derive from one seed.
 //!
-//! A [`SimNetwork`] is a discrete-event simulation. What is posted on one of its [`SimNic`]s takes its
-//! turn on the NIC's link, travels, and arrives when virtual time gets there: by
-//! [`SimNetwork::step`] and [`SimNetwork::advance_to`], or by [`Provider::progress`] of any of its NICs,
-//! so that a [`vigie_detect::Simulation`] drives it without knowing of it. One seed and the same calls
-//! lead to the same run, of which [`SimNetwork::trace_hash`] is the proof.
+//! A [`SimNetwork`] is a discrete-event simulation. A descriptor posted on one of its [`SimNic`]s waits
+//! for the NIC's link, travels, and arrives when virtual time gets there: by [`SimNetwork::step`] and
+//! [`SimNetwork::advance_to`], or by [`Provider::progress`] of any of its NICs. The same seed and the
+//! same calls lead to the same run, as [`SimNetwork::trace_hash`] proves.
 //!
-//! What unreliable VIs send may be lost, doubled, held back and corrupted, as the [`FaultPlan`] says, and
-//! [`SimNetwork::counts`] tells what really happened. What reliable VIs send arrives once and in order, or
-//! the connection breaks: by a [crash](SimNetwork::crash_at_transmission), or a
+//! A network may be [in a `Simulation`](SimNetwork::in_simulation), and then uses its clock and seed. A
+//! host of one of its NICs sleeps until the next event of the network, and is woken if an earlier event
+//! is scheduled or something arrives at its NIC: every arrival is found at its exact time. NICs of any
+//! network also work with other hosts, by the clocks of these.
+//!
+//! Data of unreliable VIs may be lost, duplicated, held back and corrupted, as the [`FaultPlan`] says;
+//! [`SimNetwork::counts`] reports what really happened. Data of reliable VIs arrives once and in order,
+//! or the connection breaks: by a [crash](SimNetwork::crash_at_transmission), or a
 //! [cut](SimNetwork::cut).
 //!
 //! # Examples
@@ -31,34 +35,37 @@
 //! ```
 
 mod calls;
+mod network;
 mod nic;
 mod objects;
 mod plan;
 #[cfg(test)]
 mod tests;
 mod transfer;
-mod world;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use vigie_detect::Instant;
+use vigie_detect::{Clock, Instant, Notifier, Simulation};
 
 use self::{
+    network::{NetworkState, SimEvent},
     objects::NicIndex,
-    world::{Happening, World},
 };
 use crate::vi::{Attributes, Provider};
 
 pub use nic::SimNic;
 pub use plan::{FaultCounts, FaultPlan};
 
-/// A NIC of a [`SimNetwork`], for crashes and stops. Another network's is ignored if this one has no NIC
-/// of that number.
+/// A NIC of a [`SimNetwork`], for crashes and freezes. Passed to another network, it is ignored if that
+/// has no NIC of this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NicId(NicIndex);
 
 impl NicId {
-    /// Returns its number: NICs are counted from 0 in the order in which they were made.
+    /// Returns its number: a network's NICs are counted from 0 in order of creation.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0
@@ -67,17 +74,32 @@ impl NicId {
 
 /// A network in virtual time. Clones are the same network.
 ///
-/// It may be used from any thread, but only one that does everything itself gets the same run twice.
+/// It may be used from any thread, but runs are reproducible only if one thread makes all calls.
 #[derive(Clone, Debug)]
 pub struct SimNetwork {
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<NetworkState>>,
 }
 
 impl SimNetwork {
-    /// Makes a network whose clock stands at zero and whose chance comes from `seed`.
+    /// Makes a network whose clock starts at zero and whose random numbers derive from `seed`.
     #[must_use]
     pub fn new(seed: u64, plan: FaultPlan) -> Self {
-        Self { world: Arc::new(Mutex::new(World::new(seed, plan))) }
+        Self::with(seed, plan, None)
+    }
+
+    /// Makes a network in a simulation: its clock and its random numbers are the simulation's.
+    ///
+    /// By contrast, a network with a clock of its own learns the time only from calls that let its NICs
+    /// [work](Provider::progress), and a descriptor posted after a pause departs at the time of the
+    /// latest such call.
+    #[must_use]
+    pub fn in_simulation(simulation: &mut Simulation, plan: FaultPlan) -> Self {
+        let seed = simulation.random().u64(..);
+        Self::with(seed, plan, Some(simulation.clock()))
+    }
+
+    fn with(seed: u64, plan: FaultPlan, clock: Option<Arc<dyn Clock>>) -> Self {
+        Self { world: Arc::new(Mutex::new(NetworkState::new(seed, plan, clock))) }
     }
 
     /// Makes a NIC with the attributes of [`Attributes::named`].
@@ -86,14 +108,14 @@ impl SimNetwork {
         self.nic_with(Attributes::named("sim"))
     }
 
-    /// Makes a NIC with limits of one's own, to meet them sooner.
+    /// Makes a NIC with custom limits, to reach them sooner.
     #[must_use]
     pub fn nic_with(&self, attributes: Attributes) -> SimNic {
         let index = self.lock().add_nic(attributes);
         SimNic::new(Arc::clone(&self.world), NicId(index), attributes)
     }
 
-    /// Changes what goes wrong from now on.
+    /// Changes the faults from now on.
     pub fn set_plan(&self, plan: FaultPlan) {
         self.lock().plan = plan;
     }
@@ -106,20 +128,20 @@ impl SimNetwork {
         Instant::from_nanos(self.lock().now)
     }
 
-    /// Returns when the next thing happens, or `None` if nothing will.
+    /// Returns the time of the next event, or `None` if there is none.
     #[must_use]
     pub fn next_event(&self) -> Option<Instant> {
         self.lock().next_time().map(Instant::from_nanos)
     }
 
-    /// Moves time to the next thing and lets it happen. Returns `false` if there is none.
+    /// Advances time to the next event and executes it. Returns `false` if there is none.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn step(&self) -> bool {
         self.lock().step()
     }
 
-    /// Moves time to `instant`, or not at all if that has passed, and lets everything happen that is due.
-    /// Returns whether anything was.
+    /// Advances time to `instant`, unless that has passed, and executes all events that are due. Returns
+    /// whether there were any.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn advance_to(&self, instant: Instant) -> bool {
         self.lock().advance_to(instant.as_nanos())
@@ -127,80 +149,127 @@ impl SimNetwork {
 
     // -------------------------------------------------------------- crashes and stops
 
-    /// Crashes a NIC, as if its process were killed: it sends and receives no more, and calls on it fail.
-    /// Peers notice after [`FaultPlan::detection`].
+    /// Crashes a NIC, as if its process were killed: it no longer sends or receives, and calls on it
+    /// fail. Peers notice after [`FaultPlan::detection`].
     pub fn crash(&self, nic: NicId) {
-        self.with(nic, |world| world.crash(nic.0));
+        self.at(nic, |world| world.crash(nic.0));
     }
 
     /// Crashes a NIC at `instant`.
     pub fn crash_at(&self, nic: NicId, instant: Instant) {
-        self.with(nic, |world| {
-            world.schedule(instant.as_nanos(), Happening::Crash { nic: nic.0 });
+        self.at(nic, |world| {
+            world.schedule(instant.as_nanos(), SimEvent::Crash { nic: nic.0 });
         });
     }
 
     /// Crashes a NIC when it is about to make its transmission number `index`, counted from 0 over its
-    /// life: that many are made. Zero of a NIC that has made one already is never reached.
+    /// life, so `index` of them are made. An index that it has already passed is never reached.
     pub fn crash_at_transmission(&self, nic: NicId, index: u64) {
-        self.with(nic, |world| world.nics[nic.0].crashes_at = Some(index));
+        self.at(nic, |world| world.nics[nic.0].crashes_at = Some(index));
     }
 
     /// Returns how many transmissions a NIC has made: packets of any kind.
     #[must_use]
     pub fn transmissions(&self, nic: NicId) -> u64 {
-        self.with(nic, |world| world.nics[nic.0].transmissions).unwrap_or(0)
+        self.at(nic, |world| world.nics[nic.0].transmissions).unwrap_or(0)
     }
 
     /// Returns whether a NIC has crashed.
     #[must_use]
     pub fn has_crashed(&self, nic: NicId) -> bool {
-        self.with(nic, |world| world.nics[nic.0].has_crashed).unwrap_or(false)
+        self.at(nic, |world| world.nics[nic.0].has_crashed).unwrap_or(false)
     }
 
-    /// Stops a NIC, as if its process were stopped: what arrives and what it wants to send waits.
+    /// Freezes a NIC, as if its process were stopped: what arrives and what it wants to send waits.
     pub fn freeze(&self, nic: NicId) {
-        self.with(nic, |world| world.freeze(nic.0));
+        self.at(nic, |world| world.freeze(nic.0));
     }
 
-    /// Lets a NIC go on.
+    /// Resumes a frozen NIC.
     pub fn unfreeze(&self, nic: NicId) {
-        self.with(nic, |world| world.unfreeze(nic.0));
+        self.at(nic, |world| world.unfreeze(nic.0));
     }
 
     /// Breaks every connection between two NICs, on both sides at once.
     pub fn cut(&self, one: NicId, other: NicId) {
-        self.with(one.max(other), |world| world.cut(one.0, other.0));
+        self.at(one.max(other), |world| world.cut(one.0, other.0));
     }
 
     // -------------------------------------------------------------- what happened
 
-    /// Returns what really happened.
+    /// Returns counts of what really happened.
     #[must_use]
     pub fn counts(&self) -> FaultCounts {
         self.lock().counts
     }
 
-    /// Returns a hash of everything that happened, and when: the same for runs that are the same.
+    /// Returns a hash of everything that happened, and when: equal for equal runs.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.lock().trace
     }
 
-    fn lock(&self) -> MutexGuard<'_, World> {
+    fn lock(&self) -> Locked<'_> {
         lock(&self.world)
     }
 
-    /// Does something with a NIC, unless it is of another network, and unknown here.
-    fn with<T>(&self, nic: NicId, act: impl FnOnce(&mut World) -> T) -> Option<T> {
+    /// Applies `act` to a NIC, unless this network has no such NIC.
+    fn at<T>(&self, nic: NicId, act: impl FnOnce(&mut NetworkState) -> T) -> Option<T> {
         let mut world = self.lock();
         (nic.0 < world.nics.len()).then(|| act(&mut world))
     }
 }
 
-/// Locks a world. A panic of another thread leaves it as it is.
-fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
-    world.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a world, advanced to the present of its clock.
+fn lock(world: &Mutex<NetworkState>) -> Locked<'_> {
+    let mut world = lock_behind(world);
+    let _ = world.catch_up();
+    world
+}
+
+/// Locks a world without advancing its clock. A panic of another thread leaves it as it is.
+fn lock_behind(world: &Mutex<NetworkState>) -> Locked<'_> {
+    let world = world.lock().unwrap_or_else(PoisonError::into_inner);
+    Locked { world, pending_wakes: WakeOnDrop(Vec::new()) }
+}
+
+/// A locked world. Dropping it wakes the hosts that were marked meanwhile.
+///
+/// Lock order: a world's lock comes after that of the engine whose NIC is used. A bell takes only a lock
+/// of the server, under which no other lock is taken. The thread that rings may therefore hold the lock
+/// of any engine, including the one woken, but does not hold the world's.
+struct Locked<'a> {
+    world: MutexGuard<'a, NetworkState>,
+    // Dropped after the guard, when the world is unlocked.
+    pending_wakes: WakeOnDrop,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.pending_wakes.0 = self.world.take_pending_wakes();
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = NetworkState;
+
+    fn deref(&self) -> &NetworkState {
+        &self.world
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut NetworkState {
+        &mut self.world
+    }
+}
+
+struct WakeOnDrop(Vec<Notifier>);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Notifier::notify);
+    }
 }
 
 const _: fn() = || {

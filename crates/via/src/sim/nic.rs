@@ -3,15 +3,15 @@
 use std::{
     io,
     os::fd::BorrowedFd,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
 };
 
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{Armed, Instant, Notifier};
 
 use super::{
-    NicId, lock,
-    objects::{End, PostedData, PostedReceive, PostedSend, Registered, Stage, Vi},
-    world::{Body, World},
+    Locked, NicId, lock, lock_behind,
+    network::{NetworkState, PacketBody},
+    objects::{PostedData, PostedReceive, PostedSend, SendStage, SimRegion, SimVi, ViEndpoint},
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
@@ -25,20 +25,24 @@ const DISCRIMINATOR_MAX: usize = 64;
 /// The most bytes of a greeting.
 const GREETING_MAX: usize = 1024;
 
-/// What the addresses of simulated NICs begin with.
+/// The prefix of the addresses of simulated NICs.
 const ADDRESS_PREFIX: &[u8] = b"sim:";
 
 /// A NIC of a [`SimNetwork`](super::SimNetwork). Once it has crashed, calls on it fail with
-/// [`ViError::Io`], and nothing comes from it. Dropping it looks to its peers like a crash.
+/// [`ViError::Io`], and it produces nothing more. To its peers, dropping it looks like a crash.
 #[derive(Debug)]
 pub struct SimNic {
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<NetworkState>>,
     id: NicId,
     attributes: Attributes,
 }
 
 impl SimNic {
-    pub(super) const fn new(world: Arc<Mutex<World>>, id: NicId, attributes: Attributes) -> Self {
+    pub(super) const fn new(
+        world: Arc<Mutex<NetworkState>>,
+        id: NicId,
+        attributes: Attributes,
+    ) -> Self {
         Self { world, id, attributes }
     }
 
@@ -48,12 +52,12 @@ impl SimNic {
         self.id
     }
 
-    fn lock(&self) -> MutexGuard<'_, World> {
+    fn lock(&self) -> Locked<'_> {
         lock(&self.world)
     }
 
-    /// Locks the world of a NIC that still works.
-    fn alive(&self) -> Result<MutexGuard<'_, World>, ViError> {
+    /// Locks the world of a NIC that has not crashed.
+    fn alive(&self) -> Result<Locked<'_>, ViError> {
         let world = self.lock();
         if world.nics[self.id.0].has_crashed {
             let error = io::Error::new(io::ErrorKind::ConnectionAborted, "the NIC has crashed");
@@ -62,12 +66,12 @@ impl SimNic {
         Ok(world)
     }
 
-    const fn end(&self, vi: ViId) -> End {
-        End { nic: self.id.0, vi }
+    const fn end(&self, vi: ViId) -> ViEndpoint {
+        ViEndpoint { nic: self.id.0, vi }
     }
 
     fn limited(&self, what: &'static str, count: usize, limit: usize) -> Result<(), ViError> {
-        self.limited_to(what, wide(count), wide(limit))
+        self.limited_to(what, to_u64(count), to_u64(limit))
     }
 
     const fn limited_to(&self, what: &'static str, count: u64, limit: u64) -> Result<(), ViError> {
@@ -84,7 +88,7 @@ impl SimNic {
         address: &Address,
         discriminator: &[u8],
         greeting: &[u8],
-    ) -> Result<(MutexGuard<'_, World>, usize), ViError> {
+    ) -> Result<(Locked<'_>, usize), ViError> {
         self.limited("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
         self.limited("the greeting", greeting.len(), GREETING_MAX)?;
         let mut world = self.alive()?;
@@ -134,12 +138,12 @@ impl Provider for SimNic {
         attributes: MemoryAttributes,
     ) -> Result<Region, ViError> {
         let mut world = self.alive()?;
-        // Keys that nobody guesses, so that a wrong one is no other region by accident.
+        // Unguessable keys, so that a wrong one is not another region's by accident.
         let key = RemoteKey(world.random.u64(..));
         let nic = &mut world.nics[self.id.0];
         let handle = MemoryHandle(nic.fresh());
         nic.keys.insert(key, handle);
-        nic.memory.insert(handle, Registered { memory: memory.clone(), attributes, key });
+        nic.memory.insert(handle, SimRegion { memory: memory.clone(), attributes, key });
         Ok(Region::new(memory, handle, key))
     }
 
@@ -170,7 +174,7 @@ impl Provider for SimNic {
         let mut world = self.alive()?;
         let nic = &mut world.nics[self.id.0];
         let is_attached =
-            |vi: &Vi| vi.attributes.send_cq == Some(cq) || vi.attributes.receive_cq == Some(cq);
+            |vi: &SimVi| vi.attributes.send_cq == Some(cq) || vi.attributes.receive_cq == Some(cq);
         if nic.vis.values().any(is_attached) {
             return Err(ViError::InUse { what: "the completion queue" });
         }
@@ -190,7 +194,7 @@ impl Provider for SimNic {
             return Err(ViError::Unsupported { what: "that level of reliability", provider });
         }
         let vi = ViId(nic.fresh());
-        nic.vis.insert(vi, Vi::new(attributes));
+        nic.vis.insert(vi, SimVi::new(attributes));
         Ok(vi)
     }
 
@@ -272,7 +276,7 @@ impl Provider for SimNic {
         let mut world = self.alive()?;
         let requests = &mut world.nics[self.id.0].requests;
         let caller = requests.remove(&request).ok_or(ViError::UnknownRequest(request))?;
-        world.answer(self.end(ViId(0)), &caller, Body::Over(Reason::Rejected));
+        world.answer(self.end(ViId(0)), &caller, PacketBody::Over(Reason::Rejected));
         Ok(())
     }
 
@@ -294,11 +298,12 @@ impl Provider for SimNic {
                 PostedData::Segments(segments.to_vec())
             }
             Data::Inline(pieces) => {
-                let length = pieces.iter().map(|piece| wide(piece.len())).sum();
+                let length = pieces.iter().map(|piece| to_u64(piece.len())).sum();
                 self.limited_to("inline data", length, self.attributes.max_inline)?;
                 PostedData::Inline(pieces.iter().flat_map(|piece| piece.iter().copied()).collect())
             }
         };
+
         let mut world = self.alive()?;
         let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
         if !vi.state.is_connected() {
@@ -311,7 +316,7 @@ impl Provider for SimNic {
         vi.sends_held += 1;
         vi.next_slot += 1;
         let slot = vi.next_slot;
-        let stage = Stage::Waiting;
+        let stage = SendStage::Waiting;
         let posted = PostedSend {
             slot,
             operation,
@@ -323,6 +328,7 @@ impl Provider for SimNic {
             length: 0,
             stage,
         };
+
         vi.sends.push_back(posted);
         world.wake_sender(self.end(id));
         Ok(())
@@ -363,7 +369,11 @@ impl Provider for SimNic {
     }
 
     fn progress(&mut self, now: Instant) -> bool {
-        self.lock().advance_to(now.as_nanos())
+        // First: it is awake, and need not be woken for what happens now.
+        let mut world = lock_behind(&self.world);
+        world.nics[self.id.0].armed_until = None;
+        let has_caught_up = world.catch_up();
+        world.advance_to(now.as_nanos()) || has_caught_up
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -376,13 +386,25 @@ impl Provider for SimNic {
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
-        let Ok(world) = self.alive() else { return Ok(Armed::Armed) };
-        let is_due = world.next_time().is_some_and(|next| next <= world.now);
-        let is_ready = is_due || world.nics[self.id.0].has_news();
-        Ok(if is_ready { Armed::Ready } else { Armed::Armed })
+        let Ok(mut world) = self.alive() else { return Ok(Armed::Armed) };
+        let (now, due) = (world.now, world.next_time());
+        let nic = &mut world.nics[self.id.0];
+        if due.is_some_and(|due| due <= now) || nic.has_news() {
+            return Ok(Armed::Ready);
+        }
+        nic.armed_until = nic.bell.is_some().then_some(due.unwrap_or(u64::MAX));
+        Ok(Armed::Armed)
+    }
+
+    fn attach(&mut self, bell: Notifier) {
+        self.lock().nics[self.id.0].bell = Some(bell);
+    }
+
+    fn can_announce(&self) -> bool {
+        true
     }
 }
 
-fn wide(count: usize) -> u64 {
+fn to_u64(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }

@@ -1,8 +1,10 @@
-//! What a simulated NIC holds: memory, VIs, queues, requests.
+//! The objects of a simulated NIC: memory, VIs, queues, requests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::world::Happening;
+use vigie_detect::Notifier;
+
+use super::network::SimEvent;
 use crate::vi::{
     Attributes, Completion, CqId, LocalSegment, Memory, MemoryAttributes, MemoryHandle, NicEvent,
     Operation, ProtectionTag, Queue, RemoteKey, RemoteSegment, RequestId, Status, ViAttributes,
@@ -12,39 +14,46 @@ use crate::vi::{
 /// A NIC's index in its network.
 pub(super) type NicIndex = usize;
 
+/// A place in the agenda: a time, and an age.
+pub(super) type AgendaKey = (u64, u64);
+
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct End {
+pub(super) struct ViEndpoint {
     pub(super) nic: NicIndex,
     pub(super) vi: ViId,
 }
 
-/// Names one attempt to connect, and the connection that comes of it; never used twice.
-pub(super) type Link = u64;
+/// Identifies a connection attempt and the resulting connection; never reused.
+pub(super) type ConnectionId = u64;
 
 #[derive(Debug)]
 pub(super) struct Nic {
     pub(super) attributes: Attributes,
     pub(super) next_id: u32,
-    pub(super) memory: BTreeMap<MemoryHandle, Registered>,
+    pub(super) memory: BTreeMap<MemoryHandle, SimRegion>,
     pub(super) keys: BTreeMap<RemoteKey, MemoryHandle>,
     pub(super) queues: BTreeMap<CqId, VecDeque<Completion>>,
-    pub(super) vis: BTreeMap<ViId, Vi>,
+    pub(super) vis: BTreeMap<ViId, SimVi>,
     pub(super) listening: BTreeSet<Vec<u8>>,
     /// Client-server requests that wait for the consumer's answer.
     pub(super) requests: BTreeMap<RequestId, Caller>,
     /// Peer-to-peer requests that wait for a VI of this NIC.
     pub(super) peer_requests: Vec<(Vec<u8>, Caller)>,
     pub(super) events: VecDeque<NicEvent>,
-    /// When its link to the network has sent all that it was given.
+    /// When its link will have sent everything it was given.
     pub(super) busy_until: u64,
     pub(super) transmissions: u64,
-    /// The transmission at which it crashes.
+    /// The number of the transmission at which it crashes.
     pub(super) crashes_at: Option<u64>,
     pub(super) has_crashed: bool,
     pub(super) is_frozen: bool,
-    /// What happened to it while it was frozen.
-    pub(super) held: Vec<Happening>,
+    /// Events that occurred while it was frozen.
+    pub(super) held: Vec<SimEvent>,
+    /// Wakes its host, if it has one that sleeps.
+    pub(super) bell: Option<Notifier>,
+    /// Until when its host believes it may sleep: armed, and not woken since.
+    pub(super) armed_until: Option<u64>,
 }
 
 impl Nic {
@@ -66,17 +75,19 @@ impl Nic {
             has_crashed: false,
             is_frozen: false,
             held: Vec::new(),
+            bell: None,
+            armed_until: None,
         }
     }
 
-    /// One sequence of numbers for everything, so that no name is right by accident.
+    /// Returns a new number. One sequence serves all names, so that no wrong name is valid by accident.
     pub(super) fn fresh(&mut self) -> u32 {
         let id = self.next_id;
         self.next_id += 1;
         id
     }
 
-    /// Hands a completion to its queue.
+    /// Delivers a completion to its queue.
     pub(super) fn complete(&mut self, completion: Completion) {
         let Some(vi) = self.vis.get_mut(&completion.vi) else { return };
         let cq = match completion.queue {
@@ -89,14 +100,14 @@ impl Nic {
         }
     }
 
-    /// Whether the consumer would find something.
+    /// Returns whether an event or completion waits for the consumer.
     pub(super) fn has_news(&self) -> bool {
         !self.events.is_empty()
             || self.queues.values().any(|queue| !queue.is_empty())
             || self.vis.values().any(|vi| !vi.sent.is_empty() || !vi.received.is_empty())
     }
 
-    /// Returns the memory that a segment of a VI with this tag names.
+    /// Returns the memory that a segment refers to, for a VI with this tag.
     pub(super) fn local(
         &self,
         tag: ProtectionTag,
@@ -114,7 +125,7 @@ impl Nic {
     /// Returns the memory that a peer reaches through `vi`.
     pub(super) fn remote(
         &self,
-        vi: &Vi,
+        vi: &SimVi,
         place: RemoteSegment,
         length: u64,
         access: Access,
@@ -141,7 +152,7 @@ fn is_inside(memory: &Memory, offset: u64, length: u64) -> bool {
     offset.checked_add(length).is_some_and(|end| end <= size)
 }
 
-/// What a peer wants to do with memory.
+/// The kind of a peer's access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Write,
@@ -149,38 +160,43 @@ pub(super) enum Access {
 }
 
 #[derive(Debug)]
-pub(super) struct Registered {
+pub(super) struct SimRegion {
     pub(super) memory: Memory,
     pub(super) attributes: MemoryAttributes,
     pub(super) key: RemoteKey,
 }
 
-/// Who asks for a connection.
+/// A caller that asks for a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
-    pub(super) end: End,
-    pub(super) link: Link,
+    pub(super) end: ViEndpoint,
+    pub(super) connection_id: ConnectionId,
     pub(super) attributes: ViAttributes,
     pub(super) greeting: Vec<u8>,
 }
 
-/// How far the making of a connection is.
+/// The stage of a connection attempt.
 #[derive(Clone, Debug)]
-pub(super) enum Attempt {
-    /// Asked for: the answer will name this link.
-    Called { link: Link, to: NicIndex },
-    /// Waits for the same call of the other NIC.
-    Rendezvous { link: Link, to: NicIndex, discriminator: Vec<u8>, greeting: Vec<u8> },
-    /// Agreed, and waits for the caller to say that it has heard so.
-    Agreed { link: Link, peer: End, greeting: Vec<u8> },
+pub(super) enum ConnectAttempt {
+    /// This side has called: the answer will name this connection.
+    Called { connection_id: ConnectionId, to: NicIndex },
+    /// This side waits for the same call from the other NIC.
+    Rendezvous {
+        connection_id: ConnectionId,
+        to: NicIndex,
+        discriminator: Vec<u8>,
+        greeting: Vec<u8>,
+    },
+    /// This side has answered, and waits for the caller to confirm.
+    Agreed { connection_id: ConnectionId, peer: ViEndpoint, greeting: Vec<u8> },
 }
 
-impl Attempt {
-    pub(super) const fn link(&self) -> Link {
+impl ConnectAttempt {
+    pub(super) const fn connection_id(&self) -> ConnectionId {
         match self {
-            Self::Called { link, .. }
-            | Self::Rendezvous { link, .. }
-            | Self::Agreed { link, .. } => *link,
+            Self::Called { connection_id, .. }
+            | Self::Rendezvous { connection_id, .. }
+            | Self::Agreed { connection_id, .. } => *connection_id,
         }
     }
 
@@ -192,43 +208,42 @@ impl Attempt {
     }
 }
 
-/// A connection, as one end sees it.
+/// One end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Connection {
-    pub(super) link: Link,
-    pub(super) peer: End,
-    /// How many packets of unreliable data this end sent.
+pub(super) struct SimConnection {
+    pub(super) connection_id: ConnectionId,
+    pub(super) peer: ViEndpoint,
+    /// How many packets of unreliable data this end has sent.
     pub(super) sent: u64,
     /// The latest packet of unreliable data that arrived here, by the peer's count from 1.
     pub(super) newest: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Vi {
+pub(super) struct SimVi {
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
-    pub(super) attempt: Option<Attempt>,
-    /// The deadline of the attempt, as the agenda knows it.
-    pub(super) expiry: Option<(u64, u64)>,
-    pub(super) connection: Option<Connection>,
+    pub(super) attempt: Option<ConnectAttempt>,
+    /// The place of the attempt's deadline in the agenda.
+    pub(super) expiry: Option<AgendaKey>,
+    pub(super) connection: Option<SimConnection>,
     pub(super) sends: VecDeque<PostedSend>,
     pub(super) receives: VecDeque<PostedReceive>,
-    /// Send descriptors posted whose completion was not yet taken; those not signaled count until
-    /// they are done.
+    /// Posted send descriptors whose completion was not taken; an unsignaled one counts until it is done.
     pub(super) sends_held: usize,
     pub(super) receives_held: usize,
     pub(super) sent: VecDeque<Completion>,
     pub(super) received: VecDeque<Completion>,
-    /// Whether the next descriptor's turn is scheduled.
+    /// Whether the departure of the next descriptor is scheduled.
     pub(super) is_departing: bool,
-    /// Whether a descriptor failed that breaks the connection as soon as those before it are done.
+    /// Whether a descriptor has failed, which breaks the connection once those before it are done.
     pub(super) is_halted: bool,
     pub(super) next_slot: u64,
-    /// When the latest arrives that it sent and that stays in order.
+    /// When the latest of its in-order packets arrives.
     pub(super) latest_arrival: u64,
 }
 
-impl Vi {
+impl SimVi {
     pub(super) fn new(attributes: ViAttributes) -> Self {
         Self {
             attributes,
@@ -265,7 +280,7 @@ impl Vi {
         *held = held.saturating_sub(1);
     }
 
-    /// Goes to the next state; what the diagram does not have is a mistake of this provider.
+    /// Moves to the next state. A transition that the diagram does not have is a bug of this provider.
     pub(super) fn change(&mut self, event: ViEvent) {
         let next = self.state.after(event);
         debug_assert!(next.is_some(), "{:?} in state {:?}", event, self.state);
@@ -277,13 +292,13 @@ impl Vi {
     }
 }
 
-/// How far a send descriptor is.
+/// The stage of a send descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum SendStage {
     Waiting,
-    /// Its data is on the way.
+    /// Its data is in flight.
     Departed,
-    /// It ended; those before it may not have.
+    /// It has ended; those before it may not have.
     Over(Status),
 }
 
@@ -298,7 +313,7 @@ pub(super) struct PostedSend {
     pub(super) data: PostedData,
     /// Known once it departs.
     pub(super) length: u64,
-    pub(super) stage: Stage,
+    pub(super) stage: SendStage,
 }
 
 #[derive(Clone, Debug)]

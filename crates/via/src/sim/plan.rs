@@ -1,9 +1,9 @@
-//! What goes wrong, and what really went wrong.
+//! Planned faults, and counts of the faults that occurred.
 
 use std::time::Duration;
 
-/// How a simulated network behaves. Losses, doubles, changes of order and corruptions meet only what
-/// unreliable VIs send; delays meet everything.
+/// The behavior of a simulated network. Loss, duplication, reordering and corruption affect only data of
+/// unreliable VIs; delays affect everything.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "a plan does nothing before a network gets it"]
 pub struct FaultPlan {
@@ -19,8 +19,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Returns a network without faults: 1 µs of latency, no jitter, 10 GB/s, 1 ms until a crash is
-    /// noticed.
+    /// Returns a network without faults: 1 µs of latency, no jitter, 10 GB/s, crashes noticed after 1 ms.
     pub const fn reliable() -> Self {
         Self {
             latency: Duration::from_micros(1),
@@ -35,7 +34,7 @@ impl FaultPlan {
         }
     }
 
-    /// Returns a network that does each of the four wrongs to this share of the transmissions, with
+    /// Returns a network that applies each of the four faults to this share of the transmissions, with
     /// some jitter.
     pub const fn lossy(share: f64) -> Self {
         Self::reliable()
@@ -58,7 +57,7 @@ impl FaultPlan {
         self
     }
 
-    /// Sets the time that a NIC's link is busy with one byte, in picoseconds. Default 100 (10 GB/s).
+    /// Sets how long a NIC's link is busy per byte, in picoseconds. Default 100 (10 GB/s).
     pub const fn picos_per_byte(mut self, picos: u64) -> Self {
         self.picos_per_byte = picos;
         self
@@ -95,7 +94,7 @@ impl FaultPlan {
         self
     }
 
-    /// Sets after which time peers of a crashed NIC notice that. Default 1 ms.
+    /// Sets how long peers take to notice that a NIC has crashed. Default 1 ms.
     pub const fn detection(mut self, time: Duration) -> Self {
         self.detection = time;
         self
@@ -108,11 +107,11 @@ impl Default for FaultPlan {
     }
 }
 
-/// What really happened on a simulated network, over its whole life.
+/// Counts of what really happened on a simulated network, over its whole life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultCounts {
-    /// Packets that left a NIC, also acknowledgements and those of connections.
+    /// Packets that left a NIC, including acknowledgements and those of connections.
     pub transmissions: u64,
     /// The longest packet of an unreliable VI, in bytes without its header.
     pub unreliable_bytes_max: u64,
@@ -132,7 +131,7 @@ pub struct FaultCounts {
     pub stale: u64,
     /// NICs that crashed.
     pub crashes: u64,
-    /// Times that a NIC froze.
+    /// How often a NIC froze.
     pub freezes: u64,
     /// Connections that were cut.
     pub cuts: u64,

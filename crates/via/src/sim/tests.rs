@@ -1,5 +1,5 @@
-//! What the simulated network promises beyond the contract of a provider: chance from one seed, faults
-//! that really happen, crashes and stops where they are asked for.
+//! What the simulated network promises beyond the contract of a provider: randomness from one seed,
+//! faults that really happen, crashes and freezes exactly where requested.
 
 use std::{io::IoSlice, time::Duration};
 
@@ -37,6 +37,7 @@ impl Pair {
                 ViAttributes { reliability, tag, send_cq, receive_cq, allows_write, allows_read };
             vis.push(nic.create_vi(attributes).unwrap());
         }
+
         let addresses = [nics[0].address(), nics[1].address()];
         let [first, second] = &mut nics;
         first.connect_peer(vis[0], &addresses[1], b"pair", b"", Instant::MAX).unwrap();
@@ -110,8 +111,8 @@ fn lossy_run(seed: u64) -> (u64, FaultCounts, Vec<Completion>) {
     (pair.network.trace_hash(), pair.network.counts(), received)
 }
 
-/// Goal: every kind of fault happens, the counters are right, and one seed is one run. Method: runs of
-/// 500 writes with a tenth of each fault.
+/// Goal: every kind of fault happens, the counters are right, and equal seeds give equal runs. Method:
+/// runs of 500 writes with a tenth of each fault.
 #[test]
 fn faults_happen_are_counted_and_come_from_the_seed() {
     let (trace, counts, received) = lossy_run(5);
@@ -127,7 +128,7 @@ fn faults_happen_are_counted_and_come_from_the_seed() {
     assert!(received + lost >= 500 + duplicated && received < 600, "{counts:?}, {received}");
 }
 
-/// Goal: reliable VIs do not feel the faults. Method: the same writes.
+/// Goal: reliable VIs are unaffected by the faults. Method: the same writes.
 #[test]
 fn reliable_connections_feel_only_delays() {
     let mut pair = Pair::new(9, FaultPlan::lossy(0.3), Reliability::ReliableDelivery);
@@ -143,8 +144,8 @@ fn reliable_connections_feel_only_delays() {
     assert_eq!((counts.lost, counts.duplicated, counts.reordered), (0, 0, 0));
 }
 
-/// Goal: a NIC crashes exactly where it is asked to, and its peer notices in time. Method: every crash
-/// point of ten writes.
+/// Goal: a NIC crashes exactly where requested, and its peer notices in time. Method: every crash point
+/// of ten writes.
 #[test]
 fn a_crash_is_at_its_point_and_is_noticed() {
     for point in 0..10 {
@@ -171,8 +172,8 @@ fn a_crash_is_at_its_point_and_is_noticed() {
     }
 }
 
-/// Goal: a frozen NIC neither takes nor sends, loses nothing, and goes on. Method: freeze the receiver,
-/// then the sender.
+/// Goal: a frozen NIC neither receives nor sends, loses nothing, and resumes. Method: freeze the
+/// receiver, then the sender.
 #[test]
 fn a_frozen_nic_goes_on_where_it_was() {
     for frozen in [0, 1] {
@@ -205,7 +206,7 @@ fn a_cut_breaks_both_ends() {
     assert_eq!(pair.network.counts().cuts, 1);
 }
 
-/// Goal: time is what the plan says. Method: one write of 10 000 bytes at 1 ns each and 5 µs of latency.
+/// Goal: delays match the plan. Method: one write of 10 000 bytes at 1 ns each and 5 µs of latency.
 #[test]
 fn latency_and_bandwidth_are_those_of_the_plan() {
     let plan = FaultPlan::reliable().latency(Duration::from_micros(5)).picos_per_byte(1000);
@@ -217,8 +218,8 @@ fn latency_and_bandwidth_are_those_of_the_plan() {
     assert_eq!(pair.network.now() - begin, Duration::from_nanos(5000 + 256 + 32));
 }
 
-/// Goal: a host that knows nothing of the simulation drives it: whoever calls `progress` at each
-/// `next_deadline` gets everything. Method: such a host, with one NIC in its care.
+/// Goal: a host that knows nothing of the simulation drives it: calling `progress` at each
+/// `next_deadline` is enough. Method: such a host, with one NIC in its care.
 #[test]
 fn a_host_drives_it_by_deadlines() {
     let mut pair = Pair::new(4, FaultPlan::lossy(0.0), Reliability::ReliableReception);
@@ -277,8 +278,8 @@ fn a_nic_connects_to_itself() {
     }
 }
 
-/// Goal: whoever crashes while a connection is made, the other side is not left waiting. Method: both
-/// ways to connect, every crash point of either side.
+/// Goal: whichever side crashes while a connection is made, the other side is not left waiting. Method:
+/// both ways to connect, every crash point of either side.
 #[test]
 fn a_crash_during_the_handshake_leaves_nobody_waiting() {
     for is_peer in [false, true] {
@@ -307,11 +308,13 @@ fn handshake_with_crash(is_peer: bool, victim: usize, point: u64) -> ViState {
         second.listen(b"x").unwrap();
         first.connect(vis[0], &addresses[1], b"x", b"", deadline).unwrap();
     }
+
     while network.step() {
         if let Some(NicEvent::Requested { request, .. }) = second.event() {
             second.accept(request, vis[1], b"").unwrap();
         }
     }
+
     // A point that was not reached in the handshake is reached here.
     network.crash(nics[victim].id());
     while network.step() {}

@@ -1,31 +1,32 @@
-//! How data goes: the turns of send descriptors, arrivals, completions.
+//! The path of data: departures of send descriptors, arrivals, completions.
 
 use super::{
+    network::{NetworkState, NotifyPeer, PacketBody, SimEvent, SimPacket},
     objects::{
-        Access, Connection, End, Nic, NicIndex, PostedData, PostedReceive, PostedSend, Stage, Vi,
+        Access, Nic, NicIndex, PostedData, PostedReceive, PostedSend, SendStage, SimConnection,
+        SimVi, ViEndpoint,
     },
-    world::{Body, Happening, Packet, Tells, World},
 };
 use crate::vi::{
     Completion, LocalSegment, Memory, Operation, OutOfBounds, Queue, Reason, Reliability,
     RemoteSegment, Status, ViId, ViState,
 };
 
-impl World {
-    /// Sees to it that the next descriptor of a VI gets its turn.
-    pub(super) fn wake_sender(&mut self, end: End) {
+impl NetworkState {
+    /// Schedules the departure of a VI's next descriptor.
+    pub(super) fn wake_sender(&mut self, end: ViEndpoint) {
         let Some(vi) = self.vi(end) else { return };
         if vi.is_departing || vi.is_halted {
             return;
         }
         vi.is_departing = true;
         let time = self.nics[end.nic].busy_until.max(self.now);
-        self.schedule(time, Happening::Depart { nic: end.nic, vi: end.vi });
+        self.schedule(time, SimEvent::Depart { nic: end.nic, vi: end.vi });
     }
 
-    /// The turn of the next descriptor of a VI.
+    /// Sends the next descriptor of a VI.
     pub(super) fn depart(&mut self, nic: NicIndex, vi: ViId) {
-        let end = End { nic, vi };
+        let end = ViEndpoint { nic, vi };
         let is_busy = self.nics[nic].busy_until > self.now;
         let Some(vi) = self.vi(end) else { return };
         vi.is_departing = false;
@@ -37,18 +38,24 @@ impl World {
         if vi.is_halted {
             return;
         }
-        let next = vi.sends.partition_point(|posted| posted.stage != Stage::Waiting);
+        let next = vi.sends.partition_point(|posted| posted.stage != SendStage::Waiting);
         if let Some(packet) = self.carry_out(end, connection, next) {
             self.transmit(packet);
         }
         self.settle(end);
-        let waits = |vi: &mut Vi| vi.sends.back().is_some_and(|last| last.stage == Stage::Waiting);
+        let waits =
+            |vi: &mut SimVi| vi.sends.back().is_some_and(|last| last.stage == SendStage::Waiting);
         if self.vi(end).is_some_and(waits) {
             self.wake_sender(end);
         }
     }
 
-    fn carry_out(&mut self, end: End, connection: Connection, next: usize) -> Option<Packet> {
+    fn carry_out(
+        &mut self,
+        end: ViEndpoint,
+        connection: SimConnection,
+        next: usize,
+    ) -> Option<SimPacket> {
         let nic = &self.nics[end.nic];
         let vi = nic.vis.get(&end.vi)?;
         let posted = vi.sends.get(next)?;
@@ -60,78 +67,90 @@ impl World {
             Ok((mut body, length)) => {
                 posted.length = length;
                 posted.stage =
-                    if is_reliable { Stage::Departed } else { Stage::Over(Status::Done) };
-                if let (Body::Data { number, .. }, Some(connection)) =
+                    if is_reliable { SendStage::Departed } else { SendStage::Over(Status::Done) };
+                if let (PacketBody::Data { number, .. }, Some(connection)) =
                     (&mut body, vi.connection.as_mut())
                     && !is_reliable
                 {
                     connection.sent += 1;
                     *number = connection.sent;
                 }
-                let Connection { link, peer, .. } = connection;
-                Some(Packet { from: end, to: peer.nic, vi: Some(peer.vi), link, body })
+                let SimConnection { connection_id, peer, .. } = connection;
+                Some(SimPacket { from: end, to: peer.nic, vi: Some(peer.vi), connection_id, body })
             }
+
             Err(status) => {
-                posted.stage = Stage::Over(status);
+                posted.stage = SendStage::Over(status);
                 vi.is_halted = is_reliable;
                 None
             }
         }
     }
 
-    /// Tells of the descriptors at the head of the send queue that are over. The failure of one breaks
-    /// a reliable connection.
-    fn settle(&mut self, end: End) {
-        let nic = &mut self.nics[end.nic];
+    /// Completes the finished descriptors at the head of the send queue. If one failed, a reliable
+    /// connection breaks.
+    fn settle(&mut self, end: ViEndpoint) {
         loop {
-            let Some(vi) = nic.vis.get_mut(&end.vi) else { return };
-            let Some(Stage::Over(status)) = vi.sends.front().map(|posted| posted.stage) else {
+            let Some(vi) = self.vi(end) else { return };
+            let Some(SendStage::Over(status)) = vi.sends.front().map(|posted| posted.stage) else {
                 return;
             };
             let Some(posted) = vi.sends.pop_front() else { return };
             let breaks = !status.is_done() && vi.is_reliable();
-            tell(nic, end.vi, &posted, status);
+            self.complete_send(end, &posted, status);
             if breaks {
-                self.break_vi(end, Reason::DescriptorFailed, Tells::Peer);
+                self.break_vi(end, Reason::DescriptorFailed, NotifyPeer::Yes);
                 return;
             }
         }
     }
 
-    /// Ends everything that is posted. Of what has departed, nobody knows whether it arrived.
-    pub(super) fn flush(&mut self, end: End) {
-        let nic = &mut self.nics[end.nic];
-        let Some(vi) = nic.vis.get_mut(&end.vi) else { return };
+    /// Flushes everything posted. Whether data that has departed arrived is unknown.
+    pub(super) fn flush(&mut self, end: ViEndpoint) {
+        let Some(vi) = self.vi(end) else { return };
         let (sends, receives) = (std::mem::take(&mut vi.sends), std::mem::take(&mut vi.receives));
         for posted in sends {
             let status = match posted.stage {
-                Stage::Waiting => Status::Flushed,
-                Stage::Departed => Status::TransportError,
-                Stage::Over(status) => status,
+                SendStage::Waiting => Status::Flushed,
+                SendStage::Departed => Status::TransportError,
+                SendStage::Over(status) => status,
             };
-            tell(nic, end.vi, &posted, status);
+            self.complete_send(end, &posted, status);
         }
         for posted in receives {
             let cookie = posted.cookie;
-            nic.complete(Completion::new(end.vi, Queue::Receive, cookie, Status::Flushed));
+            let flushed = Completion::new(end.vi, Queue::Receive, cookie, Status::Flushed);
+            self.complete(end.nic, flushed);
+        }
+    }
+
+    /// Completes a send descriptor: reported if signaled or failed.
+    fn complete_send(&mut self, end: ViEndpoint, posted: &PostedSend, status: Status) {
+        if posted.is_signaled || !status.is_done() {
+            let mut completion = Completion::new(end.vi, Queue::Send, posted.cookie, status);
+            completion.length = if status.is_done() { posted.length } else { 0 };
+            self.complete(end.nic, completion);
+        } else if let Some(vi) = self.vi(end) {
+            vi.release(Queue::Send);
         }
     }
 
     // -------------------------------------------------------------- arrivals
 
-    pub(super) fn arrive(&mut self, packet: Packet) {
-        let Packet { from, to, vi, link, body } = packet;
-        let end = End { nic: to, vi: vi.unwrap_or(ViId(0)) };
+    pub(super) fn arrive(&mut self, packet: SimPacket) {
+        let SimPacket { from, to, vi, connection_id, body } = packet;
+        let end = ViEndpoint { nic: to, vi: vi.unwrap_or(ViId(0)) };
         match body {
-            Body::Call { caller, discriminator, is_peer } => {
-                self.called(to, caller, discriminator, is_peer);
+            PacketBody::Call { caller, discriminator, is_peer } => {
+                self.handle_call(to, caller, discriminator, is_peer);
             }
-            Body::Over(reason) => self.over(to, from, vi, link, reason),
-            Body::Agree { greeting } => self.agreed_to(end, link, from, greeting),
-            Body::Agreed => self.agreed(end, link, from),
+            PacketBody::Over(reason) => self.over(to, from, vi, connection_id, reason),
+            PacketBody::Agree { greeting } => self.agreed_to(end, connection_id, from, greeting),
+            PacketBody::Agreed => self.agreed(end, connection_id, from),
             body => {
-                let is_current =
-                    |connection: Connection| connection.link == link && connection.peer == from;
+                let is_current = |connection: SimConnection| {
+                    connection.connection_id == connection_id && connection.peer == from
+                };
                 if self.vi(end).is_some_and(|vi| vi.connection.is_some_and(is_current)) {
                     self.arrive_connected(end, body);
                 } else {
@@ -141,26 +160,29 @@ impl World {
         }
     }
 
-    fn arrive_connected(&mut self, end: End, body: Body) {
+    fn arrive_connected(&mut self, end: ViEndpoint, body: PacketBody) {
         match body {
-            Body::Data { number: 0, slot, place, bytes, immediate, .. } => {
+            PacketBody::Data { number: 0, slot, place, bytes, immediate, .. } => {
                 self.receive_reliably(end, slot, place, &bytes, immediate);
             }
-            Body::Data { number, place, bytes, immediate, is_copy, .. } => {
+            PacketBody::Data { number, place, bytes, immediate, is_copy, .. } => {
                 self.count(end, number, is_copy);
                 let received = self.receive(end, place, &bytes, immediate);
                 let is_undescribed = received == Err(Status::RemoteDescriptorError);
                 self.counts.undescribed += u64::from(is_undescribed);
             }
-            Body::Read { slot, place, length } => self.answer_read(end, slot, place, length),
-            Body::Answer { slot, result } => self.finish_read(end, slot, result),
-            Body::Ack { slot, status } => self.finish(end, slot, status),
-            Body::Call { .. } | Body::Over(_) | Body::Agree { .. } | Body::Agreed => {}
+            PacketBody::Read { slot, place, length } => self.answer_read(end, slot, place, length),
+            PacketBody::Answer { slot, result } => self.finish_read(end, slot, result),
+            PacketBody::Ack { slot, status } => self.finish(end, slot, status),
+            PacketBody::Call { .. }
+            | PacketBody::Over(_)
+            | PacketBody::Agree { .. }
+            | PacketBody::Agreed => {}
         }
     }
 
-    /// Counts what the network did to unreliable data.
-    fn count(&mut self, end: End, number: u64, is_copy: bool) {
+    /// Counts the faults that the network applied to unreliable data.
+    fn count(&mut self, end: ViEndpoint, number: u64, is_copy: bool) {
         let Some(connection) = self.vi(end).and_then(|vi| vi.connection.as_mut()) else { return };
         let is_late = number < connection.newest;
         connection.newest = connection.newest.max(number);
@@ -168,16 +190,24 @@ impl World {
         self.counts.reordered += u64::from(is_late && !is_copy);
     }
 
-    fn reply(&mut self, end: End, body: Body) {
-        let Some(Connection { link, peer, .. }) = self.vi(end).and_then(|vi| vi.connection) else {
+    fn reply(&mut self, end: ViEndpoint, body: PacketBody) {
+        let Some(SimConnection { connection_id, peer, .. }) =
+            self.vi(end).and_then(|vi| vi.connection)
+        else {
             return;
         };
-        self.transmit(Packet { from: end, to: peer.nic, vi: Some(peer.vi), link, body });
+        self.transmit(SimPacket {
+            from: end,
+            to: peer.nic,
+            vi: Some(peer.vi),
+            connection_id,
+            body,
+        });
     }
 
     fn receive_reliably(
         &mut self,
-        end: End,
+        end: ViEndpoint,
         slot: u64,
         place: Option<RemoteSegment>,
         bytes: &[u8],
@@ -189,24 +219,24 @@ impl World {
             Err(status) if reliability == Reliability::ReliableReception => status,
             _ => Status::Done,
         };
-        self.reply(end, Body::Ack { slot, status });
+        self.reply(end, PacketBody::Ack { slot, status });
         if received.is_err() {
-            self.break_vi(end, Reason::DescriptorFailed, Tells::Peer);
+            self.break_vi(end, Reason::DescriptorFailed, NotifyPeer::Yes);
         }
     }
 
-    /// Puts arrived data in place and consumes a receive descriptor where one is due. An error is what
-    /// the sender's descriptor would end with.
+    /// Writes arrived data to its destination, and consumes a receive descriptor if required. An error
+    /// is the status of the sender's descriptor.
     fn receive(
         &mut self,
-        end: End,
+        end: ViEndpoint,
         place: Option<RemoteSegment>,
         bytes: &[u8],
         immediate: Option<i32>,
     ) -> Result<(), Status> {
         let nic = &mut self.nics[end.nic];
         let Some(vi) = nic.vis.get(&end.vi) else { return Err(Status::TransportError) };
-        let length = wide(bytes.len());
+        let length = to_u64(bytes.len());
         let written =
             place.map(|place| nic.remote(vi, place, length, Access::Write)).transpose()?;
         if place.is_some() && immediate.is_none() {
@@ -215,6 +245,7 @@ impl World {
                     .map_err(|_| Status::RdmaProtectionError)
             });
         }
+
         let posted = vi.receives.front().ok_or(Status::RemoteDescriptorError)?;
         let result = match (written, place) {
             (Some(memory), Some(place)) => {
@@ -222,6 +253,7 @@ impl World {
             }
             _ => scatter(nic, vi, &posted.segments, bytes),
         };
+
         let mut completion = Completion::new(end.vi, Queue::Receive, posted.cookie, Status::Done);
         match result {
             Ok(()) => {
@@ -230,31 +262,32 @@ impl World {
             }
             Err(status) => completion.status = status,
         }
+
         if let Some(vi) = nic.vis.get_mut(&end.vi) {
             vi.receives.pop_front();
         }
-        nic.complete(completion);
+        self.complete(end.nic, completion);
         match result {
-            // It is the receiver's own descriptor that was wrong.
+            // The receiver's own descriptor was invalid.
             Err(Status::ProtectionError) => Err(Status::RemoteDescriptorError),
             other => other,
         }
     }
 
-    fn answer_read(&mut self, end: End, slot: u64, place: RemoteSegment, length: u64) {
+    fn answer_read(&mut self, end: ViEndpoint, slot: u64, place: RemoteSegment, length: u64) {
         let nic = &self.nics[end.nic];
         let Some(vi) = nic.vis.get(&end.vi) else { return };
         let result = nic.remote(vi, place, length, Access::Read).and_then(|memory| {
             take(memory, place.offset, length).ok_or(Status::RdmaProtectionError)
         });
         let has_failed = result.is_err();
-        self.reply(end, Body::Answer { slot, result });
+        self.reply(end, PacketBody::Answer { slot, result });
         if has_failed {
-            self.break_vi(end, Reason::DescriptorFailed, Tells::Peer);
+            self.break_vi(end, Reason::DescriptorFailed, NotifyPeer::Yes);
         }
     }
 
-    fn finish_read(&mut self, end: End, slot: u64, result: Result<Vec<u8>, Status>) {
+    fn finish_read(&mut self, end: ViEndpoint, slot: u64, result: Result<Vec<u8>, Status>) {
         let nic = &self.nics[end.nic];
         let Some(vi) = nic.vis.get(&end.vi) else { return };
         let Some(posted) = vi.sends.iter().find(|posted| posted.slot == slot) else { return };
@@ -268,40 +301,29 @@ impl World {
         self.finish(end, slot, status);
     }
 
-    fn finish(&mut self, end: End, slot: u64, status: Status) {
+    fn finish(&mut self, end: ViEndpoint, slot: u64, status: Status) {
         let Some(vi) = self.vi(end) else { return };
         let Some(posted) = vi.sends.iter_mut().find(|posted| posted.slot == slot) else { return };
-        posted.stage = Stage::Over(status);
+        posted.stage = SendStage::Over(status);
         self.settle(end);
     }
 
-    /// Takes a receive descriptor into a VI's queue; in error, it ends at once.
-    pub(super) fn post_receive(&mut self, end: End, posted: PostedReceive) {
+    /// Adds a receive descriptor to a VI's queue; in the error state, it is flushed at once.
+    pub(super) fn post_receive(&mut self, end: ViEndpoint, posted: PostedReceive) {
         let Some(vi) = self.vi(end) else { return };
         vi.receives_held += 1;
         if vi.state == ViState::Error {
             let completion =
                 Completion::new(end.vi, Queue::Receive, posted.cookie, Status::Flushed);
-            self.nics[end.nic].complete(completion);
+            self.complete(end.nic, completion);
         } else {
             vi.receives.push_back(posted);
         }
     }
 }
 
-/// Tells what became of a send descriptor, if that is wanted or it failed.
-fn tell(nic: &mut Nic, id: ViId, posted: &PostedSend, status: Status) {
-    if posted.is_signaled || !status.is_done() {
-        let mut completion = Completion::new(id, Queue::Send, posted.cookie, status);
-        completion.length = if status.is_done() { posted.length } else { 0 };
-        nic.complete(completion);
-    } else if let Some(vi) = nic.vis.get_mut(&id) {
-        vi.release(Queue::Send);
-    }
-}
-
-/// What a descriptor sends and how many bytes it transfers, or what is wrong with it on this side.
-fn make_body(nic: &Nic, vi: &Vi, posted: &PostedSend) -> Result<(Body, u64), Status> {
+/// Returns what a descriptor sends and how many bytes it transfers, or what is wrong with it on this side.
+fn make_body(nic: &Nic, vi: &SimVi, posted: &PostedSend) -> Result<(PacketBody, u64), Status> {
     let is_read = posted.operation == Operation::RdmaRead;
     let needs_place = posted.operation != Operation::Send;
     let is_inline = matches!(posted.data, PostedData::Inline(_));
@@ -314,7 +336,7 @@ fn make_body(nic: &Nic, vi: &Vi, posted: &PostedSend) -> Result<(Body, u64), Sta
         return Err(Status::FormatError);
     }
     let length = match &posted.data {
-        PostedData::Inline(bytes) => wide(bytes.len()),
+        PostedData::Inline(bytes) => to_u64(bytes.len()),
         PostedData::Segments(segments) => segments
             .iter()
             .try_fold(0_u64, |sum, segment| sum.checked_add(segment.length))
@@ -327,21 +349,23 @@ fn make_body(nic: &Nic, vi: &Vi, posted: &PostedSend) -> Result<(Body, u64), Sta
         PostedData::Inline(bytes) => bytes.clone(),
         PostedData::Segments(segments) => gather(nic, vi, segments, is_read)?,
     };
+
     let slot = posted.slot;
     let body = match posted.remote {
-        Some(place) if is_read => Body::Read { slot, place, length },
+        Some(place) if is_read => PacketBody::Read { slot, place, length },
         place => {
             let immediate = posted.immediate;
-            Body::Data { slot, number: 0, place, bytes, immediate, is_copy: false }
+            PacketBody::Data { slot, number: 0, place, bytes, immediate, is_copy: false }
         }
     };
+
     Ok((body, length))
 }
 
 /// Reads the pieces of local memory, or only checks that they may be written later.
 fn gather(
     nic: &Nic,
-    vi: &Vi,
+    vi: &SimVi,
     segments: &[LocalSegment],
     only_checks: bool,
 ) -> Result<Vec<u8>, Status> {
@@ -357,12 +381,12 @@ fn gather(
 }
 
 /// Writes bytes into pieces of local memory, in order.
-fn scatter(nic: &Nic, vi: &Vi, segments: &[LocalSegment], bytes: &[u8]) -> Result<(), Status> {
+fn scatter(nic: &Nic, vi: &SimVi, segments: &[LocalSegment], bytes: &[u8]) -> Result<(), Status> {
     let room = segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.length));
     for segment in segments {
         nic.local(vi.attributes.tag, segment)?;
     }
-    if wide(bytes.len()) > room {
+    if to_u64(bytes.len()) > room {
         return Err(Status::LengthError);
     }
     let mut rest = bytes;
@@ -376,7 +400,7 @@ fn scatter(nic: &Nic, vi: &Vi, segments: &[LocalSegment], bytes: &[u8]) -> Resul
     Ok(())
 }
 
-/// Writes into memory; an aligned word at once.
+/// Writes to memory; an aligned word in one access.
 fn put(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
     match <[u8; 8]>::try_from(bytes) {
         Ok(word) if offset.is_multiple_of(8) => memory.store(offset, u64::from_ne_bytes(word)),
@@ -384,7 +408,7 @@ fn put(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
     }
 }
 
-/// Reads from memory; an aligned word at once.
+/// Reads from memory; an aligned word in one access.
 fn take(memory: &Memory, offset: u64, length: u64) -> Option<Vec<u8>> {
     if length == 8 && offset.is_multiple_of(8) {
         return memory.load(offset).ok().map(|word| word.to_ne_bytes().to_vec());
@@ -392,6 +416,6 @@ fn take(memory: &Memory, offset: u64, length: u64) -> Option<Vec<u8>> {
     memory.read_to_vec(offset, usize::try_from(length).ok()?).ok()
 }
 
-fn wide(count: usize) -> u64 {
+fn to_u64(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }

@@ -1,54 +1,55 @@
-//! How connections come about and end.
+//! How connections are established and end.
 //!
 //! ```text
 //! caller              answerer
-//!   | Hello  ------------> | nothing is kept
-//!   | <-------- Challenge  | a cookie: made of the caller's path and name, and the time
+//!   | Hello  ------------> | no state is kept
+//!   | <-------- Challenge  | a cookie made of the caller's path and name, and the time
 //!   | Call (cookie) -----> | Requested, or kept until a VI waits for it
 //!   | <------------- Hold  | it has arrived
 //!   | <------------ Agree  | accept, or connect_peer
 //!   | Agreed (or data) --> | Connected
 //! ```
-//! All of them carry a tag under the world's secret; without one nothing is answered, and what is answered is not
-//! longer than the question. A replayed Hello gets a cookie that its sender does not get to see; a replayed Call
-//! comes from another path, or too late, or is known. Names of connections are drawn anew for each attempt.
+//! All of them carry a tag under the world's secret. A packet without a valid tag is not answered, and
+//! no answer is longer than its question. A replayed Hello yields a cookie that its sender does not see;
+//! a replayed Call comes from another path, or too late, or is already known. Connection names are drawn
+//! anew for each attempt.
 //!
-//! Peer to peer the NIC with the lower name answers. Either side ends an attempt or a connection with `Over`,
-//! which is sent until it is `Heard` of, or often enough.
+//! Peer to peer, the NIC with the lower name answers. Either side ends an attempt or a connection with
+//! `Over`, which is repeated until a `Heard` answers it, or up to a limit.
 
 use super::{
     Path,
     congestion::{MILLISECOND, Nanos, RoundTrip},
-    connection::{Connection, Terms},
-    engine::{Alarm, Engine, Tells, nanos},
-    packet::{Call, Control, Over, PACKET_BYTES_MIN},
-    secret::{TAG_BYTES, is_same},
+    connection::{ConnectionParameters, SoftwareConnection},
+    engine::{NotifyPeer, SoftwareEngine, TimerEvent, nanos},
+    packet::{CallPacket, CloseNotice, ControlPacket, PACKET_BYTES_MIN},
 };
+use crate::auth::{TAG_BYTES, is_same};
 use crate::vi::{NicEvent, Reason, Reliability, RequestId, ViEvent, ViId};
 
-/// How many requests a NIC keeps for its consumer, and of how many callers it remembers that it has heard
-/// them; more are refused.
+/// The most requests that a NIC keeps for its consumer, and the most callers that it remembers as heard;
+/// further callers are refused.
 const REQUESTS_MAX: usize = 4096;
 
-/// For how long a cookie is good, at least.
+/// The minimum lifetime of a cookie.
 const COOKIE_LIFE: Nanos = 5_000 * MILLISECOND;
 
-/// What is not answered is sent again after so long, and then after twice as long each time.
+/// The first retry interval for an unanswered packet. It doubles with each retry.
 const RETRY_MIN: Nanos = 20 * MILLISECOND;
 const RETRY_MAX: Nanos = 500 * MILLISECOND;
 
-/// A call that is held is sent again now and then, in case that the answerer has forgotten it.
+/// How often a held call is repeated, in case the answerer has forgotten it.
 const HELD_RETRY: Nanos = 1_000 * MILLISECOND;
 
-/// How often an end is told.
-const PARTING_TRIES: u32 = 10;
+/// How often an end is announced.
+const CLOSE_TRIES: u32 = 10;
 
-/// Who asks for a connection.
+/// A caller that asks for a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Caller<P> {
     pub(super) path: P,
     pub(super) nic: u64,
-    /// Its name of the connection.
+    /// Its name for the connection.
     pub(super) name: u64,
     pub(super) level: Reliability,
     pub(super) is_tagged: bool,
@@ -57,7 +58,7 @@ pub(super) struct Caller<P> {
     pub(super) expires_at: Nanos,
 }
 
-/// Something that is said again until it is answered.
+/// The retry schedule of a packet that is repeated until it is answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retry {
     at: Nanos,
@@ -75,25 +76,25 @@ impl Retry {
         self.at = now + (RETRY_MIN << self.count.min(8)).min(RETRY_MAX);
     }
 
-    /// The round trip of an answer that comes now, if it is clear to what it is one.
+    /// Returns the round trip of an answer that arrives now, if it is unambiguous which packet it answers.
     fn measured(&self, now: Nanos) -> Option<Nanos> {
         (self.count == 0).then(|| now.saturating_sub(self.since))
     }
 }
 
-/// How far the making of a connection is.
+/// The stage of a connection attempt.
 #[derive(Clone, Debug)]
-pub(super) enum Attempt<P> {
+pub(super) enum ConnectAttempt<P> {
     /// This side calls.
-    Calling(Box<Calling<P>>),
-    /// Waits for the same call of the other NIC.
+    Calling(Box<OutgoingCall<P>>),
+    /// This side waits for the same call from the other NIC.
     Meeting { nic: u64, discriminator: Vec<u8>, greeting: Vec<u8>, expires_at: Nanos },
-    /// This side has answered, and waits for the caller to say that it has heard so. The connection is there.
+    /// This side has answered, and waits for the caller to confirm. The connection exists.
     Answered { greeting: Vec<u8>, caller_greeting: Vec<u8>, expires_at: Nanos, retry: Retry },
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Calling<P> {
+pub(super) struct OutgoingCall<P> {
     path: P,
     nic: u64,
     name: u64,
@@ -107,8 +108,8 @@ pub(super) struct Calling<P> {
     round_trip: RoundTrip,
 }
 
-impl<P: Copy> Attempt<P> {
-    /// When something is to be done if nothing arrives.
+impl<P: Copy> ConnectAttempt<P> {
+    /// Returns when to act if nothing arrives.
     pub(super) fn deadline(&self) -> Nanos {
         match self {
             Self::Calling(calling) => calling.retry.at.min(calling.expires_at),
@@ -124,7 +125,7 @@ impl<P: Copy> Attempt<P> {
         }
     }
 
-    /// Whom this side calls, under which name.
+    /// Returns the path that this side calls, and the connection's name.
     pub(super) fn called(&self) -> Option<(P, u64)> {
         match self {
             Self::Calling(calling) => Some((calling.path, calling.name)),
@@ -135,15 +136,15 @@ impl<P: Copy> Attempt<P> {
 
 /// An end that the other side may not have heard of.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parting<P> {
+pub(super) struct PendingClose<P> {
     pub(super) path: P,
-    pub(super) over: Over,
+    pub(super) over: CloseNotice,
     tries: u32,
 }
 
-/// Whom to call, and what for.
+/// The arguments of a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted<'a, P> {
+pub(super) struct ConnectRequest<'a, P> {
     pub(super) path: P,
     pub(super) nic: u64,
     pub(super) discriminator: &'a [u8],
@@ -151,16 +152,22 @@ pub(super) struct Wanted<'a, P> {
     pub(super) expires_at: Nanos,
 }
 
-impl<P: Path> Engine<P> {
+impl<P: Path> SoftwareEngine<P> {
     // -------------------------------------------------------------- calls
 
     /// Makes the call of an idle VI.
-    pub(super) fn call(&mut self, now: Nanos, id: ViId, wanted: Wanted<'_, P>, is_peer: bool) {
-        let Wanted { path, nic, discriminator, greeting, expires_at } = wanted;
+    pub(super) fn call(
+        &mut self,
+        now: Nanos,
+        id: ViId,
+        wanted: ConnectRequest<'_, P>,
+        is_peer: bool,
+    ) {
+        let ConnectRequest { path, nic, discriminator, greeting, expires_at } = wanted;
         let name = self.names.fresh();
         let Some(vi) = self.vis.get_mut(&id) else { return };
         vi.change(ViEvent::Connect);
-        vi.attempt = Some(Attempt::Calling(Box::new(Calling {
+        vi.attempt = Some(ConnectAttempt::Calling(Box::new(OutgoingCall {
             path,
             nic,
             name,
@@ -173,19 +180,22 @@ impl<P: Path> Engine<P> {
             retry: Retry::new(now),
             round_trip: RoundTrip::new(),
         })));
+
         self.names_of.insert(name, id);
-        self.say_again(now, id);
-        self.set_alarm(id);
+        self.retransmit_call(now, id);
+        self.set_timer(id);
     }
 
-    /// Calls a NIC that makes the same call. The one with the lower name answers; on one NIC, the earlier VI.
-    pub(super) fn call_peer(&mut self, now: Nanos, id: ViId, wanted: Wanted<'_, P>) {
+    /// Calls a NIC that makes the same call. The one with the lower name answers; within one NIC, the
+    /// earlier VI.
+    pub(super) fn call_peer(&mut self, now: Nanos, id: ViId, wanted: ConnectRequest<'_, P>) {
         let is_own = wanted.nic == self.nic;
         let waits = is_own && self.meeting(self.nic, wanted.discriminator).is_some();
         if wanted.nic < self.nic || waits {
             self.call(now, id, wanted, true);
             return;
         }
+
         let is_it = |caller: &Caller<P>| caller.nic == wanted.nic;
         let waiting = self
             .peer_requests
@@ -198,19 +208,21 @@ impl<P: Path> Engine<P> {
             self.answer(now, id, caller, wanted.greeting);
             return;
         }
-        vi.attempt = Some(Attempt::Meeting {
+
+        vi.attempt = Some(ConnectAttempt::Meeting {
             nic: wanted.nic,
             discriminator: wanted.discriminator.to_vec(),
             greeting: wanted.greeting.to_vec(),
             expires_at: wanted.expires_at,
         });
-        self.set_alarm(id);
+
+        self.set_timer(id);
     }
 
-    /// The VI that waits for that call of `nic`, and its greeting.
+    /// Returns the VI that waits for that call from NIC `from`, and its greeting.
     fn meeting(&self, from: u64, what: &[u8]) -> Option<(ViId, Vec<u8>)> {
         self.vis.values().find_map(|vi| match &vi.attempt {
-            Some(Attempt::Meeting { nic, discriminator, greeting, .. })
+            Some(ConnectAttempt::Meeting { nic, discriminator, greeting, .. })
                 if *nic == from && discriminator == what =>
             {
                 Some((vi.id, greeting.clone()))
@@ -219,18 +231,18 @@ impl<P: Path> Engine<P> {
         })
     }
 
-    /// Says what an attempt is waiting for an answer to.
-    fn say_again(&mut self, now: Nanos, id: ViId) {
+    /// Sends, or repeats, the packet whose answer an attempt waits for.
+    fn retransmit_call(&mut self, now: Nanos, id: ViId) {
         let (own_nic, own_window) = (self.nic, self.own_window());
         let is_tagged = self.config.is_tagged;
         let Some(vi) = self.vis.get(&id) else { return };
         let (path, control) = match (&vi.attempt, &vi.connection) {
-            (Some(Attempt::Calling(calling)), _) => {
+            (Some(ConnectAttempt::Calling(calling)), _) => {
                 let (to_nic, from_nic) = (calling.nic, own_nic);
                 let left = calling.expires_at.saturating_sub(now) / MILLISECOND;
                 let control = match calling.cookie {
-                    None => Control::Hello { to_nic, from_nic, caller: calling.name },
-                    Some(cookie) => Control::Call(Call {
+                    None => ControlPacket::Hello { to_nic, from_nic, caller: calling.name },
+                    Some(cookie) => ControlPacket::Call(CallPacket {
                         to_nic,
                         from_nic,
                         caller: calling.name,
@@ -238,7 +250,7 @@ impl<P: Path> Engine<P> {
                         is_peer: calling.is_peer,
                         is_tagged,
                         level: vi.attributes.reliability,
-                        patience_ms: u32::try_from(left).unwrap_or(u32::MAX),
+                        timeout_ms: u32::try_from(left).unwrap_or(u32::MAX),
                         window: own_window,
                         discriminator: calling.discriminator.clone(),
                         greeting: calling.greeting.clone(),
@@ -246,18 +258,19 @@ impl<P: Path> Engine<P> {
                 };
                 (calling.path, control)
             }
-            (Some(Attempt::Answered { greeting, .. }), Some(connection)) => {
+            (Some(ConnectAttempt::Answered { greeting, .. }), Some(connection)) => {
                 let (caller, answerer) = (connection.peer, connection.own);
                 let greeting = greeting.clone();
                 let window = own_window;
-                (connection.path, Control::Agree { caller, answerer, window, greeting })
+                (connection.path, ControlPacket::Agree { caller, answerer, window, greeting })
             }
             _ => return,
         };
+
         self.send(path, &control);
     }
 
-    /// The time of an attempt has come: to say something again, or to give up.
+    /// An attempt is due: repeats its packet, or gives up.
     pub(super) fn expire_attempt(&mut self, now: Nanos, id: ViId) {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let Some(attempt) = vi.attempt.as_mut() else { return };
@@ -266,8 +279,9 @@ impl<P: Path> Engine<P> {
             self.refuse(id, Reason::TimedOut);
             return;
         }
+
         let is_due = match attempt {
-            Attempt::Calling(calling) if calling.retry.at <= now => {
+            ConnectAttempt::Calling(calling) if calling.retry.at <= now => {
                 calling.retry.again(now);
                 if calling.is_held {
                     calling.retry.at = now + HELD_RETRY;
@@ -277,34 +291,34 @@ impl<P: Path> Engine<P> {
                 }
                 true
             }
-            Attempt::Answered { retry, .. } if retry.at <= now => {
+            ConnectAttempt::Answered { retry, .. } if retry.at <= now => {
                 retry.again(now);
                 true
             }
             _ => false,
         };
         if is_due {
-            self.say_again(now, id);
+            self.retransmit_call(now, id);
         }
     }
 
-    /// Tells the other side that an attempt is given up.
+    /// Tells the other side that this side gives up an attempt.
     pub(super) fn leave(&mut self, now: Nanos, id: ViId, reason: Reason) {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let over = match (vi.attempt.take(), &vi.connection) {
-            (Some(Attempt::Calling(calling)), _) => {
+            (Some(ConnectAttempt::Calling(calling)), _) => {
                 self.names_of.remove(&calling.name);
                 let from = calling.name;
-                // An answerer that has not even heard a Hello need not hear of its end.
-                Some((calling.path, Over { to: 0, from, reason, failed: None }))
+                // An answerer that has not even received a Hello need not be told.
+                Some((calling.path, CloseNotice { to: 0, from, reason, failed: None }))
                     .filter(|_| calling.cookie.is_some())
             }
-            (Some(Attempt::Answered { .. }), Some(connection)) => {
+            (Some(ConnectAttempt::Answered { .. }), Some(connection)) => {
                 let (to, from) = (connection.peer, connection.own);
                 let path = connection.path;
                 self.names_of.remove(&from);
                 vi.connection = None;
-                Some((path, Over { to, from, reason, failed: None }))
+                Some((path, CloseNotice { to, from, reason, failed: None }))
             }
             _ => None,
         };
@@ -313,10 +327,10 @@ impl<P: Path> Engine<P> {
         }
     }
 
-    /// Makes a VI idle that waited for a connection.
+    /// Returns a VI that waited for a connection to idle.
     fn refuse(&mut self, id: ViId, reason: Reason) {
         let Some(vi) = self.vis.get_mut(&id) else { return };
-        if let Some(Attempt::Calling(calling)) = vi.attempt.take() {
+        if let Some(ConnectAttempt::Calling(calling)) = vi.attempt.take() {
             self.names_of.remove(&calling.name);
         }
         if let Some(connection) = vi.connection.take() {
@@ -328,57 +342,58 @@ impl<P: Path> Engine<P> {
 
     // -------------------------------------------------------------- ends
 
-    /// Tells of an end until it is heard of.
-    pub(super) fn part(&mut self, now: Nanos, path: P, over: Over) {
-        self.send(path, &Control::Over(over));
+    /// Announces an end until it is acknowledged.
+    pub(super) fn part(&mut self, now: Nanos, path: P, over: CloseNotice) {
+        self.send(path, &ControlPacket::Over(over));
         let key = (over.from, over.to);
-        if self.partings.insert(key, Parting { path, over, tries: 0 }).is_none() {
-            self.set(now + RETRY_MIN, Alarm::Parting(key.0, key.1));
+        if self.pending_closes.insert(key, PendingClose { path, over, tries: 0 }).is_none() {
+            self.set(now + RETRY_MIN, TimerEvent::Close(key.0, key.1));
         }
     }
 
-    pub(super) fn expire_parting(&mut self, now: Nanos, key: (u64, u64)) {
-        let Some(parting) = self.partings.get_mut(&key) else { return };
+    pub(super) fn expire_close(&mut self, now: Nanos, key: (u64, u64)) {
+        let Some(parting) = self.pending_closes.get_mut(&key) else { return };
         parting.tries += 1;
-        let Parting { path, over, tries } = *parting;
-        if tries >= PARTING_TRIES {
-            self.partings.remove(&key);
+        let PendingClose { path, over, tries } = *parting;
+        if tries >= CLOSE_TRIES {
+            self.pending_closes.remove(&key);
             return;
         }
-        self.send(path, &Control::Over(over));
+        self.send(path, &ControlPacket::Over(over));
         let pause = (RETRY_MIN << tries).min(RETRY_MAX);
-        self.set(now + pause, Alarm::Parting(key.0, key.1));
+        self.set(now + pause, TimerEvent::Close(key.0, key.1));
     }
 
-    /// The other side has ended an attempt or a connection.
-    fn over(&mut self, now: Nanos, from: P, over: Over) {
-        self.send(from, &Control::Heard { to: over.from, from: over.to });
+    /// Handles a notice that the other side has ended an attempt or a connection.
+    fn over(&mut self, now: Nanos, from: P, over: CloseNotice) {
+        self.send(from, &ControlPacket::Heard { to: over.from, from: over.to });
         let named = self.names_of.get(&over.to).copied();
         let id = named.or_else(|| {
-            // A caller that has not heard the answer names only itself.
+            // A caller that has not received the answer knows only its own name.
             self.requests.retain(|_, caller| caller.name != over.from);
             self.peer_requests.retain(|(_, caller)| caller.name != over.from);
             self.remember(now, over.from);
-            let is_it = |vi: &&super::objects::Vi<P>| {
-                matches!(vi.attempt, Some(Attempt::Answered { .. }))
+            let is_it = |vi: &&super::objects::SoftwareVi<P>| {
+                matches!(vi.attempt, Some(ConnectAttempt::Answered { .. }))
                     && vi.connection.as_ref().is_some_and(|it| it.peer == over.from)
             };
             (over.to == 0 && over.from != 0)
                 .then(|| self.vis.values().find(is_it).map(|vi| vi.id))
                 .flatten()
         });
+
         let Some(vi) = id.and_then(|id| self.vis.get(&id)) else { return };
         let id = vi.id;
-        // Whoever answered changed its mind before this side was connected.
+        // The answerer changed its mind before this side was connected.
         let early = |reason| if reason == Reason::Disconnected { Reason::Rejected } else { reason };
         let late = |reason| if reason == Reason::Rejected { Reason::Disconnected } else { reason };
         match (&vi.attempt, &vi.connection) {
-            (Some(Attempt::Calling(_)), _) => self.refuse(id, early(over.reason)),
+            (Some(ConnectAttempt::Calling(_)), _) => self.refuse(id, early(over.reason)),
             (Some(_), Some(connection)) if connection.peer == over.from => {
                 self.refuse(id, over.reason);
             }
             (None, Some(connection)) if connection.peer == over.from => {
-                self.break_vi(now, id, late(over.reason), over.failed, Tells::Nobody);
+                self.break_vi(now, id, late(over.reason), over.failed, NotifyPeer::No);
             }
             _ => {}
         }
@@ -386,22 +401,24 @@ impl<P: Path> Engine<P> {
 
     // -------------------------------------------------------------- arrivals
 
-    /// Takes a packet whose tag was right.
-    pub(super) fn receive_control(&mut self, now: Nanos, from: P, control: Control) {
+    /// Takes a packet whose tag was valid.
+    pub(super) fn receive_control(&mut self, now: Nanos, from: P, control: ControlPacket) {
         match control {
-            Control::Hello { to_nic, caller, .. } => self.hello(now, from, to_nic, caller),
-            Control::Challenge { caller, cookie } => self.challenged(now, from, caller, cookie),
-            Control::Call(call) => self.called(now, from, call),
-            Control::Hold { caller } => {
+            ControlPacket::Hello { to_nic, caller, .. } => self.hello(now, from, to_nic, caller),
+            ControlPacket::Challenge { caller, cookie } => {
+                self.challenged(now, from, caller, cookie)
+            }
+            ControlPacket::Call(call) => self.called(now, from, call),
+            ControlPacket::Hold { caller } => {
                 if let Some(calling) = self.calling(caller) {
                     calling.is_held = true;
                     calling.retry.at = now + HELD_RETRY;
                 }
             }
-            Control::Agree { caller, answerer, window, greeting } => {
+            ControlPacket::Agree { caller, answerer, window, greeting } => {
                 self.answered(now, from, caller, answerer, window, greeting);
             }
-            Control::Agreed { caller, answerer } => {
+            ControlPacket::Agreed { caller, answerer } => {
                 let id = self.names_of.get(&answerer).copied();
                 let is_it = |id: &ViId| {
                     let vi = self.vis.get(id);
@@ -411,30 +428,33 @@ impl<P: Path> Engine<P> {
                     self.agreed(now, id);
                 }
             }
-            Control::Over(over) => self.over(now, from, over),
-            Control::Heard { to, from } => {
-                self.partings.remove(&(to, from));
+            ControlPacket::Over(over) => self.over(now, from, over),
+            ControlPacket::Heard { to, from } => {
+                self.pending_closes.remove(&(to, from));
             }
         }
     }
 
-    fn calling(&mut self, name: u64) -> Option<&mut Calling<P>> {
+    fn calling(&mut self, name: u64) -> Option<&mut OutgoingCall<P>> {
         let id = self.names_of.get(&name)?;
         match self.vis.get_mut(id)?.attempt.as_mut()? {
-            Attempt::Calling(calling) => Some(calling),
+            ConnectAttempt::Calling(calling) => Some(calling),
             _ => None,
         }
     }
 
     fn hello(&mut self, now: Nanos, from: P, to_nic: u64, caller: u64) {
         if to_nic != self.nic {
-            // Another NIC was here before.
+            // The Hello is for a NIC that had this path before.
             let reason = Reason::NotListening;
-            self.send(from, &Control::Over(Over { to: caller, from: 0, reason, failed: None }));
+            self.send(
+                from,
+                &ControlPacket::Over(CloseNotice { to: caller, from: 0, reason, failed: None }),
+            );
             return;
         }
         let cookie = self.names.cookie(&from.to_bytes(), caller, now / COOKIE_LIFE);
-        self.send(from, &Control::Challenge { caller, cookie });
+        self.send(from, &ControlPacket::Challenge { caller, cookie });
     }
 
     fn challenged(&mut self, now: Nanos, from: P, caller: u64, cookie: [u8; TAG_BYTES]) {
@@ -448,18 +468,18 @@ impl<P: Path> Engine<P> {
         }
         calling.cookie = Some(cookie);
         calling.retry = Retry::new(now);
-        self.say_again(now, id);
-        self.set_alarm(id);
+        self.retransmit_call(now, id);
+        self.set_timer(id);
     }
 
-    /// Remembers a caller; whether it was not known.
+    /// Remembers a caller. Returns whether it is new.
     fn remember(&mut self, now: Nanos, caller: u64) -> bool {
         self.sweep_later(now);
-        self.heard_calls.insert(caller, now + 3 * COOKIE_LIFE).is_none()
+        self.seen_calls.insert(caller, now + 3 * COOKIE_LIFE).is_none()
     }
 
-    /// A call arrives.
-    fn called(&mut self, now: Nanos, from: P, call: Call) {
+    /// Handles a call.
+    fn called(&mut self, now: Nanos, from: P, call: CallPacket) {
         let epoch = now / COOKIE_LIFE;
         let is_right =
             |epoch| is_same(&self.names.cookie(&from.to_bytes(), call.caller, epoch), &call.cookie);
@@ -467,15 +487,17 @@ impl<P: Path> Engine<P> {
             self.counters.packets_refused += 1;
             return;
         }
+
         if self.called_again(now, from, call.caller) {
             return;
         }
-        if self.heard_calls.len() >= REQUESTS_MAX {
+        if self.seen_calls.len() >= REQUESTS_MAX {
             self.deny(now, from, call.caller, Reason::Rejected);
             return;
         }
+
         self.remember(now, call.caller);
-        let patience = u64::from(call.patience_ms).saturating_mul(MILLISECOND);
+        let patience = u64::from(call.timeout_ms).saturating_mul(MILLISECOND);
         let caller = Caller {
             path: from,
             nic: call.from_nic,
@@ -486,6 +508,7 @@ impl<P: Path> Engine<P> {
             greeting: call.greeting,
             expires_at: now.saturating_add(patience),
         };
+
         if call.is_peer {
             match self.meeting(call.from_nic, &call.discriminator) {
                 Some((id, greeting)) => self.answer(now, id, caller, &greeting),
@@ -493,7 +516,7 @@ impl<P: Path> Engine<P> {
                     self.deny(now, from, call.caller, Reason::Rejected);
                 }
                 None => {
-                    self.send(from, &Control::Hold { caller: call.caller });
+                    self.send(from, &ControlPacket::Hold { caller: call.caller });
                     self.peer_requests.push((call.discriminator, caller));
                 }
             }
@@ -502,7 +525,7 @@ impl<P: Path> Engine<P> {
         } else if self.requests.len() >= REQUESTS_MAX {
             self.deny(now, from, call.caller, Reason::Rejected);
         } else {
-            self.send(from, &Control::Hold { caller: call.caller });
+            self.send(from, &ControlPacket::Hold { caller: call.caller });
             let request = RequestId(u64::from(self.fresh()));
             let greeting = caller.greeting.clone();
             self.requests.insert(request, caller);
@@ -511,29 +534,29 @@ impl<P: Path> Engine<P> {
         }
     }
 
-    /// Whether a call is one that was heard, which is told again what was said.
+    /// Handles a repeated call by repeating the answer. Returns whether the call was a repeat.
     fn called_again(&mut self, now: Nanos, from: P, caller: u64) -> bool {
-        if !self.heard_calls.contains_key(&caller) {
+        if !self.seen_calls.contains_key(&caller) {
             return false;
         }
         self.remember(now, caller);
         let mut kept = self.requests.values().chain(self.peer_requests.iter().map(|(_, it)| it));
         if kept.any(|known| known.name == caller) {
-            self.send(from, &Control::Hold { caller });
+            self.send(from, &ControlPacket::Hold { caller });
             return true;
         }
-        let is_it = |vi: &&super::objects::Vi<P>| {
-            matches!(vi.attempt, Some(Attempt::Answered { .. }))
+        let is_it = |vi: &&super::objects::SoftwareVi<P>| {
+            matches!(vi.attempt, Some(ConnectAttempt::Answered { .. }))
                 && vi.connection.as_ref().is_some_and(|it| it.peer == caller)
         };
         if let Some(id) = self.vis.values().find(is_it).map(|vi| vi.id) {
-            self.say_again(now, id);
+            self.retransmit_call(now, id);
         }
         true
     }
 
     fn deny(&mut self, now: Nanos, path: P, caller: u64, reason: Reason) {
-        self.part(now, path, Over { to: caller, from: 0, reason, failed: None });
+        self.part(now, path, CloseNotice { to: caller, from: 0, reason, failed: None });
     }
 
     /// Rejects a request.
@@ -559,8 +582,9 @@ impl<P: Path> Engine<P> {
             self.deny(now, caller.path, caller.name, reason);
             return;
         }
+
         let own = self.names.fresh();
-        let terms = Terms {
+        let parameters = ConnectionParameters {
             own,
             peer: caller.name,
             path: caller.path,
@@ -571,19 +595,21 @@ impl<P: Path> Engine<P> {
             packet_bytes: PACKET_BYTES_MIN,
             round_trip: RoundTrip::new(),
         };
-        vi.connection = Some(Box::new(Connection::new(terms, now)));
-        vi.attempt = Some(Attempt::Answered {
+
+        vi.connection = Some(Box::new(SoftwareConnection::new(parameters, now)));
+        vi.attempt = Some(ConnectAttempt::Answered {
             greeting: greeting.to_vec(),
             caller_greeting: caller.greeting,
             expires_at: now.saturating_add(nanos(self.config.dead_after)),
             retry: Retry::new(now),
         });
+
         self.names_of.insert(own, id);
-        self.say_again(now, id);
-        self.set_alarm(id);
+        self.retransmit_call(now, id);
+        self.set_timer(id);
     }
 
-    /// The answer to a call arrives: the caller is connected, and says so.
+    /// Handles the answer to a call: the caller is connected, and confirms.
     fn answered(
         &mut self,
         now: Nanos,
@@ -596,17 +622,19 @@ impl<P: Path> Engine<P> {
         let (own_window, is_tagged) = (self.own_window(), self.config.is_tagged);
         let id = self.names_of.get(&caller).copied();
         let Some(vi) = id.and_then(|id| self.vis.get_mut(&id)) else {
-            // It was given up here, or is over already: then the reason is known.
+            // Given up here, or already over; then the reason is known.
             let reason = Reason::Rejected;
-            let over = Over { to: answerer, from: caller, reason, failed: None };
-            let over = self.partings.get(&(caller, answerer)).map_or(over, |parting| parting.over);
-            self.send(from, &Control::Over(over));
+            let over = CloseNotice { to: answerer, from: caller, reason, failed: None };
+            let over =
+                self.pending_closes.get(&(caller, answerer)).map_or(over, |parting| parting.over);
+            self.send(from, &ControlPacket::Over(over));
             return;
         };
+
         let id = vi.id;
         match vi.attempt.take() {
-            Some(Attempt::Calling(calling)) if calling.path == from => {
-                let terms = Terms {
+            Some(ConnectAttempt::Calling(calling)) if calling.path == from => {
+                let parameters = ConnectionParameters {
                     own: caller,
                     peer: answerer,
                     path: from,
@@ -617,7 +645,7 @@ impl<P: Path> Engine<P> {
                     packet_bytes: PACKET_BYTES_MIN,
                     round_trip: calling.round_trip,
                 };
-                vi.connection = Some(Box::new(Connection::new(terms, now)));
+                vi.connection = Some(Box::new(SoftwareConnection::new(parameters, now)));
                 self.establish(now, id, greeting);
             }
             attempt => {
@@ -628,14 +656,15 @@ impl<P: Path> Engine<P> {
                 }
             }
         }
-        self.send(from, &Control::Agreed { caller, answerer });
+
+        self.send(from, &ControlPacket::Agreed { caller, answerer });
     }
 
-    /// The caller has heard the answer.
+    /// Handles the caller's confirmation of the answer.
     pub(super) fn agreed(&mut self, now: Nanos, id: ViId) {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         match vi.attempt.take() {
-            Some(Attempt::Answered { caller_greeting, retry, .. }) => {
+            Some(ConnectAttempt::Answered { caller_greeting, retry, .. }) => {
                 if let (Some(connection), Some(found)) =
                     (vi.connection.as_mut(), retry.measured(now))
                 {
@@ -653,12 +682,12 @@ impl<P: Path> Engine<P> {
         vi.is_halted = false;
         vi.change(ViEvent::Establish);
         if let Some(connection) = vi.connection.as_mut() {
-            connection.heard_at = now;
+            connection.last_received_at = now;
             let path = connection.path;
             self.wants_measure(path);
         }
         self.events.push_back(NicEvent::Connected { vi: id, greeting });
         self.wake(id);
-        self.set_alarm(id);
+        self.set_timer(id);
     }
 }

@@ -1,49 +1,49 @@
-//! A connection, as one end sees it.
+//! One end of a connection.
 
 use std::collections::VecDeque;
 
 use super::{
     congestion::{Nanos, RoundTrip},
     inbound::Inbound,
+    mtu_discovery::MtuDiscovery,
     outbound::Outbound,
-    packet::{HEADER_BYTES, Header, RECEIPT_WORDS, narrow},
-    path_search::PathSearch,
-    secret::{PACKET_TAG_BYTES, Secret},
+    packet::{ACK_WORDS, DataHeader, HEADER_BYTES, low_u32},
 };
+use crate::auth::{PACKET_TAG_BYTES, Secret};
 use crate::vi::RemoteSegment;
 
 #[derive(Debug)]
-pub(super) struct Connection<P> {
-    /// This side's name of it, which comes with the peer's packets, and the peer's.
+pub(super) struct SoftwareConnection<P> {
+    /// This side's name for the connection, carried in the peer's packets; then the peer's.
     pub(super) own: u64,
     pub(super) peer: u64,
     pub(super) path: P,
-    /// The key of the tags of its packets, if they have tags.
+    /// The key for packet tags, if packets have tags.
     pub(super) key: Option<Secret>,
     pub(super) out: Outbound,
     pub(super) inbound: Inbound,
-    /// The longest packet that is sent, in bytes, and how that is found out.
+    /// The longest packet sent, in bytes, and the search that determines it.
     pub(super) packet_bytes: usize,
-    pub(super) search: PathSearch,
-    /// The transfer of which a part has arrived.
-    pub(super) incoming: Option<Incoming>,
-    /// How many of the peer's descriptors have been carried out here.
+    pub(super) mtu_discovery: MtuDiscovery,
+    /// The transfer that has arrived in part.
+    pub(super) incoming: Option<IncomingTransfer>,
+    /// How many of the peer's descriptors were carried out here.
     pub(super) carried_out: u64,
-    /// Reads of the peer that are to be answered, in order.
-    pub(super) answers: VecDeque<Answer>,
-    /// Reads of this side that wait for their answers: their ordinals.
+    /// The peer's reads to be answered, in order.
+    pub(super) answers: VecDeque<ReadResponse>,
+    /// The ordinals of this side's reads that wait for answers.
     pub(super) reads: VecDeque<u64>,
-    /// Whether the next thing to send is an answer, where there is a choice.
+    /// Whether to send an answer next, if there is a choice.
     pub(super) answers_next: bool,
-    pub(super) heard_at: Nanos,
-    /// Since when something is under way that the peer would answer.
+    pub(super) last_received_at: Nanos,
+    /// Since when a packet that the peer must answer has been in flight.
     pub(super) waiting_since: Option<Nanos>,
     pub(super) wants_ping: bool,
 }
 
-/// What has begun to arrive.
+/// The kind of a transfer that is arriving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Incoming {
+pub(super) struct IncomingTransfer {
     pub(super) kind: IncomingKind,
     pub(super) length: u64,
     pub(super) done: u64,
@@ -55,13 +55,13 @@ pub(super) enum IncomingKind {
     Send,
     Write(RemoteSegment),
     Answer,
-    /// It failed, which an unreliable connection survives: the rest of it is of no use.
+    /// It failed on an unreliable connection, which survives; the rest is dropped.
     Refused,
 }
 
-/// What answers a read of the peer.
+/// The answer to a read of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct ReadResponse {
     pub(super) ordinal: u64,
     pub(super) place: RemoteSegment,
     pub(super) length: u64,
@@ -71,37 +71,46 @@ pub(super) struct Answer {
 
 /// What both sides have agreed on.
 #[derive(Debug)]
-pub(super) struct Terms<P> {
+pub(super) struct ConnectionParameters<P> {
     pub(super) own: u64,
     pub(super) peer: u64,
     pub(super) path: P,
     pub(super) key: Option<Secret>,
     pub(super) is_reliable: bool,
-    /// How many fragments either side takes.
+    /// The window of either side, in fragments.
     pub(super) own_window: u16,
     pub(super) peer_window: u16,
     pub(super) packet_bytes: usize,
     pub(super) round_trip: RoundTrip,
 }
 
-impl<P> Connection<P> {
-    pub(super) fn new(terms: Terms<P>, now: Nanos) -> Self {
-        let Terms { own, peer, path, key, is_reliable, packet_bytes, round_trip, .. } = terms;
+impl<P> SoftwareConnection<P> {
+    pub(super) fn new(parameters: ConnectionParameters<P>, now: Nanos) -> Self {
+        let ConnectionParameters {
+            own,
+            peer,
+            path,
+            key,
+            is_reliable,
+            packet_bytes,
+            round_trip,
+            ..
+        } = parameters;
         Self {
             own,
             peer,
             path,
             key,
-            out: Outbound::new(is_reliable, terms.peer_window, packet_bytes, round_trip),
-            inbound: Inbound::new(is_reliable, terms.own_window),
+            out: Outbound::new(is_reliable, parameters.peer_window, packet_bytes, round_trip),
+            inbound: Inbound::new(is_reliable, parameters.own_window),
             packet_bytes,
-            search: PathSearch::new(),
+            mtu_discovery: MtuDiscovery::new(),
             incoming: None,
             carried_out: 0,
             answers: VecDeque::new(),
             reads: VecDeque::new(),
             answers_next: false,
-            heard_at: now,
+            last_received_at: now,
             waiting_since: None,
             wants_ping: false,
         }
@@ -111,53 +120,53 @@ impl<P> Connection<P> {
         HEADER_BYTES + if self.key.is_some() { PACKET_TAG_BYTES } else { 0 }
     }
 
-    /// The most bytes of a fragment.
+    /// Returns the most bytes of a fragment.
     pub(super) fn fragment_bytes(&self) -> usize {
         self.packet_bytes.saturating_sub(self.overhead())
     }
 
-    /// The size of a packet with that much of a fragment.
+    /// Returns the size of a packet with `fragment` bytes of a fragment.
     pub(super) fn size(&self, fragment: usize) -> usize {
         fragment + self.overhead()
     }
 
-    /// A header with everything that is known on this side. Receipts take what room is left.
-    pub(super) fn header(&mut self, transmission: u64, fragment: usize, now: Nanos) -> Header {
+    /// Returns a header with all that this side knows. ACKs take the room that is left.
+    pub(super) fn header(&mut self, packet_number: u64, fragment: usize, now: Nanos) -> DataHeader {
         let room = self.fragment_bytes().saturating_sub(fragment) / 8;
-        let mut header = Header {
+        let mut header = DataHeader {
             id: self.peer,
-            transmission: narrow(transmission),
-            oldest: narrow(self.out.oldest()),
-            wants_receipt: transmission != 0,
-            ..Header::default()
+            packet_number: low_u32(packet_number),
+            oldest: low_u32(self.out.oldest()),
+            is_ack_eliciting: packet_number != 0,
+            ..DataHeader::default()
         };
-        self.inbound.tell(&mut header, room.min(RECEIPT_WORDS), now);
+        self.inbound.write_ack(&mut header, room.min(ACK_WORDS), now);
         header
     }
 
-    /// Sends packets as long as the search has found.
+    /// Adjusts the packet length to what the search has found.
     pub(super) fn follow_path(&mut self, window: impl FnOnce(usize) -> u16) {
-        let bytes = self.search.known();
+        let bytes = self.mtu_discovery.known();
         if self.packet_bytes != bytes {
             self.packet_bytes = bytes;
             self.out.congestion.set_packet_bytes(bytes);
         }
-        // The peer's packets take the same path back.
-        self.inbound.set_window(window(self.search.expected()));
+        // The peer's packets are assumed to take the same path back.
+        self.inbound.set_window(window(self.mtu_discovery.expected()));
     }
 
-    /// Something departs that the peer will answer.
+    /// Notes that something departs that the peer will answer.
     pub(super) fn note_departure(&mut self, now: Nanos) {
         self.waiting_since.get_or_insert(now);
     }
 
-    /// When something is to be done, if nothing arrives.
+    /// Returns when to act if nothing arrives.
     pub(super) fn deadline(&self, keep_alive: Nanos, dead_after: Nanos) -> Nanos {
         let silence = match self.waiting_since {
-            Some(since) => since.max(self.heard_at).saturating_add(dead_after),
-            None => self.heard_at.saturating_add(keep_alive),
+            Some(since) => since.max(self.last_received_at).saturating_add(dead_after),
+            None => self.last_received_at.saturating_add(keep_alive),
         };
-        let times = [self.out.deadline(), self.inbound.due(), self.search.deadline()];
+        let times = [self.out.deadline(), self.inbound.due(), self.mtu_discovery.deadline()];
         times.into_iter().flatten().fold(silence, Nanos::min)
     }
 }

@@ -1,29 +1,29 @@
-//! Bytes that depart together, of which long pieces stay in registered memory until the wire takes them.
+//! Bytes to be sent together; long pieces stay in registered memory until the wire takes them.
 
 use std::io;
 
 use super::objects::take;
 use crate::vi::{Memory, OutOfBounds};
 
-/// The longest piece of memory that is copied, in bytes: the kernel takes one place of 64 KiB faster than 44 packets
-/// of 1472 bytes with two places each, by more than the copies cost.
+/// The longest piece of memory that is copied, in bytes. The kernel takes one segment of 64 KiB faster
+/// than 44 packets of 1472 bytes with two segments each, by more than the copies cost.
 const COPIED_MAX: usize = 4096;
 
-/// Packets, or a part of one: bytes, and between them pieces of registered memory.
+/// Packets, or a part of one: bytes, interleaved with pieces of registered memory.
 ///
-/// Whoever has access to that memory may write it at any time, also while it is sent: a transfer of which that is
-/// true has no content that anybody could rely on. The memory lives as long as this.
+/// A process with access to that memory may write it at any time, even while it is sent; the content of
+/// such a transfer is then undefined. The memory stays alive as long as this value.
 #[derive(Clone, Debug, Default)]
 pub struct Gather {
     bytes: Vec<u8>,
-    pieces: Vec<Piece>,
-    /// Of everything.
+    pieces: Vec<MemoryPiece>,
+    /// The length of everything.
     length: usize,
     copies: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Piece {
+struct MemoryPiece {
     /// How many of the bytes come before it.
     at: usize,
     memory: Memory,
@@ -34,68 +34,71 @@ struct Piece {
 /// A part of a [`Gather`].
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a wire must know where all bytes are")]
-pub enum Part<'a> {
-    /// Bytes that nobody changes.
+pub enum GatherPart<'a> {
+    /// Bytes that do not change.
     Bytes(&'a [u8]),
-    /// A piece of registered memory, which others may write; it is inside the memory.
+    /// A piece of registered memory, in bounds, which others may write.
     Memory {
-        /// Where it is.
+        /// The memory.
         memory: &'a Memory,
-        /// Where it begins, in bytes.
+        /// Where the piece begins, in bytes.
         offset: u64,
-        /// Its length in bytes.
+        /// The piece's length in bytes.
         length: usize,
     },
 }
 
 impl Gather {
-    /// Returns how many bytes there are.
+    /// Returns the number of bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// Returns whether there is nothing.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Returns everything, if no piece of it is in registered memory.
+    /// Returns all bytes, unless a piece is in registered memory.
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         self.pieces.is_empty().then_some(&self.bytes)
     }
 
-    /// Returns an upper bound of the number of [`parts`](Self::parts).
+    /// Returns an upper bound on the number of [`parts`](Self::parts).
     #[must_use]
     pub const fn parts_max(&self) -> usize {
         2 * self.pieces.len() + 1
     }
 
-    /// Returns the parts in their order; none is empty.
-    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+    /// Returns the parts in order, none of them empty.
+    pub fn parts(&self) -> impl Iterator<Item = GatherPart<'_>> {
         let mut before = 0;
         let parts = self.pieces.iter().flat_map(move |piece| {
             let bytes = self.bytes.get(before..piece.at).unwrap_or(&[]);
             before = piece.at;
-            let Piece { memory, offset, length, .. } = piece;
-            [Part::Bytes(bytes), Part::Memory { memory, offset: *offset, length: *length }]
+            let MemoryPiece { memory, offset, length, .. } = piece;
+            [
+                GatherPart::Bytes(bytes),
+                GatherPart::Memory { memory, offset: *offset, length: *length },
+            ]
         });
         let behind = self.pieces.last().map_or(0, |piece| piece.at);
-        let last = Part::Bytes(self.bytes.get(behind..).unwrap_or(&[]));
+        let last = GatherPart::Bytes(self.bytes.get(behind..).unwrap_or(&[]));
         parts.chain([last]).filter(|part| !part.is_empty())
     }
 
-    /// Appends a copy of everything to `out`.
+    /// Appends a copy of all bytes to `out`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if a piece is not inside its memory, which does not come about.
+    /// [`io::ErrorKind::InvalidInput`] if a piece is not inside its memory, which does not happen.
     pub fn copy_onto(&self, out: &mut Vec<u8>) -> io::Result<()> {
         for part in self.parts() {
             match part {
-                Part::Bytes(bytes) => out.extend_from_slice(bytes),
-                Part::Memory { memory, offset, length } => memory
+                GatherPart::Bytes(bytes) => out.extend_from_slice(bytes),
+                GatherPart::Memory { memory, offset, length } => memory
                     .read_onto(offset, length, out)
                     .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?,
             }
@@ -109,7 +112,7 @@ impl Gather {
         self.length = 0;
     }
 
-    /// How many bytes are here, and not in registered memory: where the next one goes.
+    /// Returns the length of the bytes held here (not in registered memory): where the next one goes.
     pub(super) const fn position(&self) -> usize {
         self.bytes.len()
     }
@@ -119,14 +122,14 @@ impl Gather {
         self.length += bytes.len();
     }
 
-    /// Changes bytes that are here.
+    /// Overwrites bytes held here.
     pub(super) fn set(&mut self, position: usize, bytes: &[u8]) {
         if let Some(place) = self.bytes.get_mut(position..position + bytes.len()) {
             place.copy_from_slice(bytes);
         }
     }
 
-    /// Has `append` put bytes behind those that are here.
+    /// Lets `append` append to the bytes held here.
     pub(super) fn append<T>(&mut self, append: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let before = self.bytes.len();
         let done = append(&mut self.bytes);
@@ -134,12 +137,12 @@ impl Gather {
         done
     }
 
-    /// Whether memory is copied from now on, however long the pieces are.
+    /// Sets whether memory is copied from now on, however long the pieces are.
     pub(super) const fn copy_memory(&mut self, copies: bool) {
         self.copies = copies;
     }
 
-    /// Appends a piece of memory, without a copy if it is long.
+    /// Appends a piece of memory; a long one is not copied.
     pub(super) fn push_memory(
         &mut self,
         memory: &Memory,
@@ -151,21 +154,21 @@ impl Gather {
         }
         memory.check(offset, length)?;
         let at = self.bytes.len();
-        self.pieces.push(Piece { at, memory: memory.clone(), offset, length });
+        self.pieces.push(MemoryPiece { at, memory: memory.clone(), offset, length });
         self.length += length;
         Ok(())
     }
 
-    /// Appends all of another; of memory it holds as much.
+    /// Appends all of `other`, keeping its memory alive as well.
     pub(super) fn push_all(&mut self, other: &Self) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&other.bytes);
         let moved = other.pieces.iter().cloned();
-        self.pieces.extend(moved.map(|piece| Piece { at: start + piece.at, ..piece }));
+        self.pieces.extend(moved.map(|piece| MemoryPiece { at: start + piece.at, ..piece }));
         self.length += other.length;
     }
 
-    /// Takes back the bytes from a position on, and the memory that was appended there.
+    /// Removes the bytes from a position on, and the memory appended there.
     pub(super) fn truncate(&mut self, position: usize) {
         self.bytes.truncate(position);
         self.pieces.retain(|piece| piece.at < position);
@@ -173,7 +176,7 @@ impl Gather {
             self.bytes.len() + self.pieces.iter().map(|piece| piece.length).sum::<usize>();
     }
 
-    /// Returns what was gathered, and begins anew.
+    /// Takes what was gathered, leaving this empty.
     #[cfg(test)]
     pub(super) fn take_bytes(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -183,7 +186,7 @@ impl Gather {
     }
 }
 
-impl Part<'_> {
+impl GatherPart<'_> {
     const fn is_empty(&self) -> bool {
         match self {
             Self::Bytes(bytes) => bytes.is_empty(),
@@ -203,11 +206,11 @@ impl From<Vec<u8>> for Gather {
 mod tests {
     use super::*;
 
-    /// Long enough to stay where it is.
+    /// Too long to be copied.
     const LONG: usize = COPIED_MAX + 1;
 
-    /// Goal: what is gathered is what was put in, wherever it lies, and what is taken back is gone. Method: bytes and
-    /// memory in turn, twice over, then half of it away.
+    /// Goal: what is gathered is what was put in, wherever it is stored, and what is removed is gone.
+    /// Method: bytes and memory alternately, twice over, then half of it removed.
     #[test]
     fn parts_are_in_order() {
         let memory = Memory::allocate(3 * LONG).expect("memory");
@@ -218,7 +221,7 @@ mod tests {
         one.push(b", ");
         let before = one.position();
         one.push_memory(&memory, 3, 6).expect("inside");
-        one.push_memory(&memory, wide(LONG), LONG).expect("inside");
+        one.push_memory(&memory, to_u64(LONG), LONG).expect("inside");
         let whole =
             [&pattern[10..10 + LONG], b", ", &pattern[3..9], &pattern[LONG..2 * LONG]].concat();
         assert!(one.as_slice().is_none());
@@ -239,14 +242,14 @@ mod tests {
         assert!(one.is_empty());
     }
 
-    /// Goal: nothing beyond memory is ever gathered, and what is gathered lives; what is to be copied does not change
-    /// any more. Method: pieces across the end, then of memory that is written later and dropped.
+    /// Goal: nothing beyond memory is ever gathered, gathered memory stays alive, and copied bytes no
+    /// longer change. Method: pieces across the end, then of memory that is written later and dropped.
     #[test]
     fn pieces_are_inside_and_live() {
         let memory = Memory::allocate(2 * LONG).expect("memory");
         let mut gather = Gather::default();
         for (offset, length) in
-            [(wide(LONG), LONG + 1), (u64::MAX, 2), (u64::MAX, LONG), (0, 3 * LONG)]
+            [(to_u64(LONG), LONG + 1), (u64::MAX, 2), (u64::MAX, LONG), (0, 3 * LONG)]
         {
             assert!(gather.push_memory(&memory, offset, length).is_err());
         }
@@ -261,7 +264,7 @@ mod tests {
         assert_eq!(copied.take_bytes(), [0; LONG]);
     }
 
-    fn wide(count: usize) -> u64 {
+    fn to_u64(count: usize) -> u64 {
         u64::try_from(count).expect("small")
     }
 }

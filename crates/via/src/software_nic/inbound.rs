@@ -1,36 +1,37 @@
-//! The receiving half of a connection: what has arrived, in which order it is taken, and when to say so.
+//! The receiving half of a connection: what has arrived, the order in which it is taken, and when to
+//! acknowledge.
 
 use std::collections::VecDeque;
 
 use super::{
-    congestion::{Nanos, RECEIPT_DELAY},
+    congestion::{MAX_ACK_DELAY, Nanos},
     outbound::FRAGMENTS_MAX,
-    packet::{Header, RECEIPT_WORDS, narrow, widen},
+    packet::{ACK_WORDS, DataHeader, low_u32, widen},
 };
 
-/// Every so many packets a receipt is due at once [rfc5681, §4.2].
-const RECEIPT_EVERY: u32 = 2;
+/// An ACK is due at once after this many packets [rfc5681, §4.2].
+const ACK_EVERY: u32 = 2;
 
 #[derive(Debug)]
-enum Slot {
+enum FragmentSlot {
     Missing,
-    /// It waits for those before it.
+    /// It has arrived, and waits for those before it.
     Held(Vec<u8>),
-    /// It was taken at once.
+    /// It was taken on arrival.
     Taken,
 }
 
-/// What becomes of a fragment that arrives.
+/// The fate of an arriving fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the fragment is taken now or never"]
-pub(super) enum Arrival {
-    /// It is to be taken now. After a gap, what was begun before it will not be continued.
+pub(super) enum FragmentArrival {
+    /// Take it now. After a gap, a transfer begun before it will not be continued.
     Now { is_after_gap: bool },
-    /// It is kept for later.
+    /// Kept for later.
     Kept,
-    /// It was here before, or is of no use any more.
+    /// A duplicate, or no longer useful.
     Old,
-    /// No sender that keeps to the window sends it.
+    /// Beyond the window: no correct sender sends it.
     TooFar,
 }
 
@@ -38,18 +39,18 @@ pub(super) enum Arrival {
 pub(super) struct Inbound {
     /// The first fragment that has not arrived.
     next: u64,
-    /// From `next` on.
-    slots: VecDeque<Slot>,
+    /// The slots from `next` on.
+    slots: VecDeque<FragmentSlot>,
     window: u16,
     /// The widest window that the peer was told of, or may have been.
     widest: u16,
-    /// Without repeats fragments are taken as they come: the first that was not taken yet.
+    /// Without retransmission, fragments are taken as they come; this is the first that was not taken yet.
     newest: u64,
     repeats: bool,
     echo: u64,
     echo_at: Nanos,
-    /// Packets that want a receipt since the last one was given.
-    unheard: u32,
+    /// Ack-eliciting packets since the last ACK.
+    acks_pending: u32,
     due: Option<Nanos>,
     /// Fragments that arrived twice, or late.
     pub(super) repeated: u64,
@@ -67,78 +68,78 @@ impl Inbound {
             repeats,
             echo: 0,
             echo_at: 0,
-            unheard: 0,
+            acks_pending: 0,
             due: None,
             repeated: 0,
         }
     }
 
-    /// Changes how many fragments are taken at a time. What the peer was allowed to send before is still taken.
+    /// Changes the window, in fragments. What the peer was allowed to send before is still taken.
     pub(super) fn set_window(&mut self, window: u16) {
         self.window = within_bounds(window);
         self.widest = self.widest.max(self.window);
     }
 
-    /// A packet has arrived that wants a receipt.
-    pub(super) fn note(&mut self, transmission: u32, now: Nanos) {
-        let transmission = widen(transmission, self.echo);
-        if transmission >= self.echo {
-            (self.echo, self.echo_at) = (transmission, now);
+    /// Notes the arrival of an ack-eliciting packet.
+    pub(super) fn note(&mut self, packet_number: u32, now: Nanos) {
+        let packet_number = widen(packet_number, self.echo);
+        if packet_number >= self.echo {
+            (self.echo, self.echo_at) = (packet_number, now);
         }
-        self.unheard += 1;
-        if self.unheard >= RECEIPT_EVERY {
+        self.acks_pending += 1;
+        if self.acks_pending >= ACK_EVERY {
             self.due = Some(now);
         } else {
-            self.due.get_or_insert(now + RECEIPT_DELAY);
+            self.due.get_or_insert(now + MAX_ACK_DELAY);
         }
     }
 
-    /// A receipt is due at once.
+    /// Makes an ACK due at once.
     pub(super) const fn hurry(&mut self, now: Nanos) {
         self.due = Some(now);
     }
 
-    /// When a receipt is due.
+    /// Returns when an ACK is due.
     pub(super) const fn due(&self) -> Option<Nanos> {
         self.due
     }
 
-    /// A fragment has arrived, from a sender that repeats nothing before `oldest`.
-    pub(super) fn arrive(&mut self, sequence: u32, oldest: u32, bytes: &[u8]) -> Arrival {
+    /// Handles a fragment from a sender that retransmits nothing before `oldest`.
+    pub(super) fn arrive(&mut self, sequence: u32, oldest: u32, bytes: &[u8]) -> FragmentArrival {
         let sequence = widen(sequence, self.next);
         if !self.repeats {
             return self.arrive_once(sequence, widen(oldest, self.next));
         }
         let Some(ahead) = sequence.checked_sub(self.next) else {
             self.repeated += 1;
-            return Arrival::Old;
+            return FragmentArrival::Old;
         };
         if ahead >= u64::from(self.widest) {
-            return Arrival::TooFar;
+            return FragmentArrival::TooFar;
         }
         if ahead == 0 {
-            return Arrival::Now { is_after_gap: false };
+            return FragmentArrival::Now { is_after_gap: false };
         }
         let slot = self.slot(ahead);
-        if !matches!(slot, Slot::Missing) {
+        if !matches!(slot, FragmentSlot::Missing) {
             self.repeated += 1;
-            return Arrival::Old;
+            return FragmentArrival::Old;
         }
-        *slot = Slot::Held(bytes.to_vec());
-        Arrival::Kept
+        *slot = FragmentSlot::Held(bytes.to_vec());
+        FragmentArrival::Kept
     }
 
-    fn slot(&mut self, ahead: u64) -> &mut Slot {
+    fn slot(&mut self, ahead: u64) -> &mut FragmentSlot {
         let ahead = usize::try_from(ahead).unwrap_or(usize::MAX).min(FRAGMENTS_MAX);
         while self.slots.len() <= ahead {
-            self.slots.push_back(Slot::Missing);
+            self.slots.push_back(FragmentSlot::Missing);
         }
         &mut self.slots[ahead]
     }
 
-    fn arrive_once(&mut self, sequence: u64, oldest: u64) -> Arrival {
+    fn arrive_once(&mut self, sequence: u64, oldest: u64) -> FragmentArrival {
         if sequence < oldest || sequence - oldest >= u64::from(self.widest) {
-            return Arrival::TooFar;
+            return FragmentArrival::TooFar;
         }
         while self.next < oldest {
             if self.slots.pop_front().is_none() {
@@ -147,33 +148,36 @@ impl Inbound {
             }
             self.next += 1;
         }
+
         let Some(ahead) = sequence.checked_sub(self.next) else {
             self.repeated += 1;
-            return Arrival::Old;
+            return FragmentArrival::Old;
         };
         if ahead >= u64::from(self.widest) {
-            return Arrival::TooFar;
+            return FragmentArrival::TooFar;
         }
         let slot = self.slot(ahead);
-        if !matches!(slot, Slot::Missing) {
+        if !matches!(slot, FragmentSlot::Missing) {
             self.repeated += 1;
-            return Arrival::Old;
+            return FragmentArrival::Old;
         }
-        *slot = Slot::Taken;
-        while self.slots.pop_front_if(|slot| matches!(slot, Slot::Taken)).is_some() {
+
+        *slot = FragmentSlot::Taken;
+        while self.slots.pop_front_if(|slot| matches!(slot, FragmentSlot::Taken)).is_some() {
             self.next += 1;
         }
         if sequence < self.newest {
-            // What came after it was taken already.
+            // A later fragment was already taken.
             self.repeated += 1;
-            return Arrival::Old;
+            return FragmentArrival::Old;
         }
+
         let is_after_gap = sequence > self.newest;
         self.newest = sequence + 1;
-        Arrival::Now { is_after_gap }
+        FragmentArrival::Now { is_after_gap }
     }
 
-    /// The fragment that was to be taken now was taken; returns the one after it, if that is here.
+    /// Records that the current fragment was taken. Returns the next one, if it has arrived.
     pub(super) fn taken(&mut self) -> Option<Vec<u8>> {
         if !self.repeats {
             return None;
@@ -181,37 +185,39 @@ impl Inbound {
         self.next += 1;
         self.slots.pop_front();
         match self.slots.front_mut() {
-            Some(slot @ Slot::Held(_)) => match std::mem::replace(slot, Slot::Taken) {
-                Slot::Held(bytes) => Some(bytes),
-                Slot::Missing | Slot::Taken => None,
-            },
+            Some(slot @ FragmentSlot::Held(_)) => {
+                match std::mem::replace(slot, FragmentSlot::Taken) {
+                    FragmentSlot::Held(bytes) => Some(bytes),
+                    FragmentSlot::Missing | FragmentSlot::Taken => None,
+                }
+            }
             _ => None,
         }
     }
 
-    /// Whether something is missing before what has arrived.
+    /// Returns whether a fragment is missing before those that have arrived.
     pub(super) fn has_gap(&self) -> bool {
         !self.slots.is_empty()
     }
 
-    /// Writes the receipt into a header; it is given then. At most `words` words of it.
-    pub(super) fn tell(&mut self, header: &mut Header, words: usize, now: Nanos) {
-        header.next = narrow(self.next);
-        header.echo = narrow(self.echo);
+    /// Writes the ACK into a header, using at most `words` words, and marks it as given.
+    pub(super) fn write_ack(&mut self, header: &mut DataHeader, words: usize, now: Nanos) {
+        header.next = low_u32(self.next);
+        header.echo = low_u32(self.echo);
         header.window = self.window;
         let delay = now.saturating_sub(self.echo_at) / 16_000;
         header.delay = u16::try_from(delay).unwrap_or(u16::MAX);
-        header.receipts = [0; RECEIPT_WORDS];
+        header.acked = [0; ACK_WORDS];
         let ahead = self.slots.len().saturating_sub(1).min(FRAGMENTS_MAX - 1);
         let words = ahead.div_ceil(64).min(words);
         for (at, slot) in self.slots.iter().skip(1).take(words * 64).enumerate() {
-            if !matches!(slot, Slot::Missing) {
-                header.receipts[at / 64] |= 1 << (at % 64);
+            if !matches!(slot, FragmentSlot::Missing) {
+                header.acked[at / 64] |= 1 << (at % 64);
             }
         }
         header.words = u8::try_from(words).unwrap_or(0);
         if words == ahead.div_ceil(64) {
-            (self.unheard, self.due) = (0, None);
+            (self.acks_pending, self.due) = (0, None);
         }
     }
 }
@@ -224,14 +230,14 @@ fn within_bounds(window: u16) -> u16 {
 mod tests {
     use super::*;
 
-    fn told(inbound: &mut Inbound) -> (u32, u64) {
-        let mut header = Header::default();
-        inbound.tell(&mut header, RECEIPT_WORDS, 0);
-        (header.next, header.receipts[0])
+    fn written_ack(inbound: &mut Inbound) -> (u32, u64) {
+        let mut header = DataHeader::default();
+        inbound.write_ack(&mut header, ACK_WORDS, 0);
+        (header.next, header.acked[0])
     }
 
-    /// Goal: fragments are taken in order, each once, whatever the order of arrival. Method: all orders of four,
-    /// each arriving twice.
+    /// Goal: fragments are taken in order, each once, whatever the order of arrival. Method: all orders
+    /// of four, each arriving twice.
     #[test]
     fn fragments_are_taken_in_order() {
         for number in 0..4_u32.pow(4) {
@@ -243,7 +249,7 @@ mod tests {
             let mut taken = Vec::new();
             for sequence in order.into_iter().flat_map(|sequence| [sequence, sequence]) {
                 let byte = u8::try_from(sequence).expect("small");
-                if let Arrival::Now { .. } = inbound.arrive(sequence, 0, &[byte]) {
+                if let FragmentArrival::Now { .. } = inbound.arrive(sequence, 0, &[byte]) {
                     taken.push(byte);
                     while let Some(bytes) = inbound.taken() {
                         taken.extend(bytes);
@@ -251,51 +257,51 @@ mod tests {
                 }
             }
             assert_eq!(taken, [0, 1, 2, 3], "{order:?}");
-            assert_eq!(told(&mut inbound), (4, 0));
+            assert_eq!(written_ack(&mut inbound), (4, 0));
             assert_eq!(inbound.repeated, 4);
             assert!(!inbound.has_gap());
         }
     }
 
-    /// Goal: receipts tell exactly what is here. Method: gaps.
+    /// Goal: ACKs report exactly what has arrived. Method: gaps.
     #[test]
-    fn receipts_tell_of_gaps() {
+    fn acks_tell_of_gaps() {
         let mut inbound = Inbound::new(true, 256);
         for sequence in [1, 3, 4, 64] {
-            assert_eq!(inbound.arrive(sequence, 0, &[]), Arrival::Kept);
+            assert_eq!(inbound.arrive(sequence, 0, &[]), FragmentArrival::Kept);
         }
-        assert_eq!(told(&mut inbound), (0, 0b1101 | 1 << 63));
-        assert_eq!(inbound.arrive(256, 0, &[]), Arrival::TooFar);
-        assert_eq!(inbound.arrive(u32::MAX, 0, &[]), Arrival::TooFar);
+        assert_eq!(written_ack(&mut inbound), (0, 0b1101 | 1 << 63));
+        assert_eq!(inbound.arrive(256, 0, &[]), FragmentArrival::TooFar);
+        assert_eq!(inbound.arrive(u32::MAX, 0, &[]), FragmentArrival::TooFar);
     }
 
-    /// Goal: without repeats, what arrives is taken at once, what is late is not, and what the sender has given
-    /// up is not waited for. Method: gaps, late ones, far jumps.
+    /// Goal: without retransmission, fragments are taken on arrival, late ones are not, and those that
+    /// the sender has given up are not waited for. Method: gaps, late ones, far jumps.
     #[test]
     fn without_repeats_nothing_waits() {
         let mut inbound = Inbound::new(false, 4);
-        assert_eq!(inbound.arrive(0, 0, &[]), Arrival::Now { is_after_gap: false });
-        assert_eq!(inbound.arrive(2, 0, &[]), Arrival::Now { is_after_gap: true });
-        assert_eq!(inbound.arrive(1, 0, &[]), Arrival::Old);
-        assert_eq!(inbound.arrive(2, 0, &[]), Arrival::Old);
-        assert_eq!(told(&mut inbound), (3, 0));
-        assert_eq!(inbound.arrive(102, 100, &[]), Arrival::Now { is_after_gap: true });
-        assert_eq!(told(&mut inbound), (100, 0b10));
-        assert_eq!(inbound.arrive(104, 100, &[]), Arrival::TooFar);
-        assert_eq!(inbound.arrive(103, 104, &[]), Arrival::TooFar);
+        assert_eq!(inbound.arrive(0, 0, &[]), FragmentArrival::Now { is_after_gap: false });
+        assert_eq!(inbound.arrive(2, 0, &[]), FragmentArrival::Now { is_after_gap: true });
+        assert_eq!(inbound.arrive(1, 0, &[]), FragmentArrival::Old);
+        assert_eq!(inbound.arrive(2, 0, &[]), FragmentArrival::Old);
+        assert_eq!(written_ack(&mut inbound), (3, 0));
+        assert_eq!(inbound.arrive(102, 100, &[]), FragmentArrival::Now { is_after_gap: true });
+        assert_eq!(written_ack(&mut inbound), (100, 0b10));
+        assert_eq!(inbound.arrive(104, 100, &[]), FragmentArrival::TooFar);
+        assert_eq!(inbound.arrive(103, 104, &[]), FragmentArrival::TooFar);
     }
 
-    /// Goal: a window that becomes narrower takes nothing back. Method: wide, then narrow.
+    /// Goal: narrowing the window revokes nothing. Method: wide, then narrow.
     #[test]
     fn a_narrower_window_takes_what_was_allowed() {
         let mut inbound = Inbound::new(true, 4);
-        assert_eq!(inbound.arrive(4, 0, &[]), Arrival::TooFar);
+        assert_eq!(inbound.arrive(4, 0, &[]), FragmentArrival::TooFar);
         inbound.set_window(8);
         inbound.set_window(2);
-        assert_eq!(inbound.arrive(7, 0, &[]), Arrival::Kept);
-        assert_eq!(inbound.arrive(8, 0, &[]), Arrival::TooFar);
-        let mut header = Header::default();
-        inbound.tell(&mut header, RECEIPT_WORDS, 0);
+        assert_eq!(inbound.arrive(7, 0, &[]), FragmentArrival::Kept);
+        assert_eq!(inbound.arrive(8, 0, &[]), FragmentArrival::TooFar);
+        let mut header = DataHeader::default();
+        inbound.write_ack(&mut header, ACK_WORDS, 0);
         assert_eq!(header.window, 2);
     }
 }

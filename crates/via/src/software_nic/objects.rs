@@ -1,9 +1,9 @@
-//! What a software NIC holds: memory, queues, VIs with their posted descriptors.
+//! The objects of a software NIC: memory, queues, VIs with their posted descriptors.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::calls::Attempt;
-use super::{connection::Connection, gather::Gather, wide};
+use super::calls::ConnectAttempt;
+use super::{connection::SoftwareConnection, gather::Gather, to_u64};
 use crate::vi::{
     Completion, CqId, Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle, Operation,
     OutOfBounds, ProtectionTag, Queue, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
@@ -13,19 +13,19 @@ use crate::vi::{
 /// Registered memory and completion queues.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
-    pub(super) memory: BTreeMap<MemoryHandle, Registered>,
+    pub(super) memory: BTreeMap<MemoryHandle, SoftwareRegion>,
     pub(super) keys: BTreeMap<RemoteKey, MemoryHandle>,
     pub(super) queues: BTreeMap<CqId, VecDeque<Completion>>,
 }
 
 #[derive(Debug)]
-pub(super) struct Registered {
+pub(super) struct SoftwareRegion {
     pub(super) memory: Memory,
     pub(super) attributes: MemoryAttributes,
     pub(super) key: RemoteKey,
 }
 
-/// What a peer wants to do with memory.
+/// The kind of a peer's access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Write,
@@ -33,7 +33,7 @@ pub(super) enum Access {
 }
 
 impl Objects {
-    /// Returns the memory that a segment of a VI with this tag names.
+    /// Returns the memory that a segment refers to, for a VI with this tag.
     pub(super) fn local(
         &self,
         tag: ProtectionTag,
@@ -119,10 +119,10 @@ impl Objects {
 }
 
 fn is_inside(memory: &Memory, offset: u64, length: u64) -> bool {
-    offset.checked_add(length).is_some_and(|end| end <= wide(memory.len()))
+    offset.checked_add(length).is_some_and(|end| end <= to_u64(memory.len()))
 }
 
-/// Writes into memory; an aligned word at once.
+/// Writes to memory; an aligned word in one access.
 pub(super) fn put(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
     match <[u8; 8]>::try_from(bytes) {
         Ok(word) if offset.is_multiple_of(8) => memory.store(offset, u64::from_ne_bytes(word)),
@@ -130,7 +130,7 @@ pub(super) fn put(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutO
     }
 }
 
-/// Appends bytes of memory; an aligned word at once.
+/// Appends bytes of memory; an aligned word in one access.
 pub(super) fn take(
     memory: &Memory,
     offset: u64,
@@ -145,32 +145,32 @@ pub(super) fn take(
 }
 
 #[derive(Debug)]
-pub(super) struct Vi<P> {
+pub(super) struct SoftwareVi<P> {
     pub(super) id: ViId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
-    pub(super) attempt: Option<Attempt<P>>,
-    pub(super) connection: Option<Box<Connection<P>>>,
+    pub(super) attempt: Option<ConnectAttempt<P>>,
+    pub(super) connection: Option<Box<SoftwareConnection<P>>>,
     pub(super) sends: VecDeque<PostedSend>,
     /// How many at the front of `sends` have begun to depart.
     pub(super) begun: usize,
     /// How many send descriptors of this connection have ended: the ordinal of the first in `sends`.
     pub(super) ended: u64,
     pub(super) receives: VecDeque<PostedReceive>,
-    /// Send descriptors posted whose completion was not yet taken; those not signaled count until they are done.
+    /// Posted send descriptors whose completion was not taken; an unsignaled one counts until it is done.
     pub(super) sends_held: usize,
     pub(super) receives_held: usize,
     pub(super) sent: VecDeque<Completion>,
     pub(super) received: VecDeque<Completion>,
-    /// A descriptor failed that breaks the connection as soon as those before it are done.
+    /// A descriptor has failed, which breaks the connection once those before it are done.
     pub(super) is_halted: bool,
-    /// The earliest alarm that is set for it.
-    pub(super) alarm: Option<u64>,
-    /// Whether it is among those that have something to send.
+    /// Its earliest pending timer.
+    pub(super) timer: Option<u64>,
+    /// Whether it is in the queue of VIs with something to send.
     pub(super) is_ready: bool,
 }
 
-impl<P> Vi<P> {
+impl<P> SoftwareVi<P> {
     pub(super) const fn new(id: ViId, attributes: ViAttributes) -> Self {
         Self {
             id,
@@ -187,7 +187,7 @@ impl<P> Vi<P> {
             sent: VecDeque::new(),
             received: VecDeque::new(),
             is_halted: false,
-            alarm: None,
+            timer: None,
             is_ready: false,
         }
     }
@@ -208,7 +208,7 @@ impl<P> Vi<P> {
         *held = held.saturating_sub(1);
     }
 
-    /// Goes to the next state; what the diagram does not have is a mistake of this provider.
+    /// Moves to the next state. A transition that the diagram does not have is a bug of this provider.
     pub(super) fn change(&mut self, event: ViEvent) {
         let next = self.state.after(event);
         debug_assert!(next.is_some(), "{:?} in state {:?}", event, self.state);
@@ -219,7 +219,7 @@ impl<P> Vi<P> {
         self.attributes.reliability != Reliability::Unreliable
     }
 
-    /// Hands a completion to its queue.
+    /// Delivers a completion to its queue.
     pub(super) fn complete(&mut self, objects: &mut Objects, completion: Completion) {
         let cq = match completion.queue {
             Queue::Send => self.attributes.send_cq,
@@ -231,8 +231,13 @@ impl<P> Vi<P> {
         }
     }
 
-    /// Tells what became of a send descriptor, if that is wanted or it failed.
-    pub(super) fn tell(&mut self, objects: &mut Objects, posted: &PostedSend, status: Status) {
+    /// Completes a send descriptor: reported if signaled or failed.
+    pub(super) fn complete_send(
+        &mut self,
+        objects: &mut Objects,
+        posted: &PostedSend,
+        status: Status,
+    ) {
         if posted.is_signaled || !status.is_done() {
             let mut completion = Completion::new(self.id, Queue::Send, posted.cookie, status);
             completion.length = if status.is_done() { posted.length } else { 0 };
@@ -242,8 +247,8 @@ impl<P> Vi<P> {
         }
     }
 
-    /// Ends everything that is posted. `failed`: the peer says that this one failed, so that those before it
-    /// did not. Of what else has departed nobody knows.
+    /// Flushes everything posted. `failed`: the peer reports that this one failed, so those before it
+    /// did not. The outcome of others that have departed is unknown.
     pub(super) fn flush(&mut self, objects: &mut Objects, failed: Option<(u64, Status)>) {
         let (sends, receives) =
             (std::mem::take(&mut self.sends), std::mem::take(&mut self.receives));
@@ -251,8 +256,8 @@ impl<P> Vi<P> {
         for (ordinal, posted) in (self.ended..).zip(sends) {
             let is_read = posted.operation == Operation::RdmaRead;
             let status = match (posted.stage, failed) {
-                (Stage::Over(status), _) => status,
-                (Stage::Waiting, _) => Status::Flushed,
+                (SendStage::Over(status), _) => status,
+                (SendStage::Waiting, _) => Status::Flushed,
                 (_, Some((first, _))) if ordinal < first && !is_read => Status::Done,
                 (_, Some((first, status)))
                     if ordinal == first && (is_read || level == Reliability::ReliableReception) =>
@@ -261,7 +266,7 @@ impl<P> Vi<P> {
                 }
                 _ => Status::TransportError,
             };
-            self.tell(objects, &posted, status);
+            self.complete_send(objects, &posted, status);
         }
         for posted in receives {
             let completion =
@@ -272,15 +277,15 @@ impl<P> Vi<P> {
     }
 }
 
-/// How far a send descriptor is.
+/// The stage of a send descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum SendStage {
     Waiting,
-    /// Some of it has departed: so many bytes.
+    /// Part of it has departed: this many bytes.
     Departing(u64),
-    /// All of it has, the last of it with this fragment.
+    /// All of it has departed, the last part in this fragment.
     Departed(u64),
-    /// It ended; those before it may not have.
+    /// It has ended; those before it may not have.
     Over(Status),
 }
 
@@ -294,7 +299,7 @@ pub(super) struct PostedSend {
     pub(super) data: PostedData,
     /// Known once it departs.
     pub(super) length: u64,
-    pub(super) stage: Stage,
+    pub(super) stage: SendStage,
 }
 
 impl PostedSend {
@@ -308,7 +313,7 @@ impl PostedSend {
                 PostedData::Inline(pieces.iter().flat_map(|piece| piece.iter().copied()).collect())
             }
         };
-        let (length, stage) = (0, Stage::Waiting);
+        let (length, stage) = (0, SendStage::Waiting);
         Self { operation, cookie, immediate, is_signaled, remote, data, length, stage }
     }
 }

@@ -1,30 +1,30 @@
-//! The sending half of a connection: fragments under way, and which of them are lost.
+//! The sending half of a connection: fragments in flight, and which of them are lost.
 //!
-//! Fragments are numbered; so are transmissions, of which a fragment may need several. A receipt names the
-//! fragments that have arrived and the latest transmission that has: thus no measurement is ambiguous, and what
-//! was sent three transmissions or some time before one that has arrived is lost [rfc9002, §6.1]
-//! [rfc8985, §6].
+//! Fragments are numbered, and so are packets; a fragment that is sent again goes in a new packet. An
+//! ACK names the fragments that have arrived and the latest packet that has, so no measurement is
+//! ambiguous; a packet sent three packets, or some time, before one that has arrived is lost [rfc9002,
+//! §6.1] [rfc8985, §6].
 
 use std::collections::VecDeque;
 
 use super::{
     congestion::{Congestion, Nanos, RoundTrip},
     gather::Gather,
-    packet::{RECEIPT_WORDS, widen},
+    packet::{ACK_WORDS, widen},
 };
 
-/// The most fragments under way: a receipt tells of as many beyond the first that is missing.
-pub(super) const FRAGMENTS_MAX: usize = RECEIPT_WORDS * 64;
+/// The most fragments in flight: as many as an ACK covers beyond the first missing one.
+pub(super) const FRAGMENTS_MAX: usize = ACK_WORDS * 64;
 
-/// By so many transmissions one must be overtaken to be lost [rfc9002, §6.1.1].
-const OVERTAKEN_MIN: u64 = 3;
+/// A packet overtaken by this many is lost [rfc9002, §6.1.1].
+const PACKET_THRESHOLD: u64 = 3;
 
-/// Buffers kept for fragments to come.
+/// Buffers kept for future fragments.
 const SPARE_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    /// On the way.
+enum Delivery {
+    /// In flight.
     Sent,
     /// To be sent again.
     Lost,
@@ -35,24 +35,24 @@ enum Fate {
 #[derive(Debug)]
 struct Fragment {
     bytes: Box<Gather>,
-    transmission: u64,
+    packet_number: u64,
     sent_at: Nanos,
     is_first: bool,
-    fate: Fate,
+    delivery: Delivery,
 }
 
-/// What is sent next.
+/// What to send next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Departure {
     pub(super) sequence: u64,
-    pub(super) transmission: u64,
+    pub(super) packet_number: u64,
 }
 
-/// What a peer says of arrivals.
+/// An ACK from the peer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Receipt {
+pub(super) struct Ack {
     pub(super) next: u32,
-    pub(super) receipts: [u64; RECEIPT_WORDS],
+    pub(super) acked: [u64; ACK_WORDS],
     pub(super) echo: u32,
     pub(super) delay: Nanos,
     pub(super) window: u16,
@@ -60,7 +60,7 @@ pub(super) struct Receipt {
 
 #[derive(Debug)]
 pub(super) struct Outbound {
-    /// The number of the first fragment that is kept: all before are over.
+    /// The number of the first kept fragment: all before it are over.
     base: u64,
     fragments: VecDeque<Fragment>,
     #[expect(
@@ -68,24 +68,24 @@ pub(super) struct Outbound {
         reason = "they go to fragments and come back, which should not move them"
     )]
     spare: Vec<Box<Gather>>,
-    transmissions: u64,
-    /// The latest transmission that is known to have arrived.
+    packets_sent: u64,
+    /// The latest packet known to have arrived.
     arrived: u64,
-    /// Bytes on the way.
+    /// Bytes in flight.
     in_flight: usize,
     lost: usize,
-    /// The first fragment that the peer does not take, and how many it takes at a time.
+    /// The first fragment that the peer does not take, and the peer's window.
     limit: u64,
     window: u64,
     pub(super) round_trip: RoundTrip,
     pub(super) congestion: Congestion,
     probes: u32,
-    /// Transmissions that are allowed whatever the window.
+    /// Packets allowed regardless of the window.
     free: u32,
-    /// The latest transmission that wants a receipt.
+    /// When the latest ack-eliciting packet was sent.
     latest_at: Nanos,
     overdue_at: Option<Nanos>,
-    /// A packet without a fragment, that wants a receipt.
+    /// An ack-eliciting packet without a fragment.
     ping: Option<(u64, Nanos)>,
     repeats: bool,
     /// Fragments sent again, or given up.
@@ -93,13 +93,13 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    /// `repeats`: lost fragments are sent again, else they are given up.
+    /// `repeats`: lost fragments are sent again; otherwise they are given up.
     pub(super) fn new(repeats: bool, window: u16, packet_bytes: usize, trip: RoundTrip) -> Self {
         Self {
             base: 0,
             fragments: VecDeque::new(),
             spare: Vec::new(),
-            transmissions: 0,
+            packets_sent: 0,
             arrived: 0,
             in_flight: 0,
             lost: 0,
@@ -117,22 +117,22 @@ impl Outbound {
         }
     }
 
-    /// The first fragment that may still be sent again.
+    /// Returns the first fragment that may still be sent again.
     pub(super) const fn oldest(&self) -> u64 {
         self.base
     }
 
-    /// The number of the fragment that is made next.
+    /// Returns the number of the next new fragment.
     pub(super) fn next(&self) -> u64 {
-        self.base + wide(self.fragments.len())
+        self.base + to_u64(self.fragments.len())
     }
 
-    /// How many timeouts have passed in a row.
+    /// Returns how many timeouts have passed in a row.
     pub(super) const fn probes(&self) -> u32 {
         self.probes
     }
 
-    /// Whether anything is under way, of which the peer will tell if it lives.
+    /// Returns whether anything is in flight that a live peer will acknowledge.
     pub(super) fn is_waiting(&self) -> bool {
         self.in_flight > 0 || self.lost > 0 || self.ping.is_some()
     }
@@ -141,7 +141,7 @@ impl Outbound {
         self.free > 0 || self.in_flight < self.congestion.window()
     }
 
-    /// Whether a fragment may be made and sent.
+    /// Returns whether a new fragment may be sent.
     pub(super) fn takes_more(&self) -> bool {
         self.lost == 0
             && self.has_room()
@@ -149,8 +149,8 @@ impl Outbound {
             && self.next() < self.limit
     }
 
-    /// Whether the windows would cut a batch of so many packets short, while so much is under way that receipts come
-    /// soon and open them: few packets at a time cost as much as many.
+    /// Returns whether the windows would cut a batch of this many packets short, while enough is in
+    /// flight that ACKs will soon open them: sending a few packets costs as much as sending many.
     pub(super) fn is_silly(&self, batch: usize) -> bool {
         let kept = self.fragments.len();
         let allowed =
@@ -165,16 +165,17 @@ impl Outbound {
             && allowed.min(room) < batch.min(window / 4)
     }
 
-    /// Whether something is to be sent again now.
+    /// Returns whether a fragment is to be sent again now.
     pub(super) fn has_repeat(&self) -> bool {
         self.lost > 0 && self.has_room()
     }
 
     fn first_lost(&self) -> Option<usize> {
-        (self.lost > 0).then(|| self.fragments.iter().position(|kept| kept.fate == Fate::Lost))?
+        (self.lost > 0)
+            .then(|| self.fragments.iter().position(|kept| kept.delivery == Delivery::Lost))?
     }
 
-    /// The length of the fragment that is sent again next.
+    /// Returns the length of the next fragment to send again.
     pub(super) fn repeat_bytes(&self) -> Option<usize> {
         self.first_lost().map(|at| self.fragments[at].bytes.len())
     }
@@ -182,17 +183,17 @@ impl Outbound {
     /// Sends a lost fragment again.
     pub(super) fn repeat(&mut self, now: Nanos) -> Option<Departure> {
         let at = self.first_lost()?;
-        let transmission = self.depart(now);
+        let packet_number = self.depart(now);
         self.lost -= 1;
-        let sequence = self.base + wide(at);
+        let sequence = self.base + to_u64(at);
         let kept = &mut self.fragments[at];
-        (kept.fate, kept.sent_at, kept.transmission) = (Fate::Sent, now, transmission);
+        (kept.delivery, kept.sent_at, kept.packet_number) = (Delivery::Sent, now, packet_number);
         kept.is_first = false;
         self.in_flight += kept.bytes.len();
-        Some(Departure { sequence, transmission })
+        Some(Departure { sequence, packet_number })
     }
 
-    /// A buffer for a fragment.
+    /// Returns a buffer for a fragment.
     pub(super) fn buffer(&mut self) -> Box<Gather> {
         self.spare.pop().unwrap_or_default()
     }
@@ -207,82 +208,91 @@ impl Outbound {
 
     /// Sends a fragment for the first time.
     pub(super) fn send(&mut self, bytes: Box<Gather>, now: Nanos) -> Departure {
-        let transmission = self.depart(now);
+        let packet_number = self.depart(now);
         let sequence = self.next();
         self.in_flight += bytes.len();
-        let (sent_at, fate) = (now, Fate::Sent);
-        self.fragments.push_back(Fragment { bytes, transmission, sent_at, is_first: true, fate });
-        Departure { sequence, transmission }
+        let (sent_at, delivery) = (now, Delivery::Sent);
+        self.fragments.push_back(Fragment {
+            bytes,
+            packet_number,
+            sent_at,
+            is_first: true,
+            delivery,
+        });
+        Departure { sequence, packet_number }
     }
 
-    /// A fragment that is kept.
+    /// Returns a kept fragment.
     pub(super) fn fragment(&self, sequence: u64) -> Option<&Gather> {
         let at = index(sequence.checked_sub(self.base)?);
         self.fragments.get(at).map(|kept| &*kept.bytes)
     }
 
-    /// Sends no fragment, but wants a receipt.
+    /// Sends an ack-eliciting packet without a fragment.
     pub(super) fn send_ping(&mut self, now: Nanos) -> u64 {
-        let transmission = self.depart(now);
-        self.ping = Some((transmission, now));
-        transmission
+        let packet_number = self.depart(now);
+        self.ping = Some((packet_number, now));
+        packet_number
     }
 
     fn depart(&mut self, now: Nanos) -> u64 {
-        self.transmissions += 1;
+        self.packets_sent += 1;
         self.free = self.free.saturating_sub(1);
         self.latest_at = now;
-        self.transmissions
+        self.packets_sent
     }
 
-    /// Takes a receipt. `None`: it tells of what was never sent.
+    /// Takes an ACK. `None` if it acknowledges something that was never sent.
     #[must_use]
-    pub(super) fn hear(&mut self, receipt: &Receipt, now: Nanos) -> Option<()> {
-        let next = widen(receipt.next, self.base);
-        let echo = widen(receipt.echo, self.arrived);
-        if next > self.next() || echo > self.transmissions {
+    pub(super) fn on_ack(&mut self, ack: &Ack, now: Nanos) -> Option<()> {
+        let next = widen(ack.next, self.base);
+        let echo = widen(ack.echo, self.arrived);
+        if next > self.next() || echo > self.packets_sent {
             return None;
         }
         let tells_nothing = next <= self.base
-            && receipt.receipts == [0; RECEIPT_WORDS]
+            && ack.acked == [0; ACK_WORDS]
             && echo <= self.arrived
             && self.ping.is_none();
         if tells_nothing {
-            // As of all but the first of many packets that arrive together.
-            self.window = u64::from(receipt.window);
+            // Usual for all but the first of several packets that arrive together.
+            self.window = u64::from(ack.window);
             self.limit = self.limit.max(next + self.window);
             return Some(());
         }
+
         let mut is_new = false;
         let in_flight = self.in_flight;
         let whole = next.saturating_sub(self.base);
         for at in 0..index(whole) {
-            is_new |= self.arrive(at, echo, receipt.delay, in_flight, now);
+            is_new |= self.arrive(at, echo, ack.delay, in_flight, now);
         }
-        for (number, word) in receipt.receipts.iter().enumerate() {
+        for (number, word) in ack.acked.iter().enumerate() {
             let mut bits = *word;
             while bits != 0 {
-                let sequence = next + 1 + wide(number) * 64 + u64::from(bits.trailing_zeros());
+                let sequence = next + 1 + to_u64(number) * 64 + u64::from(bits.trailing_zeros());
                 bits &= bits - 1;
                 if sequence >= self.next() {
                     return None;
                 }
                 if let Some(at) = sequence.checked_sub(self.base) {
-                    is_new |= self.arrive(index(at), echo, receipt.delay, in_flight, now);
+                    is_new |= self.arrive(index(at), echo, ack.delay, in_flight, now);
                 }
             }
         }
-        if let Some((transmission, sent_at)) = self.ping
-            && echo >= transmission
+
+        if let Some((packet_number, sent_at)) = self.ping
+            && echo >= packet_number
         {
-            if echo == transmission {
-                self.round_trip.measure(now.saturating_sub(sent_at), receipt.delay);
+            if echo == packet_number {
+                self.round_trip.measure(now.saturating_sub(sent_at), ack.delay);
             }
             self.ping = None;
             is_new = true;
         }
+
         self.arrived = self.arrived.max(echo);
-        self.window = u64::from(receipt.window);
+        self.window = u64::from(ack.window);
         self.limit = self.limit.max(next + self.window);
         if is_new {
             self.probes = 0;
@@ -292,63 +302,63 @@ impl Outbound {
         Some(())
     }
 
-    /// The fragment at `at` has arrived. Whether that is news.
+    /// The fragment at `at` has arrived. Returns whether that is news.
     fn arrive(&mut self, at: usize, echo: u64, delay: Nanos, in_flight: usize, now: Nanos) -> bool {
         let Some(kept) = self.fragments.get_mut(at) else { return false };
         let bytes = kept.bytes.len();
-        match std::mem::replace(&mut kept.fate, Fate::Over) {
-            Fate::Over => return false,
-            Fate::Sent => self.in_flight -= bytes,
-            Fate::Lost => self.lost -= 1,
+        match std::mem::replace(&mut kept.delivery, Delivery::Over) {
+            Delivery::Over => return false,
+            Delivery::Sent => self.in_flight -= bytes,
+            Delivery::Lost => self.lost -= 1,
         }
-        if kept.transmission == echo {
+        if kept.packet_number == echo {
             self.round_trip.measure(now.saturating_sub(kept.sent_at), delay);
         }
         if kept.is_first {
-            self.arrived = self.arrived.max(kept.transmission);
+            self.arrived = self.arrived.max(kept.packet_number);
         }
-        self.congestion.arrived(bytes, kept.sent_at, in_flight);
+        self.congestion.on_ack(bytes, kept.sent_at, in_flight);
         true
     }
 
     fn find_losses(&mut self, now: Nanos) {
-        let patience = self.round_trip.patience();
+        let loss_delay = self.round_trip.loss_delay();
         self.overdue_at = None;
         for kept in &mut self.fragments {
-            if kept.fate != Fate::Sent || kept.transmission >= self.arrived {
+            if kept.delivery != Delivery::Sent || kept.packet_number >= self.arrived {
                 continue;
             }
-            let overdue_at = kept.sent_at + patience;
-            if kept.transmission + OVERTAKEN_MIN > self.arrived && overdue_at > now {
+            let overdue_at = kept.sent_at + loss_delay;
+            if kept.packet_number + PACKET_THRESHOLD > self.arrived && overdue_at > now {
                 self.overdue_at =
                     Some(self.overdue_at.map_or(overdue_at, |other| other.min(overdue_at)));
                 continue;
             }
             self.in_flight -= kept.bytes.len();
             self.losses += 1;
-            self.congestion.lost(kept.sent_at, now);
+            self.congestion.on_congestion_event(kept.sent_at, now);
             if self.repeats {
-                kept.fate = Fate::Lost;
+                kept.delivery = Delivery::Lost;
                 self.lost += 1;
             } else {
-                kept.fate = Fate::Over;
+                kept.delivery = Delivery::Over;
             }
         }
     }
 
-    /// Forgets what is over at the front.
+    /// Removes finished fragments from the front.
     fn forget(&mut self) {
-        while let Some(kept) = self.fragments.pop_front_if(|kept| kept.fate == Fate::Over) {
+        while let Some(kept) = self.fragments.pop_front_if(|kept| kept.delivery == Delivery::Over) {
             self.base += 1;
             self.recycle(kept.bytes);
         }
         if !self.repeats {
-            // What was given up does not count for the peer either: every packet tells it so.
+            // Given-up fragments do not count for the peer either: every packet tells it.
             self.limit = self.limit.max(self.base + self.window);
         }
     }
 
-    /// When something is to be done if no receipt comes.
+    /// Returns when to act if no ACK comes.
     pub(super) fn deadline(&self) -> Option<Nanos> {
         if self.overdue_at.is_some() {
             return self.overdue_at;
@@ -357,7 +367,7 @@ impl Outbound {
             .then(|| self.latest_at + self.round_trip.probe_timeout(self.probes))
     }
 
-    /// The deadline has come. Returns whether a ping is to be sent.
+    /// The deadline has passed. Returns whether to send a ping.
     #[must_use]
     pub(super) fn expire(&mut self, now: Nanos) -> bool {
         if self.overdue_at.is_some_and(|at| at <= now) {
@@ -365,31 +375,33 @@ impl Outbound {
             self.forget();
             return false;
         }
-        // [rfc9002, §6.2.4]: one or two packets, whatever the window says.
+
+        // [rfc9002, §6.2.4]: one or two packets, regardless of the window.
         self.probes += 1;
         self.latest_at = now;
         self.free = 2;
         if self.probes == 3 {
-            self.congestion.collapse();
+            self.congestion.on_persistent_congestion();
         }
         if !self.repeats {
             return true;
         }
         let mut marked = 0;
         for kept in &mut self.fragments {
-            if marked < 2 && kept.fate == Fate::Sent {
+            if marked < 2 && kept.delivery == Delivery::Sent {
                 marked += 1;
-                kept.fate = Fate::Lost;
+                kept.delivery = Delivery::Lost;
                 self.lost += 1;
                 self.losses += 1;
                 self.in_flight -= kept.bytes.len();
             }
         }
+
         marked == 0
     }
 }
 
-fn wide(count: usize) -> u64 {
+fn to_u64(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 
@@ -400,7 +412,7 @@ fn index(number: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{congestion::MILLISECOND, packet::narrow},
+        super::{congestion::MILLISECOND, packet::low_u32},
         *,
     };
 
@@ -408,9 +420,9 @@ mod tests {
         Outbound::new(repeats, 256, 1000, RoundTrip::new())
     }
 
-    fn receipt(next: u64, bits: u64, echo: u64) -> Receipt {
-        let receipts = [bits, 0, 0, 0];
-        Receipt { next: narrow(next), receipts, echo: narrow(echo), delay: 0, window: 256 }
+    fn ack(next: u64, bits: u64, echo: u64) -> Ack {
+        let acked = [bits, 0, 0, 0];
+        Ack { next: low_u32(next), acked, echo: low_u32(echo), delay: 0, window: 256 }
     }
 
     fn bytes(count: usize) -> Box<Gather> {
@@ -423,27 +435,28 @@ mod tests {
         }
     }
 
-    /// Goal: what is overtaken by three is sent again, once, and what is late too. Method: receipts with gaps.
+    /// Goal: a packet overtaken by three is sent again, once, and so is a late one. Method: ACKs with gaps.
     #[test]
     fn what_was_overtaken_is_lost() {
         let mut out = outbound(true);
         send(&mut out, 5, 0);
-        out.hear(&receipt(0, 0b011, 3), MILLISECOND / 10).expect("right");
+        out.on_ack(&ack(0, 0b011, 3), MILLISECOND / 10).expect("right");
         assert!(!out.has_repeat(), "overtaken by two");
-        out.hear(&receipt(0, 0b111, 4), MILLISECOND / 10).expect("right");
+        out.on_ack(&ack(0, 0b111, 4), MILLISECOND / 10).expect("right");
         let departure = out.repeat(MILLISECOND / 10).expect("lost");
-        assert_eq!(departure, Departure { sequence: 0, transmission: 6 });
+        assert_eq!(departure, Departure { sequence: 0, packet_number: 6 });
         assert!(!out.has_repeat());
-        out.hear(&receipt(4, 0, 6), MILLISECOND / 5).expect("right");
+        out.on_ack(&ack(4, 0, 6), MILLISECOND / 5).expect("right");
         assert_eq!((out.oldest(), out.next()), (4, 5));
-        // The last one was sent before the repeat that has arrived: it is late.
+        // The last one was sent before the retransmission that has arrived: it is late.
         let overdue = out.deadline().expect("something is under way");
         assert!(!out.expire(overdue));
         assert_eq!(out.repeat(overdue).map(|departure| departure.sequence), Some(4));
         assert_eq!(out.losses, 2);
     }
 
-    /// Goal: what does not repeat gives up, and goes on. Method: lose everything, and then a ping arrives.
+    /// Goal: without retransmission, lost fragments are given up, and sending goes on. Method: lose
+    /// everything, and then a ping arrives.
     #[test]
     fn what_is_not_repeated_is_given_up() {
         let mut out = outbound(false);
@@ -451,26 +464,25 @@ mod tests {
         let now = out.deadline().expect("something is under way");
         assert!(out.expire(now), "wants a ping");
         let ping = out.send_ping(now);
-        out.hear(&receipt(0, 0, ping), now + MILLISECOND).expect("right");
+        out.on_ack(&ack(0, 0, ping), now + MILLISECOND).expect("right");
         assert_eq!((out.oldest(), out.is_waiting()), (3, false));
         assert!(out.takes_more());
     }
 
-    /// Goal: receipts for what was never sent are seen, and change nothing. Method: beyond the end in all
-    /// three ways.
+    /// Goal: ACKs for packets that were never sent are detected, and change nothing. Method: beyond the
+    /// end in all three ways.
     #[test]
-    fn receipts_of_nothing_are_refused() {
+    fn acks_of_nothing_are_refused() {
         let mut out = outbound(true);
         send(&mut out, 3, 0);
-        for wrong in [receipt(4, 0, 1), receipt(3, 1, 3), receipt(1, 1 << 40, 1), receipt(0, 0, 4)]
-        {
-            assert!(out.hear(&wrong, 1).is_none(), "{wrong:?}");
+        for wrong in [ack(4, 0, 1), ack(3, 1, 3), ack(1, 1 << 40, 1), ack(0, 0, 4)] {
+            assert!(out.on_ack(&wrong, 1).is_none(), "{wrong:?}");
         }
-        out.hear(&receipt(3, 0, 3), 1).expect("right");
+        out.on_ack(&ack(3, 0, 3), 1).expect("right");
         assert!(!out.is_waiting());
     }
 
-    /// Goal: a silent peer is probed at growing intervals with what is oldest. Method: nothing but time.
+    /// Goal: a silent peer is probed at growing intervals with the oldest fragment. Method: nothing but time.
     #[test]
     fn silence_is_probed() {
         let mut out = outbound(true);
@@ -490,7 +502,7 @@ mod tests {
         assert_eq!(out.congestion.window(), 2000);
     }
 
-    /// Goal: no more is under way than the windows allow. Method: send while it is allowed.
+    /// Goal: no more is in flight than the windows allow. Method: send while it is allowed.
     #[test]
     fn windows_are_kept() {
         let mut out = outbound(true);
@@ -505,8 +517,9 @@ mod tests {
         assert_eq!(out.next(), 3);
     }
 
-    /// Goal: while much is under way, few fragments wait until receipts allow many, and never without anything that
-    /// a receipt will come for. Method: fill the window, give receipts of one, then of half, then of all.
+    /// Goal: while much is in flight, small batches wait until ACKs allow large ones, but never without
+    /// something in flight that an ACK will come for. Method: fill the window, give ACKs of one, then of
+    /// half, then of all.
     #[test]
     fn few_wait_for_many() {
         let mut out = Outbound::new(true, 40, 1000, RoundTrip::new());
@@ -517,9 +530,9 @@ mod tests {
         }
         assert_eq!(out.next(), 40);
         let told = |out: &mut Outbound, next| {
-            let mut receipt = receipt(next, 0, next);
-            receipt.window = 40;
-            out.hear(&receipt, 1).expect("right");
+            let mut ack = ack(next, 0, next);
+            ack.window = 40;
+            out.on_ack(&ack, 1).expect("right");
             out.is_silly(8)
         };
         assert!(told(&mut out, 1));

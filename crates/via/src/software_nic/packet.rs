@@ -1,32 +1,32 @@
-//! Packets: what travels between two software NICs.
+//! The packets that two software NICs exchange.
 //!
 //! ```text
 //! every packet     kind u8, flags u8, length u16 (of all of it)
-//! data             id u64 (the receiver's), sequence u32, transmission u32, next u32, oldest u32, echo u32,
-//!                  window u16, delay u16, words u8, 0 u8; words × u64 of receipts; a fragment, the padding of a probe, or
+//! data             id u64 (the receiver's), sequence u32, packet u32, next u32, oldest u32, echo u32,
+//!                  window u16, delay u16, words u8, 0 u8; words × u64 of ACKs; a fragment, the padding of a probe, or
 //!                  the length u16 of one that has arrived; tag u64 if asked for
 //! all others       a body; tag of 128 bits under the secret
 //! ```
-//! Numbers are little-endian. A packet says how long it is, so that packets that the kernel has glued together
-//! can be taken apart again without being told how.
+//! Numbers are little-endian. A packet states its length, so that packets glued together by the kernel
+//! can be split without further information.
 
 use super::gather::Gather;
-use super::secret::{PACKET_TAG_BYTES, Secret, TAG_BYTES, is_same};
+use crate::auth::{PACKET_TAG_BYTES, Secret, TAG_BYTES, is_same};
 use crate::vi::{Reason, Reliability, Status};
 
-/// The version of the protocol. Packets of another one are not understood, and dropped.
+/// The protocol version. Packets of another version are dropped.
 pub(super) const VERSION: u8 = 1;
 
-/// What every packet begins with, in bytes.
+/// The length of the prefix of every packet, in bytes.
 const PREFIX_BYTES: usize = 4;
 
-/// What packets with data begin with, in bytes.
+/// The length of a data packet's header, in bytes.
 pub(super) const HEADER_BYTES: usize = 38;
 
-/// The most receipts that a packet carries beyond the first gap, in words of 64.
-pub(super) const RECEIPT_WORDS: usize = 4;
+/// The most ACKs that a packet carries beyond the first gap, in words of 64.
+pub(super) const ACK_WORDS: usize = 4;
 
-/// The shortest path that is supposed to be everywhere, in bytes of a packet [rfc9000, §14].
+/// The shortest packet limit that any path is assumed to have, in bytes [rfc9000, §14].
 pub(super) const PACKET_BYTES_MIN: usize = 1200;
 
 const DATA: u8 = 1;
@@ -41,55 +41,55 @@ const HEARD: u8 = 9;
 
 /// Flags of data packets.
 const HAS_FRAGMENT: u8 = 1;
-const WANTS_RECEIPT: u8 = 2;
+const ACK_ELICITING: u8 = 2;
 const IS_PROBE: u8 = 4;
 const HAS_PROBED: u8 = 8;
 
-/// Returns the first packet of some bytes and the rest, or nothing if they do not begin with one.
+/// Splits off the first packet. Returns `None` if the bytes do not begin with one.
 pub(super) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let [_, _, low, high, ..] = bytes else { return None };
     let length = usize::from(u16::from_le_bytes([*low, *high]));
     (length >= PREFIX_BYTES).then(|| bytes.split_at_checked(length)).flatten()
 }
 
-/// Whether a packet carries data of a connection.
+/// Returns whether a packet carries data of a connection.
 pub(super) fn is_data(packet: &[u8]) -> bool {
     packet.first() == Some(&DATA)
 }
 
-/// What a packet with data says.
+/// The header of a data packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Header {
-    /// The receiver's name of the connection.
+pub(super) struct DataHeader {
+    /// The receiver's name for the connection.
     pub(super) id: u64,
     /// The number of the fragment.
     pub(super) sequence: u32,
-    /// The number of this transmission: every transmission has another one.
-    pub(super) transmission: u32,
+    /// The number of this packet, unique among packets that want an ACK.
+    pub(super) packet_number: u32,
     /// The first fragment that has not arrived.
     pub(super) next: u32,
     /// The oldest fragment that may still be sent again.
     pub(super) oldest: u32,
-    /// The latest transmission that has arrived.
+    /// The latest packet that has arrived.
     pub(super) echo: u32,
-    /// How many fragments from `next` on are taken.
+    /// How many fragments, from `next` on, are accepted.
     pub(super) window: u16,
-    /// How long ago the echoed transmission arrived, in units of 16 µs.
+    /// How long ago the echoed packet arrived, in units of 16 µs.
     pub(super) delay: u16,
     /// Whether a fragment follows.
     pub(super) has_fragment: bool,
-    /// Whether what follows is there to be long.
+    /// Whether the rest is padding of a probe.
     pub(super) is_probe: bool,
-    /// Whether what follows is the length of a probe that has arrived, as a u16.
+    /// Whether the rest is the length of a probe that has arrived, as a u16.
     pub(super) has_probed: bool,
-    /// Whether the sender wants to hear that this arrived.
-    pub(super) wants_receipt: bool,
-    /// Which fragments behind `next` have arrived, by words of 64; as many as there are.
-    pub(super) receipts: [u64; RECEIPT_WORDS],
+    /// Whether the sender wants an ACK for this packet.
+    pub(super) is_ack_eliciting: bool,
+    /// Which fragments behind `next` have arrived, in words of 64; as many words as there are.
+    pub(super) acked: [u64; ACK_WORDS],
     pub(super) words: u8,
 }
 
-impl Header {
+impl DataHeader {
     /// Appends a packet to `out`, with a tag if there is a key.
     pub(super) fn encode(&self, fragment: &[u8], key: Option<&Secret>, out: &mut Vec<u8>) {
         let start = out.len();
@@ -101,8 +101,8 @@ impl Header {
         }
     }
 
-    /// Appends a packet to `out`, whose tag covers what it holds itself: of a connection with tags no fragment has
-    /// pieces in registered memory, which could change until they depart.
+    /// Appends a packet to `out`. A tag covers only the bytes held here: on a connection with tags, no
+    /// fragment has pieces in registered memory, which could change before departure.
     pub(super) fn gather(&self, fragment: &Gather, key: Option<&Secret>, out: &mut Gather) {
         let start = out.position();
         out.append(|out| self.put(fragment.len(), key, out));
@@ -115,13 +115,13 @@ impl Header {
         }
     }
 
-    /// Appends the header of a packet with a fragment of so many bytes.
+    /// Appends the header of a packet with a fragment of this many bytes.
     fn put(&self, fragment: usize, key: Option<&Secret>, out: &mut Vec<u8>) {
-        let words = usize::from(self.words).min(RECEIPT_WORDS);
+        let words = usize::from(self.words).min(ACK_WORDS);
         let tag = if key.is_some() { PACKET_TAG_BYTES } else { 0 };
         let length = HEADER_BYTES + words * 8 + fragment + tag;
         let flags = u8::from(self.has_fragment) * HAS_FRAGMENT
-            + u8::from(self.wants_receipt) * WANTS_RECEIPT
+            + u8::from(self.is_ack_eliciting) * ACK_ELICITING
             + u8::from(self.is_probe) * IS_PROBE
             + u8::from(self.has_probed) * HAS_PROBED;
         let mut header = [0; HEADER_BYTES];
@@ -129,7 +129,7 @@ impl Header {
         header[1] = flags;
         header[2..4].copy_from_slice(&u16::try_from(length).unwrap_or(0).to_le_bytes());
         header[4..12].copy_from_slice(&self.id.to_le_bytes());
-        let numbers = [self.sequence, self.transmission, self.next, self.oldest, self.echo];
+        let numbers = [self.sequence, self.packet_number, self.next, self.oldest, self.echo];
         for (place, number) in header[12..32].chunks_exact_mut(4).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
@@ -137,17 +137,17 @@ impl Header {
         header[34..36].copy_from_slice(&self.delay.to_le_bytes());
         header[36] = self.words;
         out.extend_from_slice(&header);
-        for word in &self.receipts[..words] {
+        for word in &self.acked[..words] {
             out.extend_from_slice(&word.to_le_bytes());
         }
     }
 
-    /// Returns which connection a packet with data is for.
+    /// Returns the connection that a data packet is for.
     pub(super) fn id(packet: &[u8]) -> Option<u64> {
         packet.get(4..12)?.try_into().ok().map(u64::from_le_bytes)
     }
 
-    /// Reads a packet, which must have a right tag if there is a key.
+    /// Decodes a packet, which must have a valid tag if there is a key.
     pub(super) fn decode<'a>(packet: &'a [u8], key: Option<&Secret>) -> Option<(Self, &'a [u8])> {
         let packet = match key {
             None => packet,
@@ -156,22 +156,24 @@ impl Header {
                 is_same(&key.short_tag(packet), tag).then_some(packet)?
             }
         };
+
         let (header, mut rest) = packet.split_first_chunk::<HEADER_BYTES>()?;
         let number = |at: usize| {
             u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
         };
         let words = header[36];
-        let mut receipts = [0; RECEIPT_WORDS];
-        if usize::from(words) > RECEIPT_WORDS || header[37] != 0 {
+        let mut acked = [0; ACK_WORDS];
+        if usize::from(words) > ACK_WORDS || header[37] != 0 {
             return None;
         }
-        for receipt in receipts.iter_mut().take(usize::from(words)) {
+        for ack in acked.iter_mut().take(usize::from(words)) {
             let (word, others) = rest.split_first_chunk::<8>()?;
-            *receipt = u64::from_le_bytes(*word);
+            *ack = u64::from_le_bytes(*word);
             rest = others;
         }
+
         let flags = header[1];
-        let is_right = match flags & !WANTS_RECEIPT {
+        let is_right = match flags & !ACK_ELICITING {
             HAS_FRAGMENT | IS_PROBE => true,
             HAS_PROBED => rest.len() == 2,
             other => other == 0 && rest.is_empty(),
@@ -182,7 +184,7 @@ impl Header {
         let header = Self {
             id: Self::id(packet)?,
             sequence: number(12),
-            transmission: number(16),
+            packet_number: number(16),
             next: number(20),
             oldest: number(24),
             echo: number(28),
@@ -191,28 +193,29 @@ impl Header {
             has_fragment: flags & HAS_FRAGMENT != 0,
             is_probe: flags & IS_PROBE != 0,
             has_probed: flags & HAS_PROBED != 0,
-            wants_receipt: flags & WANTS_RECEIPT != 0,
-            receipts,
+            is_ack_eliciting: flags & ACK_ELICITING != 0,
+            acked,
             words,
         };
+
         Some((header, rest))
     }
 }
 
 /// A request for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct CallPacket {
     pub(super) to_nic: u64,
     pub(super) from_nic: u64,
-    /// The caller's name of the connection.
+    /// The caller's name for the connection.
     pub(super) caller: u64,
     pub(super) cookie: [u8; TAG_BYTES],
     pub(super) is_peer: bool,
     pub(super) is_tagged: bool,
     pub(super) level: Reliability,
-    /// How long the caller still waits, in milliseconds.
-    pub(super) patience_ms: u32,
-    /// How many fragments it takes at first.
+    /// How long the caller will still wait, in milliseconds.
+    pub(super) timeout_ms: u32,
+    /// Its initial window, in fragments.
     pub(super) window: u16,
     pub(super) discriminator: Vec<u8>,
     pub(super) greeting: Vec<u8>,
@@ -220,39 +223,39 @@ pub(super) struct Call {
 
 /// How an attempt or a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Over {
-    /// The receiver's name of it, or 0 if the sender does not know that.
+pub(super) struct CloseNotice {
+    /// The receiver's name for it, or 0 if the sender does not know that.
     pub(super) to: u64,
-    /// The sender's name of it, or 0 if it has none.
+    /// The sender's name for it, or 0 if it has none.
     pub(super) from: u64,
     pub(super) reason: Reason,
-    /// Which of the receiver's descriptors failed at the sender, counted from 0, and how.
+    /// Which of the receiver's descriptors failed at the sender, counted from 0, and with which status.
     pub(super) failed: Option<(u64, Status)>,
 }
 
 /// Packets without data. All carry a tag under the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Control {
+pub(super) enum ControlPacket {
     /// A caller asks for a cookie.
     Hello { to_nic: u64, from_nic: u64, caller: u64 },
     /// The cookie.
     Challenge { caller: u64, cookie: [u8; TAG_BYTES] },
     /// A request.
-    Call(Call),
-    /// The request has arrived; an answer will take as long as it takes.
+    Call(CallPacket),
+    /// The request has arrived; the answer may take any time.
     Hold { caller: u64 },
     /// The answer.
     Agree { caller: u64, answerer: u64, window: u16, greeting: Vec<u8> },
     /// The answer has arrived.
     Agreed { caller: u64, answerer: u64 },
     /// The end of an attempt or a connection.
-    Over(Over),
-    /// The end has been heard of.
+    Over(CloseNotice),
+    /// The end was received.
     Heard { to: u64, from: u64 },
 }
 
-impl Control {
-    /// Returns the packet.
+impl ControlPacket {
+    /// Encodes the packet.
     pub(super) fn encode(&self, secret: &Secret) -> Vec<u8> {
         let mut out = vec![0, VERSION, 0, 0];
         let kind = match self {
@@ -295,6 +298,7 @@ impl Control {
                 HEARD
             }
         };
+
         let length = u16::try_from(out.len() + TAG_BYTES).unwrap_or(0).to_le_bytes();
         out[0] = kind;
         out[2..4].copy_from_slice(&length);
@@ -303,7 +307,7 @@ impl Control {
         out
     }
 
-    /// Reads a packet, if its tag is right.
+    /// Decodes a packet, if its tag is valid.
     pub(super) fn decode(packet: &[u8], secret: &Secret) -> Option<Self> {
         let (packet, tag) = packet.split_last_chunk::<TAG_BYTES>()?;
         is_same(&secret.tag(packet), tag).then_some(())?;
@@ -311,29 +315,32 @@ impl Control {
         if version != VERSION {
             return None;
         }
-        let mut body = Body(rest);
+        let mut body = BodyReader(rest);
         let control = match kind {
-            HELLO => {
-                Self::Hello { to_nic: body.wide()?, from_nic: body.wide()?, caller: body.wide()? }
-            }
-            CHALLENGE => Self::Challenge { caller: body.wide()?, cookie: body.take()? },
-            CALL => Self::Call(Call::decode(&mut body)?),
-            HOLD => Self::Hold { caller: body.wide()? },
+            HELLO => Self::Hello {
+                to_nic: body.read_u64()?,
+                from_nic: body.read_u64()?,
+                caller: body.read_u64()?,
+            },
+            CHALLENGE => Self::Challenge { caller: body.read_u64()?, cookie: body.take()? },
+            CALL => Self::Call(CallPacket::decode(&mut body)?),
+            HOLD => Self::Hold { caller: body.read_u64()? },
             AGREE => {
-                let (caller, answerer) = (body.wide()?, body.wide()?);
+                let (caller, answerer) = (body.read_u64()?, body.read_u64()?);
                 let window = u16::from_le_bytes(body.take()?);
                 Self::Agree { caller, answerer, window, greeting: body.rest() }
             }
-            AGREED => Self::Agreed { caller: body.wide()?, answerer: body.wide()? },
-            OVER => Self::Over(Over::decode(&mut body)?),
-            HEARD => Self::Heard { to: body.wide()?, from: body.wide()? },
+            AGREED => Self::Agreed { caller: body.read_u64()?, answerer: body.read_u64()? },
+            OVER => Self::Over(CloseNotice::decode(&mut body)?),
+            HEARD => Self::Heard { to: body.read_u64()?, from: body.read_u64()? },
             _ => return None,
         };
+
         body.0.is_empty().then_some(control)
     }
 }
 
-impl Call {
+impl CallPacket {
     fn encode(&self, out: &mut Vec<u8>) {
         for id in [self.to_nic, self.from_nic, self.caller] {
             out.extend(id.to_le_bytes());
@@ -345,15 +352,15 @@ impl Call {
             Reliability::ReliableReception => 2,
         };
         out.extend([u8::from(self.is_peer), u8::from(self.is_tagged), level]);
-        out.extend(self.patience_ms.to_le_bytes());
+        out.extend(self.timeout_ms.to_le_bytes());
         out.extend(self.window.to_le_bytes());
         out.push(u8::try_from(self.discriminator.len()).unwrap_or(0));
         out.extend(&self.discriminator);
         out.extend(&self.greeting);
     }
 
-    fn decode(body: &mut Body<'_>) -> Option<Self> {
-        let (to_nic, from_nic, caller) = (body.wide()?, body.wide()?, body.wide()?);
+    fn decode(body: &mut BodyReader<'_>) -> Option<Self> {
+        let (to_nic, from_nic, caller) = (body.read_u64()?, body.read_u64()?, body.read_u64()?);
         let cookie = body.take()?;
         let [is_peer, is_tagged, level] = body.take()?;
         let level = match level {
@@ -362,7 +369,8 @@ impl Call {
             2 => Reliability::ReliableReception,
             _ => return None,
         };
-        let patience_ms = u32::from_le_bytes(body.take()?);
+
+        let timeout_ms = u32::from_le_bytes(body.take()?);
         let window = u16::from_le_bytes(body.take()?);
         let [length] = body.take()?;
         let discriminator = body.bytes(usize::from(length))?.to_vec();
@@ -376,7 +384,7 @@ impl Call {
             is_peer,
             is_tagged,
             level,
-            patience_ms,
+            timeout_ms,
             window,
             discriminator,
             greeting,
@@ -395,7 +403,7 @@ const STATUSES: [Status; 8] = [
     Status::Flushed,
 ];
 
-/// What can be said of an end. [`Reason`]s that have words of their own get others on the way.
+/// The reasons for an end that can be sent. [`Reason`]s that carry text get another text at the receiver.
 const REASONS: [Reason; 9] = [
     Reason::NotListening,
     Reason::Rejected,
@@ -408,7 +416,7 @@ const REASONS: [Reason; 9] = [
     Reason::TransportFailed,
 ];
 
-impl Over {
+impl CloseNotice {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend(self.to.to_le_bytes());
         out.extend(self.from.to_le_bytes());
@@ -421,12 +429,12 @@ impl Over {
         out.extend(ordinal.to_le_bytes());
     }
 
-    fn decode(body: &mut Body<'_>) -> Option<Self> {
-        let (to, from) = (body.wide()?, body.wide()?);
+    fn decode(body: &mut BodyReader<'_>) -> Option<Self> {
+        let (to, from) = (body.read_u64()?, body.read_u64()?);
         let [reason, status] = body.take()?;
         let reason = *REASONS.get(usize::from(reason))?;
         let status = *STATUSES.get(usize::from(status))?;
-        let ordinal = body.wide()?;
+        let ordinal = body.read_u64()?;
         let failed = (status != Status::Done).then_some((ordinal, status));
         Some(Self { to, from, reason, failed })
     }
@@ -436,17 +444,17 @@ fn index<T>(all: &[T], is_it: impl FnMut(&T) -> bool) -> u8 {
     all.iter().position(is_it).and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX)
 }
 
-/// What is left to read.
-pub(super) struct Body<'a>(pub(super) &'a [u8]);
+/// The unread rest of a body.
+pub(super) struct BodyReader<'a>(pub(super) &'a [u8]);
 
-impl<'a> Body<'a> {
+impl<'a> BodyReader<'a> {
     pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*taken)
     }
 
-    pub(super) fn wide(&mut self) -> Option<u64> {
+    pub(super) fn read_u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_le_bytes)
     }
 
@@ -474,9 +482,9 @@ pub(super) fn widen(low: u32, near: u64) -> u64 {
     }
 }
 
-/// The low bits of a number.
+/// Returns the low bits of a number.
 #[expect(clippy::cast_possible_truncation, reason = "the low bits are what is wanted")]
-pub(super) const fn narrow(number: u64) -> u32 {
+pub(super) const fn low_u32(number: u64) -> u32 {
     number as u32
 }
 
@@ -484,8 +492,8 @@ pub(super) const fn narrow(number: u64) -> u32 {
 mod tests {
     use super::*;
 
-    fn controls() -> Vec<Control> {
-        let call = Call {
+    fn controls() -> Vec<ControlPacket> {
+        let call = CallPacket {
             to_nic: 1,
             from_nic: 2,
             caller: 3,
@@ -493,28 +501,32 @@ mod tests {
             is_peer: true,
             is_tagged: false,
             level: Reliability::ReliableDelivery,
-            patience_ms: 5,
+            timeout_ms: 5,
             window: 6,
             discriminator: vec![7; 64],
             greeting: vec![8; 1024],
         };
-        let over = |reason, failed| Control::Over(Over { to: 1, from: 2, reason, failed });
+
+        let over =
+            |reason, failed| ControlPacket::Over(CloseNotice { to: 1, from: 2, reason, failed });
         let mut all = vec![
-            Control::Hello { to_nic: 1, from_nic: 2, caller: 3 },
-            Control::Challenge { caller: 1, cookie: [9; TAG_BYTES] },
-            Control::Call(call),
-            Control::Hold { caller: 1 },
-            Control::Agree { caller: 1, answerer: 2, window: 3, greeting: vec![4; 1024] },
-            Control::Agreed { caller: 1, answerer: 2 },
-            Control::Heard { to: 1, from: 2 },
+            ControlPacket::Hello { to_nic: 1, from_nic: 2, caller: 3 },
+            ControlPacket::Challenge { caller: 1, cookie: [9; TAG_BYTES] },
+            ControlPacket::Call(call),
+            ControlPacket::Hold { caller: 1 },
+            ControlPacket::Agree { caller: 1, answerer: 2, window: 3, greeting: vec![4; 1024] },
+            ControlPacket::Agreed { caller: 1, answerer: 2 },
+            ControlPacket::Heard { to: 1, from: 2 },
             over(Reason::DescriptorFailed, Some((u64::MAX, Status::LengthError))),
         ];
+
         all.extend(REASONS.map(|reason| over(reason, None)));
         all
     }
 
-    /// Goal: what is written is what is read, fits the shortest path, and nothing else is read. Method: every
-    /// kind, there and back; each cut short, prolonged, with one bit changed, and with another secret.
+    /// Goal: packets are decoded as encoded, fit the shortest path, and nothing else is accepted.
+    /// Method: every kind, there and back; each cut short, extended, with one bit changed, and with
+    /// another secret.
     #[test]
     fn control_packets_are_read_as_written() {
         let secret = Secret::new([3; 16]);
@@ -522,83 +534,87 @@ mod tests {
             let packet = control.encode(&secret);
             assert!(packet.len() <= PACKET_BYTES_MIN, "{control:?}");
             assert_eq!(split(&packet), Some((&packet[..], &[][..])));
-            assert_eq!(Control::decode(&packet, &secret).as_ref(), Some(&control));
-            assert_eq!(Control::decode(&packet, &Secret::new([4; 16])), None);
+            assert_eq!(ControlPacket::decode(&packet, &secret).as_ref(), Some(&control));
+            assert_eq!(ControlPacket::decode(&packet, &Secret::new([4; 16])), None);
             for length in 0..packet.len() {
-                assert_eq!(Control::decode(&packet[..length], &secret), None);
+                assert_eq!(ControlPacket::decode(&packet[..length], &secret), None);
             }
             for bit in 0..packet.len() * 8 {
                 let mut other = packet.clone();
                 other[bit / 8] ^= 1 << (bit % 8);
-                assert_eq!(Control::decode(&other, &secret), None, "bit {bit} of {control:?}");
+                assert_eq!(
+                    ControlPacket::decode(&other, &secret),
+                    None,
+                    "bit {bit} of {control:?}"
+                );
             }
         }
     }
 
-    /// Goal: the same of packets with data. Method: headers with all numbers of receipts.
+    /// Goal: the same for data packets. Method: headers with all numbers of ACKs.
     #[test]
     fn data_packets_are_read_as_written() {
         let key = Secret::new([5; 16]);
-        for words in 0..=u8::try_from(RECEIPT_WORDS).expect("few") {
-            let mut receipts = [0; RECEIPT_WORDS];
-            receipts[..usize::from(words)].fill(u64::MAX - 5);
-            let header = Header {
+        for words in 0..=u8::try_from(ACK_WORDS).expect("few") {
+            let mut acked = [0; ACK_WORDS];
+            acked[..usize::from(words)].fill(u64::MAX - 5);
+            let header = DataHeader {
                 id: 1 << 60,
                 sequence: 2,
-                transmission: 3,
+                packet_number: 3,
                 next: 4,
                 oldest: 5,
                 echo: 6,
                 window: 7,
                 delay: 8,
                 has_fragment: true,
-                wants_receipt: true,
-                receipts,
+                is_ack_eliciting: true,
+                acked,
                 words,
-                ..Header::default()
+                ..DataHeader::default()
             };
             for key in [None, Some(&key)] {
                 let mut packet = Vec::new();
                 header.encode(b"fragment", key, &mut packet);
                 assert_eq!(split(&packet), Some((&packet[..], &[][..])));
-                assert_eq!(Header::id(&packet), Some(1 << 60));
-                assert_eq!(Header::decode(&packet, key), Some((header, &b"fragment"[..])));
+                assert_eq!(DataHeader::id(&packet), Some(1 << 60));
+                assert_eq!(DataHeader::decode(&packet, key), Some((header, &b"fragment"[..])));
                 for length in 0..HEADER_BYTES {
-                    assert_eq!(Header::decode(&packet[..length], key), None);
+                    assert_eq!(DataHeader::decode(&packet[..length], key), None);
                 }
             }
         }
     }
 
-    /// Goal: what follows a header is what it says, or the packet is refused. Method: all kinds, with bodies of all
-    /// lengths.
+    /// Goal: the body matches its header, or the packet is refused. Method: all kinds, with bodies of
+    /// all lengths.
     #[test]
     fn bodies_fit_their_headers() {
         let (fragment, probe, probed) = (
-            Header { has_fragment: true, ..Header::default() },
-            Header { is_probe: true, ..Header::default() },
-            Header { has_probed: true, ..Header::default() },
+            DataHeader { has_fragment: true, ..DataHeader::default() },
+            DataHeader { is_probe: true, ..DataHeader::default() },
+            DataHeader { has_probed: true, ..DataHeader::default() },
         );
         for length in 0..5 {
-            let is_read = |header: &Header| {
+            let is_read = |header: &DataHeader| {
                 let mut packet = Vec::new();
                 header.encode(&vec![0; length], None, &mut packet);
-                Header::decode(&packet, None).is_some_and(|(found, _)| found == *header)
+                DataHeader::decode(&packet, None).is_some_and(|(found, _)| found == *header)
             };
             assert!(is_read(&fragment) && is_read(&probe));
             assert_eq!(is_read(&probed), length == 2);
-            assert_eq!(is_read(&Header::default()), length == 0);
-            assert!(!is_read(&Header { has_probed: true, ..probe }), "both");
-            assert!(!is_read(&Header { has_fragment: true, ..probe }), "both");
+            assert_eq!(is_read(&DataHeader::default()), length == 0);
+            assert!(!is_read(&DataHeader { has_probed: true, ..probe }), "both");
+            assert!(!is_read(&DataHeader { has_fragment: true, ..probe }), "both");
         }
     }
 
-    /// Goal: glued packets come apart, and rubbish does not. Method: two packets and a tail.
+    /// Goal: glued packets are split, and garbage is not. Method: two packets and a tail.
     #[test]
     fn glued_packets_come_apart() {
         let mut bytes = Vec::new();
         for fragment in [&b"one"[..], b"three"] {
-            let header = Header { has_fragment: true, ..Header::default() };
+            let header = DataHeader { has_fragment: true, ..DataHeader::default() };
             header.encode(fragment, None, &mut bytes);
         }
         bytes.push(1);
@@ -611,14 +627,14 @@ mod tests {
         assert_eq!(split(&[1, 0, 5, 0]), None, "longer than what is there");
     }
 
-    /// Goal: numbers are continued beyond 32 bits, both ways. Method: around several turns.
+    /// Goal: numbers continue beyond 32 bits, both ways. Method: around several wrap-arounds.
     #[test]
     fn numbers_are_widened_to_the_nearest() {
         for near in [0, 5, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 40) + 17] {
             for ahead in [0_u64, 1, 1000, (1 << 31) - 1] {
-                assert_eq!(widen(narrow(near + ahead), near), near + ahead);
+                assert_eq!(widen(low_u32(near + ahead), near), near + ahead);
                 if ahead <= near {
-                    assert_eq!(widen(narrow(near - ahead), near), near - ahead);
+                    assert_eq!(widen(low_u32(near - ahead), near), near - ahead);
                 }
             }
         }

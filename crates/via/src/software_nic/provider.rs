@@ -6,10 +6,10 @@ use vigie_detect::{Armed, Instant};
 
 use super::{
     NAME_BYTES, Path, SoftwareNic, Wire,
-    calls::Wanted,
-    objects::{PostedReceive, PostedSend, Registered, Vi},
+    calls::ConnectRequest,
+    objects::{PostedReceive, PostedSend, SoftwareRegion, SoftwareVi},
+    to_u64,
     transfer::TRANSFER_MAX,
-    wide,
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
@@ -26,16 +26,16 @@ const GREETING_MAX: usize = 1024;
 impl<W: Wire> SoftwareNic<W> {
     fn limited(&self, what: &'static str, count: usize, limit: usize) -> Result<(), ViError> {
         if count > limit {
-            return Err(ViError::TooMuch { what, provider: W::NAME, limit: wide(limit) });
+            return Err(ViError::TooMuch { what, provider: W::NAME, limit: to_u64(limit) });
         }
         Ok(())
     }
 
-    fn vi(&mut self, id: ViId) -> Result<&mut Vi<W::Path>, ViError> {
+    fn vi(&mut self, id: ViId) -> Result<&mut SoftwareVi<W::Path>, ViError> {
         self.engine.vis.get_mut(&id).ok_or(ViError::UnknownVi(id))
     }
 
-    /// Checks what both kinds of calls have in common, and reads the address.
+    /// Checks what both kinds of calls have in common, and parses the address.
     fn check_call(
         &mut self,
         id: ViId,
@@ -57,7 +57,7 @@ impl<W: Wire> SoftwareNic<W> {
         read().ok_or(ViError::BadAddress { provider: W::NAME })
     }
 
-    /// Sends what a call of the consumer has made.
+    /// Sends what a call of the consumer has produced.
     fn go_on(&mut self) {
         let now = self.now();
         self.flush(now);
@@ -92,12 +92,12 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         memory: Memory,
         attributes: MemoryAttributes,
     ) -> Result<Region, ViError> {
-        // Keys that nobody guesses, so that a wrong one is no other region by accident.
+        // Unguessable keys, so that a wrong one is not another region's by accident.
         let key = RemoteKey(self.engine.names.fresh());
         let handle = MemoryHandle(self.engine.fresh());
         let objects = &mut self.engine.objects;
         objects.keys.insert(key, handle);
-        objects.memory.insert(handle, Registered { memory: memory.clone(), attributes, key });
+        objects.memory.insert(handle, SoftwareRegion { memory: memory.clone(), attributes, key });
         Ok(Region::new(memory, handle, key))
     }
 
@@ -117,7 +117,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
-        let is_attached = |vi: &Vi<W::Path>| {
+        let is_attached = |vi: &SoftwareVi<W::Path>| {
             vi.attributes.send_cq == Some(cq) || vi.attributes.receive_cq == Some(cq)
         };
         if self.engine.vis.values().any(is_attached) {
@@ -133,7 +133,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
             }
         }
         let id = ViId(self.engine.fresh());
-        self.engine.vis.insert(id, Vi::new(id, attributes));
+        self.engine.vis.insert(id, SoftwareVi::new(id, attributes));
         Ok(id)
     }
 
@@ -177,7 +177,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
     ) -> Result<(), ViError> {
         let (path, nic) = self.check_call(vi, address, discriminator, greeting)?;
         let expires_at = deadline.as_nanos();
-        let wanted = Wanted { path, nic, discriminator, greeting, expires_at };
+        let wanted = ConnectRequest { path, nic, discriminator, greeting, expires_at };
         let now = self.now();
         self.engine.call(now, vi, wanted, false);
         self.flush(now);
@@ -194,7 +194,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
     ) -> Result<(), ViError> {
         let (path, nic) = self.check_call(vi, address, discriminator, greeting)?;
         let expires_at = deadline.as_nanos();
-        let wanted = Wanted { path, nic, discriminator, greeting, expires_at };
+        let wanted = ConnectRequest { path, nic, discriminator, greeting, expires_at };
         let now = self.now();
         self.engine.call_peer(now, vi, wanted);
         self.flush(now);

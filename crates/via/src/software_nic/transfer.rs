@@ -1,24 +1,25 @@
-//! How descriptors become fragments, and fragments transfers.
+//! How descriptors become fragments, and fragments become transfers.
 //!
 //! ```text
 //! fragment   chunks, until it is full
-//! chunk      kind u8, flags u8, length u16 (of its data), what its kind has, data
+//! chunk      kind u8, flags u8, length u16 (of its data), the fields of its kind, data
 //!   send     [immediate i32], total u32
 //!   write    [immediate i32], key u64, offset u64, total u32
 //!   read     key u64, offset u64, total u32; no data
-//!   answer   total u32; of the oldest read that was not answered
-//!   more     what began in an earlier fragment
+//!   answer   total u32; answers the oldest unanswered read
+//!   more     the continuation of a chunk from an earlier fragment
 //! ```
-//! The chunks of one transfer follow each other; answers and descriptors take turns. Fragments are taken in
-//! order, so that data goes to its place in registered memory as soon as it arrives, and rights are looked up
-//! anew for each chunk: memory that was deregistered is out of reach in the middle of a transfer too.
+//! The chunks of one transfer follow each other; answers and descriptors take turns. Fragments are taken
+//! in order, so data goes to its place in registered memory as soon as it arrives. Access rights are
+//! checked anew for each chunk, so memory that is deregistered becomes unreachable even in the middle of
+//! a transfer.
 
 use super::{
-    connection::{Answer, Connection, Incoming, IncomingKind},
+    connection::{IncomingKind, IncomingTransfer, ReadResponse, SoftwareConnection},
     gather::Gather,
-    objects::{Access, Objects, PostedData, PostedSend, Stage, Vi, put, take},
-    packet::Body,
-    wide,
+    objects::{Access, Objects, PostedData, PostedSend, SendStage, SoftwareVi, put, take},
+    packet::BodyReader,
+    to_u64,
 };
 use crate::vi::{
     Completion, Operation, Queue, Reason, RemoteKey, RemoteSegment, Status, ViAttributes,
@@ -32,10 +33,10 @@ const MORE: u8 = 5;
 
 const HAS_IMMEDIATE: u8 = 1;
 
-/// What a chunk has beside its data, at most, and a word: what is less is not begun.
+/// The most that a chunk has besides its data, plus a word: with less room, no chunk is begun.
 const ROOM_MIN: usize = 28 + 8;
 
-/// How many reads of a peer wait for their answers at most: more than any queue holds.
+/// The most reads of a peer that wait for their answers: more than any queue holds.
 const ANSWERS_MAX: usize = 4096;
 
 /// The longest transfer, in bytes.
@@ -43,13 +44,13 @@ pub(super) const TRANSFER_MAX: u64 = (1 << 31) - 1;
 
 /// Why a connection breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct ConnectionFailure {
     pub(super) reason: Reason,
     /// Which of the peer's descriptors failed here.
     pub(super) failed: Option<(u64, Status)>,
 }
 
-impl Failure {
+impl ConnectionFailure {
     const fn fault(what: &'static str) -> Self {
         Self { reason: Reason::PeerFault(what), failed: None }
     }
@@ -61,30 +62,31 @@ impl Failure {
 
 // ---------------------------------------------------------------------- departure
 
-/// Whether there is anything to make a fragment of.
-pub(super) fn has_more<P>(vi: &Vi<P>, connection: &Connection<P>) -> bool {
-    let goes_on = || matches!(current(vi).map(|posted| posted.stage), Some(Stage::Departing(_)));
+/// Returns whether there is anything to make a fragment of.
+pub(super) fn has_more<P>(vi: &SoftwareVi<P>, connection: &SoftwareConnection<P>) -> bool {
+    let goes_on =
+        || matches!(current(vi).map(|posted| posted.stage), Some(SendStage::Departing(_)));
     !connection.answers.is_empty() || (!vi.is_halted && vi.begun < vi.sends.len()) || goes_on()
 }
 
-fn current<P>(vi: &Vi<P>) -> Option<&PostedSend> {
+fn current<P>(vi: &SoftwareVi<P>) -> Option<&PostedSend> {
     vi.begun.checked_sub(1).and_then(|at| vi.sends.get(at))
 }
 
-/// Fills a fragment, which becomes the one with number `sequence`.
+/// Fills a fragment, which gets number `sequence`.
 pub(super) fn fill<P>(
     objects: &Objects,
-    vi: &mut Vi<P>,
-    connection: &mut Connection<P>,
+    vi: &mut SoftwareVi<P>,
+    connection: &mut SoftwareConnection<P>,
     fragment: &mut Gather,
-) -> Result<(), Failure> {
+) -> Result<(), ConnectionFailure> {
     let capacity = connection.fragment_bytes();
-    // A tag is of bytes that do not change, and a write that nobody tells of is done when it departs.
+    // A tag needs bytes that do not change, and an unreliable transfer is done when it departs.
     fragment.copy_memory(connection.key.is_some() || !vi.is_reliable());
     let sequence = connection.out.next();
     while capacity.saturating_sub(fragment.len()) >= ROOM_MIN {
         let room = capacity - fragment.len();
-        if matches!(current(vi).map(|posted| posted.stage), Some(Stage::Departing(_))) {
+        if matches!(current(vi).map(|posted| posted.stage), Some(SendStage::Departing(_))) {
             continue_send(objects, vi, fragment, room, sequence);
             continue;
         }
@@ -100,6 +102,7 @@ pub(super) fn fill<P>(
             break;
         }
     }
+
     Ok(())
 }
 
@@ -119,8 +122,8 @@ fn total(length: u64) -> [u8; 4] {
     u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// How long a descriptor's transfer is, or what is wrong with it on this side.
-fn check<P>(objects: &Objects, vi: &Vi<P>, posted: &PostedSend) -> Result<u64, Status> {
+/// Returns the length of a descriptor's transfer, or what is wrong with it on this side.
+fn check<P>(objects: &Objects, vi: &SoftwareVi<P>, posted: &PostedSend) -> Result<u64, Status> {
     let is_read = posted.operation == Operation::RdmaRead;
     let needs_place = posted.operation != Operation::Send;
     let is_inline = matches!(posted.data, PostedData::Inline(_));
@@ -129,7 +132,7 @@ fn check<P>(objects: &Objects, vi: &Vi<P>, posted: &PostedSend) -> Result<u64, S
         return Err(Status::FormatError);
     }
     let length = match &posted.data {
-        PostedData::Inline(bytes) => wide(bytes.len()),
+        PostedData::Inline(bytes) => to_u64(bytes.len()),
         PostedData::Segments(segments) => {
             let mut sum = 0_u64;
             for segment in segments {
@@ -149,8 +152,8 @@ fn check<P>(objects: &Objects, vi: &Vi<P>, posted: &PostedSend) -> Result<u64, S
 
 fn begin_send<P>(
     objects: &Objects,
-    vi: &mut Vi<P>,
-    connection: &mut Connection<P>,
+    vi: &mut SoftwareVi<P>,
+    connection: &mut SoftwareConnection<P>,
     fragment: &mut Gather,
     room: usize,
     sequence: u64,
@@ -158,22 +161,24 @@ fn begin_send<P>(
     let Some(posted) = vi.sends.get(vi.begun) else { return };
     let checked = check(objects, vi, posted);
     let is_reliable = vi.is_reliable();
-    let ordinal = vi.ended + wide(vi.begun);
+    let ordinal = vi.ended + to_u64(vi.begun);
     let Some(posted) = vi.sends.get_mut(vi.begun) else { return };
     vi.begun += 1;
     match checked {
         Ok(length) => posted.length = length,
         Err(status) => {
-            posted.stage = Stage::Over(status);
+            posted.stage = SendStage::Over(status);
             vi.is_halted = is_reliable;
             return;
         }
     }
+
     let kind = match posted.operation {
         Operation::Send => SEND,
         Operation::RdmaWrite => WRITE,
         Operation::RdmaRead => READ,
     };
+
     let start = begin_chunk(fragment, kind, u8::from(posted.immediate.is_some()) * HAS_IMMEDIATE);
     if let Some(immediate) = posted.immediate {
         fragment.push(&immediate.to_le_bytes());
@@ -182,21 +187,23 @@ fn begin_send<P>(
         fragment.push(&key.0.to_le_bytes());
         fragment.push(&offset.to_le_bytes());
     }
+
     fragment.push(&total(posted.length));
     if kind == READ {
         connection.reads.push_back(ordinal);
-        posted.stage = Stage::Departed(sequence);
+        posted.stage = SendStage::Departed(sequence);
         return;
     }
-    posted.stage = Stage::Departing(0);
-    // Only the head of the chunk is there.
+
+    posted.stage = SendStage::Departing(0);
+    // Only the chunk's header is there.
     let room = room.saturating_sub(fragment.position() - start);
     append(objects, vi, fragment, start, room, sequence);
 }
 
 fn continue_send<P>(
     objects: &Objects,
-    vi: &mut Vi<P>,
+    vi: &mut SoftwareVi<P>,
     fragment: &mut Gather,
     room: usize,
     sequence: u64,
@@ -205,10 +212,10 @@ fn continue_send<P>(
     append(objects, vi, fragment, start, room.saturating_sub(4), sequence);
 }
 
-/// Appends as much of the present descriptor as there is room for to the chunk that begins at `start`.
+/// Appends as much of the current descriptor as fits to the chunk that begins at `start`.
 fn append<P>(
     objects: &Objects,
-    vi: &mut Vi<P>,
+    vi: &mut SoftwareVi<P>,
     fragment: &mut Gather,
     start: usize,
     room: usize,
@@ -217,7 +224,7 @@ fn append<P>(
     let tag = vi.attributes.tag;
     let is_reliable = vi.is_reliable();
     let Some(posted) = vi.begun.checked_sub(1).and_then(|at| vi.sends.get_mut(at)) else { return };
-    let Stage::Departing(done) = posted.stage else { return };
+    let SendStage::Departing(done) = posted.stage else { return };
     let left = usize::try_from(posted.length - done).unwrap_or(usize::MAX);
     let count = left.min(room);
     let before = fragment.position();
@@ -230,65 +237,70 @@ fn append<P>(
         PostedData::Segments(segments) => objects.gather(tag, segments, done, count, fragment),
     };
     if let Err(status) = appended {
-        // Its memory was taken back meanwhile.
+        // Its memory was deregistered meanwhile.
         fragment.truncate(before);
         end_chunk(fragment, start, 0);
-        posted.stage = Stage::Over(status);
+        posted.stage = SendStage::Over(status);
         vi.is_halted = is_reliable;
         return;
     }
+
     end_chunk(fragment, start, count);
     posted.stage = if count == left {
-        Stage::Departed(sequence)
+        SendStage::Departed(sequence)
     } else {
-        Stage::Departing(done + wide(count))
+        SendStage::Departing(done + to_u64(count))
     };
 }
 
 fn send_answer<P>(
     objects: &Objects,
     attributes: &ViAttributes,
-    connection: &mut Connection<P>,
+    connection: &mut SoftwareConnection<P>,
     fragment: &mut Gather,
     room: usize,
-) -> Result<(), Failure> {
+) -> Result<(), ConnectionFailure> {
     let Some(answer) = connection.answers.front_mut() else { return Ok(()) };
     let start = begin_chunk(fragment, if answer.has_begun { MORE } else { ANSWER }, 0);
     if !answer.has_begun {
         fragment.push(&total(answer.length));
         answer.has_begun = true;
     }
+
     let left = usize::try_from(answer.length - answer.done).unwrap_or(usize::MAX);
     let count = left.min(room.saturating_sub(fragment.position() - start));
     let read =
         objects.remote(attributes, answer.place, answer.length, Access::Read).and_then(|memory| {
-            // Copied: the owner may take the memory back before this is sent again, and use it for something else.
+            // Copied: the owner may deregister the memory and reuse it before this is sent again.
             fragment
                 .append(|out| take(memory, answer.place.offset + answer.done, count, out))
                 .map_err(|_| Status::RdmaProtectionError)
         });
     if let Err(status) = read {
-        return Err(Failure::descriptor(answer.ordinal, status));
+        return Err(ConnectionFailure::descriptor(answer.ordinal, status));
     }
     end_chunk(fragment, start, count);
-    answer.done += wide(count);
+    answer.done += to_u64(count);
     if count == left {
         connection.answers.pop_front();
         connection.answers_next = false;
     }
+
     Ok(())
 }
 
-/// Tells of the descriptors at the head of the send queue that are over. Returns whether one failed that breaks
-/// the connection.
+/// Completes the finished descriptors at the head of the send queue. Returns whether one failed in a way
+/// that breaks the connection.
 #[must_use]
-pub(super) fn settle<P>(objects: &mut Objects, vi: &mut Vi<P>, heard: u64) -> bool {
+pub(super) fn settle<P>(objects: &mut Objects, vi: &mut SoftwareVi<P>, heard: u64) -> bool {
     let is_reliable = vi.is_reliable();
     while let Some(posted) = vi.sends.front() {
         let status = match posted.stage {
-            Stage::Over(status) => status,
-            Stage::Departed(_) if !is_reliable => Status::Done,
-            Stage::Departed(last) if last < heard && posted.operation != Operation::RdmaRead => {
+            SendStage::Over(status) => status,
+            SendStage::Departed(_) if !is_reliable => Status::Done,
+            SendStage::Departed(last)
+                if last < heard && posted.operation != Operation::RdmaRead =>
+            {
                 Status::Done
             }
             _ => return false,
@@ -296,7 +308,7 @@ pub(super) fn settle<P>(objects: &mut Objects, vi: &mut Vi<P>, heard: u64) -> bo
         let Some(posted) = vi.sends.pop_front() else { return false };
         vi.begun = vi.begun.saturating_sub(1);
         vi.ended += 1;
-        vi.tell(objects, &posted, status);
+        vi.complete_send(objects, &posted, status);
         if is_reliable && !status.is_done() {
             return true;
         }
@@ -306,7 +318,7 @@ pub(super) fn settle<P>(objects: &mut Objects, vi: &mut Vi<P>, heard: u64) -> bo
 
 // ---------------------------------------------------------------------- arrival
 
-/// A chunk, as it arrives.
+/// An arriving chunk.
 struct Chunk<'a> {
     kind: u8,
     immediate: Option<i32>,
@@ -315,7 +327,7 @@ struct Chunk<'a> {
     data: &'a [u8],
 }
 
-fn read_chunk<'a>(body: &mut Body<'a>) -> Option<Chunk<'a>> {
+fn read_chunk<'a>(body: &mut BodyReader<'a>) -> Option<Chunk<'a>> {
     let [kind, flags, low, high] = body.take()?;
     let length = usize::from(u16::from_le_bytes([low, high]));
     let takes_immediate = matches!(kind, SEND | WRITE);
@@ -325,7 +337,9 @@ fn read_chunk<'a>(body: &mut Body<'a>) -> Option<Chunk<'a>> {
     let immediate = (flags == HAS_IMMEDIATE).then(|| body.take().map(i32::from_le_bytes));
     let immediate = immediate.map_or(Some(None), |found| found.map(Some))?;
     let place = match kind {
-        WRITE | READ => Some(RemoteSegment { key: RemoteKey(body.wide()?), offset: body.wide()? }),
+        WRITE | READ => {
+            Some(RemoteSegment { key: RemoteKey(body.read_u64()?), offset: body.read_u64()? })
+        }
         SEND | ANSWER | MORE => None,
         _ => return None,
     };
@@ -336,23 +350,23 @@ fn read_chunk<'a>(body: &mut Body<'a>) -> Option<Chunk<'a>> {
     Some(Chunk { kind, immediate, place, total, data: body.bytes(length)? })
 }
 
-/// Takes a fragment. Of an unreliable connection none fails.
+/// Takes a fragment. On an unreliable connection this never fails.
 pub(super) fn take_fragment<P>(
     objects: &mut Objects,
-    vi: &mut Vi<P>,
-    connection: &mut Connection<P>,
+    vi: &mut SoftwareVi<P>,
+    connection: &mut SoftwareConnection<P>,
     fragment: &[u8],
-) -> Result<(), Failure> {
-    let mut body = Body(fragment);
+) -> Result<(), ConnectionFailure> {
+    let mut body = BodyReader(fragment);
     while !body.0.is_empty() {
         let taken = read_chunk(&mut body)
-            .ok_or(Failure::fault("a fragment that makes no sense"))
+            .ok_or(ConnectionFailure::fault("a fragment that makes no sense"))
             .and_then(|chunk| take_chunk(objects, vi, connection, &chunk));
         match taken {
             Ok(()) => {}
             Err(failure) if vi.is_reliable() => return Err(failure),
-            Err(Failure { reason: Reason::PeerFault(_), .. }) => {
-                // It may have been corrupted on the way.
+            Err(ConnectionFailure { reason: Reason::PeerFault(_), .. }) => {
+                // It may have been corrupted in transit.
                 connection.incoming = None;
                 return Ok(());
             }
@@ -363,23 +377,24 @@ pub(super) fn take_fragment<P>(
             }
         }
     }
+
     Ok(())
 }
 
 fn take_chunk<P>(
     objects: &mut Objects,
-    vi: &mut Vi<P>,
-    connection: &mut Connection<P>,
+    vi: &mut SoftwareVi<P>,
+    connection: &mut SoftwareConnection<P>,
     chunk: &Chunk<'_>,
-) -> Result<(), Failure> {
+) -> Result<(), ConnectionFailure> {
     let is_reliable = vi.is_reliable();
     if chunk.kind == MORE {
         if connection.incoming.is_none() && is_reliable {
-            return Err(Failure::fault("the rest of nothing"));
+            return Err(ConnectionFailure::fault("the rest of nothing"));
         }
     } else {
         if connection.incoming.is_some() && is_reliable {
-            return Err(Failure::fault("one transfer within another"));
+            return Err(ConnectionFailure::fault("one transfer within another"));
         }
         let kind = match (chunk.kind, chunk.place) {
             (READ, Some(place)) => return take_read(objects, vi, connection, place, chunk.total),
@@ -388,13 +403,14 @@ fn take_chunk<P>(
             _ => IncomingKind::Send,
         };
         let (length, immediate) = (chunk.total, chunk.immediate);
-        connection.incoming = Some(Incoming { kind, length, done: 0, immediate });
+        connection.incoming = Some(IncomingTransfer { kind, length, done: 0, immediate });
         begin(objects, vi, connection, kind, length)?;
     }
+
     let Some(mut incoming) = connection.incoming else { return Ok(()) };
-    let count = wide(chunk.data.len());
+    let count = to_u64(chunk.data.len());
     if count > incoming.length - incoming.done {
-        return Err(Failure::fault("more of a transfer than it has"));
+        return Err(ConnectionFailure::fault("more of a transfer than it has"));
     }
     let is_last = incoming.done + count == incoming.length;
     place(objects, vi, connection, &incoming, chunk.data, is_last)?;
@@ -404,38 +420,47 @@ fn take_chunk<P>(
         connection.incoming = None;
         finish(objects, vi, connection, &incoming);
     }
+
     Ok(())
 }
 
 fn take_read<P>(
     objects: &Objects,
-    vi: &Vi<P>,
-    connection: &mut Connection<P>,
+    vi: &SoftwareVi<P>,
+    connection: &mut SoftwareConnection<P>,
     place: RemoteSegment,
     length: u64,
-) -> Result<(), Failure> {
+) -> Result<(), ConnectionFailure> {
     if !vi.is_reliable() || connection.answers.len() >= ANSWERS_MAX {
-        return Err(Failure::fault("more reads than a queue holds, or where none are allowed"));
+        return Err(ConnectionFailure::fault(
+            "more reads than a queue holds, or where none are allowed",
+        ));
     }
     let ordinal = connection.carried_out;
     objects
         .remote(&vi.attributes, place, length, Access::Read)
-        .map_err(|status| Failure::descriptor(ordinal, status))?;
+        .map_err(|status| ConnectionFailure::descriptor(ordinal, status))?;
     connection.carried_out += 1;
-    connection.answers.push_back(Answer { ordinal, place, length, done: 0, has_begun: false });
+    connection.answers.push_back(ReadResponse {
+        ordinal,
+        place,
+        length,
+        done: 0,
+        has_begun: false,
+    });
     Ok(())
 }
 
-/// Checks what can be checked before any data is in place.
+/// Checks what can be checked before any data is written.
 fn begin<P>(
     objects: &mut Objects,
-    vi: &mut Vi<P>,
-    connection: &Connection<P>,
+    vi: &mut SoftwareVi<P>,
+    connection: &SoftwareConnection<P>,
     kind: IncomingKind,
     length: u64,
-) -> Result<(), Failure> {
+) -> Result<(), ConnectionFailure> {
     let ordinal = connection.carried_out;
-    let refuse = |status| Err(Failure::descriptor(ordinal, status));
+    let refuse = |status| Err(ConnectionFailure::descriptor(ordinal, status));
     match kind {
         IncomingKind::Send => {
             let Some(posted) = vi.receives.front() else {
@@ -455,6 +480,7 @@ fn begin<P>(
             }
             Ok(())
         }
+
         IncomingKind::Write(place) => objects
             .remote(&vi.attributes, place, length, Access::Write)
             .map_or_else(refuse, |_| Ok(())),
@@ -463,30 +489,31 @@ fn begin<P>(
             let at = at.and_then(|at| usize::try_from(at).ok());
             match at.and_then(|at| vi.sends.get(at)) {
                 Some(posted) if posted.length == length => Ok(()),
-                _ => Err(Failure::fault("an answer to no read, or of another length")),
+                _ => Err(ConnectionFailure::fault("an answer to no read, or of another length")),
             }
         }
+
         IncomingKind::Refused => Ok(()),
     }
 }
 
-fn fail_receive<P>(objects: &mut Objects, vi: &mut Vi<P>, status: Status) {
+fn fail_receive<P>(objects: &mut Objects, vi: &mut SoftwareVi<P>, status: Status) {
     if let Some(posted) = vi.receives.pop_front() {
         vi.complete(objects, Completion::new(vi.id, Queue::Receive, posted.cookie, status));
     }
 }
 
-/// Puts data in place.
+/// Writes data to its destination.
 fn place<P>(
     objects: &mut Objects,
-    vi: &mut Vi<P>,
-    connection: &Connection<P>,
-    incoming: &Incoming,
+    vi: &mut SoftwareVi<P>,
+    connection: &SoftwareConnection<P>,
+    incoming: &IncomingTransfer,
     data: &[u8],
     is_last: bool,
-) -> Result<(), Failure> {
+) -> Result<(), ConnectionFailure> {
     let ordinal = connection.carried_out;
-    let refuse = |status| Failure::descriptor(ordinal, status);
+    let refuse = |status| ConnectionFailure::descriptor(ordinal, status);
     match incoming.kind {
         IncomingKind::Write(place) => {
             let memory = objects
@@ -498,57 +525,61 @@ fn place<P>(
             put(memory, place.offset + incoming.done, data)
                 .map_err(|_| refuse(Status::RdmaProtectionError))
         }
+
         IncomingKind::Send => {
             let Some(posted) = vi.receives.front() else {
                 return Err(refuse(Status::RemoteDescriptorError));
             };
             let tag = vi.attributes.tag;
             if objects.scatter(tag, &posted.segments, incoming.done, data).is_err() {
-                // Its memory was taken back meanwhile.
+                // Its memory was deregistered meanwhile.
                 fail_receive(objects, vi, Status::ProtectionError);
                 return Err(refuse(Status::RemoteDescriptorError));
             }
             Ok(())
         }
+
         IncomingKind::Answer => {
             let at = connection.reads.front().and_then(|read| read.checked_sub(vi.ended));
             let at = at.and_then(|at| usize::try_from(at).ok());
             let tag = vi.attributes.tag;
             let Some(posted) = at.and_then(|at| vi.sends.get_mut(at)) else { return Ok(()) };
             if let PostedData::Segments(segments) = &posted.data
-                && !matches!(posted.stage, Stage::Over(_))
+                && !matches!(posted.stage, SendStage::Over(_))
                 && let Err(status) = objects.scatter(tag, segments, incoming.done, data)
             {
-                posted.stage = Stage::Over(status);
+                posted.stage = SendStage::Over(status);
                 vi.is_halted = true;
             }
             Ok(())
         }
+
         IncomingKind::Refused => Ok(()),
     }
 }
 
-/// A transfer is complete.
+/// Completes a transfer.
 fn finish<P>(
     objects: &mut Objects,
-    vi: &mut Vi<P>,
-    connection: &mut Connection<P>,
-    incoming: &Incoming,
+    vi: &mut SoftwareVi<P>,
+    connection: &mut SoftwareConnection<P>,
+    incoming: &IncomingTransfer,
 ) {
     match incoming.kind {
         IncomingKind::Answer => {
             let at = connection.reads.pop_front().and_then(|read| read.checked_sub(vi.ended));
             let at = at.and_then(|at| usize::try_from(at).ok());
             if let Some(posted) = at.and_then(|at| vi.sends.get_mut(at))
-                && !matches!(posted.stage, Stage::Over(_))
+                && !matches!(posted.stage, SendStage::Over(_))
             {
-                posted.stage = Stage::Over(Status::Done);
+                posted.stage = SendStage::Over(Status::Done);
             }
             return;
         }
         IncomingKind::Refused => return,
         IncomingKind::Send | IncomingKind::Write(_) => connection.carried_out += 1,
     }
+
     let consumes = incoming.kind == IncomingKind::Send || incoming.immediate.is_some();
     if consumes && let Some(posted) = vi.receives.pop_front() {
         let mut completion = Completion::new(vi.id, Queue::Receive, posted.cookie, Status::Done);

@@ -1,15 +1,16 @@
-//! The provider over UDP: VIs between hosts, without any privilege.
+//! The provider over UDP: VIs between hosts, without special privileges.
 //!
-//! A [`SoftwareNic`] on one UDP socket. Where the kernel can, many packets of a transfer leave in one call (UDP_SEGMENT)
-//! and arrive in one (UDP_GRO); whether it can is tried when the socket is made.
+//! A [`SoftwareNic`] on one UDP socket. If the kernel supports it, many packets of a transfer leave in
+//! one call (UDP_SEGMENT) and arrive in one (UDP_GRO); this is tried when the socket is made.
 //!
-//! The socket listens on the one address that it is given and nowhere else. Its buffers bound what can be on the way
-//! to it: `net.core.rmem_max` is worth raising for fast links.
+//! The socket listens only on the address that it is given. Its buffers bound the data in flight to it:
+//! raise `net.core.rmem_max` for fast links.
 //!
-//! # The path
-//! How long packets may be is asked of the kernel (`IP_MTU`) when a connection comes about, when a packet was too long,
-//! and when a peer is silent; the kernel keeps that up as routers tell it [rfc1191, §3]. Then it is tried, so that paths on
-//! which nobody tells anything work too. Packets that were made for a longer path before are fragmented by IP.
+//! # Packet length
+//! The NIC asks the kernel how long packets may be (`IP_MTU`) when a connection is established, when a
+//! packet was too long, and when a peer is silent; the kernel keeps the value current from routers'
+//! messages [rfc1191, §3]. The NIC then probes the length, so that paths on which no router reports
+//! anything work too. Packets that were made for a longer path are fragmented by IP.
 //!
 //! # Examples
 //! ```
@@ -23,7 +24,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod line;
+mod sockets;
 mod sys;
 
 use std::{
@@ -34,11 +35,11 @@ use std::{
 
 use vigie_detect::Instant;
 
-use self::line::Lines;
+use self::sockets::SocketSet;
 pub(crate) use self::sys::random;
 use crate::software_nic::{Config, Gather, Path, Secret, SoftwareNic, Wire};
 
-/// The most bytes of either buffer that are asked for; the kernel gives what `net.core.rmem_max` allows.
+/// The size requested for either buffer, in bytes; the kernel limits it to `net.core.rmem_max`.
 const BUFFER_BYTES: usize = 4 << 20;
 
 /// The most packets that the kernel takes in one call: UDP_MAX_SEGMENTS of old kernels.
@@ -48,29 +49,29 @@ const SEGMENTS_MAX: usize = 64;
 const HEADERS_V4: usize = 20 + 8;
 const HEADERS_V6: usize = 40 + 8;
 
-/// The longest packet that is supposed where nothing is known [rfc9000, §14].
+/// The longest packet assumed if nothing is known [rfc9000, §14].
 const PACKET_BYTES_UNKNOWN: usize = 1200;
 
 /// A NIC over UDP.
 pub type Udp = SoftwareNic<UdpWire>;
 
 impl Udp {
-    /// Makes a NIC on a socket at `address`, where peers reach it under exactly that address; port 0 is any that
-    /// is free. Only NICs with the same secret and configuration can connect.
+    /// Makes a NIC on a socket at `address`, where peers reach it under exactly that address; port 0 is
+    /// any free port. Only NICs with the same secret and configuration can connect.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] and what else the kernel says; [`io::ErrorKind::InvalidInput`] for an address
-    /// that stands for any of this host's: name the one that peers shall use.
+    /// [`io::ErrorKind::InvalidInput`] for a wildcard address (name the one that peers use);
+    /// [`io::ErrorKind::AddrInUse`] and other errors from the kernel.
     pub fn bind(address: SocketAddr, secret: Secret, config: Config) -> io::Result<Self> {
         let wire = UdpWire::bind(address)?;
         Ok(Self::new(wire, secret, config, random()?))
     }
 }
 
-/// UDP sockets at one address, as a software NIC uses them.
+/// UDP sockets bound to one address, for a software NIC.
 #[derive(Debug)]
 pub struct UdpWire {
-    lines: Lines,
+    sockets: SocketSet,
     packets_max: usize,
 }
 
@@ -85,10 +86,10 @@ impl UdpWire {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let socket = UdpSocket::bind(address)?;
-        // Setting the length to none is allowed exactly where setting one is.
+        // Setting a segment length of zero is allowed exactly where setting any is.
         let cuts = sys::set_segment(socket.as_fd(), 0).is_ok();
         let packets_max = if cuts { SEGMENTS_MAX } else { 1 };
-        Ok(Self { lines: Lines::new(socket)?, packets_max })
+        Ok(Self { sockets: SocketSet::new(socket)?, packets_max })
     }
 
     /// Returns whether the kernel sends many packets in one call.
@@ -100,7 +101,7 @@ impl UdpWire {
     /// Returns whether the kernel hands over many packets in one call.
     #[must_use]
     pub const fn has_gluing(&self) -> bool {
-        self.lines.is_glued()
+        self.sockets.is_glued()
     }
 }
 
@@ -114,11 +115,11 @@ impl Wire for UdpWire {
     }
 
     fn path(&self) -> SocketAddr {
-        self.lines.address()
+        self.sockets.address()
     }
 
     fn send(&mut self, to: SocketAddr, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
-        self.lines.send(to, packets, packet_bytes)
+        self.sockets.send(to, packets, packet_bytes)
     }
 
     fn send_gathered(
@@ -127,11 +128,11 @@ impl Wire for UdpWire {
         packets: &Gather,
         packet_bytes: usize,
     ) -> io::Result<()> {
-        self.lines.send_gathered(to, packets, packet_bytes)
+        self.sockets.send_gathered(to, packets, packet_bytes)
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
-        self.lines.receive(buffer)
+        self.sockets.receive(buffer)
     }
 
     fn packets_max(&self) -> usize {
@@ -143,15 +144,15 @@ impl Wire for UdpWire {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.lines.descriptor())
+        Some(self.sockets.descriptor())
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        self.lines.watch()
+        self.sockets.watch()
     }
 }
 
-/// Asks the kernel how long packets of UDP may be on the way to an address.
+/// Asks the kernel how long UDP packets on the path to an address may be.
 fn route_bytes(from: IpAddr, to: SocketAddr) -> io::Result<usize> {
     let socket = UdpSocket::bind((from, 0))?;
     socket.connect(to)?;
@@ -163,7 +164,7 @@ fn route_bytes(from: IpAddr, to: SocketAddr) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(PACKET_BYTES_UNKNOWN).saturating_sub(headers))
 }
 
-/// An IP address, then the port, the first byte of either first.
+/// An IP address, then the port, each with its most significant byte first.
 impl Path for SocketAddr {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = match self.ip() {
@@ -193,7 +194,7 @@ impl Path for SocketAddr {
 mod tests {
     use super::*;
 
-    /// Goal: addresses come back as they were given. Method: of both kinds, and rubbish.
+    /// Goal: addresses come back as they were given. Method: both kinds, and garbage.
     #[test]
     fn addresses_are_read_as_written() {
         for text in ["127.0.0.1:80", "10.1.2.3:65535", "[::1]:80", "[fe80::1%3]:9"] {
@@ -205,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Goal: nothing listens wider than asked. Method: ask for any address.
+    /// Goal: the socket is bound no wider than asked. Method: ask for the wildcard address.
     #[test]
     fn any_address_is_refused() {
         for text in ["0.0.0.0:0", "[::]:0"] {
@@ -215,7 +216,7 @@ mod tests {
         }
     }
 
-    /// Goal: a port that is taken says so. Method: bind twice.
+    /// Goal: a port that is taken is reported. Method: bind twice.
     #[test]
     fn a_port_is_taken_once() {
         let first = UdpWire::bind("127.0.0.1:0".parse().expect("an address")).expect("free");
@@ -223,8 +224,8 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 
-    /// Goal: packets arrive whole whatever the kernel glues, cuts or refuses to cut. Method: batches of several
-    /// lengths between two sockets, taken apart by length.
+    /// Goal: packets arrive whole, whatever the kernel glues, cuts or refuses to cut. Method: batches of
+    /// several lengths between two sockets, taken apart by length.
     #[test]
     fn batches_arrive_whole() {
         let any = || "127.0.0.1:0".parse().expect("an address");

@@ -13,15 +13,15 @@ use std::{
 
 use rustix::net::SocketAddrAny;
 
-use crate::software_nic::{Gather, Part};
+use crate::software_nic::{Gather, GatherPart};
 
-/// Has the kernel cut datagrams into packets of `bytes` bytes; 0: not.
+/// Lets the kernel cut datagrams into packets of `bytes` bytes; 0: not at all.
 pub(super) fn set_segment(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
     set(socket, libc::UDP_SEGMENT, bytes)
 }
 
-/// Has the kernel hand over packets of one sender glued together.
+/// Lets the kernel glue packets of one sender together on arrival.
 pub(super) fn set_gluing(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::UDP_GRO, 1)
 }
@@ -35,10 +35,10 @@ fn set(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> io::R
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The most parts of which one call takes its bytes: a datagram has no more pieces of memory.
+/// The most parts per call: no datagram has more pieces of memory.
 const PARTS_MAX: usize = 160;
 
-/// Sends one datagram of parts; `None`: they are too many.
+/// Sends one datagram made of parts. `None` if there are too many.
 pub(super) fn send_parts(
     socket: BorrowedFd<'_>,
     to: Option<&SocketAddrAny>,
@@ -51,24 +51,29 @@ pub(super) fn send_parts(
     let mut count = 0;
     for (place, part) in parts.iter_mut().zip(packets.parts()) {
         let (base, length) = match part {
-            Part::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
-            Part::Memory { memory, offset, length } => (memory.place(offset, length).ok()?, length),
+            GatherPart::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),
+            GatherPart::Memory { memory, offset, length } => {
+                (memory.place(offset, length).ok()?, length)
+            }
         };
         *place = libc::iovec { iov_base: base.cast_mut().cast(), iov_len: length };
         count += 1;
     }
-    // SAFETY: a structure of numbers and pointers, of which all may be zero.
+
+    // SAFETY: a structure of numbers and pointers, for which all zeros is valid.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     if let Some(to) = to {
         message.msg_name = to.as_ptr().cast_mut().cast();
         message.msg_namelen = to.addr_len();
     }
+
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = count;
     loop {
-        // SAFETY: the descriptor is open while it is borrowed. The kernel reads the address, and `count` places whose
-        // bytes are borrowed with `packets`: vectors, and memory that lives as long and that was in bounds. That
-        // others write it meanwhile is no matter to the kernel, and no reference into it exists.
+        // SAFETY: the descriptor is open while it is borrowed. The kernel reads the address, and `count`
+        // parts whose bytes are borrowed with `packets`: vectors, and memory that lives as long and was
+        // in bounds. The kernel tolerates concurrent writes by others, and no reference into that memory
+        // exists.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, 0) };
         if sent >= 0 {
             return Some(Ok(()));

@@ -1,4 +1,4 @@
-//! What a NIC is told before it is opened, and why it could not be.
+//! The configuration of a NIC, and why opening one may fail.
 
 use std::{
     io,
@@ -7,15 +7,15 @@ use std::{
 
 use thiserror::Error;
 
-use super::secret::Secret;
+use super::secret::VerbsSecret;
 
-/// How a NIC is opened.
+/// The configuration of a NIC.
 ///
 /// # Examples
 /// ```no_run
-/// use vigie_via::verbs::{Secret, Verbs, VerbsConfig};
+/// use vigie_via::verbs::{VerbsSecret, Verbs, VerbsConfig};
 ///
-/// let config = VerbsConfig::new([10, 0, 0, 1].into(), Secret::new([7; 32]));
+/// let config = VerbsConfig::new([10, 0, 0, 1].into(), VerbsSecret::new([7; 32]));
 /// let nic = Verbs::open(&config)?;
 /// # Ok::<(), vigie_via::verbs::OpenError>(())
 /// ```
@@ -24,21 +24,22 @@ use super::secret::Secret;
 pub struct VerbsConfig {
     pub(super) ip: IpAddr,
     pub(super) tcp_port: u16,
-    pub(super) secret: Secret,
+    pub(super) secret: VerbsSecret,
     pub(super) device: Option<String>,
     pub(super) port: u8,
     pub(super) gid_index: Option<u8>,
 }
 
 impl VerbsConfig {
-    /// A NIC at the address `ip` of this host, for those who know `secret`. It uses the RDMA device that has this
-    /// address, and listens for callers there and nowhere else, at a TCP port that the kernel chooses.
-    pub const fn new(ip: IpAddr, secret: Secret) -> Self {
+    /// Configures a NIC at the address `ip` of this host, for peers that know `secret`. It uses the RDMA
+    /// device that has this address, and listens for callers at this address only, on a TCP port that
+    /// the kernel chooses.
+    pub const fn new(ip: IpAddr, secret: VerbsSecret) -> Self {
         Self { ip, tcp_port: 0, secret, device: None, port: 1, gid_index: None }
     }
 
-    /// Sets the device, by its name (`rdma link` shows them). Default: the one that has the address. A device of
-    /// InfiniBand has none, and must be named.
+    /// Sets the device by its name (`rdma link` lists them). Default: the one that has the address.
+    /// InfiniBand devices have no IP address and must be named.
     pub fn device(mut self, name: impl Into<String>) -> Self {
         self.device = Some(name.into());
         self
@@ -50,8 +51,8 @@ impl VerbsConfig {
         self
     }
 
-    /// Sets which of the port's global identifiers packets come from. Default: the one that is the address, over
-    /// Ethernet the one for RoCE version 2.
+    /// Sets which of the port's global identifiers is the source of packets. Default: the one that
+    /// equals the address; over Ethernet, the one for RoCE version 2.
     pub const fn gid_index(mut self, index: u8) -> Self {
         self.gid_index = Some(index);
         self
@@ -64,71 +65,71 @@ impl VerbsConfig {
     }
 }
 
-/// Why a NIC could not be opened.
+/// Why a NIC was not opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The kernel has no RDMA.
+    /// The kernel has no RDMA devices.
     #[error(
         "no RDMA devices: {0}. Load the driver of one, or make one in software: \
          `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0`"
     )]
     NoRdma(#[source] io::Error),
-    /// No device of that name.
+    /// There is no device of that name.
     #[error("there is no RDMA device `{name}`; there are: {found}")]
     NoDevice {
-        /// Which was asked for.
+        /// The name that was asked for.
         name: String,
-        /// Which there are.
+        /// The devices that exist.
         found: String,
     },
     /// No device has the address.
     #[error("no RDMA device has the address {ip}; name a device; there are: {found}")]
     NoAddress {
-        /// Which was asked for.
+        /// The address that was asked for.
         ip: IpAddr,
-        /// Which devices there are.
+        /// The devices that exist.
         found: String,
     },
-    /// The port does not work.
+    /// The port is not active.
     #[error("port {port} of the RDMA device `{device}` is not active")]
     PortDown {
-        /// Of which device.
+        /// The device.
         device: String,
-        /// Which.
+        /// The port.
         port: u8,
     },
-    /// An address that peers cannot call.
-    #[error("{0} is no address of one host: peers could not call it")]
+    /// The address is not one that peers can call.
+    #[error("{0} is not the address of a single host: peers could not call it")]
     Unspecified(IpAddr),
-    /// The device does less than messages need.
-    #[error("the RDMA device `{device}` does not do: {what}")]
+    /// The device lacks something that messages need.
+    #[error("the RDMA device `{device}` lacks {what}")]
     TooWeak {
-        /// Which.
+        /// The device.
         device: String,
         /// What it lacks.
         what: &'static str,
     },
-    /// The socket for callers.
+    /// The socket for callers failed.
     #[error("cannot listen at {address}: {source}")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The library's or the kernel's resources.
+    /// A resource of the library or the kernel failed.
     #[error("{what}: {source}")]
     Resource {
-        /// Of what.
+        /// The step that failed.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl OpenError {
-    /// For `map_err`.
+    /// Returns a closure for `map_err`.
     pub(super) const fn resource(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Resource { what, source }
     }

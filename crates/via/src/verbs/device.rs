@@ -1,4 +1,4 @@
-//! A device that was found and opened: what it can do, and where its packets leave.
+//! An opened device: its capabilities, and the port and identifier that its packets leave from.
 
 use std::{
     io,
@@ -10,17 +10,17 @@ use super::{
     NAME,
     config::{OpenError, VerbsConfig},
     sys::{
-        Channel, CompletionQueue, Context, Domain, Exit, Limits, QueuePair, SEGMENTS_MAX, Shape,
-        device_names,
+        Channel, CompletionQueue, Context, DeviceLimits, Domain, LocalPort, QueuePair,
+        QueuePairConfig, SEGMENTS_MAX, device_names,
     },
 };
 use crate::vi::{Attributes, Reliability};
 
-/// Descriptors of a queue. What waits for acknowledgement fits easily; a queue of completions for many VIs has to
-/// hold all of theirs.
+/// Descriptors per queue. Enough for unacknowledged sends; a completion queue shared by many VIs must
+/// hold the completions of all.
 const DESCRIPTORS: u32 = 256;
 
-/// Bytes that travel within the descriptor, tried in this order: devices differ, and do not tell.
+/// Inline sizes in bytes, tried in this order: devices differ, and do not report theirs.
 const INLINE_BYTES: [u32; 3] = [256, 128, 64];
 
 /// How many VIs share a completion queue of the device.
@@ -28,12 +28,12 @@ const VIS_PER_QUEUE: u32 = 16;
 
 pub(super) struct Device {
     pub(super) context: Arc<Context>,
-    pub(super) exit: Exit,
+    pub(super) local_port: LocalPort,
     pub(super) gid: [u8; 16],
-    pub(super) limits: Limits,
+    pub(super) limits: DeviceLimits,
     pub(super) attributes: Attributes,
     pub(super) descriptors: u32,
-    /// The completions that a queue for many VIs holds.
+    /// The capacity of a completion queue that is shared by several VIs.
     pub(super) completions: u32,
     inline_bytes: u32,
     segments: u32,
@@ -49,6 +49,7 @@ impl Device {
             Some(name) => std::slice::from_ref(name),
             None => &names[..],
         };
+
         let found = || names.join(", ");
         let port = config.port;
         for name in candidates {
@@ -68,9 +69,10 @@ impl Device {
             }
             let gid = context.gid(port, u32::from(index));
             let gid = gid.map_err(OpenError::resource("asking the device for its identifier"))?;
-            let exit = Exit { port, gid_index: index, has_gid: limits.is_ethernet };
-            return Self::sized(name, context, limits, exit, gid);
+            let local_port = LocalPort { port, gid_index: index, has_gid: limits.is_ethernet };
+            return Self::sized(name, context, limits, local_port, gid);
         }
+
         Err(match &config.device {
             Some(name) if !names.contains(name) => {
                 OpenError::NoDevice { name: name.clone(), found: found() }
@@ -82,8 +84,8 @@ impl Device {
     fn sized(
         name: &str,
         context: Arc<Context>,
-        limits: Limits,
-        exit: Exit,
+        limits: DeviceLimits,
+        local_port: LocalPort,
         gid: [u8; 16],
     ) -> Result<Self, OpenError> {
         let weak = |what| OpenError::TooWeak { device: name.to_owned(), what };
@@ -91,14 +93,14 @@ impl Device {
         let most_segments = u32::try_from(SEGMENTS_MAX).unwrap_or(1);
         let segments = limits.segments.min(most_segments);
         if descriptors < 16 {
-            return Err(weak("16 descriptors a queue"));
+            return Err(weak("16 descriptors per queue"));
         }
         if segments == 0 || limits.reads == 0 {
             return Err(weak("a data segment and an RDMA read"));
         }
         let mut device = Self {
             context,
-            exit,
+            local_port,
             gid,
             limits,
             attributes: Attributes::named(NAME),
@@ -107,9 +109,10 @@ impl Device {
             inline_bytes: 0,
             segments,
         };
+
         let try_out = |bytes: &u32| device.can_inline(*bytes);
         let inline_bytes = INLINE_BYTES.into_iter().find(try_out);
-        device.inline_bytes = inline_bytes.ok_or_else(|| weak("64 bytes inline"))?;
+        device.inline_bytes = inline_bytes.ok_or_else(|| weak("64 inline bytes"))?;
         let wide = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
         let attributes = &mut device.attributes;
         attributes.max_transfer = u64::from(limits.message_bytes).min((1 << 31) - 1);
@@ -121,8 +124,8 @@ impl Device {
         Ok(device)
     }
 
-    pub(super) const fn shape(&self, is_reliable: bool) -> Shape {
-        Shape {
+    pub(super) const fn shape(&self, is_reliable: bool) -> QueuePairConfig {
+        QueuePairConfig {
             is_reliable,
             descriptors: self.descriptors,
             segments: self.segments,
@@ -130,22 +133,28 @@ impl Device {
         }
     }
 
-    /// Makes a queue pair with so many inline bytes, and throws it away.
+    /// Tries out a queue pair with this many inline bytes.
     fn can_inline(&self, inline_bytes: u32) -> bool {
         let attempt = || {
             let domain = Domain::new(&self.context)?;
             let channel = Channel::new(&self.context)?;
             let queue = CompletionQueue::new(&channel, 16)?;
-            let shape = Shape { inline_bytes, ..self.shape(true) };
+            let shape = QueuePairConfig { inline_bytes, ..self.shape(true) };
             QueuePair::new(&domain, &queue, &queue, &shape)
         };
         attempt().is_ok()
     }
 }
 
-/// Finds the identifier that is the address. Where both versions of RoCE have one, it is the second's, which is
-/// routed like any datagram.
-fn gid_of(context: &Context, name: &str, port: u8, limits: &Limits, ip: IpAddr) -> Option<u8> {
+/// Finds the identifier that equals the address. If both RoCE versions have one, it is that of version
+/// 2, which is routed like any datagram.
+fn gid_of(
+    context: &Context,
+    name: &str,
+    port: u8,
+    limits: &DeviceLimits,
+    ip: IpAddr,
+) -> Option<u8> {
     let wanted = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,

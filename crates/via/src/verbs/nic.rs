@@ -15,13 +15,13 @@ use vigie_detect::{Armed, Instant};
 use super::{
     NAME,
     config::{OpenError, VerbsConfig},
-    connecting::{Source, Talk, WITNESS_TIME},
+    connecting::{ControlSession, EventSource, FAILURE_REPORT_TIMEOUT},
     device::Device,
-    secret::{Secret, random},
-    sys::{BATCH, Bytes, Channel, CompletionQueue, Domain, SendRequest, WorkCompletion},
-    table::{Pieces, Table, place},
-    vi::{Cq, Desk, Posted, SILENT_MAX, Sent, Vi, parts},
-    wire::{Frame, Place},
+    secret::{VerbsSecret, random},
+    sys::{BATCH, Channel, CompletionQueue, Domain, SendData, SendWorkRequest, WorkCompletion},
+    table::{RegionTable, SgeList, place},
+    vi::{Cq, InFlightReceive, InFlightSend, NicState, UNSIGNALED_MAX, VerbsVi, parts},
+    wire::{ControlFrame, VerbsAddress},
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
@@ -29,18 +29,18 @@ use crate::vi::{
     SendDescriptor, Status, ViAttributes, ViError, ViEvent, ViId, ViState,
 };
 
-/// How often the sockets are looked at while nobody sleeps.
-const LOOK_INTERVAL: Duration = Duration::from_micros(100);
+/// How often the sockets are polled while awake.
+const SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// The most batches of completions taken from one queue before others get their turn.
 const BATCHES_MAX: usize = 32;
-/// The most inline bytes that any device is asked for.
+/// The most inline bytes requested of any device.
 const INLINE_MAX: usize = 256;
 
-/// A completion queue of the device, and the room in it.
-pub(super) struct Seats {
+/// A completion queue of the device, and its free capacity.
+pub(super) struct SharedCq {
     queue: Arc<CompletionQueue>,
     free: u32,
-    /// Whose completions it is for; `None`: one VI's.
+    /// The completion queue whose VIs share it; `None` if it belongs to one VI.
     cq: Option<CqId>,
 }
 
@@ -48,40 +48,40 @@ pub(super) struct Seats {
 ///
 /// Dropping it disconnects its VIs in order.
 pub struct Verbs {
-    // In the order in which they go: what the device may still touch is last.
-    pub(super) vis: BTreeMap<u32, Vi>,
-    pub(super) queues: BTreeMap<u32, Seats>,
-    pub(super) table: Table,
+    // In drop order: what the device may still touch is last.
+    pub(super) vis: BTreeMap<u32, VerbsVi>,
+    pub(super) queues: BTreeMap<u32, SharedCq>,
+    pub(super) table: RegionTable,
     pub(super) domains: BTreeMap<u32, Arc<Domain>>,
     channel: Arc<Channel>,
     pub(super) device: Device,
-    pub(super) desk: Desk,
+    pub(super) nic_state: NicState,
     /// The VI of each link, by the link's name.
     pub(super) links: BTreeMap<u32, u32>,
     /// VIs that have met an error.
     pub(super) failed: VecDeque<u32>,
-    pub(super) talks: BTreeMap<u32, Talk>,
-    /// Requests that the consumer has to answer, and the lines they came by.
+    pub(super) sessions: BTreeMap<u32, ControlSession>,
+    /// Requests that wait for the consumer's answer, with their control connections.
     pub(super) requests: BTreeMap<u64, u32>,
     pub(super) listening: BTreeSet<Vec<u8>>,
     pub(super) listener: TcpListener,
     pub(super) epoll: OwnedFd,
-    pub(super) place: Place,
-    pub(super) secret: Secret,
+    pub(super) place: VerbsAddress,
+    pub(super) secret: VerbsSecret,
     pub(super) names: u32,
     request_count: u64,
     pub(super) now: Instant,
-    next_look: Instant,
-    must_look: bool,
+    next_socket_poll: Instant,
+    must_poll: bool,
     pub(super) due: Option<Instant>,
     is_armed: bool,
 }
 
 impl Verbs {
-    /// Opens a NIC, which others can reach at once.
+    /// Opens a NIC. Others can reach it at once.
     ///
     /// # Errors
-    /// [`OpenError`]: no device, or none with that address, or no resources.
+    /// [`OpenError`] if there is no device, none has that address, or resources are missing.
     pub fn open(config: &VerbsConfig) -> Result<Self, OpenError> {
         if config.ip.is_unspecified() {
             return Err(OpenError::Unspecified(config.ip));
@@ -105,37 +105,38 @@ impl Verbs {
         let nic = Self {
             vis: BTreeMap::new(),
             queues: BTreeMap::new(),
-            table: Table::new(u64::from(u32::from_le_bytes(first))),
+            table: RegionTable::new(u64::from(u32::from_le_bytes(first))),
             domains: BTreeMap::new(),
             channel,
             device,
-            desk: Desk::default(),
+            nic_state: NicState::default(),
             links: BTreeMap::new(),
             failed: VecDeque::new(),
-            talks: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             requests: BTreeMap::new(),
             listening: BTreeSet::new(),
             listener,
             epoll,
-            place: Place { id: chance, socket },
+            place: VerbsAddress { id: chance, socket },
             secret: config.secret.clone(),
             names: 0,
             request_count: 0,
             now: Instant::from_nanos(0),
-            next_look: Instant::from_nanos(0),
-            must_look: false,
+            next_socket_poll: Instant::from_nanos(0),
+            must_poll: false,
             due: None,
             is_armed: false,
         };
+
         let watch = || {
-            nic.watch(&nic.listener, Source::Listener, false)?;
-            nic.watch(&*nic.channel, Source::Channel, false)
+            nic.watch(&nic.listener, EventSource::Listener, false)?;
+            nic.watch(&*nic.channel, EventSource::Channel, false)
         };
         watch().map_err(OpenError::resource("an epoll descriptor"))?;
         Ok(nic)
     }
 
-    /// Returns a name that was not used before.
+    /// Returns an unused name.
     pub(super) fn name(&mut self, what: &'static str) -> Result<u32, ViError> {
         let name = self.names;
         let limit = u64::from(u32::MAX);
@@ -148,18 +149,18 @@ impl Verbs {
         RequestId(self.request_count)
     }
 
-    pub(super) fn vi(&self, vi: ViId) -> Result<&Vi, ViError> {
+    pub(super) fn vi(&self, vi: ViId) -> Result<&VerbsVi, ViError> {
         self.vis.get(&vi.0).ok_or(ViError::UnknownVi(vi))
     }
 
-    pub(super) fn vi_mut(&mut self, vi: ViId) -> Result<&mut Vi, ViError> {
+    pub(super) fn vi_mut(&mut self, vi: ViId) -> Result<&mut VerbsVi, ViError> {
         self.vis.get_mut(&vi.0).ok_or(ViError::UnknownVi(vi))
     }
 
     pub(super) fn watch(
         &self,
         socket: impl AsFd,
-        source: Source,
+        source: EventSource,
         wants_room: bool,
     ) -> io::Result<()> {
         let data = epoll::EventData::new_u64(source.to_data());
@@ -183,10 +184,10 @@ impl Verbs {
 
     // -------------------------------------------------------------- completions
 
-    /// Finds room for `count` completions in a queue of the device, or makes one.
-    fn seat(&mut self, cq: Option<CqId>, count: u32) -> Result<u32, ViError> {
+    /// Reserves capacity for `count` completions in a queue of the device, or creates one.
+    fn reserve_queue(&mut self, cq: Option<CqId>, count: u32) -> Result<u32, ViError> {
         if let Some(cq) = cq {
-            let own = self.desk.cqs.get(&cq.0).map_or(&[][..], |cq| &cq.queues);
+            let own = self.nic_state.cqs.get(&cq.0).map_or(&[][..], |cq| &cq.queues);
             for name in own {
                 if let Some(seats) = self.queues.get_mut(name).filter(|seats| seats.free >= count) {
                     seats.free -= count;
@@ -200,14 +201,14 @@ impl Verbs {
             queue.arm()?;
         }
         let name = self.name("the number of queues")?;
-        self.queues.insert(name, Seats { queue, free: capacity - count, cq });
-        if let Some(cq) = cq.and_then(|cq| self.desk.cqs.get_mut(&cq.0)) {
+        self.queues.insert(name, SharedCq { queue, free: capacity - count, cq });
+        if let Some(cq) = cq.and_then(|cq| self.nic_state.cqs.get_mut(&cq.0)) {
             cq.queues.push(name);
         }
         Ok(name)
     }
 
-    fn unseat(&mut self, name: u32, count: u32) {
+    fn release_queue(&mut self, name: u32, count: u32) {
         let Some(seats) = self.queues.get_mut(&name) else { return };
         seats.free += count;
         if seats.cq.is_none() {
@@ -219,7 +220,7 @@ impl Verbs {
         self.queues.get(&name).map(|seats| Arc::clone(&seats.queue))
     }
 
-    /// Takes what a queue of the device has. Returns whether it was anything.
+    /// Takes all completions of a queue of the device. Returns whether there were any.
     pub(super) fn drain(&mut self, name: u32) -> bool {
         let mut is_news = false;
         for _ in 0..BATCHES_MAX {
@@ -249,18 +250,19 @@ impl Verbs {
 
     fn take(&mut self, completion: &WorkCompletion) {
         let (link, queue, count) = parts(completion.number);
-        // Of a link that has ended there is nothing more to tell.
+        // A link that has ended reports nothing more.
         let Some(&name) = self.links.get(&link) else { return };
         if completion.status == 0 {
-            // The peer uses the connection: it stands, whether or not its word for that has come.
+            // Since the peer uses the connection it is established, whether or not its Ready has arrived.
             self.ready(name);
         }
+
         let Some(vi) = self.vis.get_mut(&name) else { return };
         let had_fault = vi.fault.is_some();
         match queue {
             Queue::Send => {
-                let deadline = self.now + WITNESS_TIME;
-                vi.take_sent(&mut self.desk, count, completion.status, deadline);
+                let deadline = self.now + FAILURE_REPORT_TIMEOUT;
+                vi.take_sent(&mut self.nic_state, count, completion.status, deadline);
             }
             Queue::Receive => {
                 let tag = vi.attributes.tag;
@@ -269,9 +271,10 @@ impl Verbs {
                         .receives
                         .front()
                         .is_some_and(|posted| self.table.reaches(tag, &posted.segments));
-                vi.take_received(&mut self.desk, count, completion, is_reachable);
+                vi.take_received(&mut self.nic_state, count, completion, is_reachable);
             }
         }
+
         let unclear = vi.unclear;
         if !had_fault && vi.fault.is_some() {
             self.failed.push_back(name);
@@ -281,17 +284,17 @@ impl Verbs {
         }
     }
 
-    /// Returns whether there is something for the consumer.
+    /// Returns whether an event or completion waits for the consumer.
     fn has_news(&self) -> bool {
-        !self.desk.events.is_empty()
-            || self.desk.cqs.values().any(|cq| !cq.completions.is_empty())
+        !self.nic_state.events.is_empty()
+            || self.nic_state.cqs.values().any(|cq| !cq.completions.is_empty())
             || self.vis.values().any(|vi| vi.done.iter().any(|done| !done.is_empty()))
     }
 
     // -------------------------------------------------------------- descriptors
 
-    /// Returns what is wrong with a send descriptor itself, or how the device calls its data.
-    fn checked(&self, vi: &Vi, wanted: &SendDescriptor<'_>) -> Result<(Pieces, u64), Status> {
+    /// Returns what is wrong with a send descriptor itself, or its data in the device's terms.
+    fn checked(&self, vi: &VerbsVi, wanted: &SendDescriptor<'_>) -> Result<(SgeList, u64), Status> {
         let is_read = wanted.operation == Operation::RdmaRead;
         let makes_sense = match wanted.operation {
             Operation::Send => wanted.remote.is_none(),
@@ -303,7 +306,7 @@ impl Verbs {
         match wanted.data {
             _ if !makes_sense => Err(Status::FormatError),
             Data::Inline(_) if is_read => Err(Status::FormatError),
-            Data::Inline(pieces) => Ok((Pieces::new(), inline_length(pieces))),
+            Data::Inline(pieces) => Ok((SgeList::new(), inline_length(pieces))),
             Data::Segments(segments) => {
                 let most = self.device.attributes.max_transfer;
                 self.table.gather(vi.attributes.tag, segments, most)
@@ -314,41 +317,46 @@ impl Verbs {
     fn send(&mut self, name: u32, wanted: &SendDescriptor<'_>) -> Result<(), ViError> {
         let Some(vi) = self.vis.get(&name) else { return Err(ViError::UnknownVi(ViId(name))) };
         let (forced, pieces, length) = match self.checked(vi, wanted) {
-            _ if vi.is_spoiled => (Some(Status::Flushed), Pieces::new(), 0),
+            _ if vi.is_spoiled => (Some(Status::Flushed), SgeList::new(), 0),
             Ok((pieces, length)) => (None, pieces, length),
-            Err(status) => (Some(status), Pieces::new(), 0),
+            Err(status) => (Some(status), SgeList::new(), 0),
         };
+
         let Some(vi) = self.vis.get_mut(&name) else { return Err(ViError::UnknownVi(ViId(name))) };
         let wrong = ViError::WrongState { state: vi.state, what: "send" };
         let Some(link) = &mut vi.link else { return Err(wrong) };
-        let sent = Sent {
+        let sent = InFlightSend {
             cookie: wanted.cookie,
             operation: wanted.operation,
             length,
             is_signaled: wanted.is_signaled,
             forced,
         };
-        let is_told = wanted.is_signaled || forced.is_some() || vi.silent >= SILENT_MAX;
+
+        let is_told =
+            wanted.is_signaled || forced.is_some() || vi.unsignaled_count >= UNSIGNALED_MAX;
         let mut inline = [0; INLINE_MAX];
-        let mut request = SendRequest {
+        let mut request = SendWorkRequest {
             number: link.send_number(),
             operation: wanted.operation,
             immediate: wanted.immediate,
             is_signaled: is_told,
             remote: wanted.remote.as_ref().map_or((0, 0), place),
             data: match wanted.data {
-                Data::Inline(pieces) => Bytes::Inline(gathered(pieces, &mut inline)),
-                Data::Segments(_) => Bytes::Pieces(pieces.as_slice()),
+                Data::Inline(pieces) => SendData::Inline(gathered(pieces, &mut inline)),
+                Data::Segments(_) => SendData::Pieces(pieces.as_slice()),
             },
         };
+
         if forced.is_some() {
-            // The device must not carry it out, but it has to end behind those before it: a write of nothing.
+            // The device must not carry it out, but it has to complete in order: post an empty write.
             (request.operation, request.immediate) = (Operation::RdmaWrite, None);
-            (request.remote, request.data) = ((0, 0), Bytes::Pieces(&[]));
+            (request.remote, request.data) = ((0, 0), SendData::Pieces(&[]));
         }
+
         link.pair.post_send(&request)?;
         link.sent();
-        vi.silent = if is_told { 0 } else { vi.silent + 1 };
+        vi.unsignaled_count = if is_told { 0 } else { vi.unsignaled_count + 1 };
         vi.is_spoiled |= forced.is_some() && vi.is_reliable();
         vi.sends.push_back(sent);
         Ok(())
@@ -356,17 +364,17 @@ impl Verbs {
 }
 
 fn inline_length(pieces: &[io::IoSlice<'_>]) -> u64 {
-    let length = pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len()));
+    let length = pieces.iter().fold(0_usize, |sum, sge| sum.saturating_add(sge.len()));
     u64::try_from(length).unwrap_or(u64::MAX)
 }
 
-/// Copies pieces together, which are no longer than the room.
+/// Copies the pieces together; they fit the room.
 fn gathered<'a>(pieces: &[io::IoSlice<'_>], room: &'a mut [u8; INLINE_MAX]) -> &'a [u8] {
     let mut length = 0;
-    for piece in pieces {
-        if let Some(place) = room.get_mut(length..length + piece.len()) {
-            place.copy_from_slice(piece);
-            length += piece.len();
+    for sge in pieces {
+        if let Some(place) = room.get_mut(length..length + sge.len()) {
+            place.copy_from_slice(sge);
+            length += sge.len();
         }
     }
     room.get(..length).unwrap_or(&[])
@@ -390,7 +398,7 @@ impl Provider for Verbs {
     }
 
     fn create_tag(&mut self) -> ProtectionTag {
-        // Its domain is made when something is put in it, which may fail.
+        // Its domain is created on first use, which may fail.
         let tag = ProtectionTag(self.names);
         self.names = self.names.saturating_add(1);
         tag
@@ -415,16 +423,16 @@ impl Provider for Verbs {
 
     fn create_cq(&mut self) -> Result<CqId, ViError> {
         let name = self.name("the number of queues")?;
-        self.desk.cqs.insert(name, Cq::default());
+        self.nic_state.cqs.insert(name, Cq::default());
         Ok(CqId(name))
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
-        let found = self.desk.cqs.get(&cq.0).ok_or(ViError::UnknownCq(cq))?;
+        let found = self.nic_state.cqs.get(&cq.0).ok_or(ViError::UnknownCq(cq))?;
         if found.vis > 0 {
             return Err(ViError::InUse { what: "a completion queue with VIs" });
         }
-        if let Some(found) = self.desk.cqs.remove(&cq.0) {
+        if let Some(found) = self.nic_state.cqs.remove(&cq.0) {
             for name in found.queues {
                 self.queues.remove(&name);
             }
@@ -435,27 +443,27 @@ impl Provider for Verbs {
     fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
         let (send_cq, receive_cq) = (attributes.send_cq, attributes.receive_cq);
         for cq in [send_cq, receive_cq].into_iter().flatten() {
-            if !self.desk.cqs.contains_key(&cq.0) {
+            if !self.nic_state.cqs.contains_key(&cq.0) {
                 return Err(ViError::UnknownCq(cq));
             }
         }
         let domain = self.domain(attributes.tag)?;
         let id = ViId(self.name("the number of VIs")?);
         let most = self.device.descriptors;
-        let sends = self.seat(send_cq, most)?;
-        let receives = match self.seat(receive_cq, most) {
+        let sends = self.reserve_queue(send_cq, most)?;
+        let receives = match self.reserve_queue(receive_cq, most) {
             Ok(name) => name,
             Err(error) => {
-                self.unseat(sends, most);
+                self.release_queue(sends, most);
                 return Err(error);
             }
         };
         for cq in [send_cq, receive_cq].into_iter().flatten() {
-            if let Some(cq) = self.desk.cqs.get_mut(&cq.0) {
+            if let Some(cq) = self.nic_state.cqs.get_mut(&cq.0) {
                 cq.vis += 1;
             }
         }
-        self.vis.insert(id.0, Vi::new(id, attributes, domain, [sends, receives]));
+        self.vis.insert(id.0, VerbsVi::new(id, attributes, domain, [sends, receives]));
         Ok(id)
     }
 
@@ -465,10 +473,10 @@ impl Provider for Verbs {
         }
         let Some(gone) = self.vis.remove(&vi.0) else { return Err(ViError::UnknownVi(vi)) };
         for name in gone.queues {
-            self.unseat(name, self.device.descriptors);
+            self.release_queue(name, self.device.descriptors);
         }
         for cq in [gone.attributes.send_cq, gone.attributes.receive_cq].into_iter().flatten() {
-            if let Some(cq) = self.desk.cqs.get_mut(&cq.0) {
+            if let Some(cq) = self.nic_state.cqs.get_mut(&cq.0) {
                 cq.vis -= 1;
                 cq.completions.retain(|completion| completion.vi != vi);
             }
@@ -522,10 +530,10 @@ impl Provider for Verbs {
 
     fn disconnect(&mut self, vi: ViId) -> Result<(), ViError> {
         self.vi(vi)?;
-        self.part(vi.0, Some(&Frame::Bye));
+        self.part(vi.0, Some(&ControlFrame::Bye));
         let Some(found) = self.vis.get_mut(&vi.0) else { return Ok(()) };
-        found.flush_sends(&mut self.desk);
-        found.flush_receives(&mut self.desk);
+        found.flush_sends(&mut self.nic_state);
+        found.flush_receives(&mut self.nic_state);
         found.forget();
         found.state = ViState::Idle;
         self.settle();
@@ -533,7 +541,7 @@ impl Provider for Verbs {
     }
 
     fn event(&mut self) -> Option<NicEvent> {
-        self.desk.events.pop_front()
+        self.nic_state.events.pop_front()
     }
 
     fn post_send(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
@@ -579,22 +587,22 @@ impl Provider for Verbs {
             link.posted();
         }
         let segments = descriptor.segments.to_vec();
-        found.receives.push_back(Posted { cookie: descriptor.cookie, segments });
+        found.receives.push_back(InFlightReceive { cookie: descriptor.cookie, segments });
         Ok(())
     }
 
     fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        let found = self.desk.cqs.get_mut(&cq.0)?;
+        let found = self.nic_state.cqs.get_mut(&cq.0)?;
         if let Some(completion) = found.completions.pop_front() {
             return Some(completion);
         }
         let mut index = 0;
-        while let Some(&name) = self.desk.cqs.get(&cq.0)?.queues.get(index) {
+        while let Some(&name) = self.nic_state.cqs.get(&cq.0)?.queues.get(index) {
             self.drain(name);
             index += 1;
         }
         self.settle();
-        self.desk.cqs.get_mut(&cq.0)?.completions.pop_front()
+        self.nic_state.cqs.get_mut(&cq.0)?.completions.pop_front()
     }
 
     fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
@@ -616,10 +624,11 @@ impl Provider for Verbs {
         self.now = now;
         self.is_armed = false;
         let mut is_news = self.drain_all();
-        if self.must_look || now >= self.next_look || self.due.is_some_and(|due| due <= now) {
-            self.must_look = false;
-            self.next_look = now + LOOK_INTERVAL;
-            is_news |= self.look_at_sockets();
+        if self.must_poll || now >= self.next_socket_poll || self.due.is_some_and(|due| due <= now)
+        {
+            self.must_poll = false;
+            self.next_socket_poll = now + SOCKET_POLL_INTERVAL;
+            is_news |= self.poll_sockets();
             is_news |= self.keep_time();
         }
         is_news | self.settle()
@@ -641,9 +650,9 @@ impl Provider for Verbs {
         for seats in self.queues.values() {
             seats.queue.arm()?;
         }
-        // What came before is seen here, and of what comes now the channel tells.
+        // Anything that came earlier is found now; the channel announces what comes later.
         let mut is_news = self.drain_all();
-        is_news |= self.look_at_sockets();
+        is_news |= self.poll_sockets();
         is_news |= self.settle();
         self.is_armed = !is_news && !self.has_news();
         Ok(if self.is_armed { Armed::Armed } else { Armed::Ready })
@@ -651,7 +660,7 @@ impl Provider for Verbs {
 
     fn quiet(&mut self) {
         self.channel.quiet();
-        self.must_look = true;
+        self.must_poll = true;
     }
 }
 
@@ -659,7 +668,7 @@ impl Drop for Verbs {
     fn drop(&mut self) {
         let names: Vec<u32> = self.vis.keys().copied().collect();
         for name in names {
-            self.part(name, Some(&Frame::Bye));
+            self.part(name, Some(&ControlFrame::Bye));
         }
     }
 }
@@ -669,7 +678,7 @@ impl fmt::Debug for Verbs {
         f.debug_struct("Verbs")
             .field("address", &self.place.socket)
             .field("vis", &self.vis.len())
-            .field("lines", &self.talks.len())
+            .field("lines", &self.sessions.len())
             .finish_non_exhaustive()
     }
 }

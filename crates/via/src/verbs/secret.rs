@@ -1,33 +1,32 @@
-//! Who may connect: those who know the world's secret, which itself never travels.
+//! The world's secret, which authenticates connecting NICs and never travels itself.
 //!
-//! Both sides of a line name a random number; the key of the line is SipHash-2-4 with 128 bits of output over
-//! both, under the secret. Every later frame carries a tag under that key over its direction, its number and
-//! its bytes: frames can be neither forged, nor replayed, nor sent back.
+//! Each side of a control connection sends a nonce. The control key is SipHash-2-4, with 128 bits of
+//! output, of both nonces under the secret. Every later frame carries a tag under that key over its
+//! direction, its number and its bytes: frames can be neither forged, nor replayed, nor reflected.
 
 use std::{fmt, hash::Hasher, io};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-/// The length of a tag, in bytes.
-pub(super) const TAG_BYTES: usize = 16;
+use crate::auth::TAG_BYTES;
 
 /// A number that is used once.
 pub(super) type Nonce = [u8; 16];
 
-/// What all NICs of a world know, and nobody else: 256 random bits. NICs answer only those that know it.
+/// The secret shared by all NICs of a world: 256 random bits. NICs answer only peers that know it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
+pub struct VerbsSecret([u8; 32]);
 
-impl Secret {
-    /// Takes random bytes, such as those of a world's identity, for a secret.
+impl VerbsSecret {
+    /// Makes a secret of random bytes, such as those of a world's identity.
     #[must_use]
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Returns the key of a line.
-    pub(super) fn line_key(&self, caller: &Nonce, answerer: &Nonce) -> LineKey {
+    /// Derives the key of a control connection.
+    pub(super) fn control_key(&self, caller: &Nonce, answerer: &Nonce) -> ControlKey {
         let (mut key, mut rest) = ([0; 16], [0; 16]);
         for (index, byte) in self.0.iter().enumerate() {
             if let Some(place) = key.get_mut(index) {
@@ -36,20 +35,20 @@ impl Secret {
                 *place = *byte;
             }
         }
-        LineKey(tag(&key, &[b"vigie-verbs line", &rest, caller, answerer]))
+        ControlKey(tag(&key, &[b"vigie-verbs line", &rest, caller, answerer]))
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for VerbsSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(_)")
     }
 }
 
-/// What the two ends of a line know.
-pub(super) struct LineKey([u8; 16]);
+/// The key that the two ends of a control connection share.
+pub(super) struct ControlKey([u8; 16]);
 
-/// Who has written a frame.
+/// The sender of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Caller,
@@ -65,8 +64,8 @@ impl Side {
     }
 }
 
-impl LineKey {
-    /// Returns the tag of the frame that `side` has sent as its `number`th.
+impl ControlKey {
+    /// Returns the tag of the `number`th frame sent by `side`.
     pub(super) fn tag(&self, side: Side, number: u64, frame: &[u8]) -> [u8; TAG_BYTES] {
         let side = match side {
             Side::Caller => b"c",
@@ -76,7 +75,7 @@ impl LineKey {
     }
 }
 
-impl fmt::Debug for LineKey {
+impl fmt::Debug for ControlKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LineKey(_)")
     }
@@ -88,12 +87,6 @@ fn tag(key: &[u8; 16], parts: &[&[u8]]) -> [u8; TAG_BYTES] {
         hasher.write(part);
     }
     hasher.finish128().as_bytes()
-}
-
-/// Whether two tags are the same; how long that takes does not tell where they differ.
-pub(super) fn is_same(one: &[u8; TAG_BYTES], other: &[u8]) -> bool {
-    let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
-    one.len() == other.len() && differing == 0
 }
 
 /// Returns random bytes.
@@ -109,14 +102,15 @@ pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::is_same;
 
-    /// Goal: every part of what is tagged counts. Method: one change at a time.
+    /// Goal: the tag covers every part of its input. Method: one change at a time.
     #[test]
     fn a_tag_is_of_secret_numbers_side_place_and_bytes() {
         let key = |secret: u8, last: u8, caller: u8, answerer: u8| {
             let mut bytes = [secret; 32];
             bytes[31] = last;
-            Secret::new(bytes).line_key(&[caller; 16], &[answerer; 16])
+            VerbsSecret::new(bytes).control_key(&[caller; 16], &[answerer; 16])
         };
         let plain = key(1, 1, 2, 3).tag(Side::Caller, 4, b"frame");
         assert!(is_same(&plain, &key(1, 1, 2, 3).tag(Side::Caller, 4, b"frame")));

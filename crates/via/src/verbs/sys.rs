@@ -1,11 +1,12 @@
-//! The calls of libibverbs, each behind a type that gives its object back: everything unsafe of this provider.
+//! The calls of libibverbs, each behind a type that releases its object: all unsafe code of this provider.
 //!
 //! Invariants:
-//! - verbs-1: a pointer in one of these types came from the library, is not null, and is given back once, by `Drop`.
-//! - verbs-2: whatever an object was made of is held by it, so it is given back later: a queue pair holds its
-//!   domain and its queues, these hold the channel and the context.
-//! - verbs-3: registered memory is held until it is deregistered, and for ever if the library refuses that: a
-//!   device never writes to what was freed.
+//! - verbs-1: a pointer in one of these types came from the library, is not null, and is released once,
+//! by `Drop`.
+//! - verbs-2: an object holds everything it was made of, which is therefore released later: a queue pair
+//!   holds its domain and its queues, these hold the channel and the context.
+//! - verbs-3: registered memory is held until it is deregistered, and for ever if the library refuses that:
+//!   a device never writes to freed memory.
 //!
 //! The library locks its own objects: calls may come from any thread.
 
@@ -28,7 +29,7 @@ use rdma_sys::{
 
 use crate::vi::{Memory, Operation, ViAttributes};
 
-/// Completions that are taken from a queue at once.
+/// The most completions taken from a queue per call.
 pub(super) const BATCH: usize = 16;
 
 /// The most data segments of a work request.
@@ -37,13 +38,13 @@ pub(super) const SEGMENTS_MAX: usize = 16;
 /// A local key that no device gives out.
 pub(super) const NO_KEY: u32 = u32::MAX;
 
-/// A structure of the library in which all zeros is a value.
+/// A structure of the library for which all zeros is a valid value.
 ///
 /// # Safety
 /// Its fields are numbers, unions of numbers and pointers.
 unsafe trait Plain: Sized {
     fn zeroed() -> Self {
-        // SAFETY: the trait says that zeros are a value.
+        // SAFETY: the trait guarantees that all zeros is a valid value.
         unsafe { MaybeUninit::zeroed().assume_init() }
     }
 }
@@ -74,7 +75,7 @@ fn not_null<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
-/// The devices of this machine, while they are listed.
+/// The list of this machine's devices, while it is held.
 struct DeviceList {
     first: NonNull<*mut ffi::ibv_device>,
     count: usize,
@@ -89,7 +90,7 @@ impl DeviceList {
     }
 
     fn iter(&self) -> impl Iterator<Item = *mut ffi::ibv_device> {
-        // SAFETY: the library has made an array of so many; it lives until it is freed by `Drop`.
+        // SAFETY: the library has made an array of this length, which lives until `Drop` frees it.
         let devices = unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) };
         devices.iter().copied()
     }
@@ -115,7 +116,7 @@ fn name_of(device: *mut ffi::ibv_device) -> String {
 /// Returns the names of the devices.
 ///
 /// # Errors
-/// The kernel's: `ENOSYS` where it has no RDMA.
+/// The kernel's error: `ENOSYS` if it has no RDMA.
 pub(super) fn device_names() -> io::Result<Vec<String>> {
     let list = DeviceList::new()?;
     Ok(list.iter().map(name_of).collect())
@@ -129,9 +130,9 @@ unsafe impl Send for Context {}
 // SAFETY: as above; it locks what it changes.
 unsafe impl Sync for Context {}
 
-/// What a device and its port can do, in the units of the library.
+/// The capabilities of a device and its port, in the library's units.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct DeviceLimits {
     pub(super) is_active: bool,
     pub(super) is_ethernet: bool,
     pub(super) lid: u16,
@@ -144,8 +145,8 @@ pub(super) struct Limits {
     pub(super) reads: u8,
 }
 
-impl Limits {
-    /// The most bytes of data in a packet: `mtu` counts from 1, which is 256.
+impl DeviceLimits {
+    /// Returns the most bytes of data in a packet: `mtu` counts from 1, which is 256.
     pub(super) const fn packet_bytes(&self) -> u64 {
         let mtu = if self.mtu > 5 { 5 } else { self.mtu };
         128 << mtu
@@ -163,7 +164,7 @@ impl Context {
         Ok(Some(Arc::new(Self(not_null(context)?))))
     }
 
-    pub(super) fn limits(&self, port: u8) -> io::Result<Limits> {
+    pub(super) fn limits(&self, port: u8) -> io::Result<DeviceLimits> {
         let mut device = ffi::ibv_device_attr::zeroed();
         // SAFETY: the context is open (verbs-1), and the structure is this library's.
         check(unsafe { ffi::ibv_query_device(self.0.as_ptr(), &raw mut device) })?;
@@ -172,7 +173,7 @@ impl Context {
         check(unsafe { ffi::___ibv_query_port(self.0.as_ptr(), port, &raw mut found) })?;
         let count = |count: i32| u32::try_from(count).unwrap_or(0);
         let reads = device.max_qp_rd_atom.min(device.max_qp_init_rd_atom);
-        Ok(Limits {
+        Ok(DeviceLimits {
             is_active: found.state == ffi::ibv_port_state::IBV_PORT_ACTIVE,
             is_ethernet: u32::from(found.link_layer) == LINK_LAYER_ETHERNET,
             lid: found.lid,
@@ -201,13 +202,13 @@ const LINK_LAYER_ETHERNET: u32 = 2;
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: verbs-1; whatever was made of it is gone (verbs-2).
+        // SAFETY: verbs-1; everything made of it is gone (verbs-2).
         let closed = unsafe { ffi::ibv_close_device(self.0.as_ptr()) };
         debug_assert_eq!(closed, 0, "a context that nothing is made of any more");
     }
 }
 
-/// A protection domain: what a protection tag is to the device.
+/// A protection domain: the device's form of a protection tag.
 pub(super) struct Domain {
     raw: NonNull<ffi::ibv_pd>,
     _context: Arc<Context>,
@@ -234,7 +235,7 @@ impl Drop for Domain {
     }
 }
 
-/// Memory that the device knows.
+/// Memory registered with the device.
 pub(super) struct Registration {
     raw: NonNull<ffi::ibv_mr>,
     pub(super) local_key: u32,
@@ -249,7 +250,7 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers memory, whose first byte peers and descriptors call `address`.
+    /// Registers memory, whose first byte has `address` for peers and descriptors.
     pub(super) fn new(
         domain: &Arc<Domain>,
         memory: Memory,
@@ -263,12 +264,13 @@ impl Registration {
                 access |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
             }
         }
+
         if allows_read {
             access |= ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
         }
         let (start, length) = (memory.base().as_ptr().cast(), memory.len());
-        // SAFETY: the domain lives (verbs-1); the bytes do until the registration ends (verbs-3), and whoever else
-        // touches them does so through raw pointers, as `Memory` says.
+        // SAFETY: the domain lives (verbs-1); the bytes do until the registration ends (verbs-3), and
+        // other accesses go through raw pointers, as `Memory` says.
         let raw = unsafe {
             ffi::__ibv_reg_mr_iova(domain.raw.as_ptr(), start, length, address, access, 1)
         };
@@ -295,7 +297,7 @@ impl Drop for Registration {
     }
 }
 
-/// What becomes readable when an armed completion queue gets a completion.
+/// A completion channel: readable when an armed completion queue gets a completion.
 pub(super) struct Channel {
     raw: NonNull<ffi::ibv_comp_channel>,
     context: Arc<Context>,
@@ -316,7 +318,7 @@ impl Channel {
         Ok(Arc::new(this))
     }
 
-    /// Takes what was told of armed queues, and returns whether it was anything.
+    /// Takes the pending notifications of armed queues. Returns whether there were any.
     pub(super) fn quiet(&self) -> bool {
         let mut is_news = false;
         loop {
@@ -329,7 +331,7 @@ impl Channel {
                 return is_news;
             }
             is_news = true;
-            // SAFETY: the queue lives: one is destroyed only once all that was told of it was acknowledged.
+            // SAFETY: the queue lives: one is destroyed only once all its notifications were acknowledged.
             unsafe { ffi::ibv_ack_cq_events(queue, 1) };
         }
     }
@@ -381,17 +383,17 @@ impl CompletionQueue {
         Ok(Arc::new(Self { raw: not_null(raw)?, _channel: Arc::clone(channel) }))
     }
 
-    /// Asks to be told of the next completion.
+    /// Asks to be notified of the next completion.
     pub(super) fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue lives (verbs-1).
         check(unsafe { ffi::ibv_req_notify_cq(self.raw.as_ptr(), 0) })
     }
 
-    /// Takes completions into `found`, whose unused places are left alone, and returns how many.
+    /// Takes completions into the front of `found`, leaves the rest alone, and returns their number.
     pub(super) fn poll(&self, found: &mut [Option<WorkCompletion>; BATCH]) -> usize {
         let mut room: [ffi::ibv_wc; BATCH] = std::array::from_fn(|_| ffi::ibv_wc::zeroed());
         let most = i32::try_from(BATCH).unwrap_or(1);
-        // SAFETY: the queue lives (verbs-1), and there is room for so many.
+        // SAFETY: the queue lives (verbs-1), and there is room for `most` completions.
         let count = unsafe { ffi::ibv_poll_cq(self.raw.as_ptr(), most, room.as_mut_ptr()) };
         let count = usize::try_from(count).unwrap_or(0).min(BATCH);
         for (place, completion) in found.iter_mut().zip(&room).take(count) {
@@ -411,44 +413,44 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: verbs-1; its queue pairs are gone (verbs-2), and what was told of it is acknowledged at once.
+        // SAFETY: verbs-1; its queue pairs are gone (verbs-2), and its notifications are acknowledged at once.
         let _: i32 = unsafe { ffi::ibv_destroy_cq(self.raw.as_ptr()) };
     }
 }
 
-/// A piece of memory, as the device calls it.
-pub(super) type Piece = ffi::ibv_sge;
+/// A piece of memory, in the device's terms.
+pub(super) type Sge = ffi::ibv_sge;
 
-/// How a queue pair is made.
-pub(super) struct Shape {
+/// The configuration of a queue pair.
+pub(super) struct QueuePairConfig {
     pub(super) is_reliable: bool,
     pub(super) descriptors: u32,
     pub(super) segments: u32,
     pub(super) inline_bytes: u32,
 }
 
-/// One end of a connection, as the other must know it.
+/// One end of a connection, as the other end must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct End {
+pub(super) struct QpEndpoint {
     pub(super) number: u32,
     /// The number of its first packet.
     pub(super) first_packet: u32,
     pub(super) gid: [u8; 16],
     pub(super) lid: u16,
     pub(super) mtu: u32,
-    /// RDMA reads that it answers at a time.
+    /// The most RDMA reads that it answers concurrently.
     pub(super) reads: u8,
 }
 
-/// Where packets leave this machine.
+/// The local port and identifier that packets leave from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Exit {
+pub(super) struct LocalPort {
     pub(super) port: u8,
     pub(super) gid_index: u8,
     pub(super) has_gid: bool,
 }
 
-/// So many time-outs end a connection. Seven is the most.
+/// How many time-outs end a connection. Seven is the most.
 const RETRIES: u8 = 7;
 /// The time-out for an acknowledgement: 4.096 µs times two to the power of this, 67 ms.
 const TIMEOUT: u8 = 14;
@@ -474,7 +476,7 @@ impl QueuePair {
         domain: &Arc<Domain>,
         sends: &Arc<CompletionQueue>,
         receives: &Arc<CompletionQueue>,
-        shape: &Shape,
+        shape: &QueuePairConfig,
     ) -> io::Result<Self> {
         let mut wanted = ffi::ibv_qp_init_attr::zeroed();
         wanted.send_cq = sends.raw.as_ptr();
@@ -505,14 +507,14 @@ impl QueuePair {
         check(unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &raw mut values, which) })
     }
 
-    /// Makes it ready for receive descriptors. What was posted before is forgotten.
-    pub(super) fn reset(&self, exit: Exit, attributes: &ViAttributes) -> io::Result<()> {
+    /// Makes it ready for receive descriptors. What was posted before is dropped.
+    pub(super) fn reset(&self, local_port: LocalPort, attributes: &ViAttributes) -> io::Result<()> {
         let mut values = ffi::ibv_qp_attr::zeroed();
         values.qp_state = ibv_qp_state::IBV_QPS_RESET;
         self.modify(values, mask::IBV_QP_STATE)?;
         let mut values = ffi::ibv_qp_attr::zeroed();
         values.qp_state = ibv_qp_state::IBV_QPS_INIT;
-        values.port_num = exit.port;
+        values.port_num = local_port.port;
         if attributes.allows_write {
             values.qp_access_flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
@@ -527,20 +529,26 @@ impl QueuePair {
     }
 
     /// Connects it: receive descriptors are consumed from here on, and it may send.
-    pub(super) fn connect(&self, exit: Exit, own: &End, peer: &End) -> io::Result<()> {
+    pub(super) fn connect(
+        &self,
+        local_port: LocalPort,
+        own: &QpEndpoint,
+        peer: &QpEndpoint,
+    ) -> io::Result<()> {
         let mut values = ffi::ibv_qp_attr::zeroed();
         values.qp_state = ibv_qp_state::IBV_QPS_RTR;
         values.path_mtu = own.mtu.min(peer.mtu);
         values.dest_qp_num = peer.number;
         values.rq_psn = peer.first_packet;
-        values.ah_attr.port_num = exit.port;
+        values.ah_attr.port_num = local_port.port;
         values.ah_attr.dlid = peer.lid;
-        if exit.has_gid {
+        if local_port.has_gid {
             values.ah_attr.is_global = 1;
             values.ah_attr.grh.dgid = ffi::ibv_gid { raw: peer.gid };
-            values.ah_attr.grh.sgid_index = exit.gid_index;
+            values.ah_attr.grh.sgid_index = local_port.gid_index;
             values.ah_attr.grh.hop_limit = HOPS;
         }
+
         let mut which = mask::IBV_QP_STATE
             | mask::IBV_QP_AV
             | mask::IBV_QP_PATH_MTU
@@ -550,6 +558,7 @@ impl QueuePair {
             values.max_dest_rd_atomic = own.reads;
             which = which | mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER;
         }
+
         self.modify(values, which)?;
         let mut values = ffi::ibv_qp_attr::zeroed();
         values.qp_state = ibv_qp_state::IBV_QPS_RTS;
@@ -566,32 +575,33 @@ impl QueuePair {
                 | mask::IBV_QP_RNR_RETRY
                 | mask::IBV_QP_MAX_QP_RD_ATOMIC;
         }
+
         self.modify(values, which)
     }
 
-    /// Ends everything that is posted: it completes as flushed.
+    /// Flushes everything that is posted.
     pub(super) fn fail(&self) -> io::Result<()> {
         let mut values = ffi::ibv_qp_attr::zeroed();
         values.qp_state = ibv_qp_state::IBV_QPS_ERR;
         self.modify(values, mask::IBV_QP_STATE)
     }
 
-    /// Posts a receive descriptor; the pieces were checked, or are meant to fail.
-    pub(super) fn post_receive(&self, number: u64, pieces: &mut [Piece]) -> io::Result<()> {
+    /// Posts a receive descriptor. Its pieces were checked, or are meant to fail.
+    pub(super) fn post_receive(&self, number: u64, sges: &mut [Sge]) -> io::Result<()> {
         let mut request = ffi::ibv_recv_wr {
             wr_id: number,
             next: ptr::null_mut(),
-            sg_list: pieces.as_mut_ptr(),
-            num_sge: i32::try_from(pieces.len()).unwrap_or(0),
+            sg_list: sges.as_mut_ptr(),
+            num_sge: i32::try_from(sges.len()).unwrap_or(0),
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair lives (verbs-1); request and pieces are read during the call alone. What the
-        // pieces name is memory that the device knows, and checks.
+        // SAFETY: the queue pair lives (verbs-1); request and pieces are read only during the call. The
+        // pieces refer to memory that the device knows, and checks.
         check(unsafe { ffi::ibv_post_recv(self.raw.as_ptr(), &raw mut request, &raw mut bad) })
     }
 
     /// Posts a send descriptor.
-    pub(super) fn post_send(&self, request: &SendRequest<'_>) -> io::Result<()> {
+    pub(super) fn post_send(&self, request: &SendWorkRequest<'_>) -> io::Result<()> {
         let mut raw = ffi::ibv_send_wr::zeroed();
         raw.wr_id = request.number;
         raw.opcode = match (request.operation, request.immediate) {
@@ -601,11 +611,13 @@ impl QueuePair {
             (Operation::RdmaWrite, Some(_)) => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
             (Operation::RdmaRead, _) => ibv_wr_opcode::IBV_WR_RDMA_READ,
         };
+
         if let Some(immediate) = request.immediate {
             let word = u32::from_ne_bytes(immediate.to_be_bytes());
             raw.imm_data_invalidated_rkey_union =
                 ffi::imm_data_invalidated_rkey_union_t { imm_data: word };
         }
+
         let (remote_addr, rkey) = request.remote;
         raw.wr = ffi::wr_t { rdma: ffi::rdma_t { remote_addr, rkey } };
         if request.is_signaled {
@@ -613,21 +625,22 @@ impl QueuePair {
         }
         let mut inline;
         match request.data {
-            Bytes::Pieces(pieces) => {
-                raw.sg_list = pieces.as_ptr().cast_mut();
-                raw.num_sge = i32::try_from(pieces.len()).unwrap_or(0);
+            SendData::Pieces(sges) => {
+                raw.sg_list = sges.as_ptr().cast_mut();
+                raw.num_sge = i32::try_from(sges.len()).unwrap_or(0);
             }
-            Bytes::Inline(bytes) => {
+            SendData::Inline(bytes) => {
                 raw.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
                 let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-                inline = Piece { addr: address_of(bytes), length, lkey: 0 };
+                inline = Sge { addr: address_of(bytes), length, lkey: 0 };
                 raw.sg_list = &raw mut inline;
                 raw.num_sge = i32::from(!bytes.is_empty());
             }
         }
+
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair lives (verbs-1); request, pieces and inline bytes are read during the call alone,
-        // and are not written. What other pieces name is memory that the device knows, and checks.
+        // SAFETY: the queue pair lives (verbs-1); request, pieces and inline bytes are read only during
+        // the call, and not written. Other pieces refer to memory that the device knows, and checks.
         check(unsafe { ffi::ibv_post_send(self.raw.as_ptr(), &raw mut raw, &raw mut bad) })
     }
 }
@@ -644,20 +657,20 @@ impl Drop for QueuePair {
 }
 
 /// A send descriptor in the terms of the device.
-pub(super) struct SendRequest<'a> {
+pub(super) struct SendWorkRequest<'a> {
     pub(super) number: u64,
     pub(super) operation: Operation,
     pub(super) immediate: Option<i32>,
     pub(super) is_signaled: bool,
-    /// An address and its key.
+    /// A remote address and its key.
     pub(super) remote: (u64, u32),
-    pub(super) data: Bytes<'a>,
+    pub(super) data: SendData<'a>,
 }
 
 /// The data of a send descriptor.
-pub(super) enum Bytes<'a> {
-    Pieces(&'a [Piece]),
-    /// Taken during the call.
+pub(super) enum SendData<'a> {
+    Pieces(&'a [Sge]),
+    /// Copied during the call.
     Inline(&'a [u8]),
 }
 

@@ -1,7 +1,8 @@
-//! A VI: its two queues of descriptors, and what the device's completions mean for them.
+//! A VI: its two queues of descriptors, and the meaning of the device's completions for them.
 //!
-//! The device completes the descriptors of a queue in order, so that the number of one tells how many are done.
-//! Of sends it is asked for every sixteenth at least: one that is not signaled is done when a later one is.
+//! The device completes the descriptors of a queue in order, so the number of one completion tells how
+//! many are done. At least every sixteenth send is signaled: an unsignaled one is done when a later one
+//! is.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,27 +12,27 @@ use std::{
 use rdma_sys::ibv_wc_status as wc;
 use vigie_detect::Instant;
 
-use super::sys::{Domain, End, QueuePair, WorkCompletion};
+use super::sys::{Domain, QpEndpoint, QueuePair, WorkCompletion};
 use crate::vi::{
     Completion, CqId, LocalSegment, NicEvent, Operation, Queue, Reason, Reliability, Status,
     ViAttributes, ViId, ViState,
 };
 
-/// So many sends in a row may go unsignaled.
-pub(super) const SILENT_MAX: u32 = 15;
+/// The most sends in a row that are not signaled.
+pub(super) const UNSIGNALED_MAX: u32 = 15;
 
-/// Numbers of work requests: the link, one bit for the queue, and 31 bits that are counted up.
+/// Work request numbers: the link, one bit for the queue, and a 31-bit counter.
 const RECEIVE_BIT: u64 = 1 << 31;
 const COUNT_MASK: u32 = (1 << 31) - 1;
 
-/// What completions and events go to.
+/// The destination of completions and events.
 #[derive(Default)]
-pub(super) struct Desk {
+pub(super) struct NicState {
     pub(super) cqs: BTreeMap<u32, Cq>,
     pub(super) events: VecDeque<NicEvent>,
 }
 
-/// A completion queue of the consumer: what was taken from the device's queues that belong to it.
+/// A completion queue of the consumer: what was taken from its device queues.
 #[derive(Default)]
 pub(super) struct Cq {
     pub(super) completions: VecDeque<Completion>,
@@ -40,37 +41,37 @@ pub(super) struct Cq {
     pub(super) vis: usize,
 }
 
-/// A send descriptor that the device has.
-pub(super) struct Sent {
+/// A send descriptor that was given to the device.
+pub(super) struct InFlightSend {
     pub(super) cookie: u64,
     pub(super) operation: Operation,
     pub(super) length: u64,
     pub(super) is_signaled: bool,
-    /// What is wrong with it was seen here: the device was given something harmless in its place.
+    /// Its error, if it was found here: the device was given a harmless substitute.
     pub(super) forced: Option<Status>,
 }
 
 /// A receive descriptor.
-pub(super) struct Posted {
+pub(super) struct InFlightReceive {
     pub(super) cookie: u64,
     pub(super) segments: Vec<LocalSegment>,
 }
 
-/// A queue pair, and how far it has come.
-pub(super) struct Link {
+/// A queue pair and its stage.
+pub(super) struct QpConnection {
     pub(super) pair: QueuePair,
-    /// In the numbers of its work requests; never used twice.
+    /// Part of the numbers of its work requests; never reused.
     pub(super) name: u32,
-    pub(super) own: End,
-    pub(super) peer: Option<End>,
+    pub(super) own: QpEndpoint,
+    pub(super) peer: Option<QpEndpoint>,
     first_send: u32,
     next_send: u32,
     first_receive: u32,
     next_receive: u32,
 }
 
-impl Link {
-    pub(super) const fn new(pair: QueuePair, name: u32, own: End) -> Self {
+impl QpConnection {
+    pub(super) const fn new(pair: QueuePair, name: u32, own: QpEndpoint) -> Self {
         Self {
             pair,
             name,
@@ -83,14 +84,14 @@ impl Link {
         }
     }
 
-    /// Begins to count again, under another name.
+    /// Restarts the counters under another name.
     pub(super) const fn rename(&mut self, name: u32) {
         self.name = name;
         (self.first_send, self.next_send) = (0, 0);
         (self.first_receive, self.next_receive) = (0, 0);
     }
 
-    /// Whether descriptors go to the device.
+    /// Returns whether descriptors go to the device.
     pub(super) const fn is_active(&self) -> bool {
         self.peer.is_some()
     }
@@ -112,35 +113,35 @@ impl Link {
     }
 }
 
-/// Takes the number of a work request apart: the link, the queue, the count.
+/// Splits the number of a work request into the link, the queue and the count.
 pub(super) fn parts(number: u64) -> (u32, Queue, u32) {
     let low = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0);
     let queue = if number & RECEIVE_BIT == 0 { Queue::Send } else { Queue::Receive };
     (low(number >> 32), queue, low(number) & COUNT_MASK)
 }
 
-/// Why a VI is about to break. A later one is the better witness.
+/// Why a VI is about to break. Later variants are more reliable evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fault {
-    /// The device has ended the queue pair by itself: a peer has reached for memory that it may not have.
+pub(super) enum ViFault {
+    /// The device has ended the queue pair: a peer has accessed memory that it may not.
     Access,
-    /// A receive descriptor failed: what its sender is to be told.
-    Receive(Told),
+    /// A receive descriptor failed; its sender is told why.
+    Receive(ReceiveFault),
     /// A send descriptor failed.
     Send,
     /// The peer's NIC does not answer.
     Silence,
 }
 
-/// What the sender of a message is told of its descriptor.
+/// What the sender of a message is told about its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Told {
+pub(super) enum ReceiveFault {
     Nothing,
     TooLong,
     Unreachable,
 }
 
-impl Fault {
+impl ViFault {
     pub(super) const fn reason(self) -> Reason {
         match self {
             Self::Silence => Reason::TransportFailed,
@@ -151,49 +152,50 @@ impl Fault {
     pub(super) const fn report(self) -> Option<Status> {
         match self {
             Self::Access => Some(Status::RdmaProtectionError),
-            Self::Receive(Told::TooLong) => Some(Status::LengthError),
-            Self::Receive(Told::Unreachable) => Some(Status::RemoteDescriptorError),
-            Self::Receive(Told::Nothing) | Self::Send | Self::Silence => None,
+            Self::Receive(ReceiveFault::TooLong) => Some(Status::LengthError),
+            Self::Receive(ReceiveFault::Unreachable) => Some(Status::RemoteDescriptorError),
+            Self::Receive(ReceiveFault::Nothing) | Self::Send | Self::Silence => None,
         }
     }
 }
 
-/// Who a VI waits for that has not called yet.
+/// A connect request that waits for the peer's call.
 #[derive(Clone, Debug)]
-pub(super) struct Wish {
+pub(super) struct ConnectRequest {
     pub(super) peer: [u8; 16],
     pub(super) discriminator: Vec<u8>,
     pub(super) greeting: Vec<u8>,
     pub(super) deadline: Instant,
 }
 
-pub(super) struct Vi {
+pub(super) struct VerbsVi {
     pub(super) id: ViId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
     pub(super) domain: Arc<Domain>,
     /// The device's queues for completions of sends and of receives.
     pub(super) queues: [u32; 2],
-    pub(super) sends: VecDeque<Sent>,
-    pub(super) receives: VecDeque<Posted>,
-    /// For those that are attached to no completion queue.
+    pub(super) sends: VecDeque<InFlightSend>,
+    pub(super) receives: VecDeque<InFlightReceive>,
+    /// Completions of queues that are attached to no completion queue.
     pub(super) done: [VecDeque<Completion>; 2],
-    pub(super) link: Option<Link>,
-    pub(super) line: Option<u32>,
-    pub(super) wish: Option<Wish>,
+    pub(super) link: Option<QpConnection>,
+    pub(super) control: Option<u32>,
+    pub(super) connect_request: Option<ConnectRequest>,
     /// Sends in a row that are not signaled at the device.
-    pub(super) silent: u32,
-    /// A descriptor that fails is under way: what is posted behind it is not carried out.
+    pub(super) unsignaled_count: u32,
+    /// A failing descriptor is in flight: what is posted behind it is not carried out.
     pub(super) is_spoiled: bool,
-    pub(super) fault: Option<Fault>,
-    /// What the peer has said of a descriptor of this side, which the device will complete by then.
-    pub(super) told: Option<(Status, Instant)>,
-    /// The device has said that the peer could not take the first of `sends`, and not why, which the peer says
-    /// by then. What else it completes is of no interest any more.
+    pub(super) fault: Option<ViFault>,
+    /// The status that the peer has reported for a descriptor of this side, and when the device must
+    /// have completed it.
+    pub(super) peer_report: Option<(Status, Instant)>,
+    /// Set if the device has reported that the peer could not take the first of `sends`, but not why:
+    /// when the peer must have reported that. Further completions are ignored.
     pub(super) unclear: Option<Instant>,
 }
 
-impl Vi {
+impl VerbsVi {
     pub(super) fn new(
         id: ViId,
         attributes: ViAttributes,
@@ -210,12 +212,12 @@ impl Vi {
             receives: VecDeque::new(),
             done: [VecDeque::new(), VecDeque::new()],
             link: None,
-            line: None,
-            wish: None,
-            silent: 0,
+            control: None,
+            connect_request: None,
+            unsignaled_count: 0,
             is_spoiled: false,
             fault: None,
-            told: None,
+            peer_report: None,
             unclear: None,
         }
     }
@@ -239,30 +241,36 @@ impl Vi {
         }
     }
 
-    /// Hands a completion to the consumer.
-    fn tell(&mut self, desk: &mut Desk, completion: Completion) {
+    /// Delivers a completion to the consumer.
+    fn push_completion(&mut self, nic_state: &mut NicState, completion: Completion) {
         let queue = completion.queue;
-        let cq = self.cq(queue).and_then(|cq| desk.cqs.get_mut(&cq.0));
+        let cq = self.cq(queue).and_then(|cq| nic_state.cqs.get_mut(&cq.0));
         match cq {
             Some(cq) => cq.completions.push_back(completion),
             None => self.done_mut(queue).push_back(completion),
         }
     }
 
-    /// Ends a send descriptor.
-    pub(super) fn tell_sent(&mut self, desk: &mut Desk, sent: &Sent, status: Status) {
-        // An error is always told.
+    /// Completes a send descriptor.
+    pub(super) fn complete_send(
+        &mut self,
+        nic_state: &mut NicState,
+        sent: &InFlightSend,
+        status: Status,
+    ) {
+        // An error is always reported.
         if sent.is_signaled || !status.is_done() {
             let mut completion = Completion::new(self.id, Queue::Send, sent.cookie, status);
             completion.length = if status.is_done() { sent.length } else { 0 };
-            self.tell(desk, completion);
+            self.push_completion(nic_state, completion);
         }
     }
 
-    /// A send descriptor is done, and all before it. If the peer has to say how, it does until `deadline`.
+    /// A send descriptor and all before it are done. If the peer has to report its status, it has until
+    /// `deadline`.
     pub(super) fn take_sent(
         &mut self,
-        desk: &mut Desk,
+        nic_state: &mut NicState,
         count: u32,
         status: u32,
         deadline: Instant,
@@ -273,37 +281,41 @@ impl Vi {
         let Some(link) = &mut self.link else { return };
         let before = count.wrapping_sub(link.first_send) & COUNT_MASK;
         if usize::try_from(before).map_or(true, |before| before >= self.sends.len()) {
-            // No descriptor of this link.
+            // Not a descriptor of this link.
             return;
         }
+
         link.first_send = (count + 1) & COUNT_MASK;
         for _ in 0..before {
             if let Some(sent) = self.sends.pop_front() {
-                self.tell_sent(desk, &sent, Status::Done);
+                self.complete_send(nic_state, &sent, Status::Done);
             }
         }
+
         let is_clear = status != wc::IBV_WC_REM_OP_ERR
-            || self.told.is_some()
+            || self.peer_report.is_some()
             || self.attributes.reliability != Reliability::ReliableReception;
         if !is_clear && self.sends.front().is_some_and(|sent| sent.forced.is_none()) {
-            // Soft-RoCE says the same of a message that is too long and of a receive descriptor that is wrong.
+            // Soft-RoCE reports the same error for a message that is too long and for an invalid receive
+            // descriptor.
             self.unclear = Some(deadline);
             return;
         }
+
         let Some(sent) = self.sends.pop_front() else { return };
         let ended = self.end_of(&sent, status);
-        self.tell_sent(desk, &sent, ended);
+        self.complete_send(nic_state, &sent, ended);
         if status == wc::IBV_WC_WR_FLUSH_ERR {
-            self.blame(Fault::Access);
-        } else if status == wc::IBV_WC_RETRY_EXC_ERR && self.told.is_none() {
-            self.blame(Fault::Silence);
+            self.record_fault(ViFault::Access);
+        } else if status == wc::IBV_WC_RETRY_EXC_ERR && self.peer_report.is_none() {
+            self.record_fault(ViFault::Silence);
         } else if !ended.is_done() && (status != wc::IBV_WC_SUCCESS || self.is_reliable()) {
-            self.blame(Fault::Send);
+            self.record_fault(ViFault::Send);
         }
     }
 
-    /// Returns how a send descriptor ended.
-    fn end_of(&mut self, sent: &Sent, status: u32) -> Status {
+    /// Returns the status with which a send descriptor ended.
+    fn end_of(&mut self, sent: &InFlightSend, status: u32) -> Status {
         if let Some(forced) = sent.forced {
             return forced;
         }
@@ -315,27 +327,28 @@ impl Vi {
             wc::IBV_WC_REM_INV_REQ_ERR if is_send => Status::LengthError,
             wc::IBV_WC_REM_INV_REQ_ERR | wc::IBV_WC_REM_ACCESS_ERR => Status::RdmaProtectionError,
             wc::IBV_WC_REM_OP_ERR | wc::IBV_WC_RNR_RETRY_EXC_ERR => Status::RemoteDescriptorError,
-            // The peer's answer was lost, but what it says beside it was not.
-            wc::IBV_WC_RETRY_EXC_ERR | wc::IBV_WC_WR_FLUSH_ERR if self.told.is_some() => {
-                self.told.map_or(Status::TransportError, |(status, _)| status)
+            // The peer's reply was lost, but its report over the control connection was not.
+            wc::IBV_WC_RETRY_EXC_ERR | wc::IBV_WC_WR_FLUSH_ERR if self.peer_report.is_some() => {
+                self.peer_report.map_or(Status::TransportError, |(status, _)| status)
             }
             wc::IBV_WC_WR_FLUSH_ERR => return Status::Flushed,
             _ => return Status::TransportError,
         };
-        // It is the first that failed; the rest is flushed.
-        self.told = None;
+
+        // The first one failed; the rest is flushed.
+        self.peer_report = None;
         let is_delivery = self.attributes.reliability == Reliability::ReliableDelivery;
-        // What the peer's errors are is not told, but what was read did not come.
+        // This level does not reveal the peer's errors, but data that was read is known to be missing.
         if is_delivery && sent.operation != Operation::RdmaRead {
             return Status::TransportError;
         }
         found
     }
 
-    /// The receive descriptor at the head is done. Of its own memory everything is in reach, or it is not.
+    /// Completes the first receive descriptor. `is_reachable`: whether all of its own memory is accessible.
     pub(super) fn take_received(
         &mut self,
-        desk: &mut Desk,
+        nic_state: &mut NicState,
         count: u32,
         completion: &WorkCompletion,
         is_reachable: bool,
@@ -351,27 +364,29 @@ impl Vi {
         let (status, fault) = match completion.status {
             wc::IBV_WC_SUCCESS => (Status::Done, None),
             wc::IBV_WC_LOC_LEN_ERR | wc::IBV_WC_REM_INV_REQ_ERR => {
-                (Status::LengthError, Some(Fault::Receive(Told::TooLong)))
+                (Status::LengthError, Some(ViFault::Receive(ReceiveFault::TooLong)))
             }
             wc::IBV_WC_LOC_QP_OP_ERR if is_reachable => {
-                (Status::LengthError, Some(Fault::Receive(Told::TooLong)))
+                (Status::LengthError, Some(ViFault::Receive(ReceiveFault::TooLong)))
             }
             wc::IBV_WC_LOC_PROT_ERR | wc::IBV_WC_LOC_QP_OP_ERR | wc::IBV_WC_LOC_ACCESS_ERR => {
-                (Status::ProtectionError, Some(Fault::Receive(Told::Unreachable)))
+                (Status::ProtectionError, Some(ViFault::Receive(ReceiveFault::Unreachable)))
             }
-            // Not its own error: the message that would have consumed it was not let in.
+            // Not its own error: the message that would have consumed it was rejected.
             wc::IBV_WC_REM_ACCESS_ERR | wc::IBV_WC_WR_FLUSH_ERR => {
-                (Status::Flushed, Some(Fault::Access))
+                (Status::Flushed, Some(ViFault::Access))
             }
-            _ => (Status::TransportError, Some(Fault::Receive(Told::Nothing))),
+            _ => (Status::TransportError, Some(ViFault::Receive(ReceiveFault::Nothing))),
         };
+
         if let Some(fault) = fault {
-            self.blame(fault);
+            self.record_fault(fault);
         }
         if is_flushed && !self.is_reliable() {
-            // It stays for the messages to come, once the queue pair works again.
+            // It stays for later messages, once the queue pair works again.
             return;
         }
+
         if let Some(link) = &mut self.link {
             link.first_receive = (count + 1) & COUNT_MASK;
         }
@@ -381,42 +396,46 @@ impl Vi {
             told.length = u64::from(completion.length);
             told.immediate = completion.immediate;
         }
-        self.tell(desk, told);
+
+        self.push_completion(nic_state, told);
     }
 
-    pub(super) fn blame(&mut self, fault: Fault) {
+    pub(super) fn record_fault(&mut self, fault: ViFault) {
         self.fault = self.fault.max(Some(fault));
     }
 
-    /// Ends the send descriptors that are left. If the peer has said what befell one, that is the first.
-    pub(super) fn flush_sends(&mut self, desk: &mut Desk) {
+    /// Flushes the remaining send descriptors. A status reported by the peer is that of the first.
+    pub(super) fn flush_sends(&mut self, nic_state: &mut NicState) {
         if let Some(deadline) = self.unclear.take() {
-            self.told.get_or_insert((Status::RemoteDescriptorError, deadline));
+            self.peer_report.get_or_insert((Status::RemoteDescriptorError, deadline));
         }
         while let Some(sent) = self.sends.pop_front() {
-            let ended = match self.told {
+            let ended = match self.peer_report {
                 Some(_) => self.end_of(&sent, wc::IBV_WC_WR_FLUSH_ERR),
                 None => sent.forced.filter(|_| self.is_spoiled).unwrap_or(Status::Flushed),
             };
-            self.tell_sent(desk, &sent, ended);
+            self.complete_send(nic_state, &sent, ended);
         }
     }
 
-    /// Ends the receive descriptors that are left.
-    pub(super) fn flush_receives(&mut self, desk: &mut Desk) {
+    /// Flushes the remaining receive descriptors.
+    pub(super) fn flush_receives(&mut self, nic_state: &mut NicState) {
         while let Some(posted) = self.receives.pop_front() {
             let status = Status::Flushed;
-            self.tell(desk, Completion::new(self.id, Queue::Receive, posted.cookie, status));
+            self.push_completion(
+                nic_state,
+                Completion::new(self.id, Queue::Receive, posted.cookie, status),
+            );
         }
     }
 
-    /// Forgets what belongs to a connection that has ended.
+    /// Clears what belongs to a connection that has ended.
     pub(super) fn forget(&mut self) {
-        self.wish = None;
-        self.silent = 0;
+        self.connect_request = None;
+        self.unsignaled_count = 0;
         self.is_spoiled = false;
         self.fault = None;
-        self.told = None;
+        self.peer_report = None;
         self.unclear = None;
     }
 }

@@ -1,11 +1,11 @@
-//! Addresses, and the frames that the two NICs of a connection exchange beside it, over TCP.
+//! Addresses, and the frames that two connecting NICs exchange over TCP.
 //!
 //! ```text
 //! caller                                    answerer
-//!   | Hello (a number)                         |
+//!   | Hello (a nonce)                          |
 //!   |------------------------------------------|   tagged from here on
-//!   |                      Welcome (a number)  |
-//!   | Call (what for, queue pair, greeting)    |
+//!   |                      Welcome (a nonce)   |
+//!   | Call (purpose, queue pair, greeting)     |
 //!   |              Accept (queue pair, greeting) or Refuse (why)
 //!   | Ready                                    |
 //!   |        ...  the queue pairs are used ... |
@@ -14,10 +14,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::{secret::Nonce, sys::End};
+use super::{secret::Nonce, sys::QpEndpoint};
 use crate::vi::{Reason, Reliability, Status};
 
-/// The most bytes of a discriminator and of a greeting: the trait's.
+/// The most bytes of a discriminator and of a greeting, as in the trait.
 pub(super) const DISCRIMINATOR_MAX: usize = 64;
 pub(super) const GREETING_MAX: usize = 1024;
 
@@ -27,47 +27,47 @@ pub(super) const FRAME_MAX: usize = 2048;
 const MAGIC: &[u8; 6] = b"vgverb";
 const VERSION: u8 = 1;
 
-/// What is sent; borrowed parts belong to the frame it was read from.
+/// A frame; borrowed parts belong to the frame it was decoded from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(super) enum ControlFrame {
     Hello { nonce: Nonce },
     Welcome { nonce: Nonce },
-    Call(Call),
-    Accept(Answer),
+    Call(CallFrame),
+    Accept(PeerParameters),
     Refuse(Reason),
     Ready,
     Bye,
     Failed { reason: Reason, report: Option<Status> },
 }
 
-/// What a caller asks for.
+/// A caller's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct CallFrame {
     /// The NIC that is meant, and the one that calls.
     pub(super) to: [u8; 16],
     pub(super) from: [u8; 16],
-    /// Whether a peer that calls too is meant, and no listener.
+    /// Whether the call is for a peer that calls too, not for a listener.
     pub(super) is_peer: bool,
     pub(super) discriminator: Vec<u8>,
-    pub(super) answer: Answer,
+    pub(super) answer: PeerParameters,
 }
 
-/// What each side tells of itself.
+/// What each side reveals about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct PeerParameters {
     pub(super) reliability: Reliability,
-    pub(super) end: End,
+    pub(super) end: QpEndpoint,
     pub(super) greeting: Vec<u8>,
 }
 
-/// Where a NIC is.
+/// The address of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct VerbsAddress {
     pub(super) id: [u8; 16],
     pub(super) socket: SocketAddr,
 }
 
-impl Place {
+impl VerbsAddress {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.push(VERSION);
@@ -81,7 +81,7 @@ impl Place {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
+        let mut fields = FieldReader(bytes);
         if &fields.array::<6>()? != MAGIC || fields.byte()? != VERSION {
             return None;
         }
@@ -95,7 +95,7 @@ impl Place {
     }
 }
 
-impl Frame {
+impl ControlFrame {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
@@ -129,12 +129,13 @@ impl Frame {
                 bytes.extend([8, encode_reason(*reason), encode_report(*report)]);
             }
         }
+
         bytes
     }
 
-    /// Reads a frame, whatever somebody has made of it.
+    /// Decodes a frame from an untrusted peer.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
+        let mut fields = FieldReader(bytes);
         let frame = match fields.byte()? {
             1 => {
                 let is_ours = &fields.array::<6>()? == MAGIC && fields.byte()? == VERSION;
@@ -149,10 +150,10 @@ impl Frame {
                     return None;
                 }
                 let discriminator = fields.take(length)?.to_vec();
-                let answer = Answer::decode(&mut fields)?;
-                Self::Call(Call { to, from, is_peer, discriminator, answer })
+                let answer = PeerParameters::decode(&mut fields)?;
+                Self::Call(CallFrame { to, from, is_peer, discriminator, answer })
             }
-            4 => Self::Accept(Answer::decode(&mut fields)?),
+            4 => Self::Accept(PeerParameters::decode(&mut fields)?),
             5 => Self::Refuse(decode_reason(fields.byte()?)?),
             6 => Self::Ready,
             7 => Self::Bye,
@@ -162,18 +163,19 @@ impl Frame {
             },
             _ => return None,
         };
+
         fields.0.is_empty().then_some(frame)
     }
 }
 
-impl Answer {
+impl PeerParameters {
     fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.push(match self.reliability {
             Reliability::Unreliable => 0,
             Reliability::ReliableDelivery => 1,
             Reliability::ReliableReception => 2,
         });
-        let End { number, first_packet, gid, lid, mtu, reads } = self.end;
+        let QpEndpoint { number, first_packet, gid, lid, mtu, reads } = self.end;
         for word in [number, first_packet, mtu] {
             bytes.extend(word.to_le_bytes());
         }
@@ -184,7 +186,7 @@ impl Answer {
         bytes.extend(&self.greeting);
     }
 
-    fn decode(fields: &mut Fields<'_>) -> Option<Self> {
+    fn decode(fields: &mut FieldReader<'_>) -> Option<Self> {
         let reliability = match fields.byte()? {
             0 => Reliability::Unreliable,
             1 => Reliability::ReliableDelivery,
@@ -202,7 +204,7 @@ impl Answer {
             return None;
         }
         let greeting = fields.take(length)?.to_vec();
-        let end = End { number, first_packet, gid, lid, mtu, reads };
+        let end = QpEndpoint { number, first_packet, gid, lid, mtu, reads };
         Some(Self { reliability, end, greeting })
     }
 }
@@ -210,7 +212,7 @@ impl Answer {
 /// Numbers of queue pairs and of packets have 24 bits.
 pub(super) const PACKET_NUMBER_MAX: u32 = (1 << 24) - 1;
 
-/// Reasons that one NIC tells another.
+/// The reasons that one NIC reports to another.
 const REASONS: [Reason; 6] = [
     Reason::NotListening,
     Reason::Rejected,
@@ -229,7 +231,7 @@ fn decode_reason(byte: u8) -> Option<Reason> {
     REASONS.get(usize::from(byte)).copied()
 }
 
-/// What the receiver of a message may have to say about the descriptor it came from.
+/// The statuses that the receiver of a message may report for the sender's descriptor.
 const REPORTS: [Option<Status>; 4] = [
     None,
     Some(Status::LengthError),
@@ -246,10 +248,10 @@ fn decode_report(byte: u8) -> Option<Option<Status>> {
     REPORTS.get(usize::from(byte)).copied()
 }
 
-/// The bytes of a frame that were not read yet.
-struct Fields<'a>(&'a [u8]);
+/// The unread bytes of a frame.
+struct FieldReader<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> FieldReader<'a> {
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
@@ -283,76 +285,93 @@ impl<'a> Fields<'a> {
 mod tests {
     use super::*;
 
-    fn answer() -> Answer {
-        let end =
-            End { number: 17, first_packet: 0x00ab_cdef, gid: [9; 16], lid: 3, mtu: 3, reads: 16 };
-        Answer { reliability: Reliability::ReliableReception, end, greeting: vec![7; GREETING_MAX] }
+    fn answer() -> PeerParameters {
+        let end = QpEndpoint {
+            number: 17,
+            first_packet: 0x00ab_cdef,
+            gid: [9; 16],
+            lid: 3,
+            mtu: 3,
+            reads: 16,
+        };
+        PeerParameters {
+            reliability: Reliability::ReliableReception,
+            end,
+            greeting: vec![7; GREETING_MAX],
+        }
     }
 
-    fn frames() -> Vec<Frame> {
+    fn frames() -> Vec<ControlFrame> {
         let discriminator = vec![b'd'; DISCRIMINATOR_MAX];
         let (to, from) = ([1; 16], [2; 16]);
-        let call = Call { to, from, is_peer: true, discriminator, answer: answer() };
+        let call = CallFrame { to, from, is_peer: true, discriminator, answer: answer() };
         let mut frames = vec![
-            Frame::Hello { nonce: [3; 16] },
-            Frame::Welcome { nonce: [4; 16] },
-            Frame::Call(call),
-            Frame::Accept(answer()),
-            Frame::Ready,
-            Frame::Bye,
+            ControlFrame::Hello { nonce: [3; 16] },
+            ControlFrame::Welcome { nonce: [4; 16] },
+            ControlFrame::Call(call),
+            ControlFrame::Accept(answer()),
+            ControlFrame::Ready,
+            ControlFrame::Bye,
         ];
-        frames.extend(REASONS.map(Frame::Refuse));
+        frames.extend(REASONS.map(ControlFrame::Refuse));
         for report in REPORTS {
-            frames.push(Frame::Failed { reason: Reason::DescriptorFailed, report });
+            frames.push(ControlFrame::Failed { reason: Reason::DescriptorFailed, report });
         }
         frames
     }
 
-    /// Goal: what is sent arrives as it was. Method: every frame, with the longest of what has a length.
+    /// Goal: frames arrive as they were sent. Method: every frame, with variable-length parts at their
+    /// longest.
     #[test]
     fn frames_are_read_as_written() {
         for frame in frames() {
             let bytes = frame.encode();
             assert!(bytes.len() <= FRAME_MAX, "{frame:?}");
-            assert_eq!(Frame::decode(&bytes), Some(frame));
+            assert_eq!(ControlFrame::decode(&bytes), Some(frame));
         }
     }
 
-    /// Goal: no bytes bring a NIC down, and none but a frame is taken for one. Method: every frame cut off at
-    /// every place, with a byte too many, and with each byte changed, which must be read as itself or not at all.
+    /// Goal: no bytes crash a NIC, and only a frame is accepted as one. Method: every frame cut off at
+    /// every place, with an extra byte, and with each byte changed, which must be decoded as itself or
+    /// not at all.
     #[test]
     fn strange_bytes_are_no_frames() {
         for frame in frames() {
             let bytes = frame.encode();
             for length in 0..bytes.len() {
-                assert_eq!(Frame::decode(&bytes[..length]), None, "{frame:?} cut at {length}");
+                assert_eq!(
+                    ControlFrame::decode(&bytes[..length]),
+                    None,
+                    "{frame:?} cut at {length}"
+                );
             }
             let longer = [&bytes[..], &[0]].concat();
-            assert_eq!(Frame::decode(&longer), None, "{frame:?}");
+            assert_eq!(ControlFrame::decode(&longer), None, "{frame:?}");
             for place in 0..bytes.len() {
                 let mut changed = bytes.clone();
                 changed[place] ^= 0x80;
-                if let Some(read) = Frame::decode(&changed) {
+                if let Some(read) = ControlFrame::decode(&changed) {
                     assert_eq!(read.encode(), changed, "{frame:?} changed at {place}");
                 }
             }
         }
     }
 
-    /// Goal: addresses travel through consumers, who may hand over anything. Method: both families, and bytes that
-    /// are no address.
+    /// Goal: addresses survive consumers, which may pass any bytes. Method: both families, and bytes
+    /// that are not an address.
     #[test]
     fn addresses_are_read_as_written() {
         for socket in ["10.1.2.3:4567", "[fe80::1]:1"] {
-            let place = Place { id: [5; 16], socket: socket.parse().expect("an address") };
+            let place = VerbsAddress { id: [5; 16], socket: socket.parse().expect("an address") };
             let bytes = place.encode();
             assert!(bytes.len() <= 255);
-            assert_eq!(Place::decode(&bytes), Some(place));
-            assert_eq!(Place::decode(&bytes[..bytes.len() - 1]), None);
+            assert_eq!(VerbsAddress::decode(&bytes), Some(place));
+            assert_eq!(VerbsAddress::decode(&bytes[..bytes.len() - 1]), None);
         }
-        let nowhere = Place { id: [5; 16], socket: "0.0.0.0:7".parse().expect("an address") };
-        assert_eq!(Place::decode(&nowhere.encode()), None);
-        assert_eq!(Place::decode(&[]), None);
-        assert_eq!(Place::decode(&[0xff; 255]), None);
+        let nowhere =
+            VerbsAddress { id: [5; 16], socket: "0.0.0.0:7".parse().expect("an address") };
+        assert_eq!(VerbsAddress::decode(&nowhere.encode()), None);
+        assert_eq!(VerbsAddress::decode(&[]), None);
+        assert_eq!(VerbsAddress::decode(&[0xff; 255]), None);
     }
 }

@@ -1,11 +1,11 @@
-//! Copies between memory of two processors.
+//! Copies between the memories of two processors.
 //!
-//! A line that another processor has read or written lately is not this one's to write: it must be given up
-//! first, which takes longer than all the rest. Stores ask for their lines one after another as they leave the
-//! store buffer; a request to own a line that is made ahead of them does not wait for anything.
-
+//! Before this processor can write a cache line that another one has read or written lately, the other must give
+//! it up, which takes longer than everything else. Stores request their lines one after another as they leave
+//! the store buffer; a request for ownership that is made ahead of them waits for nothing.
 //!
-//! One side of each copy is memory that others may write meanwhile, in this process, too: it is accessed by atomic words.
+//! One side of each copy is memory that others may write meanwhile, even in this process: it is accessed by
+//! atomic words.
 
 #![expect(unsafe_code, reason = "copies through raw pointers, and a hint to the processor")]
 
@@ -13,18 +13,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CACHE_LINE;
 
-/// Shorter copies are over before a line that was asked for comes, in bytes.
+/// Shorter copies are over before a prefetched line arrives, in bytes.
 const AHEAD_MIN_BYTES: usize = 2 * AHEAD_BYTES;
 
-/// So far ahead of the copy lines are asked for, in bytes. Measured: 512 to 1024 do, 2048 is too far.
+/// How far ahead of the copy lines are prefetched, in bytes. Measured: 512 to 1024 work, 2048 is too far.
 const AHEAD_BYTES: usize = 1024;
 
-/// Asks for a cache line, to be written soon. Any address will do.
+/// Prefetches a cache line for writing. Any address is allowed.
 #[inline]
-pub(super) fn claim(place: *const u8) {
+pub(super) fn prefetch_line_to_write(place: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a hint that has no effect on memory, and does not fault at any address. Processors that do not
-    // know it take it for no operation.
+    // know it execute it as a no-op.
     unsafe {
         std::arch::asm!(
             "prefetchw [{place}]",
@@ -36,16 +36,16 @@ pub(super) fn claim(place: *const u8) {
     let _ = place;
 }
 
-/// A word: shared memory is accessed by words alone, since accesses of different sizes to the same bytes at a time have no
-/// meaning in Rust's memory model.
+/// A word. Shared memory is accessed by words only, since Rust's memory model does not define concurrent accesses of
+/// different sizes to the same bytes.
 const WORD: usize = size_of::<u64>();
 
-/// Copies bytes out of memory that others may write at the same time: what is copied may be older in one place than in another.
+/// Copies bytes out of memory that others may write at the same time: some copied bytes may be older than others.
 ///
 /// # Safety
-/// `length` bytes at `from` are readable, and so are the aligned words that they are part of; `length` bytes at `to` are writable,
-/// and nobody else's. Whoever else accesses those at `from` meanwhile does so by the functions of this module, by atomic words, or
-/// from outside of the process.
+/// `length` bytes at `from` are readable, and so are the aligned words that they are part of; `length` bytes at `to`
+/// are writable and belong to the caller alone. All concurrent accesses to the bytes at `from` use the functions of
+/// this module or atomic words, or come from outside the process.
 #[inline]
 pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, length: usize) {
     if length >= AHEAD_MIN_BYTES {
@@ -59,8 +59,9 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, length: usize) {
 /// Copies bytes into memory that others may read or write at the same time: they may see some of them earlier than others.
 ///
 /// # Safety
-/// `length` bytes at `from` are readable, and nobody writes them; `length` bytes at `to` are writable, and the aligned words that
-/// they are part of are inside the same memory. Whoever else accesses those meanwhile does so as for [`copy_out`].
+/// `length` bytes at `from` are readable and not written concurrently; `length` bytes at `to` are writable, and the
+/// aligned words that they are part of are inside the same memory. All concurrent accesses to those are as for
+/// [`copy_out`].
 #[inline]
 pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, length: usize) {
     if length >= AHEAD_MIN_BYTES {
@@ -77,12 +78,12 @@ pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, length: usize) {
 /// As for [`copy_out`].
 #[inline]
 unsafe fn word(place: *const u8) -> u64 {
-    // SAFETY: aligned and readable; a load alone is made, so it may be mapped for reading only.
+    // SAFETY: aligned and readable; it is only loaded, so it may be mapped for reading only.
     unsafe { AtomicU64::from_ptr(place.cast_mut().cast()) }.load(Ordering::Relaxed)
 }
 
-/// Copies whole lines, as many as there are, and returns how many bytes they are. To Rust's memory model a line is so many words,
-/// each of which is read or written as an atomic; the processor can do it in four moves.
+/// Copies as many whole lines as there are, and returns their bytes. In Rust's memory model a line is several words,
+/// each read or written as an atomic; the processor can copy it in four moves.
 ///
 /// # Safety
 /// As [`copy_out`], or as [`copy_in`].
@@ -128,7 +129,7 @@ unsafe fn copy_words_out(from: *const u8, to: *mut u8, length: usize) {
         // SAFETY: the word that the first byte is part of.
         let first = unsafe { word(from.wrapping_add(done).wrapping_sub(skipped)) }.to_ne_bytes();
         let count = (length - done).min(WORD - skipped);
-        // SAFETY: so many bytes of the word are asked for.
+        // SAFETY: these bytes of the word are asked for.
         unsafe {
             std::ptr::copy_nonoverlapping(first[skipped..].as_ptr(), to.wrapping_add(done), count);
         }
@@ -144,7 +145,7 @@ unsafe fn copy_words_out(from: *const u8, to: *mut u8, length: usize) {
     if done < length {
         // SAFETY: the word that the last bytes are part of.
         let last = unsafe { word(from.wrapping_add(done)) }.to_ne_bytes();
-        // SAFETY: so many bytes of the word are asked for.
+        // SAFETY: these bytes of the word are asked for.
         unsafe {
             std::ptr::copy_nonoverlapping(last.as_ptr(), to.wrapping_add(done), length - done);
         }
@@ -173,8 +174,8 @@ unsafe fn copy_words_in(from: *const u8, to: *mut u8, length: usize) {
     unsafe { copy_part_in(from.wrapping_add(done), to.wrapping_add(done), length - done) };
 }
 
-/// Copies less than a word, into one word. To Rust's memory model each byte is an exchange of its word, in which the
-/// other bytes stay as they are; the processor can do that by a plain store.
+/// Copies less than a word, into one word. In Rust's memory model each byte is an exchange of its word that keeps
+/// the other bytes; the processor can do it with a plain store.
 ///
 /// # Safety
 /// As [`copy_in`].
@@ -182,7 +183,7 @@ unsafe fn copy_words_in(from: *const u8, to: *mut u8, length: usize) {
 unsafe fn copy_part_in(from: *const u8, to: *mut u8, length: usize) {
     for at in 0..length {
         let (from, to) = (from.wrapping_add(at), to.wrapping_add(at));
-        // SAFETY: inside what the caller names.
+        // SAFETY: inside what the caller passes.
         let byte = unsafe { from.read() };
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: writable; the compiler sees no access that could race with others.
@@ -213,7 +214,7 @@ unsafe fn copy_part_in(from: *const u8, to: *mut u8, length: usize) {
 /// As [`copy_out`].
 unsafe fn copy_out_ahead(from: *const u8, to: *mut u8, length: usize) {
     each_line(to, length, |done, length| {
-        // SAFETY: the lines are parts of what the caller names.
+        // SAFETY: the lines are parts of what the caller passes.
         unsafe { copy_words_out(from.wrapping_add(done), to.wrapping_add(done), length) };
     });
 }
@@ -222,20 +223,20 @@ unsafe fn copy_out_ahead(from: *const u8, to: *mut u8, length: usize) {
 /// As [`copy_in`].
 unsafe fn copy_in_ahead(from: *const u8, to: *mut u8, length: usize) {
     each_line(to, length, |done, length| {
-        // SAFETY: the lines are parts of what the caller names.
+        // SAFETY: the lines are parts of what the caller passes.
         unsafe { copy_words_in(from.wrapping_add(done), to.wrapping_add(done), length) };
     });
 }
 
-/// Copies by lines, and asks for those to be written ahead.
+/// Copies line by line, and prefetches the lines to be written ahead.
 #[inline]
 fn each_line(to: *const u8, length: usize, mut copy: impl FnMut(usize, usize)) {
-    // Up to the first line that is written as a whole.
+    // First up to the beginning of a whole line.
     let mut done = (to.addr().wrapping_neg() % CACHE_LINE).min(length);
     copy(0, done);
     while length - done >= CACHE_LINE {
-        // It may be behind the end: the next copy often goes there.
-        claim(to.wrapping_add(done + AHEAD_BYTES));
+        // It may be behind the end: the next copy often writes there.
+        prefetch_line_to_write(to.wrapping_add(done + AHEAD_BYTES));
         copy(done, CACHE_LINE);
         done += CACHE_LINE;
     }
@@ -247,8 +248,8 @@ mod tests {
     use super::*;
     use crate::vi::Memory;
 
-    /// Goal: every byte is copied and none beside, in and out. Method: lengths around a word, a line and the shortest copy that
-    /// asks ahead, at offsets within a line at either side.
+    /// Goal: every byte is copied and none beside, in and out. Method: lengths around a word, a line and the shortest
+    /// copy that prefetches, at offsets within a line at either side.
     #[test]
     fn all_bytes_and_no_others_are_copied() {
         let near = |length: usize| length - 65..=length + 65;

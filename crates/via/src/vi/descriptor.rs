@@ -1,10 +1,10 @@
-//! Descriptors: what a consumer asks its NIC to do, and completions: what became of it.
+//! Descriptors, which ask a NIC to do something, and completions, which report the result.
 
 use std::{fmt, io::IoSlice};
 
 use super::{MemoryHandle, RemoteKey, ViId};
 
-/// What a send descriptor asks for.
+/// The operation of a send descriptor.
 ///
 /// # Source
 /// [via-lam, §2]: the two facilities of VIA, send/receive and RDMA.
@@ -13,14 +13,14 @@ use super::{MemoryHandle, RemoteKey, ViId};
 pub enum Operation {
     /// Data for the receive descriptor at the head of the peer's receive queue.
     Send,
-    /// Data to a place in the peer's memory. Without immediate data the peer is told nothing, and no
-    /// receive descriptor of its is consumed; with it, one is.
+    /// Data for a place in the peer's memory. Without immediate data the peer is not notified and none of its
+    /// receive descriptors is consumed; with it, one is.
     RdmaWrite,
     /// Data from a place in the peer's memory.
     RdmaRead,
 }
 
-/// A piece of registered memory of this NIC: an entry of a descriptor's data segments.
+/// A piece of this NIC's registered memory: an entry of a descriptor's data segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "consumers must be able to write one")]
 pub struct LocalSegment {
@@ -34,12 +34,12 @@ pub struct LocalSegment {
 
 /// A place in the peer's registered memory: a descriptor's address segment.
 ///
-/// *Deviation:* a byte offset from the beginning of the region instead of a virtual address, which says
-/// the same without telling peers where things are.
+/// *Deviation:* a byte offset from the beginning of the region instead of a virtual address. It is
+/// equivalent, but does not reveal the peer's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "consumers must be able to write one")]
 pub struct RemoteSegment {
-    /// The key that the peer gave out for its memory.
+    /// The key by which the peer names its memory.
     pub key: RemoteKey,
     /// Where the place begins, in bytes from the beginning of that memory.
     pub offset: u64,
@@ -51,7 +51,7 @@ pub struct RemoteSegment {
 pub enum Data<'a> {
     /// Pieces of registered memory, in order. They belong to the NIC until the completion.
     Segments(&'a [LocalSegment]),
-    /// Bytes that are taken while the descriptor is posted, from any memory; at most
+    /// Bytes from any memory, which are copied when the descriptor is posted; at most
     /// [`Attributes::max_inline`](super::Attributes::max_inline) in all. Not for reads.
     Inline(&'a [IoSlice<'a>]),
 }
@@ -62,13 +62,13 @@ pub enum Data<'a> {
 pub struct SendDescriptor<'a> {
     /// Control: what to do.
     pub operation: Operation,
-    /// Control: given back by the completion.
+    /// Control: returned by the completion.
     pub cookie: u64,
     /// Control: the immediate data of a send or an RDMA write.
     pub immediate: Option<i32>,
-    /// Control: whether a completion is wanted. An error is always told.
+    /// Control: whether a completion is wanted. Errors are always reported.
     pub is_signaled: bool,
-    /// Address: of RDMA operations, and only of those.
+    /// Address: for RDMA operations only.
     pub remote: Option<RemoteSegment>,
     /// Data: the source of a send or write, the destination of a read.
     pub data: Data<'a>,
@@ -78,7 +78,7 @@ pub struct SendDescriptor<'a> {
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "consumers must be able to write one")]
 pub struct ReceiveDescriptor<'a> {
-    /// Given back by the completion.
+    /// Returned by the completion.
     pub cookie: u64,
     /// Where the data of a send goes, in order. May be empty for RDMA writes with immediate data.
     pub segments: &'a [LocalSegment],
@@ -98,18 +98,18 @@ pub enum Queue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
-    /// As asked.
+    /// As requested.
     Done,
-    /// The descriptor makes no sense: an RDMA operation without an address segment, say.
+    /// The descriptor is malformed, such as an RDMA operation without an address segment.
     FormatError,
     /// Local memory: an unknown handle, another protection tag, outside its bounds.
     ProtectionError,
     /// The data does not fit: longer than the receive descriptor, or than the VI's largest transfer.
     LengthError,
-    /// The peer's memory: an unknown or revoked key, another protection tag, outside its bounds, or no
-    /// right to do that.
+    /// The peer's memory: an unknown or revoked key, another protection tag, outside its bounds, or a missing
+    /// right.
     RdmaProtectionError,
-    /// The peer had no receive descriptor for it.
+    /// The peer had no receive descriptor for the data.
     RemoteDescriptorError,
     /// The connection broke; whether the data arrived is unknown.
     TransportError,
@@ -118,7 +118,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Returns whether all went well.
+    /// Returns whether the descriptor succeeded.
     #[must_use]
     pub const fn is_done(self) -> bool {
         matches!(self, Self::Done)
@@ -142,21 +142,21 @@ impl fmt::Display for Status {
     }
 }
 
-/// A descriptor that is done with.
+/// The end of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Completion {
     /// The VI on which it was posted.
     pub vi: ViId,
-    /// In which of its queues.
+    /// The queue it was posted to.
     pub queue: Queue,
     /// The descriptor's cookie.
     pub cookie: u64,
     /// How it ended.
     pub status: Status,
-    /// The bytes transferred; of a write with immediate data, those that the peer wrote.
+    /// The bytes transferred; for a write with immediate data, those that the peer wrote.
     pub length: u64,
-    /// The peer's immediate data, in the receive queue.
+    /// The peer's immediate data, on the receive queue.
     pub immediate: Option<i32>,
 }
 

@@ -1,8 +1,8 @@
 //! Memory that a device or a peer may write at any time.
 //!
-//! No reference into it is ever made: bytes are copied in and out through raw pointers, after a check
-//! of the bounds, by atomic words (`copy.rs`), so that other threads with the same memory may do so at the same time.
-//! What was copied out is checked then, since a second look may find something else.
+//! No reference into it is ever made: bytes are copied in and out through raw pointers, after a bounds check, by
+//! atomic words (`copy.rs`), so that other threads with the same memory may do the same at the same time. Check bytes
+//! after copying them out, since a second read may return something else.
 
 #![expect(unsafe_code, reason = "bytes that others write are reached through raw pointers alone")]
 
@@ -20,12 +20,12 @@ use std::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
 
-use super::copy::{claim, copy_in, copy_out};
+use super::copy::{copy_in, copy_out, prefetch_line_to_write};
 
-/// A cache line, in bytes: what two processors exchange at a time. Allocations begin at one.
+/// A cache line, in bytes: the unit that processors exchange. Allocations begin at one.
 pub const CACHE_LINE: usize = 64;
 
-/// Copies between two memories go through a part of so many bytes on the stack.
+/// The size of the stack buffer through which copies between two memories go, in bytes.
 const PART_BYTES: usize = 512;
 
 /// An access that is not inside the memory, or a word that is not aligned to 8.
@@ -41,8 +41,8 @@ pub struct OutOfBounds {
     pub size: u64,
 }
 
-/// Bytes that somebody else may write at any time: a device, the kernel, a peer's process. Clones are
-/// the same memory, which is given back with the last of them.
+/// Bytes that a device, the kernel or a peer's process may write at any time. Clones share the memory, which
+/// is freed with the last of them.
 #[derive(Clone)]
 pub struct Memory {
     bytes: Arc<Bytes>,
@@ -52,20 +52,20 @@ struct Bytes {
     base: NonNull<u8>,
     length: usize,
     is_writable: bool,
-    owner: Owner,
+    owner: MemoryOwner,
 }
 
-enum Owner {
+enum MemoryOwner {
     Heap(Layout),
     Mapping,
-    /// Another memory, whose bytes these are: it lives as long.
+    /// Bytes of another memory, which lives as long as this one.
     Other {
         _memory: Memory,
     },
 }
 
-// SAFETY: the bytes are only touched through raw pointers, in ways that allow for others who write at
-// the same time; the base and the length never change.
+// SAFETY: the bytes are only touched through raw pointers, in ways that allow for concurrent writers; the
+// base and the length never change.
 unsafe impl Send for Bytes {}
 // SAFETY: as above.
 unsafe impl Sync for Bytes {}
@@ -73,16 +73,16 @@ unsafe impl Sync for Bytes {}
 impl Drop for Bytes {
     fn drop(&mut self) {
         match self.owner {
-            Owner::Heap(layout) => {
-                // SAFETY: allocated with this layout, and nobody holds the bytes any more.
+            MemoryOwner::Heap(layout) => {
+                // SAFETY: allocated with this layout, and no clone of the memory is left.
                 unsafe { dealloc(self.base.as_ptr(), layout) }
             }
-            Owner::Mapping => {
-                // SAFETY: the mapping is ours, and nobody holds it any more.
+            MemoryOwner::Mapping => {
+                // SAFETY: the mapping is ours, and no clone of the memory is left.
                 let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
                 debug_assert!(unmapped.is_ok(), "a mapping of ours");
             }
-            Owner::Other { .. } => {}
+            MemoryOwner::Other { .. } => {}
         }
     }
 }
@@ -95,21 +95,21 @@ impl Memory {
     pub fn allocate(length: usize) -> std::io::Result<Self> {
         let out_of_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let layout = Layout::from_size_align(length.max(1), CACHE_LINE);
-        // Up to whole lines: a copy accesses whole words.
+        // Whole lines, since a copy accesses whole words.
         let layout = layout.map_err(|_| out_of_memory())?.pad_to_align();
         // SAFETY: the layout is not empty.
         let base = unsafe { alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or_else(out_of_memory)?;
-        let owner = Owner::Heap(layout);
+        let owner = MemoryOwner::Heap(layout);
         Ok(Self { bytes: Arc::new(Bytes { base, length, is_writable: true, owner }) })
     }
 
-    /// Maps the first `length` bytes of a descriptor, shared with whoever maps it too. The caller sees to
-    /// it that the file is not shorter and cannot shrink (`F_SEAL_SHRINK`): touching what is gone kills
-    /// the process.
+    /// Maps the first `length` bytes of a file, shared with every other process that maps it. The caller must
+    /// make sure that the file is not shorter and cannot shrink (`F_SEAL_SHRINK`): touching bytes beyond its
+    /// end kills the process.
     ///
     /// # Errors
-    /// The kernel's; [`std::io::ErrorKind::InvalidInput`] for no bytes.
+    /// The kernel's; [`std::io::ErrorKind::InvalidInput`] if `length` is zero.
     pub fn map(file: BorrowedFd<'_>, length: usize, is_writable: bool) -> std::io::Result<Self> {
         if length == 0 {
             return Err(std::io::ErrorKind::InvalidInput.into());
@@ -120,7 +120,7 @@ impl Memory {
         let base =
             unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        let owner = Owner::Mapping;
+        let owner = MemoryOwner::Mapping;
         Ok(Self { bytes: Arc::new(Bytes { base, length, is_writable, owner }) })
     }
 
@@ -131,7 +131,7 @@ impl Memory {
         self.bytes.length
     }
 
-    /// Returns whether there are no bytes.
+    /// Returns whether the memory is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -143,35 +143,35 @@ impl Memory {
         self.address() == other.address()
     }
 
-    /// Returns where the memory begins: no other memory does, while anybody holds this one.
+    /// Returns where the memory begins. No other memory begins there while a clone of this one lives.
     pub(crate) fn address(&self) -> usize {
         self.bytes.base.addr().get()
     }
 
-    /// Returns where the memory begins, for whoever hands it to a device.
+    /// Returns where the memory begins, to be passed to a device.
     #[cfg(all(feature = "verbs", vigie_verbs))]
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.bytes.base
     }
 
-    /// Returns whether it may be written here.
+    /// Returns whether this process may write it.
     #[cfg(all(feature = "verbs", vigie_verbs))]
     pub(crate) fn is_writable(&self) -> bool {
         self.bytes.is_writable
     }
 
-    /// Returns this memory as one whose holders are counted apart. It holds this one.
+    /// Returns an alias of this memory, which holds it and whose holders are counted separately.
     pub(super) fn alias(&self) -> Self {
         let Bytes { base, length, is_writable, .. } = *self.bytes;
-        let owner = Owner::Other { _memory: self.clone() };
+        let owner = MemoryOwner::Other { _memory: self.clone() };
         Self { bytes: Arc::new(Bytes { base, length, is_writable, owner }) }
     }
 
-    /// Returns how many clones there are. If that is one, nobody can make another, and what the others did
-    /// with the bytes has happened before.
+    /// Returns the number of clones. If that is one, only this holder can make another, and everything that
+    /// the others did with the bytes has happened before.
     pub(super) fn holder_count(&self) -> usize {
         let count = Arc::strong_count(&self.bytes);
-        // With the release by which a clone is dropped: the count alone is read without any order.
+        // Pairs with the release with which a clone is dropped: the count alone is read without any order.
         fence(Ordering::Acquire);
         count
     }
@@ -188,12 +188,12 @@ impl Memory {
         }
     }
 
-    /// Checks that an access is inside.
+    /// Checks that an access is inside the memory.
     pub(crate) fn check(&self, offset: u64, length: usize) -> Result<(), OutOfBounds> {
         self.at(offset, length).map(drop)
     }
 
-    /// Returns where bytes are, for the kernel to read: no reference may be made of it.
+    /// Returns where bytes are, for the kernel to read: make no reference to them.
     pub(crate) fn place(&self, offset: u64, length: usize) -> Result<*const u8, OutOfBounds> {
         self.at(offset, length).map(<*mut u8>::cast_const)
     }
@@ -261,10 +261,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes of another memory in, or of this one; the two places may overlap.
+    /// Copies bytes in, from another memory or from this one; the two places may overlap.
     ///
     /// # Errors
-    /// [`OutOfBounds`], of whichever does not fit.
+    /// [`OutOfBounds`], of the memory in which the access does not fit.
     pub fn copy_from(
         &self,
         offset: u64,
@@ -274,7 +274,7 @@ impl Memory {
     ) -> Result<(), OutOfBounds> {
         let from = source.at(source_offset, length)?;
         let to = self.writable_at(offset, length)?;
-        // In parts, from the end that is not overwritten by the parts before.
+        // In parts, in the direction in which no part overwrites one that is still to be copied.
         let is_backward = from.addr() < to.addr();
         let mut part = [0; PART_BYTES];
         let mut done = 0;
@@ -290,7 +290,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads a word, in native byte order: what was written before it was stored is visible then.
+    /// Reads a word, in native byte order. Everything written before the word was stored is visible then.
     ///
     /// # Errors
     /// [`OutOfBounds`], also if `offset` is not a multiple of 8.
@@ -323,8 +323,8 @@ impl Memory {
         Ok(line)
     }
 
-    /// Copies a cache line in, word by word, so that its first word is written last, as
-    /// [`store`](Self::store) does: whoever [loads](Self::load) that word's new value finds the rest.
+    /// Copies a cache line in, word by word, and writes its first word last, as [`store`](Self::store) does:
+    /// a thread that [loads](Self::load) that word's new value finds the rest.
     ///
     /// # Errors
     /// [`OutOfBounds`], also if `offset` is not a multiple of 8 or the memory is for reading only.
@@ -339,8 +339,8 @@ impl Memory {
             return Err(out_of_bounds(offset, CACHE_LINE, self.bytes.length));
         }
         let to: *const [AtomicU64; CACHE_LINE / 8] = to.cast_const().cast();
-        // SAFETY: in bounds and writable, aligned as for `word`, and alive as long as `self`; atomics may be
-        // written by anybody at any time.
+        // SAFETY: in bounds and writable, aligned as for `word`, and alive as long as `self`; atomics allow
+        // concurrent writers.
         let to = unsafe { &*to };
         for (place, word) in to.iter().zip(line).skip(1) {
             place.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -355,13 +355,13 @@ impl Memory {
         if !offset.is_multiple_of(8) {
             return Err(out_of_bounds(offset, 8, self.bytes.length));
         }
-        // SAFETY: in bounds, aligned to 8 since the base is to a cache line or a page, and alive as long
-        // as `self`. An atomic may be written by anybody at any time; loads alone are made of a mapping
-        // that is for reading only.
+        // SAFETY: in bounds, aligned to 8 since the base is aligned to a cache line or a page, and alive as
+        // long as `self`. An atomic allows concurrent writers; a mapping that is for reading only is only
+        // loaded from.
         Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
 
-    /// Asks for the cache line at `offset`, to be read soon. Does nothing outside the memory.
+    /// Prefetches the cache line at `offset` for reading. Does nothing outside the memory.
     #[inline]
     pub fn prefetch(&self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
@@ -375,16 +375,16 @@ impl Memory {
         let _ = offset;
     }
 
-    /// Asks for the cache lines of `length` bytes from `offset` on, to be written soon: whoever read them
-    /// last gives them up before they are needed. Does nothing if they are not inside the memory.
+    /// Prefetches the cache lines of `length` bytes from `offset` on for writing: the processor that last
+    /// read them gives them up before they are needed. Does nothing if they are not inside the memory.
     ///
     /// # Cost
-    /// The lines come while the caller goes on; beyond some sixteen on their way it waits.
+    /// The lines arrive while the caller continues; with more than some sixteen under way, it waits.
     #[inline]
     pub fn prefetch_to_write(&self, offset: u64, length: usize) {
         if let Ok(start) = self.writable_at(offset, length) {
             for line in (0..length).step_by(CACHE_LINE) {
-                claim(start.wrapping_add(line));
+                prefetch_line_to_write(start.wrapping_add(line));
             }
         }
     }
@@ -447,8 +447,8 @@ mod tests {
         }
     }
 
-    /// Goal: safe code cannot race: threads that have the same memory read, write and copy the same bytes at the same time. Method:
-    /// all of it, for Miri, which knows a race (`cargo +nightly miri test -p vigie-via --lib vi::memory`).
+    /// Goal: safe code cannot race: threads with the same memory read, write and copy the same bytes at the same time.
+    /// Method: all of it, for Miri, which detects races (`cargo +nightly miri test -p vigie-via --lib vi::memory`).
     #[test]
     fn threads_may_access_the_same_bytes() {
         let memory = Memory::allocate(100).expect("memory");

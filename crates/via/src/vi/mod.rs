@@ -1,9 +1,8 @@
 //! Virtual Interfaces: the model of VIA [via-lam, §2], behind one [`Provider`] trait.
 //!
-//! A *NIC* is one provider. On it a consumer registers *memory*, makes *VIs* (each a send and a receive
-//! queue) and *completion queues* that many VIs share, connects each VI to one VI of a peer, and posts
-//! *descriptors*. Posting is the doorbell: a NIC in software does the work there, or later in
-//! [`Provider::progress`].
+//! A *NIC* is one provider. On it you register *memory*, make *VIs* (each a send and a receive queue) and
+//! *completion queues* that many VIs share, connect each VI to one VI of a peer, and post *descriptors*.
+//! Posting rings the doorbell: a software NIC does the work then, or later in [`Provider::progress`].
 //!
 //! # In InfiniBand's terms
 //!

@@ -3,16 +3,16 @@
 use std::{fmt, io, os::fd::BorrowedFd};
 
 use thiserror::Error;
-use vigie_detect::{Armed, Instant};
+use vigie_detect::{Armed, Instant, Notifier};
 
 use super::{Completion, Memory, Queue, ReceiveDescriptor, SendDescriptor, ViState};
 
-/// A VI of this NIC. Never used twice by one NIC.
+/// A VI of this NIC. One NIC never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct ViId(pub u32);
 
-/// A completion queue of this NIC. Never used twice by one NIC.
+/// A completion queue of this NIC. One NIC never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct CqId(pub u32);
@@ -22,39 +22,40 @@ pub struct CqId(pub u32);
 #[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct ProtectionTag(pub u32);
 
-/// Registered memory, as its own NIC calls it. Never used twice by one NIC.
+/// Registered memory, as its own NIC names it. One NIC never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct MemoryHandle(pub u32);
 
-/// Registered memory, as peers call it. The owner of the memory gives it to those who may use it; it
-/// holds for VIs of the memory's protection tag, until the memory is deregistered.
+/// Registered memory, as peers name it. The memory's owner gives it to the peers that may use it; it is valid
+/// for VIs with the memory's protection tag, until the memory is deregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "consumers send it as a number")]
 pub struct RemoteKey(pub u64);
 
-/// A request for a connection that a listening NIC has received.
+/// A connection request that a listening NIC has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct RequestId(pub u64);
 
-/// Where a NIC can be reached: the provider's own bytes, at most 255, for the consumer to pass on.
+/// Where a NIC can be reached: bytes that only the provider interprets, at most 255, for the consumer to pass
+/// on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "consumers carry it from process to process")]
 pub struct Address(pub Vec<u8>);
 
-/// What a VI promises: VIA's three levels.
+/// What a VI guarantees: VIA's three levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Reliability {
-    /// Data may be lost, doubled, reordered or corrupted. Errors at the peer are told to nobody, and do
-    /// not break the connection.
+    /// Data may be lost, duplicated, reordered or corrupted. Errors at the peer are not reported, and do not
+    /// break the connection.
     Unreliable,
     /// All data arrives once, in order and whole, or the connection breaks. A descriptor is done when its
-    /// data cannot be lost any more on the way.
+    /// data can no longer be lost on the way.
     #[default]
     ReliableDelivery,
-    /// As reliable delivery; and a descriptor is done when its data is in the peer's memory, so that an
+    /// As reliable delivery, but a descriptor is done only when its data is in the peer's memory, so that an
     /// error there is this descriptor's own.
     ReliableReception,
 }
@@ -73,20 +74,20 @@ pub struct Attributes {
     pub max_segments: usize,
     /// The most descriptors that one queue of a VI holds.
     pub max_descriptors: usize,
-    /// The highest level that its VIs may ask for.
+    /// The highest level that its VIs may request.
     pub reliability: Reliability,
     /// Whether RDMA reads are offered.
     pub has_rdma_read: bool,
     /// Whether peers' memory may be mapped here: see [`Provider::window`].
     pub has_window: bool,
-    /// How long a transfer over an unreliable VI may be, in bytes, without being more easily lost than a shorter one: what
-    /// travels as one packet. `u64::MAX`, the default: that does not matter.
+    /// How long a transfer over an unreliable VI may be, in bytes, before it is lost more easily than a shorter one:
+    /// the most that travels as one packet. The default, `u64::MAX`, means that the length does not matter.
     pub unreliable_bytes: u64,
 }
 
 impl Attributes {
     /// Returns the attributes of a NIC called `name`: transfers of at most 2^31 - 1 bytes, 256 of them
-    /// inline, 16 segments, 1024 descriptors a queue, reliable reception, RDMA reads.
+    /// inline, 16 segments, 1024 descriptors per queue, reliable reception, RDMA reads.
     #[must_use]
     pub const fn named(name: &'static str) -> Self {
         Self {
@@ -103,11 +104,11 @@ impl Attributes {
     }
 }
 
-/// What may be done with registered memory.
+/// The access rights to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "consumers must be able to write one")]
 pub struct MemoryAttributes {
-    /// The tag that a VI must have to reach it.
+    /// The tag that a VI needs to reach it.
     pub tag: ProtectionTag,
     /// Whether peers may write it.
     pub allows_write: bool,
@@ -116,18 +117,18 @@ pub struct MemoryAttributes {
 }
 
 impl MemoryAttributes {
-    /// Returns attributes with which no peer reaches the memory.
+    /// Returns attributes under which no peer can reach the memory.
     #[must_use]
     pub const fn private(tag: ProtectionTag) -> Self {
         Self { tag, allows_write: false, allows_read: false }
     }
 }
 
-/// Registered memory: the bytes, and the names for them.
+/// Registered memory: the bytes, and their names.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Region {
-    /// The bytes. They stay alive while anybody holds them, also after the deregistration.
+    /// The bytes. They live as long as any clone of this, even after deregistration.
     pub memory: Memory,
     /// For the data segments of this NIC's descriptors.
     pub handle: MemoryHandle,
@@ -136,24 +137,24 @@ pub struct Region {
 }
 
 impl Region {
-    /// Returns a region, for providers.
+    /// Returns a region. For implementers of providers.
     #[must_use]
     pub const fn new(memory: Memory, handle: MemoryHandle, key: RemoteKey) -> Self {
         Self { memory, handle, key }
     }
 }
 
-/// How a VI is made.
+/// The attributes of a new VI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "consumers must be able to write one")]
 pub struct ViAttributes {
-    /// What it promises. Both ends of a connection must say the same.
+    /// What it guarantees. Both ends of a connection must have the same level.
     pub reliability: Reliability,
-    /// Which memory it reaches.
+    /// The tag of the memory that it reaches.
     pub tag: ProtectionTag,
-    /// Where completions of its send queue go; `None`: they are asked for one by one.
+    /// The queue for completions of its send queue; if `None`, use [`Provider::completed`].
     pub send_cq: Option<CqId>,
-    /// Where completions of its receive queue go.
+    /// The queue for completions of its receive queue; likewise.
     pub receive_cq: Option<CqId>,
     /// Whether the peer may write this side's memory through it.
     pub allows_write: bool,
@@ -161,12 +162,12 @@ pub struct ViAttributes {
     pub allows_read: bool,
 }
 
-/// Why a connection ended or did not come about.
+/// Why a connection ended or could not be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Nobody listens there.
-    #[error("nobody listens there")]
+    /// The peer does not listen for the discriminator.
+    #[error("nothing listens there")]
     NotListening,
     /// The peer refused.
     #[error("the peer refused")]
@@ -174,8 +175,8 @@ pub enum Reason {
     /// No answer in time.
     #[error("no answer in time")]
     TimedOut,
-    /// The two VIs do not fit: another level of reliability, another version.
-    #[error("the two ends do not fit together: {0}")]
+    /// The two VIs do not match: a different level of reliability, or a different version.
+    #[error("the two ends do not match: {0}")]
     Mismatch(&'static str),
     /// The peer disconnected in order.
     #[error("the peer disconnected")]
@@ -194,7 +195,7 @@ pub enum Reason {
     TransportFailed,
 }
 
-/// What happened to a connection.
+/// An event of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NicEvent {
@@ -202,39 +203,39 @@ pub enum NicEvent {
     Requested {
         /// For [`Provider::accept`] or [`Provider::reject`].
         request: RequestId,
-        /// What it was listened for.
+        /// The discriminator that was listened for.
         discriminator: Vec<u8>,
         /// The peer's bytes, as it gave them to [`Provider::connect`].
         greeting: Vec<u8>,
     },
     /// The VI is connected.
     Connected {
-        /// Which.
+        /// The VI.
         vi: ViId,
-        /// What the peer said with its [`connect`](Provider::connect) or [`accept`](Provider::accept).
+        /// The peer's greeting, from its [`connect`](Provider::connect) or [`accept`](Provider::accept).
         greeting: Vec<u8>,
     },
-    /// The VI, which waited for a connection, is idle again.
+    /// The connection was not made; the VI is idle again.
     Refused {
-        /// Which.
+        /// The VI.
         vi: ViId,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// The VI, which was connected, is in error; what was posted is flushed.
+    /// The connection broke: the VI is in error, and posted descriptors are flushed.
     Broken {
-        /// Which.
+        /// The VI.
         vi: ViId,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
 }
 
-/// Why a call on a NIC failed. Nothing was changed then.
+/// Why a call on a NIC failed. The call changed nothing.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ViError {
-    /// No such VI: it was destroyed, or is another NIC's.
+    /// No such VI: it was destroyed, or belongs to another NIC.
     #[error("there is no VI {}: it was destroyed, or belongs to another NIC", .0.0)]
     UnknownVi(ViId),
     /// No such completion queue.
@@ -243,54 +244,54 @@ pub enum ViError {
     /// No such registered memory.
     #[error("there is no registered memory {}: it was deregistered", .0.0)]
     UnknownMemory(MemoryHandle),
-    /// No such request for a connection: it was answered, or its peer has gone.
-    #[error("there is no such request for a connection: it was answered, or its peer has gone")]
+    /// No such connection request: it was answered, or its peer has gone.
+    #[error("there is no such connection request: it was answered, or its peer has gone")]
     UnknownRequest(RequestId),
-    /// The VI's state does not allow that.
+    /// The VI's state does not allow the call.
     #[error("the VI is {state}, which does not allow to {what}")]
     WrongState {
-        /// What it is in.
+        /// The state.
         state: ViState,
-        /// What was asked for.
+        /// What the call would do.
         what: &'static str,
     },
     /// The queue is full: take completions, or let the peer go on.
-    #[error("the {queue:?} queue is full; go on when a completion has been taken")]
+    #[error("the {queue:?} queue is full: take a completion before you post again")]
     QueueFull {
-        /// Which.
+        /// The queue.
         queue: Queue,
     },
-    /// More than this provider does.
-    #[error("{what} is more than the provider {provider} does (at most {limit})")]
+    /// More than this provider supports.
+    #[error("{what} is more than the provider {provider} supports (at most {limit})")]
     TooMuch {
-        /// Of what.
+        /// What there is too much of.
         what: &'static str,
-        /// Which provider.
+        /// The provider.
         provider: &'static str,
-        /// How much it does.
+        /// How much it supports.
         limit: u64,
     },
     /// Not offered by this provider.
     #[error("the provider {provider} does not offer {what}")]
     Unsupported {
-        /// What.
+        /// What is not offered.
         what: &'static str,
-        /// Which provider.
+        /// The provider.
         provider: &'static str,
     },
     /// The address is not one of this provider's.
-    #[error("that is no address of the provider {provider}")]
+    #[error("that is not an address of the provider {provider}")]
     BadAddress {
-        /// Which provider.
+        /// The provider.
         provider: &'static str,
     },
-    /// Somebody listens for that already.
-    #[error("somebody listens for this discriminator already")]
+    /// This discriminator is already listened for.
+    #[error("another listener has this discriminator")]
     AlreadyListening,
-    /// Still in use: a VI that is connected, memory with descriptors posted, a queue with VIs.
+    /// It is still in use: a connected VI, memory with posted descriptors, a queue with VIs.
     #[error("{what} is still in use")]
     InUse {
-        /// What.
+        /// What is in use.
         what: &'static str,
     },
     /// The kernel's error.
@@ -306,38 +307,38 @@ impl fmt::Display for ViId {
 
 /// A NIC: VIA's *VI provider*.
 ///
-/// It is used by one owner at a time; whoever shares it puts it behind a lock. Nothing here blocks.
+/// It has one owner at a time; to share it, put it behind a lock. No call blocks.
 ///
 /// # Contract
-/// 1. Send descriptors of one VI are carried out in the order in which they were posted, and complete in
-///    that order; so do receive descriptors. Nothing is promised between VIs.
-/// 2. Data is in place before the completion that tells of it: all of a message's, and all of earlier RDMA
+/// 1. The send descriptors of one VI are carried out, and complete, in the order in which they were posted;
+///    so do its receive descriptors. There is no order between VIs.
+/// 2. Data is in place before the completion that announces it: all data of its message, and of earlier RDMA
 ///    writes on the same connection.
-/// 3. An RDMA write or read of 8 bytes at a multiple of 8 is one access: others see the old word or the new
-///    one.
+/// 3. An RDMA write or read of 8 bytes at a multiple of 8 is atomic: others see the old word or the new one.
 /// 4. A receive descriptor is consumed by each send and by each RDMA write with immediate data, and by
-///    nothing else. If there is none, an unreliable VI drops the data; a reliable one breaks, with
+///    nothing else. If the queue is empty, an unreliable VI drops the data; a reliable one breaks, with
 ///    [`Status::RemoteDescriptorError`](super::Status::RemoteDescriptorError) at the sender under reliable
 ///    reception.
-/// 5. Nothing outside registered memory of the VI's protection tag, with the right asked for, is ever read
-///    or written on behalf of a peer; what was [deregistered](Self::deregister) is out of reach from the
-///    moment the call returns, as far as the provider carries out the access. (A peer process with mapped
-///    memory keeps that mapping: such memory is never used for anything else afterwards.)
-/// 6. Every posted send descriptor ends: done, failed or flushed. One that is not signaled tells only of
+/// 5. A peer can only access registered memory with the VI's protection tag and the needed right; nothing else is ever read
+///    or written on its behalf. [Deregistered](Self::deregister) memory is out of reach from the
+///    moment the call returns, as far as the provider carries out the access. (A peer process that has mapped
+///    the memory keeps that mapping: such memory is never used for anything else afterwards.)
+/// 6. Every posted send descriptor ends: done, failed or flushed. One that is not signaled reports only
 ///    errors. Every receive descriptor that was not consumed is flushed when the VI breaks or disconnects.
-/// 7. A completion is found once: by [`poll`](Self::poll) if the VI's queue is attached to a completion
-///    queue, else by [`completed`](Self::completed).
+/// 7. A completion is returned once: by [`poll`](Self::poll) if the VI's queue is attached to a completion
+///    queue, otherwise by [`completed`](Self::completed).
 /// 8. After [`arm`](Self::arm) returned [`Armed::Armed`], new completions and events make
-///    [`descriptor`](Self::descriptor) readable, or come at [`next_deadline`](Self::next_deadline).
-/// 9. Whatever a peer does, only VIs connected to it suffer: they break, with
-///    [`Reason::PeerFault`] where it is known.
-/// 10. When a completion is found of what came over a VI, [`event`](Self::event) has told, or tells when asked next,
+///    [`descriptor`](Self::descriptor) readable, ring the [attached](Self::attach) bell, or come at
+///    [`next_deadline`](Self::next_deadline). If an action of others makes that deadline earlier, the bell rings, too.
+/// 9. Whatever a peer does, it can only harm VIs connected to it: they break, with
+///    [`Reason::PeerFault`] where the peer's fault is known.
+/// 10. When a receive completion of a VI is returned, [`event`](Self::event) has reported, or reports when called next,
 ///     that the VI is connected.
 pub trait Provider: Send + 'static {
-    /// Returns what this NIC can do; constant over its life.
+    /// Returns what this NIC can do; this never changes.
     fn attributes(&self) -> Attributes;
 
-    /// Returns where peers reach this NIC.
+    /// Returns the address by which peers reach this NIC.
     fn address(&self) -> Address;
 
     // ------------------------------------------------------------------ memory
@@ -358,15 +359,15 @@ pub trait Provider: Send + 'static {
     fn register(&mut self, memory: Memory, attributes: MemoryAttributes)
     -> Result<Region, ViError>;
 
-    /// Returns the memory of a VI's peer, if it is mapped here, so that what RDMA operations may do with it
-    /// can be done by plain copies: bytes written there are in place before the next descriptor of that VI
-    /// is carried out. Nothing else may be done with it than its attributes allow.
+    /// Returns the memory of a VI's peer, if it is mapped here, so that plain copies can replace RDMA
+    /// operations: bytes written there are in place before the next descriptor of that VI is carried out. Its
+    /// attributes bound what you may do with it.
     fn window(&self, vi: ViId, key: RemoteKey) -> Option<Memory> {
         let _ = (vi, key);
         None
     }
 
-    /// Takes a registration back. Descriptors that name it and were not carried out yet fail.
+    /// Deregisters memory. Descriptors that name it and were not carried out yet fail.
     ///
     /// # Errors
     /// [`ViError::UnknownMemory`].
@@ -374,8 +375,8 @@ pub trait Provider: Send + 'static {
 
     // ------------------------------------------------------------------ VIs and queues
 
-    /// Makes a completion queue. It holds as many completions as descriptors can be posted: it never
-    /// overflows.
+    /// Makes a completion queue. It never overflows: it holds as many completions as descriptors can be
+    /// posted.
     ///
     /// # Errors
     /// [`ViError::Io`].
@@ -413,11 +414,11 @@ pub trait Provider: Send + 'static {
     /// [`ViError::AlreadyListening`], [`ViError::TooMuch`].
     fn listen(&mut self, discriminator: &[u8]) -> Result<(), ViError>;
 
-    /// Listens no more. Requests that were received stay.
+    /// Stops listening. Requests that were already received stay.
     fn unlisten(&mut self, discriminator: &[u8]);
 
-    /// Asks for a connection (client-server): ends in [`NicEvent::Connected`] or [`NicEvent::Refused`], the
-    /// latter at `deadline` at the latest. `greeting`, at most 1024 bytes, is for the peer's consumer.
+    /// Requests a connection (client-server). The result is [`NicEvent::Connected`] or [`NicEvent::Refused`],
+    /// by `deadline` at the latest. `greeting`, at most 1024 bytes, is for the peer's consumer.
     ///
     /// # Errors
     /// [`ViError::WrongState`], [`ViError::BadAddress`], [`ViError::TooMuch`], [`ViError::UnknownVi`].
@@ -430,8 +431,8 @@ pub trait Provider: Send + 'static {
         deadline: Instant,
     ) -> Result<(), ViError>;
 
-    /// Connects a VI with the one whose NIC calls this for this one with the same discriminator
-    /// (peer-to-peer). Ends as [`connect`](Self::connect) does.
+    /// Connects a VI to a peer's VI (peer-to-peer): the peer's NIC must call this for this VI, with the same
+    /// discriminator. Ends as [`connect`](Self::connect) does.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -456,19 +457,19 @@ pub trait Provider: Send + 'static {
     /// [`ViError::UnknownRequest`].
     fn reject(&mut self, request: RequestId) -> Result<(), ViError>;
 
-    /// Disconnects: flushes what is posted, tells the peer, makes the VI idle.
+    /// Disconnects: flushes posted descriptors, tells the peer, and makes the VI idle.
     ///
     /// # Errors
     /// [`ViError::UnknownVi`].
     fn disconnect(&mut self, vi: ViId) -> Result<(), ViError>;
 
-    /// Takes the next event.
+    /// Returns the next event.
     fn event(&mut self) -> Option<NicEvent>;
 
     // ------------------------------------------------------------------ descriptors
 
-    /// Posts a descriptor to the send queue: rings the doorbell. What is wrong with the descriptor itself is
-    /// its completion's status.
+    /// Posts a descriptor to the send queue: rings the doorbell. Faults of the descriptor itself are reported
+    /// in its completion's status.
     ///
     /// # Errors
     /// [`ViError::QueueFull`], [`ViError::WrongState`] unless connected, [`ViError::TooMuch`],
@@ -482,27 +483,26 @@ pub trait Provider: Send + 'static {
     fn post_receive(&mut self, vi: ViId, descriptor: &ReceiveDescriptor<'_>)
     -> Result<(), ViError>;
 
-    /// Takes the next completion of a completion queue, after looking for new ones.
+    /// Returns the next completion of a completion queue, after looking for new ones.
     fn poll(&mut self, cq: CqId) -> Option<Completion>;
 
-    /// Takes the next completion of a VI's queue that is attached to no completion queue.
+    /// Returns the next completion of a VI's queue that is not attached to a completion queue.
     fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion>;
 
     // ------------------------------------------------------------------ the engine, time and sleep
 
-    /// Lets the NIC work: takes announcements, goes on with descriptors that could not be carried out, keeps
-    /// the time. Returns whether anything was done.
+    /// Lets the NIC work: it takes announcements, continues descriptors that could not be carried out, and
+    /// handles timeouts. Returns whether anything was done.
     fn progress(&mut self, now: Instant) -> bool;
 
-    /// Returns when [`progress`](Self::progress) has work that only time brings.
+    /// Returns when [`progress`](Self::progress) has timed work to do.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// Returns what becomes readable while the NIC is armed and has work; `None` in virtual time. The same
-    /// over its whole life.
+    /// Returns the descriptor that becomes readable while the NIC is armed and has work; `None` in virtual
+    /// time. It never changes.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Prepares for sleep; [`progress`](Self::progress) ends it. [`Armed::Ready`]: something is there
-    /// already.
+    /// Prepares for sleep; [`progress`](Self::progress) ends it. [`Armed::Ready`]: there is work already.
     ///
     /// # Errors
     /// The kernel's.
@@ -511,8 +511,19 @@ pub trait Provider: Send + 'static {
     /// Makes [`descriptor`](Self::descriptor) quiet, after it was readable.
     fn quiet(&mut self) {}
 
-    /// Returns whether posted descriptors wait for a peer. Of the end of those that were posted while the NIC
-    /// was armed, its descriptor may tell only once it has been [armed](Self::arm) again.
+    /// Attaches the bell of the NIC's host, at most once: a NIC without a descriptor rings it.
+    fn attach(&mut self, bell: Notifier) {
+        let _ = bell;
+    }
+
+    /// Returns whether completions and events announce themselves to a host once the NIC is armed; this never changes.
+    /// By default, the descriptor does that.
+    fn can_announce(&self) -> bool {
+        self.descriptor().is_some()
+    }
+
+    /// Returns whether posted descriptors wait for a peer. The end of those that were posted while the NIC
+    /// was armed may be announced only once it has been [armed](Self::arm) again.
     fn has_backlog(&self) -> bool {
         false
     }

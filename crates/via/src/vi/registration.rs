@@ -1,30 +1,29 @@
 //! A cache of registrations, and a pool of registered buffers.
 //!
-//! To register memory is dear where a device has to pin its pages, and so is to allocate memory that peers
-//! can map (a file, a mapping, a message to each peer, and a page fault for each page on both sides). Whoever
-//! sends from the same memory again and again should pay for that once.
+//! Registering memory is expensive where a device has to pin its pages, and so is allocating memory that
+//! peers can map (a file, a mapping, a message to each peer, and a page fault for each page on both sides). A
+//! program that sends from the same memory again and again should pay for that once.
 //!
-//! # The classic trap
-//! Caches of registrations that know memory by its address alone are wrong as soon as the memory is freed
-//! and the address given to something else: the cached registration still names the old pages. They have to
-//! spy on `free` and `munmap`, and miss some. Here that cannot happen: what is registered is an owned
-//! [`Memory`], and an entry *holds* it. While there is an entry, its address belongs to this memory and to
-//! nothing else; a lookup that finds the address has found the memory.
+//! # Why an entry holds its memory
+//! A cache that identifies memory by its address alone is wrong as soon as the memory is freed and the
+//! address reused: the cached registration still names the old pages. Such caches have to intercept `free`
+//! and `munmap`, and miss some calls. Here that cannot happen: you register an owned [`Memory`], and an entry
+//! *holds* it. While the entry exists, its address belongs to this memory and nothing else, so a lookup that
+//! finds the address has found the memory.
 //!
-//! # When an entry goes
-//! An entry must not keep memory for ever that everybody else has forgotten, so holders are counted: the NIC
-//! is given an alias, which holds the user's memory and is counted apart. If nobody but the alias and the
-//! entry hold it, the last user has gone.
+//! # When an entry is removed
+//! An entry must not keep memory alive that has no other user, so holders are counted: the NIC is given an
+//! alias, which holds the user's memory and is counted separately. If only the alias and the entry hold the
+//! memory, its last user is gone.
 //!
-//! | how | what goes | counted as |
+//! | when | what is removed | counted as |
 //! | --- | --- | --- |
-//! | the last user has gone | registered memory, at the next [`sweep`](RegistrationCache::sweep) or miss | `abandoned` |
-//! | there is no room | the entry that was used least recently, of those that nobody uses | `evictions` |
+//! | the last user is gone | registered memory, at the next [`sweep`](RegistrationCache::sweep) or miss | `abandoned` |
+//! | there is no room | the least recently used of the entries not in use | `evictions` |
 //! | [`deregister`](RegistrationCache::deregister) | the entry that was named | `invalidations` |
 //!
-//! *In use* is registered memory while a [`Registered`] of it lives, and a buffer while anybody holds it.
-//! What is in use is never evicted, so whenever something is asked for there is at most what is in use, or the
-//! bounds if that is more.
+//! Registered memory is *in use* while a [`Registered`] of it lives, a buffer while any clone of it lives.
+//! What is in use is never evicted, so the cache holds at most its bounds, or what is in use if that is more.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -33,61 +32,61 @@ use super::{Memory, MemoryAttributes, MemoryHandle, ProtectionTag, Provider, Reg
 /// The smallest buffer, in bytes: a page.
 const BUFFER_BYTES_MIN: usize = 4096;
 
-/// What a cache has done so far.
+/// The counters of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheCounters {
-    /// Memory that was registered already when it was asked for.
+    /// Requests for memory that was already registered.
     pub hits: u64,
     /// Memory that had to be registered.
     pub misses: u64,
-    /// Buffers that were there already when one was asked for.
+    /// Requests for buffers that the pool could serve.
     pub reuses: u64,
     /// Buffers that had to be allocated.
     pub allocations: u64,
-    /// Registrations and buffers that were given up for others.
+    /// Registrations and buffers that were removed to make room.
     pub evictions: u64,
-    /// Registrations that were given up since nobody else held the memory any more.
+    /// Registrations that were removed since only the cache still held the memory.
     pub abandoned: u64,
-    /// Registrations and buffers that were deregistered explicitly.
+    /// Registrations and buffers that you deregistered explicitly.
     pub invalidations: u64,
 }
 
-/// Memory that stays registered while this lives, as long as nobody deregisters it explicitly.
+/// Keeps memory registered while it lives, unless you deregister the memory explicitly.
 #[derive(Clone, Debug)]
 #[must_use = "the registration may be evicted when this is dropped"]
 pub struct Registered {
     region: Region,
-    /// The user's: whoever sends it holds it.
+    /// The user's memory, held while it is being sent.
     memory: Memory,
     _lease: Arc<()>,
 }
 
 impl Registered {
-    /// Returns the names of the memory.
+    /// Returns the memory's names.
     #[must_use]
     pub const fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Returns the memory, as it was given to the cache.
+    /// Returns the memory, as you gave it to the cache.
     #[must_use]
     pub const fn memory(&self) -> &Memory {
         &self.memory
     }
 }
 
-/// By what an entry is found. The address is the memory's identity while the entry holds it.
+/// The key of an entry. While the entry holds the memory, the address identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct CacheKey {
     address: usize,
     tag: ProtectionTag,
     allows_write: bool,
     allows_read: bool,
 }
 
-impl Key {
-    /// Returns the least key of an address.
+impl CacheKey {
+    /// Returns the lowest key with an address.
     const fn first(address: usize) -> Self {
         Self { address, tag: ProtectionTag(0), allows_write: false, allows_read: false }
     }
@@ -104,35 +103,35 @@ impl Key {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// A user's memory. The entry holds it, and so does the alias that the NIC was given.
+enum RegistrationKind {
+    /// A user's memory, held by the entry and by the alias that the NIC was given.
     Registered,
-    /// A buffer of the pool. The NIC has the memory itself, and users an alias, which the entry holds.
+    /// A buffer of the pool. The NIC holds the memory itself; users and the entry hold an alias of it.
     Buffer,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CacheEntry {
     region: Region,
-    /// What users have. All entries with its address have clones of one.
+    /// What users hold. All entries with the same address hold clones of one memory.
     memory: Memory,
-    kind: Kind,
+    kind: RegistrationKind,
     /// One for the entry, and one for each [`Registered`].
     lease: Arc<()>,
-    /// When it was used last: a count of calls.
+    /// When it was last used: a count of calls.
     used: u64,
 }
 
-impl Entry {
-    fn new(region: Region, memory: Memory, kind: Kind, used: u64) -> Self {
+impl CacheEntry {
+    fn new(region: Region, memory: Memory, kind: RegistrationKind, used: u64) -> Self {
         Self { region, memory, kind, lease: Arc::new(()), used }
     }
 
-    /// Returns how many holders of the memory are the cache's own.
+    /// Returns how many holders of the memory belong to the cache itself.
     const fn own_holders(&self) -> usize {
         match self.kind {
-            Kind::Registered => 2,
-            Kind::Buffer => 1,
+            RegistrationKind::Registered => 2,
+            RegistrationKind::Buffer => 1,
         }
     }
 
@@ -150,15 +149,15 @@ impl Entry {
     }
 }
 
-/// Registrations that are kept for the next use, and buffers that are kept registered. One cache belongs to
-/// one NIC: all calls are to name the same.
+/// Registrations kept for the next use, and buffers kept registered. A cache belongs to one NIC: pass the
+/// same one to all calls.
 ///
 /// # Cost
 /// A hit is a search among the entries, without a call of the NIC. A buffer is searched for among all
-/// entries: nanoseconds for each, beside the 100 µs or more that a new one costs.
+/// entries: nanoseconds for each, compared to the 100 µs or more that a new one costs.
 #[derive(Debug)]
 pub struct RegistrationCache {
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<CacheKey, CacheEntry>,
     bytes: u64,
     bytes_max: u64,
     entries_max: usize,
@@ -167,8 +166,8 @@ pub struct RegistrationCache {
 }
 
 impl RegistrationCache {
-    /// Makes a cache that keeps at most `bytes_max` bytes in at most `entries_max` registrations, beside what
-    /// is in use. Zero of either keeps nothing.
+    /// Makes a cache that keeps at most `bytes_max` bytes in at most `entries_max` registrations, beside
+    /// those in use. Zero for either keeps nothing.
     #[must_use]
     pub const fn new(bytes_max: u64, entries_max: usize) -> Self {
         let counters = CacheCounters {
@@ -183,11 +182,11 @@ impl RegistrationCache {
         Self { entries: BTreeMap::new(), bytes: 0, bytes_max, entries_max, clock: 0, counters }
     }
 
-    /// Registers memory, unless it is registered with these attributes already. A buffer of
+    /// Registers memory, unless it is already registered with these attributes, as a buffer of
     /// [`allocate`](Self::allocate) is.
     ///
     /// # Errors
-    /// The NIC's, once everything that is not in use was given up in vain.
+    /// The NIC's, if it still fails after everything that is not in use was removed.
     pub fn register<P: Provider>(
         &mut self,
         nic: &mut P,
@@ -196,7 +195,7 @@ impl RegistrationCache {
     ) -> Result<Registered, ViError> {
         self.clock += 1;
         self.make_room(nic, self.bytes_max, self.entries_max);
-        let key = Key::new(memory, attributes);
+        let key = CacheKey::new(memory, attributes);
         if let Some(entry) = self.entries.get_mut(&key) {
             self.counters.hits += 1;
             return Ok(entry.lend(self.clock));
@@ -204,16 +203,17 @@ impl RegistrationCache {
         self.counters.misses += 1;
         let register = |nic: &mut P| nic.register(memory.alias(), attributes);
         let region = self.acquire(nic, memory.len(), register)?;
-        let mut entry = Entry::new(region, memory.clone(), Kind::Registered, self.clock);
+        let mut entry =
+            CacheEntry::new(region, memory.clone(), RegistrationKind::Registered, self.clock);
         let registered = entry.lend(self.clock);
         self.insert(key, entry);
         Ok(registered)
     }
 
-    /// Returns a registered buffer of at least `length` bytes, of the kind that peers reach fastest. It goes
-    /// back to the pool when the last clone is dropped. What it contains is zero or of earlier uses.
+    /// Returns a registered buffer of at least `length` bytes, of the kind that peers reach fastest. It
+    /// returns to the pool when the last clone is dropped. Its content is zero or left from earlier uses.
     ///
-    /// Buffers have a power of two of bytes, of which pages that nobody touches cost nothing.
+    /// A buffer's size is a power of two; pages that are never touched cost nothing.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -227,13 +227,13 @@ impl RegistrationCache {
         self.make_room(nic, self.bytes_max, self.entries_max);
         let capacity = length.max(BUFFER_BYTES_MIN);
         let capacity = capacity.checked_next_power_of_two().unwrap_or(capacity);
-        let fits = |(key, entry): &(&Key, &Entry)| {
-            entry.kind == Kind::Buffer
+        let fits = |(key, entry): &(&CacheKey, &CacheEntry)| {
+            entry.kind == RegistrationKind::Buffer
                 && entry.memory.len() == capacity
                 && key.has(attributes)
                 && !self.is_in_use(entry)
         };
-        // The one whose bytes are most likely in a processor's cache.
+        // The most recently used one: its bytes are most likely in a processor's cache.
         let free = self.entries.iter().filter(fits).max_by_key(|(_, entry)| entry.used);
         let free = free.map(|(key, _)| *key);
         if let Some(entry) = free.and_then(|key| self.entries.get_mut(&key)) {
@@ -245,13 +245,13 @@ impl RegistrationCache {
         let allocate = |nic: &mut P| nic.allocate(capacity, attributes);
         let region = self.acquire(nic, capacity, allocate)?;
         let memory = region.memory.alias();
-        let entry = Entry::new(region, memory.clone(), Kind::Buffer, self.clock);
-        self.insert(Key::new(&memory, attributes), entry);
+        let entry = CacheEntry::new(region, memory.clone(), RegistrationKind::Buffer, self.clock);
+        self.insert(CacheKey::new(&memory, attributes), entry);
         Ok(memory)
     }
 
-    /// Takes a registration back at once, whether or not it is in use, so that no lookup finds it any more.
-    /// Memory that is not of this cache is deregistered too.
+    /// Deregisters memory at once, whether or not it is in use, so that no lookup finds it any more. Memory
+    /// that is not in this cache is deregistered too.
     ///
     /// # Errors
     /// The NIC's.
@@ -268,8 +268,8 @@ impl RegistrationCache {
         nic.deregister(handle)
     }
 
-    /// Deregisters memory that nobody else holds any more, and what is beyond the bounds and not in use any
-    /// more. Returns how many entries went.
+    /// Deregisters memory that only the cache still holds, and entries that exceed the bounds and are no
+    /// longer in use. Returns the number of entries removed.
     pub fn sweep<P: Provider>(&mut self, nic: &mut P) -> usize {
         let before = self.entries.len();
         let gone = self.entries.iter().filter(|(_, entry)| self.is_abandoned(entry));
@@ -281,62 +281,63 @@ impl RegistrationCache {
         before - self.entries.len()
     }
 
-    /// Deregisters everything that is not in use. Returns how many entries went.
+    /// Deregisters everything that is not in use. Returns the number of entries removed.
     pub fn clear<P: Provider>(&mut self, nic: &mut P) -> usize {
         let before = self.entries.len();
         self.make_room(nic, 0, 0);
         before - self.entries.len()
     }
 
-    /// Returns what was done so far.
+    /// Returns the cache's counters.
     #[must_use]
     pub const fn counters(&self) -> CacheCounters {
         self.counters
     }
 
-    /// Returns how many registrations there are.
+    /// Returns the number of registrations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no registrations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Returns the names of what is registered.
+    /// Returns the handles of all registrations.
     pub fn handles(&self) -> impl Iterator<Item = MemoryHandle> {
         self.entries.values().map(|entry| entry.region.handle)
     }
 
-    /// Returns how many bytes are registered; of a buffer, all that it can hold.
+    /// Returns how many bytes are registered, counting the whole capacity of buffers.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns whether anybody but the cache holds an entry's memory.
-    fn has_users(&self, entry: &Entry) -> bool {
+    /// Returns whether an entry's memory has holders beside the cache.
+    fn has_users(&self, entry: &CacheEntry) -> bool {
         let holders = entry.memory.holder_count();
         let address = entry.memory.address();
-        let others = self.entries.range(Key::first(address)..);
+        let others = self.entries.range(CacheKey::first(address)..);
         let others = others.take_while(|(key, _)| key.address == address);
         holders > entry.own_holders()
             && holders > others.map(|(_, other)| other.own_holders()).sum::<usize>()
     }
 
-    fn is_in_use(&self, entry: &Entry) -> bool {
-        Arc::strong_count(&entry.lease) > 1 || entry.kind == Kind::Buffer && self.has_users(entry)
+    fn is_in_use(&self, entry: &CacheEntry) -> bool {
+        Arc::strong_count(&entry.lease) > 1
+            || entry.kind == RegistrationKind::Buffer && self.has_users(entry)
     }
 
-    fn is_abandoned(&self, entry: &Entry) -> bool {
-        entry.kind == Kind::Registered && !self.has_users(entry)
+    fn is_abandoned(&self, entry: &CacheEntry) -> bool {
+        entry.kind == RegistrationKind::Registered && !self.has_users(entry)
     }
 
-    /// Makes room for `length` bytes and registers them by `act`; if the NIC has no room, once more when
-    /// everything is given up that can be.
+    /// Makes room for `length` bytes and registers them with `act`; if the NIC has no room, tries once more
+    /// after removing everything that can be removed.
     fn acquire<P: Provider>(
         &mut self,
         nic: &mut P,
@@ -352,7 +353,7 @@ impl RegistrationCache {
         }
     }
 
-    /// Evicts what was used least recently until the rest is within the bounds, or in use.
+    /// Evicts the least recently used entries until the rest is within the bounds or in use.
     fn make_room<P: Provider>(&mut self, nic: &mut P, bytes: u64, count: usize) {
         while self.bytes > bytes || self.entries.len() > count {
             let idle = self.entries.iter().filter(|(_, entry)| !self.is_in_use(entry));
@@ -364,20 +365,20 @@ impl RegistrationCache {
         }
     }
 
-    fn give_up<P: Provider>(&mut self, nic: &mut P, key: Key) {
+    fn give_up<P: Provider>(&mut self, nic: &mut P, key: CacheKey) {
         if let Some(entry) = self.remove(key) {
-            // It is unknown only if somebody has deregistered it behind the cache's back.
+            // This fails only if the memory was deregistered behind the cache's back.
             drop(nic.deregister(entry.region.handle));
         }
     }
 
-    fn insert(&mut self, key: Key, entry: Entry) {
+    fn insert(&mut self, key: CacheKey, entry: CacheEntry) {
         self.bytes += entry.bytes();
         let replaced = self.entries.insert(key, entry);
-        debug_assert!(replaced.is_none(), "what an entry holds is nobody else's address");
+        debug_assert!(replaced.is_none(), "no other memory has the address of what an entry holds");
     }
 
-    fn remove(&mut self, key: Key) -> Option<Entry> {
+    fn remove(&mut self, key: CacheKey) -> Option<CacheEntry> {
         let entry = self.entries.remove(&key)?;
         self.bytes -= entry.bytes();
         Some(entry)

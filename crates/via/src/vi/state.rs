@@ -1,16 +1,16 @@
-//! The states of a VI, as VIA draws them.
+//! The states of a VI, as the VIA specification defines them.
 
 use std::fmt;
 
-/// The state of a VI. Descriptors may be posted to the receive queue in every state, to the send queue
-/// while connected; elsewhere they are flushed.
+/// The state of a VI. You may post descriptors to the receive queue in every state, to the send queue while
+/// connected; otherwise they are flushed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ViState {
-    /// Made, or disconnected by its own side.
+    /// New, or disconnected by its own side.
     #[default]
     Idle,
-    /// Asked for a connection, and not yet answered.
+    /// A connection was requested, and the request is not answered yet.
     PendingConnect,
     /// Connected to one VI of a peer.
     Connected,
@@ -19,7 +19,7 @@ pub enum ViState {
     Error,
 }
 
-/// What happens to a VI.
+/// A transition of a VI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ViEvent {
@@ -73,7 +73,7 @@ impl fmt::Display for ViState {
 mod tests {
     use super::*;
 
-    /// Goal: the diagram of the specification, transition by transition, and no other. Method: all pairs.
+    /// Goal: the diagram of the specification, transition by transition, and no others. Method: all pairs.
     #[test]
     fn the_diagram_is_kept() {
         use ViEvent::{Break, Connect, Disconnect, Establish, Refuse};

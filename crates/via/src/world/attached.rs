@@ -1,13 +1,13 @@
-//! A rank that is attached to a [`Hub`](super::hub::Hub), over whatever carries its frames.
+//! A rank attached to a [`Hub`](super::hub::Hub), over any link that carries its frames.
 
 use std::fmt;
 
 use vigie_detect::{Handle, Instant, Timers};
 
 use super::{
-    Answer, Bootstrap, Event, Membership, Rank, WorldError,
+    Bootstrap, BootstrapFuture, Membership, Rank, WorldError, WorldEvent,
     member::Member,
-    waiting::{Link, Waiting},
+    waiting::{DeadlineWait, HubLink},
 };
 
 /// A rank and its link.
@@ -17,7 +17,7 @@ pub(super) struct Attached<L> {
     membership: Membership,
 }
 
-impl<L: Link<Machine = Member>> Attached<L> {
+impl<L: HubLink<StateMachine = Member>> Attached<L> {
     /// Greets the hub.
     pub(super) async fn greet(
         link: L,
@@ -28,26 +28,26 @@ impl<L: Link<Machine = Member>> Attached<L> {
             member.greet();
             Ok(())
         })?;
-        let wait = Waiting { link: &link, timers: &timers, deadline };
+        let wait = DeadlineWait { link: &link, timers: &timers, deadline };
         let what = || "the launcher's welcome".to_owned();
         let membership = wait.until(what, |member, _| member.membership.clone()).await?;
         Ok(Self { link, timers, membership })
     }
 
-    /// Takes a link whose hub has answered the greeting already.
+    /// Makes a rank from a link whose hub has already answered the greeting.
     pub(super) const fn greeted(link: L, timers: Handle<Timers>, membership: Membership) -> Self {
         Self { link, timers, membership }
     }
 
-    /// Completes an identity whose secret is not told.
+    /// Completes an identity whose secret is not sent.
     pub(super) fn with_secret(mut self, secret: impl FnOnce(&[u8; 16]) -> [u8; 32]) -> Self {
         let identity = &mut self.membership.identity;
         identity.secret = secret(&identity.id);
         self
     }
 
-    const fn waiting(&self, deadline: Instant) -> Waiting<'_, L> {
-        Waiting { link: &self.link, timers: &self.timers, deadline }
+    const fn waiting(&self, deadline: Instant) -> DeadlineWait<'_, L> {
+        DeadlineWait { link: &self.link, timers: &self.timers, deadline }
     }
 
     async fn get_all(
@@ -61,12 +61,17 @@ impl<L: Link<Machine = Member>> Attached<L> {
     }
 }
 
-impl<L: Link<Machine = Member>> Bootstrap for Attached<L> {
+impl<L: HubLink<StateMachine = Member>> Bootstrap for Attached<L> {
     fn membership(&self) -> &Membership {
         &self.membership
     }
 
-    fn put<'a>(&'a self, key: &'a str, value: &'a [u8], deadline: Instant) -> Answer<'a, ()> {
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        value: &'a [u8],
+        deadline: Instant,
+    ) -> BootstrapFuture<'a, ()> {
         Box::pin(async move {
             self.link.act(|member| member.put(key, value))?;
             let what = || format!("the value for `{key}` could be sent");
@@ -79,7 +84,7 @@ impl<L: Link<Machine = Member>> Bootstrap for Attached<L> {
         rank: Rank,
         key: &'a str,
         deadline: Instant,
-    ) -> Answer<'a, Option<Vec<u8>>> {
+    ) -> BootstrapFuture<'a, Option<Vec<u8>>> {
         Box::pin(async move {
             self.link.act(|member| member.ask(Some(rank), key))?;
             let what = || format!("the value of {rank} for `{key}`");
@@ -87,7 +92,7 @@ impl<L: Link<Machine = Member>> Bootstrap for Attached<L> {
         })
     }
 
-    fn barrier(&self, deadline: Instant) -> Answer<'_, ()> {
+    fn barrier(&self, deadline: Instant) -> BootstrapFuture<'_, ()> {
         Box::pin(async move {
             let round = self.link.act(Member::enter)?;
             let what = || format!("all ranks came to barrier {round}");
@@ -96,14 +101,14 @@ impl<L: Link<Machine = Member>> Bootstrap for Attached<L> {
         })
     }
 
-    fn event(&self, index: usize) -> Answer<'_, Event> {
+    fn event(&self, index: usize) -> BootstrapFuture<'_, WorldEvent> {
         Box::pin(async move {
             let what = || "something happened to a rank".to_owned();
             self.waiting(Instant::MAX).until(what, |member, _| member.event(index)).await
         })
     }
 
-    fn leave(&self, deadline: Instant) -> Answer<'_, ()> {
+    fn leave(&self, deadline: Instant) -> BootstrapFuture<'_, ()> {
         Box::pin(async move {
             self.link.act(Member::leave)?;
             let what = || "the launcher could be told that this rank leaves".to_owned();
@@ -116,7 +121,7 @@ impl<L: Link<Machine = Member>> Bootstrap for Attached<L> {
         key: &'a str,
         value: &'a [u8],
         deadline: Instant,
-    ) -> Answer<'a, Vec<Option<Vec<u8>>>> {
+    ) -> BootstrapFuture<'a, Vec<Option<Vec<u8>>>> {
         Box::pin(async move {
             self.link.act(|member| member.put(key, value))?;
             self.get_all(key, deadline).await

@@ -1,10 +1,10 @@
-//! Which launcher has started this process, by its environment.
+//! Finds the launcher that started this process, from its environment.
 
 use std::ffi::{OsStr, OsString};
 
 use super::{
     RANK_VARIABLE, RENDEZVOUS_VARIABLE, Rank, SIZE_VARIABLE, WorldError,
-    tcp::{Place, SCHEME, find_secret},
+    tcp::{SCHEME, TcpRendezvous, find_secret},
 };
 
 /// Names the descriptor on which a launcher speaks PMI-1.
@@ -12,7 +12,7 @@ pub(super) const PMI_FD: &str = "PMI_FD";
 const PMI_RANK: &str = "PMI_RANK";
 const PMI_SIZE: &str = "PMI_SIZE";
 
-/// Launchers that tell how many ranks they start, but not in a way that is understood here.
+/// Launchers that pass the number of ranks, but in a protocol that is not supported here.
 const FOREIGN: [(&str, &str); 4] = [
     (SIZE_VARIABLE, "there is no `VIGIE_RENDEZVOUS` at which they meet"),
     ("SLURM_STEP_NUM_TASKS", "srun was not told to bring them together: take `srun --mpi=pmi2`"),
@@ -20,21 +20,21 @@ const FOREIGN: [(&str, &str); 4] = [
     (PMI_SIZE, "there is no `PMI_FD` on which to speak with their launcher"),
 ];
 
-/// Which launcher has started this process.
+/// The launcher that started this process.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Launcher {
-    /// None: it runs alone.
+    /// No launcher: the process runs alone.
     None,
-    /// One of vigie's own, at the other end of a descriptor.
+    /// A launcher of vigie's own, at the other end of a descriptor.
     Inherited { descriptor: OsString },
     /// A rendezvous over TCP.
-    Tcp(Place),
-    /// One that speaks PMI-1.
+    Tcp(TcpRendezvous),
+    /// A launcher that speaks PMI-1.
     Pmi { descriptor: OsString, rank: Rank, size: u32 },
 }
 
-/// Finds the launcher that the variables name which `variable` returns. Vigie's own is nearer than any
-/// other, which may have started that.
+/// Finds the launcher in the variables that `variable` returns. Vigie's own takes precedence, since another
+/// launcher may have started it.
 pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launcher, WorldError> {
     if let Some(value) = variable(RENDEZVOUS_VARIABLE) {
         let Some(address) = value.to_str().and_then(|text| text.strip_prefix(SCHEME)) else {
@@ -43,19 +43,26 @@ pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launch
         let bad = |_| WorldError::Environment {
             variable: RENDEZVOUS_VARIABLE,
             problem: format!(
-                "`{address}` is no address with a port, as in {SCHEME}192.0.2.1:7000 (host names are \
-                 not resolved: ask `getent hosts`)"
+                "`{address}` is not an address with a port, as in {SCHEME}192.0.2.1:7000 (host names \
+                 are not resolved: ask `getent hosts`)"
             ),
         };
         let address = address.parse().map_err(bad)?;
         let (rank, size) = place(&variable, RANK_VARIABLE, SIZE_VARIABLE)?;
-        return Ok(Launcher::Tcp(Place { address, rank, size, secret: find_secret(&variable)? }));
+        return Ok(Launcher::Tcp(TcpRendezvous {
+            address,
+            rank,
+            size,
+            secret: find_secret(&variable)?,
+        }));
     }
+
     if let Some(descriptor) = variable(PMI_FD) {
         let (rank, size) = place(&variable, PMI_RANK, PMI_SIZE)?;
         return Ok(Launcher::Pmi { descriptor, rank, size });
     }
-    // Ranks that did not know of each other would each take themselves for the whole world.
+
+    // Ranks that do not know of each other would each act as the whole world.
     for (name, problem) in FOREIGN {
         let Some(value) = variable(name) else { continue };
         if value != "1" {
@@ -66,7 +73,7 @@ pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launch
     Ok(Launcher::None)
 }
 
-/// Reads who this process is among how many.
+/// Reads which rank this process is, of how many.
 fn place(
     variable: impl Fn(&str) -> Option<OsString>,
     rank_name: &'static str,
@@ -81,13 +88,13 @@ fn place(
     Ok((Rank(rank), size))
 }
 
-/// Reads a variable that must be there.
+/// Reads a required variable.
 fn number(variable: &'static str, value: Option<&OsStr>) -> Result<u32, WorldError> {
     let bad = |problem| WorldError::Environment { variable, problem };
     let value =
         value.ok_or_else(|| bad("it is not set, though others of its launcher are".into()))?;
     let number = value.to_str().and_then(|text| text.parse().ok());
-    number.ok_or_else(|| bad(format!("`{}` is no number", value.display())))
+    number.ok_or_else(|| bad(format!("`{}` is not a number", value.display())))
 }
 
 #[cfg(test)]
@@ -118,12 +125,12 @@ mod tests {
         assert_eq!((place.address, place.rank), ("1.2.3.4:1".parse().unwrap(), Rank(1)));
         assert!(place.secret == parse_secret(&format!(" {secret}\n")).unwrap());
         assert_eq!(found(&[]).unwrap(), Launcher::None);
-        // One task needs nobody.
+        // One task needs no launcher.
         assert_eq!(found(&[("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Launcher::None);
     }
 
-    /// Goal: an environment that is half there is an error that names the variable, and no world of one.
-    /// Method: what is missing, or nonsense, in each place.
+    /// Goal: an incomplete environment is an error that names the variable, and not a world of one. Method:
+    /// what is missing, or nonsense, in each place.
     #[test]
     fn half_an_environment() {
         for (variables, named) in [

@@ -1,4 +1,4 @@
-//! What can go wrong between a rank and its launcher.
+//! Errors between a rank and its launcher.
 
 use std::{fmt, io};
 
@@ -13,70 +13,70 @@ use super::{
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// The deadline came first. What was asked for goes on: ask again to wait longer.
-    #[error("the deadline came before {what}")]
+    /// The deadline came first. The operation continues: call again to wait longer.
+    #[error("the deadline passed before {what}")]
     TimedOut {
         /// What was waited for.
         what: String,
     },
-    /// The launcher is gone, and with it every way to hear of the other ranks.
+    /// The launcher is gone; nothing more can be learned about the other ranks.
     #[error("the launcher is gone: it ended or was killed")]
     LauncherLost,
     /// The launcher has cut this rank off, for breaking the rules of the rendezvous.
     #[error("the launcher has expelled this rank: {why}")]
     Expelled {
-        /// Which rule, in its words.
+        /// The rule, in the launcher's words.
         why: String,
     },
-    /// Ranks have not arrived at the rendezvous in time, so that it has ended for all.
+    /// Ranks have not arrived at the rendezvous in time, so it has ended for all.
     #[error(
-        "{count} of the ranks have not arrived at the rendezvous in time: {}; see whether they were \
-         started, and reach its address",
+        "{count} of the ranks have not arrived at the rendezvous in time: {}; check that they were \
+         started, and can reach its address",
         Listed { count: *count, ranks }
     )]
     Missing {
-        /// How many.
+        /// Their number.
         count: u32,
-        /// Which: the first hundred of them.
+        /// The first hundred of them.
         ranks: Vec<Rank>,
     },
-    /// The rendezvous does not let this rank in.
-    #[error("the rendezvous does not let this rank in: {why}")]
+    /// The rendezvous refuses this rank.
+    #[error("the rendezvous refuses this rank: {why}")]
     Refused {
-        /// Why.
-        why: Refusal,
+        /// The reason.
+        why: JoinRefusal,
     },
-    /// The launcher said something that it must not say.
+    /// The launcher sent bytes that are not a valid message.
     #[error("the launcher broke the protocol of the rendezvous: {0}; is it of another version?")]
     Wire(#[from] WireError),
-    /// The launcher said something at the wrong time.
+    /// The launcher sent a message at the wrong time.
     #[error("the launcher broke the protocol of the rendezvous: {0}; is it of another version?")]
     Disorder(&'static str),
-    /// The launcher said something that makes no sense in PMI-1, or failed.
+    /// The launcher sent invalid PMI-1, or failed.
     #[error("the launcher (PMI-1) said {0}")]
     Pmi(#[from] PmiError),
-    /// Nothing was put there, and this launcher cannot be asked to wait: only after a barrier that the
-    /// rank came to with its value put, is the value there for sure.
+    /// No value was there, and this launcher cannot be asked to wait. A value is certainly there only after a
+    /// barrier that its rank entered after putting it.
     #[error("{rank} had put nothing for `{key}`: pass a barrier between `put` and `get`")]
     NotPut {
-        /// Whose value was asked for.
+        /// The rank whose value was asked for.
         rank: Rank,
-        /// By which key.
+        /// The key.
         key: String,
     },
     /// An environment variable does not lead to a launcher.
     #[error(
-        "`{variable}` does not lead to the launcher: {problem}; start the program itself by \
+        "`{variable}` does not lead to the launcher: {problem}; start the program itself with \
          `vigie-run`, `mpiexec.hydra` or `srun --mpi=pmi2`, or unset the variable to run it alone"
     )]
     Environment {
-        /// Its name.
+        /// The variable's name.
         variable: &'static str,
         /// What is wrong with it.
         problem: String,
     },
-    /// This process is a member of its world already: clone that.
-    #[error("this process has joined its world already: clone the `World` that it has")]
+    /// This process has already joined its world: clone the [`World`](super::World).
+    #[error("this process has already joined its world: clone its `World`")]
     AlreadyJoined,
     /// This rank has [left](super::World::leave).
     #[error("this rank has left its world")]
@@ -84,37 +84,37 @@ pub enum WorldError {
     /// No such rank.
     #[error("there is no {rank} in a world of {size}")]
     NoSuchRank {
-        /// Which was asked for.
+        /// The rank that was asked for.
         rank: Rank,
-        /// How many ranks there are.
+        /// The number of ranks.
         size: u32,
     },
-    /// A key that not every launcher could carry.
+    /// A key that some launchers cannot carry.
     #[error(
-        "`{key}` is no key: take 1 to {KEY_BYTES_MAX} ASCII letters, digits, `.`, `-`, `_` and `:`"
+        "`{key}` is not a key: use 1 to {KEY_BYTES_MAX} ASCII letters, digits, `.`, `-`, `_`, `:`"
     )]
     BadKey {
-        /// What was given.
+        /// The key.
         key: String,
     },
-    /// A value that not every launcher could carry.
+    /// A value that some launchers cannot carry.
     #[error("a value of {bytes} bytes is too long: at most {VALUE_BYTES_MAX}")]
     ValueTooLong {
         /// Its length.
         bytes: usize,
     },
-    /// A value is published once.
-    #[error("the key `{key}` has been put already: a value is published once")]
+    /// The key already has a value: a value is published once.
+    #[error("the key `{key}` already has a value, and a value is published once")]
     AlreadyPut {
-        /// Which.
+        /// The key.
         key: String,
     },
     /// More than a launcher keeps for one rank.
     #[error("more than {limit} {what}: no launcher keeps so many for one rank")]
     TooMany {
-        /// Of what.
+        /// What there is too much of.
         what: &'static str,
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
     /// The kernel's error, or no detection server hosts the caller.
@@ -123,8 +123,8 @@ pub enum WorldError {
 }
 
 impl WorldError {
-    /// Returns whether this rank hears nothing of the others any more, so that no later call can
-    /// succeed either.
+    /// Returns whether this rank can learn nothing more about the others, so that no later call can succeed
+    /// either.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         matches!(
@@ -141,26 +141,26 @@ impl WorldError {
     }
 }
 
-/// Why a rendezvous over TCP does not let a rank in.
+/// Why a rendezvous over TCP refuses a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
-pub enum Refusal {
-    /// It has another secret.
-    #[error("its secret is another one")]
+pub enum JoinRefusal {
+    /// The rank has a different secret.
+    #[error("its secret is a different one")]
     WrongSecret,
-    /// What answers there does not know the secret itself.
-    #[error("who answers there does not know the secret")]
+    /// The peer that answers there does not know the secret itself.
+    #[error("the peer that answers there does not know the secret")]
     Impostor,
-    /// Its world has another size.
+    /// The rank's world has another size.
     #[error("its world has another size; compare `VIGIE_SIZE` with the launcher's `-n`")]
     OtherSize,
     /// The world has no such rank.
-    #[error("`VIGIE_RANK` is no rank of that world")]
+    #[error("`VIGIE_RANK` is not a rank of that world")]
     NoSuchRank,
-    /// Somebody has come as this rank before.
-    #[error("somebody has come as this rank before; give each process a `VIGIE_RANK` of its own")]
+    /// Another process has already joined as this rank.
+    #[error("another process has joined as this rank; give each process its own `VIGIE_RANK`")]
     Taken,
-    /// It came after the time for arrivals, or after the end.
+    /// The rank came after the time for arrivals, or after the end.
     #[error("the time for arrivals is over")]
     TooLate,
     /// A reason that this version does not know.
@@ -168,7 +168,7 @@ pub enum Refusal {
     Unknown,
 }
 
-/// Ranks, for people.
+/// A list of ranks for people to read.
 struct Listed<'a> {
     count: u32,
     ranks: &'a [Rank],

@@ -1,4 +1,4 @@
-//! Several ranks in one process: for tests, and for programs that were started without a launcher.
+//! Several ranks in one process, for tests and for programs started without a launcher.
 
 use std::{
     fmt, future, io,
@@ -8,25 +8,25 @@ use std::{
 use vigie_detect::Server;
 
 use super::{
-    Ending, Identity, Rank, World, WorldError,
+    Identity, Rank, RankExit, World, WorldError,
     attached::Attached,
     hub::Hub,
     member::Member,
-    waiting::{Link, Machine},
+    waiting::{HubLink, StateMachine},
     wire::Decoder,
 };
 
-/// Makes a world of `size` ranks inside this process, at least 1, and the launcher of them. Deadlines
-/// are those of `server`.
+/// Makes a world of `size` ranks (at least 1) inside this process, and its launcher. Deadlines use the clock
+/// of `server`.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] for a size of zero; the kernel's, if it has no random numbers.
+/// [`io::ErrorKind::InvalidInput`] for a size of zero; the kernel's, if it cannot provide random numbers.
 pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World>)> {
     if size == 0 {
         let what = "a world has at least one rank";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    let state = State {
+    let state = LocalState {
         hub: Hub::new(size, Identity::random()?),
         members: (0..size).map(|_| Member::default()).collect(),
     };
@@ -49,20 +49,20 @@ pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World
     Ok((launcher, worlds))
 }
 
-/// Stands for the launcher of a [`local`] world: says how ranks end. Clones are the same launcher.
+/// Acts as the launcher of a [`local`] world: reports how ranks end. Clones share the launcher.
 #[derive(Clone)]
 pub struct LocalLauncher {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<LocalState>>,
 }
 
-struct State {
+struct LocalState {
     hub: Hub,
     members: Vec<Member>,
 }
 
 impl LocalLauncher {
     /// Tells all others that `rank` has ended.
-    pub fn end(&self, rank: Rank, ending: Ending) {
+    pub fn end(&self, rank: Rank, ending: RankExit) {
         let mut state = self.lock();
         if let Some(member) = state.members.get_mut(rank.index()) {
             member.lose();
@@ -71,27 +71,27 @@ impl LocalLauncher {
         Self::deliver(state);
     }
 
-    /// Cuts `rank` off, as a launcher does with one that breaks its rules.
+    /// Cuts `rank` off, as a launcher does with a rank that breaks its rules.
     pub fn expel(&self, rank: Rank, why: &str) {
         let mut state = self.lock();
         state.hub.expel(rank, why);
         Self::deliver(state);
     }
 
-    /// Stands for the end of the launcher itself.
+    /// Acts as if the launcher itself had ended.
     pub fn vanish(&self) {
         let mut state = self.lock();
         state.members.iter_mut().for_each(Member::lose);
         Self::deliver(state);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LocalState> {
         // No foreign code runs under this lock, so a poisoned one says nothing about what it holds.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands out what the hub has to say, and wakes those who have heard something: without the lock.
-    fn deliver(mut state: MutexGuard<'_, State>) {
+    /// Delivers the hub's frames, and wakes the ranks that received one: without the lock.
+    fn deliver(mut state: MutexGuard<'_, LocalState>) {
         while let Some((rank, bytes)) = state.hub.poll_transmit() {
             let Some(member) = state.members.get_mut(rank.index()) else { continue };
             let mut decoder = Decoder::new();
@@ -115,15 +115,15 @@ impl fmt::Debug for LocalLauncher {
     }
 }
 
-/// A rank's link to the hub beside it.
+/// A rank's link to the hub in this process.
 #[derive(Debug)]
 struct LocalLink {
     launcher: LocalLauncher,
     rank: Rank,
 }
 
-impl Link for LocalLink {
-    type Machine = Member;
+impl HubLink for LocalLink {
+    type StateMachine = Member;
 
     fn act<T>(
         &self,
@@ -146,7 +146,7 @@ impl Link for LocalLink {
         true
     }
 
-    /// Whoever says something wakes those whom it reaches.
+    /// A sender wakes the ranks that it reaches.
     async fn readable(&self) -> io::Result<()> {
         future::pending().await
     }

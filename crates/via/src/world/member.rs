@@ -1,4 +1,4 @@
-//! A rank's side of a rendezvous, without I/O: what it has said, and what it was told.
+//! A rank's side of a rendezvous, without I/O: what it has sent, and what it has received.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,35 +6,35 @@ use std::{
 };
 
 use super::{
-    Event, Membership, Rank, WorldError,
+    Membership, Rank, WorldError, WorldEvent,
     hub::{GETS_MAX, KEYS_MAX},
     rounds::Rounds,
-    waiting::{Machine, Waiters},
-    wire::{Reply, Request, VERSION, WireError},
+    waiting::{StateMachine, Waiters},
+    wire::{HubReply, HubRequest, VERSION, WireError},
 };
 
 /// What a rank knows.
 #[derive(Debug, Default)]
 pub(super) struct Member {
     pub(super) membership: Option<Membership>,
-    /// Answers: what a rank has put, or that it is gone without that.
+    /// Answers: what a rank has put, or that it is gone without having put it.
     values: BTreeMap<(Rank, String), Option<Vec<u8>>>,
-    /// Whose value was asked for, `None` for everybody's.
+    /// The questions asked: whose value (`None` for all ranks), and the key.
     asked: BTreeSet<(Option<Rank>, String)>,
     put: BTreeSet<String>,
     rounds: Rounds,
-    events: Vec<Event>,
+    events: Vec<WorldEvent>,
     has_left: bool,
-    end: Option<End>,
-    /// What is still to be given to whatever carries it. Bounded by what a rank may say before it hears
-    /// an answer.
-    pub(super) said: Vec<Request>,
+    end: Option<MemberFailure>,
+    /// Messages that the link has not fetched yet. Bounded by what a rank may send before it receives an
+    /// answer.
+    pub(super) said: Vec<HubRequest>,
     waiters: Waiters,
 }
 
-/// Why nothing more will be heard.
+/// Why nothing more will be received.
 #[derive(Debug)]
-enum End {
+enum MemberFailure {
     Lost,
     Expelled(String),
     Broken(WireError),
@@ -43,9 +43,9 @@ enum End {
 }
 
 impl Member {
-    /// Asks who this rank is.
+    /// Asks which rank this is.
     pub(super) fn greet(&mut self) {
-        self.said.push(Request::Hello { version: VERSION });
+        self.said.push(HubRequest::Hello { version: VERSION });
     }
 
     /// Publishes a value.
@@ -57,11 +57,11 @@ impl Member {
         if !self.put.insert(key.to_owned()) {
             return Err(WorldError::AlreadyPut { key: key.to_owned() });
         }
-        self.said.push(Request::Put { key: key.to_owned(), value: value.to_vec() });
+        self.said.push(HubRequest::Put { key: key.to_owned(), value: value.to_vec() });
         Ok(())
     }
 
-    /// Asks for a value, `None`: everybody's; unless it was asked for before.
+    /// Asks for a value of `rank` (`None` for all ranks), unless it was asked for before.
     pub(super) fn ask(&mut self, rank: Option<Rank>, key: &str) -> Result<(), WorldError> {
         if self.is_known(rank, key) {
             return Ok(());
@@ -76,7 +76,7 @@ impl Member {
             return Err(WorldError::TooMany { what: "open questions", limit: GETS_MAX });
         }
         self.asked.insert(question);
-        self.said.push(Request::Get { rank, key: key.to_owned() });
+        self.said.push(HubRequest::Get { rank, key: key.to_owned() });
         Ok(())
     }
 
@@ -103,95 +103,97 @@ impl Member {
         (0..self.size()).map(|rank| self.answer(Rank(rank), key)).collect()
     }
 
-    /// Comes to a barrier, unless this rank is in it already. Returns which.
+    /// Enters a barrier, unless this rank is already in it. Returns the barrier's number.
     pub(super) fn enter(&mut self) -> Result<u32, WorldError> {
         if !self.rounds.is_inside() {
             self.check()?;
             let round = self.rounds.enter()?;
-            self.said.push(Request::Enter { round });
+            self.said.push(HubRequest::Enter { round });
         }
         Ok(self.rounds.entered())
     }
 
-    /// Returns whether the barrier is passed, which the caller then tells.
+    /// Returns whether the barrier is passed; the caller then reports it.
     pub(super) fn pass(&mut self, round: u32) -> bool {
         self.rounds.tell(round)
     }
 
-    pub(super) fn event(&self, index: usize) -> Option<Event> {
+    pub(super) fn event(&self, index: usize) -> Option<WorldEvent> {
         self.events.get(index).copied()
     }
 
-    /// Leaves, unless that was said before.
+    /// Leaves, unless it has left before.
     pub(super) fn leave(&mut self) -> Result<(), WorldError> {
         if self.has_left {
             return Ok(());
         }
         self.check()?;
         self.has_left = true;
-        self.said.push(Request::Leave);
+        self.said.push(HubRequest::Leave);
         Ok(())
     }
 
-    /// Takes a frame of the launcher, without its length.
+    /// Handles a frame of the launcher, without its length.
     pub(super) fn receive(&mut self, frame: &[u8]) {
-        match Reply::decode(frame) {
+        match HubReply::decode(frame) {
             Ok(reply) => {
                 if let Err(what) = self.take(reply) {
-                    self.close(End::Disorder(what));
+                    self.close(MemberFailure::Disorder(what));
                 }
             }
-            Err(error) => self.close(End::Broken(error)),
+            Err(error) => self.close(MemberFailure::Broken(error)),
         }
         self.waiters.moved();
     }
 
-    /// Takes note of a stream without meaning.
+    /// Records that the stream has become meaningless.
     pub(super) fn receive_nonsense(&mut self, error: WireError) {
-        self.close(End::Broken(error));
+        self.close(MemberFailure::Broken(error));
     }
 
-    /// Takes note that the launcher is gone.
+    /// Records that the launcher is gone.
     pub(super) fn lose(&mut self) {
-        self.close(End::Lost);
+        self.close(MemberFailure::Lost);
     }
 
-    /// Returns whether nothing more will be heard.
+    /// Returns whether nothing more will be received.
     pub(super) const fn is_over(&self) -> bool {
         self.end.is_some()
     }
 
-    fn close(&mut self, end: End) {
+    fn close(&mut self, end: MemberFailure) {
         self.end.get_or_insert(end);
         self.waiters.moved();
     }
 
-    fn take(&mut self, reply: Reply) -> Result<(), &'static str> {
-        if let (None, Reply::Value { .. } | Reply::Absent { .. } | Reply::Event(_)) =
+    fn take(&mut self, reply: HubReply) -> Result<(), &'static str> {
+        if let (None, HubReply::Value { .. } | HubReply::Absent { .. } | HubReply::Event(_)) =
             (&self.membership, &reply)
         {
             return Err("it told something before its welcome");
         }
         match reply {
-            Reply::Welcome(_) if self.membership.is_some() => return Err("a second welcome"),
-            Reply::Welcome(membership) => self.membership = Some(membership),
-            Reply::Value { rank, key, value } => self.learn(rank, key, Some(value))?,
-            Reply::Absent { rank, key } => self.learn(rank, key, None)?,
-            Reply::Passed { round } => {
+            HubReply::Welcome(_) if self.membership.is_some() => return Err("a second welcome"),
+            HubReply::Welcome(membership) => self.membership = Some(membership),
+            HubReply::Value { rank, key, value } => self.learn(rank, key, Some(value))?,
+            HubReply::Absent { rank, key } => self.learn(rank, key, None)?,
+            HubReply::Passed { round } => {
                 if !self.rounds.pass(round) {
                     return Err("it opened a barrier out of order");
                 }
             }
-            Reply::Event(event) => {
-                // At most these: expelled or left, and ended.
+            HubReply::Event(event) => {
+                // At most two events per rank: expelled or left, and ended.
                 let count = self.events.iter().filter(|known| known.rank() == event.rank()).count();
                 if event.rank().0 >= self.size() || count >= 2 {
                     return Err("it told of a rank that does not exist or was gone already");
                 }
                 self.events.push(event);
             }
-            Reply::Expelled { why } => self.close(End::Expelled(why)),
-            Reply::Missing { count, ranks } => self.close(End::Missing { count, ranks }),
+            HubReply::Expelled { why } => self.close(MemberFailure::Expelled(why)),
+            HubReply::Missing { count, ranks } => {
+                self.close(MemberFailure::Missing { count, ranks })
+            }
         }
         Ok(())
     }
@@ -216,18 +218,18 @@ impl Member {
     }
 }
 
-impl Machine for Member {
+impl StateMachine for Member {
     fn check(&self) -> Result<(), WorldError> {
         if self.has_left {
             return Err(WorldError::Left);
         }
         match &self.end {
             None => Ok(()),
-            Some(End::Lost) => Err(WorldError::LauncherLost),
-            Some(End::Expelled(why)) => Err(WorldError::Expelled { why: why.clone() }),
-            Some(End::Broken(error)) => Err((*error).into()),
-            Some(End::Disorder(what)) => Err(WorldError::Disorder(what)),
-            Some(End::Missing { count, ranks }) => {
+            Some(MemberFailure::Lost) => Err(WorldError::LauncherLost),
+            Some(MemberFailure::Expelled(why)) => Err(WorldError::Expelled { why: why.clone() }),
+            Some(MemberFailure::Broken(error)) => Err((*error).into()),
+            Some(MemberFailure::Disorder(what)) => Err(WorldError::Disorder(what)),
+            Some(MemberFailure::Missing { count, ranks }) => {
                 Err(WorldError::Missing { count: *count, ranks: ranks.clone() })
             }
         }

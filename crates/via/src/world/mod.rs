@@ -1,4 +1,4 @@
-//! World: the ranks of a program, how they find each other, and what becomes of them.
+//! World: the ranks of a program, how they find each other, and how they end.
 //!
 //! ```
 //! use std::time::Duration;
@@ -10,7 +10,7 @@
 //! let host = Server::spawn_thread()?;
 //! let deadline = Instant::now() + Duration::from_secs(10);
 //! let world = World::join_on(host.server(), deadline).await?;
-//! // Every rank says where it can be reached, and learns it of all others.
+//! // Every rank publishes its address, and learns those of all others.
 //! let addresses = world.all_gather("address", b"somewhere", deadline).await?;
 //! assert_eq!(addresses.len(), world.size().try_into()?);
 //! world.barrier(deadline).await?;
@@ -21,33 +21,33 @@
 //! ```
 //!
 //! # The parts
-//! - [`World`]: what a program uses. [`World::join`] finds the launcher that the environment names, or
-//!   makes a world of one rank if it names none.
-//! - [`Bootstrap`]: the trait behind it, for launchers of other kinds. MPICH's Hydra and Slurm, which speak PMI-1, are
-//!   found by themselves.
-//! - [`tcp`]: the rendezvous of ranks on many hosts that no launcher brings together.
+//! - [`World`]: what a program uses. [`World::join`] finds the launcher that the environment names, or makes
+//!   a world of one rank if it names none.
+//! - [`Bootstrap`]: the trait behind it, for other kinds of launchers. MPICH's Hydra and Slurm, which speak PMI-1, are
+//!   found automatically.
+//! - [`tcp`]: the rendezvous for ranks on many hosts without a common launcher.
 //! - [`local`]: several ranks on threads of one process, for tests.
-//! - [`hub`]: the launcher's side, without I/O; [`wire`]: the bytes between both. `vigie-run` of the
-//!   crate `vigie` puts processes, pipes and signals around them.
+//! - [`hub`]: the launcher's side, without I/O; [`wire`]: the protocol between the two. `vigie-run` of the
+//!   crate `vigie` adds processes, pipes and signals.
 //!
 //! # The environment
 //! | variable | meaning |
 //! | --- | --- |
-//! | `VIGIE_RANK`, `VIGIE_SIZE` | for scripts, where a launcher has set them, which a [`World`] asks; with `tcp://`, which rank this is, and of how many |
-//! | `VIGIE_RENDEZVOUS` | the number of a descriptor: one end of a pair of Unix sockets, whose other end the launcher holds; or `tcp://ADDRESS:PORT` |
-//! | `VIGIE_SECRET`, `VIGIE_SECRET_FILE` | the secret of a rendezvous over TCP, 32 hexadecimal digits, or the file in which it is |
+//! | `VIGIE_RANK`, `VIGIE_SIZE` | with `tcp://`, which rank this is, of how many; other launchers set them for scripts, and a [`World`] asks the launcher instead |
+//! | `VIGIE_RENDEZVOUS` | the number of a descriptor: one end of a pair of Unix sockets, the other end of which the launcher holds; or `tcp://ADDRESS:PORT` |
+//! | `VIGIE_SECRET`, `VIGIE_SECRET_FILE` | the secret of a rendezvous over TCP, 32 hexadecimal digits, or the file that contains it |
 //! | `PMI_FD`, `PMI_RANK`, `PMI_SIZE` | set by launchers that speak PMI-1, used if `VIGIE_RENDEZVOUS` is not set |
 //!
-//! A descriptor is the right to take part: nothing of such a world has a name in the file system or in
-//! the network, so nobody can attach who was not started by the launcher. Over TCP the secret is that.
-//! Without any of these variables, a process is a world of its own; if they are half there, it is an error.
+//! A descriptor is the right to take part: such a world has no name in the file system or the network, so
+//! only processes that the launcher started can attach. Over TCP, the secret is that right. Without any of
+//! these variables, a process is a world of its own; an incomplete set is an error.
 //!
 //! # Cost and limits
-//! For setting up and for hearing of ends, not for messages: each call is a round trip through the
-//! launcher, tens of microseconds. Values of at most [`wire::VALUE_BYTES_MAX`] bytes.
+//! A world is for setting up and for noticing when ranks end, not for messages: each call is a round trip
+//! through the launcher, tens of microseconds. Values are at most [`wire::VALUE_BYTES_MAX`] bytes long.
 //!
-//! # What it deliberately does not do
-//! It starts no processes and ends none: that is the launcher's. It has no collective operations beyond
+//! # Non-goals
+//! It neither starts nor ends processes: that is the launcher's task. It has no collective operations beyond
 //! what setting up needs.
 
 mod attached;
@@ -70,7 +70,7 @@ use vigie_detect::{Instant, Server};
 
 use self::environment::Launcher;
 pub use self::{
-    error::{Refusal, WorldError},
+    error::{JoinRefusal, WorldError},
     local::{LocalLauncher, local},
     pmi::PmiError,
 };
@@ -79,7 +79,7 @@ pub use self::{
 pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";
 /// Tells a rank its number.
 pub const RANK_VARIABLE: &str = "VIGIE_RANK";
-/// Tells a rank how many there are.
+/// Tells a rank the number of ranks.
 pub const SIZE_VARIABLE: &str = "VIGIE_SIZE";
 
 /// Holds the secret of a rendezvous over TCP: 32 hexadecimal digits.
@@ -93,7 +93,7 @@ pub const SECRET_FILE_VARIABLE: &str = "VIGIE_SECRET_FILE";
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// Returns the rank as an index of a slice.
+    /// Returns the rank as an index into a slice.
     #[must_use]
     pub fn index(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -106,18 +106,18 @@ impl fmt::Display for Rank {
     }
 }
 
-/// Which world this is, and how its ranks know each other. Random, and told to nobody but its ranks.
+/// Identifies a world, and lets its ranks authenticate each other. Random, and known only to its ranks.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Identity {
-    /// Differs from world to world; no secret.
+    /// Differs from world to world; not secret.
     pub id: [u8; 16],
-    /// What a rank shows to another to prove that it is of this world. Not to be printed or stored.
+    /// Proves to another rank that this one belongs to the world. Do not print or store it.
     pub secret: [u8; 32],
 }
 
 impl Identity {
-    /// Makes an identity whose secret its ranks have from elsewhere, as at a rendezvous over [TCP](tcp).
+    /// Makes an identity whose secret its ranks get from elsewhere, as at a rendezvous over [TCP](tcp).
     ///
     /// # Errors
     /// The kernel's.
@@ -150,15 +150,15 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Who a process is in its world.
+/// A process's place in its world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Membership {
-    /// Which rank it is; less than `size`.
+    /// The process's rank; less than `size`.
     pub rank: Rank,
-    /// How many ranks there are, at least 1.
+    /// The number of ranks, at least 1.
     pub size: u32,
-    /// Which world it is.
+    /// The world's identity.
     pub identity: Identity,
 }
 
@@ -173,14 +173,14 @@ impl Membership {
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Ending {
-    /// By itself, with this exit code.
+pub enum RankExit {
+    /// On its own, with this exit code.
     Exited(i32),
     /// By this signal.
     Killed(i32),
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for RankExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited(code) => write!(f, "exited with code {code}"),
@@ -189,32 +189,32 @@ impl fmt::Display for Ending {
     }
 }
 
-/// What happened to another rank, as the launcher tells it.
+/// An event of another rank, as the launcher reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Event {
-    /// It has [left](World::leave) in order: it needs nobody any more, and nobody waits for it.
+pub enum WorldEvent {
+    /// It has [left](World::leave) in order: it needs the others no longer, and no rank waits for it.
     Left {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
-    /// It broke the rules of the rendezvous, or closed its connection without leaving. Its process
-    /// may live, but nobody waits for it any more.
+    /// It broke the rules of the rendezvous, or closed its connection without leaving. Its process may live,
+    /// but no rank waits for it any more.
     Expelled {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
-    /// Its process has ended; the last event of a rank.
+    /// Its process has ended. This is the last event of a rank.
     Ended {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
-        /// How.
-        ending: Ending,
+        /// How it ended.
+        ending: RankExit,
     },
 }
 
-impl Event {
-    /// Returns the rank that it happened to.
+impl WorldEvent {
+    /// Returns the rank of the event.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         match self {
@@ -222,80 +222,85 @@ impl Event {
         }
     }
 
-    /// Returns whether the rank is lost to those who still count on it: it ended or was expelled.
+    /// Returns whether the rank is lost to those that still count on it: it ended or was expelled.
     #[must_use]
     pub const fn is_loss(&self) -> bool {
         matches!(self, Self::Expelled { .. } | Self::Ended { .. })
     }
 }
 
-/// What a call on a [`Bootstrap`] returns: a future on the heap, since setting up is no hot path.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, WorldError>> + Send + 'a>>;
+/// The result of a call on a [`Bootstrap`]: a boxed future, since setting up is not a hot path.
+pub type BootstrapFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, WorldError>> + Send + 'a>>;
 
-/// How the ranks of a world find each other: a launcher of some kind.
+/// Connects the ranks of a world: the interface to one kind of launcher.
 ///
 /// # Implementing
 /// Keys hold 1 to [`wire::KEY_BYTES_MAX`] letters, digits, `.`, `-`, `_` and `:`, values at most
-/// [`wire::VALUE_BYTES_MAX`] bytes: what the simplest of launchers can carry. A [`World`] checks both,
-/// and that ranks exist, before it calls. The methods may be called by several tasks at once.
+/// [`wire::VALUE_BYTES_MAX`] bytes, since the simplest launchers carry no more. A [`World`] checks both, and
+/// that ranks exist, before it calls. Several tasks may call the methods at once.
 ///
 /// # Contract
 /// 1. `membership` never changes.
-/// 2. A value that was `put` before its rank came to a barrier is found by `get` after that barrier. An
+/// 2. A value that was `put` before its rank entered a barrier is found by `get` after that barrier. An
 ///    implementation may find it earlier, and may wait for it.
-/// 3. `get` of a value whose rank has gone without it ends with `None`, not with the deadline.
-/// 4. A barrier is passed when every rank has come to it that has neither left nor ended nor been
-///    expelled; and who passes has been told of all those before.
-/// 5. A `get`, `barrier` or `leave` that ends with [`WorldError::TimedOut`], or whose future is dropped,
-///    may be repeated: a barrier stays entered, and the next call is for the same one, also if it was
-///    passed meanwhile. A `put` that was cut off is put, or will be.
-/// 6. Events have one order, the same at each call with the same index; a rank that joins late is told
-///    what happened before.
+/// 3. `get` of a value whose rank is gone without having put it ends with `None`, not with the deadline.
+/// 4. A barrier is passed when every rank has entered it that has neither left nor ended nor been expelled; a
+///    rank that passes has been told of all those before.
+/// 5. A `get`, `barrier` or `leave` that ends with [`WorldError::TimedOut`], or whose future is dropped, may
+///    be repeated: a barrier stays entered, and the next call is for the same one, even if it was passed
+///    meanwhile. The value of an interrupted `put` is, or will be, published.
+/// 6. Events have one order, and each index always returns the same one; a rank that joins late is told what
+///    happened before.
 /// 7. Every future ends by its deadline, or when the launcher is lost.
 ///
-/// A launcher that speaks PMI-1 cannot keep all of it: what is not there is [`WorldError::NotPut`] instead of being
-/// waited for, barriers wait for ranks that have left, and there are no events. Programs for every launcher
-/// leave at their end, and not before the others need them no more.
+/// A launcher that speaks PMI-1 cannot keep all of this contract: a missing value is [`WorldError::NotPut`] instead
+/// of being waited for, barriers wait for ranks that have left, and there are no events. A program for every
+/// launcher therefore leaves at its end, and not before the others no longer need it.
 ///
 /// # Conformance
 /// The unit tests of this module hold for every implementation in this crate.
 pub trait Bootstrap: Send + Sync + fmt::Debug {
-    /// Returns who this process is.
+    /// Returns this process's membership.
     fn membership(&self) -> &Membership;
 
     /// Publishes a value.
-    fn put<'a>(&'a self, key: &'a str, value: &'a [u8], deadline: Instant) -> Answer<'a, ()>;
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        value: &'a [u8],
+        deadline: Instant,
+    ) -> BootstrapFuture<'a, ()>;
 
-    /// Returns the value that `rank` has put; `None`: the rank is gone without it.
+    /// Returns the value that `rank` has put; `None` if the rank is gone without having put it.
     fn get<'a>(
         &'a self,
         rank: Rank,
         key: &'a str,
         deadline: Instant,
-    ) -> Answer<'a, Option<Vec<u8>>>;
+    ) -> BootstrapFuture<'a, Option<Vec<u8>>>;
 
     /// Waits for all ranks.
-    fn barrier(&self, deadline: Instant) -> Answer<'_, ()>;
+    fn barrier(&self, deadline: Instant) -> BootstrapFuture<'_, ()>;
 
-    /// Returns event number `index`, counted from 0, when it has happened.
-    fn event(&self, index: usize) -> Answer<'_, Event>;
+    /// Returns event number `index`, counted from 0, once it has happened.
+    fn event(&self, index: usize) -> BootstrapFuture<'_, WorldEvent>;
 
-    /// Says that this rank needs nobody any more.
-    fn leave(&self, deadline: Instant) -> Answer<'_, ()>;
+    /// Announces that this rank needs the others no longer.
+    fn leave(&self, deadline: Instant) -> BootstrapFuture<'_, ()>;
 
-    /// Asks the launcher to end all ranks with `code`, without waiting for long: the caller ends itself
-    /// next. The default asks for nothing: for launchers that see how this process ends.
+    /// Asks the launcher to end all ranks with `code`, without waiting for long: the caller ends itself next.
+    /// The default does nothing, for launchers that notice how this process ends.
     fn abort(&self, code: i32) {
         let _ = code;
     }
 
-    /// Puts a value and returns those of all ranks by this key. The default does so by a barrier.
+    /// Puts a value and returns those of all ranks under this key. The default uses a barrier.
     fn all_gather<'a>(
         &'a self,
         key: &'a str,
         value: &'a [u8],
         deadline: Instant,
-    ) -> Answer<'a, Vec<Option<Vec<u8>>>> {
+    ) -> BootstrapFuture<'a, Vec<Option<Vec<u8>>>> {
         Box::pin(async move {
             self.put(key, value, deadline).await?;
             self.barrier(deadline).await?;
@@ -308,7 +313,7 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     }
 }
 
-/// A process's place among the ranks of its program. Clones are the same place.
+/// A process's place among the ranks of its program. Clones share the place.
 ///
 /// Any thread and any task may use it, also several at once.
 #[derive(Clone, Debug)]
@@ -317,24 +322,24 @@ pub struct World {
 }
 
 impl World {
-    /// Joins the world that the [environment](self#the-environment) names, watching at the
-    /// [current](Server::current) server; or makes one of a [single](Self::single) rank, if the program was
-    /// started without a launcher. With launchers that speak PMI-1 it waits until all ranks have joined, at a
-    /// rendezvous over TCP until that is there.
+    /// Joins the world that the [environment](self#the-environment) names, through the
+    /// [current](Server::current) server, or makes one of a [single](Self::single) rank if the program was
+    /// started without a launcher. With launchers that speak PMI-1 it waits until all ranks have joined; at a
+    /// rendezvous over TCP it waits until that answers.
     ///
     /// # Cancel safety
-    /// *Loses* the connection: this process cannot join again.
+    /// Not cancel safe: it *loses* the connection, and this process cannot join again.
     ///
     /// # Errors
     /// [`WorldError::Environment`] if the variables do not lead to a launcher, [`WorldError::Refused`],
-    /// [`WorldError::AlreadyJoined`] the second time (without a launcher, that is another world instead),
-    /// [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
+    /// [`WorldError::AlreadyJoined`] on the second call (which without a launcher makes another world
+    /// instead), [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
     pub async fn join(deadline: Instant) -> Result<Self, WorldError> {
         let server = Server::current().map_err(io::Error::from)?;
         Self::join_on(&server, deadline).await
     }
 
-    /// Like [`join`](Self::join), watching at `server`.
+    /// Like [`join`](Self::join), through `server`.
     ///
     /// # Cancel safety
     /// As [`join`](Self::join).
@@ -361,31 +366,31 @@ impl World {
     /// Returns a world of one rank.
     ///
     /// # Errors
-    /// The kernel's, if it has no random numbers.
+    /// The kernel's, if it cannot provide random numbers.
     pub fn single(server: &Server) -> io::Result<Self> {
         let (_, mut worlds) = local(server, 1)?;
         worlds.pop().ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Returns a world over a launcher of the caller's own kind.
+    /// Returns a world over your own kind of launcher.
     #[must_use]
     pub fn from_bootstrap(bootstrap: impl Bootstrap + 'static) -> Self {
         Self { bootstrap: Arc::new(bootstrap) }
     }
 
-    /// Returns which rank this process is.
+    /// Returns this process's rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.bootstrap.membership().rank
     }
 
-    /// Returns how many ranks there are, at least 1.
+    /// Returns the number of ranks, at least 1.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.bootstrap.membership().size
     }
 
-    /// Returns which world this is, with the secret that its ranks share.
+    /// Returns the world's identity, including the secret that its ranks share.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.bootstrap.membership().identity
@@ -394,7 +399,7 @@ impl World {
     /// Publishes `value` under `key`, once.
     ///
     /// # Cancel safety
-    /// It is published all the same, with the next call that says something.
+    /// The value is published nevertheless, with the next call that sends something.
     ///
     /// # Errors
     /// [`WorldError::BadKey`], [`WorldError::ValueTooLong`], [`WorldError::AlreadyPut`]; those of
@@ -406,7 +411,7 @@ impl World {
     }
 
     /// Returns what `rank` has put under `key`, after waiting for it if the launcher can do that (see
-    /// [`Bootstrap`], contract 2). `None`: the rank is gone, and has not put it.
+    /// [`Bootstrap`], contract 2). `None` if the rank is gone without having put it.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -427,11 +432,11 @@ impl World {
         self.bootstrap.get(rank, key, deadline).await
     }
 
-    /// Publishes `value` under `key` and returns what all ranks have put there, by rank; `None` for
-    /// those that are gone without having done so.
+    /// Publishes `value` under `key` and returns what all ranks have put there, by rank; `None` for those
+    /// that are gone without having done so.
     ///
     /// # Cancel safety
-    /// The value may have been published; go on with [`get`](Self::get).
+    /// The value may have been published; continue with [`get`](Self::get).
     ///
     /// # Errors
     /// As [`put`](Self::put) and [`get`](Self::get).
@@ -446,11 +451,12 @@ impl World {
         self.bootstrap.all_gather(key, value, deadline).await
     }
 
-    /// Waits until every rank is here that has neither left nor ended nor been expelled. Their
-    /// [events](Self::events) are there when this returns. Launchers that speak PMI-1 wait for all ranks.
+    /// Waits until every rank has entered that has neither left nor ended nor been expelled. The
+    /// [events](Self::events) of those are available when this returns. Launchers that speak PMI-1 wait for
+    /// all ranks.
     ///
     /// # Cancel safety
-    /// This rank stays in the barrier; the next call is for the same one, also if it was passed meanwhile.
+    /// This rank stays in the barrier; the next call is for the same one, even if it was passed meanwhile.
     ///
     /// # Errors
     /// [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
@@ -458,37 +464,37 @@ impl World {
         self.bootstrap.barrier(deadline).await
     }
 
-    /// Returns what happens to the other ranks, from the beginning. Launchers that speak PMI-1 tell nothing.
+    /// Returns the events of the other ranks, from the beginning. Launchers that speak PMI-1 report none.
     #[must_use]
     pub fn events(&self) -> Events {
         Events { world: self.clone(), next: 0 }
     }
 
-    /// Says that this rank needs nobody any more: barriers and values of the others do not wait for it.
-    /// To be called before a regular end; what a rank drops without leaving looks like a failure to the
-    /// others.
+    /// Announces that this rank needs the others no longer: their barriers and values do not wait for it.
+    /// Call this before a regular end; a rank that drops its world without leaving looks like a failure to
+    /// the others.
     ///
     /// # Cancel safety
-    /// It leaves all the same, with the next call: leave again to be sure.
+    /// It leaves nevertheless, with the next call: leave again to be sure.
     ///
     /// # Errors
-    /// Those of [`WorldError`] that a launcher can cause. Leaving twice is none.
+    /// Those of [`WorldError`] that a launcher can cause. Leaving twice is not an error.
     pub async fn leave(&self, deadline: Instant) -> Result<(), WorldError> {
         self.bootstrap.leave(deadline).await
     }
 
-    /// Ends the program: this process with `code`, without running destructors, and by the launcher all
-    /// others, unless that keeps them going (`vigie-run --keep-going`, the rendezvous over TCP).
+    /// Ends the program: this process with `code`, without running destructors, and through the launcher all
+    /// others, unless the launcher keeps them running (`vigie-run --keep-going`, the rendezvous over TCP).
     ///
-    /// The launcher ends with `code` if it is `vigie-run` or Hydra; Slurm's `srun` ends with the largest
-    /// code of any rank, which is that of those that it has killed.
+    /// `vigie-run` and Hydra then end with `code`; Slurm's `srun` ends with the largest code of any rank,
+    /// which is that of the ranks it has killed.
     pub fn abort(&self, code: i32) -> ! {
         self.bootstrap.abort(code);
         process::exit(code)
     }
 }
 
-/// What happens to the other ranks: see [`World::events`].
+/// The events of the other ranks: see [`World::events`].
 #[derive(Clone, Debug)]
 pub struct Events {
     world: World,
@@ -496,21 +502,21 @@ pub struct Events {
 }
 
 impl Events {
-    /// Returns the next event, when it has happened.
+    /// Returns the next event, once it has happened.
     ///
     /// # Cancel safety
     /// Cancel safe.
     ///
     /// # Errors
-    /// Those of [`WorldError`] that [are final](WorldError::is_final): no event can come any more.
-    pub async fn next(&mut self) -> Result<Event, WorldError> {
+    /// Those of [`WorldError`] that [are final](WorldError::is_final): no further event can come.
+    pub async fn next(&mut self) -> Result<WorldEvent, WorldError> {
         let event = self.world.bootstrap.event(self.next).await?;
         self.next += 1;
         Ok(event)
     }
 }
 
-/// Returns whether `key` can be carried by every launcher.
+/// Returns whether every launcher can carry `key`.
 fn is_key(key: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:".contains(&byte);
     (1..=wire::KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(is_allowed)

@@ -1,4 +1,4 @@
-//! A rank's connection to its launcher: a stream, and the machine that knows what is said on it.
+//! A rank's connection to its launcher: a stream, and the state machine of its protocol.
 
 use std::{
     fmt, io, mem,
@@ -17,27 +17,27 @@ use super::{
     WorldError,
     member::Member,
     tcp::{handshake::Session, seal::Seal},
-    waiting::{Link, Machine},
+    waiting::{HubLink, StateMachine},
     wire::Decoder,
 };
 
-/// A machine whose launcher is at the other end of a stream.
+/// A state machine whose launcher is at the other end of a stream.
 pub(super) trait Conversation: Send {
     /// The machine.
-    type Machine: Machine;
+    type StateMachine: StateMachine;
 
-    fn machine(&mut self) -> &mut Self::Machine;
+    fn machine(&mut self) -> &mut Self::StateMachine;
 
-    /// Returns what is still to be sent; what was sent is taken off its front.
+    /// Returns the bytes still to be sent; the caller removes what was sent from the front.
     fn outgoing(&mut self) -> &mut Vec<u8>;
 
-    /// Takes what has come.
-    fn hear(&mut self, bytes: &[u8]);
+    /// Handles bytes that have arrived.
+    fn receive_bytes(&mut self, bytes: &[u8]);
 
-    /// Takes note that nothing more will come.
+    /// Records that nothing more will arrive.
     fn lose(&mut self);
 
-    /// Returns whether nothing more is to be heard.
+    /// Returns whether nothing more is expected.
     fn is_over(&self) -> bool;
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Framed {
     member: Member,
     decoder: Decoder,
     outgoing: Vec<u8>,
-    /// On a network.
+    /// Present on a network.
     seal: Option<Seal>,
 }
 
@@ -59,7 +59,7 @@ impl Framed {
 }
 
 impl Conversation for Framed {
-    type Machine = Member;
+    type StateMachine = Member;
 
     fn machine(&mut self) -> &mut Member {
         &mut self.member
@@ -76,7 +76,7 @@ impl Conversation for Framed {
         &mut self.outgoing
     }
 
-    fn hear(&mut self, bytes: &[u8]) {
+    fn receive_bytes(&mut self, bytes: &[u8]) {
         self.decoder.feed(bytes);
         loop {
             let heard = match &mut self.seal {
@@ -118,7 +118,7 @@ impl<S: AsFd, C: Conversation> SocketLink<S, C> {
         self.conversation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks until the other end is closed, or the time is over.
+    /// Blocks until the other end is closed or the time is over.
     pub(super) fn wait_for_end(&self, time: Duration) {
         let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
         // A failure is no reason to wait longer.
@@ -135,13 +135,13 @@ impl<S: AsFd, C: Conversation> SocketLink<S, C> {
                 Ok(count) => drop(outgoing.drain(..count)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The launcher does not listen any more. Why, may still be there to be read.
+                // The launcher no longer listens. The reason may still be there to be read.
                 Err(_) => outgoing.clear(),
             }
         }
     }
 
-    fn hear(&self, conversation: &mut C) {
+    fn receive_bytes(&self, conversation: &mut C) {
         let mut buffer = [0; 4096];
         while !conversation.is_over() {
             let heard = self.socket.try_io(Direction::Read, |socket| {
@@ -150,7 +150,7 @@ impl<S: AsFd, C: Conversation> SocketLink<S, C> {
             });
             match heard {
                 Ok(0) => conversation.lose(),
-                Ok(count) => conversation.hear(&buffer[..count]),
+                Ok(count) => conversation.receive_bytes(&buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => conversation.lose(),
@@ -159,12 +159,12 @@ impl<S: AsFd, C: Conversation> SocketLink<S, C> {
     }
 }
 
-impl<S: AsFd + Send + Sync, C: Conversation> Link for SocketLink<S, C> {
-    type Machine = C::Machine;
+impl<S: AsFd + Send + Sync, C: Conversation> HubLink for SocketLink<S, C> {
+    type StateMachine = C::StateMachine;
 
     fn act<T>(
         &self,
-        act: impl FnOnce(&mut C::Machine) -> Result<T, WorldError>,
+        act: impl FnOnce(&mut C::StateMachine) -> Result<T, WorldError>,
     ) -> Result<T, WorldError> {
         act(self.lock().machine())
     }
@@ -173,8 +173,8 @@ impl<S: AsFd + Send + Sync, C: Conversation> Link for SocketLink<S, C> {
         let mut conversation = self.lock();
         let before = conversation.machine().waiters().generation;
         self.send(conversation.outgoing());
-        self.hear(&mut conversation);
-        // An answer may let the next question go.
+        self.receive_bytes(&mut conversation);
+        // An answer may release the next question.
         self.send(conversation.outgoing());
         let is_sent = conversation.outgoing().is_empty();
         let waiters = conversation.machine().waiters();

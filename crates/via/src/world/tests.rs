@@ -5,7 +5,7 @@ use std::{
 };
 
 use super::{
-    wire::{Decoder, Reply, Request, WireError},
+    wire::{Decoder, HubReply, HubRequest, WireError},
     *,
 };
 use vigie_detect::HostThread;
@@ -49,7 +49,7 @@ fn local_ranks_meet() {
     });
 }
 
-/// Goal: a world without a launcher waits for nobody. Method: every call.
+/// Goal: a world without a launcher waits for no rank. Method: every call.
 #[test]
 fn single_rank() {
     let host = host();
@@ -70,7 +70,7 @@ fn single_rank() {
     assert!(!format!("{world:?}").contains("secret"));
 }
 
-/// Goal: bad arguments are refused before anything is said. Method: each kind.
+/// Goal: bad arguments are refused before anything is sent. Method: each kind.
 #[test]
 fn bad_arguments() {
     let host = host();
@@ -90,7 +90,7 @@ fn bad_arguments() {
         assert!(matches!(error, WorldError::AlreadyPut { .. }), "{error}");
         let error = world.get(Rank(1), "k", deadline).await.unwrap_err();
         assert!(matches!(error, WorldError::NoSuchRank { rank: Rank(1), size: 1 }), "{error}");
-        // Bounds are this rank's to keep: the launcher would expel it.
+        // This rank must keep the bounds: otherwise the launcher would expel it.
         for i in 1..hub::KEYS_MAX {
             world.put(&format!("k{i}"), b"", deadline).await.unwrap();
         }
@@ -99,8 +99,8 @@ fn bad_arguments() {
     });
 }
 
-/// Goal: a wait ends with its deadline, may be repeated, and ends when what it waits for is gone; and
-/// the order of events is everybody's. Method: two of three ranks; the third leaves, then ends.
+/// Goal: a wait ends with its deadline, may be repeated, and ends when what it waits for is gone; and all
+/// ranks see the same order of events. Method: two of three ranks; the third leaves, then ends.
 #[test]
 fn deadlines_and_departures() {
     let host = host();
@@ -121,20 +121,19 @@ fn deadlines_and_departures() {
         worlds[0].barrier(deadline).await.unwrap();
         worlds[1].barrier(deadline).await.unwrap();
         assert_eq!(worlds[0].get(Rank(2), "k", deadline).await.unwrap(), None);
-        launcher.end(Rank(2), Ending::Exited(0));
+        launcher.end(Rank(2), RankExit::Exited(0));
         for world in &worlds[..2] {
             let mut events = world.events();
-            assert_eq!(events.next().await.unwrap(), Event::Left { rank: Rank(2) });
-            let last = Event::Ended { rank: Rank(2), ending: Ending::Exited(0) };
+            assert_eq!(events.next().await.unwrap(), WorldEvent::Left { rank: Rank(2) });
+            let last = WorldEvent::Ended { rank: Rank(2), ending: RankExit::Exited(0) };
             assert_eq!(events.next().await.unwrap(), last);
             assert!(last.is_loss());
         }
     });
 }
 
-/// Goal: whoever waits is woken by an end on another thread, each of several tasks of one rank. Method:
-/// a task for an event and one for a barrier; the launcher ends the rank that both wait for, then
-/// itself.
+/// Goal: an end on another thread wakes every waiter, even several tasks of one rank. Method: a task for an
+/// event and one for a barrier; the launcher ends the rank that both wait for, then itself.
 #[test]
 fn several_wait_at_once() {
     let host = host();
@@ -157,10 +156,10 @@ fn several_wait_at_once() {
             })
         })
         .collect();
-    launcher.end(Rank(1), Ending::Killed(9));
+    launcher.end(Rank(1), RankExit::Killed(9));
     block_on(worlds[0].barrier(deadline))
         .or_else(|error| match error {
-            // The other task has passed it, and this was the next, which rank 0 is alone in.
+            // The other task has passed it; this is the next barrier, in which rank 0 is alone.
             WorldError::TimedOut { .. } => Err(error),
             _ => Ok(()),
         })
@@ -186,10 +185,10 @@ async fn join_by(
 
 fn welcome() -> Vec<u8> {
     let identity = Identity { id: [1; 16], secret: [2; 32] };
-    Reply::Welcome(Membership::new(Rank(0), 2, identity)).encode()
+    HubReply::Welcome(Membership::new(Rank(0), 2, identity)).encode()
 }
 
-/// Goal: a launcher that says nonsense, or nothing, is reported, and nothing hangs or panics. Method: a
+/// Goal: a launcher that sends nonsense, or nothing, is reported, and nothing hangs or panics. Method: a
 /// socket with each kind of it at its other end.
 #[test]
 fn broken_launcher() {
@@ -200,8 +199,8 @@ fn broken_launcher() {
         for (bytes, is_wire) in [
             (b"HTTP/1.1 400 Bad Request\r\n".to_vec(), true),
             (vec![1, 0, 0, 0, 99], true),
-            (Reply::Event(Event::Left { rank: Rank(0) }).encode(), false),
-            (Reply::Passed { round: 1 }.encode(), false),
+            (HubReply::Event(WorldEvent::Left { rank: Rank(0) }).encode(), false),
+            (HubReply::Passed { round: 1 }.encode(), false),
         ] {
             let sent = bytes.clone();
             let script = move |mut socket: UnixStream| socket.write_all(&sent).unwrap();
@@ -213,24 +212,24 @@ fn broken_launcher() {
             };
             assert!(is_expected, "{bytes:?}: {error}");
         }
-        let why = Reply::Expelled { why: "reason".to_owned() }.encode();
+        let why = HubReply::Expelled { why: "reason".to_owned() }.encode();
         let script = move |mut socket: UnixStream| socket.write_all(&why).unwrap();
         let error = join_by(&host, script).await.unwrap_err();
         assert!(matches!(&error, WorldError::Expelled { why } if why == "reason"), "{error}");
     });
 }
 
-/// Goal: after the welcome too, what a launcher must not say is refused. Method: each such message.
+/// Goal: after the welcome too, invalid messages of a launcher are refused. Method: each such message.
 #[test]
 fn launcher_out_of_order() {
     let host = host();
     let key = || "k".to_owned();
     block_on(async {
         for reply in [
-            Reply::Value { rank: Rank(1), key: key(), value: Vec::new() },
-            Reply::Absent { rank: Rank(1), key: key() },
-            Reply::Passed { round: 1 },
-            Reply::Event(Event::Left { rank: Rank(2) }),
+            HubReply::Value { rank: Rank(1), key: key(), value: Vec::new() },
+            HubReply::Absent { rank: Rank(1), key: key() },
+            HubReply::Passed { round: 1 },
+            HubReply::Event(WorldEvent::Left { rank: Rank(2) }),
         ] {
             let bytes = [welcome(), reply.encode()].concat();
             let script = move |mut socket: UnixStream| socket.write_all(&bytes).unwrap();
@@ -242,8 +241,8 @@ fn launcher_out_of_order() {
     });
 }
 
-/// Goal: what a rank says over a socket is what the protocol says. Method: the other end reads it until
-/// the rank is gone.
+/// Goal: a rank on a socket sends what the protocol prescribes. Method: the other end reads it until the rank
+/// is gone.
 #[test]
 fn said_over_a_socket() {
     let host = host();
@@ -268,20 +267,20 @@ fn said_over_a_socket() {
     decoder.feed(&bytes);
     let mut said = Vec::new();
     while let Some(frame) = decoder.next_frame().unwrap() {
-        said.push(Request::decode(frame).unwrap());
+        said.push(HubRequest::decode(frame).unwrap());
     }
     let key = || "k".to_owned();
     let expected = [
-        Request::Hello { version: wire::VERSION },
-        Request::Put { key: key(), value: b"v".to_vec() },
-        Request::Get { rank: Some(Rank(1)), key: key() },
-        Request::Enter { round: 1 },
-        Request::Leave,
+        HubRequest::Hello { version: wire::VERSION },
+        HubRequest::Put { key: key(), value: b"v".to_vec() },
+        HubRequest::Get { rank: Some(Rank(1)), key: key() },
+        HubRequest::Enter { round: 1 },
+        HubRequest::Leave,
     ];
     assert_eq!(said, expected);
 }
 
-/// Goal: only a number of a descriptor that can be the launcher's is taken. Method: text, standard
+/// Goal: only the number of a descriptor that can be the launcher's is accepted. Method: text, standard
 /// streams, a closed one, a file, sockets of other kinds.
 #[test]
 fn environment_that_leads_nowhere() {

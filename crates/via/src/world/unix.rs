@@ -1,4 +1,4 @@
-//! The rendezvous over a Unix socket that the launcher has left in this process.
+//! The rendezvous over a Unix socket that this process has inherited from its launcher.
 
 #![expect(unsafe_code, reason = "a descriptor that was inherited is known by its number alone")]
 
@@ -25,27 +25,27 @@ use super::{
     socket::{Framed, SocketLink},
 };
 
-/// Whether this process has taken its descriptor: there is one, and it has one owner. Swapped by
-/// whoever joins; the value alone carries meaning.
+/// Whether this process has taken its descriptor: there is one, and it has one owner. Swapped by the thread
+/// that joins; the value alone carries meaning.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Takes the socket whose number is `value`, that of the environment's `variable`. Checks that it can be a launcher's before anything is
-/// said, and keeps it from programs that this process starts.
+/// Takes the socket whose number is `value`, from the environment's `variable`. Checks that it can be a launcher's
+/// before anything is sent, and keeps it from programs that this process starts.
 ///
-/// Invariant world-1: the descriptor is owned by nobody. It was open before this program began, in
-/// which nothing but this function takes it, and that once.
+/// Invariant world-1: the descriptor has no owner. It was open before this program began, and nothing in the
+/// program but this function takes it, and that only once.
 pub(super) fn inherited(variable: &'static str, value: &OsStr) -> Result<UnixStream, WorldError> {
     let bad = |problem: String| WorldError::Environment { variable, problem };
     let shown = value.display();
     let number = value.to_str().and_then(|text| text.parse::<RawFd>().ok());
     // The standard streams have owners in every program.
     let number = number.filter(|&number| number > 2);
-    let number = number.ok_or_else(|| bad(format!("`{shown}` is no descriptor's number")))?;
+    let number = number.ok_or_else(|| bad(format!("`{shown}` is not a descriptor's number")))?;
     if IS_TAKEN.swap(true, Ordering::Relaxed) {
         return Err(WorldError::AlreadyJoined);
     }
-    // SAFETY: used for calls that fail cleanly on a number that is not open; world-1 says that nobody
-    // closes it meanwhile if it is the launcher's.
+    // SAFETY: used for calls that fail cleanly on a number that is not open; by world-1, no other code closes
+    // it meanwhile if it is the launcher's.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     if let Err(problem) = check(descriptor) {
         IS_TAKEN.store(false, Ordering::Relaxed);
@@ -54,15 +54,15 @@ pub(super) fn inherited(variable: &'static str, value: &OsStr) -> Result<UnixStr
     fcntl_setfd(descriptor, FdFlags::CLOEXEC).map_err(io::Error::from)?;
     let flags = fcntl_getfl(descriptor).map_err(io::Error::from)?;
     fcntl_setfl(descriptor, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-    // SAFETY: it is open, as the calls above have shown, and nobody else owns it: world-1.
+    // SAFETY: it is open, as the calls above have shown, and has no other owner: world-1.
     Ok(unsafe { OwnedFd::from_raw_fd(number) }.into())
 }
 
-/// Says what keeps the descriptor from being a launcher's.
+/// Returns an error if the descriptor cannot be a launcher's.
 fn check(descriptor: BorrowedFd<'_>) -> Result<(), String> {
     let Ok(domain) = sockopt::socket_domain(descriptor) else {
         return Err(
-            "is no socket; was the program started by a rank, and not by the launcher?".to_owned()
+            "is not a socket; did a rank start the program, and not the launcher?".to_owned()
         );
     };
     let kind = sockopt::socket_type(descriptor).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! How a rank waits for its launcher, whatever it speaks and whatever carries that.
+//! How a rank waits for its launcher, over any protocol and any link.
 
 use std::{
     fmt,
@@ -12,53 +12,53 @@ use vigie_detect::{Handle, Instant, Timers};
 
 use super::WorldError;
 
-/// What a rank knows and says, without I/O.
-pub(super) trait Machine: Send {
-    /// Says why nothing more can be said or heard.
+/// A rank's side of a protocol, without I/O.
+pub(super) trait StateMachine: Send {
+    /// Returns an error if nothing more can be sent or received.
     fn check(&self) -> Result<(), WorldError>;
 
-    /// Returns who waits for it to hear something.
+    /// Returns the tasks that wait for something to arrive.
     fn waiters(&mut self) -> &mut Waiters;
 }
 
-/// What carries what a machine says and hears.
-pub(super) trait Link: Send + Sync + fmt::Debug {
-    /// What it carries that for.
-    type Machine: Machine;
+/// Carries the messages of a state machine.
+pub(super) trait HubLink: Send + Sync + fmt::Debug {
+    /// The state machine.
+    type StateMachine: StateMachine;
 
-    /// Changes or asks the machine, under its lock, and returns what `act` does.
+    /// Calls `act` with the machine, under its lock, and returns its result.
     fn act<T>(
         &self,
-        act: impl FnOnce(&mut Self::Machine) -> Result<T, WorldError>,
+        act: impl FnOnce(&mut Self::StateMachine) -> Result<T, WorldError>,
     ) -> Result<T, WorldError>;
 
-    /// Sends what is to be said and hears what has come, without waiting; wakes those who wait for it.
+    /// Sends and receives what is possible without waiting, and wakes the waiters of what has arrived.
     /// Returns whether everything is sent.
     fn pump(&self) -> bool;
 
-    /// Waits until there may be something to hear.
+    /// Waits until something may have arrived.
     fn readable(&self) -> impl Future<Output = io::Result<()>> + Send;
 
-    /// Waits until something may be said.
+    /// Waits until something may be sent.
     fn writable(&self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
-/// Who waits for a machine to hear something.
+/// The tasks that wait for something to arrive.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// Grows with everything that was heard, so that no waiter misses anything.
+    /// Grows with everything that arrives, so that no waiter misses anything.
     pub(super) generation: u64,
     waiting: Vec<(u64, Waker)>,
     next: u64,
 }
 
 impl Waiters {
-    /// Takes note that something was heard.
+    /// Records that something arrived.
     pub(super) const fn moved(&mut self) {
         self.generation += 1;
     }
 
-    /// Leaves a waker for whatever is heard next, in place of the one of the same waiter.
+    /// Leaves a waker for the next arrival, in place of the same waiter's previous one.
     fn wait(&mut self, waiter: &mut Option<u64>, waker: &Waker) {
         let next = &mut self.next;
         let id = *waiter.get_or_insert_with(|| {
@@ -71,34 +71,35 @@ impl Waiters {
         }
     }
 
-    /// Forgets a waiter that does not wait any more.
+    /// Forgets a waiter that no longer waits.
     fn forget(&mut self, waiter: u64) {
         self.waiting.retain(|(id, _)| *id != waiter);
     }
 
-    /// Returns whom to wake, outside of any lock.
+    /// Returns the wakers to call, outside of any lock.
     pub(super) fn take(&mut self) -> Vec<(u64, Waker)> {
         mem::take(&mut self.waiting)
     }
 }
 
-/// How to wait.
-pub(super) struct Waiting<'a, L> {
+/// The means of a wait with a deadline.
+pub(super) struct DeadlineWait<'a, L> {
     pub(super) link: &'a L,
     pub(super) timers: &'a Handle<Timers>,
     pub(super) deadline: Instant,
 }
 
-impl<L: Link> Waiting<'_, L> {
-    /// Waits until `check` returns something. Several tasks may wait at once: whoever hears something
-    /// wakes all others, and each looks for what is its own.
+impl<L: HubLink> DeadlineWait<'_, L> {
+    /// Waits until `check` returns something. Several tasks may wait at once: a task that receives something
+    /// wakes all others, and each looks for its own.
     pub(super) async fn until<T>(
         &self,
         what: impl Fn() -> String,
-        mut check: impl FnMut(&mut L::Machine, bool) -> Option<T>,
+        mut check: impl FnMut(&mut L::StateMachine, bool) -> Option<T>,
     ) -> Result<T, WorldError> {
-        let mut place = Place { link: self.link, waiter: None };
+        let mut place = WaiterSlot { link: self.link, waiter: None };
         let mut timer = pin!(self.timers.wait(self.deadline));
+
         loop {
             let is_sent = self.link.pump();
             let (found, seen) = self.link.act(|machine| {
@@ -111,6 +112,7 @@ impl<L: Link> Waiting<'_, L> {
             if let Some(found) = found {
                 return Ok(found);
             }
+
             let mut readable = pin!(self.link.readable());
             let mut writable = pin!(self.link.writable());
             let is_late = poll_fn(|cx| {
@@ -136,13 +138,13 @@ impl<L: Link> Waiting<'_, L> {
 }
 
 /// A waiter's place at its link, given up when it is dropped.
-struct Place<'a, L: Link> {
+struct WaiterSlot<'a, L: HubLink> {
     link: &'a L,
     waiter: Option<u64>,
 }
 
-impl<L: Link> Place<'_, L> {
-    /// Returns whether something was heard since generation `seen`; if not, it wakes `waker`.
+impl<L: HubLink> WaiterSlot<'_, L> {
+    /// Returns whether something has arrived since generation `seen`; if not, leaves `waker` to be woken.
     fn has_moved(&mut self, seen: u64, waker: &Waker) -> bool {
         let waiter = &mut self.waiter;
         let has_moved = self.link.act(|machine| {
@@ -153,15 +155,15 @@ impl<L: Link> Place<'_, L> {
             }
             Ok(has_moved)
         });
-        // Nothing above fails; and looking once more is right whatever happens.
+        // Nothing above fails, and looking once more is always right.
         has_moved.unwrap_or(true)
     }
 }
 
-impl<L: Link> Drop for Place<'_, L> {
+impl<L: HubLink> Drop for WaiterSlot<'_, L> {
     fn drop(&mut self) {
         if let Some(waiter) = self.waiter {
-            // Nothing in there fails.
+            // This closure does not fail.
             drop(self.link.act(|machine| {
                 machine.waiters().forget(waiter);
                 Ok(())

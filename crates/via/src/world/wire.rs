@@ -1,37 +1,37 @@
-//! What ranks and launcher say to each other: messages, their bytes, and the frames of a stream.
+//! The protocol between ranks and launcher: messages, their bytes, and the frames of a stream.
 //!
-//! A frame is a length (`u32`, of what follows, at most [`FRAME_BYTES_MAX`]), a kind (`u8`) and the
-//! fields of that kind, integers in little endian, strings and bytes behind their length (`u16`).
-//! Nothing here does I/O, and nothing here panics on what a peer sends.
+//! A frame is a length (`u32`, of what follows, at most [`FRAME_BYTES_MAX`]), a kind (`u8`) and the fields of
+//! that kind: integers in little endian, strings and bytes preceded by their length (`u16`). Nothing here
+//! does I/O, or panics on what a peer sends.
 
 use std::fmt;
 
 use thiserror::Error;
 
-use super::{Ending, Event, Identity, Membership, Rank, is_key};
+use super::{Identity, Membership, Rank, RankExit, WorldEvent, is_key};
 
 /// The version of this protocol, which both sides must speak.
 pub const VERSION: u16 = 1;
-/// The longest key, in bytes. PMI-1 launchers promise to carry that much.
+/// The longest key, in bytes. PMI-1 launchers guarantee that much.
 pub const KEY_BYTES_MAX: usize = 32;
-/// The longest value, in bytes: twice that many characters of hexadecimal still fit into a value of
-/// PMI-1, whose launchers promise 1023.
+/// The longest value, in bytes: twice that many hexadecimal characters still fit into a value of PMI-1, whose
+/// launchers guarantee 1023.
 pub const VALUE_BYTES_MAX: usize = 500;
 /// The most bytes of a frame behind its length.
 pub const FRAME_BYTES_MAX: usize = 600;
 
-/// How many missing ranks are named at most.
+/// The most missing ranks that are named.
 pub const MISSING_MAX: usize = 100;
 
 /// The longest text with which a launcher says why it expels a rank.
 const TEXT_BYTES_MAX: usize = 300;
 const LENGTH_BYTES: usize = 4;
 
-/// What a rank says.
+/// A message from a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Request {
-    /// The first message: it wants to be told who it is.
+pub enum HubRequest {
+    /// The first message: it asks which rank it is.
     Hello {
         /// The version of the protocol that it speaks.
         version: u16,
@@ -43,31 +43,31 @@ pub enum Request {
         /// The bytes.
         value: Vec<u8>,
     },
-    /// It wants a value, as soon as there is one.
+    /// It asks for a value, to be sent as soon as there is one.
     Get {
-        /// Whose; `None`: everybody's.
+        /// The rank whose value is asked for; `None` for all ranks.
         rank: Option<Rank>,
         /// The name.
         key: String,
     },
-    /// It has come to a barrier.
+    /// It has entered a barrier.
     Enter {
-        /// Which: they are counted from 1.
+        /// The barrier's number, from 1.
         round: u32,
     },
-    /// It needs nobody any more.
+    /// It needs the others no longer.
     Leave,
 }
 
-/// What the launcher says.
+/// A message from the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Reply {
-    /// The answer to [`Request::Hello`].
+pub enum HubReply {
+    /// The answer to [`HubRequest::Hello`].
     Welcome(Membership),
     /// A value that was asked for.
     Value {
-        /// Whose.
+        /// The rank that put it.
         rank: Rank,
         /// The name.
         key: String,
@@ -76,40 +76,40 @@ pub enum Reply {
     },
     /// A value that was asked for and will not come: its rank is gone.
     Absent {
-        /// Whose.
+        /// The rank.
         rank: Rank,
         /// The name.
         key: String,
     },
-    /// All ranks that are still there have come to the barrier.
+    /// All remaining ranks have entered the barrier.
     Passed {
-        /// Which.
+        /// The barrier's number.
         round: u32,
     },
     /// Something happened to a rank.
-    Event(Event),
-    /// The receiver broke the rules; nothing more will be said.
+    Event(WorldEvent),
+    /// The receiver broke the rules; no further message follows.
     Expelled {
-        /// Which rule.
+        /// The rule.
         why: String,
     },
-    /// Ranks have not arrived in time; nothing more will be said.
+    /// Ranks have not arrived in time; no further message follows.
     Missing {
-        /// How many.
+        /// Their number.
         count: u32,
-        /// Which: the first [`MISSING_MAX`] of them.
+        /// The first [`MISSING_MAX`] of them.
         ranks: Vec<Rank>,
     },
 }
 
-/// Bytes that are no message.
+/// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// A length beyond [`FRAME_BYTES_MAX`], or zero.
     #[error("a frame of {bytes} bytes; it must be 1 to {FRAME_BYTES_MAX}")]
     FrameLength {
-        /// As it was announced.
+        /// The length in the frame.
         bytes: u32,
     },
     /// A kind that this side does not know.
@@ -121,45 +121,47 @@ pub enum WireError {
     /// A frame that ends before its last field.
     #[error("a message that ends before its last field")]
     Truncated,
-    /// A frame that goes on after its last field.
+    /// A frame that continues after its last field.
     #[error("a message with {bytes} bytes too many")]
     TrailingBytes {
-        /// How many.
+        /// The number of surplus bytes.
         bytes: usize,
     },
-    /// A frame that does not carry the tag of its connection.
-    #[error("a message that somebody on the way has changed or made")]
+    /// A frame without the valid tag of its connection.
+    #[error("a message that was forged or changed on the way")]
     Forged,
-    /// A field with a value that it must not have.
+    /// A field with an invalid value.
     #[error("a message with a bad {field}")]
     BadField {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
 }
 
-impl Request {
+impl HubRequest {
     /// Returns the frame of this message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Hello { version } => Frame::new(1).u16(*version).done(),
-            Self::Put { key, value } => Frame::new(2).bytes(key.as_bytes()).bytes(value).done(),
+            Self::Hello { version } => FrameBuilder::new(1).u16(*version).done(),
+            Self::Put { key, value } => {
+                FrameBuilder::new(2).bytes(key.as_bytes()).bytes(value).done()
+            }
             Self::Get { rank, key } => {
                 let rank = rank.map_or(EVERYBODY, |rank| rank.0);
-                Frame::new(3).u32(rank).bytes(key.as_bytes()).done()
+                FrameBuilder::new(3).u32(rank).bytes(key.as_bytes()).done()
             }
-            Self::Enter { round } => Frame::new(4).u32(*round).done(),
-            Self::Leave => Frame::new(5).done(),
+            Self::Enter { round } => FrameBuilder::new(4).u32(*round).done(),
+            Self::Leave => FrameBuilder::new(5).done(),
         }
     }
 
     /// Reads a frame without its length.
     ///
     /// # Errors
-    /// [`WireError`]: these are no bytes that [`encode`](Self::encode) makes.
+    /// [`WireError`]: [`encode`](Self::encode) does not make such bytes.
     pub fn decode(frame: &[u8]) -> Result<Self, WireError> {
-        let mut fields = Fields(frame);
+        let mut fields = FieldReader(frame);
         let message = match fields.u8()? {
             1 => Self::Hello { version: fields.u16()? },
             2 => Self::Put { key: fields.key()?, value: fields.value()? },
@@ -176,15 +178,15 @@ impl Request {
     }
 }
 
-/// Stands for every rank where a rank is asked for.
+/// Stands for all ranks where a rank is asked for.
 const EVERYBODY: u32 = u32::MAX;
 
-impl Reply {
+impl HubReply {
     /// Returns the frame of this message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Welcome(membership) => Frame::new(65)
+            Self::Welcome(membership) => FrameBuilder::new(65)
                 .u16(VERSION)
                 .u32(membership.rank.0)
                 .u32(membership.size)
@@ -192,30 +194,32 @@ impl Reply {
                 .raw(&membership.identity.secret)
                 .done(),
             Self::Value { rank, key, value } => {
-                Frame::new(66).u32(rank.0).bytes(key.as_bytes()).bytes(value).done()
+                FrameBuilder::new(66).u32(rank.0).bytes(key.as_bytes()).bytes(value).done()
             }
-            Self::Absent { rank, key } => Frame::new(67).u32(rank.0).bytes(key.as_bytes()).done(),
-            Self::Passed { round } => Frame::new(68).u32(*round).done(),
-            Self::Event(Event::Left { rank }) => Frame::new(69).u32(rank.0).done(),
-            Self::Event(Event::Expelled { rank }) => Frame::new(70).u32(rank.0).done(),
-            Self::Event(Event::Ended { rank, ending }) => {
+            Self::Absent { rank, key } => {
+                FrameBuilder::new(67).u32(rank.0).bytes(key.as_bytes()).done()
+            }
+            Self::Passed { round } => FrameBuilder::new(68).u32(*round).done(),
+            Self::Event(WorldEvent::Left { rank }) => FrameBuilder::new(69).u32(rank.0).done(),
+            Self::Event(WorldEvent::Expelled { rank }) => FrameBuilder::new(70).u32(rank.0).done(),
+            Self::Event(WorldEvent::Ended { rank, ending }) => {
                 let (kind, number) = match ending {
-                    Ending::Exited(code) => (71, *code),
-                    Ending::Killed(signal) => (72, *signal),
+                    RankExit::Exited(code) => (71, *code),
+                    RankExit::Killed(signal) => (72, *signal),
                 };
-                Frame::new(kind).u32(rank.0).raw(&number.to_le_bytes()).done()
+                FrameBuilder::new(kind).u32(rank.0).raw(&number.to_le_bytes()).done()
             }
             Self::Expelled { why } => {
                 let mut end = why.len().min(TEXT_BYTES_MAX);
                 while !why.is_char_boundary(end) {
                     end -= 1;
                 }
-                Frame::new(73).bytes(&why.as_bytes()[..end]).done()
+                FrameBuilder::new(73).bytes(&why.as_bytes()[..end]).done()
             }
             Self::Missing { count, ranks } => {
                 let named = &ranks[..ranks.len().min(MISSING_MAX)];
                 let bytes = named.iter().flat_map(|rank| rank.0.to_le_bytes());
-                Frame::new(74).u32(*count).bytes(&bytes.collect::<Vec<_>>()).done()
+                FrameBuilder::new(74).u32(*count).bytes(&bytes.collect::<Vec<_>>()).done()
             }
         }
     }
@@ -223,9 +227,9 @@ impl Reply {
     /// Reads a frame without its length.
     ///
     /// # Errors
-    /// [`WireError`]: these are no bytes that [`encode`](Self::encode) makes.
+    /// [`WireError`]: [`encode`](Self::encode) does not make such bytes.
     pub fn decode(frame: &[u8]) -> Result<Self, WireError> {
-        let mut fields = Fields(frame);
+        let mut fields = FieldReader(frame);
         let message = match fields.u8()? {
             65 => {
                 if fields.u16()? != VERSION {
@@ -241,12 +245,12 @@ impl Reply {
             66 => Self::Value { rank: fields.rank()?, key: fields.key()?, value: fields.value()? },
             67 => Self::Absent { rank: fields.rank()?, key: fields.key()? },
             68 => Self::Passed { round: fields.u32()? },
-            69 => Self::Event(Event::Left { rank: fields.rank()? }),
-            70 => Self::Event(Event::Expelled { rank: fields.rank()? }),
+            69 => Self::Event(WorldEvent::Left { rank: fields.rank()? }),
+            70 => Self::Event(WorldEvent::Expelled { rank: fields.rank()? }),
             kind @ (71 | 72) => {
                 let (rank, number) = (fields.rank()?, i32::from_le_bytes(fields.array()?));
-                let ending = if kind == 71 { Ending::Exited } else { Ending::Killed }(number);
-                Self::Event(Event::Ended { rank, ending })
+                let ending = if kind == 71 { RankExit::Exited } else { RankExit::Killed }(number);
+                Self::Event(WorldEvent::Ended { rank, ending })
             }
             73 => Self::Expelled { why: fields.text()? },
             74 => {
@@ -265,11 +269,11 @@ impl Reply {
     }
 }
 
-/// Cuts a stream of bytes into frames. Holds at most one frame beyond what it was fed.
+/// Splits a stream of bytes into frames. Holds at most one frame beyond what it was fed.
 #[derive(Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    /// How many of `bytes` were returned already.
+    /// How many of `bytes` were already returned.
     taken: usize,
 }
 
@@ -290,16 +294,16 @@ impl Decoder {
     /// Returns the next whole frame without its length; `None`: more bytes are needed.
     ///
     /// # Errors
-    /// [`WireError::FrameLength`], after which the stream has no meaning any more.
+    /// [`WireError::FrameLength`], after which the rest of the stream is meaningless.
     pub fn next_frame(&mut self) -> Result<Option<&[u8]>, WireError> {
         Ok(self.next_tagged(0)?.map(|(_, _, body)| body))
     }
 
-    /// Returns the next whole frame behind which a tag stands: with its length, its tag, and without its length.
+    /// Returns the next whole frame that is followed by a tag: with its length, its tag, and without its length.
     pub(super) fn next_tagged(
         &mut self,
         tag_bytes: usize,
-    ) -> Result<Option<Tagged<'_>>, WireError> {
+    ) -> Result<Option<TaggedFrame<'_>>, WireError> {
         let rest = &self.bytes[self.taken..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
@@ -320,7 +324,7 @@ impl Decoder {
 }
 
 /// A frame with its length, its tag, and without its length.
-type Tagged<'a> = (&'a [u8], &'a [u8], &'a [u8]);
+type TaggedFrame<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
 impl fmt::Debug for Decoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -329,9 +333,9 @@ impl fmt::Debug for Decoder {
 }
 
 /// A frame that is being written.
-struct Frame(Vec<u8>);
+struct FrameBuilder(Vec<u8>);
 
-impl Frame {
+impl FrameBuilder {
     fn new(kind: u8) -> Self {
         let mut bytes = vec![0; LENGTH_BYTES];
         bytes.push(kind);
@@ -351,8 +355,8 @@ impl Frame {
         self.raw(&number.to_le_bytes())
     }
 
-    /// Appends bytes behind their length. Longer ones than any field may have are cut, so that the
-    /// receiver refuses them rather than misunderstanding what follows.
+    /// Appends bytes preceded by their length. Bytes beyond the longest allowed field are cut off, so that
+    /// the receiver refuses them rather than misunderstands what follows.
     fn bytes(self, bytes: &[u8]) -> Self {
         let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
         self.u16(length).raw(&bytes[..usize::from(length)])
@@ -365,10 +369,10 @@ impl Frame {
     }
 }
 
-/// The fields of a frame that are still to be read.
-struct Fields<'a>(&'a [u8]);
+/// The unread fields of a frame.
+struct FieldReader<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl FieldReader<'_> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
         let (array, rest) = self.0.split_first_chunk().ok_or(WireError::Truncated)?;
         self.0 = rest;

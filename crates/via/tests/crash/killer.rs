@@ -18,11 +18,11 @@ use vigie_via::{
 pub(crate) enum Death {
     /// Instead of this transmission, counted from 1.
     Before(u64),
-    /// As soon as it is made.
+    /// Right after it.
     After(u64),
 }
 
-/// Shared memory, and a plan to die.
+/// A shared-memory NIC with a plan to die.
 pub(crate) struct Killer {
     inner: Shm,
     death: Option<Death>,
@@ -34,7 +34,7 @@ impl Killer {
         Self { inner, death: None, count: 0 }
     }
 
-    /// Begins to count.
+    /// Starts counting.
     pub(crate) const fn plan(&mut self, death: Option<Death>) {
         self.death = death;
         self.count = 0;

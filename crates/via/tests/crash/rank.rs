@@ -1,4 +1,4 @@
-//! One rank of the crash test: it exchanges messages of all kinds with all others, twice, and says good-bye.
+//! One rank of the crash test: it exchanges messages of all kinds with all others, twice, and says goodbye.
 
 use std::{collections::BTreeSet, io::IoSlice, task::Poll, time::Duration};
 
@@ -6,8 +6,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        Config, Engine, EngineEvent, Mode, Pattern, Payload, RequestError, RequestId, SendError,
-        SendState,
+        Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
+        SendError, SendState,
     },
     shm::Shm,
     vi::{Address, MemoryAttributes, Provider, Reason},
@@ -15,9 +15,9 @@ use vigie_via::{
 
 use super::killer::{Death, Killer};
 
-/// Nothing here takes as long, however busy the machine is.
+/// A bound for each wait, longer than it takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// The contexts of the rounds' messages; those with wildcards are in the one behind, and good-byes in 9.
+/// The contexts of the rounds' messages; those with wildcards use the next context, and goodbyes use 9.
 const ROUNDS: [u16; 2] = [1, 3];
 const GOOD_BYE: u16 = 9;
 
@@ -34,7 +34,7 @@ const WILD: (u32, usize) = (8, 40);
 const KINDS: [(u32, usize); 8] =
     [EAGER, EMPTY, FRAMES, SYNCHRONOUS, SYNCHRONOUS_FRAMES, REGION, BUFFERED, OWNED];
 
-/// The one that may die.
+/// The rank that may die.
 pub(crate) const VICTIM: u32 = 1;
 
 fn body(from: u32, to: u32, context: u16, (tag, length): (u32, usize)) -> Vec<u8> {
@@ -57,7 +57,7 @@ struct Receiving {
 }
 
 pub(crate) struct Rank {
-    engine: Engine<Killer>,
+    engine: MessageEngine<Killer>,
     rank: u32,
     size: u32,
     failed: BTreeSet<u32>,
@@ -66,12 +66,12 @@ pub(crate) struct Rank {
 impl Rank {
     pub(crate) fn new(rank: u32, size: u32) -> Self {
         let mut nic = Killer::new(Shm::open().expect("a NIC"));
-        nic.listen(b"crash").expect("nobody else listens");
+        nic.listen(b"crash").expect("no other listener");
         let mut config = Config::default();
         config.area_bytes = 32 << 10;
         config.frame_bytes_max = 4096;
         config.window_bytes = 8192;
-        let engine = Engine::new(nic, rank, size, config).expect("an engine");
+        let engine = MessageEngine::new(nic, rank, size, config).expect("an engine");
         Self { engine, rank, size, failed: BTreeSet::new() }
     }
 
@@ -84,7 +84,7 @@ impl Rank {
         (0..self.size).filter(move |rank| *rank != own)
     }
 
-    /// Works until `look` finds something, asleep in between if there is nothing to do.
+    /// Works until `look` finds something; sleeps in between if there is nothing to do.
     fn until<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -121,7 +121,7 @@ impl Rank {
                         rank.engine.accept(request, peer).expect("accepts");
                     }
                     EngineEvent::Connected { rank: peer } => drop(missing.remove(&peer)),
-                    // The victim may begin at once, and end so.
+                    // The victim may die right at the start.
                     EngineEvent::Failed { rank: peer, .. } if peer == VICTIM => {}
                     event => panic!("{event:?}"),
                 }
@@ -130,7 +130,7 @@ impl Rank {
         });
     }
 
-    /// Exchanges everything with everybody. `death`: when this rank dies.
+    /// Exchanges all messages with all other ranks. `death`: when this rank dies.
     pub(crate) fn run(mut self, death: Option<Death>) {
         self.engine.nic_mut().plan(death);
         for context in ROUNDS {
@@ -142,7 +142,7 @@ impl Rank {
 
     fn note(&mut self, peer: u32, rank: u32, reason: Reason) {
         assert_eq!((rank, peer), (VICTIM, VICTIM), "the error names another rank");
-        assert_eq!(reason, Reason::PeerDied, "nobody breaks any rule");
+        assert_eq!(reason, Reason::PeerDied, "no rank breaks any rule");
         self.failed.insert(rank);
     }
 
@@ -178,8 +178,8 @@ impl Rank {
         }
     }
 
-    /// Posts the receives of a round before or after the sends, so that messages are expected by some and
-    /// unexpected by others.
+    /// Posts the receives of a round before or after the sends, so that some messages are expected and
+    /// others are not.
     fn exchange(&mut self, context: u16) {
         let peers: Vec<u32> = self.peers().collect();
         let mut receives = Vec::new();
@@ -255,7 +255,7 @@ impl Rank {
         true
     }
 
-    /// Polls a receive with wildcards. Returns the next one, if it has ended.
+    /// Polls a receive with wildcards. Returns the next one if it has ended.
     fn hear_anybody(
         &mut self,
         wild: RequestId,
@@ -272,12 +272,12 @@ impl Rank {
             Poll::Ready(Err(RequestError::PeerFailed { rank, reason })) => {
                 self.note(VICTIM, rank, reason);
             }
-            Poll::Ready(Err(error)) => panic!("from anybody: {error}"),
+            Poll::Ready(Err(error)) => panic!("from any rank: {error}"),
         }
         Some(self.post(context, None, None))
     }
 
-    /// The last words of everybody; whoever has heard them all leaves at once.
+    /// Exchanges last words with all ranks; a rank that has heard all of them leaves at once.
     fn say_good_bye(&mut self) {
         let peers: Vec<u32> = self.peers().collect();
         let mut sends: Vec<_> =

@@ -1,4 +1,4 @@
-//! The provider over Ethernet keeps the contract of all providers.
+//! The Ethernet provider fulfills the contract of all providers.
 
 use std::time::Duration;
 
@@ -50,12 +50,12 @@ fn conforms(far: &Far, settings: Settings) {
         Err(violation) => panic!("{violation}"),
     };
     assert!(report.cases.len() > 60, "{report}");
-    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and what errors do not do to those.
+    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and the errors that do not break those.
     assert_eq!(report.skipped.len(), 6, "{:?}", report.skipped);
 }
 
-/// Goal: consumers can rely on the contract, whichever provider they have. Method: the conformance suite at all levels of
-/// reliability, between NICs at both ends of a veth pair, of which two share an interface.
+/// Goal: consumers can rely on the contract with every provider. Method: the conformance suite at all
+/// levels of reliability, between NICs at both ends of a veth pair, of which two share an interface.
 #[test]
 fn the_contract_is_kept() {
     with_veth("conforming::the_contract_is_kept", |far| conforms(far, Settings::default()));

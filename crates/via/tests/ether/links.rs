@@ -15,8 +15,8 @@ use crate::{
     pair::{Echo, End},
 };
 
-/// Goal: everything arrives whole between all back ends that need no more than CAP_NET_RAW. Method: all pairs of them, all
-/// lengths.
+/// Goal: everything arrives whole between all back ends that need only CAP_NET_RAW. Method: all pairs of
+/// them, all lengths.
 #[test]
 fn back_ends_understand_each_other() {
     with_veth("links::back_ends_understand_each_other", |far| {
@@ -36,8 +36,8 @@ fn back_ends_understand_each_other() {
     });
 }
 
-/// Goal: the same with AF_XDP at one end, and again after its owner has ended, whose queue becomes free a moment later.
-/// Method: twice.
+/// Goal: the same with AF_XDP at one end, and again after its owner has ended, whose queue becomes free
+/// a moment later. Method: twice.
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
 fn xdp_serves_too() {
@@ -70,8 +70,8 @@ fn an_interface_is_shared() {
     });
 }
 
-/// Goal: a link that is down for a while is survived. Method: down while a write is under way, up again when some of it
-/// was sent in vain; from either end, with both back ends.
+/// Goal: a temporary link failure is survived. Method: down during a write, up again after some of it
+/// was sent unsuccessfully; from either end, with both back ends.
 #[test]
 fn a_link_goes_down_and_up() {
     with_veth("links::a_link_goes_down_and_up", |far| {
@@ -104,8 +104,8 @@ fn a_link_goes_down_and_up() {
     });
 }
 
-/// Goal: an MTU that changes is followed, also by what was made for a longer one. Method: change both ends' between
-/// exchanges, and while a transfer is under way that the shorter frames do not take whole.
+/// Goal: an MTU change is followed, also by packets made for a longer one. Method: change both ends'
+/// between exchanges, and during a transfer whose packets no longer fit a frame.
 #[test]
 fn the_mtu_changes() {
     with_veth("links::the_mtu_changes", |far| {
@@ -122,13 +122,13 @@ fn the_mtu_changes() {
             client.go_on(&[LENGTHS[2], 1, 0, 30_000], 1);
             client.exchange(&LENGTHS);
         }
-        assert!(client.nic.wire().counters().in_pieces > 0);
+        assert!(client.nic.wire().counters().fragmented > 0);
         assert_eq!(echo.end().0, None);
     });
 }
 
-/// Goal: an interface that is removed ends the connection at both ends, with a reason, and the wire says so; who sleeps
-/// there wakes up in time and not again and again. Method: remove it.
+/// Goal: an interface that is removed ends the connection at both ends, with a reason, and the wire
+/// reports it; a sleeper wakes up in time and not repeatedly. Method: remove it.
 #[test]
 fn an_interface_is_removed() {
     with_veth("links::an_interface_is_removed", |far| {

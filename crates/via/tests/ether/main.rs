@@ -1,6 +1,6 @@
-//! The provider over Ethernet on veth pairs: its contract, messages, links that change, peers that vanish, strangers.
+//! The Ethernet provider on veth pairs: its contract, messages, changing links, vanishing peers, strangers.
 //!
-//! Everything here runs in namespaces of its own, and says so where it cannot.
+//! All tests run in their own namespaces, and report where that is not possible.
 
 mod conforming;
 mod links;

@@ -21,7 +21,7 @@ use crate::{
     nics::{Settings, far_nic, near_nic},
 };
 
-/// Nothing here takes as long, however busy the machine is, unless it hangs.
+/// A bound for each test, longer than it takes on a busy machine.
 const BOUND: Duration = Duration::from_secs(40);
 
 async fn endpoints(nics: Vec<Ether>) -> Vec<Endpoint<SoftwareNic<EtherWire>>> {
@@ -106,7 +106,8 @@ fn messages_go_there_and_back() {
     });
 }
 
-/// Goal: many ranks talk at once, some over the wire and some on one interface. Method: five, all to all, several rounds.
+/// Goal: many ranks exchange messages at once, some over the wire and some on one interface. Method:
+/// five, all to all, several rounds.
 #[test]
 fn all_to_all() {
     with_ranks("messages::all_to_all", 5, |ranks| async move {

@@ -19,7 +19,7 @@ pub(crate) type EtherEnd = End<vigie_via::ether::EtherWire>;
 /// From one frame to more than a window.
 pub(crate) const LENGTHS: [usize; 8] = [8, 1000, 65_536, 0, 40_000, 1472, 65_535, 9000];
 
-/// What a NIC is made of.
+/// The settings of a NIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) back_end: BackEnd,

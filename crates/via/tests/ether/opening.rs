@@ -1,4 +1,4 @@
-//! What keeps a NIC from being opened.
+//! Errors that keep a NIC from being opened.
 
 use vigie_via::{
     ether::{Ether, EtherError, MTU_MIN},
@@ -11,7 +11,7 @@ use crate::{
     nics::secret,
 };
 
-/// Goal: what is missing is named. Method: open NICs without any capability.
+/// Goal: a missing capability is named. Method: open NICs without any capability.
 #[test]
 fn a_missing_right_is_named() {
     inside("opening::a_missing_right_is_named", &[&["-U"]], || {
@@ -25,8 +25,8 @@ fn a_missing_right_is_named() {
     });
 }
 
-/// Goal: wrong settings are errors that say what to do. Method: an interface that there is not, frames that are too
-/// short, all protocols.
+/// Goal: wrong settings cause errors that say what to do. Method: an interface that does not exist,
+/// frames that are too short, all protocols.
 #[test]
 fn wrong_settings_are_refused() {
     with_veth("opening::wrong_settings_are_refused", |_| {
@@ -42,8 +42,8 @@ fn wrong_settings_are_refused() {
     });
 }
 
-/// Goal: a port is taken once on each interface and for each protocol, and is free again afterwards. Method: take one
-/// again and again.
+/// Goal: a port is claimed once per interface and protocol, and is free again afterwards. Method: claim
+/// one again and again.
 #[test]
 fn a_port_is_taken_once() {
     with_veth("opening::a_port_is_taken_once", |_| {

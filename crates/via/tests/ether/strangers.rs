@@ -14,9 +14,9 @@ use crate::{
     nics::{LENGTHS, Settings, connected},
 };
 
-/// Goal: rubbish frames are dropped, get no answer, and disturb no connection. Method: frames of all lengths from the far
-/// end while a connection is in use: without sense, with a right front, with pieces that never become a packet, with
-/// the front of the peer; the stranger listens for answers to its own port.
+/// Goal: garbage frames are dropped, get no answer, and disturb no connection. Method: frames of all
+/// lengths from the far end while a connection is in use: random, with a valid header, with fragments
+/// that never become a packet, with the peer's header; the stranger listens for answers to its own port.
 #[test]
 fn rubbish_is_dropped_and_not_answered() {
     with_veth("strangers::rubbish_is_dropped_and_not_answered", |far| {
@@ -66,6 +66,6 @@ fn rubbish_is_dropped_and_not_answered() {
         assert_eq!((broken, client.broken), (None, None));
         let counters = client.nic.counters();
         assert!(client.nic.wire().counters().malformed > 0);
-        assert!(counters.packets_refused + counters.packets_of_strangers > 0, "{counters:?}");
+        assert!(counters.packets_refused + counters.packets_without_connection > 0, "{counters:?}");
     });
 }

@@ -1,8 +1,8 @@
-//! Network namespaces of a test's own, with a veth pair, without privilege where the host allows it.
+//! Network namespaces for a single test, with a veth pair, without privileges if the host allows it.
 //!
-//! A test runs itself again under `unshare`: in a user and network namespace of its own, or, as root where
-//! user namespaces are forbidden, in a network namespace. Where neither is possible it is skipped, and says
-//! so on the standard error of the whole run.
+//! A test runs itself again under `unshare`: in its own user and network namespace or, as root where
+//! user namespaces are forbidden, in a network namespace. If neither is possible, the test is skipped,
+//! which is reported on standard error.
 
 use std::{
     env,
@@ -11,11 +11,11 @@ use std::{
 };
 
 const MARK: &str = "VIGIE_IN_NAMESPACE";
-/// No test lasts longer, in seconds.
+/// The longest duration of a test, in seconds.
 const BOUND: &str = "60";
 
-/// Runs `body` in namespaces of its own; `test` is the name of the calling test. Of `ways`, which are
-/// arguments of `unshare`, the first that works is taken.
+/// Runs `body` in its own namespaces; `test` is the name of the calling test. `ways` are arguments of
+/// `unshare`, of which the first that works is used.
 #[track_caller]
 pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
     if env::var_os(MARK).is_some() {

@@ -1,4 +1,4 @@
-//! The sleep word of a NIC, and the bell that ends the sleep: bell-1, bell-2.
+//! The sleep word of a NIC, and the wake-up that ends the sleep: wakeup-1, wakeup-2.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use loom::{
     },
     thread,
 };
-use vigie_via::loom_exports::{Ringer, SleepWord, Sleeper};
+use vigie_via::loom_exports::{Notifier, SleepWord, Sleeper};
 
 use crate::fails;
 
-/// What is left out.
+/// The planted fault: the step that is left out.
 const NOTHING: u8 = 0;
 const BARRIER: u8 = 1;
 const LIGHT_FENCE: u8 = 2;
@@ -22,16 +22,16 @@ const ANOTHER_NUMBER: u8 = 4;
 const MEMORY_OF_RINGS: u8 = 5;
 const ANNOUNCEMENT: u8 = 6;
 
-/// The word in the sleeper's page. With `membarrier` (bell-1) the fences stand for it and for the sender's
-/// compiler fence; the full fence that the sleeper executes beside `membarrier` orders nothing for such a
-/// sender, and is not there. Without `membarrier` (bell-2) they are that fence and the sender's own: the same
-/// model.
+/// The word in the sleeper's page. With `membarrier` (wakeup-1) the fences stand for it and for the
+/// sender's compiler fence; the full fence that the sleeper executes besides `membarrier` orders nothing
+/// for such a sender, and is omitted. Without `membarrier` (wakeup-2) they are that fence and the
+/// sender's own: the same model.
 struct Word<const FAULT: u8>(AtomicU64);
 
 impl<const FAULT: u8> SleepWord for Word<FAULT> {
     fn store(&self, sleeps: u64) {
         let sleeps = match FAULT {
-            // Only whether it sleeps, and not for which time.
+            // Tells only whether it sleeps, not which sleep it is.
             ANOTHER_NUMBER => sleeps % 2,
             _ => sleeps,
         };
@@ -54,44 +54,45 @@ impl<const FAULT: u8> SleepWord for Word<FAULT> {
     }
 }
 
-/// The socket, in the sleeper's epoll: bells stay until they are taken. A sleeper for whom nobody rings is a
-/// deadlock, which loom reports.
+/// The socket, in the sleeper's epoll: wake-ups stay until they are taken. A sleeper that is never
+/// notified is a deadlock, which loom reports.
 struct Socket {
     bells: Mutex<u64>,
-    rung: Condvar,
+    notified: Condvar,
 }
 
 impl Socket {
     fn ring(&self) {
         *self.bells.lock().expect("not poisoned") += 1;
-        self.rung.notify_one();
+        self.notified.notify_one();
     }
 
-    /// Sleeps until there is a bell, and takes it.
+    /// Sleeps until there is a wake-up, and takes it.
     fn sleep(&self) -> u64 {
         let mut bells = self.bells.lock().expect("not poisoned");
         while *bells == 0 {
-            bells = self.rung.wait(bells).expect("not poisoned");
+            bells = self.notified.wait(bells).expect("not poisoned");
         }
         std::mem::take(&mut *bells)
     }
 }
 
-/// A sender publishes `count` entries one by one, and rings if it must; a NIC sleeps until it has found all.
+/// A sender publishes `count` entries one by one, and notifies if necessary; a NIC sleeps until it has
+/// found all.
 fn delivers<const FAULT: u8>(count: u64) {
     let word = Arc::new(Word::<FAULT>(AtomicU64::new(0)));
-    let socket = Arc::new(Socket { bells: Mutex::new(0), rung: Condvar::new() });
+    let socket = Arc::new(Socket { bells: Mutex::new(0), notified: Condvar::new() });
     let published = Arc::new(AtomicU64::new(0));
     let sender = {
         let (word, socket, published) = (word.clone(), socket.clone(), published.clone());
         thread::spawn(move || {
-            let mut ringer = Ringer::default();
+            let mut notifier = Notifier::default();
             for entry in 1..=count {
                 published.store(entry, Ordering::Release);
                 if FAULT == MEMORY_OF_RINGS {
-                    ringer = Ringer::default();
+                    notifier = Notifier::default();
                 }
-                if ringer.must_ring(&*word) {
+                if notifier.must_notify(&*word) {
                     socket.ring();
                 }
             }
@@ -105,11 +106,11 @@ fn delivers<const FAULT: u8>(count: u64) {
             break;
         }
         sleeper.fall_asleep(&*word).expect("no kernel is asked");
-        // The second look: nothing has come since.
+        // The second poll: nothing has arrived since.
         if FAULT == SECOND_LOOK || published.load(Ordering::Acquire) == seen {
             bells += socket.sleep();
         }
-        // What `link.bell_count` is compared with: a peer that rings more often is cut off.
+        // `link.bell_count` is compared with this: a peer that notifies more often is cut off.
         assert!(bells <= sleeper.sleep_count(), "more bells than sleeps");
         sleeper.wake_up(&*word);
     }
@@ -148,7 +149,7 @@ fn mutant_that_does_not_announce_its_sleep_is_found() {
     fails(|| delivers::<ANNOUNCEMENT>(1));
 }
 
-/// The second sleep looks like the first, for which was rung already.
+/// The second sleep looks like the first, which was already notified.
 #[test]
 fn mutant_with_one_number_for_all_sleeps_is_found() {
     fails(|| delivers::<ANOTHER_NUMBER>(2));

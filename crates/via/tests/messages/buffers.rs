@@ -6,7 +6,7 @@ use tokio::join;
 use vigie_detect::Instant;
 use vigie_via::{
     message::{Endpoint, MessageErrorKind},
-    protocol::{Config, Engine, EngineEvent, Mode, SendError},
+    protocol::{Config, EngineEvent, MessageEngine, Mode, SendError},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, CacheCounters, Memory, Provider},
 };
@@ -47,9 +47,8 @@ async fn send<P: Provider>(ends: &[Endpoint<P>], memory: &Memory, seed: usize) {
     assert!(received.expect("received").bytes == bytes, "memory {seed}");
 }
 
-/// Goal: over shared memory, long loans and messages of buffers are read by their receiver in one copy, and
-/// buffers are used again; memory of the heap, which no peer can map, is sent all the same. Method: many of
-/// each; count.
+/// Goal: over shared memory, long loans and messages of buffers are read by their receiver in one copy,
+/// and buffers are reused; heap memory, which no peer can map, is sent too. Method: many of each; count.
 #[test]
 fn over_shared_memory() {
     on_each_host(|host| async move {
@@ -60,7 +59,7 @@ fn over_shared_memory() {
         let found = counters(&ends[0]);
         assert_eq!((found.allocations, found.reuses, found.hits), (1, 7, 8));
         let fetched_before = fetched(&ends[1]);
-        // The first may find the receiver without the mapping still.
+        // The receiver of the first may not have the mapping yet.
         assert!((7..=8).contains(&fetched_before), "{fetched_before}");
 
         let buffer = ends[0].communicator().buffer(LENGTH).expect("a buffer");
@@ -75,16 +74,16 @@ fn over_shared_memory() {
             send(&ends, &heap, seed).await;
         }
         assert_eq!((counters(&ends[0]).misses, counters(&ends[0]).hits), (1, 8 + 4 + 3));
-        assert_eq!(fetched(&ends[1]), fetched_before + 4, "nobody can read that");
+        assert_eq!(fetched(&ends[1]), fetched_before + 4, "heap memory cannot be read");
         let beyond = ends[0].communicator();
         let beyond = beyond.start_send_memory(1, 2, Mode::Standard, (&heap, 1, LENGTH as u64));
         let error = beyond.map(drop).expect_err("beyond its end");
         let kind = error.kind();
         assert!(matches!(kind, MessageErrorKind::Send(SendError::OutOfBounds { offset: 1, .. })));
         // The buffer is in use, the memory is not.
-        assert_eq!(ends[0].with(Engine::clear_registrations), 1);
+        assert_eq!(ends[0].with(MessageEngine::clear_registrations), 1);
         drop((buffer, heap));
-        assert_eq!(ends[0].with(Engine::clear_registrations), 1);
+        assert_eq!(ends[0].with(MessageEngine::clear_registrations), 1);
     });
 }
 
@@ -96,7 +95,7 @@ async fn simulated(host: &Host) -> Vec<Endpoint<SimNic>> {
     let end = |rank: u32| {
         let mut nic = network.nic_with(attributes);
         nic.listen(b"buffers").expect("listens");
-        let engine = Engine::new(nic, rank, 2, Config::default()).expect("an engine");
+        let engine = MessageEngine::new(nic, rank, 2, Config::default()).expect("an engine");
         Endpoint::new(host.server(rank as usize), engine).expect("an endpoint")
     };
     let ends = vec![end(0), end(1)];
@@ -117,15 +116,15 @@ async fn simulated(host: &Host) -> Vec<Endpoint<SimNic>> {
 
 async fn event(host: &Host, ends: &[Endpoint<SimNic>], rank: usize) -> EngineEvent {
     loop {
-        if let Some(event) = ends[rank].with(Engine::event) {
+        if let Some(event) = ends[rank].with(MessageEngine::event) {
             return event;
         }
         host.pause().await;
     }
 }
 
-/// Goal: where peers reach whatever is registered, memory of the heap is registered once for many messages,
-/// and no more when nobody else holds it. Method: as above, over the simulator.
+/// Goal: if peers reach all registered memory, heap memory is registered once for many messages, and no
+/// longer once only the cache holds it. Method: as above, over the simulator.
 #[test]
 fn over_the_simulator() {
     on_each_host(|host| async move {

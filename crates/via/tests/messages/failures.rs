@@ -19,8 +19,8 @@ fn names_rank_2<T: std::fmt::Debug>(result: Result<T, MessageError>) {
     assert_eq!(failed, Some(2), "{error}");
 }
 
-/// Goal: whoever joins alone or twice is told what is wrong, not what the launcher keeps under which key. Method: one
-/// rank of two, for a while; a rank that is its whole world, twice.
+/// Goal: a rank that joins alone or twice gets an error that says what is wrong, not which keys the
+/// launcher keeps. Method: one rank of two, for a while; a rank that is its whole world, twice.
 #[test]
 fn joining_alone_or_twice() {
     on_each_host(|host| async move {
@@ -40,8 +40,9 @@ fn joining_alone_or_twice() {
     });
 }
 
-/// Goal: when a rank goes, everything that waits for it ends with an error that names it, and the others go
-/// on. Method: wait for rank 2 in all ways, in tasks of ranks 0 and 1, then drop its endpoint.
+/// Goal: when a rank leaves, everything that waits for it ends with an error that names it, and the
+/// others continue. Method: wait for rank 2 in all ways, in tasks of ranks 0 and 1, then drop its
+/// endpoint.
 #[test]
 fn a_rank_that_goes_ends_all_waits() {
     on_each_host(|host| async move {
@@ -109,7 +110,7 @@ fn a_rank_that_goes_ends_all_waits() {
     });
 }
 
-/// Goal: what had arrived before a rank went can still be received. Method: receive it afterwards.
+/// Goal: messages that had arrived before a rank left can still be received. Method: receive them afterwards.
 #[test]
 fn what_has_arrived_stays() {
     on_each_host(|host| async move {
@@ -127,8 +128,9 @@ fn what_has_arrived_stays() {
     });
 }
 
-/// Goal: what a rank sent before it left in order is received, whether or not it had been looked at. Method:
-/// send and leave at once, many times, while the other rank waits for all messages and then for one more.
+/// Goal: messages that a rank sent before it left in order are received, whether or not they had been
+/// polled. Method: send and leave at once, many times, while the other rank waits for all messages and
+/// then for one more.
 #[test]
 fn last_words_are_heard() {
     on_each_host(|host| async move {
@@ -160,8 +162,8 @@ fn last_words_are_heard() {
     });
 }
 
-/// Goal: a host whose endpoint has an event that nobody takes still sleeps. Method: let a rank go, and count
-/// the rounds of its server while nothing happens.
+/// Goal: a host whose endpoint has an untaken event still sleeps. Method: let a rank go, and count the
+/// rounds of its server while nothing happens.
 #[test]
 fn events_that_nobody_takes_keep_nobody_awake() {
     on_each_host(|host| async move {

@@ -1,4 +1,4 @@
-//! Who runs the tasks and turns the detection server.
+//! Hosts for tests: they run the tasks and drive the detection server.
 
 use std::{
     future::{Future, poll_fn},
@@ -19,16 +19,16 @@ use vigie_via::{
     world::local,
 };
 
-/// Nothing here takes as long, however busy the machine is, unless it hangs.
+/// A bound for each test, longer than it takes on a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(120);
 
 pub(crate) type Ranks = Vec<Communicator<Shm>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One thread for all tasks, which turns the server when none can run.
+    /// One thread for all tasks, which drives the server when no task can run.
     UserLevel,
-    /// Two workers and a thread that looks out.
+    /// Two workers, and a thread that detects events.
     Hybrid,
     /// Two workers of tokio, and a thread for the server of each rank.
     Tokio,
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::UserLevel, Kind::Hybrid, Kind::Tokio];
 
-/// What tasks ask of their host.
+/// The facilities of a host that tasks use.
 #[derive(Clone)]
 pub(crate) struct Host {
     pub(crate) kind: Kind,
@@ -49,7 +49,7 @@ impl Host {
         &self.servers[rank % self.servers.len()]
     }
 
-    /// Starts a task; dropping what is returned leaves it alone.
+    /// Starts a task; dropping the returned handle does not end it.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -77,7 +77,7 @@ impl Host {
             drop(sender);
             task.await
         });
-        // An error is all that comes.
+        // Only an error can arrive.
         let _: Result<(), _> = waits.await;
         task
     }
@@ -89,7 +89,7 @@ impl Host {
         }
     }
 
-    /// Lets time pass, in which whoever has nothing to do falls asleep.
+    /// Lets time pass in which idle hosts fall asleep.
     pub(crate) async fn wait(&self, time: Duration) {
         self.server(0).timers().wait(Instant::now() + time).await.expect("the server lives");
     }
@@ -181,7 +181,7 @@ fn bounded(kind: Kind, body: impl FnOnce() + Send + 'static) {
     });
     match receiver.recv_timeout(BOUND) {
         Err(RecvTimeoutError::Timeout) => panic!("{kind:?}: it hangs"),
-        // Over, or it has panicked.
+        // Done, or it has panicked.
         Ok(()) | Err(RecvTimeoutError::Disconnected) => {
             if let Err(panic) = thread.join() {
                 eprintln!("in {kind:?}");
@@ -191,7 +191,7 @@ fn bounded(kind: Kind, body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A configuration in which credit is scarce, so that everybody has to wait for it.
+/// Returns a configuration with little credit, so that every send has to wait for it.
 pub(crate) fn scarce() -> Config {
     let mut config = Config::default();
     config.area_bytes = 4096;
@@ -202,8 +202,8 @@ pub(crate) fn scarce() -> Config {
     config
 }
 
-/// Polls a future so many times, with a waker that wakes nobody, and drops it. Returns its result, if it has
-/// one by then.
+/// Polls a future this many times, with a waker that wakes no task, and drops it. Returns its result if
+/// it has one by then.
 pub(crate) async fn poll_and_drop<T>(
     host: &Host,
     count: usize,
@@ -226,7 +226,7 @@ pub(crate) fn poll_once<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<
     }
 }
 
-/// Bytes that differ from message to message.
+/// Returns bytes that differ from message to message.
 pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 31 + index / 251 + seed).to_le_bytes()[0]).collect()
 }

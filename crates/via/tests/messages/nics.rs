@@ -20,7 +20,7 @@ use super::hosts::{Host, on_each_host, poll_once};
 const PATIENCE: Duration = Duration::from_secs(60);
 const DESCRIPTORS: u64 = 64;
 
-/// A NIC with a VI, to which peers may write, and a completion queue for each of its queues.
+/// A NIC with a VI that lets peers write, and a completion queue for each of its queues.
 struct End {
     nic: Nic<Shm>,
     vi: ViId,
@@ -53,7 +53,7 @@ impl End {
         self.region.key.0.to_le_bytes()
     }
 
-    /// Writes a word into the peer's memory, and says so.
+    /// Writes a word into the peer's memory, and notifies it.
     fn write(&self, key: RemoteKey, offset: u64, number: i32) {
         let bytes = i64::from(number).to_le_bytes();
         let descriptor = SendDescriptor {
@@ -108,9 +108,9 @@ async fn pair(host: &Host) -> (End, End, [RemoteKey; 2]) {
     (a, b, [key_of_a, key_of_b])
 }
 
-/// Goal: writes travel to and fro, and every wait for a completion ends. Method: thousands of round trips
-/// over two queues, with pauses in which the hosts fall asleep; completions of sends are awaited by a task of
-/// their own.
+/// Goal: writes travel to and fro, and every wait for a completion ends. Method: thousands of round
+/// trips over two queues, with pauses in which the hosts fall asleep; a separate task awaits the
+/// completions of sends.
 #[test]
 fn completions() {
     on_each_host(|host| async move {
@@ -157,8 +157,8 @@ fn completions() {
     });
 }
 
-/// Goal: of several waiters each gets another completion, and one that was dropped loses none. Method: many
-/// tasks wait for one completion each, others are dropped; as many writes come as tasks are left.
+/// Goal: each of several waiters gets its own completion, and a dropped waiter loses none. Method: many
+/// tasks wait for one completion each, others are dropped; as many writes arrive as tasks are left.
 #[test]
 fn several_waiters() {
     on_each_host(|host| async move {
@@ -195,14 +195,15 @@ fn several_waiters() {
     });
 }
 
-/// Goal: `connect` says why there is no connection, `connect_peer` connects two that ask for each other, and
-/// events are told of what breaks. Method: connect to nobody, get rejected, meet, and drop one.
+/// Goal: `connect` reports why there is no connection, `connect_peer` connects two VIs that ask for each
+/// other, and breaks are reported as events. Method: connect without a listener, get rejected, meet, and
+/// drop one.
 #[test]
 fn connections() {
     on_each_host(|host| async move {
         let (a, b) = (End::new(&host, 0), End::new(&host, 1));
         let deadline = Instant::now() + PATIENCE;
-        let refused = a.nic.connect(a.vi, &b.address, b"nobody", b"", deadline).await;
+        let refused = a.nic.connect(a.vi, &b.address, b"unused", b"", deadline).await;
         let Err(ConnectError::Refused(Reason::NotListening)) = refused else {
             panic!("{refused:?}");
         };
@@ -237,15 +238,16 @@ fn connections() {
     });
 }
 
-/// Goal: what becomes of a `connect` whose future was dropped is an event for everybody, and a later `connect`
-/// of the same VI does not take it for its own. Method: drop one that is then refused, and connect again.
+/// Goal: the outcome of a `connect` whose future was dropped is an event for every task, and a later
+/// `connect` of the same VI does not take it for its own. Method: drop one that is then refused, and
+/// connect again.
 #[test]
 fn a_dropped_connect_leaves_its_event() {
     on_each_host(|host| async move {
         let (a, b) = (End::new(&host, 0), End::new(&host, 1));
         let deadline = Instant::now() + PATIENCE;
         {
-            let connect = a.nic.connect(a.vi, &b.address, b"nobody", b"", deadline);
+            let connect = a.nic.connect(a.vi, &b.address, b"unused", b"", deadline);
             let mut connect = Box::pin(connect);
             // It may be refused at once; then there is nothing to drop.
             if poll_once(connect.as_mut()).is_none() {

@@ -1,4 +1,4 @@
-//! Many requests at once, and requests whose owners go.
+//! Many requests at once, and requests that are dropped.
 
 use fastrand::Rng;
 use vigie_via::{
@@ -34,9 +34,9 @@ fn a_thousand_receives() {
     });
 }
 
-/// Goal: receives may be dropped at any point: at most the message that was matched to them is lost, and
-/// those that are left stay in order. Method: poll receives a few times and drop them while numbered messages
-/// come in; then see that the last one, received properly, is the last.
+/// Goal: receives may be dropped at any point: at most the message matched to them is lost, and the
+/// remaining ones stay in order. Method: poll receives a few times and drop them while numbered messages
+/// arrive; then check that the last one, received properly, is the last.
 #[test]
 fn dropped_receives() {
     with_ranks(2, Config::default(), |host, ranks| async move {
@@ -53,7 +53,7 @@ fn dropped_receives() {
             })
         };
         let (all, mut last, mut polls) = (&ranks[1], None, 0);
-        // What was sent before the end is there when the end is.
+        // Anything sent before the end has arrived when the end has.
         while all.try_probe(0, 1).is_none() || all.try_probe(0, 0).is_some() {
             polls = (polls + 1) % 4;
             let Some(message) = poll_and_drop(&host, polls, all.receive(0, 0)).await else {
@@ -69,15 +69,16 @@ fn dropped_receives() {
         }
         assert_eq!(all.receive(0, 1).await.expect("received").bytes, b"end");
         sender.await.expect("no panic");
-        // Nothing of what was dropped gets in the way of others.
+        // Dropped requests do not get in the way of others.
         ranks[0].send(1, 0, b"after").await.expect("sent");
         assert_eq!(all.receive(0, 0).await.expect("received").bytes, b"after");
     });
 }
 
-/// Goal: a message in several frames that finds a receiver looking goes straight to it, and not past receives
-/// that were posted before; what does not fit is clipped. Method: one receive posted, one that looks into too
-/// short a buffer, and two long messages, in both orders of sending and looking.
+/// Goal: a message in several frames that finds an immediate receive goes straight to it, but not past
+/// receives that were posted before; what does not fit is truncated. Method: one receive posted, one
+/// immediate receive with a buffer that is too short, and two long messages, in both orders of sending
+/// and receiving.
 #[test]
 fn long_messages_keep_the_order_of_receives() {
     with_ranks(2, Config::default(), |host, ranks| async move {
@@ -112,9 +113,9 @@ fn long_messages_keep_the_order_of_receives() {
     });
 }
 
-/// Goal: sends may be dropped at any point: their message arrives whole, or its receiver is told that it was
-/// given up, or it was never sent. Method: poll sends of all lengths a few times and drop them; the receiver
-/// takes what it finds before the message after them.
+/// Goal: sends may be dropped at any point: their message arrives whole, or its receiver is told that it
+/// was given up, or it was never sent. Method: poll sends of all lengths a few times and drop them; the
+/// receiver takes what it finds before the message after them.
 #[test]
 fn dropped_sends() {
     on_each_host(|host| async move {
@@ -162,7 +163,7 @@ async fn receive_until_told(all: &Communicator<Shm>) {
     }
 }
 
-/// Nothing is kept of requests that have ended, or whose owners have gone.
+/// Waits until nothing is kept of requests that have ended or were dropped.
 async fn settled(host: &super::hosts::Host, rank: usize, endpoint: &Endpoint<Shm>) {
     for _ in 0..1000 {
         if endpoint.with(|engine| engine.kept()) == 0 {
@@ -173,8 +174,8 @@ async fn settled(host: &super::hosts::Host, rank: usize, endpoint: &Endpoint<Shm
     panic!("rank {rank} keeps {}", endpoint.with(|engine| engine.kept()));
 }
 
-/// Goal: waiting for a send request can be given up and taken up again; requests that are dropped go on.
-/// Method: do so while the receiver takes its time.
+/// Goal: waiting for a send request can be abandoned and resumed; requests that are dropped continue.
+/// Method: do so while the receiver is slow.
 #[test]
 fn send_requests_outlive_their_waits() {
     with_ranks(2, scarce(), |host, ranks| async move {
@@ -194,9 +195,10 @@ fn send_requests_outlive_their_waits() {
     });
 }
 
-/// Goal: waiting for a receive request can be given up and taken up again, and no byte of its message is lost by
-/// that; what does not fit is clipped as ever. Method: give up after any number of looks while a message in several
-/// frames comes, and end by each of the ways; the last into a buffer that is too short for what had come before.
+/// Goal: waiting for a receive request can be abandoned and resumed without losing a byte of its
+/// message; what does not fit is truncated as usual. Method: abandon after any number of polls while a
+/// message in several frames arrives, and end in each of the ways; the last into a buffer shorter than
+/// what had already arrived.
 #[test]
 fn receive_requests_outlive_their_waits() {
     with_ranks(2, scarce(), |host, ranks| async move {
@@ -246,8 +248,8 @@ fn receive_requests_outlive_their_waits() {
     });
 }
 
-/// Goal: a loan whose sending is given up goes on its way, and nothing is kept of it. Method: loans that cannot be
-/// written in place, given up after any number of looks, and received after that.
+/// Goal: a loan whose send is abandoned is still sent, and nothing is kept of it. Method: loans that
+/// cannot be written in place, abandoned after any number of polls, and received after that.
 #[test]
 fn dropped_loans() {
     on_each_host(|host| async move {
@@ -259,7 +261,7 @@ fn dropped_loans() {
             let bytes = pattern(LENGTH as usize, polls);
             loan.write_at(0, &bytes).expect("inside");
             let given_up = poll_and_drop(&host, polls, a.send_loaned(loan, 0)).await;
-            assert!(given_up.is_none(), "nobody receives it yet");
+            assert!(given_up.is_none(), "not yet received");
             assert!(b.receive(0, 0).await.expect("received").bytes == bytes, "it came whole");
         }
         for (rank, endpoint) in endpoints.iter().enumerate() {
@@ -282,6 +284,6 @@ fn futures_are_send() {
         is_send(nic.completion(cq));
         is_send(nic.event());
     }
-    // Its type is all that matters.
+    // Only its type matters.
     let _: fn(&Communicator<Shm>, &vigie_via::Nic<Shm>, vigie_via::vi::CqId) = check;
 }

@@ -1,4 +1,4 @@
-//! What messages promise, seen through the futures.
+//! The guarantees of messages, seen through the futures.
 
 use std::io::IoSlice;
 
@@ -28,8 +28,9 @@ async fn send_in(all: &Communicator<Shm>, mode: Mode, tag: u32, bytes: &[u8]) {
     sent.unwrap_or_else(|error| panic!("{mode:?}, {} bytes: {error}", bytes.len()));
 }
 
-/// Goal: every mode carries messages of every length, whole and in order. Method: send lengths around the
-/// limits of frames and windows up to 1 MiB, with much credit and with little, while the other rank receives.
+/// Goal: every mode carries messages of every length, whole and in order. Method: send lengths around
+/// the limits of frames and windows up to 1 MiB, with much credit and with little, while the other rank
+/// receives.
 #[test]
 fn all_modes_carry_all_lengths() {
     for mut config in [Config::default(), scarce()] {
@@ -62,8 +63,9 @@ fn all_modes_carry_all_lengths() {
     }
 }
 
-/// Goal: wildcards take what comes in the order in which it was sent; tags and communicators keep messages
-/// apart. Method: send to one rank from two others and from itself, and receive by each kind of pattern.
+/// Goal: wildcards take messages in the order in which they were sent; tags and communicators keep
+/// messages apart. Method: send to one rank from two others and from itself, and receive by each kind of
+/// pattern.
 #[test]
 fn wildcards_tags_and_communicators() {
     with_ranks(3, Config::default(), |_, ranks| async move {
@@ -102,8 +104,9 @@ fn wildcards_tags_and_communicators() {
     });
 }
 
-/// Goal: probes find a message and leave it, matched probes take it from everybody else; both wait for it, if
-/// need be. Method: probe before and after messages were sent, and try to receive what was taken.
+/// Goal: probes find a message and leave it, matched probes make it unavailable to others; both wait for
+/// it if necessary. Method: probe before and after messages were sent, and try to receive what was
+/// taken.
 #[test]
 fn probes() {
     with_ranks(2, Config::default(), |host, ranks| async move {
@@ -134,15 +137,15 @@ fn probes() {
         assert_eq!(again, status);
         let mut matched = b.matched_probe(0, 5).await.expect("taken");
         assert_eq!(matched.status(), status);
-        assert_eq!(b.try_probe(0, 5), None, "nobody else sees it");
+        assert_eq!(b.try_probe(0, 5), None, "invisible to others");
         a.send(1, 5, b"next").await.expect("sent");
         assert_eq!(b.receive(0, 5).await.expect("received").bytes, b"next");
         assert_eq!(matched.receive().await.expect("received").bytes, b"five");
     });
 }
 
-/// Goal: requests that have not been matched can be taken back, others not. Method: cancel receives before
-/// and after their message, and a synchronous send before and after it was received.
+/// Goal: requests can be cancelled until they are matched. Method: cancel receives before and after
+/// their message, and a synchronous send before and after it was received.
 #[test]
 fn cancelling() {
     with_ranks(2, Config::default(), |_, ranks| async move {
@@ -154,7 +157,7 @@ fn cancelling() {
         assert_eq!(request.wait().await.expect("the message").bytes, b"one");
 
         let send = a.start_send(1, 2, Mode::Synchronous, b"two".to_vec()).expect("begun");
-        assert!(send.cancel().await.expect("answered"), "nobody has matched it");
+        assert!(send.cancel().await.expect("answered"), "not yet matched");
         a.send(1, 2, b"three").await.expect("sent");
         assert_eq!(b.receive(0, 2).await.expect("received").bytes, b"three", "not the other");
 
@@ -186,9 +189,9 @@ fn persistent_requests() {
     });
 }
 
-/// Goal: what does not fit is cut off and said so; strided layouts are sent and received as such. Method:
-/// receive into slices that are too short, and send every second block of a buffer into every third of
-/// another, in one frame and in many.
+/// Goal: a message that does not fit is truncated, which is reported; strided layouts are sent and
+/// received as such. Method: receive into slices that are too short, and send every second block of a
+/// buffer into every third of another, in one frame and in many.
 #[test]
 fn truncation_and_layouts() {
     with_ranks(2, Config::default(), |_, ranks| async move {
@@ -225,8 +228,8 @@ fn truncation_and_layouts() {
     });
 }
 
-/// Goal: a rank can send to itself, before and after it receives, in all modes and lengths, also if another
-/// task waits already. Method: do so.
+/// Goal: a rank can send to itself, before and after it receives, in all modes and lengths, even if
+/// another task already waits. Method: do so.
 #[test]
 fn to_oneself() {
     with_ranks(2, Config::default(), |host, ranks| async move {
@@ -244,7 +247,7 @@ fn to_oneself() {
                 let all = all.clone();
                 host.spawn(async move { all.probe(1, 3).await })
             };
-            // Both wait by now, and the host sleeps if it is a thread of its own.
+            // Both wait by now, and the host sleeps if it is a separate thread.
             host.wait(std::time::Duration::from_millis(2)).await;
             all.send_buffered(1, 2, &bytes[..length.min(1 << 16)]).expect("sent");
             let message = waiting.await.expect("it ran").expect("received");

@@ -1,4 +1,4 @@
-//! Sleep and wake: whoever waits is told, whatever else goes on.
+//! Sleep and wake: every waiter is woken, whatever else happens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use vigie_via::{
 
 use super::hosts::{Host, pattern, scarce, with_ranks};
 
-/// Computes or gives the processor away for a short time, or lets everybody fall asleep.
+/// Computes or yields for a short time, or lets all hosts fall asleep.
 async fn dawdle(host: &Host, rng: &mut Rng) {
     match rng.u32(..200) {
         0 => host.wait(Duration::from_micros(rng.u64(..300))).await,
@@ -24,8 +24,8 @@ async fn dawdle(host: &Host, rng: &mut Rng) {
     }
 }
 
-/// Goal: a rank that sleeps is woken by each message. Method: many rounds in which the receiver has nothing
-/// to do for longer than anybody polls before the message is sent.
+/// Goal: a sleeping rank is woken by each message. Method: many rounds in which the receiver is idle,
+/// before the message is sent, for longer than any host polls.
 #[test]
 fn sleepers_are_woken() {
     with_ranks(2, Config::default(), |host, ranks| async move {
@@ -48,8 +48,8 @@ fn sleepers_are_woken() {
     });
 }
 
-/// Goal: no wake-up is lost, whatever the timing. Method: two tasks on each side pass messages to and fro
-/// thousands of times, with short random delays, waiting by receives, requests and probes.
+/// Goal: no wake-up is lost, whatever the timing. Method: two tasks on each side pass messages to and
+/// fro thousands of times, with short random delays, waiting by receives, requests and probes.
 #[test]
 fn no_wake_up_is_lost() {
     with_ranks(2, Config::default(), |host, ranks| async move {
@@ -95,14 +95,14 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// Goal: sends that wait for credit go on without being awaited, though their host slept when they began.
-/// Method: much more than fits is sent by requests that nobody waits for; the receiver takes it later, and
-/// tells so by a message after all of them.
+/// Goal: sends that wait for credit continue without being awaited, even if their host slept when they
+/// began. Method: requests that no task awaits send much more than fits; the receiver takes it later,
+/// and reports that by a message after all of them.
 #[test]
 fn forgotten_sends_go_on() {
     with_ranks(2, scarce(), |host, ranks| async move {
         for round in 0..20 {
-            // Both hosts fall asleep, if they are threads of their own.
+            // Both hosts fall asleep, if they are separate threads.
             host.wait(Duration::from_millis(2)).await;
             let count = 100;
             for tag in 0..count {
@@ -118,8 +118,8 @@ fn forgotten_sends_go_on() {
     });
 }
 
-/// Goal: with little credit nobody waits for ever, however the traffic goes. Method: both ranks send and
-/// receive messages of random lengths at once, each in tasks of its own.
+/// Goal: with little credit no request waits for ever, whatever the traffic. Method: both ranks send and
+/// receive messages of random lengths at once, each in its own tasks.
 #[test]
 fn scarce_credit() {
     with_ranks(2, scarce(), |host, ranks| async move {

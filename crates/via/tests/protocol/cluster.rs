@@ -5,8 +5,8 @@ use std::{io::IoSlice, task::Poll, time::Duration};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        Config, Engine, EngineEvent, Mode, Pattern, Payload, RequestError, RequestId, SendState,
-        Sink, Status,
+        Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
+        SendState, Sink, Status,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, Provider},
@@ -17,11 +17,11 @@ const TURNS_MAX: usize = 2_000_000;
 
 pub(crate) struct Cluster {
     pub network: SimNetwork,
-    pub engines: Vec<Engine<SimNic>>,
+    pub engines: Vec<MessageEngine<SimNic>>,
     is_up: bool,
 }
 
-/// Attributes of a NIC of which everything is scarce.
+/// Returns the attributes of a NIC with scarce resources.
 pub(crate) fn scarce() -> Attributes {
     let mut attributes = Attributes::named("sim");
     attributes.max_descriptors = 64;
@@ -34,7 +34,7 @@ impl Cluster {
         Self::with(seed, plan, size, config, Attributes::named("sim"))
     }
 
-    /// Makes engines and connects each with each.
+    /// Makes engines, and connects each with each.
     pub(crate) fn with(
         seed: u64,
         plan: FaultPlan,
@@ -47,7 +47,7 @@ impl Cluster {
             .map(|rank| {
                 let mut nic = network.nic_with(attributes);
                 nic.listen(b"messages").expect("listens");
-                Engine::new(nic, rank, size, config).expect("an engine")
+                MessageEngine::new(nic, rank, size, config).expect("an engine")
             })
             .collect();
         let mut cluster = Self { network, engines, is_up: false };
@@ -82,12 +82,12 @@ impl Cluster {
         panic!("not all are connected: {connected}");
     }
 
-    pub(crate) fn engine(&mut self, rank: u32) -> &mut Engine<SimNic> {
+    pub(crate) fn engine(&mut self, rank: u32) -> &mut MessageEngine<SimNic> {
         &mut self.engines[rank as usize]
     }
 
-    /// Lets everybody work until all sleep, and then time pass until the next thing happens. Returns whether
-    /// anything did.
+    /// Lets all engines work until all sleep, and then advances time to the next event. Returns whether
+    /// anything was done.
     pub(crate) fn turn(&mut self) -> bool {
         let mut has_worked = false;
         let now = self.network.now();
@@ -120,8 +120,8 @@ impl Cluster {
             has_worked |= engine.arm().expect("arms") == Armed::Ready;
             engine.quiet();
         }
-        let alive = |engine: &&Engine<SimNic>| !self.network.has_crashed(engine.nic().id());
-        let next = self.engines.iter().filter(alive).filter_map(Engine::next_deadline).min();
+        let alive = |engine: &&MessageEngine<SimNic>| !self.network.has_crashed(engine.nic().id());
+        let next = self.engines.iter().filter(alive).filter_map(MessageEngine::next_deadline).min();
         match (next, self.network.next_event()) {
             (Some(deadline), event) if event.is_none_or(|event| deadline <= event) => {
                 let at = deadline.max(now.saturating_add(Duration::from_nanos(1)));
@@ -133,7 +133,7 @@ impl Cluster {
         }
     }
 
-    /// Lets everything happen that will.
+    /// Lets everything pending happen.
     pub(crate) fn settle(&mut self) {
         for _ in 0..TURNS_MAX {
             if !self.turn() {
@@ -209,12 +209,12 @@ impl Cluster {
     }
 }
 
-/// A pattern in context 0.
+/// Returns a pattern in context 0.
 pub(crate) fn from(source: impl Into<Option<u32>>, tag: impl Into<Option<u32>>) -> Pattern {
     Pattern { context: 0, source: source.into(), tag: tag.into() }
 }
 
-/// Bytes that differ from place to place and from message to message.
+/// Returns bytes that differ from place to place and from message to message.
 pub(crate) fn bytes_of(number: u64, length: usize) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..length)

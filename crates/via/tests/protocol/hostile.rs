@@ -1,11 +1,11 @@
-//! Peers that do not keep to the protocol, and peers that fall silent: only their own connection ends.
+//! Peers that violate the protocol, and peers that fall silent: only their own connection ends.
 
 use std::{io::IoSlice, time::Duration};
 
 use vigie_detect::Instant;
 use vigie_via::{
     protocol::{
-        Config, Control, Engine, EngineEvent, Envelope, FrameKind, Mode, Opening, Payload,
+        Config, Control, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening, Payload,
         RequestError,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
@@ -17,7 +17,7 @@ use vigie_via::{
 
 use crate::cluster::{Cluster, bytes_of, from};
 
-/// A peer that has the keys and speaks the protocol as it likes.
+/// A peer that has the keys, but ignores the rules of the protocol.
 struct Forger {
     nic: SimNic,
     vi: ViId,
@@ -27,7 +27,7 @@ struct Forger {
 }
 
 impl Forger {
-    /// Posts a frame or anything else at a random place, with a random or a likely immediate.
+    /// Posts a frame or random bytes at a random place, with a random or a plausible immediate.
     fn attack(&mut self, pointer: &mut u64) {
         let random = &mut self.random;
         let kinds = [
@@ -87,21 +87,21 @@ impl Forger {
             remote: Some(RemoteSegment { key, offset }),
             data: Data::Inline(&[IoSlice::new(&bytes)]),
         };
-        // When the connection is gone this fails, as it should.
+        // Fails, as it should, once the connection is gone.
         drop(self.nic.post_send(self.vi, &descriptor));
     }
 }
 
 /// Connects a forger as rank 1 of 2. Returns it with the engine it attacks.
-fn forger(seed: u64) -> (SimNetwork, Engine<SimNic>, Forger) {
+fn forger(seed: u64) -> (SimNetwork, MessageEngine<SimNic>, Forger) {
     let network = SimNetwork::new(seed, FaultPlan::reliable());
     let mut config = Config::default();
     config.area_bytes = 16 << 10;
     config.frame_bytes_max = 512;
     let mut nic = network.nic();
     nic.listen(b"messages").expect("listens");
-    let mut engine = Engine::new(nic, 0, 2, config).expect("an engine");
-    let mut honest = Engine::new(network.nic(), 1, 2, config).expect("an engine");
+    let mut engine = MessageEngine::new(nic, 0, 2, config).expect("an engine");
+    let mut honest = MessageEngine::new(network.nic(), 1, 2, config).expect("an engine");
     let (_, greeting) = honest.greeting(0).expect("a greeting");
     let mut nic = network.nic();
     let (tag, cq) = (nic.create_tag(), nic.create_cq().expect("a queue"));
@@ -196,11 +196,12 @@ fn a_forger_hurts_only_its_own_connection() {
 #[test]
 fn damaged_greetings_are_refused_or_harmless() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let mut other = Engine::new(network.nic(), 1, 2, Config::default()).expect("an engine");
+    let mut other = MessageEngine::new(network.nic(), 1, 2, Config::default()).expect("an engine");
     let (_, good) = other.greeting(0).expect("a greeting");
     for index in 0..=good.len() {
         for value in [0, 1, 127, 255] {
-            let mut engine = Engine::new(network.nic(), 0, 2, Config::default()).expect("one");
+            let mut engine =
+                MessageEngine::new(network.nic(), 0, 2, Config::default()).expect("one");
             engine.greeting(1).expect("prepares");
             let mut bytes = good.clone();
             match bytes.get_mut(index) {
@@ -226,7 +227,7 @@ fn silence_over_an_unreliable_vi_has_an_end() {
     cluster.network.freeze(silent);
     let state = cluster.send(0, 1, 1, Mode::Synchronous, &[1]);
     let begin = cluster.network.now();
-    let error = cluster.finish(0, state, &[1]).expect_err("nobody answers");
+    let error = cluster.finish(0, state, &[1]).expect_err("no answer");
     assert_eq!(error, RequestError::PeerFailed { rank: 1, reason: Reason::TransportFailed });
     let waited = cluster.network.now().saturating_duration_since(begin);
     assert!(waited >= Duration::from_millis(500) && waited < Duration::from_secs(2), "{waited:?}");

@@ -1,4 +1,4 @@
-//! Messages that are written, read or fetched where they lie, between NICs whose memory is mapped at the peer.
+//! Messages that are written, read or fetched in place, between NICs whose memory is mapped at the peer.
 
 use std::task::Poll;
 
@@ -36,8 +36,8 @@ fn commit(cluster: &mut Cluster, loan: Loan, tag: u32) {
     }
 }
 
-/// Goal: a loan is written in place and arrives whole, as often as one likes; without a mapping it is copied.
-/// Method: lengths up to half the area, through wraps, received by copy and by view.
+/// Goal: a loan is written in place and arrives whole, any number of times; without a mapping it is
+/// copied. Method: lengths up to half the area, through wraps, received by copy and by view.
 #[test]
 fn a_loan_is_sent_without_a_copy() {
     for has_window in [true, false] {
@@ -72,9 +72,9 @@ fn deliver(cluster: &mut Cluster, body: &[u8]) {
     }
 }
 
-/// Goal: loans that do not fit the area go in one copy from buffers that are used again; without a mapping,
-/// and to oneself, by frames. Method: many of them one after the other, and several at once; count buffers
-/// and reads.
+/// Goal: loans that do not fit the area are sent in one copy from reusable buffers; without a mapping,
+/// and to oneself, by frames. Method: many of them one after the other, and several at once; count
+/// buffers and reads.
 #[test]
 fn long_loans_come_from_a_pool() {
     for has_window in [true, false] {
@@ -106,12 +106,13 @@ fn long_loans_come_from_a_pool() {
 fn send_memory(cluster: &mut Cluster, memory: &Memory, length: u64) -> RequestId {
     let payload = Payload::Memory { memory: memory.clone(), offset: 10, length };
     let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, payload);
-    let SendState::Pending(id) = sent.expect("begins") else { panic!("nobody has it") };
+    let SendState::Pending(id) = sent.expect("begins") else { panic!("not yet received") };
     id
 }
 
-/// Goal: memory of the user is registered once for many long messages, not at all for short ones, and no more
-/// when its last user has dropped it; one that is deregistered half way is sent. Method: count.
+/// Goal: user memory is registered once for many long messages, not at all for short ones, and no longer
+/// after its last user has dropped it; a message whose memory is deregistered half way is still sent.
+/// Method: count.
 #[test]
 fn memory_is_registered_once() {
     let mut cluster = pair(true);
@@ -152,13 +153,13 @@ fn memory_is_registered_once() {
     cluster.settle();
     assert_eq!(cluster.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
     assert_eq!(cluster.engine(0).arm().expect("arms"), Armed::Armed);
-    assert!(cluster.engine(0).registrations().is_empty(), "nobody else holds it");
+    assert!(cluster.engine(0).registrations().is_empty(), "no other holder");
     let counters = cluster.engine(0).registrations().counters();
     assert_eq!((counters.misses, counters.abandoned, counters.invalidations), (2, 1, 1));
 }
 
-/// Goal: what is sent while a loan is open neither waits for it nor harms it. Method: several loans, with
-/// messages between; committed in another order, one given back.
+/// Goal: a message sent while a loan is open neither waits for the loan nor damages it. Method: several
+/// loans, with messages between; committed in another order, one given back.
 #[test]
 fn a_loan_may_be_overtaken() {
     let mut cluster = pair(true);
@@ -182,7 +183,7 @@ fn a_loan_may_be_overtaken() {
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
 }
 
-/// Goal: a view reads the message where it lies, its sender waits for the place, and other messages pass.
+/// Goal: a view reads the message in place, its sender waits for the space, and other messages pass.
 /// Method: keep views until the area is full; release them in another order.
 #[test]
 fn a_view_is_released_in_any_order() {
@@ -224,8 +225,8 @@ fn send_region(cluster: &mut Cluster, body: &[u8]) -> SendState {
     engine.send(1, 0, 1, Mode::Standard, payload).expect("begins")
 }
 
-/// Goal: a message of registered memory is fetched in one copy where it is mapped, and sent where not; its
-/// owner gets it back when the receiver has it. Method: both, into a place that is large enough and one
+/// Goal: a message in registered memory is fetched in one copy if it is mapped, and otherwise sent; its
+/// owner gets it back when the receiver has it. Method: both, into a buffer that is large enough and one
 /// that is not.
 #[test]
 fn registered_memory_is_fetched_by_its_receiver() {
@@ -234,7 +235,7 @@ fn registered_memory_is_fetched_by_its_receiver() {
             let mut cluster = pair(has_window);
             let body = bytes_of(1, 100_000);
             let SendState::Pending(sending) = send_region(&mut cluster, &body) else {
-                panic!("nobody has it")
+                panic!("not yet received")
             };
             cluster.settle();
             assert_eq!(cluster.engine(0).poll_send(sending, None), Poll::Pending);
@@ -252,14 +253,14 @@ fn registered_memory_is_fetched_by_its_receiver() {
     }
 }
 
-/// Goal: a key that is not the sender's, or was taken back, gives nothing away. Method: deregister the memory
-/// before the receiver comes; the message is sent by its owner instead, from memory that it holds still.
+/// Goal: a key that is not the sender's, or was revoked, reveals nothing. Method: deregister the memory
+/// before the receiver comes; the message is sent by its owner instead, from memory that it still holds.
 #[test]
 fn a_revoked_key_is_not_used() {
     let mut cluster = pair(true);
     let body = bytes_of(2, 50_000);
     let SendState::Pending(sending) = send_region(&mut cluster, &body) else {
-        panic!("nobody has it")
+        panic!("not yet received")
     };
     cluster.settle();
     let handles = (0..1000).map(vigie_via::vi::MemoryHandle);
@@ -270,14 +271,14 @@ fn a_revoked_key_is_not_used() {
     let mut found = Vec::new();
     let received = cluster.receive_into(1, id, &mut found);
     assert_eq!(cluster.engine(1).counters().remote_reads, 0);
-    // All of the rank's memory is out of reach, so that its connection breaks: the error names it.
+    // All of the rank's memory is inaccessible, so its connection breaks: the error names it.
     assert!(received.is_err() || found == body, "{received:?}");
     cluster.settle();
     assert!(cluster.engine(0).poll_send(sending, None).is_ready());
 }
 
-/// Goal: a loan may lie anywhere in the area, up to its last byte. Method: loans that divide the area, four times
-/// round.
+/// Goal: a loan may be anywhere in the area, up to its last byte. Method: loans that divide the area,
+/// four times round.
 #[test]
 fn a_loan_reaches_the_end_of_the_area() {
     let mut cluster = pair(true);
@@ -291,8 +292,8 @@ fn a_loan_reaches_the_end_of_the_area() {
     }
 }
 
-/// Goal: a loan that is given back leaves its place to others, whether or not something was sent meanwhile.
-/// Method: far more of them than the area holds.
+/// Goal: a loan that is given back frees its space, whether or not something was sent meanwhile. Method:
+/// far more of them than the area holds.
 #[test]
 fn a_loan_that_is_given_back_costs_nothing() {
     for is_overtaken in [false, true] {
@@ -314,8 +315,8 @@ fn a_loan_that_is_given_back_costs_nothing() {
     }
 }
 
-/// Goal: memory is registered for messages of more than one frame, and not for those of one. Method: the longest
-/// frame, and one byte more.
+/// Goal: memory is registered for messages of more than one frame, but not for those of one. Method: the
+/// longest frame, and one byte more.
 #[test]
 fn one_frame_needs_no_registration() {
     let mut cluster = pair(true);
@@ -333,8 +334,9 @@ fn one_frame_needs_no_registration() {
     }
 }
 
-/// Goal: long messages are fetched piece by piece, to places of any length. Method: one of more than two pieces,
-/// into a place for all of it and into shorter ones, which end in a piece and between two.
+/// Goal: long messages are fetched piece by piece, into buffers of any length. Method: a message of more
+/// than two pieces, into a buffer for all of it and into shorter ones, which end within a piece and
+/// between two.
 #[test]
 fn long_messages_are_fetched_in_pieces() {
     const LENGTH: usize = (5 << 20) / 2;

@@ -1,4 +1,4 @@
-//! The message engine over the simulated network: what it promises, with everything that can go wrong.
+//! The guarantees of the message engine over the simulated network, with every possible fault.
 
 mod cluster;
 mod hostile;

@@ -1,4 +1,4 @@
-//! What message passing promises, one test for each promise that implementations get wrong.
+//! The guarantees of message passing: one test for each that implementations get wrong.
 
 use std::{io::IoSlice, task::Poll};
 
@@ -26,9 +26,9 @@ fn small() -> Config {
     config
 }
 
-/// Goal: messages of all lengths around the limits of a frame and of the window arrive whole, through areas
-/// of either size and buffers of either kind. Method: lengths around each limit, before and after the
-/// receive is posted.
+/// Goal: messages of all lengths around the limits of a frame and of the window arrive whole, through
+/// areas of either size and buffers of either kind. Method: lengths around each limit, before and after
+/// the receive is posted.
 #[test]
 fn lengths_around_every_limit() {
     for (config, attributes) in
@@ -73,8 +73,8 @@ fn lengths_around_every_limit() {
     }
 }
 
-/// Goal: credits come back and the area wraps, for ever. Method: far more messages than descriptors, entries
-/// and area, each answered.
+/// Goal: credits return and the area wraps, indefinitely. Method: far more messages than descriptors,
+/// entries and area, each answered.
 #[test]
 fn credits_and_wraps_for_ever() {
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
@@ -89,8 +89,8 @@ fn credits_and_wraps_for_ever() {
     }
 }
 
-/// Goal: a message never overtakes one that was sent before it, whatever the modes and protocols. Method: a
-/// large message, small ones of all modes behind it, received with wildcards in one order.
+/// Goal: a message never overtakes one sent before it, whatever the modes and protocols. Method: a large
+/// message, followed by small ones of all modes, received with wildcards in order.
 #[test]
 fn messages_do_not_overtake() {
     let mut cluster = pair();
@@ -151,7 +151,7 @@ fn the_earliest_posted_receive_matches() {
     }
 }
 
-/// Goal: of several messages that wait, a receive gets the one that arrived first. Method: messages of two
+/// Goal: if several messages wait, a receive gets the one that arrived first. Method: messages of two
 /// tags, taken by tag and by wildcard in turn.
 #[test]
 fn the_earliest_arrived_message_matches() {
@@ -171,7 +171,7 @@ fn the_earliest_arrived_message_matches() {
     }
 }
 
-/// Goal: contexts are apart. Method: the same source and tag in two contexts, taken in the other order.
+/// Goal: contexts are separate. Method: the same source and tag in two contexts, taken in the other order.
 #[test]
 fn contexts_do_not_mix() {
     let mut cluster = pair();
@@ -187,8 +187,9 @@ fn contexts_do_not_mix() {
     }
 }
 
-/// Goal: a probed message is the one that the next receive gets, and a matched probe takes it away from
-/// others. Method: probe twice, take it by matched probe, receive the next by wildcard, then the first.
+/// Goal: a probed message is the one that the next receive gets, and a matched probe makes it
+/// unavailable to others. Method: probe twice, take it by matched probe, receive the next by wildcard,
+/// then the first.
 #[test]
 fn a_probe_and_a_matched_probe() {
     let mut cluster = pair();
@@ -210,8 +211,8 @@ fn a_probe_and_a_matched_probe() {
     assert_eq!(found, [0; 3]);
 }
 
-/// Goal: a message that is too long is clipped, at the receiver alone, and the next one is whole. Method:
-/// short and long messages into short buffers, by each way to receive.
+/// Goal: a message that is too long is truncated, at the receiver only, and the next one is whole.
+/// Method: short and long messages into short buffers, by each way to receive.
 #[test]
 fn truncation_is_the_receivers_alone() {
     for length in [100, 40_000, 400_000_usize] {
@@ -242,7 +243,7 @@ fn empty_messages_match_and_synchronise() {
     let mut cluster = pair();
     assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &[]), SendState::Done);
     let SendState::Pending(id) = cluster.send(0, 1, 2, Mode::Synchronous, &[]) else {
-        panic!("nobody has matched it")
+        panic!("not yet matched")
     };
     cluster.settle();
     assert!(!cluster.is_done(0, id, &[]), "arrived, not matched");
@@ -252,15 +253,15 @@ fn empty_messages_match_and_synchronise() {
     assert_eq!(cluster.receive(1, from(0, 1)).0.length, 0);
 }
 
-/// Goal: synchronous mode completes at the match, not at the arrival; for short and long messages, to others
-/// and to oneself. Method: let it arrive, look, match, look.
+/// Goal: synchronous mode completes at the match, not at the arrival; for short and long messages, to
+/// others and to oneself. Method: let it arrive, check, match, check.
 #[test]
 fn synchronous_mode_completes_at_the_match() {
     for (to, length) in [(1, 8), (1, 100_000), (0, 8), (0, 100_000)] {
         let mut cluster = pair();
         let body = bytes_of(2, length);
         let SendState::Pending(id) = cluster.send(0, to, 2, Mode::Synchronous, &body) else {
-            panic!("nobody has matched it")
+            panic!("not yet matched")
         };
         for _ in 0..5 {
             assert!(!cluster.is_done(0, id, &body), "{length} bytes to {to}: not matched");
@@ -280,8 +281,8 @@ fn synchronous_mode_completes_at_the_match() {
     }
 }
 
-/// Goal: buffered mode completes at once, with bounded memory, even when the peer takes nothing. Method: a
-/// peer without credit; fill the buffer to the last byte, and one more; then let it drain.
+/// Goal: buffered mode completes at once, with bounded memory, even if the peer receives nothing.
+/// Method: a peer without credit; fill the buffer to the last byte, and one more; then let it drain.
 #[test]
 fn buffered_mode_completes_locally_within_its_buffer() {
     let mut config = small();
@@ -307,7 +308,8 @@ fn buffered_mode_completes_locally_within_its_buffer() {
     assert_eq!(cluster.receive(1, from(0, 0)).1.len(), 10_000);
 }
 
-/// Goal: cancelling a receive is exactly one of cancelled and received. Method: before and after the match.
+/// Goal: a receive that is cancelled is either cancelled or received, never both. Method: before and
+/// after the match.
 #[test]
 fn a_receive_is_cancelled_or_received() {
     let mut cluster = pair();
@@ -333,7 +335,7 @@ fn a_send_is_cancelled_or_delivered() {
             let mut cluster = pair();
             let body = bytes_of(4, length);
             let SendState::Pending(id) = cluster.send(0, 1, 1, Mode::Synchronous, &body) else {
-                panic!("nobody has matched it")
+                panic!("not yet matched")
             };
             let receive = is_matched.then(|| {
                 cluster.settle();
@@ -381,8 +383,8 @@ fn a_send_is_cancelled_or_delivered() {
     }
 }
 
-/// Goal: two ranks that send each other large messages before they receive do not block each other. Method:
-/// head to head, in synchronous mode, with everything scarce; then the receives.
+/// Goal: two ranks that send each other large messages before they receive do not block each other.
+/// Method: both in synchronous mode, with scarce resources; then the receives.
 #[test]
 fn rendezvous_head_to_head() {
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
@@ -414,8 +416,8 @@ fn rendezvous_head_to_head() {
     assert!(found.iter().all(|one| *one == body));
 }
 
-/// Goal: a flood that nobody receives is bounded, holds up no other message of the rank's own, and is
-/// delivered in the end. Method: send until nothing leaves any more; meanwhile rendezvous the other way.
+/// Goal: a flood that is not received is bounded, delays no other message of the rank, and is delivered
+/// in the end. Method: send until nothing leaves any more; meanwhile a rendezvous the other way.
 #[test]
 fn unexpected_floods_meet_back_pressure() {
     let config = small();
@@ -434,7 +436,7 @@ fn unexpected_floods_meet_back_pressure() {
     let state = cluster.send(1, 0, 9, Mode::Synchronous, &large);
     let id = cluster.engine(0).post_receive(from(1, 9));
     let mut found = Vec::new();
-    let SendState::Pending(sending) = state else { panic!("nobody has matched it") };
+    let SendState::Pending(sending) = state else { panic!("not yet matched") };
     let mut is_sent = false;
     while cluster.engine(0).poll_receive(id, &mut found).is_pending() || !is_sent {
         is_sent = is_sent || cluster.is_done(1, sending, &large);
@@ -451,8 +453,8 @@ fn unexpected_floods_meet_back_pressure() {
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0), "nothing leaks");
 }
 
-/// Goal: a rank sends to itself with all the same promises. Method: short, long, matched before and after,
-/// by wildcard.
+/// Goal: the same guarantees hold for a rank that sends to itself. Method: short, long, matched before
+/// and after, by wildcard.
 #[test]
 fn a_rank_sends_to_itself() {
     let mut cluster = Cluster::new(1, FaultPlan::reliable(), 1, small());
@@ -474,8 +476,8 @@ fn a_rank_sends_to_itself() {
     }
 }
 
-/// Goal: vectored and strided layouts on both sides make one message. Method: columns of a matrix, sent in
-/// pieces of one length and received in pieces of another, through frames that cut both.
+/// Goal: vectored and strided layouts on both sides make one message. Method: columns of a matrix, sent
+/// in pieces of one length and received in pieces of another, through frames that cut both.
 #[test]
 fn vectored_and_strided_layouts() {
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
@@ -499,7 +501,7 @@ fn vectored_and_strided_layouts() {
     assert!(target.chunks(16).all(|row| row[15] == 0), "nothing between the pieces");
 }
 
-/// A place for a message that keeps a sum of it, and none of its bytes.
+/// A sink that keeps a sum of a message, and none of its bytes.
 struct Sum {
     scratch: Vec<u8>,
     from: u64,
@@ -514,7 +516,7 @@ impl Sink for Sum {
     }
 }
 
-/// Goal: lengths above 4 GiB. Method: one buffer many times, into a sink that keeps nothing.
+/// Goal: lengths above 4 GiB work. Method: one buffer many times, into a sink that keeps nothing.
 #[test]
 fn more_than_four_gibibytes() {
     let mut config = Config::default();
@@ -541,8 +543,8 @@ fn more_than_four_gibibytes() {
     assert!(sum.checked > 1000);
 }
 
-/// Goal: finishing a program does not lose what was sent. Method: owned and buffered sends without credit,
-/// whose owners have gone, arrive as the peer receives.
+/// Goal: finishing a program loses nothing that was sent. Method: owned and buffered sends without
+/// credit, whose owners have dropped them, arrive as the peer receives.
 #[test]
 fn dropped_owners_lose_nothing_that_the_engine_has() {
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
@@ -562,8 +564,8 @@ fn dropped_owners_lose_nothing_that_the_engine_has() {
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
 }
 
-/// Goal: the receiver of a message whose sender gives up in the middle is told, and later ones arrive.
-/// Method: drop a large borrowed send after its beginning.
+/// Goal: if a sender gives up in the middle of a message, the receiver is told, and later messages
+/// arrive. Method: drop a large borrowed send after its beginning.
 #[test]
 fn a_sender_that_gives_up_is_named() {
     let mut cluster = pair();
@@ -581,7 +583,7 @@ fn a_sender_that_gives_up_is_named() {
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
 }
 
-/// Goal: a receiver that gives up in the middle blocks nobody. Method: drop a large receive half-way.
+/// Goal: a receiver that gives up in the middle blocks no other. Method: drop a large receive half-way.
 #[test]
 fn a_receiver_that_gives_up_blocks_nobody() {
     let mut cluster = pair();
@@ -596,8 +598,9 @@ fn a_receiver_that_gives_up_blocks_nobody() {
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
 }
 
-/// Goal: what is received at once is the first message that fits, whatever came before it; one in several frames
-/// is none for now, and nor is one behind it. Method: messages of several tags, of which the first is long.
+/// Goal: an immediate receive gets the first message that fits, whatever arrived before it; a message in
+/// several frames is not yet available, and neither is one behind it. Method: messages of several tags,
+/// of which the first is long.
 #[test]
 fn what_is_received_at_once_is_the_first_that_fits() {
     let mut cluster = pair();
@@ -614,7 +617,7 @@ fn what_is_received_at_once_is_the_first_that_fits() {
         assert_eq!(cluster.engine(1).receive_now(from(0, 1), &mut found), None);
         assert!(found.is_empty());
     }
-    // Three came before it, of which nobody has looked at two.
+    // Three arrived before it, two of which were not looked at.
     assert!(cluster.engine(1).receive_now(from(0, 4), &mut found).is_some());
     assert_eq!(found, [4]);
     for tag in [2, 3] {
@@ -626,14 +629,14 @@ fn what_is_received_at_once_is_the_first_that_fits() {
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
 }
 
-/// Goal: a synchronous message that has waited is told to be matched, whichever way it is received. Method: one
-/// that is received at once, one that is probed, one that is posted for.
+/// Goal: the sender of a synchronous message that has waited is told of its match, whichever way it is
+/// received. Method: one received at once, one probed, one with a posted receive.
 #[test]
 fn a_match_of_a_waiting_message_is_told() {
     for way in 0..3 {
         let mut cluster = pair();
         let SendState::Pending(id) = cluster.send(0, 1, 2, Mode::Synchronous, &[1, 2]) else {
-            panic!("nobody has matched it")
+            panic!("not yet matched")
         };
         assert_eq!(cluster.send(0, 1, 2, Mode::Standard, &[3]), SendState::Done);
         cluster.settle();
@@ -660,8 +663,8 @@ fn a_match_of_a_waiting_message_is_told() {
     }
 }
 
-/// Goal: a window that is shorter than a frame is filled exactly. Method: the shortest window, and messages of its
-/// length, less and more.
+/// Goal: a window that is shorter than a frame is filled exactly. Method: the shortest window, and
+/// messages of its length, shorter and longer.
 #[test]
 fn a_window_may_be_shorter_than_a_frame() {
     let mut config = small();

@@ -31,7 +31,7 @@ fn for_each_seed(default: u64, mut run: impl FnMut(u64)) {
     }
 }
 
-/// A configuration that meets its limits soon, on every second seed; mapped memory on every third.
+/// Returns a configuration with tight limits for every second seed, and mapped memory for every third.
 fn config(seed: u64) -> (Config, Attributes) {
     let mut config = Config::default();
     let mut attributes = if seed.is_multiple_of(2) { Attributes::named("sim") } else { scarce() };
@@ -56,8 +56,8 @@ fn traffic(seed: u64, plan: FaultPlan, size: u32, config: (Config, Attributes)) 
     Traffic::new(seed, Cluster::with(seed, plan, size, config.0, config.1), LENGTHS)
 }
 
-/// Goal: whatever is sent is received once, whole and in order, and nothing is left behind. Method: random
-/// sends of all modes and lengths, receives, probes and cancellations between 1 to 4 ranks.
+/// Goal: every message sent is received once, whole and in order, and nothing is left behind. Method:
+/// random sends of all modes and lengths, receives, probes and cancellations between 1 to 4 ranks.
 #[test]
 fn random_traffic_over_reliable_vis() {
     let mut all = Outcome::default();
@@ -66,15 +66,16 @@ fn random_traffic_over_reliable_vis() {
         let outcome = traffic(seed, FaultPlan::reliable(), size, config(seed)).run(150);
         all.messages += outcome.messages;
         all.cancelled += outcome.cancelled;
-        assert_eq!(outcome.errors, 0, "nobody died");
+        assert_eq!(outcome.errors, 0, "no rank died");
     });
     println!("{all:?}");
     assert!(all.messages > 0, "nothing was tested");
 }
 
-/// Goal: owners that go before what they wait for has ended leave nothing behind and hold nobody up; what the
-/// engine has is delivered all the same. Method: the same traffic, over VIs of both kinds, in which sends and
-/// receives are dropped at random; then one more message between any two ranks.
+/// Goal: requests that are dropped before they have ended leave nothing behind and delay no other;
+/// messages that the engine already has are still delivered. Method: the same traffic, over VIs of both
+/// kinds, in which sends and receives are dropped at random; then one more message between any two
+/// ranks.
 #[test]
 fn random_traffic_whose_owners_go() {
     let mut dropped = 0;
@@ -88,14 +89,14 @@ fn random_traffic_whose_owners_go() {
         let size = u32::try_from(seed % 3).expect("small") + 1;
         let mut traffic = traffic(seed, plan, size, (config, attributes)).with_drops();
         let outcome = traffic.run(150);
-        assert_eq!(outcome.errors, 0, "nobody died");
+        assert_eq!(outcome.errors, 0, "no rank died");
         dropped += outcome.dropped;
         traffic.still_passes();
     });
     assert!(dropped > 100, "{dropped}");
 }
 
-/// Goal: one seed, one run. Method: the same seed twice; the traces of the network are the same.
+/// Goal: equal seeds give equal runs. Method: the same seed twice; the traces of the network are the same.
 #[test]
 fn a_seed_is_replayed() {
     let run = |seed| {
@@ -107,8 +108,9 @@ fn a_seed_is_replayed() {
     assert_ne!(run(5), run(7));
 }
 
-/// Goal: when a rank dies, wherever it is in the protocol, whatever waits for it ends in an error that names
-/// it, and the others go on. Method: the same traffic, with a crash at each transmission of one rank in turn.
+/// Goal: when a rank dies at any point of the protocol, every request that depends on it ends in an
+/// error that names it, and the others continue. Method: the same traffic, with a crash at each
+/// transmission of one rank in turn.
 #[test]
 fn a_crash_at_every_transmission() {
     const COUNT: usize = 70;
@@ -117,7 +119,7 @@ fn a_crash_at_every_transmission() {
         let start = |seed| {
             let (mut config, attributes) = config(seed);
             let mut plan = FaultPlan::reliable();
-            // On every third seed, over VIs that lose things too.
+            // On every third seed, also over lossy VIs.
             if seed % 3 == 2 {
                 config.reliability = Reliability::Unreliable;
                 plan = FaultPlan::lossy(0.05);
@@ -142,8 +144,8 @@ fn a_crash_at_every_transmission() {
     assert!(errors > 20, "{errors}");
 }
 
-/// Goal: over unreliable VIs nothing is longer than what the provider carries in one packet. Method: random traffic with
-/// messages of many times that length, with and without the limit.
+/// Goal: over unreliable VIs no packet is longer than what the provider carries in one. Method: random
+/// traffic with messages of many times that length, with and without the limit.
 #[test]
 fn frames_fit_one_packet_of_an_unreliable_vi() {
     const LIMIT: u64 = 1000;
@@ -163,8 +165,8 @@ fn frames_fit_one_packet_of_an_unreliable_vi() {
     assert!(bounded > LIMIT / 2 && free > 4 * LIMIT, "{bounded} and {free} bytes");
 }
 
-/// Goal: over unreliable VIs every message arrives once, whole and in order, at each rate of faults. Method:
-/// the same random traffic; the counters show that each kind of fault happened and was met.
+/// Goal: over unreliable VIs every message arrives once, whole and in order, at each rate of faults.
+/// Method: the same random traffic; the counters show that each kind of fault happened and was repaired.
 #[test]
 fn random_traffic_over_unreliable_vis() {
     println!("loss %   messages  packets  again  lost  doubled  reordered  damaged");
@@ -183,7 +185,7 @@ fn random_traffic_over_unreliable_vis() {
             );
             let mut traffic = Traffic::new(seed, cluster, [8, 64, 500, 2000, 6000, 20_000]);
             let outcome = traffic.run(150);
-            assert_eq!(outcome.errors, 0, "nobody died");
+            assert_eq!(outcome.errors, 0, "no rank died");
             let counts = traffic.cluster.network.counts();
             let faults = [counts.lost, counts.duplicated, counts.reordered, counts.corrupted_data];
             for (sum, one) in all[3..].iter_mut().zip(faults) {

@@ -11,7 +11,7 @@ use vigie_via::{
 
 use crate::cluster::{Cluster, bytes_of};
 
-/// Steps after which a run hangs.
+/// A run that takes more steps hangs.
 const STEPS_MAX: usize = 400_000;
 
 #[derive(Clone, Debug)]
@@ -54,13 +54,13 @@ struct Receipt {
     number: usize,
 }
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
     pub messages: usize,
     pub errors: usize,
     pub cancelled: usize,
-    /// Sends and receives whose owners went.
+    /// Sends and receives whose owners dropped them.
     pub dropped: usize,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Traffic {
     receipts: Vec<Receipt>,
     posted: usize,
     errors: usize,
-    /// Whether owners of sends and receives go.
+    /// Whether owners drop sends and receives.
     drops: bool,
     dropped_sends: usize,
     dropped_receives: usize,
@@ -98,7 +98,7 @@ impl Traffic {
         }
     }
 
-    /// Lets owners go before what they wait for has ended.
+    /// Lets owners drop sends and receives before these have ended.
     pub(crate) fn with_drops(mut self) -> Self {
         self.drops = true;
         self
@@ -122,7 +122,7 @@ impl Traffic {
         }
     }
 
-    /// An error is right if it names a rank that has crashed, or one that gave up what it was sending.
+    /// Checks that an error names a rank that has crashed, or one that gave up what it was sending.
     fn check_error(&mut self, error: RequestError) {
         if let RequestError::Aborted { rank } = error {
             let gave_up = |one: &Sent| one.from == rank && one.may_be_lost;
@@ -315,14 +315,14 @@ impl Traffic {
         }
     }
 
-    /// Drops a send or a receive, as if its owner had gone.
+    /// Drops a send or a receive, as its owner might.
     fn drop_one(&mut self) {
         let is_send = self.random.bool();
         if is_send && !self.sending.is_empty() {
             let index = self.random.usize(0..self.sending.len());
             let sending = self.sending.swap_remove(index);
             let message = &mut self.messages[sending.number];
-            // What the engine has goes on its way.
+            // What the engine already has is still delivered.
             message.may_be_lost = sending.is_borrowed || message.is_asked;
             let from = message.from;
             if self.is_alive(from) {
@@ -360,7 +360,7 @@ impl Traffic {
         }
     }
 
-    /// Runs `count` random operations, and then until every message is received and nothing is left.
+    /// Runs `count` random operations, and then continues until every message is received and nothing is left.
     pub(crate) fn run(&mut self, count: usize) -> Outcome {
         let mut left = count;
         for _ in 0..STEPS_MAX {
@@ -393,8 +393,8 @@ impl Traffic {
         panic!("hangs with {left} to do, sends {sends:?} and receives {receives:?}");
     }
 
-    /// Nothing happens any more. Takes receives back that nothing fits, and posts some that anything fits.
-    /// Returns whether nothing is left to do.
+    /// Called once nothing happens any more. Cancels receives that no message fits, and posts some that
+    /// any message fits. Returns whether nothing is left to do.
     fn clear_up(&mut self) -> bool {
         let mut matched = Vec::new();
         for receiving in std::mem::take(&mut self.receiving) {
@@ -426,7 +426,7 @@ impl Traffic {
     }
 
     fn check(&mut self) {
-        // A receive that was dropped may have had a message; nobody knows which.
+        // A dropped receive may have had a message; which one is unknown.
         let mut lost_max = self.dropped_receives;
         for (number, message) in self.messages.iter().enumerate() {
             let is_safe = self.is_alive(message.from) && self.is_alive(message.to);

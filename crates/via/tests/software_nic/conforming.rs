@@ -1,4 +1,4 @@
-//! The contract of all providers, over a network that is not quite in order.
+//! The contract of all providers, over an imperfect network.
 
 use std::time::Duration;
 

@@ -23,8 +23,8 @@ fn node(cluster: &Cluster, nic: usize) -> Node {
     cluster.nics[nic].wire().node
 }
 
-/// Goal: a peer that vanishes without a word is noticed in time by both who talk to it and who only listen, and
-/// nobody else suffers. Method: cut one of three NICs off in both directions.
+/// Goal: a peer that vanishes silently is noticed in time by NICs that send to it and by those that only
+/// listen, and no other NIC suffers. Method: cut one of three NICs off in both directions.
 #[test]
 fn a_peer_vanishes() {
     for talks in [false, true] {
@@ -36,7 +36,7 @@ fn a_peer_vanishes() {
             cluster.network.lock().cut.extend([(gone, here), (here, gone)]);
         }
         if talks {
-            assert!(!cluster.says(&one, &one, 1), "nobody is there");
+            assert!(!cluster.says(&one, &one, 1), "the peer is gone");
         }
         let noticed = cluster.until(8 * SECOND, |cluster| cluster.broken(&one).is_some());
         assert!(noticed, "{:?}", cluster.events);
@@ -47,7 +47,8 @@ fn a_peer_vanishes() {
     }
 }
 
-/// Goal: a path that works in one direction only is no connection, for either side. Method: cut one direction.
+/// Goal: a path that works in one direction only makes no connection, for either side. Method: cut one
+/// direction.
 #[test]
 fn one_direction_is_cut() {
     for (from, to) in [(0, 1), (1, 0)] {
@@ -63,8 +64,8 @@ fn one_direction_is_cut() {
     }
 }
 
-/// Goal: a path that is down for less than the limit loses nothing. Method: cut it for two seconds while something
-/// is under way, at all levels that promise that.
+/// Goal: an outage shorter than the limit loses nothing. Method: cut the path for two seconds during
+/// transfers, at all levels that guarantee delivery.
 #[test]
 fn a_path_is_down_for_a_while() {
     for level in [Reliability::ReliableDelivery, Reliability::ReliableReception] {
@@ -82,7 +83,7 @@ fn a_path_is_down_for_a_while() {
     }
 }
 
-/// Goal: a NIC that ends says so. Method: drop one.
+/// Goal: a NIC that ends tells its peers. Method: drop one.
 #[test]
 fn a_nic_ends() {
     let mut cluster = cluster(2);
@@ -92,7 +93,7 @@ fn a_nic_ends() {
     assert_eq!(cluster.broken(&one), Some(Reason::PeerDied));
 }
 
-/// Goal: idle connections stay, at the cost of a packet now and then. Method: a minute of silence.
+/// Goal: idle connections stay up, at the cost of an occasional packet. Method: a minute of silence.
 #[test]
 fn an_idle_connection_stays() {
     let mut cluster = cluster(2);

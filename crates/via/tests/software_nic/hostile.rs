@@ -1,4 +1,4 @@
-//! Packets that nobody who keeps to the protocol sends.
+//! Packets that no correct NIC sends.
 
 use fastrand::Rng;
 use vigie_detect::Instant;
@@ -13,7 +13,7 @@ use crate::{
     pair::{Cluster, End},
 };
 
-/// Nobody's node.
+/// A node without a NIC.
 const STRANGER: Node = Node(99);
 
 fn cluster(seed: u64, is_tagged: bool) -> (Cluster, [End; 2], [End; 2]) {
@@ -47,8 +47,8 @@ fn is_well(cluster: &mut Cluster, [one, other]: &[End; 2], word: u64) {
     assert!(cluster.says(one, other, word) && cluster.says(other, one, word + 1));
 }
 
-/// Goal: rubbish changes nothing, is counted, and is not answered. Method: random bytes of all lengths, and random
-/// bytes behind the beginnings of real packets, from a stranger and under a peer's name.
+/// Goal: garbage changes nothing, is counted, and is not answered. Method: random bytes of all lengths,
+/// and random bytes behind the beginnings of real packets, from a stranger and under a peer's name.
 #[test]
 fn rubbish_is_dropped_in_silence() {
     for_each_seed(4, |seed| {
@@ -63,7 +63,7 @@ fn rubbish_is_dropped_in_silence() {
             let mut packet: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
             if random.bool() && length > 4 {
                 let (_, _, like) = &real[random.usize(..real.len())];
-                // The kind, and a length that is right.
+                // A valid kind and length.
                 packet[..2].copy_from_slice(&like[..2]);
                 let length = u16::try_from(length).expect("short");
                 packet[2..4].copy_from_slice(&length.to_le_bytes());
@@ -82,8 +82,9 @@ fn rubbish_is_dropped_in_silence() {
     });
 }
 
-/// Goal: packets that were changed or cut on the way do not pass for what they were. Method: with tags, everything
-/// that was ever sent, with a wrong bit, cut short or prolonged; without tags the same for what is not data.
+/// Goal: packets that were changed or cut in transit are not accepted as the originals. Method: with
+/// tags, every packet ever sent, with a wrong bit, cut short or extended; without tags the same for
+/// packets without data.
 #[test]
 fn forgeries_are_refused() {
     for is_tagged in [true, false] {
@@ -118,8 +119,9 @@ fn forgeries_are_refused() {
     }
 }
 
-/// Goal: without tags, whoever can read a connection's packets can break that connection, but makes nobody panic,
-/// and disturbs no other. Method: everything that was sent on one, with wrong bits behind its name.
+/// Goal: without tags, an attacker that can read a connection's packets can break that connection, but
+/// causes no panic and disturbs no other. Method: every packet sent on one, with wrong bits behind its
+/// name.
 #[test]
 fn a_forged_connection_suffers_alone() {
     for_each_seed(6, |seed| {
@@ -143,14 +145,14 @@ fn a_forged_connection_suffers_alone() {
         let now = cluster.network.now();
         cluster.until(SECOND, |cluster| cluster.network.now() > now + SECOND / 4);
         is_well(&mut cluster, &bystander, 200);
-        // It may live or not; it does not hang either way.
+        // It may survive or not; it must not hang either way.
         let _ = cluster.says(&target[0], &target[1], 7);
     });
 }
 
-/// Goal: what was sent once is worth nothing the second time: no connection comes about, none breaks, no data is
-/// written twice. Method: replay everything, to where it went, from where it came and from elsewhere; while the
-/// connections are there, and when they are gone.
+/// Goal: replayed packets have no effect: no connection is made or broken, no data is written twice.
+/// Method: replay everything, to its destination, from its source and from elsewhere; while the
+/// connections exist, and after they are gone.
 #[test]
 fn replays_change_nothing() {
     for_each_seed(2, |seed| {
@@ -193,8 +195,8 @@ fn replays_change_nothing() {
     });
 }
 
-/// Goal: whoever does not know the secret of the world is nobody. Method: a NIC with another one calls, and gets no
-/// packet back.
+/// Goal: a NIC that does not know the world's secret is ignored. Method: a NIC with another secret
+/// calls, and gets no packet back.
 #[test]
 fn another_secret_gets_no_answer() {
     let network = Network::new(1, Faults::default());

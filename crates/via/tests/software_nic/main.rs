@@ -1,4 +1,4 @@
-//! The software NIC in virtual time, over a network that does to packets what networks do.
+//! The software NIC in virtual time, over a network with realistic faults.
 //!
 //! `SIM_SEEDS` is the number of seeds of each test, `SIM_SEED` the first; a failure names its seed.
 

@@ -1,4 +1,4 @@
-//! A network in virtual time that loses, repeats, reorders and changes packets, as one seed says.
+//! A network in virtual time that loses, repeats, reorders and changes packets, derived from one seed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -15,7 +15,7 @@ pub(crate) const MICROSECOND: u64 = 1000;
 pub(crate) const MILLISECOND: u64 = 1000 * MICROSECOND;
 pub(crate) const SECOND: u64 = 1000 * MILLISECOND;
 
-/// One way without any fault.
+/// The one-way delay without faults.
 const DELAY: u64 = 50 * MICROSECOND;
 
 pub(crate) type SimNic = SoftwareNic<SimWire>;
@@ -34,7 +34,7 @@ impl Path for Node {
     }
 }
 
-/// What goes wrong, each in parts of a thousand packets.
+/// The planned faults, each in parts of a thousand packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) lost: u32,
@@ -43,7 +43,7 @@ pub(crate) struct Faults {
     pub(crate) changed: u32,
 }
 
-/// What went wrong.
+/// Counts of the faults that occurred.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) lost: u64,
@@ -60,15 +60,15 @@ pub(crate) struct World {
     pub(crate) faults: Faults,
     pub(crate) seen: Seen,
     number: u64,
-    /// By time of arrival.
+    /// Packets in flight, by time of arrival.
     under_way: BTreeMap<(u64, u64), (Node, Node, Vec<u8>)>,
     arrived: BTreeMap<Node, VecDeque<(Node, Vec<u8>)>>,
     nodes: u32,
-    /// Directions in which nothing goes.
+    /// Directions that are cut.
     pub(crate) cut: BTreeSet<(Node, Node)>,
-    /// Until then.
+    /// Until when they are cut.
     pub(crate) heals_at: u64,
-    /// Everything that was sent, if it is recorded.
+    /// Every packet sent, if recording is on.
     pub(crate) record: Option<Vec<(Node, Node, Vec<u8>)>>,
 }
 
@@ -112,7 +112,7 @@ impl World {
         self.under_way.insert((self.now + delay, self.number), (from, to, packet));
     }
 
-    /// Moves time on.
+    /// Advances time.
     fn advance_to(&mut self, instant: u64) {
         self.now = self.now.max(instant);
         while let Some(next) = self.under_way.first_entry() {
@@ -170,7 +170,7 @@ impl Network {
         self.lock().now
     }
 
-    /// Moves time to the next arrival, or by `most` at most.
+    /// Advances time to the next arrival, but by at most `most`.
     pub(crate) fn step(&self, most: u64) {
         let mut world = self.lock();
         let until = world.now + most;
@@ -178,7 +178,7 @@ impl Network {
         world.advance_to(next.min(until));
     }
 
-    /// Puts a packet on its way that nobody has sent.
+    /// Sends a forged packet.
     pub(crate) fn inject(&self, from: Node, to: Node, packet: Vec<u8>) {
         self.lock().schedule(from, to, packet);
     }

@@ -1,4 +1,4 @@
-//! Two NICs with connected VIs, and what they say to each other.
+//! Two NICs with connected VIs, and the data they exchange.
 
 use std::io::IoSlice;
 
@@ -45,7 +45,7 @@ impl Cluster {
         self.network.step(MILLISECOND / 2);
     }
 
-    /// Lets time pass until something is so, for `limit` at most.
+    /// Lets time pass until a condition holds, for at most `limit`.
     pub(crate) fn until(&mut self, limit: u64, mut is_so: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.network.now() + limit;
         while self.network.now() < end {
@@ -99,7 +99,7 @@ impl Cluster {
         })
     }
 
-    /// A word goes from one end to the other.
+    /// Sends a word from one end to the other.
     pub(crate) fn says(&mut self, from: &End, to: &End, word: u64) -> bool {
         let receive = ReceiveDescriptor { cookie: 0, segments: &[] };
         self.nics[to.nic].post_receive(to.vi, &receive).expect("room");

@@ -1,4 +1,4 @@
-//! Random traffic against an oracle, over networks that lose more and more.
+//! Random traffic against an oracle, over increasingly lossy networks.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,8 @@ use crate::{
     pair::{Cluster, End},
 };
 
-/// The places of a region: what is sent, received, written, read from, and read to; each of so many slots.
+/// The parts of a region: for sends, receives, writes, read sources and read destinations; each has this
+/// many slots.
 const SLOTS: u64 = 4;
 const SLOT_BYTES: u64 = 1 << 13;
 const SEND_AT: u64 = 0;
@@ -26,7 +27,7 @@ const WRITE_AT: u64 = 2 * SLOTS * SLOT_BYTES;
 const READ_FROM: u64 = 3 * SLOTS * SLOT_BYTES;
 const READ_TO: u64 = 4 * SLOTS * SLOT_BYTES;
 
-/// What a receiver is owed.
+/// What a receiver is due.
 struct Owed {
     operation: Operation,
     bytes: Vec<u8>,
@@ -42,7 +43,7 @@ struct Direction {
     posted: u64,
     received: u64,
     sent: u64,
-    /// Send descriptors that were told of.
+    /// Send descriptors that were reported.
     told: u64,
     owed: VecDeque<Owed>,
     reads: VecDeque<(u64, Vec<u8>)>,
@@ -78,7 +79,7 @@ impl Direction {
             cluster.nics[self.to.nic].post_receive(self.to.vi, &descriptor).expect("room");
             self.posted += 1;
         }
-        // What an unreliable VI is owed may never come.
+        // Data that an unreliable VI is due may never arrive.
         let is_reliable = self.level != Reliability::Unreliable;
         let is_full = is_reliable && wide(self.owed.len() + self.reads.len()) >= SLOTS
             || self.sent - self.told >= SLOTS;
@@ -120,7 +121,7 @@ impl Direction {
         self.sent += 1;
     }
 
-    /// Compares what has arrived with what is owed.
+    /// Compares what has arrived with what is due.
     fn judge(&mut self, cluster: &mut Cluster) {
         while let Some(found) = cluster.nics[self.to.nic].completed(self.to.vi, Queue::Receive) {
             assert_eq!((found.status, found.cookie), (Status::Done, self.received));
@@ -139,7 +140,7 @@ impl Direction {
                 _ => place,
             };
             let bytes = self.to.region.memory.read_to_vec(place, owed.bytes.len());
-            // Nobody waits for what may be lost, so that a later write may be here already.
+            // No completion is awaited if data may be lost, so a later write may be here already.
             if self.level != Reliability::Unreliable || owed.operation == Operation::Send {
                 assert!(bytes.expect("inside") == owed.bytes, "the data of {}", owed.immediate);
             }
@@ -160,7 +161,7 @@ fn wide(count: usize) -> u64 {
     u64::try_from(count).expect("few")
 }
 
-/// Lets three connections between two NICs talk in both directions at once.
+/// Runs traffic over three connections between two NICs, in both directions at once.
 fn traffic(seed: u64, faults: Faults, count: u64) -> (Seen, u64) {
     let network = Network::new(seed, faults);
     let mut config = Config::default();
@@ -189,9 +190,9 @@ fn traffic(seed: u64, faults: Faults, count: u64) -> (Seen, u64) {
     (seen, again)
 }
 
-/// Goal: reliable VIs deliver everything once, in order and whole, and unreliable ones nothing wrong, whatever the
-/// network does. Method: random transfers in both directions, with loss from 0.1 % to 30 %, one packet in 50 late,
-/// doubled or with a wrong bit, for many seeds.
+/// Goal: reliable VIs deliver everything once, in order and whole, and unreliable ones nothing wrong,
+/// whatever the network does. Method: random transfers in both directions, with loss from 0.1 % to 30 %,
+/// one packet in 50 late, duplicated or with a wrong bit, for many seeds.
 #[test]
 fn transfers_survive_the_network() {
     for (lost, seeds, count) in [(1, 12, 60), (10, 12, 60), (100, 12, 40), (300, 12, 20)] {

@@ -12,8 +12,9 @@ use vigie_via::{
 
 use crate::pair::{Echo, End, bind};
 
-/// Goal: rubbish at the socket is counted and dropped, gets no answer, and disturbs no connection. Method: datagrams of
-/// all lengths and kinds from a stranger, while a connection is in use; the stranger listens for answers.
+/// Goal: garbage at the socket is counted and dropped, gets no answer, and disturbs no connection.
+/// Method: datagrams of all lengths and kinds from a stranger, while a connection is in use; the
+/// stranger listens for answers.
 #[test]
 fn rubbish_is_counted_and_not_answered() {
     let server = bind("127.0.0.1:0", Config::default());
@@ -31,7 +32,7 @@ fn rubbish_is_counted_and_not_answered() {
             let length = if random.bool() { random.usize(1..100) } else { random.usize(1..60_000) };
             let mut packet: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
             if random.bool() && length >= 4 {
-                // A kind that there is, and a length that is right.
+                // An existing kind, and a correct length.
                 let count = u16::try_from(length).expect("short").to_le_bytes();
                 packet[..4].copy_from_slice(&[random.u8(1..10), 1, count[0], count[1]]);
             }
@@ -44,12 +45,11 @@ fn rubbish_is_counted_and_not_answered() {
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
     let (broken, counters) = echo.end();
     assert_eq!((broken, client.broken), (None, None));
-    let dropped = counters.packets_refused + counters.packets_of_strangers;
+    let dropped = counters.packets_refused + counters.packets_without_connection;
     assert!(dropped > 0 && sent > 0, "{sent} sent: {counters:?}");
 }
 
-/// Goal: who has another secret is nobody: its calls are not answered. Method: a NIC with another secret calls until its
-/// deadline.
+/// Goal: the calls of a NIC with another secret are not answered. Method: such a NIC calls until its deadline.
 #[test]
 fn another_secret_is_not_answered() {
     let server = bind("127.0.0.1:0", Config::default());
@@ -86,8 +86,8 @@ fn another_secret_is_not_answered() {
     assert_eq!(counters.packets_sent, 0);
 }
 
-/// Goal: nothing listens wider than asked. Method: the same port of another address of this host says that nobody is
-/// there.
+/// Goal: the socket is bound no wider than asked. Method: the same port of another address of this host
+/// refuses datagrams.
 #[test]
 fn only_the_address_asked_for_is_open() {
     let nic = bind("127.0.0.1:0", Config::default());
@@ -96,6 +96,6 @@ fn only_the_address_asked_for_is_open() {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     socket.connect(other).expect("an address");
     socket.send(&[1; 40]).expect("sent");
-    let error = socket.recv(&mut [0; 40]).expect_err("nobody is there");
+    let error = socket.recv(&mut [0; 40]).expect_err("no listener");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
 }

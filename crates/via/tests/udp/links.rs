@@ -26,8 +26,8 @@ fn connected(far: &Far, level: Reliability, config: Config) -> (End, Echo) {
     (client, echo)
 }
 
-/// Goal: a queue that overflows loses packets, and nothing else is lost. Method: a link of 200 Mbit/s with a queue that
-/// takes less than a window, in both directions.
+/// Goal: an overflowing queue loses packets, and nothing else is lost. Method: a link of 200 Mbit/s with
+/// a queue shorter than a window, in both directions.
 #[test]
 fn a_slow_link_with_a_short_queue() {
     with_veth("links::a_slow_link_with_a_short_queue", |far| {
@@ -46,7 +46,7 @@ fn a_slow_link_with_a_short_queue() {
     });
 }
 
-/// Goal: the same on links that lose, reorder and repeat at random. Method: netem of the kernel, where it has it.
+/// Goal: the same on links that lose, reorder and repeat at random. Method: the kernel's netem, if available.
 #[test]
 fn a_link_with_netem() {
     const TEST: &str = "links::a_link_with_netem";
@@ -68,8 +68,8 @@ fn a_link_with_netem() {
     });
 }
 
-/// Goal: a path that becomes shorter or longer is followed. Method: change the MTU of both ends, between exchanges and
-/// while a transfer is under way.
+/// Goal: a path that becomes shorter or longer is followed. Method: change the MTU of both ends, between
+/// exchanges and during a transfer.
 #[test]
 fn the_mtu_changes() {
     with_veth("links::the_mtu_changes", |far| {
@@ -88,8 +88,8 @@ fn the_mtu_changes() {
     });
 }
 
-/// Goal: a link that is down for a while is survived, whatever the socket says meanwhile. Method: down while a write is
-/// under way, up again when some of it was sent in vain.
+/// Goal: a temporary link failure is survived, whatever the socket reports meanwhile. Method: down
+/// during a write, up again after some of it was sent unsuccessfully.
 #[test]
 fn a_link_goes_down_and_up() {
     with_veth("links::a_link_goes_down_and_up", |far| {

@@ -1,4 +1,4 @@
-//! Networks between real sockets that lose, and peers that vanish behind them.
+//! Lossy networks between real sockets, and peers that vanish behind them.
 
 use std::time::Duration;
 
@@ -34,9 +34,9 @@ fn connected(level: Reliability, config: Config, faults: Faults) -> (End, Echo, 
     (client, echo, relay)
 }
 
-/// Goal: everything arrives once, whole and in order over real sockets, whatever is lost, repeated, reordered and,
-/// with tags, changed on the way; at both levels that promise it. Method: a forwarder between the NICs with faults from
-/// 0.1 to 30 %; each side checks every byte that the other wrote.
+/// Goal: everything arrives once, whole and in order over real sockets, whatever is lost, repeated,
+/// reordered and, with tags, changed in transit; at both levels that guarantee it. Method: a forwarder
+/// between the NICs with faults from 0.1 to 30 %; each side checks every byte that the other wrote.
 #[test]
 fn everything_arrives_over_lossy_networks() {
     let all = |part| Faults { lost: part, doubled: part, late: part, changed: part, longest: 0 };
@@ -61,8 +61,9 @@ fn everything_arrives_over_lossy_networks() {
     }
 }
 
-/// Goal: a peer that vanishes without a word, in both directions or in one, ends in a typed error at both ends, and not
-/// in a wait for ever. Method: the forwarder stops to forward, while one side waits for an answer, and while nobody does.
+/// Goal: a peer that vanishes silently, in both directions or in one, causes a typed error at both ends,
+/// not an endless wait. Method: the forwarder stops forwarding, while one side waits for an answer, and
+/// while neither does.
 #[test]
 fn a_peer_that_vanishes_is_noticed() {
     let mut config = config(false);
@@ -87,8 +88,8 @@ fn a_peer_that_vanishes_is_noticed() {
     }
 }
 
-/// Goal: a network that is away for less than the limit loses nothing. Method: the forwarder stops in the middle of
-/// transfers, and goes on when there were several attempts in vain.
+/// Goal: a network outage shorter than the limit loses nothing. Method: the forwarder stops in the
+/// middle of transfers, and resumes after several unsuccessful attempts.
 #[test]
 fn a_network_that_comes_back_loses_nothing() {
     let level = Reliability::ReliableReception;
@@ -107,8 +108,8 @@ fn a_network_that_comes_back_loses_nothing() {
     assert!(client.nic.next_deadline().is_some(), "it is kept alive");
 }
 
-/// Goal: a path that takes less than the kernel believes, and says nothing, is used all the same. Method: the forwarder
-/// loses everything that is longer than a limit; the loopback interface takes 64 KiB.
+/// Goal: a path whose limit is lower than the kernel believes, and which reports nothing, still works.
+/// Method: the forwarder drops everything longer than a limit; the loopback interface takes 64 KiB.
 #[test]
 fn a_path_that_is_shorter_than_it_looks() {
     for longest in [1200, 1400, 1500, 9000] {

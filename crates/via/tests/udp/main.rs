@@ -1,6 +1,6 @@
-//! The provider over UDP on real sockets: networks that lose, links that change, peers that vanish, strangers.
+//! The UDP provider on real sockets: lossy networks, changing links, vanishing peers, strangers.
 //!
-//! What needs namespaces runs in namespaces of its own, and says so where it cannot.
+//! Tests that need namespaces run in their own, and report where that is not possible.
 
 mod hostile;
 mod links;

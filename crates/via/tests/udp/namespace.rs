@@ -1,8 +1,8 @@
-//! Two network namespaces with a veth pair between them, without privilege where the host allows it.
+//! Two network namespaces with a veth pair between them, without privileges if the host allows it.
 //!
-//! A test runs itself again under `unshare`: in user and network namespaces of its own, or, as root where user
-//! namespaces are forbidden, in a network namespace. Where neither is possible it is skipped, and says so on the
-//! standard error of the whole run.
+//! A test runs itself again under `unshare`: in its own user and network namespaces or, as root where
+//! user namespaces are forbidden, in a network namespace. If neither is possible, the test is skipped,
+//! which is reported on standard error.
 
 use std::{
     env,
@@ -16,26 +16,27 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const MARK: &str = "VIGIE_UDP_IN_NAMESPACE";
 
-/// No test lasts longer, in seconds.
+/// The longest duration of a test, in seconds.
 const BOUND: &str = "240";
 
-/// The near and the far end of the pair.
+/// The addresses of the near and the far end of the pair.
 pub(crate) const NEAR: &str = "10.77.0.1";
 pub(crate) const FAR: &str = "10.77.0.2";
 
-/// Says that a test was not made: also when the output of tests that pass is not shown.
+/// Reports that a test was skipped, even if the output of passing tests is hidden.
 pub(crate) fn skip(test: &str, needs: &str) {
     let said = format!("SKIPPED: {test} needs {needs}\n");
     std::io::stderr().write_all(said.as_bytes()).expect("standard error");
 }
 
-/// Runs `body` with two namespaces; `test` is the name of the test that calls.
+/// Runs `body` with two namespaces; `test` is the name of the calling test.
 #[track_caller]
 pub(crate) fn with_veth(test: &str, body: impl FnOnce(&Far)) {
     inside(test, &[&["-Urn"], &["-n"]], || body(&Far::new()));
 }
 
-/// Runs `body` in namespaces of its own: `ways` are arguments of `unshare`, of which the first that works is taken.
+/// Runs `body` in its own namespaces: `ways` are arguments of `unshare`, of which the first that works
+/// is used.
 #[track_caller]
 pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
     if env::var_os(MARK).is_some() {
@@ -69,7 +70,7 @@ pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
 
 /// The namespace at the far end.
 pub(crate) struct Far {
-    /// A process that keeps it.
+    /// A process that keeps the namespace alive.
     keeper: Child,
 }
 
@@ -102,7 +103,7 @@ impl Far {
         near(&format!("nsenter -t {} -n {command}", self.keeper.id()));
     }
 
-    /// What takes a thread there.
+    /// Returns what a thread needs to enter it.
     pub(crate) fn door(&self) -> Door {
         let path = format!("/proc/{}/ns/net", self.keeper.id());
         Door(File::open(path).expect("a namespace"))
@@ -119,14 +120,14 @@ impl Drop for Far {
 pub(crate) struct Door(File);
 
 impl Door {
-    /// Takes this thread there.
+    /// Moves this thread into the namespace.
     pub(crate) fn enter(&self) {
         move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
             .expect("this process made it");
     }
 }
 
-/// Runs a command, which succeeds.
+/// Runs a command that must succeed.
 #[track_caller]
 pub(crate) fn near(command: &str) {
     if let Err(said) = try_near(command) {
@@ -134,7 +135,7 @@ pub(crate) fn near(command: &str) {
     }
 }
 
-/// Runs a command. What it says if it fails.
+/// Runs a command. Returns its output if it fails.
 pub(crate) fn try_near(command: &str) -> Result<(), String> {
     let mut words = command.split_whitespace();
     let program = words.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A client and a server that check what the other writes.
+//! A client and a server that check each other's writes.
 
 use std::{
     io::IoSlice,
@@ -13,7 +13,7 @@ use std::{
 
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::{Config, Counters, Secret, SoftwareNic, Wire},
+    software_nic::{Config, Secret, SoftwareNic, SoftwareNicCounters, Wire},
     udp::{Udp, UdpWire},
     vi::{
         Address, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider, Reason,
@@ -22,10 +22,10 @@ use vigie_via::{
     },
 };
 
-/// Nothing here takes as long, however busy the machine is, unless it hangs.
+/// A bound for each wait, longer than it takes on a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(50);
 
-/// Where the writes of either side go: in turns.
+/// The slots that the writes of either side use in turn.
 const SLOT_BYTES: usize = 64 << 10;
 const SLOTS: usize = 8;
 
@@ -36,7 +36,7 @@ pub(crate) fn bind(address: &str, config: Config) -> Udp {
     Udp::bind(address, Secret::new([4; 16]), config).expect("a NIC")
 }
 
-/// What a NIC over UDP is called that is reached under another address than its own.
+/// Returns the address of a NIC over UDP that is reached at another address than its own.
 pub(crate) fn seen_at(nic: &Address, own: SocketAddr, other: SocketAddr) -> Address {
     let tail = |address: SocketAddr| match address {
         SocketAddr::V4(address) => {
@@ -126,7 +126,7 @@ impl<W: Wire> End<W> {
         self.peer = RemoteKey(u64::from_le_bytes(greeting.try_into().expect("a key")));
     }
 
-    /// Goes on until something is so.
+    /// Works until a condition holds.
     #[track_caller]
     pub(crate) fn until(&mut self, otherwise: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + BOUND;
@@ -136,7 +136,7 @@ impl<W: Wire> End<W> {
         }
     }
 
-    /// Writes `length` bytes that are like no other, the `number`th of this exchange, and announces them.
+    /// Writes `length` unique bytes, as the `number`th write of this exchange, and announces them.
     pub(crate) fn write(&mut self, number: usize, length: usize) {
         let number = self.before + number;
         let offset = u64::try_from(number % SLOTS * SLOT_BYTES).expect("small");
@@ -157,7 +157,7 @@ impl<W: Wire> End<W> {
         self.nic.post_send(self.vi, &write).expect("connected, with room");
     }
 
-    /// Takes what the peer has written as its `number`th, if it has. Its length, or why there will be none.
+    /// Takes the peer's `number`th write, if it has arrived: its length, or why there will be none.
     fn take(&mut self, number: usize) -> Option<Result<usize, Status>> {
         let number = self.before + number;
         let found = self.nic.poll(self.cq)?;
@@ -174,12 +174,12 @@ impl<W: Wire> End<W> {
         Some(Ok(length))
     }
 
-    /// Writes of all these lengths, of which the peer writes each back. At most [`SLOTS`] are under way.
+    /// Writes of all these lengths, each of which the peer writes back. At most [`SLOTS`] are in flight.
     pub(crate) fn exchange(&mut self, lengths: &[usize]) {
         self.go_on(lengths, 0);
     }
 
-    /// As [`exchange`](Self::exchange), of which the first `sent` were written before.
+    /// Continues an [`exchange`](Self::exchange) of which the first `sent` were already written.
     pub(crate) fn go_on(&mut self, lengths: &[usize], mut sent: usize) {
         let end = Instant::now() + BOUND;
         let mut back = 0;
@@ -200,11 +200,11 @@ impl<W: Wire> End<W> {
     }
 }
 
-/// A server that writes back what it is written, in a thread of its own.
+/// A server that writes back what it receives, in its own thread.
 pub(crate) struct Echo {
     pub(crate) address: Address,
     stops: Arc<AtomicBool>,
-    thread: thread::JoinHandle<(Option<Reason>, Counters)>,
+    thread: thread::JoinHandle<(Option<Reason>, SoftwareNicCounters)>,
 }
 
 impl Echo {
@@ -220,7 +220,7 @@ impl Echo {
             move || {
                 let mut end = End::new(make(), reliability);
                 end.nic.listen(DOOR).expect("listens");
-                sender.send(end.nic.address()).expect("somebody waits");
+                sender.send(end.nic.address()).expect("the receiver waits");
                 end.serve(&stops);
                 (end.broken, end.nic.counters())
             }
@@ -229,14 +229,14 @@ impl Echo {
         Self { address, stops, thread }
     }
 
-    /// Ends it. Why its connection broke, if it did.
-    pub(crate) fn end(self) -> (Option<Reason>, Counters) {
+    /// Ends it. Returns why its connection broke, if it did.
+    pub(crate) fn end(self) -> (Option<Reason>, SoftwareNicCounters) {
         self.stops.store(true, Ordering::Relaxed);
         self.thread.join().expect("the server saw nothing wrong")
     }
 
     /// Waits until its connection breaks.
-    pub(crate) fn broken(self) -> (Option<Reason>, Counters) {
+    pub(crate) fn broken(self) -> (Option<Reason>, SoftwareNicCounters) {
         self.thread.join().expect("the server saw nothing wrong")
     }
 }

@@ -13,32 +13,32 @@ use std::{
 
 use fastrand::Rng;
 
-/// What goes wrong, each in parts of a thousand packets.
+/// The planned faults, each in parts of a thousand packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) lost: u32,
     pub(crate) doubled: u32,
     pub(crate) late: u32,
     pub(crate) changed: u32,
-    /// Packets that are longer are lost without a word; 0: none are.
+    /// Longer packets are lost silently; 0: no limit.
     pub(crate) longest: usize,
 }
 
 /// How many packets a late one is overtaken by.
 const LATE_BY: usize = 5;
 
-/// Nothing that was forwarded before is waiting any longer than so many looks.
+/// A late packet waits for no more than this many polls.
 const LOOKS: u32 = 200;
 
 #[derive(Default)]
 struct Shared {
     stops: AtomicBool,
-    /// Whether nothing is forwarded, from the client or to it.
+    /// Whether forwarding is cut, from the client or to it.
     cut: [AtomicBool; 2],
     lost: AtomicU64,
 }
 
-/// One that a client calls in place of its server.
+/// A relay that a client calls in place of its server.
 pub(crate) struct Relay {
     /// Where the client sends.
     pub(crate) front: SocketAddr,
@@ -63,13 +63,13 @@ impl Relay {
         Self { front, shared, thread: Some(thread) }
     }
 
-    /// Forwards nothing any more: from the client, to it.
+    /// Stops forwarding: from the client, to it.
     pub(crate) fn cut(&self, from_client: bool, to_client: bool) {
         self.shared.cut[0].store(from_client, Ordering::Relaxed);
         self.shared.cut[1].store(to_client, Ordering::Relaxed);
     }
 
-    /// How many packets were lost here.
+    /// Returns how many packets were lost here.
     pub(crate) fn lost(&self) -> u64 {
         self.shared.lost.load(Ordering::Relaxed)
     }
@@ -136,7 +136,7 @@ fn forward(
 
 fn send(socket: &UdpSocket, packet: &[u8], to: Option<SocketAddr>) {
     let Some(to) = to else { return };
-    // A full buffer loses it, as networks do.
+    // A full buffer loses the packet, as networks do.
     let sent = socket.send_to(packet, to);
     let is_lost = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
     assert!(sent.is_ok() || sent.as_ref().is_err_and(is_lost), "{sent:?}");

@@ -1,9 +1,9 @@
-//! What AF_XDP shares with the kernel: four rings, and the program that leads frames to them.
+//! What AF_XDP shares with the kernel: four rings, and the program that redirects frames to them.
 //!
 //! # Invariants
 //! - xdp-1: the offsets of a ring were checked against its mapping when it was made, and an index is masked
 //!   before it is used: every access is inside, and aligned as the kernel lays rings out.
-//! - xdp-2: this side alone writes its own index of a ring, the kernel the other one.
+//! - xdp-2: only this side writes its own index of a ring, only the kernel the other one.
 
 #![expect(unsafe_code, reason = "bpf(2), and the rings of AF_XDP: xdp-1, xdp-2")]
 
@@ -23,7 +23,7 @@ use crate::link::{EtherType, MacAddress};
 
 /// One ring.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct XdpRing {
     base: NonNull<u8>,
     length: usize,
     producer: usize,
@@ -31,22 +31,22 @@ pub(super) struct Ring {
     entries: usize,
     entry_bytes: usize,
     count: u32,
-    /// Our own index.
+    /// This side's index.
     at: u32,
 }
 
-// SAFETY: the mapping belongs to this ring alone, and is used by whoever borrows the ring.
-unsafe impl Send for Ring {}
+// SAFETY: the mapping belongs to this ring alone, and is accessed only through a borrow of the ring.
+unsafe impl Send for XdpRing {}
 
-impl Drop for Ring {
+impl Drop for XdpRing {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nobody borrows from it any more.
+        // SAFETY: the mapping is ours, and no borrow from it is left.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours");
     }
 }
 
-impl Ring {
+impl XdpRing {
     /// Maps a ring of `count` entries, a power of two.
     pub(super) fn map(
         socket: BorrowedFd<'_>,
@@ -87,10 +87,10 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(place.cast()) }
     }
 
-    /// As the producer: puts an entry in, unless the ring is full. The second word is for rings of frames.
+    /// As the producer: adds an entry, unless the ring is full. The second word is for rings of frames.
     #[inline]
     pub(super) fn put(&mut self, words: &[u64]) -> bool {
-        // Acquire, with the kernel's release of the entry that it has taken.
+        // Acquire: pairs with the kernel's release of the entry that it has taken.
         let taken = self.index(self.consumer).load(Ordering::Acquire);
         if self.at.wrapping_sub(taken) >= self.count {
             return false;
@@ -99,7 +99,7 @@ impl Ring {
             self.entry(self.at, number).store(*word, Ordering::Relaxed);
         }
         self.at = self.at.wrapping_add(1);
-        // Release, for the kernel's acquire of the entry (xdp-2).
+        // Release: pairs with the kernel's acquire of the entry (xdp-2).
         self.index(self.producer).store(self.at, Ordering::Release);
         true
     }
@@ -107,7 +107,7 @@ impl Ring {
     /// As the consumer: returns whether there is an entry.
     #[inline]
     pub(super) fn has_entry(&self) -> bool {
-        // Acquire, with the kernel's release of the entry that it has put in.
+        // Acquire: pairs with the kernel's release of the entry that it has added.
         self.index(self.producer).load(Ordering::Acquire) != self.at
     }
 
@@ -121,11 +121,11 @@ impl Ring {
         Some([word(0), if self.entry_bytes > 8 { word(1) } else { 0 }])
     }
 
-    /// As the consumer: takes the oldest entry, which was looked at.
+    /// As the consumer: removes the oldest entry, which was read.
     #[inline]
     pub(super) fn take(&mut self) {
         self.at = self.at.wrapping_add(1);
-        // Release: what was read of the entry was read before (xdp-2).
+        // Release: the entry was read before this (xdp-2).
         self.index(self.consumer).store(self.at, Ordering::Release);
     }
 }
@@ -138,17 +138,17 @@ const MAP_TYPE_XSK: u32 = 17;
 const PROGRAM_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 
-/// The argument of bpf(2), as words of 32 bits.
+/// Calls bpf(2), whose argument is given as words of 32 bits.
 fn bpf(command: i64, words: &[u32; 32]) -> io::Result<i64> {
-    // SAFETY: the kernel reads 128 bytes, which are there; what they point to lives until the caller of
-    // this function returns, and the kernel has copied it by then.
+    // SAFETY: the kernel reads 128 bytes, which are there; what they point to lives until the caller of this
+    // function returns, and the kernel has copied it by then.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), 128) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 fn bpf_descriptor(command: i64, words: &[u32; 32]) -> io::Result<OwnedFd> {
     let descriptor = i32::try_from(bpf(command, words)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made it for us, and nobody else has it.
+    // SAFETY: the kernel has just made it for us, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -170,7 +170,7 @@ pub(super) fn make_map(queue: u32) -> io::Result<OwnedFd> {
     bpf_descriptor(MAP_CREATE, &words)
 }
 
-/// Puts the socket of a queue into the map: from now on frames go there.
+/// Puts the socket of a queue into the map: from now on, frames go there.
 pub(super) fn lead(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
     let value = word_of(socket);
     let mut words = [0; 32];
@@ -187,35 +187,36 @@ const fn step(operation: u8, to: u8, from: u8, offset: u16, constant: u32) -> u6
     u64::from_ne_bytes([operation, from << 4 | to, a, b, c, d, e, f])
 }
 
-/// Which frames go to the sockets.
+/// The frames that go to the sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Filter {
     pub(super) ether_type: EtherType,
-    /// This address and groups; without one, all addresses.
+    /// Frames to this address and to groups; `None` for all addresses.
     pub(super) address: Option<MacAddress>,
 }
 
 const STEPS: usize = 24;
-/// The step that lets a frame pass on to the kernel.
+/// The step that passes a frame on to the kernel.
 const PASS: u16 = 22;
-/// The step that leads a frame to the socket.
+/// The step that redirects a frame to the socket.
 const REDIRECT: u16 = 16;
 
-/// The program: frames that the filter wants go to the socket of their queue, if it has one, all others on to
-/// the kernel. The map is known by its descriptor. Halves of words are compared, since that is how headers
-/// are aligned everywhere.
+/// Returns the program: frames that match the filter go to the socket of their queue, if it has one, all
+/// others on to the kernel. The map is named by its descriptor. The program compares 16-bit halves, to which
+/// headers are always aligned.
 fn program(filter: Filter, map: u32) -> [u64; STEPS] {
-    // As they are loaded from the frame.
+    // As it is loaded from the frame.
     let half = |bytes: [u8; 2]| u32::from(u16::from_ne_bytes(bytes));
     let load = |offset| step(0x69, 4, 2, offset, 0);
     // A jump counts from the step behind it.
     let pass_unless = |at: u16, wanted| step(0x55, 4, 0, PASS - at - 1, wanted);
     let protocol = match filter.ether_type {
-        // Whatever it is: the register to itself.
+        // Matches any protocol: compares the register to itself.
         EtherType::ALL => step(0xbf, 4, 4, 0, 0),
         EtherType(number) => pass_unless(6, half(number.to_be_bytes())),
     };
-    // A group's address is odd in its first byte. For every address: at least 0, which all are.
+    // A group's address is odd in its first byte. For all addresses the bit must be at least 0, which it
+    // always is.
     let takes_address = if filter.address.is_some() { 0x55 } else { 0x35 };
     let [a, b, c, d, e, f] = filter.address.unwrap_or(MacAddress::BROADCAST).0;
     [
@@ -228,7 +229,7 @@ fn program(filter: Filter, map: u32) -> [u64; STEPS] {
         // r4 = protocol; another one: pass.
         load(12),
         protocol,
-        // r4 = the bit of groups.
+        // r4 = the group bit.
         step(0x71, 4, 2, 0, 0),
         step(0x54, 4, 0, 0, 1),
         step(takes_address, 4, 0, REDIRECT - 10, 0),
@@ -264,7 +265,7 @@ pub(super) fn load(filter: Filter, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     bpf_descriptor(PROGRAM_LOAD, &words)
 }
 
-/// Attaches a program to an interface, for as long as the descriptor that is returned is open.
+/// Attaches a program to an interface, for as long as the returned descriptor is open.
 pub(super) fn attach(program: BorrowedFd<'_>, index: u32, flags: u32) -> io::Result<OwnedFd> {
     let mut words = [0; 32];
     words[..4].copy_from_slice(&[word_of(program), index, ATTACH_XDP, flags]);

@@ -20,86 +20,87 @@ use rustix::{
     },
 };
 
-use self::kernel::{Filter, Ring};
+use self::kernel::{Filter, XdpRing};
 use super::{
-    Checksum, Frame, HEADER_BYTES, MacAddress, Source, Statistics,
+    Checksum, Frame, FrameData, HEADER_BYTES, MacAddress, Statistics,
     error::{Capability, OpenError},
-    packet::{self, Settings},
+    packet::{self, LinkSettings},
 };
 use crate::vi::Memory;
 
-/// A frame's place: a page, which is the most that the kernel takes.
+/// The size of a frame's place: a page, the most that the kernel accepts.
 const FRAME_BYTES: u64 = 4096;
-/// Where the kernel puts a frame in its place.
+/// The offset at which the kernel puts a frame into its place.
 const HEADROOM_BYTES: u64 = 256;
-/// Places more than frames are kept: those that were looked at, which go back to the kernel many at a time. One by one,
-/// each would take the line of the fill ring away from the core on which the kernel is about to read its next entry.
+/// Places kept beyond the number of frames, for frames that were read. They go back to the kernel in batches: returned
+/// one by one, each would take the line of the fill ring away from the core on which the kernel is about to read its
+/// next entry.
 const SPENT_MAX: usize = 64;
-/// So many go back when there is nothing else to do.
+/// Places that go back together when there is nothing else to do.
 const SPENT_IDLE: usize = 32;
-/// The kernel keeps room in front of a frame.
+/// The kernel keeps headroom in front of a frame.
 const PAYLOAD_MAX: usize = 4096 - 256 - HEADER_BYTES - 8;
 const NEEDED: [Capability; 3] = [Capability::NetRaw, Capability::NetAdmin, Capability::Bpf];
-/// Kicks in a row: the kernel sends a batch with each.
+/// The most kicks in a row: the kernel sends one batch for each.
 const KICKS_MAX: usize = 64;
 const FLAG_GENERIC: u32 = 2;
 const FLAG_NATIVE: u32 = 4;
 
-/// How the frames of a queue come and go.
+/// How the frames of a queue are transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XdpMode {
-    /// The network card writes into and reads from memory of this process.
+    /// The network card accesses memory of this process.
     ZeroCopy,
-    /// The driver hands frames over before the kernel makes packets of them; they are copied once.
+    /// The driver passes frames on before the kernel makes packets of them; they are copied once.
     Copy,
-    /// The kernel makes packets first: no faster than AF_PACKET.
+    /// The kernel makes packets first: this is no faster than AF_PACKET.
     Generic,
 }
 
-/// A socket of AF_XDP.
+/// An AF_XDP socket.
 #[derive(Debug)]
 pub(super) struct Xdp {
-    // In this order they are dropped: the program goes first.
+    // Dropped in this order: the program first.
     _attached: OwnedFd,
     socket: OwnedFd,
-    /// A member of groups for the socket.
+    /// A socket that is a member of groups on behalf of this one.
     groups: Option<OwnedFd>,
-    fill: Ring,
-    completion: Ring,
-    receive: Ring,
-    send: Ring,
+    fill: XdpRing,
+    completion: XdpRing,
+    receive: XdpRing,
+    send: XdpRing,
     memory: Memory,
     /// Places of frames that can be filled.
     free: Vec<u64>,
     send_count: usize,
-    /// Places of frames that were looked at, and are the kernel's again soon.
+    /// Places of frames that were read, and will soon be returned to the kernel.
     spent: Vec<u64>,
-    /// Where the next frame is likely to be: places come in the order in which they were given.
+    /// The likely place of the next frame: places return in the order in which they were given.
     likely: u64,
     /// The end of the places for received frames.
     receive_end: u64,
     mode: XdpMode,
-    /// The kernel looks at the network card when it is called.
+    /// Whether the kernel polls the network card when it is called.
     polls: bool,
     is_kick_due: bool,
     received: u64,
 }
 
-/// A socket with its memory, before it is bound.
+/// A socket with its memory that is not bound yet.
 struct Unbound {
     socket: OwnedFd,
-    fill: Ring,
-    completion: Ring,
-    receive: Ring,
-    send: Ring,
+    fill: XdpRing,
+    completion: XdpRing,
+    receive: XdpRing,
+    send: XdpRing,
     memory: Memory,
     /// Places of frames to be sent; those before them were given to the kernel.
     free: Vec<u64>,
     receive_end: u64,
 }
 
-fn wide(value: usize) -> u64 {
+fn to_u64(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }
 
@@ -108,13 +109,14 @@ fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?;
     let receive_places = receive_count + u32::try_from(SPENT_MAX).map_err(io::Error::other)?;
     let bytes = u64::from(receive_places + send_count) * FRAME_BYTES;
-    // A file, since its mapping begins at a page.
+    // A file, because its mapping begins at a page.
     let file = memfd_create("vigie-xdp", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, bytes)?;
     let memory =
         Memory::map(file.as_fd(), usize::try_from(bytes).map_err(io::Error::other)?, true)?;
+
     let registration = XdpUmemReg {
-        addr: wide(memory.address()),
+        addr: to_u64(memory.address()),
         len: bytes,
         chunk_size: 4096,
         headroom: 0,
@@ -122,14 +124,17 @@ fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
         tx_metadata_len: 0,
     };
     sockopt::set_xdp_umem_reg(&socket, registration)?;
-    // Room for all of them, also while the kernel has not yet said that it has taken one.
+
+    // Has room for all places, even while the kernel has not yet announced that it has taken one.
     let fill_count = (receive_places + 1).next_power_of_two();
     sockopt::set_xdp_umem_fill_ring_size(&socket, fill_count)?;
     sockopt::set_xdp_umem_completion_ring_size(&socket, send_count)?;
     sockopt::set_xdp_rx_ring_size(&socket, receive_count)?;
     sockopt::set_xdp_tx_ring_size(&socket, send_count)?;
     let offsets = sockopt::xdp_mmap_offsets(&socket)?;
-    let ring = |page, offsets, count, bytes| Ring::map(socket.as_fd(), page, offsets, count, bytes);
+
+    let ring =
+        |page, offsets, count, bytes| XdpRing::map(socket.as_fd(), page, offsets, count, bytes);
     let mut fill = ring(XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, fill_count, 8)?;
     let completion = ring(XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, send_count, 8)?;
     let receive = ring(XDP_PGOFF_RX_RING, &offsets.rx, receive_count, 16)?;
@@ -137,16 +142,17 @@ fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
     for number in 0..receive_places {
         fill.put(&[u64::from(number) * FRAME_BYTES]);
     }
+
     let places = receive_places..receive_places + send_count;
     let free = places.map(|number| u64::from(number) * FRAME_BYTES).collect();
     let receive_end = u64::from(receive_places) * FRAME_BYTES;
     Ok(Unbound { socket, fill, completion, receive, send, memory, free, receive_end })
 }
 
-/// Binds sockets to a queue of an interface until one way works.
+/// Tries to bind sockets to a queue of an interface in several ways.
 struct Binder<'a> {
     name: &'a str,
-    settings: &'a Settings,
+    settings: &'a LinkSettings,
     queue: u32,
 }
 
@@ -155,7 +161,7 @@ impl Binder<'_> {
         OpenError::from_call("opening an AF_XDP queue", &NEEDED, error)
     }
 
-    /// Binds a socket in one way; `None` if the driver does not have it.
+    /// Binds a socket in one way; `None` if the driver does not support it.
     fn bind(&self, flags: SocketAddrXdpFlags) -> Result<Option<Unbound>, OpenError> {
         let Self { name, settings, queue } = *self;
         let receive_count = settings.receive_frames.next_power_of_two();
@@ -172,7 +178,7 @@ impl Binder<'_> {
         }
     }
 
-    /// Binds a socket in the best way; behind a program in the generic path there is one alone.
+    /// Binds a socket in the best way. Behind a program in the generic path, only one way exists.
     fn bind_best(&self, is_native: bool) -> Result<(XdpMode, Unbound), OpenError> {
         if is_native && let Some(unbound) = self.bind(SocketAddrXdpFlags::XDP_ZEROCOPY)? {
             return Ok((XdpMode::ZeroCopy, unbound));
@@ -183,7 +189,7 @@ impl Binder<'_> {
         Ok((mode, unbound))
     }
 
-    /// Attaches the program, at the driver if it can. Returns whether it could.
+    /// Attaches the program, to the driver if possible. Returns whether that was possible.
     fn attach(&self, program: BorrowedFd<'_>) -> Result<(bool, OwnedFd), OpenError> {
         let attach = |flags| kernel::attach(program, self.settings.index, flags);
         let attached = match attach(FLAG_NATIVE) {
@@ -195,7 +201,7 @@ impl Binder<'_> {
             if !is_taken(&error) {
                 return Self::failed(error);
             }
-            // Whose program it is the kernel does not say, but whether the queue has an owner.
+            // The kernel does not say whose program it is, but it does say whether the queue has an owner.
             match self.bind(SocketAddrXdpFlags::XDP_COPY) {
                 Err(error @ (OpenError::QueueTaken { .. } | OpenError::NoQueue { .. })) => error,
                 _ => OpenError::ProgramAttached { name: self.name.to_owned() },
@@ -209,10 +215,10 @@ fn is_taken(error: &io::Error) -> bool {
 }
 
 impl Xdp {
-    /// Opens a queue in the best way that it offers.
+    /// Opens a queue in the best way that it supports.
     pub(super) fn open(
         name: &str,
-        settings: &Settings,
+        settings: &LinkSettings,
         queue: u32,
         own: MacAddress,
     ) -> Result<Self, OpenError> {
@@ -222,7 +228,8 @@ impl Xdp {
         let address = (!settings.is_promiscuous).then_some(own);
         let filter = Filter { ether_type: settings.ether_type, address };
         let program = kernel::load(filter, map.as_fd()).map_err(failed)?;
-        // All frames pass while the map is empty.
+
+        // While the map is empty, all frames pass on to the kernel.
         let (is_native, attached) = binder.attach(program.as_fd())?;
         let (mode, unbound) = binder.bind_best(is_native)?;
         let mut groups = None;
@@ -231,7 +238,9 @@ impl Xdp {
             packet::become_promiscuous(&socket, settings.index).map_err(failed)?;
             groups = Some(socket);
         }
+
         kernel::lead(map.as_fd(), queue, unbound.socket.as_fd()).map_err(failed)?;
+
         let Unbound { socket, fill, completion, receive, send, memory, free, receive_end } =
             unbound;
         Ok(Self {
@@ -267,7 +276,7 @@ impl Xdp {
         self.socket.as_fd()
     }
 
-    /// Hands at most `count` frames to `take`. Returns how many there were.
+    /// Passes at most `count` frames to `take`. Returns their number.
     #[inline]
     pub(super) fn receive(&mut self, count: usize, mut take: impl FnMut(&Frame<'_>)) -> usize {
         if self.polls && !self.has_frame() {
@@ -276,12 +285,12 @@ impl Xdp {
         let mut taken = 0;
         while taken < count {
             let Some([place, length]) = self.next_frame() else { break };
-            // struct xdp_desc: the length is the first half of the second word, options the other.
+            // struct xdp_desc: the length is the first half of the second word, the options are the other.
             let [a, b, c, d, ..] = length.to_ne_bytes();
             let length = u32::from_ne_bytes([a, b, c, d]);
             let bound = FRAME_BYTES - place % FRAME_BYTES;
             take(&Frame {
-                source: Source::Memory(&self.memory, place),
+                source: FrameData::Memory(&self.memory, place),
                 length: usize::try_from(u64::from(length).min(bound)).unwrap_or(0),
                 wire_length: usize::try_from(length).unwrap_or(0),
                 checksum: Checksum::Unknown,
@@ -294,12 +303,12 @@ impl Xdp {
         if taken == 0 && self.spent.len() >= SPENT_IDLE {
             self.refill();
         }
-        self.received += wide(taken);
+        self.received += to_u64(taken);
         taken
     }
 
-    /// Returns the next entry. It and the frame come from another core's cache, one after the other: the frame is asked
-    /// for at once, where it is likely to be.
+    /// Returns the next entry. The entry and its frame would come from another core's cache one after the other, so the
+    /// frame is prefetched from its likely place.
     #[inline]
     fn next_frame(&self) -> Option<[u64; 2]> {
         if !self.receive.has_entry() {
@@ -328,11 +337,11 @@ impl Xdp {
         }
     }
 
-    /// Makes the kernel look at the network card's queue, for as long as it was told to.
+    /// Makes the kernel poll the network card's queue, for as long as it was configured to.
     #[cold]
     fn poll(&self) {
         let mut nothing = [0_u8; 0];
-        // Nothing comes by this call; what is wrong with the interface its monitor tells.
+        // This call receives nothing; the monitor reports what is wrong with the interface.
         let _ = recv(&self.socket, &mut nothing[..], RecvFlags::DONTWAIT);
     }
 
@@ -340,7 +349,7 @@ impl Xdp {
         self.receive.has_entry()
     }
 
-    /// Looks which frames were sent: their places are free again.
+    /// Frees the places of frames that were sent.
     fn reap(&mut self) {
         while let Some([place, _]) = self.completion.peek() {
             self.completion.take();
@@ -348,7 +357,7 @@ impl Xdp {
         }
     }
 
-    /// Takes a frame to be sent: `false` if there is no room.
+    /// Queues a frame for sending; `false` if there is no room.
     #[inline]
     pub(super) fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> bool {
         if self.free.is_empty() {
@@ -357,7 +366,7 @@ impl Xdp {
         let Some(place) = self.free.pop() else { return false };
         let mut at = place;
         for part in [header].iter().chain(parts) {
-            let length = wide(part.len());
+            let length = to_u64(part.len());
             if length > place + FRAME_BYTES - at || self.memory.write(at, part).is_err() {
                 self.free.push(place);
                 return false;
@@ -383,10 +392,10 @@ impl Xdp {
             match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(_) => {
                     self.is_kick_due = false;
-                    // Now, and not before the next frame: that would wait for it.
+                    // Do this now: before the next frame, it would wait for that frame.
                     self.reap();
                 }
-                // A batch went out, and more is there.
+                // A batch was sent, and there is more.
                 Err(Errno::AGAIN) => self.reap(),
                 Err(Errno::BUSY | Errno::NOBUFS) => break,
                 Err(error) => return Err(error.into()),
@@ -420,7 +429,7 @@ impl Xdp {
 
     pub(super) fn statistics(&self) -> io::Result<Statistics> {
         let kernel = sockopt::xdp_statistics(&self.socket)?;
-        // Those for which there was no place are among the first.
+        // Frames for which there was no place are counted among the first.
         let dropped = kernel.rx_dropped + kernel.rx_ring_full.unwrap_or(0);
         Ok(Statistics { received: self.received, dropped, ..Statistics::default() })
     }

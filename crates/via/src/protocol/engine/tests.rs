@@ -1,4 +1,4 @@
-//! What the engine says of itself: whether it has worked, may sleep, and has all sent.
+//! What the engine reports of itself: whether it has worked, may sleep, and has sent everything.
 
 use super::*;
 use crate::{
@@ -10,33 +10,33 @@ use crate::{
 };
 
 /// Returns rank 0 of three that are not connected.
-fn lone() -> Engine<SimNic> {
+fn lone() -> MessageEngine<SimNic> {
     let nic = SimNetwork::new(1, FaultPlan::reliable()).nic();
-    Engine::new(nic, 0, 3, small()).expect("an engine")
+    MessageEngine::new(nic, 0, 3, small()).expect("an engine")
 }
 
 /// Gives an engine something to do.
-type Change = fn(&mut Engine<SimNic>, Broken);
+type Change = fn(&mut MessageEngine<SimNic>, BrokenPeer);
 
 fn unreliable() -> Config {
     Config { reliability: Reliability::Unreliable, ..small() }
 }
 
-fn send_to_self(engine: &mut Engine<SimNic>) {
+fn send_to_self(engine: &mut MessageEngine<SimNic>) {
     let own = engine.rank();
     let sent = engine.send(own, 0, 1, Mode::Standard, Payload::Owned(vec![1]));
     assert_eq!(sent, Ok(SendState::Done));
 }
 
-/// Goal: an engine is made only on a NIC that can carry it, with what that holds. Method: each limit, and one
-/// below it.
+/// Goal: an engine is made only on a NIC that can carry it, within the NIC's limits. Method: each limit, and
+/// one below it.
 #[test]
 fn an_engine_needs_a_nic_that_carries_it() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
     let make = |change: fn(&mut Attributes), rank: u32, config: Config| {
         let mut attributes = Attributes::named("sim");
         change(&mut attributes);
-        Engine::new(network.nic_with(attributes), rank, 3, config)
+        MessageEngine::new(network.nic_with(attributes), rank, 3, config)
     };
     let found = make(|_| {}, 2, small()).expect("an engine");
     assert_eq!((found.rank(), found.size(), found.kept()), (2, 3, 0));
@@ -48,42 +48,42 @@ fn an_engine_needs_a_nic_that_carries_it() {
     assert!(make(|_| {}, 0, reliable).is_ok());
     let lower: fn(&mut Attributes) = |one| one.reliability = Reliability::ReliableDelivery;
     assert!(make(lower, 0, small()).is_ok() && make(lower, 0, reliable).is_err());
-    // What its queues hold.
+    // As many as its queues hold.
     let found = make(|one| one.max_descriptors = 20, 0, small()).expect("an engine");
     assert_eq!((found.config.descriptors, found.config.control_entries), (20, 5));
-    // Over unreliable VIs, what goes into a packet; over others that does not matter.
+    // Over unreliable VIs, frames fit into a packet; over others the packet does not matter.
     let short: fn(&mut Attributes) = |one| one.unreliable_bytes = 300;
     let found = make(short, 0, unreliable()).expect("an engine");
     assert_eq!(found.config.frame_bytes_max, 300 - 40);
     assert_eq!(make(short, 0, small()).expect("an engine").config.frame_bytes_max, 512);
 }
 
-/// Goal: a rank prepares a connection once, to ranks that there are and not to itself. Method: each kind.
+/// Goal: a rank prepares one connection to each rank that exists, and none to itself. Method: each kind.
 #[test]
 fn connections_are_prepared_once() {
     let mut engine = lone();
     let first = engine.greeting(1).expect("a greeting");
     assert_eq!(engine.greeting(1).expect("the same"), first);
     for rank in [0, 3] {
-        let error = engine.greeting(rank).expect_err("nobody to connect to");
+        let error = engine.greeting(rank).expect_err("no rank to connect to");
         assert!(matches!(error, EngineError::NoSuchRank { size: 3, .. }), "{error}");
     }
     assert!(engine.accept_greeting(2, &first.1).is_err(), "it is of another rank");
     assert_eq!((engine.rank_with(first.0), engine.rank_with(ViId(99_999))), (Some(1), None));
 }
 
-/// Goal: connections that nobody answers are bounded; the others are refused. Method: more requests than are
+/// Goal: unanswered connection requests are bounded; further ones are refused. Method: more requests than are
 /// kept.
 #[test]
 fn unanswered_requests_are_bounded() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
     let mut nic = network.nic();
     nic.listen(b"messages").expect("listens");
-    let mut engine = Engine::new(nic, 0, 3, small()).expect("an engine");
+    let mut engine = MessageEngine::new(nic, 0, 3, small()).expect("an engine");
     let address = engine.nic().address();
     let mut callers: Vec<_> = (0..80)
         .map(|_| {
-            let mut caller = Engine::new(network.nic(), 1, 3, small()).expect("an engine");
+            let mut caller = MessageEngine::new(network.nic(), 1, 3, small()).expect("an engine");
             caller.connect(0, &address, b"messages", Instant::MAX).expect("asks");
             caller
         })
@@ -96,14 +96,14 @@ fn unanswered_requests_are_bounded() {
     while let Some(EngineEvent::Requested { rank: Some(1), .. }) = engine.event() {
         requested += 1;
     }
-    let is_refused = |caller: &mut Engine<SimNic>| {
+    let is_refused = |caller: &mut MessageEngine<SimNic>| {
         matches!(caller.event(), Some(EngineEvent::Refused { rank: 0, .. }))
     };
     let refused = callers.iter_mut().map(is_refused).filter(|is_refused| *is_refused).count();
     assert_eq!((requested, refused), (64 + 4 * 3, 4));
 }
 
-/// Goal: a program waits until everything has left. Method: each thing that may wait, for a rank that lives and
+/// Goal: a program waits until everything is sent. Method: each thing that may wait, for a rank that lives and
 /// for one that has failed.
 #[test]
 fn all_has_left_when_nothing_waits() {
@@ -118,8 +118,8 @@ fn all_has_left_when_nothing_waits() {
         wait(&mut engine.peers[1]);
         assert!(!engine.has_all_left());
         engine.peers[1].failed = Some(Reason::TimedOut);
-        assert!(engine.has_all_left(), "nobody is there");
-        engine.peers[1] = Peer::new(Link::Absent);
+        assert!(engine.has_all_left(), "no rank is there");
+        engine.peers[1] = Peer::new(PeerLink::Absent);
     }
     send_to_self(&mut engine);
     assert!(!engine.has_all_left() && engine.has_own() && engine.has_silent_work());
@@ -141,10 +141,10 @@ fn requests_and_messages_are_kept() {
     assert_eq!(engine.kept(), 2);
 }
 
-/// Goal: there is silent work as long as something waits that nobody rings for. Method: each thing alone.
+/// Goal: there is silent work while something waits that nothing will announce. Method: each thing alone.
 #[test]
 fn silent_work_is_found() {
-    let broken = Broken { rank: 1, reason: Reason::TimedOut, until: 9 };
+    let broken = BrokenPeer { rank: 1, reason: Reason::TimedOut, until: 9 };
     let changes: [Change; 4] = [
         |_, _| {},
         |engine, _| send_to_self(engine),
@@ -162,8 +162,8 @@ fn silent_work_is_found() {
 /// events, for which it stays awake once. Method: each thing alone.
 #[test]
 fn an_engine_sleeps_without_work() {
-    let broken = Broken { rank: 1, reason: Reason::TimedOut, until: 9 };
-    let event = |engine: &mut Engine<SimNic>, _: Broken| {
+    let broken = BrokenPeer { rank: 1, reason: Reason::TimedOut, until: 9 };
+    let event = |engine: &mut MessageEngine<SimNic>, _: BrokenPeer| {
         engine.events.push_back(EngineEvent::Connected { rank: 1 });
     };
     let changes: [(Change, [Armed; 2]); 6] = [
@@ -181,7 +181,7 @@ fn an_engine_sleeps_without_work() {
         let found = [(); 2].map(|()| engine.arm().expect("arms"));
         assert_eq!(found, expected, "{case}");
     }
-    // Of several events each is told of once, however many were taken meanwhile.
+    // Each of several events is reported once, however many were taken meanwhile.
     let mut engine = lone();
     event(&mut engine, broken);
     event(&mut engine, broken);
@@ -192,13 +192,13 @@ fn an_engine_sleeps_without_work() {
     assert_eq!(engine.arm().expect("arms"), Armed::Ready);
 }
 
-/// Goal: a rank whose connection ended fails when all that it had sent was taken: when nothing is left, or so much
-/// was taken that it must have been among it. Method: two ranks, at the border.
+/// Goal: a rank whose connection ended fails when everything that it had sent was taken: when nothing is left, or
+/// so many bytes were taken that they must include it. Method: two ranks, at the border.
 #[test]
 fn a_broken_rank_is_heard_first() {
     let mut engine = lone();
     for (rank, until) in [(1, 5), (2, 6)] {
-        engine.broken.push(Broken { rank, reason: Reason::TimedOut, until });
+        engine.broken.push(BrokenPeer { rank, reason: Reason::TimedOut, until });
     }
     engine.worked = 4;
     assert!(!engine.fail_broken(false) && engine.failures.is_empty());
@@ -209,15 +209,15 @@ fn a_broken_rank_is_heard_first() {
     assert!(engine.fail_broken(true));
     assert_eq!((&engine.failures[..], engine.broken.len()), (&[1, 2][..], 0));
     assert!(!engine.fail_broken(true), "none is left");
-    // Also in the course of things.
+    // Also as part of normal progress.
     let mut engine = lone();
-    engine.broken.push(Broken { rank: 1, reason: Reason::TimedOut, until: 1 << 40 });
+    engine.broken.push(BrokenPeer { rank: 1, reason: Reason::TimedOut, until: 1 << 40 });
     assert!(engine.progress(Instant::from_nanos(1)));
     assert_eq!(engine.failure(1), Some(Reason::TimedOut));
 }
 
-/// Goal: who drives an engine knows whether anything was done. Method: each thing that can be done alone, then
-/// nothing; and two at once.
+/// Goal: the caller that drives an engine knows whether anything was done. Method: each thing that can be done
+/// alone, then nothing; and two at once.
 #[test]
 fn progress_tells_whether_anything_was_done() {
     let mut pair = Pair::new(Config { unexpected_bytes_max: 1 << 20, ..small() });
@@ -229,7 +229,7 @@ fn progress_tells_whether_anything_was_done() {
     let now = pair.network.now();
     assert!(pair.engine(1).progress(now) && !pair.engine(1).progress(now));
     assert_eq!(pair.engine(1).unexpected.len(), 3);
-    // A message that leaves, now that there is credit.
+    // A message that is sent, now that there is credit.
     pair.fill(17);
     pair.begin(1, Mode::Standard, 100);
     pair.travel(0);
@@ -241,7 +241,7 @@ fn progress_tells_whether_anything_was_done() {
     pair.travel(0);
     let now = pair.network.now();
     assert!(!pair.engine(0).progress(now));
-    // One comes and one leaves.
+    // One arrives and one is sent.
     let sent = pair.engine(1).send(0, 0, 5, Mode::Standard, Payload::Owned(vec![1]));
     assert_eq!(sent, Ok(SendState::Done));
     pair.travel(1);
@@ -254,7 +254,7 @@ fn progress_tells_whether_anything_was_done() {
     pair.travel(0);
     send_to_self(pair.engine(0));
     assert!(pair.engine(0).progress(now) && !pair.engine(0).progress(now));
-    // Only so much at a time.
+    // Only a limited number at once.
     for _ in 0..BUDGET + 1 {
         send_to_self(pair.engine(1));
     }
@@ -262,7 +262,7 @@ fn progress_tells_whether_anything_was_done() {
     assert!(pair.engine(1).progress(now) && !pair.engine(1).has_own());
 }
 
-/// Goal: what is sent again over an unreliable VI is work, also beside other work. Method: one packet at
+/// Goal: a retransmission over an unreliable VI counts as work, also beside other work. Method: one packet at
 /// its deadline, with and without a message that arrives at the same time.
 #[test]
 fn what_is_sent_again_is_work() {
@@ -287,7 +287,7 @@ fn what_is_sent_again_is_work() {
     }
 }
 
-/// Goal: what became ready is told once. Method: take it twice.
+/// Goal: a request that became ready is reported once. Method: take it twice.
 #[test]
 fn what_is_ready_is_told_once() {
     let mut engine = lone();

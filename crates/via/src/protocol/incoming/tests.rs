@@ -1,4 +1,4 @@
-//! What is done with each frame and control entry, alone.
+//! The handling of each frame and control entry, alone.
 
 use super::*;
 use crate::{
@@ -10,17 +10,17 @@ use crate::{
     sim::{FaultPlan, SimNetwork, SimNic},
 };
 
-/// The heap that the books of a message take.
-const BOOKS: u64 = size_of::<Message>() as u64;
+/// The heap that a message's bookkeeping occupies.
+const BOOKS: u64 = size_of::<IncomingMessage>() as u64;
 
-/// Returns rank 0 of three that are not connected: what it tells them waits.
-fn lone() -> Engine<SimNic> {
+/// Returns rank 0 of three that are not connected, so that what it tells them waits.
+fn lone() -> MessageEngine<SimNic> {
     let nic = SimNetwork::new(1, FaultPlan::reliable()).nic();
-    Engine::new(nic, 0, 3, small()).expect("an engine")
+    MessageEngine::new(nic, 0, 3, small()).expect("an engine")
 }
 
 /// Takes what would be told to rank 1.
-fn told(engine: &mut Engine<SimNic>) -> Vec<Control> {
+fn told(engine: &mut MessageEngine<SimNic>) -> Vec<Control> {
     engine.peers[1].controls.drain(..).collect()
 }
 
@@ -28,66 +28,76 @@ fn label(tag: u32) -> Label {
     Label { context: 0, source: 1, tag }
 }
 
-/// A frame of rank 1 with a payload of as many bytes as its envelope says.
-fn arrival(envelope: &Envelope, head: &[u8]) -> Arrival {
+/// Makes a frame of rank 1 with a payload of as many bytes as its envelope says.
+fn arrival(envelope: &Envelope, head: &[u8]) -> ArrivedFrame {
     let mut bytes = envelope.encode().to_vec();
     bytes.extend_from_slice(head);
     bytes.extend(std::iter::repeat_n(7, envelope.length as usize));
-    Arrival::new(1, bytes.len(), Origin::Heap(bytes))
+    ArrivedFrame::new(1, bytes.len(), Origin::Heap(bytes))
 }
 
 fn envelope(kind: FrameKind, tag: u32, length: u32) -> Envelope {
     Envelope { kind, flags: 0, context: 0, tag, id: 0, length }
 }
 
-/// Lets a whole message of five bytes arrive, for a caller that wants that.
-fn eager(engine: &mut Engine<SimNic>, want: Want, tag: u32) -> (Option<Status>, Vec<u8>) {
+/// Delivers a whole message of five bytes, for a caller that wants `interest`.
+fn eager(
+    engine: &mut MessageEngine<SimNic>,
+    interest: ReceiveInterest,
+    tag: u32,
+) -> (Option<Status>, Vec<u8>) {
     let mut bytes = Vec::new();
-    let mut direct = Direct::new(want, &mut bytes);
+    let mut direct = DirectReceive::new(interest, &mut bytes);
     let frame = arrival(&envelope(FrameKind::Eager, tag, 5), &[]);
     assert_eq!(engine.frame(frame, &mut direct), Ok(()));
     (direct.result, bytes)
 }
 
-/// Lets the beginning of a message of `total` bytes arrive, `length` of them. Returns its key.
-fn first(engine: &mut Engine<SimNic>, tag: u32, total: u64, length: u32) -> u64 {
+/// Delivers the beginning of a message of `total` bytes, `length` of them. Returns its key.
+fn first(engine: &mut MessageEngine<SimNic>, tag: u32, total: u64, length: u32) -> u64 {
     let id = u32::try_from(engine.messages.len()).expect("few");
     let head = Envelope { id, ..envelope(FrameKind::First, tag, length) };
     let opening = Opening { total, request: (1 << 32) + u64::from(tag), ..Opening::default() };
     let frame = arrival(&head, &opening.encode());
-    assert_eq!(engine.frame(frame, &mut Direct::nothing(&mut Nowhere)), Ok(()));
+    assert_eq!(engine.frame(frame, &mut DirectReceive::nothing(&mut Discard)), Ok(()));
     engine.peers[1].stream(id).expect("it is open")
 }
 
-fn data(engine: &mut Engine<SimNic>, id: u32, flags: u8, length: u32) -> Result<(), &'static str> {
+fn data(
+    engine: &mut MessageEngine<SimNic>,
+    id: u32,
+    flags: u8,
+    length: u32,
+) -> Result<(), &'static str> {
     let head = Envelope { id, flags, ..envelope(FrameKind::Data, 0, length) };
-    engine.frame(arrival(&head, &[]), &mut Direct::nothing(&mut Nowhere))
+    engine.frame(arrival(&head, &[]), &mut DirectReceive::nothing(&mut Discard))
 }
 
-/// Goal: the caller gets its message at once, straight from where it lies; nobody gets another's. Method: what a
-/// caller can want, against a message that fits or not, with and without a receive that was posted before.
+/// Goal: the caller gets its message at once, straight from its place, and no other caller's. Method: everything
+/// that a caller can want, against a message that fits or not, with and without a receive posted before.
 #[test]
 fn a_caller_gets_its_own_at_once() {
-    let taken = |engine: &Engine<SimNic>| (engine.unexpected.len(), engine.counters.unexpected);
+    let taken =
+        |engine: &MessageEngine<SimNic>| (engine.unexpected.len(), engine.counters.unexpected);
     for posts in [false, true] {
-        for (want, tag, is_taken) in [
-            (Want::Nothing, 1, false),
-            (Want::Now(tagged(1)), 1, true),
-            (Want::Now(tagged(1)), 2, false),
-            (Want::Begin(tagged(1)), 1, true),
-            (Want::Begin(tagged(1)), 2, false),
+        for (interest, tag, is_taken) in [
+            (ReceiveInterest::Nothing, 1, false),
+            (ReceiveInterest::Now(tagged(1)), 1, true),
+            (ReceiveInterest::Now(tagged(1)), 2, false),
+            (ReceiveInterest::Begin(tagged(1)), 1, true),
+            (ReceiveInterest::Begin(tagged(1)), 2, false),
             // It is not in the area, so that it cannot be read there.
-            (Want::View(tagged(1)), 1, false),
+            (ReceiveInterest::View(tagged(1)), 1, false),
         ] {
             let mut engine = lone();
             let posted = posts.then(|| engine.post_receive(tagged(tag)));
-            let (status, bytes) = eager(&mut engine, want, tag);
+            let (status, bytes) = eager(&mut engine, interest, tag);
             let is_taken = is_taken && !posts;
             assert_eq!((status.is_some(), bytes.len()), (is_taken, if is_taken { 5 } else { 0 }));
             let waits = usize::from(!is_taken && !posts);
-            assert_eq!(taken(&engine), (waits, wide(waits)), "{want:?} {tag} {posts}");
+            assert_eq!(taken(&engine), (waits, to_u64(waits)), "{interest:?} {tag} {posts}");
             let matched = posted.map(|id| engine.requests.get(id.0).is_some_and(|one| {
-                matches!(one, Request::Receive(one) if matches!(one.state, ReceiveState::Matched { .. }))
+                matches!(one, RequestEntry::Receive(one) if matches!(one.state, ReceiveState::Matched { .. }))
             }));
             assert_ne!(matched, Some(false));
             assert_eq!(engine.counters.messages_received, 1);
@@ -95,14 +105,14 @@ fn a_caller_gets_its_own_at_once() {
     }
 }
 
-/// Goal: a receive that is polled gets its message at once; what belongs to another receive goes there. Method:
-/// two receives, of which the first or the second is polled; a caller that has got one already.
+/// Goal: a receive that is polled gets its message at once; a message for another receive goes there. Method:
+/// two receives, of which the first or the second is polled; a caller that has already got one.
 #[test]
 fn a_polled_receive_gets_its_own_at_once() {
     for polled in [0, 1] {
         let mut engine = lone();
         let ids = [(); 2].map(|()| engine.post_receive(tagged(1)));
-        let (status, bytes) = eager(&mut engine, Want::Request(ids[polled].0), 1);
+        let (status, bytes) = eager(&mut engine, ReceiveInterest::Request(ids[polled].0), 1);
         assert_eq!((status.is_some(), bytes.len()), (polled == 0, [5, 0][polled]));
         assert_eq!(engine.requests.get(ids[0].0).is_none(), polled == 0, "it has ended");
         assert!(engine.requests.get(ids[1].0).is_some());
@@ -110,7 +120,7 @@ fn a_polled_receive_gets_its_own_at_once() {
     }
     let mut engine = lone();
     let mut bytes = Vec::new();
-    let mut direct = Direct::new(Want::Now(tagged(1)), &mut bytes);
+    let mut direct = DirectReceive::new(ReceiveInterest::Now(tagged(1)), &mut bytes);
     for _ in 0..2 {
         let frame = arrival(&envelope(FrameKind::Eager, 1, 5), &[]);
         assert_eq!(engine.frame(frame, &mut direct), Ok(()));
@@ -119,14 +129,14 @@ fn a_polled_receive_gets_its_own_at_once() {
     assert_eq!(engine.unexpected.len(), 1, "the second waits");
 }
 
-/// Goal: a caller without room gets what fits, and is told; a synchronous sender is told of the match, another
-/// one not. Method: places of all lengths around the message's.
+/// Goal: a caller without room gets what fits, and is told; a synchronous sender is told of the match, others
+/// are not. Method: places of all lengths around the message's.
 #[test]
 fn a_place_that_is_too_short_clips() {
     for (room, flags) in [(0, 0), (4, FLAG_SYNCHRONOUS), (5, 0), (6, FLAG_SYNCHRONOUS)] {
         let mut engine = lone();
         let mut place = vec![0; room];
-        let mut direct = Direct::new(Want::Now(tagged(1)), &mut place[..]);
+        let mut direct = DirectReceive::new(ReceiveInterest::Now(tagged(1)), &mut place[..]);
         let head = Envelope { flags, id: 3, ..envelope(FrameKind::Eager, 1, 5) };
         assert_eq!(engine.frame(arrival(&head, &[]), &mut direct), Ok(()));
         let status = direct.result.expect("it fits the pattern");
@@ -147,7 +157,7 @@ fn a_place_that_is_too_short_clips() {
 fn impossible_frames_are_refused() {
     let refused = |head: &Envelope, more: &[u8]| {
         let mut engine = lone();
-        engine.frame(arrival(head, more), &mut Direct::nothing(&mut Nowhere)).is_err()
+        engine.frame(arrival(head, more), &mut DirectReceive::nothing(&mut Discard)).is_err()
     };
     let whole = envelope(FrameKind::Eager, 0, 0);
     assert!(!refused(&whole, &[]) && refused(&whole, &[0]));
@@ -166,8 +176,8 @@ fn impossible_frames_are_refused() {
     assert!(refused(&Envelope { length: 1, ..keyed }, &opening(10)), "it is in its memory");
 }
 
-/// Goal: data goes on with the message of its stream, up to what was granted, and the last of it says so. Method:
-/// a message of three frames, and frames that are wrong at each point.
+/// Goal: data continues the message of its stream, up to what was granted, and its last frame says so. Method: a
+/// message of three frames, and frames that are wrong at each point.
 #[test]
 fn data_is_counted() {
     let start = || {
@@ -192,8 +202,8 @@ fn data_is_counted() {
         assert!(engine.messages.get(key).is_some_and(|one| one.has_all_arrived() == (flags != 0)));
     }
     let (mut engine, _) = start();
-    let mut nowhere = Nowhere;
-    let mut direct = Direct::nothing(&mut nowhere);
+    let mut nowhere = Discard;
+    let mut direct = DirectReceive::nothing(&mut nowhere);
     let head = envelope(FrameKind::Data, 0, 5);
     assert!(engine.frame(arrival(&head, &[0]), &mut direct).is_err(), "not as announced");
     let other = Envelope { id: 0, ..envelope(FrameKind::First, 2, 1) };
@@ -202,19 +212,19 @@ fn data_is_counted() {
     assert!(engine.frame(arrival(&other, &opening), &mut direct).is_err(), "it is in use");
 }
 
-/// Goal: messages that nobody receives count with their books, the sender is told once to pause when they are more
-/// than the limit, and to resume when half of that is left. Method: to the byte.
+/// Goal: messages that are not received count with their bookkeeping; the sender is told once to pause when they
+/// exceed the limit, and to resume when half of it is left. Method: to the byte.
 #[test]
 fn a_flood_is_paused_and_resumed() {
     let mut engine = lone();
     first(&mut engine, 1, 3000, 100);
-    let (_, _) = eager(&mut engine, Want::Nothing, 2);
+    let (_, _) = eager(&mut engine, ReceiveInterest::Nothing, 2);
     assert_eq!(engine.peers[1].parked_bytes, 2048 + 5 + 2 * BOOKS);
     assert!(told(&mut engine).is_empty());
 
     let mut engine = lone();
     let messages = [4096, 1, 1, 4094].map(|parked| {
-        let key = engine.messages.insert(Message::new(label(1), 0, 0, parked));
+        let key = engine.messages.insert(IncomingMessage::new(label(1), 0, 0, parked));
         engine.messages.get_mut(key).expect("just made").parked = parked;
         assert_eq!(engine.park(1, parked), Ok(()));
         key
@@ -239,8 +249,8 @@ fn a_flood_is_paused_and_resumed() {
     assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (0, vec![]), "once");
 }
 
-/// Goal: a peer that sends on when it should pause is cut off, when it has sent more than could be on its way.
-/// Method: all that, and a byte more.
+/// Goal: a peer that keeps sending when it should pause is cut off once it has sent more than could be under
+/// way. Method: all that, and one byte more.
 #[test]
 fn a_flood_that_goes_on_is_cut_off() {
     // Four areas, and for each unit of one a message and its window.
@@ -252,8 +262,8 @@ fn a_flood_that_goes_on_is_cut_off() {
     }
 }
 
-/// Goal: a pause stops no message that a receive takes: its sender is told at once how far it may go. Method: a
-/// message of each kind, before the pause; and one that is matched after it.
+/// Goal: a pause does not stop a message that a receive takes: its sender is told at once how far it may go.
+/// Method: a message of each kind, before the pause; and one that is matched after it.
 #[test]
 fn matched_messages_go_on_in_a_pause() {
     let mut engine = lone();
@@ -262,17 +272,17 @@ fn matched_messages_go_on_in_a_pause() {
         first(&mut engine, tag, total, length);
     }
     let whole = engine.post_receive(tagged(4));
-    eager(&mut engine, Want::Nothing, 4);
+    eager(&mut engine, ReceiveInterest::Nothing, 4);
     let fetched = engine.post_receive(tagged(5));
     let keyed = Envelope { flags: FLAG_KEY, id: 9, ..envelope(FrameKind::First, 5, 0) };
     let opening = Opening { total: 3000, request: (1 << 32) + 5, ..Opening::default() }.encode();
-    let mut nowhere = Nowhere;
-    let mut direct = Direct::nothing(&mut nowhere);
+    let mut nowhere = Discard;
+    let mut direct = DirectReceive::nothing(&mut nowhere);
     assert_eq!(engine.frame(arrival(&keyed, &opening), &mut direct), Ok(()));
     for id in [taken, whole, fetched] {
         assert!(matches!(
             engine.requests.get(id.0),
-            Some(Request::Receive(ReceiveRequest { state: ReceiveState::Matched { .. }, .. }))
+            Some(RequestEntry::Receive(ReceiveRequest { state: ReceiveState::Matched { .. }, .. }))
         ));
     }
     assert!(told(&mut engine).is_empty());
@@ -283,8 +293,8 @@ fn matched_messages_go_on_in_a_pause() {
     assert_eq!(told(&mut engine), [grant(2)], "matched now");
 }
 
-/// Goal: a match is told to a synchronous sender, and during a pause to any whose message is not whole. Method:
-/// all combinations.
+/// Goal: a match is reported to a synchronous sender, and during a pause to any sender whose message is not
+/// whole. Method: all combinations.
 #[test]
 fn a_match_is_told() {
     for case in 0..16 {
@@ -293,7 +303,7 @@ fn a_match_is_told() {
         let mut engine = lone();
         engine.peers[1].has_paused = has_paused;
         let flags = if is_synchronous { FLAG_SYNCHRONOUS } else { 0 };
-        let mut message = Message::new(label(1), flags, 77, 100);
+        let mut message = IncomingMessage::new(label(1), flags, 77, 100);
         message.arrived = if is_whole { 100 } else { 10 };
         message.remote = is_remote.then_some((RemoteKey(1), 0));
         let key = engine.messages.insert(message);
@@ -308,12 +318,12 @@ fn a_match_is_told() {
     }
 }
 
-/// Goal: more is granted when half of the window was taken, up to the end of the message, and not to those that
-/// need no grant. Method: to the byte; and each kind that needs none.
+/// Goal: more is granted when half of the window was taken, up to the end of the message, and not to messages
+/// that need no grant. Method: to the byte; and each kind that needs none.
 #[test]
 fn grants_follow_what_was_taken() {
     let mut engine = lone();
-    let key = engine.messages.insert(Message::new(label(1), 0, 77, 4000));
+    let key = engine.messages.insert(IncomingMessage::new(label(1), 0, 77, 4000));
     engine.messages.get_mut(key).expect("just made").granted = 2048;
     engine.consumed(key, 1023);
     assert!(told(&mut engine).is_empty());
@@ -324,7 +334,7 @@ fn grants_follow_what_was_taken() {
     engine.consumed(key, 1900);
     assert!(told(&mut engine).is_empty(), "all of it is granted");
     for case in 0..4 {
-        let mut message = Message::new(label(1), 0, 77, 4000);
+        let mut message = IncomingMessage::new(label(1), 0, 77, 4000);
         message.granted = if case == 1 { 4000 } else { 2048 };
         message.remote = (case == 2).then_some((RemoteKey(1), 0));
         message.is_cancelled = case == 3;
@@ -336,7 +346,7 @@ fn grants_follow_what_was_taken() {
 }
 
 /// Goal: a sender gets its message back unless a receive has matched it, and only its own. Method: messages that
-/// differ in one thing each from the one that is asked for, by its whole number or its index.
+/// each differ in one thing from the one asked for, by its whole number or its index.
 #[test]
 fn a_message_is_given_back() {
     const ASKED: u64 = 5 << 32 | 6;
@@ -349,7 +359,7 @@ fn a_message_is_given_back() {
         (1, ASKED, false, false),
     ] {
         let mut engine = lone();
-        let mut message = Message::new(Label { source, ..label(1) }, 0, sender, 100);
+        let mut message = IncomingMessage::new(Label { source, ..label(1) }, 0, sender, 100);
         message.parked = 100;
         (message.arrived, message.consumed) = (20, 20);
         engine.peers[source as usize].parked_bytes = 300;
@@ -368,26 +378,26 @@ fn a_message_is_given_back() {
     }
 }
 
-/// Goal: as many answers are kept for a peer as there can be: some, and four for each thing on its way. Method:
+/// Goal: as many answers are kept for a peer as there can be: some, and four for each thing under way. Method:
 /// three things, as many answers, and one more.
 #[test]
 fn answers_are_bounded_by_what_is_on_its_way() {
     let mut engine = lone();
     engine.post_receive(tagged(1));
     engine.post_receive(tagged(2));
-    engine.messages.insert(Message::new(label(3), 0, 0, 10));
+    engine.messages.insert(IncomingMessage::new(label(3), 0, 0, 10));
     for _ in 0..CONTROLS_WAITING_MAX + 12 {
-        engine.tell(1, Control::Resume);
+        engine.queue_control(1, Control::Resume);
     }
     assert_eq!(engine.failure(1), None);
-    engine.tell(1, Control::Resume);
+    engine.queue_control(1, Control::Resume);
     assert!(engine.failure(1).is_some());
-    engine.tell(1, Control::Resume);
+    engine.queue_control(1, Control::Resume);
     assert!(told(&mut engine).is_empty(), "nothing is kept for it");
     assert!(matches!(engine.event(), Some(EngineEvent::Failed { rank: 1, .. })));
 }
 
-/// Goal: what the caller did not want for itself is read aside, and that is told. Method: a message to oneself.
+/// Goal: a frame that the caller does not want is read, and that is reported. Method: a message to oneself.
 #[test]
 fn a_step_aside_reads_one_thing() {
     let mut engine = lone();
@@ -398,13 +408,13 @@ fn a_step_aside_reads_one_thing() {
 }
 
 /// Goal: a message in several frames goes to the caller that wants any, from its beginning on, and its request
-/// gets the rest; another one does not. Method: patterns that fit and do not.
+/// gets the rest; one that does not fit goes elsewhere. Method: patterns that fit and do not.
 #[test]
 fn a_message_begins_for_its_caller() {
     for (tag, fits) in [(1, true), (2, false)] {
         let mut engine = lone();
         let mut bytes = Vec::new();
-        let mut direct = Direct::new(Want::Begin(tagged(tag)), &mut bytes);
+        let mut direct = DirectReceive::new(ReceiveInterest::Begin(tagged(tag)), &mut bytes);
         let opening = Opening { total: 100, ..Opening::default() }.encode();
         let frame = arrival(&envelope(FrameKind::First, 1, 40), &opening);
         assert_eq!(engine.frame(frame, &mut direct), Ok(()));
@@ -413,7 +423,7 @@ fn a_message_begins_for_its_caller() {
         assert_eq!(bytes.len(), if fits { 40 } else { 0 });
         assert_eq!(engine.unexpected.len(), usize::from(!fits));
         let Some(id) = begun else { continue };
-        let mut direct = Direct::new(Want::Request(id.0), &mut bytes);
+        let mut direct = DirectReceive::new(ReceiveInterest::Request(id.0), &mut bytes);
         let last = Envelope { flags: FLAG_LAST, ..envelope(FrameKind::Data, 1, 60) };
         assert_eq!(engine.frame(arrival(&last, &[]), &mut direct), Ok(()));
         assert_eq!(direct.result.map(|one| one.length), Some(100));

@@ -1,27 +1,27 @@
-//! A reliable link without the engines that drive it: credits, bells, staging buffers.
+//! A reliable link without the engines that drive it: credits, notices, staging buffers.
 
 use std::task::Poll;
 
 use super::*;
 use crate::{
     protocol::{
-        Config, Engine, Mode, Opening, SendState,
+        Config, MessageEngine, Mode, Opening, SendState,
         pair::{Pair, small, tagged},
-        peer::Link,
+        peer::PeerLink,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, MemoryAttributes},
 };
 
-/// Returns the link of an engine to the other rank, and what it needs.
-fn parts(engine: &mut Engine<SimNic>) -> (&mut Direct, &mut SimNic, &mut Staging) {
+/// Returns an engine's link to the other rank, and what it needs.
+fn parts(engine: &mut MessageEngine<SimNic>) -> (&mut ReliableLink, &mut SimNic, &mut Staging) {
     let other = 1 - engine.rank as usize;
-    let Engine { nic, staging, peers, .. } = engine;
-    let Link::Direct(link) = &mut peers[other].link else { panic!("another kind of link") };
+    let MessageEngine { nic, staging, peers, .. } = engine;
+    let PeerLink::Reliable(link) = &mut peers[other].link else { panic!("another kind of link") };
     (link, nic, staging)
 }
 
-fn direct(pair: &mut Pair, rank: usize) -> &mut Direct {
+fn direct(pair: &mut Pair, rank: usize) -> &mut ReliableLink {
     parts(pair.engine(rank)).0
 }
 
@@ -30,20 +30,20 @@ fn left(pair: &mut Pair) -> u32 {
     direct(pair, 0).descriptors_out.left()
 }
 
-/// Writes the credits of rank 0 down, as its peer would.
+/// Writes rank 0's credits, as its peer would.
 fn give(pair: &mut Pair, area: u32, descriptors: u32, controls: u32) {
     let word = Returned { area, descriptors, controls }.pack();
     direct(pair, 0).control.memory.store(CREDIT_WORD, word).expect("inside");
 }
 
-/// Sends a frame of `length` bytes that its receiver will never look at.
-fn send_frame(pair: &mut Pair, length: u32) -> Sent {
+/// Sends a frame of `length` bytes that its receiver will never read.
+fn send_frame(pair: &mut Pair, length: u32) -> SendOutcome {
     let bytes = vec![7; length as usize];
     let (link, nic, staging) = parts(pair.engine(0));
     link.send_frame(nic, staging, &[IoSlice::new(&bytes)], length)
 }
 
-fn send_control(pair: &mut Pair) -> Sent {
+fn send_control(pair: &mut Pair) -> SendOutcome {
     let (link, nic, _) = parts(pair.engine(0));
     link.send_control(nic, Control::Resume)
 }
@@ -63,7 +63,7 @@ fn free(staging: &mut Staging) -> usize {
 /// names its rank, with and without a buffer. Method: small and large numbers.
 #[test]
 fn regions_and_cookies() {
-    assert_eq!((CONTROL_IMMEDIATE, WISH_IMMEDIATE), (0x4000_0000, 0x4000_0001));
+    assert_eq!((CONTROL_IMMEDIATE, CREDIT_REQUEST_IMMEDIATE), (0x4000_0000, 0x4000_0001));
     assert_eq!([4, 8, 1024].map(control_region_bytes), [192, 320, 32_832]);
     for rank in [0, 1, 2, 77, (1 << 24) - 1] {
         let cookie = cookie_of(rank);
@@ -74,8 +74,8 @@ fn regions_and_cookies() {
     }
 }
 
-/// Goal: a frame that is too long to go inline is copied to a buffer of its own, up to the buffer's length, and
-/// none is lost. Method: two buffers, filled from slices, refused and given back.
+/// Goal: a frame that is too long to be sent inline is copied to its own buffer, up to the buffer's length, and
+/// no buffer is lost. Method: two buffers, filled from slices, refused and given back.
 #[test]
 fn frames_are_staged() {
     let mut nic = SimNetwork::new(1, FaultPlan::reliable()).nic();
@@ -97,34 +97,34 @@ fn frames_are_staged() {
     assert_eq!(staging.stage(&[], 0, 0).map(|(_, segment)| segment.offset), Some(64));
 }
 
-/// Goal: some descriptors are kept for control entries and bells, whatever is sent, and no more entries are sent
-/// than the peer has. Method: frames, entries and a bell, until none goes any more; count what is left.
+/// Goal: some descriptors are kept for control entries and notices, whatever is sent, and no more entries are sent
+/// than the peer has. Method: frames, entries and a notice, until none can be sent; count what is left.
 #[test]
 fn descriptors_are_kept_for_bells() {
     let mut pair = Pair::new(small());
-    let sent = (0..100).take_while(|_| send_frame(&mut pair, 16) == Sent::Done).count();
+    let sent = (0..100).take_while(|_| send_frame(&mut pair, 16) == SendOutcome::Done).count();
     assert_eq!((sent, left(&mut pair)), (20, 12));
-    let sent = (0..100).take_while(|_| send_control(&mut pair) == Sent::Done).count();
+    let sent = (0..100).take_while(|_| send_control(&mut pair) == SendOutcome::Done).count();
     assert_eq!((sent, left(&mut pair)), (8, 4));
     assert_eq!(pair.travel(0), 28);
     for count in [1, 0] {
         let (link, nic, _) = parts(pair.engine(0));
-        assert_eq!(link.wish(nic), Sent::Done);
+        assert_eq!(link.request_credit(nic), SendOutcome::Done);
         assert_eq!((pair.travel(0), left(&mut pair)), (count, 3), "one wish is enough");
     }
-    // Something came back, but not what is missing.
+    // Something was given back, but not what is missing.
     give(&mut pair, 20, 0, 0);
-    assert_eq!(send_frame(&mut pair, 16), Sent::Blocked);
+    assert_eq!(send_frame(&mut pair, 16), SendOutcome::Blocked);
     give(&mut pair, 20, 9, 0);
-    assert_eq!(send_frame(&mut pair, 16), Sent::Blocked, "twelve are kept");
-    assert_eq!(send_control(&mut pair), Sent::Blocked, "no entry came back");
+    assert_eq!(send_frame(&mut pair, 16), SendOutcome::Blocked, "twelve are kept");
+    assert_eq!(send_control(&mut pair), SendOutcome::Blocked, "no entry came back");
     give(&mut pair, 20, 10, 1);
-    assert_eq!(send_frame(&mut pair, 16), Sent::Done);
-    assert_eq!(send_control(&mut pair), Sent::Done);
-    assert_eq!(send_control(&mut pair), Sent::Blocked);
+    assert_eq!(send_frame(&mut pair, 16), SendOutcome::Done);
+    assert_eq!(send_control(&mut pair), SendOutcome::Done);
+    assert_eq!(send_control(&mut pair), SendOutcome::Blocked);
 }
 
-/// Goal: neither bells nor entries are sent without a descriptor, and news of one is looked for. Method: none
+/// Goal: neither notices nor entries are sent without a descriptor, and news of one is looked for. Method: none
 /// left, in turn without news, with other news, and with one.
 #[test]
 fn a_bell_needs_a_descriptor() {
@@ -135,26 +135,29 @@ fn a_bell_needs_a_descriptor() {
     assert_eq!(link.has_descriptor(), Ok(true));
     link.descriptors_out.take();
     assert_eq!(link.has_descriptor(), Ok(false));
-    assert_eq!((link.wish(nic), link.is_wishing), (Sent::Blocked, false));
-    assert_eq!(send_control(&mut pair), Sent::Blocked);
+    assert_eq!(
+        (link.request_credit(nic), link.has_requested_credit),
+        (SendOutcome::Blocked, false)
+    );
+    assert_eq!(send_control(&mut pair), SendOutcome::Blocked);
     assert_eq!(pair.travel(0), 0);
     give(&mut pair, 0, 0, 1);
     assert_eq!(direct(&mut pair, 0).has_descriptor(), Ok(false), "an entry is no descriptor");
     give(&mut pair, 0, 1, 1);
     assert_eq!(direct(&mut pair, 0).has_descriptor(), Ok(true));
-    assert_eq!(send_control(&mut pair), Sent::Done);
+    assert_eq!(send_control(&mut pair), SendOutcome::Done);
     give(&mut pair, 0, 3, 1);
     assert!(direct(&mut pair, 0).has_descriptor().is_err(), "more than was used");
-    assert!(matches!(send_control(&mut pair), Sent::Fault(_)));
+    assert!(matches!(send_control(&mut pair), SendOutcome::Fault(_)));
 }
 
-/// Goal: credits are news once; a peer that gives back more than it got is found out. Method: words one after
+/// Goal: credits are news once; a peer that gives back more than it got is detected. Method: words one after
 /// the other.
 #[test]
 fn credits_are_news_once() {
     let mut pair = Pair::new(small());
     assert_eq!(direct(&mut pair, 0).refresh(), Ok(false));
-    assert_eq!(send_frame(&mut pair, 100), Sent::Done);
+    assert_eq!(send_frame(&mut pair, 100), SendOutcome::Done);
     give(&mut pair, 2, 1, 0);
     assert_eq!(direct(&mut pair, 0).refresh(), Ok(true));
     assert_eq!(direct(&mut pair, 0).refresh(), Ok(false));
@@ -184,7 +187,7 @@ fn room_is_credit_and_a_buffer() {
     direct(&mut pair, 0).descriptors_out = all;
     // Nine frames of seven units leave one.
     for _ in 0..9 {
-        assert_eq!(send_frame(&mut pair, 400), Sent::Done);
+        assert_eq!(send_frame(&mut pair, 400), SendOutcome::Done);
         pair.travel(0);
         pair.take(0);
     }
@@ -197,7 +200,7 @@ fn room_is_credit_and_a_buffer() {
     give(&mut pair, 100, 0, 0);
     direct(&mut pair, 0).writer.take(400);
     assert!(has_room(&mut pair, 400), "the fault shows when something is sent");
-    assert!(matches!(send_frame(&mut pair, 400), Sent::Fault(_)));
+    assert!(matches!(send_frame(&mut pair, 400), SendOutcome::Fault(_)));
 }
 
 /// Goal: a frame that finds a buffer and no descriptor of the queue keeps neither the buffer nor its place in
@@ -208,11 +211,12 @@ fn a_full_queue_costs_nothing() {
     attributes.max_descriptors = 32;
     let mut pair = Pair::with(Config::default(), attributes);
     let (link, nic, _) = parts(pair.engine(0));
-    let sent = (0..100).take_while(|_| link.write_word(nic, WISH_WORD, 0, None) == Sent::Done);
+    let sent = (0..100)
+        .take_while(|_| link.write_word(nic, CREDIT_REQUEST_WORD, 0, None) == SendOutcome::Done);
     assert_eq!(sent.count(), 32);
     let before = (left(&mut pair), direct(&mut pair, 0).writer.outstanding());
     for length in [20, 400] {
-        assert_eq!(send_frame(&mut pair, length), Sent::Blocked);
+        assert_eq!(send_frame(&mut pair, length), SendOutcome::Blocked);
         let after = (left(&mut pair), direct(&mut pair, 0).writer.outstanding());
         assert_eq!((after, free(parts(pair.engine(0)).2)), (before, 16));
     }
@@ -238,12 +242,12 @@ fn credits_are_due_by_quarters() {
         link.reader.release();
         assert_eq!(link.is_due(), is_due, "{units}");
     }
-    link.told.area = 10;
+    link.published.area = 10;
     assert!(!link.is_due(), "most of it was told");
 }
 
 /// Goal: credits are given back if the peer waits for them, if much has gathered, or before a sleep, and only
-/// then; with a bell if the peer waits. Method: all eight cases, twice each.
+/// then; with a notice if the peer waits. Method: all eight cases, twice each.
 #[test]
 fn credits_are_given_back_when_they_should_be() {
     for case in 0..8 {
@@ -253,7 +257,7 @@ fn credits_are_given_back_when_they_should_be() {
         let own = direct(&mut pair, 1);
         own.unposted = if is_due { 8 } else { 1 };
         if is_wished {
-            own.wished();
+            own.credit_requested();
         }
         assert_eq!(own.owes(), is_wished);
         for is_new in [true, false] {
@@ -263,20 +267,20 @@ fn credits_are_given_back_when_they_should_be() {
             assert_eq!(pair.take(0), usize::from(is_told && is_wished), "{case}");
             let word = direct(&mut pair, 0).control.memory.load(CREDIT_WORD).expect("inside");
             let count = if is_due { 8 } else { 1 };
-            let told = Returned { descriptors: count, ..Returned::default() }.pack();
-            assert_eq!(word, if case > 0 { told } else { 0 }, "{case}");
+            let published = Returned { descriptors: count, ..Returned::default() }.pack();
+            assert_eq!(word, if case > 0 { published } else { 0 }, "{case}");
             assert!(!direct(&mut pair, 1).owes() || case == 0);
         }
     }
 }
 
-/// Goal: a peer that falls asleep hears of credit that it was told of without a bell before; of no credit it
-/// hears nothing. Method: a wish before and after credits were given back.
+/// Goal: a peer that falls asleep is notified of credit that it was given before without a notice, and not
+/// when there is none. Method: a credit request before and after credits were given back.
 #[test]
 fn a_wish_is_answered_at_once_if_there_was_credit() {
     let mut pair = Pair::new(small());
     (0..9).for_each(|_| direct(&mut pair, 0).descriptors_out.take());
-    direct(&mut pair, 1).wished();
+    direct(&mut pair, 1).credit_requested();
     pair.engine(1).return_credits(0, false);
     assert_eq!((pair.travel(1), direct(&mut pair, 1).owes()), (0, true));
     direct(&mut pair, 1).unposted = 1;
@@ -284,14 +288,14 @@ fn a_wish_is_answered_at_once_if_there_was_credit() {
     assert_eq!((pair.travel(1), pair.take(0), direct(&mut pair, 1).owes()), (1, 1, false));
     direct(&mut pair, 1).unposted = 8;
     pair.engine(1).return_credits(0, false);
-    assert_eq!((pair.travel(1), pair.take(0)), (1, 0), "nobody waits");
-    direct(&mut pair, 1).wished();
+    assert_eq!((pair.travel(1), pair.take(0)), (1, 0), "no side waits");
+    direct(&mut pair, 1).credit_requested();
     pair.engine(1).return_credits(0, false);
     assert_eq!((pair.travel(1), pair.take(0)), (1, 1), "it may not have seen that");
 }
 
-/// Goal: who has no credit sleeps and is rung as soon as there is some, each time. Method: fill the area and
-/// fall asleep, twice; the peer takes a message and does not sleep itself.
+/// Goal: a side without credit sleeps and is notified as soon as there is some, each time. Method: fill the area
+/// and fall asleep, twice; the peer takes a message and does not sleep.
 #[test]
 fn a_sleeper_is_rung_for_credit() {
     let mut pair = Pair::new(Config { unexpected_bytes_max: 1 << 20, ..small() });
@@ -305,13 +309,13 @@ fn a_sleeper_is_rung_for_credit() {
         };
         assert_eq!(sent, 16);
         let _ = pair.engine(0).arm().expect("arms");
-        assert!(direct(&mut pair, 0).is_wishing);
+        assert!(direct(&mut pair, 0).has_requested_credit);
         pair.travel(0);
-        // The wish comes after all messages; what was given back before it was given without a bell.
+        // The credit request comes after all messages; earlier credits were given without a notice.
         pair.take(1);
         pair.travel(1);
         assert!(pair.take(0) > 0, "{round}: it was rung");
-        assert!(!direct(&mut pair, 0).is_wishing);
+        assert!(!direct(&mut pair, 0).has_requested_credit);
         assert_eq!(pair.request(id).result, Some(Ok(())));
         assert_eq!(pair.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
         pair.serve(1);
@@ -323,8 +327,8 @@ fn a_sleeper_is_rung_for_credit() {
     }
 }
 
-/// Goal: now and then a descriptor is signaled, so that the queue is known to move: a quarter of it at a time.
-/// Method: count completions of the sender; staging buffers are as free as before.
+/// Goal: now and then, a quarter of the queue at once, a descriptor is signaled to show that the queue moves.
+/// Method: count completions of the sender; as many staging buffers are free as before.
 #[test]
 fn one_descriptor_in_a_quarter_is_signaled() {
     let mut attributes = Attributes::named("sim");
@@ -340,7 +344,7 @@ fn one_descriptor_in_a_quarter_is_signaled() {
 }
 
 /// Goal: the peer fills no more of a reserved piece than was reserved. Method: a piece that was reserved
-/// under a message, asked for with its length and one byte more.
+/// under a message, requested with its length and one byte more.
 #[test]
 fn a_reserved_piece_has_its_length() {
     for more in [0, 1] {

@@ -3,9 +3,9 @@
 use super::*;
 use crate::{
     protocol::{
-        ENVELOPE_BYTES, Engine, Envelope, FrameKind,
+        ENVELOPE_BYTES, Envelope, FrameKind, MessageEngine,
         pair::{Pair, small},
-        peer::Link,
+        peer::PeerLink,
     },
     sim::SimNic,
     vi::{Attributes, Reliability},
@@ -18,16 +18,18 @@ fn unreliable() -> Config {
     Config { reliability: Reliability::Unreliable, ..small() }
 }
 
-/// Returns the link of an engine to the other rank, and what it needs.
-fn parts(engine: &mut Engine<SimNic>) -> (&mut Lossy, &mut SimNic, &mut Staging) {
+/// Returns an engine's link to the other rank, and what it needs.
+fn parts(engine: &mut MessageEngine<SimNic>) -> (&mut UnreliableLink, &mut SimNic, &mut Staging) {
     let other = 1 - engine.rank as usize;
-    let Engine { nic, staging, peers, .. } = engine;
-    let Link::Lossy(lossy) = &mut peers[other].link else { panic!("another kind of link") };
+    let MessageEngine { nic, staging, peers, .. } = engine;
+    let PeerLink::Unreliable(lossy) = &mut peers[other].link else {
+        panic!("another kind of link")
+    };
     (lossy, nic, staging)
 }
 
-/// Sends a frame of so many bytes, which is a whole message.
-fn send(engine: &mut Engine<SimNic>, now: Instant, frame_bytes: usize) -> Sent {
+/// Sends a frame of `length` bytes, which is a whole message.
+fn send(engine: &mut MessageEngine<SimNic>, now: Instant, frame_bytes: usize) -> SendOutcome {
     let body = vec![7; frame_bytes - ENVELOPE_BYTES];
     let length = u32::try_from(body.len()).expect("short");
     let kind = FrameKind::Eager;
@@ -36,12 +38,12 @@ fn send(engine: &mut Engine<SimNic>, now: Instant, frame_bytes: usize) -> Sent {
     lossy.send(nic, staging, now, false, &[IoSlice::new(&head), IoSlice::new(&body)])
 }
 
-fn service(engine: &mut Engine<SimNic>, now: Instant) -> Result<bool, ()> {
+fn service(engine: &mut MessageEngine<SimNic>, now: Instant) -> Result<bool, ()> {
     let (lossy, nic, staging) = parts(engine);
     lossy.service(nic, staging, now)
 }
 
-fn counters(engine: &mut Engine<SimNic>) -> ReliableCounters {
+fn counters(engine: &mut MessageEngine<SimNic>) -> ReliableCounters {
     parts(engine).0.counters
 }
 
@@ -56,17 +58,17 @@ fn sealed(kind: u32, number: u64, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; HEADER_BYTES];
     bytes.extend_from_slice(payload);
     let length = u32::try_from(payload.len()).expect("short");
-    Header { kind, length, number, acknowledged: 0, selective: 0 }.seal(&mut bytes);
+    ReliableHeader { kind, length, number, acknowledged: 0, selective: 0 }.seal(&mut bytes);
     bytes
 }
 
-/// Goal: the checksum is CRC-32C. Method: the check value of its definition, and that any flipped bit is
-/// seen.
+/// Goal: the checksum is CRC-32C. Method: the check value of its definition, and any flipped bit.
 #[test]
 fn the_checksum_is_crc32c() {
     assert_eq!(checksum(b"123456789"), 0xe306_9283);
     let mut bytes = [7; HEADER_BYTES];
-    Header { kind: 1, length: 2, number: 3, acknowledged: 4, selective: 5 }.seal(&mut bytes);
+    ReliableHeader { kind: 1, length: 2, number: 3, acknowledged: 4, selective: 5 }
+        .seal(&mut bytes);
     let sum = checksum(&bytes[4..]);
     for bit in 32..HEADER_BYTES * 8 {
         let mut damaged = bytes;
@@ -75,8 +77,8 @@ fn the_checksum_is_crc32c() {
     }
 }
 
-/// Goal: a slot holds the longest frame with its header, and the area is used up to what an acknowledgement
-/// tells of. Method: lengths around a unit; areas with few and with many slots.
+/// Goal: a slot holds the longest frame with its header, and the area is used as far as an acknowledgement
+/// can report. Method: lengths around a unit; areas with few and with many slots.
 #[test]
 fn the_area_is_divided_into_slots() {
     assert_eq!([0, 24, 25, 512, 536, 537].map(slot_bytes), [64, 64, 128, 576, 576, 640]);
@@ -88,8 +90,8 @@ fn the_area_is_divided_into_slots() {
     }
 }
 
-/// Goal: packets leave at once until the window is full, and it is empty when all of them are acknowledged.
-/// Method: one packet after the other, to a rank that takes them all at the end.
+/// Goal: packets are sent at once until the window is full, and the window is empty when all are
+/// acknowledged. Method: one packet after the other, to a rank that takes them all at the end.
 #[test]
 fn packets_leave_until_the_window_is_full() {
     let mut pair = Pair::new(unreliable());
@@ -97,31 +99,31 @@ fn packets_leave_until_the_window_is_full() {
     for _ in 0..7 {
         assert!(parts(pair.engine(0)).0.has_room());
         let now = pair.network.now();
-        assert_eq!(send(pair.engine(0), now, 20), Sent::Done);
+        assert_eq!(send(pair.engine(0), now, 20), SendOutcome::Done);
         assert_eq!(pair.travel(0), 1, "at once");
     }
     let now = pair.network.now();
     assert!(!parts(pair.engine(0)).0.has_room() && !pair.engine(0).has_all_left());
-    assert_eq!(send(pair.engine(0), now, 20), Sent::Blocked);
+    assert_eq!(send(pair.engine(0), now, 20), SendOutcome::Blocked);
     assert_eq!(counters(pair.engine(0)).packets, 7);
     assert_eq!(pair.take(1), 7);
     assert_eq!(service(pair.engine(1), now), Ok(false), "it has sent nothing");
     let (lossy, nic, _) = parts(pair.engine(1));
-    assert_eq!(lossy.acknowledge(nic), Sent::Done);
+    assert_eq!(lossy.acknowledge(nic), SendOutcome::Done);
     assert_eq!(pair.travel(1), 1);
-    assert!(!pair.engine(0).has_all_left(), "nobody has looked");
+    assert!(!pair.engine(0).has_all_left(), "not polled yet");
     pair.take(0);
     assert!(parts(pair.engine(0)).0.has_room() && pair.engine(0).has_all_left());
     assert_eq!(parts(pair.engine(0)).0.next_deadline(), None);
 }
 
-/// Goal: a packet is sent again when its time is over, which doubles up to 64 times. Method: a packet that
-/// nobody acknowledges, a nanosecond before each deadline and at it.
+/// Goal: a packet is sent again when its time is over, which doubles up to 64 times. Method: a packet that is
+/// never acknowledged, a nanosecond before each deadline and at it.
 #[test]
 fn timeouts_double_up_to_their_limit() {
     let mut pair = Pair::new(unreliable());
     let mut due = pair.network.now();
-    assert_eq!(send(pair.engine(0), due, 20), Sent::Done);
+    assert_eq!(send(pair.engine(0), due, 20), SendOutcome::Done);
     assert_eq!(pair.travel(0), 1);
     for (count, factor) in (1..).zip([1, 2, 4, 8, 16, 32, 64, 64, 64]) {
         let early = due.saturating_add(2 * factor * MILLISECOND - NANOSECOND);
@@ -134,15 +136,15 @@ fn timeouts_double_up_to_their_limit() {
     assert_eq!(counters(pair.engine(0)).packets, 1);
 }
 
-/// Goal: a peer that is silent for the configured time has failed, and not before. Method: the deadlines up to
-/// that time, which is the eighth one, or a nanosecond more.
+/// Goal: a peer fails after the configured time of silence, and not before. Method: the deadlines up to that
+/// time, which is the eighth one, or a nanosecond more.
 #[test]
 fn a_silent_peer_is_given_up() {
     for (more, ends) in [(Duration::ZERO, true), (NANOSECOND, false)] {
         let mut pair = Pair::new(unreliable());
         let begin = pair.network.now();
         parts(pair.engine(0)).0.give_up_after = 382 * MILLISECOND + more;
-        assert_eq!(send(pair.engine(0), begin, 20), Sent::Done);
+        assert_eq!(send(pair.engine(0), begin, 20), SendOutcome::Done);
         for after in [2, 6, 14, 30, 62, 126, 254] {
             assert_eq!(
                 service(pair.engine(0), begin.saturating_add(after * MILLISECOND)),
@@ -154,8 +156,8 @@ fn a_silent_peer_is_given_up() {
     }
 }
 
-/// Goal: what the queue or the staging buffers do not take is due soon, and does not count as sent again.
-/// Method: fill the queue, then the buffers; then make room.
+/// Goal: packets that the queue or the staging buffers do not take are due soon, and do not count as
+/// retransmitted. Method: fill the queue, then the buffers; then make room.
 #[test]
 fn what_finds_no_descriptor_is_due_soon() {
     let config = Config { area_bytes: 65_536, frame_bytes_max: 512, ..unreliable() };
@@ -165,10 +167,10 @@ fn what_finds_no_descriptor_is_due_soon() {
     let now = pair.network.now();
     let (soon, late) = (now.saturating_add(MILLISECOND / 4), now.saturating_add(2 * MILLISECOND));
     for _ in 0..41 {
-        assert_eq!(send(pair.engine(0), now, 20), Sent::Done);
+        assert_eq!(send(pair.engine(0), now, 20), SendOutcome::Done);
     }
-    // A long one, that finds a buffer and no descriptor.
-    assert_eq!(send(pair.engine(0), now, 400), Sent::Done);
+    // A long packet, which finds a buffer and no descriptor.
+    assert_eq!(send(pair.engine(0), now, 400), SendOutcome::Done);
     let (lossy, _, staging) = parts(pair.engine(0));
     let found: Vec<_> = lossy.packets.iter().map(|packet| (packet.due, packet.tries)).collect();
     assert_eq!(found[..40], [(late, 1); 40]);
@@ -180,10 +182,10 @@ fn what_finds_no_descriptor_is_due_soon() {
     assert_eq!((pair.travel(0), counters(pair.engine(0)).retransmissions), (2, 0));
     pair.take(0);
 
-    // Two find buffers, the third one none.
+    // Two find buffers, the third does not.
     let now = pair.network.now();
     for _ in 0..3 {
-        assert_eq!(send(pair.engine(0), now, 400), Sent::Done);
+        assert_eq!(send(pair.engine(0), now, 400), SendOutcome::Done);
     }
     let (lossy, _, staging) = parts(pair.engine(0));
     let tries: Vec<_> = lossy.packets.iter().skip(42).map(|packet| packet.tries).collect();
@@ -194,8 +196,8 @@ fn what_finds_no_descriptor_is_due_soon() {
     assert_eq!(free(parts(pair.engine(0)).2), 2, "each once");
 }
 
-/// Goal: an acknowledgement tells exactly what has arrived; doubles and strays are counted. Method: packets out
-/// of order, twice, and from beyond the window.
+/// Goal: an acknowledgement reports exactly what has arrived; duplicates and strays are counted. Method:
+/// packets out of order, twice, and from beyond the window.
 #[test]
 fn what_has_arrived_is_told() {
     let mut pair = Pair::new(unreliable());
@@ -203,7 +205,7 @@ fn what_has_arrived_is_told() {
     assert_eq!((lossy.received(), lossy.owes_ack), ((0, 0), false));
     let mut arrive = |number: u64| {
         let bytes = sealed(FRAME, number, &[1]);
-        let header = Header::read(bytes.first_chunk().expect("a header"));
+        let header = ReliableHeader::read(bytes.first_chunk().expect("a header"));
         lossy.packet(&header, bytes);
         (lossy.received(), lossy.whole.len())
     };
@@ -222,22 +224,22 @@ fn what_has_arrived_is_told() {
         ReliableCounters { duplicates: 2, damaged: 1, out_of_order: 4, ..Default::default() };
     assert_eq!((lossy.counters, lossy.owes_ack), (expected, true));
     let numbers: Vec<u64> = std::iter::from_fn(|| lossy.whole.pop_front())
-        .map(|bytes| Header::read(bytes.first_chunk().expect("a header")).number)
+        .map(|bytes| ReliableHeader::read(bytes.first_chunk().expect("a header")).number)
         .collect();
     assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
-/// Goal: packets that were overtaken by three acknowledged ones are sent again at once; what has arrived is
-/// not. Method: the same acknowledgement again and again, without any time.
+/// Goal: packets that three acknowledged ones have overtaken are sent again at once; packets that have
+/// arrived are not. Method: the same acknowledgement repeatedly, without any time passing.
 #[test]
 fn overtaken_packets_are_sent_again() {
     let mut pair = Pair::new(unreliable());
     let now = pair.network.now();
     for _ in 0..7 {
-        assert_eq!(send(pair.engine(0), now, 20), Sent::Done);
+        assert_eq!(send(pair.engine(0), now, 20), SendOutcome::Done);
     }
     pair.travel(0);
-    let header = |acknowledged, selective| Header {
+    let header = |acknowledged, selective| ReliableHeader {
         kind: ACK,
         length: 0,
         number: 0,
@@ -247,7 +249,7 @@ fn overtaken_packets_are_sent_again() {
     for round in 1..=3 {
         assert_eq!(service(pair.engine(0), now), Ok(false), "{round}");
         let (lossy, ..) = parts(pair.engine(0));
-        // An acknowledgement that tells of none behind overtakes none.
+        // An acknowledgement that reports no later packet overtakes none.
         assert_eq!(lossy.acknowledged(&header(1, 0)), Ok(()));
         assert_eq!(lossy.acknowledged(&header(1, 0b1011)), Ok(()));
         let found: Vec<_> =
@@ -260,7 +262,7 @@ fn overtaken_packets_are_sent_again() {
     assert_eq!(service(pair.engine(0), now), Ok(true));
     assert_eq!((pair.travel(0), counters(pair.engine(0)).retransmissions), (2, 2));
     assert_eq!(service(pair.engine(0), now), Ok(false), "once");
-    // Those that have arrived are not sent again when their time is over.
+    // Packets that have arrived are not sent again when their time is over.
     let late = now.saturating_add(2 * MILLISECOND);
     assert_eq!(parts(pair.engine(0)).0.next_deadline(), Some(late), "that of number 6");
     assert_eq!(service(pair.engine(0), late), Ok(true));
@@ -271,8 +273,8 @@ fn overtaken_packets_are_sent_again() {
     assert_eq!(lossy.acknowledged(&header(2, 0)), Ok(()), "an old one says nothing new");
 }
 
-/// Goal: an arrival is believed only if it is whole and of its kind. Method: the longest packet, one byte more,
-/// acknowledgements in the place of packets and the other way, and damage in the header and behind it.
+/// Goal: an arrival is trusted only if it is whole and of its kind. Method: the longest packet, one byte more,
+/// acknowledgements in the place of packets and vice versa, and damage in the header and behind it.
 #[test]
 fn only_whole_packets_are_believed() {
     let mut pair = Pair::new(unreliable());
@@ -301,32 +303,32 @@ fn only_whole_packets_are_believed() {
     assert_eq!(arrive(6, &sealed(CONTROL, 1, &Control::Resume.encode())), (10, 2, true));
     assert_eq!(arrive(2, &sealed(CONTROL, 2, &[9; CONTROL_BYTES])), (10, 3, true));
     assert_eq!(arrive(3, &sealed(ACK + 1, 3, &[])), (10, 4, true));
-    let Some(Ok(Item::Frame(frame))) = lossy.take() else { panic!("a frame came first") };
+    let Some(Ok(LoopbackItem::Frame(frame))) = lossy.take() else { panic!("a frame came first") };
     assert_eq!(frame[HEADER_BYTES..], longest);
-    assert!(matches!(lossy.take(), Some(Ok(Item::Control(Control::Resume)))));
+    assert!(matches!(lossy.take(), Some(Ok(LoopbackItem::Control(Control::Resume)))));
     assert!(matches!(lossy.take(), Some(Err("an unknown control entry"))));
     assert!(matches!(lossy.take(), Some(Err("an unknown kind of packet"))));
     assert!(lossy.take().is_none());
 }
 
-/// Goal: what has arrived is acknowledged once, by an acknowledgement or by the next packet. Method: a packet,
-/// after which nothing or another packet is sent; count what leaves.
+/// Goal: an arrival is acknowledged once, by an acknowledgement or by the next packet. Method: a packet, after
+/// which nothing or another packet is sent; count what is sent.
 #[test]
 fn an_arrival_is_acknowledged_once() {
     for sends in [false, true] {
         let mut pair = Pair::new(unreliable());
         let now = pair.network.now();
-        assert_eq!(send(pair.engine(0), now, 20), Sent::Done);
+        assert_eq!(send(pair.engine(0), now, 20), SendOutcome::Done);
         pair.travel(0);
         assert_eq!(pair.take(1), 1);
         assert!(parts(pair.engine(1)).0.owes_ack);
         if sends {
-            assert_eq!(send(pair.engine(1), now, 20), Sent::Done);
+            assert_eq!(send(pair.engine(1), now, 20), SendOutcome::Done);
             assert!(!parts(pair.engine(1)).0.owes_ack);
         }
         for _ in 0..2 {
             let (lossy, nic, _) = parts(pair.engine(1));
-            assert_eq!((lossy.acknowledge(nic), lossy.owes_ack), (Sent::Done, false));
+            assert_eq!((lossy.acknowledge(nic), lossy.owes_ack), (SendOutcome::Done, false));
         }
         assert_eq!(pair.travel(1), 1);
         pair.take(0);

@@ -1,4 +1,4 @@
-//! Sends step by step: what leaves, what waits, and what is left of a send that was given up.
+//! Sends step by step: what is sent, what waits, and what remains of a send that was abandoned.
 
 use super::*;
 use crate::{
@@ -15,7 +15,7 @@ fn wide_open() -> Config {
 }
 
 /// Begins to send bytes that stay with their owner.
-fn lend(pair: &mut Pair, mode: Mode, body: &[u8]) -> RequestId {
+fn lend_slot(pair: &mut Pair, mode: Mode, body: &[u8]) -> RequestId {
     match pair.engine(0).send(1, 0, 1, mode, Payload::Borrowed(&[IoSlice::new(body)])) {
         Ok(SendState::Pending(id)) => id,
         other => panic!("{other:?}"),
@@ -28,8 +28,8 @@ fn pieces_are_whole_lines() {
     assert_eq!([0, 63, 64, 65, 200, 448].map(whole_lines), [0, 0, 64, 64, 192, 448]);
 }
 
-/// Goal: a send to nobody says why. Method: a rank that does not exist, one without a connection, one that has
-/// failed.
+/// Goal: a send that cannot reach a rank says why. Method: a rank that does not exist, one without a
+/// connection, one that has failed.
 #[test]
 fn a_send_to_nobody_is_refused() {
     let mut pair = Pair::new(small());
@@ -47,8 +47,8 @@ fn a_send_to_nobody_is_refused() {
     }
 }
 
-/// Goal: what finds credit leaves from where it is, up to the longest frame, and takes nothing of the buffer for
-/// buffered sends; what does not fit there is refused. Method: the longest frame and one byte more.
+/// Goal: a message that finds credit is sent from where it is, up to the longest frame, and takes nothing of the
+/// buffer for buffered sends; what does not fit there is refused. Method: the longest frame and one byte more.
 #[test]
 fn what_finds_credit_takes_no_buffer() {
     let mut pair = Pair::new(Config { buffered_bytes_max: 10, ..wide_open() });
@@ -74,8 +74,8 @@ fn what_finds_credit_takes_no_buffer() {
     }
 }
 
-/// Goal: messages are counted, and in ready mode those that no receive waited for. Method: each way to send, in
-/// each mode that ends at once.
+/// Goal: messages are counted, as are those in ready mode that found no posted receive. Method: each way to
+/// send, in each mode that ends at once.
 #[test]
 fn messages_are_counted() {
     let mut pair = Pair::new(small());
@@ -83,8 +83,8 @@ fn messages_are_counted() {
         let engine = pair.engine(0);
         let owned = Payload::Owned(vec![1]);
         assert_eq!(engine.send(1, 0, 7, mode, owned), Ok(SendState::Done));
-        let lent = [IoSlice::new(&[1])];
-        assert_eq!(engine.send(1, 0, 7, mode, Payload::Borrowed(&lent)), Ok(SendState::Done));
+        let loaned = [IoSlice::new(&[1])];
+        assert_eq!(engine.send(1, 0, 7, mode, Payload::Borrowed(&loaned)), Ok(SendState::Done));
         assert_eq!(engine.send_bytes(1, 0, 7, mode, &[1]), Ok(SendState::Done));
     }
     let synchronous = pair.engine(0).send_bytes(1, 0, 7, Mode::Synchronous, &[1]);
@@ -93,7 +93,7 @@ fn messages_are_counted() {
     assert_eq!((pair.travel(0), pair.take(1)), (7, 7));
     let found = pair.engine(1).counters();
     assert_eq!((found.messages_received, found.unexpected, found.ready_unexpected), (7, 7, 3));
-    // A receive that waits: nothing is unexpected.
+    // A receive waits: nothing is unexpected.
     pair.engine(1).post_receive(tagged(8));
     assert_eq!(pair.send(8, Mode::Ready, 10), SendState::Done);
     pair.travel(0);
@@ -102,7 +102,7 @@ fn messages_are_counted() {
     assert_eq!((found.messages_received, found.unexpected, found.ready_unexpected), (8, 7, 3));
 }
 
-/// Goal: who polls needs nobody else to look. Method: a send and its receive with polls alone.
+/// Goal: polling alone makes progress. Method: a send and its receive with nothing but polls.
 #[test]
 fn a_poll_looks_for_itself() {
     let mut pair = Pair::new(small());
@@ -128,8 +128,8 @@ fn a_poll_looks_for_itself() {
     assert_eq!((pair.engine(0).kept(), pair.engine(1).kept()), (0, 0));
 }
 
-/// Goal: messages that the peer had paused go on when it resumes, as far as they may without a receive. Method:
-/// pause a message in its middle, give credit, and resume.
+/// Goal: messages that the peer had paused continue when it resumes, as far as they may without a receive.
+/// Method: pause a message in its middle, give credit, and resume.
 #[test]
 fn paused_messages_go_on() {
     let mut pair = Pair::new(Config { staging_frames: 16, ..small() });
@@ -151,7 +151,7 @@ fn paused_messages_go_on() {
     assert_eq!(pair.take(1), 3, "data alone");
 }
 
-/// Goal: nobody but its receiver says what becomes of a message, and that only once. Method: each answer from
+/// Goal: only its receiver can report what became of a message, and only once. Method: each answer from
 /// another rank, and answers to what was not asked.
 #[test]
 fn only_the_receiver_answers() {
@@ -165,7 +165,7 @@ fn only_the_receiver_answers() {
     assert!(engine.control(2, Control::Finished { request: id.0 }).is_err());
     let answer = Control::Cancelled { request: id.0, is_cancelled: true };
     assert_eq!(engine.control(2, answer), Ok(()));
-    assert!(engine.control(1, answer).is_err(), "nobody has asked");
+    assert!(engine.control(1, answer).is_err(), "nothing was asked");
     assert!(engine.control(1, Control::Finished { request: id.0 }).is_err(), "it has left");
     assert!(engine.control(1, Control::Matched { request: 77 }).is_err());
     let send = pair.request(id);
@@ -185,8 +185,8 @@ fn a_message_that_is_sent_is_not_finished() {
     assert!(pair.request(id).sent < 20_000);
 }
 
-/// Goal: a flush says whether anything left. Method: a message, data, and control entries that wait, before and
-/// after there is credit.
+/// Goal: a flush reports whether anything was sent. Method: a message, data, and control entries that wait,
+/// before and after there is credit.
 #[test]
 fn a_flush_tells_what_it_did() {
     for case in 0..3 {
@@ -202,7 +202,7 @@ fn a_flush_tells_what_it_did() {
                 let id = pair.begin(1, Mode::Standard, 5000);
                 assert_eq!(pair.request(id).sent, 8 * 448);
             }
-            _ => (0..9).for_each(|_| pair.engine(0).tell(1, Control::Resume)),
+            _ => (0..9).for_each(|_| pair.engine(0).queue_control(1, Control::Resume)),
         }
         let sent = pair.engine(0).counters().messages_sent;
         for _ in 0..2 {
@@ -218,12 +218,12 @@ fn a_flush_tells_what_it_did() {
 }
 
 /// Goal: the owner of borrowed bytes that stall is told when there is credit, and not before. Method: a message
-/// that fills the area, before and after its receiver has taken that.
+/// that fills the area, before and after its receiver has taken it.
 #[test]
 fn a_stalled_owner_is_told() {
     let mut pair = Pair::new(wide_open());
     let body = [3; 5000];
-    let id = lend(&mut pair, Mode::Standard, &body);
+    let id = lend_slot(&mut pair, Mode::Standard, &body);
     let mut ready = Vec::new();
     for _ in 0..2 {
         assert!(!pair.engine(0).flush());
@@ -240,15 +240,15 @@ fn a_stalled_owner_is_told() {
     assert!(!pair.engine(0).flush() && pair.engine(0).peers[1].stalled.is_empty());
 }
 
-/// Goal: a borrowed message that has not begun to leave is never seen once its owner has gone; those around it
-/// are. Method: three in the queue, of which the middle one is dropped, or cancelled.
+/// Goal: a borrowed message that has not begun to leave is never seen once its owner was dropped; those around
+/// it are. Method: three in the queue, of which the middle one is dropped, or cancelled.
 #[test]
 fn a_queued_message_is_forgotten() {
     for is_cancelled in [false, true] {
         let mut pair = Pair::new(wide_open());
         pair.fill(20);
         pair.begin(1, Mode::Standard, 100);
-        let id = lend(&mut pair, Mode::Standard, &[3; 5000]);
+        let id = lend_slot(&mut pair, Mode::Standard, &[3; 5000]);
         pair.begin(1, Mode::Standard, 100);
         if is_cancelled {
             assert_eq!(pair.engine(0).cancel_send(id), CancelState::Cancelled);
@@ -264,8 +264,8 @@ fn a_queued_message_is_forgotten() {
     }
 }
 
-/// Goal: a send that has ended is forgotten with its owner, and cannot be cancelled; one that was matched
-/// cannot, either; and the receiver is asked once. Method: a synchronous message before and after the match.
+/// Goal: a send that has ended is forgotten with its owner, and cannot be cancelled, nor can one that was
+/// matched; the receiver is asked once. Method: a synchronous message before and after the match.
 #[test]
 fn a_send_that_has_ended_is_forgotten() {
     let mut pair = Pair::new(small());
@@ -286,16 +286,16 @@ fn a_send_that_has_ended_is_forgotten() {
     assert_eq!(pair.engine(0).cancel_send(id), CancelState::TooLate);
 }
 
-/// Goal: a message that was taken back in its middle is told to be over as soon as there is credit, whatever its
-/// owner does meanwhile, and leaves nothing behind. Method: an abort that finds no credit, and an owner that
-/// goes, polls, or polls later.
+/// Goal: a message that was taken back in its middle is announced as over as soon as there is credit, whatever
+/// its owner does meanwhile, and leaves nothing behind. Method: an abort that finds no credit, and an owner that
+/// is dropped, polls, or polls later.
 #[test]
 fn an_abort_outlives_its_owner() {
     for owner in 0..3 {
         let mut pair = Pair::new(Config { staging_frames: 16, ..small() });
-        let id = lend(&mut pair, Mode::Synchronous, &[3; 5000]);
+        let id = lend_slot(&mut pair, Mode::Synchronous, &[3; 5000]);
         assert_eq!(pair.request(id).sent, 2048);
-        // What is left of the area.
+        // The rest of the area.
         for _ in 0..13 {
             assert_eq!(pair.send(2, Mode::Standard, 112), SendState::Done);
         }

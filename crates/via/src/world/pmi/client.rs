@@ -1,12 +1,12 @@
-//! A rank's side of PMI-1, without I/O: what it has said, and what it was told.
+//! A rank's side of PMI-1, without I/O: what it has sent, and what it has received.
 //!
 //! ```text
 //!          init   maxes   name      put (rank 0)   barrier        get
 //!   Silent ──1──▶  ──1──▶  ──1──▶ Named ──2──▶  ──2──▶  ──2──▶ Known ──3──▶ Left
 //! ```
-//! 1 is [`Client::greet`] and what follows from the answers. With 2 rank 0 tells the others the identity of
-//! the world, which launchers of this kind do not make. In `Known` the rank says what its program asks for;
-//! 3 is [`Client::leave`]. Each line is answered before the next is said: launchers read one at a time.
+//! 1 is [`Client::greet`] and what follows from the answers. In 2, rank 0 tells the others the identity of
+//! the world, which launchers of this kind do not make. In `Known`, the rank sends what its program asks for;
+//! 3 is [`Client::leave`]. Each line is answered before the next is sent: launchers read one line at a time.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -15,24 +15,24 @@ use std::{
 
 use super::{
     PmiError,
-    line::{Answer, LINE_BYTES_MAX, Lines, Pieces, encode},
+    line::{LINE_BYTES_MAX, Lines, PmiResponse, ValueParts, encode},
 };
 use crate::world::{
     Identity, Membership, Rank, WorldError,
     hub::{GETS_MAX, KEYS_MAX},
     rounds::Rounds,
     socket::Conversation,
-    waiting::{Machine, Waiters},
+    waiting::{StateMachine, Waiters},
     wire::{KEY_BYTES_MAX, VALUE_BYTES_MAX},
 };
 
-/// Under this key, which no program can put, rank 0 tells the identity of the world.
+/// The key under which rank 0 publishes the world's identity; no program can put it.
 const IDENTITY_KEY: &str = "";
 
-/// The longest name of a piece of a value: `v`, a rank, a number of a piece, a key, two full stops.
+/// The longest name of a piece of a value: `v`, a rank, the number of the piece, a key, two full stops.
 const NAME_BYTES_MAX: usize = 1 + 10 + 1 + 10 + 1 + KEY_BYTES_MAX;
 
-/// The fewest characters that a value must hold to be of use.
+/// The fewest characters that a value must hold to be useful.
 const ROOM_BYTES_MIN: usize = 16;
 
 /// The longest name of a key-value space.
@@ -42,33 +42,33 @@ const SPACE_BYTES_MAX: usize = 256;
 pub(super) struct Client {
     rank: Rank,
     size: u32,
-    /// Rank 0's is the world's.
+    /// Rank 0's identity is the world's.
     identity: Identity,
     pub(super) membership: Option<Membership>,
     /// The name of the launcher's key-value space.
     space: String,
-    /// How many characters the launcher carries in one value.
+    /// The characters that the launcher carries in one value.
     room_bytes: usize,
-    /// What is to be said after the answer to what was said. Bounded by the puts, gets and barriers that a
-    /// rank may have open.
-    queue: VecDeque<Said>,
-    in_flight: Option<Said>,
+    /// Commands to send after the current one is answered. Bounded by the puts, gets and barriers that a rank
+    /// may have open.
+    queue: VecDeque<PmiCommand>,
+    in_flight: Option<PmiCommand>,
     lines: Lines,
     outgoing: Vec<u8>,
     put: BTreeSet<String>,
-    /// How many lines with values were queued, and how many were answered.
+    /// The number of lines with values that were queued, and that were answered.
     puts_said: u64,
     puts_done: u64,
-    asked: BTreeMap<(Rank, String), Asked>,
+    asked: BTreeMap<(Rank, String), GetState>,
     rounds: Rounds,
     is_leaving: bool,
     has_left: bool,
-    end: Option<End>,
+    end: Option<PmiFailure>,
     waiters: Waiters,
 }
 
-/// What is said, so that its answer is understood.
-enum Said {
+/// A command that was sent, kept to interpret its answer.
+enum PmiCommand {
     Init,
     Maxes,
     Name,
@@ -88,16 +88,16 @@ enum Said {
     Finalize,
 }
 
-/// What became of a question.
-enum Asked {
-    Open(Pieces),
+/// The state of a question.
+enum GetState {
+    Open(ValueParts),
     Found(Vec<u8>),
-    /// Nothing was there. It may be later.
+    /// There was no value. It may come later.
     Missing,
 }
 
-/// Why nothing more will be heard.
-enum End {
+/// Why nothing more will be received.
+enum PmiFailure {
     Lost,
     Broken(PmiError),
 }
@@ -127,12 +127,12 @@ impl Client {
         }
     }
 
-    /// Begins.
+    /// Begins the conversation.
     pub(super) fn greet(&mut self) {
-        self.queue.extend([Said::Init, Said::Maxes, Said::Name]);
+        self.queue.extend([PmiCommand::Init, PmiCommand::Maxes, PmiCommand::Name]);
     }
 
-    /// Publishes a value. Returns what [`is_put`](Self::is_put) is asked with.
+    /// Publishes a value. Returns the argument for [`is_put`](Self::is_put).
     pub(super) fn put(&mut self, key: &str, value: &[u8]) -> Result<u64, WorldError> {
         self.check_open()?;
         if self.put.len() >= KEYS_MAX {
@@ -145,19 +145,19 @@ impl Client {
         Ok(self.puts_said)
     }
 
-    /// Returns whether the launcher has what was published.
+    /// Returns whether the launcher has received the value.
     pub(super) const fn is_put(&self, said: u64) -> bool {
         self.puts_done >= said
     }
 
-    /// Asks for a value, unless that is known or being asked for.
+    /// Asks for a value, unless it is known or being asked for.
     pub(super) fn ask(&mut self, rank: Rank, key: &str) -> Result<(), WorldError> {
         let question = (rank, key.to_owned());
-        if let Some(Asked::Open(_) | Asked::Found(_)) = self.asked.get(&question) {
+        if let Some(GetState::Open(_) | GetState::Found(_)) = self.asked.get(&question) {
             return Ok(());
         }
         self.check_open()?;
-        let is_open = |asked: &&Asked| matches!(asked, Asked::Open(_));
+        let is_open = |asked: &&GetState| matches!(asked, GetState::Open(_));
         if self.asked.values().filter(is_open).count() >= GETS_MAX {
             return Err(WorldError::TooMany { what: "open questions", limit: GETS_MAX });
         }
@@ -168,33 +168,33 @@ impl Client {
     /// Returns the answer, if it is there.
     pub(super) fn answer(&self, rank: Rank, key: &str) -> Option<Result<Vec<u8>, WorldError>> {
         match self.asked.get(&(rank, key.to_owned()))? {
-            Asked::Open(_) => None,
-            Asked::Found(value) => Some(Ok(value.clone())),
-            Asked::Missing => Some(Err(WorldError::NotPut { rank, key: key.to_owned() })),
+            GetState::Open(_) => None,
+            GetState::Found(value) => Some(Ok(value.clone())),
+            GetState::Missing => Some(Err(WorldError::NotPut { rank, key: key.to_owned() })),
         }
     }
 
-    /// Comes to a barrier, unless this rank is in it already. Returns which.
+    /// Enters a barrier, unless this rank is already in it. Returns the barrier's number.
     pub(super) fn enter(&mut self) -> Result<u32, WorldError> {
         if !self.rounds.is_inside() {
             self.check_open()?;
             let round = self.rounds.enter()?;
-            self.queue.push_back(Said::Enter { round: Some(round) });
+            self.queue.push_back(PmiCommand::Enter { round: Some(round) });
         }
         Ok(self.rounds.entered())
     }
 
-    /// Returns whether the barrier is passed, which the caller then tells.
+    /// Returns whether the barrier is passed; the caller then reports it.
     pub(super) fn pass(&mut self, round: u32) -> bool {
         self.rounds.tell(round)
     }
 
-    /// Leaves, unless that was said before.
+    /// Leaves, unless it has left before.
     pub(super) fn leave(&mut self) -> Result<(), WorldError> {
         if !self.is_leaving {
             self.check_open()?;
             self.is_leaving = true;
-            self.queue.push_back(Said::Finalize);
+            self.queue.push_back(PmiCommand::Finalize);
         }
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Client {
         self.has_left
     }
 
-    /// Asks the launcher to end all ranks, whatever it is doing.
+    /// Asks the launcher to end all ranks, whatever else is under way.
     pub(super) fn abort(&mut self, code: i32) {
         self.outgoing.extend_from_slice(format!("cmd=abort exitcode={code}\n").as_bytes());
     }
@@ -221,71 +221,71 @@ impl Client {
         // All of it is ASCII.
         for (piece, text) in (0..).zip(text.as_bytes().chunks(self.room_bytes.max(1))) {
             let text = String::from_utf8_lossy(text).into_owned();
-            self.queue.push_back(Said::Put { name: name(self.rank, piece, key), text });
+            self.queue.push_back(PmiCommand::Put { name: name(self.rank, piece, key), text });
             self.puts_said += 1;
         }
     }
 
     fn question(&mut self, rank: Rank, key: &str) {
-        self.asked.insert((rank, key.to_owned()), Asked::Open(Pieces::default()));
-        self.queue.push_back(Said::Get { rank, key: key.to_owned(), piece: 0 });
+        self.asked.insert((rank, key.to_owned()), GetState::Open(ValueParts::default()));
+        self.queue.push_back(PmiCommand::Get { rank, key: key.to_owned(), piece: 0 });
     }
 
-    /// Says the next line, if the last one was answered.
+    /// Sends the next line, if the last one was answered.
     fn advance(&mut self) {
         if self.in_flight.is_none()
             && let Some(said) = self.queue.pop_front()
         {
             let line = self.line(&said);
-            debug_assert!(line.len() <= LINE_BYTES_MAX, "invariant: lines are cut to what is read");
+            debug_assert!(line.len() <= LINE_BYTES_MAX, "invariant: the launcher reads such lines");
             self.outgoing.extend_from_slice(line.as_bytes());
             self.in_flight = Some(said);
         }
     }
 
-    fn line(&self, said: &Said) -> String {
+    fn line(&self, said: &PmiCommand) -> String {
         let space = &self.space;
         match said {
-            Said::Init => "cmd=init pmi_version=1 pmi_subversion=1\n".to_owned(),
-            Said::Maxes => "cmd=get_maxes\n".to_owned(),
-            Said::Name => "cmd=get_my_kvsname\n".to_owned(),
-            Said::Put { name, text } => {
+            PmiCommand::Init => "cmd=init pmi_version=1 pmi_subversion=1\n".to_owned(),
+            PmiCommand::Maxes => "cmd=get_maxes\n".to_owned(),
+            PmiCommand::Name => "cmd=get_my_kvsname\n".to_owned(),
+            PmiCommand::Put { name, text } => {
                 format!("cmd=put kvsname={space} key={name} value={text}\n")
             }
-            Said::Enter { .. } => "cmd=barrier_in\n".to_owned(),
-            Said::Get { rank, key, piece } => {
+            PmiCommand::Enter { .. } => "cmd=barrier_in\n".to_owned(),
+            PmiCommand::Get { rank, key, piece } => {
                 format!("cmd=get kvsname={space} key={}\n", name(*rank, *piece, key))
             }
-            Said::Finalize => "cmd=finalize\n".to_owned(),
+            PmiCommand::Finalize => "cmd=finalize\n".to_owned(),
         }
     }
 
-    /// Takes a line of the launcher.
+    /// Handles a line of the launcher.
     fn take(&mut self, line: &[u8]) -> Result<(), PmiError> {
-        let answer = Answer::parse(line)?;
+        let answer = PmiResponse::parse(line)?;
         match self.in_flight.take() {
             None => return answer.expect("nothing"),
-            Some(Said::Init) => answer.expect("response_to_init")?,
-            Some(Said::Maxes) => {
+            Some(PmiCommand::Init) => answer.expect("response_to_init")?,
+            Some(PmiCommand::Maxes) => {
                 answer.expect("maxes")?;
                 self.room_bytes = room(&answer)?;
             }
-            Some(Said::Name) => {
+            Some(PmiCommand::Name) => {
                 answer.expect("my_kvsname")?;
                 self.settle(answer.text("kvsname")?)?;
             }
-            Some(Said::Put { .. }) => {
+            Some(PmiCommand::Put { .. }) => {
                 answer.expect("put_result")?;
                 self.puts_done += 1;
             }
-            Some(Said::Enter { round }) => {
+            Some(PmiCommand::Enter { round }) => {
                 answer.expect("barrier_out")?;
-                // It is the one that was entered: no other is said meanwhile.
+                // It is the one that was entered: no other is under way.
                 let is_due = round.is_none_or(|round| self.rounds.pass(round));
                 debug_assert!(is_due, "invariant: barriers are entered one after the other");
             }
-            Some(Said::Get { rank, key, .. }) => self.learn(&answer, rank, key)?,
-            Some(Said::Finalize) => {
+            Some(PmiCommand::Get { rank, key, .. }) => self.learn(&answer, rank, key)?,
+            Some(PmiCommand::Finalize) => {
                 answer.expect("finalize_ack")?;
                 self.has_left = true;
             }
@@ -293,7 +293,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes the name of the key-value space, and goes on to the identity of the world.
+    /// Records the name of the key-value space, and goes on to the identity of the world.
     fn settle(&mut self, space: &str) -> Result<(), PmiError> {
         if !(1..=SPACE_BYTES_MAX).contains(&space.len()) {
             let text = super::line::shown(space);
@@ -310,27 +310,28 @@ impl Client {
             let identity = [&self.identity.id[..], &self.identity.secret[..]].concat();
             self.publish(IDENTITY_KEY, &identity);
         }
-        self.queue.push_back(Said::Enter { round: None });
+        self.queue.push_back(PmiCommand::Enter { round: None });
         self.question(Rank(0), IDENTITY_KEY);
         Ok(())
     }
 
-    fn learn(&mut self, answer: &Answer<'_>, rank: Rank, key: String) -> Result<(), PmiError> {
+    fn learn(&mut self, answer: &PmiResponse<'_>, rank: Rank, key: String) -> Result<(), PmiError> {
         let is_found = answer.is_success("get_result")?;
         let question = (rank, key);
-        let Some(Asked::Open(pieces)) = self.asked.get_mut(&question) else { return Ok(()) };
+        let Some(GetState::Open(pieces)) = self.asked.get_mut(&question) else { return Ok(()) };
         let now = if is_found {
             match pieces.add(answer.text("value")?, VALUE_BYTES_MAX)? {
-                Some(value) => Asked::Found(value),
+                Some(value) => GetState::Found(value),
                 None => {
                     let (piece, key) = (pieces.count, question.1);
-                    self.queue.push_front(Said::Get { rank, key, piece });
+                    self.queue.push_front(PmiCommand::Get { rank, key, piece });
                     return Ok(());
                 }
             }
         } else {
-            // Also if a later piece is missing: before the barrier some may be there and others not.
-            Asked::Missing
+            // Report it even if only a later piece is missing: before the barrier some pieces may be there
+            // and others not.
+            GetState::Missing
         };
         if question.1 == IDENTITY_KEY {
             return self.enrol(now);
@@ -339,10 +340,10 @@ impl Client {
         Ok(())
     }
 
-    fn enrol(&mut self, told: Asked) -> Result<(), PmiError> {
+    fn enrol(&mut self, told: GetState) -> Result<(), PmiError> {
         let bad =
             || PmiError::BadField { field: "value", text: "no identity of a world".to_owned() };
-        let Asked::Found(bytes) = told else { return Err(bad()) };
+        let GetState::Found(bytes) = told else { return Err(bad()) };
         let (id, secret) = bytes.split_first_chunk().ok_or_else(bad)?;
         let secret = secret.try_into().map_err(|_| bad())?;
         let identity = Identity { id: *id, secret };
@@ -351,9 +352,9 @@ impl Client {
         Ok(())
     }
 
-    fn close(&mut self, end: End) {
+    fn close(&mut self, end: PmiFailure) {
         if self.is_leaving {
-            // Some launchers end the connection instead of a last word.
+            // Some launchers close the connection instead of answering.
             self.has_left = true;
         }
         self.end.get_or_insert(end);
@@ -361,13 +362,13 @@ impl Client {
     }
 }
 
-impl Machine for Client {
+impl StateMachine for Client {
     fn check(&self) -> Result<(), WorldError> {
         match &self.end {
             _ if self.has_left => Err(WorldError::Left),
             None => Ok(()),
-            Some(End::Lost) => Err(WorldError::LauncherLost),
-            Some(End::Broken(error)) => Err(error.clone().into()),
+            Some(PmiFailure::Lost) => Err(WorldError::LauncherLost),
+            Some(PmiFailure::Broken(error)) => Err(error.clone().into()),
         }
     }
 
@@ -377,7 +378,7 @@ impl Machine for Client {
 }
 
 impl Conversation for Client {
-    type Machine = Self;
+    type StateMachine = Self;
 
     fn machine(&mut self) -> &mut Self {
         self
@@ -388,7 +389,7 @@ impl Conversation for Client {
         &mut self.outgoing
     }
 
-    fn hear(&mut self, bytes: &[u8]) {
+    fn receive_bytes(&mut self, bytes: &[u8]) {
         let mut lines = std::mem::take(&mut self.lines);
         lines.feed(bytes);
         while self.end.is_none() {
@@ -398,7 +399,7 @@ impl Conversation for Client {
                 Err(error) => Err(error),
             };
             if let Err(error) = taken {
-                self.close(End::Broken(error));
+                self.close(PmiFailure::Broken(error));
             }
         }
         self.lines = lines;
@@ -406,7 +407,7 @@ impl Conversation for Client {
     }
 
     fn lose(&mut self) {
-        self.close(End::Lost);
+        self.close(PmiFailure::Lost);
     }
 
     fn is_over(&self) -> bool {
@@ -423,13 +424,13 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Returns under which name a piece of a value stands.
+/// Returns the name of a piece of a value.
 fn name(rank: Rank, piece: u32, key: &str) -> String {
     format!("v{}.{piece}.{key}", rank.0)
 }
 
-/// Returns how many characters the launcher carries in one value; its limits count an end of text.
-fn room(answer: &Answer<'_>) -> Result<usize, PmiError> {
+/// Returns how many characters the launcher carries in one value; its limits count a terminator.
+fn room(answer: &PmiResponse<'_>) -> Result<usize, PmiError> {
     let (names, values) = (answer.number("keylen_max")?, answer.number("vallen_max")?);
     let check = |what, limit: usize, needed| match limit.checked_sub(1) {
         Some(room) if room >= needed => Ok(room),

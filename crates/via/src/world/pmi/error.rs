@@ -1,19 +1,19 @@
-//! What can be wrong with a launcher that speaks PMI-1.
+//! Errors of a launcher that speaks PMI-1.
 
 use thiserror::Error;
 
-/// Why a launcher that speaks PMI-1 cannot be understood, or used.
+/// Why a launcher that speaks PMI-1 cannot be understood or used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PmiError {
-    /// A line without end.
+    /// A line that does not end.
     #[error("a line of {limit} bytes or more")]
     LineTooLong {
-        /// What no line reaches.
+        /// The limit, which no line may reach.
         limit: usize,
     },
-    /// Bytes that are no text.
-    #[error("a line that is no text")]
+    /// A line that is not UTF-8.
+    #[error("a line that is not text")]
     NotText,
     /// A line that does not begin as every line does.
     #[error("the line `{line}`, which does not begin with `cmd=`")]
@@ -21,48 +21,48 @@ pub enum PmiError {
         /// Its beginning.
         line: String,
     },
-    /// An answer to something else, or to nothing.
-    #[error("`{found}` where `{expected}` was due")]
+    /// An answer to another command, or to none.
+    #[error("`{found}` where `{expected}` was expected")]
     Unexpected {
-        /// What was due.
+        /// The expected answer.
         expected: &'static str,
-        /// What came.
+        /// The actual answer.
         found: String,
     },
-    /// An answer that lacks something.
+    /// An answer without a required field.
     #[error("`{command}` without `{field}`")]
     NoField {
-        /// Which answer.
+        /// The answer.
         command: String,
-        /// What it lacks.
+        /// The missing field.
         field: &'static str,
     },
-    /// An answer with something in it that cannot be.
+    /// An answer with an invalid field.
     #[error("`{text}` as `{field}`")]
     BadField {
-        /// What.
+        /// The field.
         field: &'static str,
-        /// Its beginning.
+        /// The beginning of its value.
         text: String,
     },
-    /// It could not do what it was asked for: a barrier that was aborted, for example.
+    /// The launcher could not do what it was asked for: a barrier that was aborted, for example.
     #[error("`{command}` with failure {result}: {message}")]
     Failed {
         /// The answer.
         command: &'static str,
-        /// Its number.
+        /// The launcher's error number.
         result: i64,
-        /// In its words.
+        /// The launcher's message.
         message: String,
     },
-    /// It carries less than anything useful.
+    /// The launcher carries too little to be useful.
     #[error("{what} of at most {limit} bytes, where {needed} are needed")]
     TooShort {
-        /// What it carries.
+        /// What the limit is for.
         what: &'static str,
-        /// How much of it.
+        /// The launcher's limit.
         limit: usize,
-        /// What would do.
+        /// The least that is needed.
         needed: usize,
     },
 }

@@ -1,25 +1,25 @@
-//! The lines of PMI-1: `cmd=NAME key=value ...`, ended by a newline. Nothing here does I/O, and nothing
-//! here panics on what a launcher sends.
+//! The lines of PMI-1: `cmd=NAME key=value ...`, ended by a newline. Nothing here does I/O, or panics on what
+//! a launcher sends.
 
 use std::fmt;
 
 use super::PmiError;
 
-/// The most bytes of a line that this side sends or asks for, its newline included. Slurm's launcher takes a
-/// longer one for two, and kills the job.
+/// The most bytes of a line that this side sends or asks for, including its newline. Slurm's launcher takes a
+/// longer line for two, and kills the job.
 pub(super) const LINE_BYTES_MAX: usize = 1023;
 
-/// The most bytes of a line that this side takes, its newline included.
+/// The most bytes of a line that this side accepts, including its newline.
 const ANSWER_BYTES_MAX: usize = 4096;
 
 /// The most characters of a launcher's text that an error repeats.
 const SHOWN_CHARACTERS_MAX: usize = 80;
 
-/// Cuts a stream into lines. Holds at most one line beyond what it was fed.
+/// Splits a stream into lines. Holds at most one line beyond what it was fed.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     bytes: Vec<u8>,
-    /// How many of `bytes` were returned already.
+    /// How many of `bytes` were already returned.
     taken: usize,
 }
 
@@ -43,14 +43,14 @@ impl Lines {
     }
 }
 
-/// What a launcher said.
-pub(super) struct Answer<'a> {
+/// A launcher's answer.
+pub(super) struct PmiResponse<'a> {
     command: &'a str,
     fields: Vec<(&'a str, &'a str)>,
 }
 
-impl<'a> Answer<'a> {
-    /// Reads a line.
+impl<'a> PmiResponse<'a> {
+    /// Parses a line.
     pub(super) fn parse(line: &'a [u8]) -> Result<Self, PmiError> {
         let text = std::str::from_utf8(line).map_err(|_| PmiError::NotText)?;
         let is_text = |character: char| character == ' ' || character.is_ascii_graphic();
@@ -65,7 +65,7 @@ impl<'a> Answer<'a> {
         Ok(Self { command, fields })
     }
 
-    /// Checks that it answers what was said, and that this was done.
+    /// Checks that this answers `command`, and that the command succeeded.
     pub(super) fn expect(&self, command: &'static str) -> Result<(), PmiError> {
         if self.command != command {
             let found = shown(self.command);
@@ -80,7 +80,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Checks that it answers what was said. Returns whether that was done.
+    /// Checks that this answers `command`. Returns whether the command succeeded.
     pub(super) fn is_success(&self, command: &'static str) -> Result<bool, PmiError> {
         match self.expect(command) {
             Err(PmiError::Failed { .. }) => Ok(false),
@@ -88,12 +88,12 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns a field that must be there.
+    /// Returns a required field.
     pub(super) fn text(&self, field: &'static str) -> Result<&'a str, PmiError> {
         self.field(field).ok_or_else(|| PmiError::NoField { command: shown(self.command), field })
     }
 
-    /// Returns a field that must be there, and a number.
+    /// Returns a required field as a number.
     pub(super) fn number(&self, field: &'static str) -> Result<usize, PmiError> {
         let text = self.text(field)?;
         text.parse().map_err(|_| PmiError::BadField { field, text: shown(text) })
@@ -103,15 +103,15 @@ impl<'a> Answer<'a> {
         self.fields.iter().find(|(field, _)| *field == name).map(|&(_, text)| text)
     }
 
-    /// What became of it; without a word on that, it was done.
+    /// Returns the result code; an answer without one means success.
     fn result(&self) -> Result<i64, PmiError> {
         let text = self.field("rc").unwrap_or("0");
         text.parse().map_err(|_| PmiError::BadField { field: "rc", text: shown(text) })
     }
 }
 
-impl fmt::Debug for Answer<'_> {
-    /// Without its fields, one of which may be a secret.
+impl fmt::Debug for PmiResponse<'_> {
+    /// Omits the fields, one of which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answer").field("command", &self.command).finish_non_exhaustive()
     }
@@ -122,26 +122,26 @@ pub(super) fn shown(text: &str) -> String {
     text.chars().take(SHOWN_CHARACTERS_MAX).collect()
 }
 
-/// Writes a value as text: its length, a full stop, its bytes, in hexadecimal.
+/// Encodes a value as text: its length, a full stop, its bytes, in hexadecimal.
 pub(super) fn encode(value: &[u8]) -> String {
     use fmt::Write;
     let mut text = format!("{:x}.", value.len());
     for byte in value {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
     }
     text
 }
 
-/// A value that comes in pieces of its text.
+/// A value that arrives as pieces of its text.
 #[derive(Debug, Default)]
-pub(super) struct Pieces {
+pub(super) struct ValueParts {
     text: String,
     pub(super) count: u32,
 }
 
-impl Pieces {
-    /// Takes the next piece. Returns the value if this was the last.
+impl ValueParts {
+    /// Adds the next piece. Returns the value if this was the last.
     pub(super) fn add(
         &mut self,
         piece: &str,

@@ -1,14 +1,14 @@
-//! Launchers that clusters have: PMI-1, the protocol by which MPICH's Hydra (`mpiexec.hydra`) and Slurm
-//! (`srun --mpi=pmi2`, which answers both versions) bring ranks together.
+//! Cluster launchers: PMI-1, the protocol by which MPICH's Hydra (`mpiexec.hydra`) and Slurm
+//! (`srun --mpi=pmi2`, which answers both versions) connect ranks.
 //!
-//! Text on an inherited socket, `PMI_FD`; `PMI_RANK` and `PMI_SIZE` say who this process is. Values go to a
-//! key-value space of the launcher and are found after a barrier.
+//! The protocol is text on an inherited socket, `PMI_FD`; `PMI_RANK` and `PMI_SIZE` identify this process.
+//! Values are put into a key-value space of the launcher and can be read after a barrier.
 //!
-//! # What such a launcher cannot do
-//! It tells nobody how others fare: [`Bootstrap::event`] ends with the launcher alone. A barrier waits for all
-//! ranks, also for those that have left; a value that is not there yet is [`WorldError::NotPut`] and is not
-//! waited for. Hydra ends all ranks when one ends badly; so does Slurm, if started with
-//! `--kill-on-bad-exit`.
+//! # Limits of such launchers
+//! They do not report the fate of other ranks: [`Bootstrap::event`] only ends with the launcher. A barrier
+//! waits for all ranks, including those that have left; a value that is not there yet is
+//! [`WorldError::NotPut`] and is not waited for. Hydra ends all ranks when one fails; so does Slurm, if
+//! started with `--kill-on-bad-exit`.
 
 mod client;
 mod error;
@@ -21,12 +21,12 @@ use vigie_detect::{Handle, Instant, Server, Timers};
 use self::client::Client;
 pub use self::error::PmiError;
 use super::{
-    Answer, Bootstrap, Event, Identity, Membership, Rank, WorldError,
+    Bootstrap, BootstrapFuture, Identity, Membership, Rank, WorldError, WorldEvent,
     socket::SocketLink,
-    waiting::{Link, Waiting},
+    waiting::{DeadlineWait, HubLink},
 };
 
-/// How long a rank waits to be ended after it has asked for that, before it ends itself.
+/// How long a rank that has asked the launcher to end it waits before it ends itself.
 const ABORT_TIME: Duration = Duration::from_secs(2);
 
 /// A rank of a launcher that speaks PMI-1.
@@ -48,15 +48,15 @@ pub(super) async fn join(
     client.greet();
     let link = SocketLink::new(server, socket, client)?;
     let timers = server.timers().clone();
-    let waiting = Waiting { link: &link, timers: &timers, deadline };
+    let waiting = DeadlineWait { link: &link, timers: &timers, deadline };
     let what = || "all ranks have joined".to_owned();
     let membership = waiting.until(what, |client, _| client.membership.clone()).await?;
     Ok(Pmi { link, timers, membership })
 }
 
 impl Pmi {
-    const fn waiting(&self, deadline: Instant) -> Waiting<'_, SocketLink<UnixStream, Client>> {
-        Waiting { link: &self.link, timers: &self.timers, deadline }
+    const fn waiting(&self, deadline: Instant) -> DeadlineWait<'_, SocketLink<UnixStream, Client>> {
+        DeadlineWait { link: &self.link, timers: &self.timers, deadline }
     }
 }
 
@@ -65,7 +65,12 @@ impl Bootstrap for Pmi {
         &self.membership
     }
 
-    fn put<'a>(&'a self, key: &'a str, value: &'a [u8], deadline: Instant) -> Answer<'a, ()> {
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        value: &'a [u8],
+        deadline: Instant,
+    ) -> BootstrapFuture<'a, ()> {
         Box::pin(async move {
             let said = self.link.act(|client| client.put(key, value))?;
             let what = || format!("the launcher took the value for `{key}`");
@@ -79,7 +84,7 @@ impl Bootstrap for Pmi {
         rank: Rank,
         key: &'a str,
         deadline: Instant,
-    ) -> Answer<'a, Option<Vec<u8>>> {
+    ) -> BootstrapFuture<'a, Option<Vec<u8>>> {
         Box::pin(async move {
             self.link.act(|client| client.ask(rank, key))?;
             let what = || format!("the value of {rank} for `{key}`");
@@ -88,7 +93,7 @@ impl Bootstrap for Pmi {
         })
     }
 
-    fn barrier(&self, deadline: Instant) -> Answer<'_, ()> {
+    fn barrier(&self, deadline: Instant) -> BootstrapFuture<'_, ()> {
         Box::pin(async move {
             let round = self.link.act(Client::enter)?;
             let what = || format!("all ranks came to barrier {round}");
@@ -97,14 +102,14 @@ impl Bootstrap for Pmi {
         })
     }
 
-    fn event(&self, _: usize) -> Answer<'_, Event> {
+    fn event(&self, _: usize) -> BootstrapFuture<'_, WorldEvent> {
         Box::pin(async move {
             let what = || "something happened to a rank".to_owned();
             self.waiting(Instant::MAX).until(what, |_, _| None).await
         })
     }
 
-    fn leave(&self, deadline: Instant) -> Answer<'_, ()> {
+    fn leave(&self, deadline: Instant) -> BootstrapFuture<'_, ()> {
         Box::pin(async move {
             self.link.act(Client::leave)?;
             let what = || "the launcher took note that this rank leaves".to_owned();
@@ -114,7 +119,7 @@ impl Bootstrap for Pmi {
     }
 
     fn abort(&self, code: i32) {
-        // Nothing in there fails.
+        // This closure does not fail.
         drop(self.link.act(|client| {
             client.abort(code);
             Ok(())

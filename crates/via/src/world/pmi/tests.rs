@@ -7,10 +7,10 @@ use vigie_detect::HostThread;
 
 use super::{
     client::Client,
-    line::{Answer, LINE_BYTES_MAX, Lines, Pieces, encode},
+    line::{LINE_BYTES_MAX, Lines, PmiResponse, ValueParts, encode},
     *,
 };
-use crate::world::{World, socket::Conversation, waiting::Machine};
+use crate::world::{World, socket::Conversation, waiting::StateMachine};
 
 fn identity() -> Identity {
     Identity { id: [1; 16], secret: [2; 32] }
@@ -26,7 +26,7 @@ fn client() -> Client {
 #[derive(Default)]
 struct Launcher {
     values: std::collections::BTreeMap<String, String>,
-    /// The line that it answers otherwise, and how.
+    /// The command that it answers differently, and how.
     planted: Option<(&'static str, String)>,
 }
 
@@ -60,7 +60,7 @@ impl Launcher {
         }
     }
 
-    /// Answers all that the client says, until it says nothing more or is over.
+    /// Answers everything that the client sends, until it sends no more or is over.
     fn serve(&mut self, client: &mut Client) {
         while !client.is_over() {
             let said = std::mem::take(client.outgoing());
@@ -70,7 +70,7 @@ impl Launcher {
             assert!(said.len() <= LINE_BYTES_MAX, "{} bytes", said.len());
             let line = std::str::from_utf8(&said).unwrap().strip_suffix('\n').unwrap();
             assert!(!line.contains('\n'), "one line at a time: {line}");
-            client.hear(format!("{}\n", self.answer(line)).as_bytes());
+            client.receive_bytes(format!("{}\n", self.answer(line)).as_bytes());
         }
     }
 }
@@ -102,8 +102,8 @@ fn values_of_every_length() {
     assert!(matches!(client.put("k", b""), Err(WorldError::Left)));
 }
 
-/// Goal: values are cut so that no line and no value is longer than the launcher takes. Method: launchers with
-/// short values, and with long names of spaces, which leave less of a line.
+/// Goal: values are split so that no line and no value is longer than the launcher accepts. Method: launchers
+/// with short values, and with long names of spaces, which leave less of a line.
 #[test]
 fn values_are_cut_to_the_launcher() {
     for (maxes, space, shortest) in
@@ -119,7 +119,7 @@ fn values_are_cut_to_the_launcher() {
             launcher.planted = answer.map(|answer| (command, answer));
             let said = std::mem::take(client.outgoing());
             let line = std::str::from_utf8(&said).unwrap().trim_end();
-            client.hear(format!("{}\n", launcher.answer(line)).as_bytes());
+            client.receive_bytes(format!("{}\n", launcher.answer(line)).as_bytes());
         }
         launcher.planted = None;
         launcher.serve(&mut client);
@@ -132,8 +132,8 @@ fn values_are_cut_to_the_launcher() {
     }
 }
 
-/// Goal: what a launcher says that makes no sense, or that it could not do something, is a typed error, and
-/// final. Method: one wrong answer in each place.
+/// Goal: a launcher's answer that makes no sense, or reports a failure, is a typed error, and final. Method:
+/// one wrong answer in each place.
 #[test]
 fn wrong_answers() {
     let long = "x".repeat(5000);
@@ -175,13 +175,13 @@ fn wrong_answers() {
         assert!(error.to_string().len() < 300, "{error}");
     }
     let mut client = client();
-    client.hear("cmd=barrier_out\n".as_bytes());
+    client.receive_bytes("cmd=barrier_out\n".as_bytes());
     assert!(client.check().is_err(), "nothing was asked");
-    client.hear(&[0xff; 10_000]);
+    client.receive_bytes(&[0xff; 10_000]);
 }
 
-/// Goal: nothing that a launcher can send panics or is kept without bound. Method: lines that are nearly right,
-/// mutated by a seeded generator, cut anywhere.
+/// Goal: nothing that a launcher can send panics or is kept without bound. Method: nearly right lines, mutated
+/// by a seeded generator and cut anywhere.
 #[test]
 fn mutated_lines() {
     for seed in 0..2000 {
@@ -208,8 +208,8 @@ fn mutated_lines() {
                 }
             }
             let (front, back) = answer.split_at(random.usize(0..=answer.len()));
-            client.hear(front);
-            client.hear(back);
+            client.receive_bytes(front);
+            client.receive_bytes(back);
             if let Err(error) = client.check() {
                 assert!(matches!(error, WorldError::Pmi(_)), "seed {seed}: {error}");
             }
@@ -217,7 +217,7 @@ fn mutated_lines() {
     }
 }
 
-/// Goal: the codec alone takes any bytes. Method: random ones, as lines, as answers, as pieces of values.
+/// Goal: the codec alone accepts any bytes. Method: random ones, as lines, as answers, as pieces of values.
 #[test]
 fn random_bytes() {
     for seed in 0..2000 {
@@ -226,26 +226,25 @@ fn random_bytes() {
         let mut lines = Lines::default();
         lines.feed(&bytes);
         while let Ok(Some(line)) = lines.next_line() {
-            if let Ok(answer) = Answer::parse(line) {
+            if let Ok(answer) = PmiResponse::parse(line) {
                 let _ = (answer.expect("maxes"), answer.text("value"), answer.number("rc"));
             }
         }
         let text: String = (0..random.usize(0..20)).map(|_| random.char(..)).collect();
-        let mut pieces = Pieces::default();
+        let mut pieces = ValueParts::default();
         let _ = pieces.add(&text, 500);
         let _ = pieces.add(&text, 500);
-        let mut pieces = Pieces::default();
+        let mut pieces = ValueParts::default();
         let text = encode(&bytes);
         let (front, back) = text.split_at(random.usize(0..text.len()));
         let found = pieces.add(front, 500).ok().flatten();
         let found = found.or_else(|| pieces.add(back, 500).ok().flatten());
-        // Cut before the full stop, it is no beginning of a value.
+        // Cut before the full stop, it is not the beginning of a value.
         assert!(found == Some(bytes) || !front.contains('.'), "seed {seed}");
     }
 }
 
-/// Goal: a value that is not there is said to be so, and may be asked for again. Method: ask before it is put and
-/// after.
+/// Goal: a missing value is reported as such, and may be asked for again. Method: ask before it is put and after.
 #[test]
 fn values_that_come_later() {
     let (mut launcher, mut client) = (Launcher::default(), client());
@@ -260,7 +259,7 @@ fn values_that_come_later() {
     assert_eq!(client.answer(Rank(0), "later").unwrap().unwrap(), b"value");
 }
 
-/// Joins a launcher on a thread, which answers until `last` was said, and then goes away.
+/// Joins a launcher on a thread, which answers until `last` was sent, and then ends.
 fn join_until(host: &HostThread, last: &'static str) -> Result<World, WorldError> {
     let (socket, other) = UnixStream::pair().unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -306,7 +305,7 @@ fn launcher_goes_away() {
         let error = join_until(&host, last).unwrap_err();
         assert!(matches!(error, WorldError::LauncherLost), "{last}: {error}");
     }
-    // That the connection ends is as good as a last word.
+    // The end of the connection counts as the last answer.
     for last in ["cmd=finalize", "nothing"] {
         let error = join_until(&host, last).unwrap_err();
         assert!(matches!(error, WorldError::Left), "{last}: {error}");

@@ -1,4 +1,4 @@
-//! How a caller and the rendezvous prove to each other that they know the secret, without I/O.
+//! Lets a caller and the rendezvous prove to each other that they know the secret, without I/O.
 //!
 //! ```text
 //!   rendezvous                                     caller
@@ -11,20 +11,20 @@
 //!       ├─────────────────────────────────────────────▶
 //! ```
 //! Tags are SipHash-2-4 of 128 bits under the secret [siphash, §6]. Both random numbers are in every tag, so
-//! that nothing can be said twice; each tag begins with who says it, so that nothing can be said back. From
-//! the same comes the key under which every later frame is [tagged](super::seal).
+//! no message can be replayed; each tag begins with its sender's role, so none can be reflected. The key
+//! under which every later frame is [tagged](super::seal) is derived from the same input.
 
 use std::fmt;
 
 use crate::{
-    software_nic::{Secret, TAG_BYTES, is_same},
-    world::{Rank, Refusal},
+    auth::{Secret, TAG_BYTES, is_same},
+    world::{JoinRefusal, Rank},
 };
 
-/// How a random number of a handshake is kept.
+/// A random number of a handshake.
 pub type Nonce = [u8; 16];
 
-/// Says what this is, and in its last byte which version.
+/// Identifies the protocol and, in its last byte, the version.
 const MAGIC: [u8; 8] = *b"vigieRV\x01";
 
 /// The length of a challenge, in bytes.
@@ -34,15 +34,15 @@ pub const ANSWER_BYTES: usize = MAGIC.len() + 4 + 4 + 16 + TAG_BYTES;
 /// The length of a verdict, in bytes.
 pub const VERDICT_BYTES: usize = 1 + TAG_BYTES;
 
-/// The verdict that needs no tag: who gets it knows no key.
+/// The verdict that carries no tag, since its receiver does not know the secret.
 const WRONG_SECRET: u8 = 1;
 
 /// The keys of a connection, one for each direction.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Session {
-    /// Of what the rendezvous says.
+    /// The key of frames from the rendezvous.
     pub(super) from_hub: Secret,
-    /// Of what the rank says.
+    /// The key of frames from the rank.
     pub(super) from_member: Secret,
 }
 
@@ -52,16 +52,16 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What both sides know of a call.
+/// What both sides know about a call.
 #[derive(Clone, Copy, Debug)]
-struct Call {
+struct HandshakeTranscript {
     challenge: Nonce,
     answer: Nonce,
     rank: u32,
     size: u32,
 }
 
-impl Call {
+impl HandshakeTranscript {
     fn tag(&self, secret: &Secret, what: &[u8]) -> [u8; TAG_BYTES] {
         let (rank, size) = (self.rank.to_le_bytes(), self.size.to_le_bytes());
         secret.tag(&[&self.challenge, &self.answer, &rank[..], &size, what].concat())
@@ -80,47 +80,47 @@ impl Call {
     }
 }
 
-/// The side of the rendezvous, for one caller.
+/// The rendezvous's side, for one caller.
 #[derive(Debug)]
 pub struct Challenger {
     nonce: Nonce,
 }
 
-/// What the rendezvous makes of a caller.
+/// The rendezvous's verdict on a caller.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum HandshakeVerdict {
     /// It is this rank: send it the bytes, then frames under the keys.
     Admitted {
-        /// Which.
+        /// The rank.
         rank: Rank,
         /// The verdict.
         bytes: [u8; VERDICT_BYTES],
         /// The keys.
         session: Session,
     },
-    /// It knows the secret, but cannot be let in: send it the bytes, and end the connection.
+    /// It knows the secret, but cannot be admitted: send it the bytes, and end the connection.
     Refused {
-        /// Why.
-        why: Refusal,
+        /// The reason.
+        why: JoinRefusal,
         /// The verdict.
         bytes: [u8; VERDICT_BYTES],
     },
-    /// It does not know the secret, or speaks something else.
+    /// It does not know the secret, or speaks another protocol.
     Stranger {
-        /// The verdict, for the case that it is a rank with a wrong secret.
+        /// The verdict, in case the caller is a rank with a wrong secret.
         bytes: [u8; VERDICT_BYTES],
     },
 }
 
 impl Challenger {
-    /// Takes a random number that was never used before.
+    /// Makes a challenge from a random number that was never used before.
     #[must_use]
     pub const fn new(nonce: Nonce) -> Self {
         Self { nonce }
     }
 
-    /// Returns the challenge, to be sent first.
+    /// Returns the bytes of the challenge, which is sent first.
     #[must_use]
     pub fn challenge(&self) -> [u8; CHALLENGE_BYTES] {
         let mut bytes = [0; CHALLENGE_BYTES];
@@ -130,93 +130,97 @@ impl Challenger {
         bytes
     }
 
-    /// Judges the answer to it, for a world of `size` ranks; `admit` says why a rank that knows the secret is
-    /// not let in.
+    /// Judges the answer, for a world of `size` ranks. `admit` refuses a rank that knows the secret but must
+    /// not be admitted.
     #[must_use]
     pub fn judge(
         &self,
         answer: &[u8; ANSWER_BYTES],
         secret: &Secret,
         size: u32,
-        admit: impl FnOnce(Rank) -> Result<(), Refusal>,
-    ) -> Verdict {
-        let stranger = Verdict::Stranger { bytes: [WRONG_SECRET; VERDICT_BYTES] };
+        admit: impl FnOnce(Rank) -> Result<(), JoinRefusal>,
+    ) -> HandshakeVerdict {
+        let stranger = HandshakeVerdict::Stranger { bytes: [WRONG_SECRET; VERDICT_BYTES] };
         let Some((call, tag)) = self.read(answer) else { return stranger };
         if !is_same(&call.tag(secret, b"answer"), tag) {
             return stranger;
         }
         let checked = if call.size != size {
-            Err(Refusal::OtherSize)
+            Err(JoinRefusal::OtherSize)
         } else if call.rank >= size {
-            Err(Refusal::NoSuchRank)
+            Err(JoinRefusal::NoSuchRank)
         } else {
             admit(Rank(call.rank))
         };
         match checked {
-            Ok(()) => Verdict::Admitted {
+            Ok(()) => HandshakeVerdict::Admitted {
                 rank: Rank(call.rank),
                 bytes: call.verdict(secret, 0),
                 session: call.session(secret),
             },
-            Err(why) => Verdict::Refused { why, bytes: call.verdict(secret, word(why)) },
+            Err(why) => HandshakeVerdict::Refused { why, bytes: call.verdict(secret, word(why)) },
         }
     }
 
-    fn read<'a>(&self, answer: &'a [u8; ANSWER_BYTES]) -> Option<(Call, &'a [u8])> {
+    fn read<'a>(&self, answer: &'a [u8; ANSWER_BYTES]) -> Option<(HandshakeTranscript, &'a [u8])> {
         let rest = answer.strip_prefix(&MAGIC)?;
         let (rank, rest) = rest.split_first_chunk()?;
         let (size, rest) = rest.split_first_chunk()?;
         let (nonce, tag) = rest.split_first_chunk()?;
         let (rank, size) = (u32::from_le_bytes(*rank), u32::from_le_bytes(*size));
-        Some((Call { challenge: self.nonce, answer: *nonce, rank, size }, tag))
+        Some((HandshakeTranscript { challenge: self.nonce, answer: *nonce, rank, size }, tag))
     }
 }
 
 /// A rank's side.
 #[derive(Debug)]
-pub(super) struct Caller {
+pub(super) struct ClientHandshake {
     secret: Secret,
     rank: Rank,
     size: u32,
     nonce: Nonce,
 }
 
-impl Caller {
+impl ClientHandshake {
     pub(super) const fn new(secret: Secret, rank: Rank, size: u32, nonce: Nonce) -> Self {
         Self { secret, rank, size, nonce }
     }
 
-    /// Returns the answer to a challenge, and what is to be done with the verdict. `None`: this is no challenge.
+    /// Returns the answer to a challenge, and the state that reads the verdict. `None`: this is not a challenge.
     pub(super) fn answer(
         self,
         challenge: &[u8; CHALLENGE_BYTES],
-    ) -> Option<([u8; ANSWER_BYTES], Answered)> {
+    ) -> Option<([u8; ANSWER_BYTES], AnsweredChallenge)> {
         let nonce = challenge.strip_prefix(&MAGIC)?.try_into().ok()?;
-        let call =
-            Call { challenge: nonce, answer: self.nonce, rank: self.rank.0, size: self.size };
+        let call = HandshakeTranscript {
+            challenge: nonce,
+            answer: self.nonce,
+            rank: self.rank.0,
+            size: self.size,
+        };
         let (rank, size) = (call.rank.to_le_bytes(), call.size.to_le_bytes());
         let tag = call.tag(&self.secret, b"answer");
         let bytes = [&MAGIC[..], &rank, &size, &call.answer, &tag].concat();
-        Some((bytes.try_into().ok()?, Answered { secret: self.secret, call }))
+        Some((bytes.try_into().ok()?, AnsweredChallenge { secret: self.secret, call }))
     }
 }
 
 /// A rank's side after its answer.
 #[derive(Debug)]
-pub(super) struct Answered {
+pub(super) struct AnsweredChallenge {
     secret: Secret,
-    call: Call,
+    call: HandshakeTranscript,
 }
 
-impl Answered {
-    /// Returns the keys, or why there are none.
-    pub(super) fn read(&self, verdict: &[u8; VERDICT_BYTES]) -> Result<Session, Refusal> {
+impl AnsweredChallenge {
+    /// Returns the keys, or why the rank was refused.
+    pub(super) fn read(&self, verdict: &[u8; VERDICT_BYTES]) -> Result<Session, JoinRefusal> {
         let word = verdict[0];
         if word == WRONG_SECRET {
-            return Err(Refusal::WrongSecret);
+            return Err(JoinRefusal::WrongSecret);
         }
         if !is_same(&self.call.verdict(&self.secret, word), verdict) {
-            return Err(Refusal::Impostor);
+            return Err(JoinRefusal::Impostor);
         }
         match word {
             0 => Ok(self.call.session(&self.secret)),
@@ -225,24 +229,24 @@ impl Answered {
     }
 }
 
-/// Returns the word for a refusal.
-const fn word(why: Refusal) -> u8 {
+/// Returns the byte that stands for a refusal.
+const fn word(why: JoinRefusal) -> u8 {
     match why {
-        Refusal::WrongSecret | Refusal::Impostor => WRONG_SECRET,
-        Refusal::OtherSize => 2,
-        Refusal::NoSuchRank => 3,
-        Refusal::Taken => 4,
-        Refusal::TooLate => 5,
-        Refusal::Unknown => u8::MAX,
+        JoinRefusal::WrongSecret | JoinRefusal::Impostor => WRONG_SECRET,
+        JoinRefusal::OtherSize => 2,
+        JoinRefusal::NoSuchRank => 3,
+        JoinRefusal::Taken => 4,
+        JoinRefusal::TooLate => 5,
+        JoinRefusal::Unknown => u8::MAX,
     }
 }
 
-const fn refusal(word: u8) -> Refusal {
+const fn refusal(word: u8) -> JoinRefusal {
     match word {
-        2 => Refusal::OtherSize,
-        3 => Refusal::NoSuchRank,
-        4 => Refusal::Taken,
-        5 => Refusal::TooLate,
-        _ => Refusal::Unknown,
+        2 => JoinRefusal::OtherSize,
+        3 => JoinRefusal::NoSuchRank,
+        4 => JoinRefusal::Taken,
+        5 => JoinRefusal::TooLate,
+        _ => JoinRefusal::Unknown,
     }
 }

@@ -1,15 +1,16 @@
-//! The rendezvous over TCP, for ranks that no launcher brings together: on hosts of all kinds, in containers,
-//! under `ssh`.
+//! The rendezvous over TCP, for ranks without a common launcher: on hosts of all kinds, in containers, under
+//! `ssh`.
 //!
 //! One process serves it: `vigie-run --listen ADDRESS:PORT`, around the same [hub](super::hub) as for the ranks
-//! of one host. Ranks find it by their environment, see the [table](super#the-environment), and call until it is
-//! there. Each side proves that it knows the secret, which does not travel; neither does the secret of the
-//! [identity](super::Identity), which both make of that. Everything later is [tagged](seal), not hidden.
+//! of one host. Ranks find it through their environment, see the [table](super#the-environment), and call until
+//! it answers. Each side proves that it knows the secret, which is never sent; neither is the secret of the
+//! [identity](super::Identity), which both derive from it. All later frames are [tagged](seal), but not
+//! encrypted.
 //!
-//! # Ranks that go
-//! The rendezvous sees connections, no processes: a rank whose connection ends without leaving is
-//! [expelled](super::Event::Expelled), and the others go on. That a host is gone is noticed after
-//! [`SILENCE_TIME`]. Who was away cannot come back as the same rank.
+//! # Lost ranks
+//! The rendezvous sees connections, not processes: a rank whose connection ends without leaving is
+//! [expelled](super::WorldEvent::Expelled), and the others continue. The loss of a host is noticed after
+//! [`SILENCE_TIME`]. A lost rank cannot come back.
 
 pub mod handshake;
 pub mod seal;
@@ -35,39 +36,39 @@ use rustix::{
 };
 use vigie_detect::{AsyncFd, Instant, Server, stock::readiness::Direction};
 
-use self::handshake::{CHALLENGE_BYTES, Caller, Session, VERDICT_BYTES};
+use self::handshake::{CHALLENGE_BYTES, ClientHandshake, Session, VERDICT_BYTES};
 use super::{
-    Rank, Refusal, SECRET_FILE_VARIABLE, SECRET_VARIABLE, WorldError,
+    JoinRefusal, Rank, SECRET_FILE_VARIABLE, SECRET_VARIABLE, WorldError,
     attached::Attached,
     socket::{Framed, SocketLink},
 };
-use crate::software_nic::{Secret, TAG_BYTES};
+use crate::auth::{Secret, TAG_BYTES};
 
-/// What an address of a rendezvous over TCP begins with.
+/// The prefix of the address of a rendezvous over TCP.
 pub const SCHEME: &str = "tcp://";
 
-/// After so much time without a sign of life, a connection is taken for lost.
+/// A connection without a sign of life for this long counts as lost.
 pub const SILENCE_TIME: Duration = Duration::from_secs(25);
 
-/// Of [`SILENCE_TIME`]: when the kernel first asks whether the other side is there, how often it repeats that.
+/// The parts of [`SILENCE_TIME`]: when the kernel first probes the other side, and how often it repeats that.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 3;
 
-/// How long a caller waits before it calls again, at first and at last.
+/// The first and the longest pause of a caller before it calls again.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Where a rank has to call, and as whom.
+/// The address to call, and the caller's rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct TcpRendezvous {
     pub(super) address: SocketAddr,
     pub(super) rank: Rank,
     pub(super) size: u32,
     pub(super) secret: Secret,
 }
 
-/// Reads a secret: 32 hexadecimal digits, and space around them. `None`: it is something else.
+/// Parses a secret: 32 hexadecimal digits, optionally surrounded by space. `None` if `text` is anything else.
 #[must_use]
 pub fn parse_secret(text: &str) -> Option<Secret> {
     let digits = text.trim_ascii();
@@ -77,8 +78,8 @@ pub fn parse_secret(text: &str) -> Option<Secret> {
     u128::from_str_radix(digits, 16).ok().map(|number| Secret::new(number.to_be_bytes()))
 }
 
-/// Finds the secret of a rendezvous over TCP, by the variables that `variable` returns: in one, or in the file that
-/// the other names.
+/// Finds the secret of a rendezvous over TCP through the variables that `variable` returns: in one of them, or in
+/// the file that the other names.
 ///
 /// # Errors
 /// [`WorldError::Environment`].
@@ -87,7 +88,7 @@ pub fn find_secret(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret
         let problem = problem.to_owned();
         WorldError::Environment { variable, problem }
     };
-    // What it is, is repeated nowhere.
+    // The value itself is never printed.
     let what = "it holds no secret, which is 32 hexadecimal digits";
     if let Some(text) = variable(SECRET_VARIABLE) {
         return text.to_str().and_then(parse_secret).ok_or_else(|| bad(SECRET_VARIABLE, what));
@@ -99,7 +100,7 @@ pub fn find_secret(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret
     parse_secret(&text).ok_or_else(|| bad(SECRET_FILE_VARIABLE, what))
 }
 
-/// Returns the secret of the identity `id`, as the ranks of a rendezvous over TCP make it.
+/// Returns the secret of the identity `id`, as the ranks of a rendezvous over TCP derive it.
 fn identity_secret(secret: &Secret, id: &[u8; 16]) -> [u8; 32] {
     let half = |which: &[u8]| secret.tag(&[b"identity".as_slice(), which, id].concat());
     let mut bytes = [0; 2 * TAG_BYTES];
@@ -108,8 +109,8 @@ fn identity_secret(secret: &Secret, id: &[u8; 16]) -> [u8; 32] {
     bytes
 }
 
-/// Prepares a connection for a rendezvous: the end of the other side's host is noticed, and small messages do
-/// not wait for larger ones.
+/// Prepares a connection for a rendezvous, so that the loss of the other side's host is noticed, and small
+/// messages do not wait for larger ones.
 ///
 /// # Errors
 /// The kernel's.
@@ -124,10 +125,10 @@ pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_tcp_user_timeout(socket, silence_ms)?)
 }
 
-/// Calls the rendezvous until it is there, and joins its world.
+/// Calls the rendezvous until it answers, and joins its world.
 pub(super) async fn join(
     server: &Server,
-    place: Place,
+    place: TcpRendezvous,
     deadline: Instant,
 ) -> Result<Attached<SocketLink<OwnedFd, Framed>>, WorldError> {
     let mut pause = PAUSE_MIN;
@@ -140,7 +141,7 @@ pub(super) async fn join(
                 return Ok(attached.with_secret(|id| identity_secret(&place.secret, id)));
             }
             Some(Err(CallError::Refused(why))) => return Err(WorldError::Refused { why }),
-            // It may not be there yet, or have too many callers.
+            // It may not have started yet, or have too many callers.
             Some(Err(CallError::Io(error))) => problem = error.to_string(),
             None => {}
         }
@@ -155,10 +156,10 @@ pub(super) async fn join(
     }
 }
 
-/// Why a call has led to nothing.
+/// Why a call failed.
 #[derive(Debug)]
 enum CallError {
-    Refused(Refusal),
+    Refused(JoinRefusal),
     Io(io::Error),
 }
 
@@ -169,7 +170,7 @@ impl<E: Into<io::Error>> From<E> for CallError {
 }
 
 /// Calls once.
-async fn call(server: &Server, place: &Place) -> Result<(OwnedFd, Session), CallError> {
+async fn call(server: &Server, place: &TcpRendezvous) -> Result<(OwnedFd, Session), CallError> {
     let family = if place.address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
@@ -183,14 +184,14 @@ async fn call(server: &Server, place: &Place) -> Result<(OwnedFd, Session), Call
     sockopt::socket_error(&socket)??;
     let mut nonce = [0; 16];
     rustix::rand::getrandom(&mut nonce[..], rustix::rand::GetRandomFlags::empty())?;
-    let caller = Caller::new(place.secret.clone(), place.rank, place.size, nonce);
+    let caller = ClientHandshake::new(place.secret.clone(), place.rank, place.size, nonce);
     let challenge = read_exact::<CHALLENGE_BYTES>(&socket).await?;
     let foreign = || io::Error::new(io::ErrorKind::InvalidData, "something else is served there");
     let (answer, answered) = caller.answer(&challenge).ok_or_else(foreign)?;
     let sent =
         socket.async_io(Direction::Write, |socket| Ok(send(socket, &answer, SendFlags::NOSIGNAL)?));
     if sent.await? != answer.len() {
-        // An empty socket takes so little as a whole.
+        // An empty socket accepts so few bytes as a whole.
         return Err(io::Error::from(io::ErrorKind::WriteZero).into());
     }
     let verdict = read_exact::<VERDICT_BYTES>(&socket).await?;
@@ -213,7 +214,7 @@ async fn read_exact<const N: usize>(socket: &AsyncFd<OwnedFd>) -> io::Result<[u8
     Ok(bytes)
 }
 
-/// Waits for `future`; `None`: the deadline was first.
+/// Waits for `future`; `None` if the deadline comes first.
 async fn before<T>(
     server: &Server,
     deadline: Instant,

@@ -1,19 +1,19 @@
-//! Frames that nobody on the way can change, leave out, repeat or add to: behind each stands its tag under the
-//! key of its connection and direction, over the frame and its number. They can be read on the way.
+//! Frames that a third party cannot change, leave out, repeat or add to: each is followed by its tag under the
+//! key of its connection and direction, over the frame and its number. They are not encrypted.
 
 use std::fmt;
 
 use super::handshake::Session;
 use crate::{
-    software_nic::{Secret, TAG_BYTES, is_same},
+    auth::{Secret, TAG_BYTES, is_same},
     world::wire::{Decoder, WireError},
 };
 
 /// One end of a connection.
 pub struct Seal {
-    says: Secret,
+    outgoing_key: Secret,
     said: u64,
-    hears: Secret,
+    incoming_key: Secret,
     heard: u64,
 }
 
@@ -30,25 +30,25 @@ impl Seal {
         Self::new(session.from_member.clone(), session.from_hub.clone())
     }
 
-    const fn new(says: Secret, hears: Secret) -> Self {
-        Self { says, said: 0, hears, heard: 0 }
+    const fn new(outgoing_key: Secret, incoming_key: Secret) -> Self {
+        Self { outgoing_key, said: 0, incoming_key, heard: 0 }
     }
 
-    /// Returns the tag of the next frame that is said, which goes behind it.
+    /// Returns the tag of the next frame to send, to be sent behind the frame.
     pub fn tag(&mut self, frame: &[u8]) -> [u8; TAG_BYTES] {
-        let tag = numbered(&self.says, self.said, frame);
+        let tag = numbered(&self.outgoing_key, self.said, frame);
         self.said += 1;
         tag
     }
 
-    /// Returns the next whole frame that was heard, without length and tag; `None`: more bytes are needed.
+    /// Returns the next whole frame received, without length and tag; `None`: more bytes are needed.
     ///
     /// # Errors
-    /// [`WireError`], after which the stream has no meaning any more; [`WireError::Forged`] if somebody on the
-    /// way has changed it.
+    /// [`WireError`], after which the rest of the stream is meaningless; [`WireError::Forged`] if the stream
+    /// was changed on the way.
     pub fn open<'a>(&mut self, decoder: &'a mut Decoder) -> Result<Option<&'a [u8]>, WireError> {
         let Some((frame, tag, body)) = decoder.next_tagged(TAG_BYTES)? else { return Ok(None) };
-        if !is_same(&numbered(&self.hears, self.heard, frame), tag) {
+        if !is_same(&numbered(&self.incoming_key, self.heard, frame), tag) {
             return Err(WireError::Forged);
         }
         self.heard += 1;

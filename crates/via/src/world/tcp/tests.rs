@@ -1,56 +1,62 @@
 use super::{
-    handshake::{ANSWER_BYTES, Challenger, Verdict},
+    handshake::{ANSWER_BYTES, Challenger, HandshakeVerdict},
     seal::Seal,
     *,
 };
-use crate::world::wire::{Decoder, Request, VERSION, WireError};
+use crate::world::wire::{Decoder, HubRequest, VERSION, WireError};
 
 fn secret(byte: u8) -> Secret {
     Secret::new([byte; 16])
 }
 
-fn caller(secret: Secret, rank: u32, size: u32) -> Caller {
-    Caller::new(secret, Rank(rank), size, [9; 16])
+fn caller(secret: Secret, rank: u32, size: u32) -> ClientHandshake {
+    ClientHandshake::new(secret, Rank(rank), size, [9; 16])
 }
 
-/// Both sides of a handshake, with one secret each. Returns what each makes of the other.
+/// Runs both sides of a handshake, with one secret each. Returns each side's verdict.
 fn meet(
-    (challenger, caller): (Secret, Caller),
+    (challenger, caller): (Secret, ClientHandshake),
     size: u32,
-    admit: Result<(), Refusal>,
-) -> (Verdict, Result<Session, Refusal>) {
+    admit: Result<(), JoinRefusal>,
+) -> (HandshakeVerdict, Result<Session, JoinRefusal>) {
     let one = Challenger::new([8; 16]);
     let (answer, answered) = caller.answer(&one.challenge()).unwrap();
     let verdict = one.judge(&answer, &challenger, size, |_| admit);
-    let (Verdict::Admitted { bytes, .. }
-    | Verdict::Refused { bytes, .. }
-    | Verdict::Stranger { bytes }) = &verdict;
+    let (HandshakeVerdict::Admitted { bytes, .. }
+    | HandshakeVerdict::Refused { bytes, .. }
+    | HandshakeVerdict::Stranger { bytes }) = &verdict;
     let read = answered.read(bytes);
     (verdict, read)
 }
 
-/// Goal: who knows the secret is let in, both with the same keys; who must not be, learns why. Method: each case.
+/// Goal: a rank that knows the secret is let in, both sides with the same keys; a refused one learns why. Method:
+/// each case.
 #[test]
 fn handshakes() {
     let (verdict, read) = meet((secret(1), caller(secret(1), 2, 4)), 4, Ok(()));
-    let Verdict::Admitted { rank: Rank(2), session, .. } = verdict else { panic!("{verdict:?}") };
+    let HandshakeVerdict::Admitted { rank: Rank(2), session, .. } = verdict else {
+        panic!("{verdict:?}")
+    };
     assert!(read == Ok(session));
     for (caller, admit, expected) in [
-        (caller(secret(2), 2, 4), Ok(()), Refusal::WrongSecret),
-        (caller(secret(1), 2, 5), Ok(()), Refusal::OtherSize),
-        (caller(secret(1), 4, 4), Ok(()), Refusal::NoSuchRank),
-        (caller(secret(1), 1, 4), Err(Refusal::Taken), Refusal::Taken),
-        (caller(secret(1), 1, 4), Err(Refusal::TooLate), Refusal::TooLate),
+        (caller(secret(2), 2, 4), Ok(()), JoinRefusal::WrongSecret),
+        (caller(secret(1), 2, 5), Ok(()), JoinRefusal::OtherSize),
+        (caller(secret(1), 4, 4), Ok(()), JoinRefusal::NoSuchRank),
+        (caller(secret(1), 1, 4), Err(JoinRefusal::Taken), JoinRefusal::Taken),
+        (caller(secret(1), 1, 4), Err(JoinRefusal::TooLate), JoinRefusal::TooLate),
     ] {
         let (verdict, read) = meet((secret(1), caller), 4, admit);
-        assert!(!matches!(verdict, Verdict::Admitted { .. }));
+        assert!(!matches!(verdict, HandshakeVerdict::Admitted { .. }));
         assert_eq!(read.unwrap_err(), expected);
-        assert_eq!(matches!(verdict, Verdict::Stranger { .. }), expected == Refusal::WrongSecret);
+        assert_eq!(
+            matches!(verdict, HandshakeVerdict::Stranger { .. }),
+            expected == JoinRefusal::WrongSecret
+        );
     }
 }
 
-/// Goal: no bit of what is said in a handshake can be changed, and none of it be said in another one. Method: flip
-/// each bit; replay.
+/// Goal: no bit of a handshake can be changed, and no message reused in another one. Method: flip each bit;
+/// replay.
 #[test]
 fn forged_handshakes() {
     let one = Challenger::new([8; 16]);
@@ -62,35 +68,40 @@ fn forged_handshakes() {
         let mut changed = answer;
         changed[bit / 8] ^= 1 << (bit % 8);
         let verdict = judge(&one, &changed);
-        assert!(matches!(verdict, Verdict::Stranger { .. }), "bit {bit}: {verdict:?}");
+        assert!(matches!(verdict, HandshakeVerdict::Stranger { .. }), "bit {bit}: {verdict:?}");
     }
     let later = Challenger::new([7; 16]);
-    assert!(matches!(judge(&later, &answer), Verdict::Stranger { .. }));
-    let Verdict::Admitted { bytes, .. } = judge(&one, &answer) else { panic!("it was right") };
+    assert!(matches!(judge(&later, &answer), HandshakeVerdict::Stranger { .. }));
+    let HandshakeVerdict::Admitted { bytes, .. } = judge(&one, &answer) else {
+        panic!("it was right")
+    };
     for bit in 0..8 * VERDICT_BYTES {
         let mut changed = bytes;
         changed[bit / 8] ^= 1 << (bit % 8);
         let error = answered.read(&changed).unwrap_err();
-        assert!(matches!(error, Refusal::Impostor | Refusal::WrongSecret), "bit {bit}: {error}");
+        assert!(
+            matches!(error, JoinRefusal::Impostor | JoinRefusal::WrongSecret),
+            "bit {bit}: {error}"
+        );
     }
-    // A challenge is no answer, and what is no challenge is not answered.
+    // A challenge is not an answer, and anything but a challenge is not answered.
     assert!(caller(secret(1), 2, 4).answer(&[0; CHALLENGE_BYTES]).is_none());
     for seed in 0..1000 {
         let mut random = fastrand::Rng::with_seed(seed);
         let bytes = std::array::from_fn(|_| random.u8(..));
-        assert!(matches!(judge(&one, &bytes), Verdict::Stranger { .. }));
+        assert!(matches!(judge(&one, &bytes), HandshakeVerdict::Stranger { .. }));
     }
 }
 
-/// Goal: sealed frames arrive, and nothing but them. Method: bytes one by one; then a bit flipped anywhere, a frame
-/// repeated, left out, or said back.
+/// Goal: sealed frames arrive, and nothing else does. Method: bytes one by one; then a bit flipped anywhere, a
+/// frame repeated, left out, or reflected.
 #[test]
 fn seals() {
     let (_, read) = meet((secret(1), caller(secret(1), 2, 4)), 4, Ok(()));
     let session = read.unwrap();
     let mut member = Seal::of_member(&session);
     let sealed = |seal: &mut Seal, round| {
-        let frame = Request::Enter { round }.encode();
+        let frame = HubRequest::Enter { round }.encode();
         [&frame[..], &seal.tag(&frame)].concat()
     };
     let (first, second) = (sealed(&mut member, 1), sealed(&mut member, 2));
@@ -99,13 +110,13 @@ fn seals() {
         for byte in bytes {
             decoder.feed(&[*byte]);
             while let Some(frame) = seal.open(&mut decoder)? {
-                found.push(Request::decode(frame)?);
+                found.push(HubRequest::decode(frame)?);
             }
         }
         Ok::<_, WireError>(found)
     };
     let both = [&first[..], &second].concat();
-    let expected = [1, 2].map(|round| Request::Enter { round });
+    let expected = [1, 2].map(|round| HubRequest::Enter { round });
     assert_eq!(open(&mut Seal::of_hub(&session), &both).unwrap(), expected);
     for bit in 0..8 * first.len() {
         let mut changed = first.clone();
@@ -118,7 +129,7 @@ fn seals() {
     assert_eq!(open(&mut Seal::of_hub(&session), &repeated), Err(WireError::Forged));
     assert_eq!(open(&mut Seal::of_hub(&session), &second), Err(WireError::Forged));
     assert_eq!(open(&mut Seal::of_member(&session), &first), Err(WireError::Forged));
-    let hello = Request::Hello { version: VERSION }.encode();
+    let hello = HubRequest::Hello { version: VERSION }.encode();
     assert_eq!(
         open(&mut Seal::of_hub(&session), &[&hello[..], &[0; 16]].concat()),
         Err(WireError::Forged)
@@ -141,8 +152,8 @@ fn secrets() {
     assert_ne!(one[..16], one[16..]);
 }
 
-/// Goal: a rank whose rendezvous is not there waits for its deadline, and says where it has called. Method: a port
-/// at which nobody listens, and one at which something else does.
+/// Goal: a rank whose rendezvous is not there waits until its deadline, and says which address it called. Method:
+/// a port without a listener, and one at which something else listens.
 #[test]
 fn nobody_answers() {
     let host = Server::spawn_thread().expect("a thread");
@@ -152,7 +163,7 @@ fn nobody_answers() {
     drop(free);
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     for address in [address, silent.local_addr().unwrap()] {
-        let place = Place { address, rank: Rank(0), size: 2, secret: secret(1) };
+        let place = TcpRendezvous { address, rank: Rank(0), size: 2, secret: secret(1) };
         let deadline = host.server().now() + Duration::from_millis(100);
         let error = runtime.block_on(join(host.server(), place, deadline)).unwrap_err();
         let text = error.to_string();

@@ -4,32 +4,32 @@ fn identity() -> Identity {
     Identity { id: [1; 16], secret: [2; 32] }
 }
 
-fn requests() -> Vec<Request> {
+fn requests() -> Vec<HubRequest> {
     let longest = "k".repeat(KEY_BYTES_MAX);
     vec![
-        Request::Hello { version: VERSION },
-        Request::Put { key: "a".to_owned(), value: Vec::new() },
-        Request::Put { key: longest.clone(), value: vec![0xff; VALUE_BYTES_MAX] },
-        Request::Get { rank: None, key: "address".to_owned() },
-        Request::Get { rank: Some(Rank(7)), key: longest },
-        Request::Enter { round: u32::MAX },
-        Request::Leave,
+        HubRequest::Hello { version: VERSION },
+        HubRequest::Put { key: "a".to_owned(), value: Vec::new() },
+        HubRequest::Put { key: longest.clone(), value: vec![0xff; VALUE_BYTES_MAX] },
+        HubRequest::Get { rank: None, key: "address".to_owned() },
+        HubRequest::Get { rank: Some(Rank(7)), key: longest },
+        HubRequest::Enter { round: u32::MAX },
+        HubRequest::Leave,
     ]
 }
 
-fn replies() -> Vec<Reply> {
+fn replies() -> Vec<HubReply> {
     let (rank, key) = (Rank(3), "a.b-c_d:e".to_owned());
     vec![
-        Reply::Welcome(Membership { rank, size: 4, identity: identity() }),
-        Reply::Value { rank, key: key.clone(), value: vec![7; VALUE_BYTES_MAX] },
-        Reply::Absent { rank, key },
-        Reply::Passed { round: 1 },
-        Reply::Event(Event::Left { rank }),
-        Reply::Event(Event::Expelled { rank }),
-        Reply::Event(Event::Ended { rank, ending: Ending::Exited(-1) }),
-        Reply::Event(Event::Ended { rank, ending: Ending::Killed(9) }),
-        Reply::Expelled { why: "é".repeat(TEXT_BYTES_MAX / 2) },
-        Reply::Missing { count: 1000, ranks: vec![rank; MISSING_MAX] },
+        HubReply::Welcome(Membership { rank, size: 4, identity: identity() }),
+        HubReply::Value { rank, key: key.clone(), value: vec![7; VALUE_BYTES_MAX] },
+        HubReply::Absent { rank, key },
+        HubReply::Passed { round: 1 },
+        HubReply::Event(WorldEvent::Left { rank }),
+        HubReply::Event(WorldEvent::Expelled { rank }),
+        HubReply::Event(WorldEvent::Ended { rank, ending: RankExit::Exited(-1) }),
+        HubReply::Event(WorldEvent::Ended { rank, ending: RankExit::Killed(9) }),
+        HubReply::Expelled { why: "é".repeat(TEXT_BYTES_MAX / 2) },
+        HubReply::Missing { count: 1000, ranks: vec![rank; MISSING_MAX] },
     ]
 }
 
@@ -49,49 +49,49 @@ fn round_trip() {
     for request in requests() {
         let frames = frames(&request.encode()).unwrap();
         assert_eq!(frames.len(), 1);
-        assert_eq!(Request::decode(&frames[0]), Ok(request));
+        assert_eq!(HubRequest::decode(&frames[0]), Ok(request));
     }
     for reply in replies() {
         let frames = frames(&reply.encode()).unwrap();
         assert_eq!(frames.len(), 1);
-        assert_eq!(Reply::decode(&frames[0]), Ok(reply));
+        assert_eq!(HubReply::decode(&frames[0]), Ok(reply));
     }
 }
 
 /// Goal: a stream may be cut anywhere. Method: all messages in one stream, byte by byte and at once.
 #[test]
 fn stream_cut_anywhere() {
-    let stream = requests().iter().flat_map(Request::encode).collect::<Vec<_>>();
+    let stream = requests().iter().flat_map(HubRequest::encode).collect::<Vec<_>>();
     let mut decoder = Decoder::new();
     let mut found = Vec::new();
     for byte in &stream {
         decoder.feed(&[*byte]);
         while let Some(frame) = decoder.next_frame().unwrap() {
-            found.push(Request::decode(frame).unwrap());
+            found.push(HubRequest::decode(frame).unwrap());
         }
     }
     assert_eq!(found, requests());
     assert_eq!(frames(&stream).unwrap().len(), requests().len());
 }
 
-/// Goal: every frame that is cut short or goes on is refused. Method: each prefix of each message, and
-/// each message with a byte more.
+/// Goal: every frame that is cut short or too long is refused. Method: each prefix of each message, and each
+/// message with one byte more.
 #[test]
 fn truncated_and_trailing() {
-    for bytes in requests().iter().map(Request::encode) {
+    for bytes in requests().iter().map(HubRequest::encode) {
         let frame = &bytes[LENGTH_BYTES..];
         for end in 0..frame.len() {
-            assert_eq!(Request::decode(&frame[..end]), Err(WireError::Truncated), "{frame:?}");
+            assert_eq!(HubRequest::decode(&frame[..end]), Err(WireError::Truncated), "{frame:?}");
         }
         let longer = [frame, &[0]].concat();
-        assert_eq!(Request::decode(&longer), Err(WireError::TrailingBytes { bytes: 1 }));
+        assert_eq!(HubRequest::decode(&longer), Err(WireError::TrailingBytes { bytes: 1 }));
     }
-    for bytes in replies().iter().map(Reply::encode) {
+    for bytes in replies().iter().map(HubReply::encode) {
         let frame = &bytes[LENGTH_BYTES..];
         for end in 0..frame.len() {
-            assert_eq!(Reply::decode(&frame[..end]), Err(WireError::Truncated), "{frame:?}");
+            assert_eq!(HubReply::decode(&frame[..end]), Err(WireError::Truncated), "{frame:?}");
         }
-        assert!(Reply::decode(&[frame, &[0]].concat()).is_err());
+        assert!(HubReply::decode(&[frame, &[0]].concat()).is_err());
     }
 }
 
@@ -99,38 +99,38 @@ fn truncated_and_trailing() {
 #[test]
 fn bad_fields() {
     let put = |key: &[u8], value: &[u8]| {
-        let bytes = Frame::new(2).bytes(key).bytes(value).done();
-        Request::decode(&bytes[LENGTH_BYTES..])
+        let bytes = FrameBuilder::new(2).bytes(key).bytes(value).done();
+        HubRequest::decode(&bytes[LENGTH_BYTES..])
     };
     let bad = |field| Err(WireError::BadField { field });
     for key in [&b""[..], b"a b", b"a=b", b"a\n", b"\xff\xfe", &[b'k'; KEY_BYTES_MAX + 1]] {
         assert_eq!(put(key, b""), bad("key"), "{key:?}");
     }
     assert_eq!(put(b"k", &[0; VALUE_BYTES_MAX + 1]), bad("value"));
-    let reply = |frame: Frame| Reply::decode(&frame.done()[LENGTH_BYTES..]);
+    let reply = |frame: FrameBuilder| HubReply::decode(&frame.done()[LENGTH_BYTES..]);
     let welcome = |version: u16, rank, size| {
-        reply(Frame::new(65).u16(version).u32(rank).u32(size).raw(&[0; 48]))
+        reply(FrameBuilder::new(65).u16(version).u32(rank).u32(size).raw(&[0; 48]))
     };
     assert!(welcome(VERSION, 0, 1).is_ok());
     assert_eq!(welcome(VERSION + 1, 0, 1), Err(WireError::BadField { field: "version" }));
     assert_eq!(welcome(VERSION, 1, 1), Err(WireError::BadField { field: "rank" }));
     assert_eq!(welcome(VERSION, 0, 0), Err(WireError::BadField { field: "rank" }));
-    let text = reply(Frame::new(73).bytes(b"\xff"));
+    let text = reply(FrameBuilder::new(73).bytes(b"\xff"));
     assert_eq!(text, Err(WireError::BadField { field: "text" }));
     for kind in [0, 6, 64, 75, 255] {
-        assert_eq!(Request::decode(&[kind]), Err(WireError::UnknownKind { kind }));
-        assert_eq!(Reply::decode(&[kind]), Err(WireError::UnknownKind { kind }));
+        assert_eq!(HubRequest::decode(&[kind]), Err(WireError::UnknownKind { kind }));
+        assert_eq!(HubReply::decode(&[kind]), Err(WireError::UnknownKind { kind }));
     }
 }
 
-/// Goal: a length out of range ends the stream before anything is collected for it. Method: the borders.
+/// Goal: a length out of range ends the stream before any of its bytes are collected. Method: the borders.
 #[test]
 fn bad_lengths() {
     for bytes in [0, 601, 0x4745_5420, u32::MAX] {
         let stream = [&bytes.to_le_bytes()[..], &[0; 8]].concat();
         assert_eq!(frames(&stream), Err(WireError::FrameLength { bytes }));
     }
-    // The longest frame, of which only a part has come.
+    // The longest frame, of which only a part has arrived.
     assert_eq!(frames(&[88, 2, 0, 0, 1]), Ok(Vec::new()));
 }
 
@@ -147,7 +147,7 @@ fn random_bytes() {
     };
     let mut accepted = 0;
     for round in 0..200_000 {
-        let all = [requests().iter().map(Request::encode).collect(), Vec::new()].concat();
+        let all = [requests().iter().map(HubRequest::encode).collect(), Vec::new()].concat();
         let mut frame: Vec<u8> = if round % 2 == 0 {
             (0..next() % 24).map(|_| next().to_le_bytes()[0]).collect()
         } else {
@@ -157,11 +157,11 @@ fn random_bytes() {
             let place = usize::try_from(next()).unwrap() % frame.len();
             frame[place] ^= next().to_le_bytes()[0];
         }
-        if let Ok(request) = Request::decode(&frame) {
+        if let Ok(request) = HubRequest::decode(&frame) {
             accepted += 1;
             assert_eq!(request.encode()[LENGTH_BYTES..], frame);
         }
-        if let Ok(reply) = Reply::decode(&frame) {
+        if let Ok(reply) = HubReply::decode(&frame) {
             assert_eq!(reply.encode()[LENGTH_BYTES..], frame);
         }
         drop(frames(&frame));

@@ -1,8 +1,8 @@
-//! A line: the TCP connection beside a queue pair, over which the two NICs agree and part.
+//! A control connection: the TCP connection beside a queue pair, over which two NICs connect and disconnect.
 //!
-//! It is never waited for: bytes are taken and given as the kernel has them. A line that is up for longer than
-//! the kernel's keepalive allows without an answer ends, and so the peer's death or its host's is noticed while
-//! the queue pair is idle.
+//! It never blocks: bytes are read and written as the kernel allows. A control connection whose peer
+//! answers no keepalive ends, so the death of the peer or its host is noticed even while the queue pair
+//! is idle.
 
 use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 
@@ -15,53 +15,54 @@ use rustix::{
 };
 
 use super::{
-    secret::{LineKey, Nonce, Secret, Side, TAG_BYTES, is_same},
-    wire::{FRAME_MAX, Frame},
+    secret::{ControlKey, Nonce, Side, VerbsSecret},
+    wire::{ControlFrame, FRAME_MAX},
 };
+use crate::auth::{TAG_BYTES, is_same};
 
-/// The kernel asks an idle peer after so long, so often, and so many times.
-const ASK_AFTER: Duration = Duration::from_secs(5);
-const ASK_EVERY: Duration = Duration::from_secs(2);
-const ASK_COUNT: u32 = 3;
-/// Bytes that nobody acknowledges for so long end the line, in milliseconds.
-const SILENCE_MS: u32 = 10_000;
-/// The most bytes that wait to be sent: some frames beside the longest.
+/// TCP keepalive: the idle time, the probe interval and the number of probes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVE_COUNT: u32 = 3;
+/// How long bytes may stay unacknowledged before the control connection ends, in milliseconds.
+const USER_TIMEOUT_MS: u32 = 10_000;
+/// The most bytes that wait to be sent: several of the longest frames.
 const OUTBOX_MAX: usize = 4 * FRAME_MAX;
 
-/// Why a line ended.
+/// Why a control connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LineEnd {
-    /// Nobody is at that address.
+pub(super) enum ControlError {
+    /// No NIC listens at that address.
     Unanswered,
     /// The other side has closed it, or its host is silent.
     Closed,
-    /// The other side does not keep the protocol, or does not know the secret.
+    /// The other side violates the protocol, or does not know the secret.
     Fault(&'static str),
 }
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ControlConnection {
     pub(super) socket: OwnedFd,
     side: Side,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    key: Option<LineKey>,
-    /// What the key will be made of, once the answerer has named its number.
-    expected: Option<(Secret, Nonce)>,
+    key: Option<ControlKey>,
+    /// The inputs of the key, until the answerer has sent its nonce.
+    expected: Option<(VerbsSecret, Nonce)>,
     sent: u64,
     received: u64,
-    /// The kernel has not said yet that the connection stands.
+    /// The kernel has not reported yet that the connection is established.
     is_dialing: bool,
-    /// What the epoll descriptor was told.
+    /// Whether epoll watches for room to write.
     pub(super) wants_room: bool,
 }
 
-impl Line {
-    /// Calls a peer, from the address at which this NIC is.
-    pub(super) fn dial(from: SocketAddr, to: SocketAddr) -> Result<Self, LineEnd> {
+impl ControlConnection {
+    /// Dials a peer, from this NIC's address.
+    pub(super) fn dial(from: SocketAddr, to: SocketAddr) -> Result<Self, ControlError> {
         let socket = Self::dialed(from, to).map_err(|error| match error.kind() {
-            io::ErrorKind::ConnectionRefused => LineEnd::Unanswered,
-            _ => LineEnd::Closed,
+            io::ErrorKind::ConnectionRefused => ControlError::Unanswered,
+            _ => ControlError::Closed,
         })?;
         Ok(Self::new(socket, Side::Caller, true))
     }
@@ -78,7 +79,7 @@ impl Line {
         }
     }
 
-    /// Takes a peer's call.
+    /// Accepts a peer's connection.
     pub(super) fn answer(socket: OwnedFd) -> io::Result<Self> {
         prepare(&socket)?;
         Ok(Self::new(socket, Side::Answerer, false))
@@ -100,22 +101,22 @@ impl Line {
     }
 
     /// Tags all frames from here on: the answerer's part.
-    pub(super) fn set_key(&mut self, key: LineKey) {
+    pub(super) fn set_key(&mut self, key: ControlKey) {
         self.key = Some(key);
     }
 
-    /// Says who this is: the caller's part. The answer is tagged by whoever knows the secret.
-    pub(super) fn hello(&mut self, secret: &Secret, nonce: Nonce) {
-        self.send(&Frame::Hello { nonce });
+    /// Sends the hello: the caller's part. A peer that knows the secret tags its answer.
+    pub(super) fn hello(&mut self, secret: &VerbsSecret, nonce: Nonce) {
+        self.send(&ControlFrame::Hello { nonce });
         self.expected = Some((secret.clone(), nonce));
     }
 
-    /// Sends a frame, as soon as the kernel takes it.
-    pub(super) fn send(&mut self, frame: &Frame) {
+    /// Sends a frame as soon as the kernel takes it.
+    pub(super) fn send(&mut self, frame: &ControlFrame) {
         let bytes = frame.encode();
         let Ok(length) = u16::try_from(bytes.len()) else { return };
         if self.outbox.len() > OUTBOX_MAX {
-            // The other side reads nothing; the kernel ends the line soon.
+            // The other side reads nothing; the kernel will soon end the control connection.
             return;
         }
         self.outbox.extend(length.to_le_bytes());
@@ -127,17 +128,17 @@ impl Line {
         self.flush();
     }
 
-    /// Whether the connection does not stand yet.
+    /// Returns whether the connection is not yet established.
     pub(super) const fn is_dialing(&self) -> bool {
         self.is_dialing
     }
 
-    /// Whether bytes wait for the kernel, or the connection for the peer.
+    /// Returns whether bytes wait for the kernel, or the connection for the peer.
     pub(super) fn needs_room(&self) -> bool {
         self.is_dialing || !self.outbox.is_empty()
     }
 
-    /// Gives the kernel what waits. Errors show when it is read.
+    /// Writes pending bytes to the kernel. Errors surface on reading.
     pub(super) fn flush(&mut self) {
         if self.is_dialing {
             return;
@@ -151,8 +152,8 @@ impl Line {
         }
     }
 
-    /// Sees whether the connection that was dialed stands. Returns whether it does since now.
-    pub(super) fn has_connected(&mut self) -> Result<bool, LineEnd> {
+    /// Checks whether the dialed connection is established. Returns whether it has just become so.
+    pub(super) fn has_connected(&mut self) -> Result<bool, ControlError> {
         if !self.is_dialing {
             return Ok(false);
         }
@@ -162,69 +163,72 @@ impl Line {
                 Ok(true)
             }
             Ok(Ok(())) => Ok(false),
-            Ok(Err(Errno::CONNREFUSED)) => Err(LineEnd::Unanswered),
-            _ => Err(LineEnd::Closed),
+            Ok(Err(Errno::CONNREFUSED)) => Err(ControlError::Unanswered),
+            _ => Err(ControlError::Closed),
         }
     }
 
-    /// Takes the next frame, if it is there.
-    pub(super) fn receive(&mut self) -> Result<Option<Frame>, LineEnd> {
+    /// Returns the next frame, if one has arrived.
+    pub(super) fn receive(&mut self) -> Result<Option<ControlFrame>, ControlError> {
         if let Some(frame) = self.take()? {
             return Ok(Some(frame));
         }
         let mut bytes = [0; FRAME_MAX];
         loop {
             match recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err(LineEnd::Closed),
+                Ok((0, _)) => return Err(ControlError::Closed),
                 Ok((count, _)) => {
                     self.inbox.extend(bytes.get(..count).unwrap_or(&[]));
                     return self.take();
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(None),
-                Err(_) => return Err(LineEnd::Closed),
+                Err(_) => return Err(ControlError::Closed),
             }
         }
     }
 
-    /// Takes a frame that has arrived as a whole.
-    fn take(&mut self) -> Result<Option<Frame>, LineEnd> {
+    /// Returns a frame that has arrived completely.
+    fn take(&mut self) -> Result<Option<ControlFrame>, ControlError> {
         let Some((&length, rest)) = self.inbox.split_first_chunk() else { return Ok(None) };
         let length = usize::from(u16::from_le_bytes(length));
         if length > FRAME_MAX {
-            return Err(LineEnd::Fault("a frame that is too long"));
+            return Err(ControlError::Fault("a frame that is too long"));
         }
         let is_tagged = self.key.is_some() || self.expected.is_some();
         let tag_bytes = if is_tagged { TAG_BYTES } else { 0 };
         let Some((bytes, behind)) = rest.split_at_checked(length) else { return Ok(None) };
         let Some(tag) = behind.get(..tag_bytes) else { return Ok(None) };
-        let frame = Frame::decode(bytes).ok_or(LineEnd::Fault("a frame that makes no sense"))?;
+        let frame = ControlFrame::decode(bytes)
+            .ok_or(ControlError::Fault("a frame that makes no sense"))?;
         if let Some((secret, own)) = &self.expected {
-            let Frame::Welcome { nonce } = &frame else {
-                return Err(LineEnd::Fault("an answer that is no welcome"));
+            let ControlFrame::Welcome { nonce } = &frame else {
+                return Err(ControlError::Fault("an answer that is not a welcome"));
             };
-            self.key = Some(secret.line_key(own, nonce));
+            self.key = Some(secret.control_key(own, nonce));
             self.expected = None;
         }
+
         if let Some(key) = &self.key {
             if !is_same(&key.tag(self.side.other(), self.received, bytes), tag) {
-                return Err(LineEnd::Fault(
+                return Err(ControlError::Fault(
                     "a frame with a wrong tag: another secret, or a forgery",
                 ));
             }
             self.received += 1;
         }
+
         self.inbox.drain(..2 + length + tag_bytes);
         Ok(Some(frame))
     }
 
-    /// Says that nothing more will be sent. Whatever still comes is read until the other side says so too.
+    /// Shuts down sending. Incoming bytes are still read until the other side does the same.
     pub(super) fn finish(&mut self) {
         self.flush();
         let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
-    /// Reads what still comes after the end, and returns whether the other side has ended too.
+    /// Discards what still arrives after the end. Returns whether the other side has ended too.
     pub(super) fn has_finished(&self) -> bool {
         let mut bytes = [0; FRAME_MAX];
         for _ in 0..16 {
@@ -242,9 +246,9 @@ impl Line {
 fn prepare(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, ASK_AFTER)?;
-    sockopt::set_tcp_keepintvl(socket, ASK_EVERY)?;
-    sockopt::set_tcp_keepcnt(socket, ASK_COUNT)?;
-    sockopt::set_tcp_user_timeout(socket, SILENCE_MS)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_COUNT)?;
+    sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS)?;
     Ok(())
 }

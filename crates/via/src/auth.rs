@@ -1,7 +1,7 @@
-//! Secrets: who may talk to a NIC, and names that nobody guesses.
+//! Secrets that authenticate NICs, and unguessable names.
 //!
-//! SipHash-2-4 is a pseudo-random function under a secret key of 128 bits [siphash, §6]: as good for
-//! authentication as for names, and short inputs cost some ten nanoseconds.
+//! SipHash-2-4 is a pseudo-random function under a secret key of 128 bits [siphash, §6]. It serves both
+//! authentication and names, and short inputs cost some ten nanoseconds.
 
 use std::{fmt, hash::Hasher};
 
@@ -10,18 +10,18 @@ use siphasher::{
     sip128::{Hasher128, SipHasher24 as WideHasher},
 };
 
-/// The length of a tag of the handshake, in bytes.
+/// The length of a handshake tag, in bytes.
 pub(crate) const TAG_BYTES: usize = 16;
 
-/// The length of the tag of a packet with data, in bytes.
-pub(super) const PACKET_TAG_BYTES: usize = 8;
+/// The length of a data packet's tag, in bytes.
+pub(crate) const PACKET_TAG_BYTES: usize = 8;
 
-/// What all NICs of a world know, and nobody else: 128 random bits. Only those that know it are answered.
+/// The secret shared by all NICs of a world: 128 random bits. NICs answer only senders that know it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 16]);
 
 impl Secret {
-    /// Takes random bytes for a secret.
+    /// Makes a secret of random bytes.
     #[must_use]
     pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
@@ -34,8 +34,8 @@ impl Secret {
         hasher.finish128().as_bytes()
     }
 
-    /// Returns the key of one connection, which both sides' names are part of.
-    pub(super) fn of_connection(&self, caller: u64, answerer: u64) -> Self {
+    /// Derives the key of one connection from both sides' names.
+    pub(crate) fn of_connection(&self, caller: u64, answerer: u64) -> Self {
         let mut bytes = b"connection".to_vec();
         bytes.extend(caller.to_le_bytes());
         bytes.extend(answerer.to_le_bytes());
@@ -43,7 +43,7 @@ impl Secret {
     }
 
     /// Returns the short tag of a packet.
-    pub(super) fn short_tag(&self, bytes: &[u8]) -> [u8; PACKET_TAG_BYTES] {
+    pub(crate) fn short_tag(&self, bytes: &[u8]) -> [u8; PACKET_TAG_BYTES] {
         SipHasher24::new_with_key(&self.0).hash(bytes).to_le_bytes()
     }
 }
@@ -54,26 +54,26 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Whether two tags are the same; how long that takes does not tell where they differ.
+/// Returns whether two tags are equal, in a time that does not reveal where they differ.
 pub(crate) fn is_same(one: &[u8], other: &[u8]) -> bool {
     let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
     one.len() == other.len() && differing == 0
 }
 
-/// Names that nobody guesses who does not know the seed, each given once.
+/// A generator of names that cannot be guessed without the seed. Each is given once.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(crate) struct Names {
     seed: Secret,
     given: u64,
 }
 
 impl Names {
-    pub(super) const fn new(seed: [u8; 16]) -> Self {
+    pub(crate) const fn new(seed: [u8; 16]) -> Self {
         Self { seed: Secret::new(seed), given: 0 }
     }
 
-    /// Returns another name, which is not zero.
-    pub(super) fn fresh(&mut self) -> u64 {
+    /// Returns another name, never zero.
+    pub(crate) fn fresh(&mut self) -> u64 {
         loop {
             self.given += 1;
             let mut bytes = b"name".to_vec();
@@ -85,8 +85,8 @@ impl Names {
         }
     }
 
-    /// Returns what proves to this NIC that it has challenged somebody.
-    pub(super) fn cookie(&self, path: &[u8], caller: u64, epoch: u64) -> [u8; TAG_BYTES] {
+    /// Returns the cookie by which this NIC recognizes that it has challenged a caller.
+    pub(crate) fn cookie(&self, path: &[u8], caller: u64, epoch: u64) -> [u8; TAG_BYTES] {
         let mut bytes = b"cookie".to_vec();
         bytes.extend(caller.to_le_bytes());
         bytes.extend(epoch.to_le_bytes());
@@ -99,8 +99,8 @@ impl Names {
 mod tests {
     use super::*;
 
-    /// Goal: the hash is the one that its authors published, not merely some hash. Method: the last of the test
-    /// vectors' inputs of [siphash, §A]: key and message 00 01 02 …
+    /// Goal: the hash is the published one. Method: the last of the test vectors' inputs of [siphash,
+    /// §A]: key and message 00 01 02 …
     #[test]
     fn the_published_vector() {
         let key = std::array::from_fn(|at| u8::try_from(at).expect("small"));

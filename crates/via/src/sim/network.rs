@@ -1,32 +1,34 @@
-//! The world of a simulation: its time, what is going to happen, and the way from NIC to NIC.
+//! The world of a simulation: its time, its scheduled events, and the paths between NICs.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
+
+use vigie_detect::{Clock, Notifier};
 
 use super::{
     FaultCounts, FaultPlan,
-    objects::{Caller, End, Link, Nic, NicIndex},
+    objects::{AgendaKey, Caller, ConnectionId, Nic, NicIndex, ViEndpoint},
 };
-use crate::vi::{Attributes, NicEvent, Reason, RemoteSegment, Status, ViEvent, ViId};
+use crate::vi::{Attributes, Completion, NicEvent, Reason, RemoteSegment, Status, ViEvent, ViId};
 
-/// Something that will happen at its time.
+/// A scheduled event.
 #[derive(Debug)]
-pub(super) enum Happening {
-    /// The next send descriptor of a VI has its turn.
+pub(super) enum SimEvent {
+    /// The next send descriptor of a VI departs.
     Depart {
         nic: NicIndex,
         vi: ViId,
     },
-    /// A frozen NIC goes on with what it wanted to send.
-    Leave(Packet),
-    Arrive(Packet),
+    /// A frozen NIC resumes what it wanted to send.
+    Leave(SimPacket),
+    Arrive(SimPacket),
     /// The deadline of an attempt to connect.
     Expire {
         nic: NicIndex,
         vi: ViId,
-        link: Link,
+        connection_id: ConnectionId,
     },
-    /// A NIC notices that another one has crashed.
-    Bereave {
+    /// A NIC notices that another NIC has crashed.
+    PeerCrashed {
         nic: NicIndex,
         of: NicIndex,
     },
@@ -35,78 +37,78 @@ pub(super) enum Happening {
     },
 }
 
-impl Happening {
-    /// The NIC that has to be awake for it.
-    const fn place(&self) -> NicIndex {
+impl SimEvent {
+    /// Returns the NIC that must be awake for it.
+    const fn nic(&self) -> NicIndex {
         match self {
             Self::Depart { nic, .. }
             | Self::Expire { nic, .. }
-            | Self::Bereave { nic, .. }
+            | Self::PeerCrashed { nic, .. }
             | Self::Crash { nic } => *nic,
             Self::Leave(packet) => packet.from.nic,
             Self::Arrive(packet) => packet.to,
         }
     }
 
-    /// What the trace remembers of it.
+    /// Returns what the trace hash includes of it.
     fn digest(&self) -> u64 {
         let (kind, detail) = match self {
             Self::Depart { vi, .. } => (1, u64::from(vi.0)),
-            Self::Leave(packet) => (2, packet.link),
-            Self::Arrive(packet) => (3, packet.link ^ (packet.body.size() << 20)),
-            Self::Expire { link, .. } => (4, *link),
-            Self::Bereave { .. } => (5, 0),
+            Self::Leave(packet) => (2, packet.connection_id),
+            Self::Arrive(packet) => (3, packet.connection_id ^ (packet.body.size() << 20)),
+            Self::Expire { connection_id, .. } => (4, *connection_id),
+            Self::PeerCrashed { .. } => (5, 0),
             Self::Crash { .. } => (6, 0),
         };
-        let place = u64::try_from(self.place()).unwrap_or(u64::MAX);
-        kind ^ (place << 8) ^ (detail << 24)
+        let nic = u64::try_from(self.nic()).unwrap_or(u64::MAX);
+        kind ^ (nic << 8) ^ (detail << 24)
     }
 }
 
-/// What one NIC sends to another.
+/// A packet from one NIC to another.
 #[derive(Clone, Debug)]
-pub(super) struct Packet {
-    pub(super) from: End,
+pub(super) struct SimPacket {
+    pub(super) from: ViEndpoint,
     pub(super) to: NicIndex,
-    /// The VI it is for; `None` where the sender does not know one.
+    /// The destination VI; `None` if the sender does not know one.
     pub(super) vi: Option<ViId>,
-    pub(super) link: Link,
-    pub(super) body: Body,
+    pub(super) connection_id: ConnectionId,
+    pub(super) body: PacketBody,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Body {
-    /// Asks for a connection.
+pub(super) enum PacketBody {
+    /// Requests a connection.
     Call { caller: Caller, discriminator: Vec<u8>, is_peer: bool },
     /// Answers a call with a VI.
     Agree { greeting: Vec<u8> },
-    /// Says that the answer was heard: both are connected.
+    /// Confirms the answer: both are connected.
     Agreed,
     /// Ends an attempt or a connection.
     Over(Reason),
     /// A send (`place` is `None`) or an RDMA write.
     Data {
         slot: u64,
-        /// Of unreliable data, the sender's count from 1; zero: reliable.
+        /// The sender's count of unreliable data, from 1; 0 for reliable data.
         number: u64,
         place: Option<RemoteSegment>,
         bytes: Vec<u8>,
         immediate: Option<i32>,
-        /// Whether it is the second copy that the network made.
+        /// Whether it is a duplicate made by the network.
         is_copy: bool,
     },
-    /// Asks for data.
+    /// Requests data.
     Read { slot: u64, place: RemoteSegment, length: u64 },
-    /// The data asked for, or why there is none.
+    /// The requested data, or why there is none.
     Answer { slot: u64, result: Result<Vec<u8>, Status> },
-    /// What became of a send or an RDMA write.
+    /// The outcome of a send or an RDMA write.
     Ack { slot: u64, status: Status },
 }
 
-/// The bytes of a packet beside its data.
+/// The size of a packet besides its data, in bytes.
 const HEADER_BYTES: u64 = 32;
 
-impl Body {
+impl PacketBody {
     fn size(&self) -> u64 {
         let bytes = match self {
             Self::Call { caller, discriminator, .. } => caller.greeting.len() + discriminator.len(),
@@ -123,22 +125,26 @@ impl Body {
 }
 
 #[derive(Debug)]
-pub(super) struct World {
-    /// Nanoseconds.
+pub(super) struct NetworkState {
+    /// The time in nanoseconds.
     pub(super) now: u64,
     pub(super) random: fastrand::Rng,
     pub(super) plan: FaultPlan,
     pub(super) counts: FaultCounts,
     pub(super) nics: Vec<Nic>,
-    /// By time, and among those of one time by age.
-    agenda: BTreeMap<(u64, u64), Happening>,
+    /// Ordered by time, then by age.
+    agenda: BTreeMap<AgendaKey, SimEvent>,
     scheduled: u64,
-    links: Link,
+    /// The clock, unless only the hosts of the NICs tell the time.
+    clock: Option<Arc<dyn Clock>>,
+    /// The hosts to wake once the world is unlocked.
+    pending_wakes: Vec<Notifier>,
+    connection_count: ConnectionId,
     pub(super) trace: u64,
 }
 
-impl World {
-    pub(super) fn new(seed: u64, plan: FaultPlan) -> Self {
+impl NetworkState {
+    pub(super) fn new(seed: u64, plan: FaultPlan, clock: Option<Arc<dyn Clock>>) -> Self {
         Self {
             now: 0,
             random: fastrand::Rng::with_seed(seed),
@@ -147,7 +153,9 @@ impl World {
             nics: Vec::new(),
             agenda: BTreeMap::new(),
             scheduled: 0,
-            links: 0,
+            clock,
+            pending_wakes: Vec::new(),
+            connection_count: 0,
             trace: seed,
         }
     }
@@ -157,41 +165,81 @@ impl World {
         self.nics.len() - 1
     }
 
-    pub(super) fn fresh_link(&mut self) -> Link {
-        self.links += 1;
-        self.links
+    pub(super) fn next_connection_id(&mut self) -> ConnectionId {
+        self.connection_count += 1;
+        self.connection_count
     }
 
     // -------------------------------------------------------------- time
 
-    /// Plans something. Returns its place in the agenda.
-    pub(super) fn schedule(&mut self, time: u64, happening: Happening) -> (u64, u64) {
+    /// Schedules an event, and wakes all hosts that would sleep past it: a host drives its NIC only
+    /// while a task waits there, so waking just one host might leave the event undone. Returns the
+    /// event's place in the agenda.
+    pub(super) fn schedule(&mut self, time: u64, sim_event: SimEvent) -> AgendaKey {
         self.scheduled += 1;
         let place = (time.max(self.now), self.scheduled);
-        self.agenda.insert(place, happening);
+        self.agenda.insert(place, sim_event);
+        for nic in 0..self.nics.len() {
+            if self.nics[nic].armed_until.is_some_and(|until| place.0 < until) {
+                self.wake_host(nic);
+            }
+        }
         place
     }
 
-    /// Plans no longer what stood at a place in the agenda.
-    pub(super) fn unschedule(&mut self, place: (u64, u64)) {
+    /// Cancels the event at a place in the agenda.
+    pub(super) fn unschedule(&mut self, place: AgendaKey) {
         self.agenda.remove(&place);
+    }
+
+    /// Advances time to that of the clock, if there is one.
+    pub(super) fn catch_up(&mut self) -> bool {
+        let now = self.clock.as_ref().map(|clock| clock.now().as_nanos());
+        now.is_some_and(|now| self.advance_to(now))
+    }
+
+    // -------------------------------------------------------------- hosts
+
+    /// Takes the hosts that are to be woken without the world's lock.
+    pub(super) fn take_pending_wakes(&mut self) -> Vec<Notifier> {
+        std::mem::take(&mut self.pending_wakes)
+    }
+
+    /// Marks the host of a NIC to be woken, if it may sleep.
+    fn wake_host(&mut self, nic: NicIndex) {
+        let nic = &mut self.nics[nic];
+        if nic.armed_until.take().is_some() {
+            self.pending_wakes.extend(nic.bell.clone());
+        }
+    }
+
+    /// Delivers an event to a NIC's consumer.
+    pub(super) fn announce(&mut self, nic: NicIndex, event: NicEvent) {
+        self.nics[nic].events.push_back(event);
+        self.wake_host(nic);
+    }
+
+    /// Delivers a completion to a NIC's consumer.
+    pub(super) fn complete(&mut self, nic: NicIndex, completion: Completion) {
+        self.nics[nic].complete(completion);
+        self.wake_host(nic);
     }
 
     pub(super) fn next_time(&self) -> Option<u64> {
         self.agenda.first_key_value().map(|((time, _), _)| *time)
     }
 
-    /// Lets the next thing happen.
+    /// Executes the next event.
     pub(super) fn step(&mut self) -> bool {
-        let Some(((time, _), happening)) = self.agenda.pop_first() else { return false };
+        let Some(((time, _), sim_event)) = self.agenda.pop_first() else { return false };
         self.now = self.now.max(time);
-        let mixed = self.trace ^ happening.digest() ^ time.rotate_left(32);
+        let mixed = self.trace ^ sim_event.digest() ^ time.rotate_left(32);
         self.trace = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        self.happen(happening);
+        self.process(sim_event);
         true
     }
 
-    /// Lets everything up to `time` happen. Returns whether anything did.
+    /// Executes every event up to `time`. Returns whether there were any.
     pub(super) fn advance_to(&mut self, time: u64) -> bool {
         let time = time.max(self.now);
         let mut has_happened = false;
@@ -202,60 +250,63 @@ impl World {
         has_happened
     }
 
-    fn happen(&mut self, happening: Happening) {
-        let nic = &mut self.nics[happening.place()];
+    fn process(&mut self, sim_event: SimEvent) {
+        let nic = &mut self.nics[sim_event.nic()];
         if nic.has_crashed {
-            if matches!(happening, Happening::Arrive(_)) {
+            if matches!(sim_event, SimEvent::Arrive(_)) {
                 self.counts.stale += 1;
             }
             return;
         }
-        if nic.is_frozen && !matches!(happening, Happening::Crash { .. }) {
-            nic.held.push(happening);
+        if nic.is_frozen && !matches!(sim_event, SimEvent::Crash { .. }) {
+            nic.held.push(sim_event);
             return;
         }
-        match happening {
-            Happening::Depart { nic, vi } => self.depart(nic, vi),
-            Happening::Leave(packet) => self.transmit(packet),
-            Happening::Arrive(packet) => self.arrive(packet),
-            Happening::Expire { nic, vi, link } => self.expire(nic, vi, link),
-            Happening::Bereave { nic, of } => self.bereave(nic, of),
-            Happening::Crash { nic } => self.crash(nic),
+        match sim_event {
+            SimEvent::Depart { nic, vi } => self.depart(nic, vi),
+            SimEvent::Leave(packet) => self.transmit(packet),
+            SimEvent::Arrive(packet) => self.arrive(packet),
+            SimEvent::Expire { nic, vi, connection_id } => self.expire(nic, vi, connection_id),
+            SimEvent::PeerCrashed { nic, of } => self.handle_peer_crash(nic, of),
+            SimEvent::Crash { nic } => self.crash(nic),
         }
     }
 
     // -------------------------------------------------------------- the way from NIC to NIC
 
-    /// Puts a packet on the way. Reliable data and everything about connections stays in order.
-    pub(super) fn transmit(&mut self, packet: Packet) {
+    /// Sends a packet. Reliable data and everything about connections stays in order.
+    pub(super) fn transmit(&mut self, packet: SimPacket) {
         let from = packet.from.nic;
         let nic = &mut self.nics[from];
         if nic.has_crashed {
             return;
         }
         if nic.is_frozen {
-            nic.held.push(Happening::Leave(packet));
+            nic.held.push(SimEvent::Leave(packet));
             return;
         }
+
         if nic.crashes_at == Some(nic.transmissions) {
             self.crash(from);
             return;
         }
+
         nic.transmissions += 1;
         self.counts.transmissions += 1;
         let picos = packet.body.size().saturating_mul(self.plan.picos_per_byte);
         nic.busy_until = nic.busy_until.max(self.now).saturating_add(picos / 1000);
         let sent = nic.busy_until;
         let arrival = sent.saturating_add(self.travel());
-        // Chance alone changes the order, and only of unreliable data: jitter does not.
+        // Only an intended fault reorders, and only unreliable data: jitter does not.
         let in_order = nic_vi(&mut self.nics, packet.from).map_or(arrival, |vi| {
             vi.latest_arrival = vi.latest_arrival.max(arrival);
             vi.latest_arrival
         });
+
         if packet.body.is_unreliable() {
             self.transmit_unreliably(packet, in_order);
         } else {
-            self.schedule(in_order, Happening::Arrive(packet));
+            self.schedule(in_order, SimEvent::Arrive(packet));
         }
     }
 
@@ -271,13 +322,13 @@ impl World {
         share > 0.0 && self.random.f64() < share
     }
 
-    fn transmit_unreliably(&mut self, packet: Packet, arrival: u64) {
+    fn transmit_unreliably(&mut self, packet: SimPacket, arrival: u64) {
         let plan = self.plan;
         let longest = &mut self.counts.unreliable_bytes_max;
         *longest = packet.body.size().saturating_sub(HEADER_BYTES).max(*longest);
         if self.occurs(plan.duplication) {
             let mut copy = packet.clone();
-            if let Body::Data { is_copy, .. } = &mut copy.body {
+            if let PacketBody::Data { is_copy, .. } = &mut copy.body {
                 *is_copy = true;
             }
             let later = self.random_up_to(nanos(plan.reordering_max));
@@ -286,7 +337,7 @@ impl World {
         self.send_astray(packet, arrival);
     }
 
-    fn send_astray(&mut self, mut packet: Packet, arrival: u64) {
+    fn send_astray(&mut self, mut packet: SimPacket, arrival: u64) {
         let plan = self.plan;
         if self.occurs(plan.loss) {
             self.counts.lost += 1;
@@ -297,12 +348,12 @@ impl World {
         }
         let is_late = self.occurs(plan.reordering);
         let extra = if is_late { self.random_up_to(nanos(plan.reordering_max)) } else { 0 };
-        self.schedule(arrival.saturating_add(extra), Happening::Arrive(packet));
+        self.schedule(arrival.saturating_add(extra), SimEvent::Arrive(packet));
     }
 
-    /// Flips one to three bits, of the data or of the immediate data.
-    fn corrupt(&mut self, body: &mut Body) {
-        let Body::Data { bytes, immediate, .. } = body else { return };
+    /// Flips one to three bits, in the data or in the immediate data.
+    fn corrupt(&mut self, body: &mut PacketBody) {
+        let PacketBody::Data { bytes, immediate, .. } = body else { return };
         let flips_immediate = immediate.is_some() && (bytes.is_empty() || self.random.bool());
         if let (true, Some(word)) = (flips_immediate, immediate.as_mut()) {
             *word ^= 1 << self.random.u32(0..32);
@@ -325,7 +376,7 @@ impl World {
         self.end(index);
     }
 
-    /// The end of a NIC, by a crash or since its consumer is done with it.
+    /// Ends a NIC: it has crashed, or its consumer is done with it.
     pub(super) fn end(&mut self, index: NicIndex) {
         let nic = &mut self.nics[index];
         if nic.has_crashed {
@@ -333,16 +384,16 @@ impl World {
         }
         nic.has_crashed = true;
         nic.held.clear();
-        // What is on the way arrives before anybody misses its sender.
+        // Packets in flight arrive before any peer notices the end.
         let latest = nic.vis.values().map(|vi| vi.latest_arrival).max().unwrap_or(0);
         let noticed = self.now.saturating_add(nanos(self.plan.detection)).max(latest);
         for nic in (0..self.nics.len()).filter(|nic| *nic != index) {
-            self.schedule(noticed, Happening::Bereave { nic, of: index });
+            self.schedule(noticed, SimEvent::PeerCrashed { nic, of: index });
         }
     }
 
-    /// Ends what `nic` has to do with the crashed NIC `of`.
-    fn bereave(&mut self, nic: NicIndex, of: NicIndex) {
+    /// Ends everything that connects `nic` to the crashed NIC `of`.
+    fn handle_peer_crash(&mut self, nic: NicIndex, of: NicIndex) {
         let this = &mut self.nics[nic];
         this.requests.retain(|_, caller| caller.end.nic != of);
         this.peer_requests.retain(|(_, caller)| caller.end.nic != of);
@@ -350,9 +401,9 @@ impl World {
         for id in ids {
             let Some(vi) = self.nics[nic].vis.get(&id) else { continue };
             if vi.connection.is_some_and(|connection| connection.peer.nic == of) {
-                self.break_vi(End { nic, vi: id }, Reason::PeerDied, Tells::Nobody);
+                self.break_vi(ViEndpoint { nic, vi: id }, Reason::PeerDied, NotifyPeer::No);
             } else if vi.attempt.as_ref().is_some_and(|attempt| attempt.other() == of) {
-                self.refuse(End { nic, vi: id }, Reason::PeerDied);
+                self.refuse(ViEndpoint { nic, vi: id }, Reason::PeerDied);
             }
         }
     }
@@ -368,15 +419,15 @@ impl World {
     pub(super) fn unfreeze(&mut self, index: NicIndex) {
         let nic = &mut self.nics[index];
         nic.is_frozen = false;
-        for happening in std::mem::take(&mut nic.held) {
-            self.schedule(self.now, happening);
+        for sim_event in std::mem::take(&mut nic.held) {
+            self.schedule(self.now, sim_event);
         }
     }
 
     /// Breaks every connection between two NICs.
     pub(super) fn cut(&mut self, one: NicIndex, other: NicIndex) {
         for (nic, peer) in [(one, other), (other, one)] {
-            let is_between = |vi: &super::objects::Vi| {
+            let is_between = |vi: &super::objects::SimVi| {
                 vi.connection.is_some_and(|connection| connection.peer.nic == peer)
             };
             let cut: Vec<ViId> = self.nics[nic]
@@ -387,44 +438,44 @@ impl World {
                 .collect();
             for vi in cut {
                 self.counts.cuts += u64::from(nic == one);
-                self.break_vi(End { nic, vi }, Reason::TransportFailed, Tells::Nobody);
+                self.break_vi(ViEndpoint { nic, vi }, Reason::TransportFailed, NotifyPeer::No);
             }
         }
     }
 
     // -------------------------------------------------------------- ends of connections
 
-    /// Breaks a connection: flushes what is posted, and tells the consumer and perhaps the peer.
-    pub(super) fn break_vi(&mut self, end: End, reason: Reason, tells: Tells) {
+    /// Breaks a connection: flushes posted descriptors, tells the consumer and perhaps the peer.
+    pub(super) fn break_vi(&mut self, end: ViEndpoint, reason: Reason, notify: NotifyPeer) {
         let Some(vi) = self.vi(end) else { return };
         let Some(connection) = vi.connection.take() else { return };
         vi.change(ViEvent::Break);
         self.flush(end);
-        self.nics[end.nic].events.push_back(NicEvent::Broken { vi: end.vi, reason });
-        if tells == Tells::Peer {
-            self.transmit(Packet {
+        self.announce(end.nic, NicEvent::Broken { vi: end.vi, reason });
+        if notify == NotifyPeer::Yes {
+            self.transmit(SimPacket {
                 from: end,
                 to: connection.peer.nic,
                 vi: Some(connection.peer.vi),
-                link: connection.link,
-                body: Body::Over(reason),
+                connection_id: connection.connection_id,
+                body: PacketBody::Over(reason),
             });
         }
     }
 
-    pub(super) fn vi(&mut self, end: End) -> Option<&mut super::objects::Vi> {
+    pub(super) fn vi(&mut self, end: ViEndpoint) -> Option<&mut super::objects::SimVi> {
         nic_vi(&mut self.nics, end)
     }
 }
 
-/// Whether the peer must be told of the end of a connection.
+/// Whether to tell the peer that a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tells {
-    Peer,
-    Nobody,
+pub(super) enum NotifyPeer {
+    Yes,
+    No,
 }
 
-fn nic_vi(nics: &mut [Nic], end: End) -> Option<&mut super::objects::Vi> {
+fn nic_vi(nics: &mut [Nic], end: ViEndpoint) -> Option<&mut super::objects::SimVi> {
     nics[end.nic].vis.get_mut(&end.vi)
 }
 

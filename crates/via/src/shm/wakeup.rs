@@ -1,19 +1,19 @@
-//! Sleep and bells.
+//! Sleep and wake-ups.
 //!
-//! A NIC that is going to sleep makes its sleep word odd and looks at its rings once more; a sender that
-//! has published an entry looks at the word, and rings if it is odd. Each writes one word and reads the
-//! other's, so each needs a full fence between the two (the pattern of Dekker), or both may miss the
-//! other. A fence per message is dear; so the sleeper executes one for everybody: `membarrier` interrupts
+//! A NIC that is going to sleep makes its sleep word odd and polls its rings once more; a sender that
+//! has published an entry reads the word, and notifies the NIC if it is odd. Each side writes one word
+//! and reads the other's, so each needs a full fence in between (Dekker's pattern), or both may miss the
+//! other. A fence per message is expensive, so the sleeper executes one for all: `membarrier` interrupts
 //! every processor that runs a thread of a registered process. A sender then either published before the
-//! barrier, and the sleeper's last look finds the entry, or reads the word after it, and finds it odd
-//! (bell-1). Between the two accesses of the sender only the compiler must keep order.
+//! barrier, and the sleeper's last poll finds the entry, or it reads the word after the barrier and
+//! finds it odd (wakeup-1). Between the sender's two accesses only the compiler must keep the order.
 //!
-//! [`sleep`](super::sleep) is the word by itself, which `tests/loom.rs` checks.
+//! [`sleep`](super::sleep) is the word alone, which `tests/loom.rs` checks.
 //!
-//! Where one of the two processes has no such barrier, the sender executes a fence (bell-2).
+//! If one of the two processes has no such barrier, the sender executes a fence (wakeup-2).
 //!
-//! A bell is a packet on the connection's socket, at most one for a sleep: the sender remembers for which
-//! value of the word it rang. A peer that rings more often than this NIC slept is at fault.
+//! A wake-up is a packet on the connection's socket, at most one per sleep: the sender remembers for
+//! which value of the word it notified. A peer that notifies more often than this NIC slept is at fault.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use std::{
 
 use super::{
     layout::{KEYS_AT, PAGE_BYTES, SLEEP_AT, size},
-    sleep::{OwnWord, PeerWord, Ringer, Sleeper},
+    sleep::{Notifier, SleepWordReader, SleepWordWriter, Sleeper},
     slots::index_of,
     sys,
 };
@@ -34,7 +34,7 @@ use crate::{
 
 /// This NIC's page: it alone writes it, peers read it.
 #[derive(Debug)]
-pub(super) struct Page {
+pub(super) struct NicPage {
     file: OwnedFd,
     memory: Memory,
     sleeper: Sleeper,
@@ -42,29 +42,29 @@ pub(super) struct Page {
 }
 
 /// The sleep word in this NIC's page.
-struct Announced<'a> {
+struct OwnSleepWord<'a> {
     memory: &'a Memory,
     has_barrier: bool,
 }
 
-impl OwnWord for Announced<'_> {
+impl SleepWordWriter for OwnSleepWord<'_> {
     fn store(&self, sleeps: u64) {
         store(self.memory, SLEEP_AT, sleeps);
     }
 
     /// # Errors
-    /// The kernel's, if it has lost its barrier.
+    /// The kernel's error, if the barrier no longer works.
     fn heavy_fence(&self) -> io::Result<()> {
         if self.has_barrier {
             sys::barrier()?;
         }
-        // Also for peers that fence for themselves (bell-2).
+        // Also for peers that need a fence of their own (wakeup-2).
         fence(Ordering::SeqCst);
         Ok(())
     }
 }
 
-impl Page {
+impl NicPage {
     pub(super) fn new() -> io::Result<Self> {
         let (file, memory) = sys::make_file(size(PAGE_BYTES), true)?;
         Ok(Self { file, memory, sleeper: Sleeper::default(), has_barrier: sys::register_barrier() })
@@ -87,21 +87,21 @@ impl Page {
         self.sleeper.sleep_count()
     }
 
-    /// Announces the sleep. The rings must be looked at once more after this.
+    /// Announces the sleep. The rings must be polled once more after this.
     ///
     /// # Errors
-    /// The kernel's, if it has lost its barrier.
+    /// The kernel's error, if the barrier no longer works.
     pub(super) fn fall_asleep(&mut self) -> io::Result<()> {
-        let word = Announced { memory: &self.memory, has_barrier: self.has_barrier };
+        let word = OwnSleepWord { memory: &self.memory, has_barrier: self.has_barrier };
         self.sleeper.fall_asleep(&word)
     }
 
     pub(super) fn wake_up(&mut self) {
-        let word = Announced { memory: &self.memory, has_barrier: self.has_barrier };
+        let word = OwnSleepWord { memory: &self.memory, has_barrier: self.has_barrier };
         self.sleeper.wake_up(&word);
     }
 
-    /// Says that the key is good, or no more.
+    /// Marks the key as valid, or no longer valid.
     pub(super) fn set_live(&self, key: RemoteKey, is_live: bool) {
         store(&self.memory, key_at(key), if is_live { key.0 } else { 0 });
     }
@@ -121,25 +121,25 @@ fn key_at(key: RemoteKey) -> u64 {
 /// A peer's page, and what this side knows of the peer's sleep.
 #[derive(Debug)]
 pub(super) struct PeerPage {
-    word: Watched,
-    ringer: Ringer,
+    word: PeerSleepWord,
+    notifier: Notifier,
 }
 
 /// The sleep word in a peer's page.
 #[derive(Debug)]
-struct Watched {
+struct PeerSleepWord {
     memory: Memory,
-    /// Whether this side must fence before it looks (bell-2).
+    /// Whether this side must fence before it reads the word (wakeup-2).
     needs_fence: bool,
 }
 
-impl PeerWord for Watched {
+impl SleepWordReader for PeerSleepWord {
     #[inline]
     fn light_fence(&self) {
         if self.needs_fence {
             fence(Ordering::SeqCst);
         } else {
-            // bell-1: the processor is fenced by the sleeper's barrier.
+            // wakeup-1: the sleeper's barrier fences this processor.
             light_fence();
         }
     }
@@ -152,17 +152,17 @@ impl PeerWord for Watched {
 
 impl PeerPage {
     pub(super) const fn new(memory: Memory, needs_fence: bool) -> Self {
-        Self { word: Watched { memory, needs_fence }, ringer: Ringer::new() }
+        Self { word: PeerSleepWord { memory, needs_fence }, notifier: Notifier::new() }
     }
 
-    /// Returns whether the key is good, as the peer says.
+    /// Returns whether the peer's page says that the key is valid.
     pub(super) fn is_live(&self, key: RemoteKey) -> bool {
         self.word.memory.load(key_at(key)).is_ok_and(|word| word == key.0)
     }
 
-    /// Looks, after something was published, whether the peer sleeps, was not yet rung for, and cares.
+    /// Returns, after something was published, whether the peer sleeps, has not been notified yet, and cares.
     #[inline]
-    pub(super) fn must_ring(&mut self, cares: impl FnOnce() -> bool) -> bool {
-        self.ringer.must_ring(&self.word, cares)
+    pub(super) fn must_notify(&mut self, cares: impl FnOnce() -> bool) -> bool {
+        self.notifier.must_notify(&self.word, cares)
     }
 }

@@ -1,4 +1,4 @@
-//! One end of a connection: the socket, the two rings, and the peer's memory that is mapped here.
+//! One end of a connection: the socket, the two rings, and the peer's memory mapped here.
 
 use std::{
     collections::VecDeque,
@@ -7,49 +7,49 @@ use std::{
 };
 
 use super::{
-    bell::PeerPage,
-    entry::{Draft, Entry, Kind, Place},
+    entry::{DataLocation, Draft, EntryKind, RingEntry},
     layout::size,
     ring::{Consumer, Producer},
     sys,
-    table::{Access, Table},
-    wire::Packet,
+    table::{Access, RegionTable},
+    wakeup::PeerPage,
+    wire::ControlPacket,
 };
 use crate::vi::{Memory, MemoryHandle, Reason, RemoteKey, Status};
 
-/// The most bytes of a peer's memory that are mapped, so that no peer can use up the addresses of this
-/// process: what it grants beyond is reached through its owner.
+/// The most bytes of a peer's memory that are mapped, so that no peer exhausts this process's address
+/// space. Memory granted beyond that is reached through its owner.
 const MAPPED_MAX_BYTES: u64 = 1 << 36;
 /// The most regions that one end maps of the other.
 pub(super) const GRANTS_MAX: usize = 1024;
 
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct ShmConnection {
     pub(super) socket: OwnedFd,
     pub(super) producer: Producer,
     pub(super) consumer: Consumer,
     pub(super) page: PeerPage,
-    /// Entries in flight that the peer has to put in place.
-    hull: Option<Hull>,
-    /// The peer's memory that is mapped here.
-    mapped: Vec<Mapped>,
+    /// The region that entries in flight may still write, once the peer consumes them.
+    in_flight_range: Option<InFlightRange>,
+    /// The peer's memory mapped here.
+    mapped: Vec<MappedRegion>,
     mapped_bytes: u64,
-    /// How many regions were granted, and could not be mapped.
+    /// How many granted regions could not be mapped.
     unmapped_count: u64,
     /// Where in `mapped` the last search ended.
     last_mapped: usize,
     /// This side's memory that the peer maps.
     granted: Vec<RemoteKey>,
-    /// What is still to be told about memory.
-    news: VecDeque<News>,
-    /// Bells that the peer rang.
-    pub(super) bell_count: u64,
-    /// Whether the peer was told to ring when it consumes.
-    is_wanting: bool,
+    /// Memory updates still to be sent.
+    memory_updates: VecDeque<MemoryUpdate>,
+    /// How many wake-ups the peer has sent.
+    pub(super) wakeup_count: u64,
+    /// Whether the peer was asked for a wake-up when it consumes.
+    wants_wakeup: bool,
 }
 
 #[derive(Debug)]
-struct Mapped {
+struct MappedRegion {
     key: RemoteKey,
     memory: Memory,
     allows_write: bool,
@@ -57,31 +57,31 @@ struct Mapped {
 }
 
 #[derive(Debug)]
-enum News {
+enum MemoryUpdate {
     Grant(MemoryHandle),
     Revoke(RemoteKey),
 }
 
-/// Where data may land that the peer has not put in place yet: a write to the same place must not
-/// overtake it, nor a read.
+/// Memory of the peer where data that the peer has not yet copied may land: neither a write nor a read
+/// of the same place may overtake it.
 #[derive(Clone, Copy, Debug)]
-struct Hull {
+struct InFlightRange {
     key: RemoteKey,
     from: u64,
     to: u64,
-    /// All of it is in place when so many entries are consumed.
+    /// All of it is in place once this many entries are consumed.
     until: u64,
-    /// Whether it was put together from several regions.
+    /// Whether it spans several regions.
     is_mixed: bool,
 }
 
-impl Hull {
+impl InFlightRange {
     const fn overlaps(&self, key: RemoteKey, from: u64, to: u64) -> bool {
         self.is_mixed || (self.key.0 == key.0 && self.from < to && from < self.to)
     }
 }
 
-impl Link {
+impl ShmConnection {
     pub(super) fn new(
         socket: OwnedFd,
         producer: Producer,
@@ -93,15 +93,15 @@ impl Link {
             producer,
             consumer,
             page,
-            hull: None,
+            in_flight_range: None,
             mapped: Vec::new(),
             mapped_bytes: 0,
             unmapped_count: 0,
             last_mapped: 0,
             granted: Vec::new(),
-            news: VecDeque::new(),
-            bell_count: 0,
-            is_wanting: false,
+            memory_updates: VecDeque::new(),
+            wakeup_count: 0,
+            wants_wakeup: false,
         }
     }
 
@@ -109,31 +109,31 @@ impl Link {
 
     /// Publishes an entry, for which there must be room, and wakes the peer if it sleeps.
     #[inline]
-    pub(super) fn push(&mut self, entry: &Entry, draft: &Draft) {
+    pub(super) fn push(&mut self, entry: &RingEntry, draft: &Draft) {
         entry.encode(draft);
         self.producer.push(draft);
-        if entry.kind == Kind::Write && entry.place != Place::Placed {
+        if entry.kind == EntryKind::Write && entry.place != DataLocation::Placed {
             let length = match entry.place {
-                Place::Inline { length } => u64::from(length),
-                Place::Staged { length, .. } => u64::from(length),
-                Place::Placed => 0,
+                DataLocation::Inline { length } => u64::from(length),
+                DataLocation::Staged { length, .. } => u64::from(length),
+                DataLocation::Placed => 0,
             };
             self.note(entry.key, entry.offset, length, self.producer.tail());
         }
-        self.ring_if_asleep();
+        self.wake_if_asleep();
     }
 
     #[inline]
     fn note(&mut self, key: RemoteKey, offset: u64, length: u64, until: u64) {
         let (from, to) = (offset, offset.saturating_add(length));
-        self.hull = Some(match self.hull {
-            None => Hull { key, from, to, until, is_mixed: false },
-            Some(hull) => Hull {
+        self.in_flight_range = Some(match self.in_flight_range {
+            None => InFlightRange { key, from, to, until, is_mixed: false },
+            Some(in_flight_range) => InFlightRange {
                 key,
-                from: from.min(hull.from),
-                to: to.max(hull.to),
+                from: from.min(in_flight_range.from),
+                to: to.max(in_flight_range.to),
                 until,
-                is_mixed: hull.is_mixed || hull.key != key,
+                is_mixed: in_flight_range.is_mixed || in_flight_range.key != key,
             },
         });
     }
@@ -146,67 +146,70 @@ impl Link {
         length: u64,
     ) -> Result<bool, &'static str> {
         let (from, to) = (offset, offset.saturating_add(length));
-        let Some(hull) = self.hull else { return Ok(false) };
-        if !hull.overlaps(key, from, to) {
+        let Some(in_flight_range) = self.in_flight_range else { return Ok(false) };
+        if !in_flight_range.overlaps(key, from, to) {
             return Ok(false);
         }
         let consumed = self.producer.refresh()?;
-        self.hull = None;
-        // What the entries say now is the peer's to change; it would deceive itself.
+        self.in_flight_range = None;
+        // The peer may have changed the entries since; that would only deceive itself.
         let mut is_overlapping = false;
-        for position in consumed..self.producer.tail().min(hull.until) {
-            let entry = self.producer.written(position).and_then(|line| Entry::decode(&line).ok());
+        for position in consumed..self.producer.tail().min(in_flight_range.until) {
+            let entry =
+                self.producer.written(position).and_then(|line| RingEntry::decode(&line).ok());
             let Some(entry) = entry else { continue };
             let length = match entry.place {
-                Place::Inline { length } => u64::from(length),
-                Place::Staged { length, .. } => u64::from(length),
-                Place::Placed => continue,
+                DataLocation::Inline { length } => u64::from(length),
+                DataLocation::Staged { length, .. } => u64::from(length),
+                DataLocation::Placed => continue,
             };
-            if entry.kind == Kind::Write {
+            if entry.kind == EntryKind::Write {
                 let end = entry.offset.saturating_add(length);
                 is_overlapping |= entry.key == key && entry.offset < to && from < end;
                 self.note(entry.key, entry.offset, length, position + 1);
             }
         }
+
         Ok(is_overlapping)
     }
 
-    // ------------------------------------------------------------------ bells
+    // ------------------------------------------------------------------ wake-ups
 
     #[inline]
-    pub(super) fn ring_if_asleep(&mut self) {
-        if self.page.must_ring(|| true) {
-            self.ring();
+    pub(super) fn wake_if_asleep(&mut self) {
+        if self.page.must_notify(|| true) {
+            self.send_wakeup();
         }
     }
 
-    /// Tells the peer what was consumed, and wakes it if it sleeps and waits for that.
+    /// Publishes the count of consumed entries, and wakes the peer if it sleeps and waits for that.
     #[inline]
-    pub(super) fn tell_consumed(&mut self) {
-        if self.consumer.tell() && self.page.must_ring(|| self.consumer.peer_wants()) {
-            self.ring();
+    pub(super) fn publish_consumed(&mut self) {
+        if self.consumer.publish_consumed()
+            && self.page.must_notify(|| self.consumer.peer_wants_wakeup())
+        {
+            self.send_wakeup();
         }
     }
 
     #[cold]
-    fn ring(&self) {
-        // A socket that is full has something for the peer to wake up for; one that is closed is noticed
-        // where it is read.
-        let _ = sys::send(self.socket.as_fd(), &Packet::Bell.encode(), &[]);
+    fn send_wakeup(&self) {
+        // A full socket holds something that wakes the peer anyway; a closed one is noticed where it is read.
+        let _ = sys::send(self.socket.as_fd(), &ControlPacket::Wakeup.encode(), &[]);
     }
 
-    /// Says whether the peer should ring when it consumes while this side sleeps.
-    pub(super) fn want(&mut self, is_wanted: bool) {
-        if self.is_wanting != is_wanted {
-            self.is_wanting = is_wanted;
-            self.producer.want(is_wanted);
+    /// Sets whether the peer should notify when it consumes while this side sleeps.
+    pub(super) fn set_wakeup_wanted(&mut self, is_wanted: bool) {
+        if self.wants_wakeup != is_wanted {
+            self.wants_wakeup = is_wanted;
+            self.producer.set_wakeup_wanted(is_wanted);
         }
     }
 
     // ------------------------------------------------------------------ memory of the peer
 
-    /// Returns the peer's memory if it is mapped here, good still, and this access is allowed and inside.
-    pub(super) fn reach(
+    /// Returns the peer's memory if it is mapped here, still valid, and the access is allowed and in bounds.
+    pub(super) fn mapped_memory(
         &mut self,
         key: RemoteKey,
         offset: u64,
@@ -226,7 +229,7 @@ impl Link {
         (is_allowed && is_inside && self.page.is_live(key)).then_some(&mapped.memory)
     }
 
-    /// Returns the peer's memory, if it is mapped here and good still.
+    /// Returns the peer's memory if it is mapped here and still valid.
     pub(super) fn window(&self, key: RemoteKey) -> Option<Memory> {
         let mapped = self.mapped.iter().find(|mapped| mapped.key == key)?;
         self.page.is_live(key).then(|| mapped.memory.clone())
@@ -236,40 +239,46 @@ impl Link {
     ///
     /// # Errors
     /// If the peer is at fault.
-    pub(super) fn map(&mut self, grant: &Packet, file: &OwnedFd) -> Result<(), &'static str> {
-        let Packet::Grant { key, length, allows_write, allows_read } = grant else { return Ok(()) };
-        self.may_grant()?;
+    pub(super) fn map(
+        &mut self,
+        grant: &ControlPacket,
+        file: &OwnedFd,
+    ) -> Result<(), &'static str> {
+        let ControlPacket::Grant { key, length, allows_write, allows_read } = grant else {
+            return Ok(());
+        };
+        self.check_grant_limit()?;
         if self.mapped.iter().any(|mapped| mapped.key == *key) {
             return Err("memory granted twice");
         }
         let Some(mapped_bytes) =
             self.mapped_bytes.checked_add(*length).filter(|bytes| *bytes <= MAPPED_MAX_BYTES)
         else {
-            return self.miss();
+            return self.note_unmapped();
         };
         let memory = sys::map_file(file.as_fd(), size(*length), *allows_write)?;
         self.mapped_bytes = mapped_bytes;
         let (key, allows_write, allows_read) = (*key, *allows_write, *allows_read);
-        self.mapped.push(Mapped { key, memory, allows_write, allows_read });
+        self.mapped.push(MappedRegion { key, memory, allows_write, allows_read });
         Ok(())
     }
 
-    /// Takes note of memory that was granted and cannot be mapped: it is reached through its owner.
+    /// Records memory that was granted but cannot be mapped: it is reached through its owner.
     ///
     /// # Errors
     /// If the peer is at fault.
-    pub(super) fn miss(&mut self) -> Result<(), &'static str> {
-        self.may_grant()?;
+    pub(super) fn note_unmapped(&mut self) -> Result<(), &'static str> {
+        self.check_grant_limit()?;
         self.unmapped_count += 1;
         Ok(())
     }
 
-    fn may_grant(&self) -> Result<(), &'static str> {
+    fn check_grant_limit(&self) -> Result<(), &'static str> {
         let granted = size(self.unmapped_count).saturating_add(self.mapped.len());
         if granted < GRANTS_MAX { Ok(()) } else { Err("more memory granted than is allowed") }
     }
 
-    /// Gives memory back that the peer takes back.
+    /// Unmaps memory that the peer takes back.
     ///
     /// # Errors
     /// If the peer is at fault.
@@ -286,41 +295,46 @@ impl Link {
 
     // ------------------------------------------------------------------ memory for the peer
 
-    pub(super) fn announce(&mut self, memory: MemoryHandle) {
-        if self.granted.len() + self.news.len() < GRANTS_MAX {
-            self.news.push_back(News::Grant(memory));
+    pub(super) fn queue_grant(&mut self, memory: MemoryHandle) {
+        if self.granted.len() + self.memory_updates.len() < GRANTS_MAX {
+            self.memory_updates.push_back(MemoryUpdate::Grant(memory));
         }
     }
 
-    pub(super) fn announce_end(&mut self, memory: MemoryHandle, key: RemoteKey) {
-        self.news.retain(|news| !matches!(news, News::Grant(granted) if *granted == memory));
+    pub(super) fn queue_revoke(&mut self, memory: MemoryHandle, key: RemoteKey) {
+        self.memory_updates
+            .retain(|update| !matches!(update, MemoryUpdate::Grant(granted) if *granted == memory));
         if self.granted.contains(&key) {
-            self.news.push_back(News::Revoke(key));
+            self.memory_updates.push_back(MemoryUpdate::Revoke(key));
         }
     }
 
     /// Tells the peer about memory, as far as the socket has room.
-    pub(super) fn send_news(&mut self, table: &Table, vi: &crate::vi::ViAttributes) {
-        while let Some(news) = self.news.front() {
-            let sent = match news {
-                News::Revoke(key) => {
+    pub(super) fn send_memory_updates(
+        &mut self,
+        table: &RegionTable,
+        vi: &crate::vi::ViAttributes,
+    ) {
+        while let Some(memory_updates) = self.memory_updates.front() {
+            let sent = match memory_updates {
+                MemoryUpdate::Revoke(key) => {
                     let key = *key;
                     self.granted.retain(|granted| *granted != key);
-                    sys::send(self.socket.as_fd(), &Packet::Revoke { key }.encode(), &[])
+                    sys::send(self.socket.as_fd(), &ControlPacket::Revoke { key }.encode(), &[])
                 }
-                News::Grant(memory) => {
+                MemoryUpdate::Grant(memory) => {
                     let Some(region) = table.regions.get(memory.0) else {
-                        self.news.pop_front();
+                        self.memory_updates.pop_front();
                         continue;
                     };
                     let (Some((allows_write, allows_read)), Some(file)) =
                         (region.grant(vi), region.file.as_ref())
                     else {
-                        self.news.pop_front();
+                        self.memory_updates.pop_front();
                         continue;
                     };
                     let (key, length) = (region.key, super::layout::wide(region.memory.len()));
-                    let packet = Packet::Grant { key, length, allows_write, allows_read };
+                    let packet = ControlPacket::Grant { key, length, allows_write, allows_read };
                     let sent = sys::send(self.socket.as_fd(), &packet.encode(), &[file.as_fd()]);
                     if sent.is_ok() {
                         self.granted.push(key);
@@ -329,9 +343,9 @@ impl Link {
                 }
             };
             match sent {
-                // Also too many files under way: later then. Nothing depends on it but speed.
+                // Also if too many files are in flight: try later. Only speed depends on it.
                 Err(error) if error.kind() != io::ErrorKind::BrokenPipe => break,
-                _ => self.news.pop_front(),
+                _ => self.memory_updates.pop_front(),
             };
         }
     }
@@ -339,8 +353,8 @@ impl Link {
 
 // ---------------------------------------------------------------------- words in shared memory
 
-/// Why this side closes, for the peer.
-pub(super) const fn goodbye_of(reason: Reason) -> u64 {
+/// Encodes why this side closes, for the peer.
+pub(super) const fn close_reason_code(reason: Reason) -> u64 {
     match reason {
         Reason::Disconnected => 1,
         Reason::DescriptorFailed => 2,
@@ -348,9 +362,9 @@ pub(super) const fn goodbye_of(reason: Reason) -> u64 {
     }
 }
 
-/// Why the peer closed.
-pub(super) const fn reason_of(goodbye: u64) -> Reason {
-    match goodbye {
+/// Decodes why the peer closed.
+pub(super) const fn reason_of(close_reason: u64) -> Reason {
+    match close_reason {
         0 => Reason::PeerDied,
         1 => Reason::Disconnected,
         2 => Reason::DescriptorFailed,
@@ -358,7 +372,7 @@ pub(super) const fn reason_of(goodbye: u64) -> Reason {
     }
 }
 
-/// The status of the refused descriptor, for its owner.
+/// Encodes the status of a refused descriptor, for its owner.
 pub(super) const fn refusal_of(status: Status) -> u64 {
     match status {
         Status::LengthError => 1,
@@ -367,7 +381,7 @@ pub(super) const fn refusal_of(status: Status) -> u64 {
     }
 }
 
-/// How the peer refused this side's descriptor, if it did.
+/// Decodes how the peer refused this side's descriptor, if it did.
 pub(super) const fn status_of(refusal: u64) -> Option<Status> {
     match refusal {
         0 => None,
@@ -383,7 +397,7 @@ mod tests {
 
     use super::*;
 
-    fn link() -> Link {
+    fn connection() -> ShmConnection {
         let (socket, _) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
             rustix::net::SocketType::SEQPACKET,
@@ -393,7 +407,7 @@ mod tests {
         .expect("sockets");
         let memory = || Memory::allocate(4096).expect("memory");
         let page = PeerPage::new(memory(), false);
-        Link::new(socket, Producer::new(memory()), Consumer::new(memory()), page)
+        ShmConnection::new(socket, Producer::new(memory()), Consumer::new(memory()), page)
     }
 
     fn sparse(length: u64) -> OwnedFd {
@@ -404,41 +418,44 @@ mod tests {
         file
     }
 
-    fn grant(key: u64, length: u64) -> Packet {
-        Packet::Grant { key: RemoteKey(key), length, allows_write: true, allows_read: true }
+    fn grant(key: u64, length: u64) -> ControlPacket {
+        ControlPacket::Grant { key: RemoteKey(key), length, allows_write: true, allows_read: true }
     }
 
-    /// Goal: no peer uses up the addresses of this process by files that are all holes, nor loses its
-    /// connection for memory that is only large. Method: one too large, many that are so together, and all
-    /// taken back.
+    /// Goal: a peer can neither exhaust this process's address space with sparse files, nor lose its
+    /// connection merely because its memory is large. Method: one region that is too large, many that
+    /// are together, and all taken back.
     #[test]
     fn huge_grants_are_not_mapped() {
-        let mut link = link();
+        let mut connection = connection();
         let huge = 1 << 46;
-        assert_eq!(link.map(&grant(1, huge), &sparse(huge)), Ok(()));
-        assert_eq!(link.map(&grant(2, u64::MAX), &sparse(huge)), Ok(()), "no overflow");
-        assert!(link.mapped.is_empty());
+        assert_eq!(connection.map(&grant(1, huge), &sparse(huge)), Ok(()));
+        assert_eq!(connection.map(&grant(2, u64::MAX), &sparse(huge)), Ok(()), "no overflow");
+        assert!(connection.mapped.is_empty());
         let large = MAPPED_MAX_BYTES / 4;
         for key in 3..9 {
-            assert_eq!(link.map(&grant(key, large), &sparse(large)), Ok(()));
+            assert_eq!(connection.map(&grant(key, large), &sparse(large)), Ok(()));
         }
-        assert_eq!((link.mapped.len(), link.mapped_bytes), (4, MAPPED_MAX_BYTES));
+        assert_eq!((connection.mapped.len(), connection.mapped_bytes), (4, MAPPED_MAX_BYTES));
         for key in 1..9 {
-            assert_eq!(link.unmap(RemoteKey(key)), Ok(()), "{key}");
+            assert_eq!(connection.unmap(RemoteKey(key)), Ok(()), "{key}");
         }
-        assert_eq!((link.mapped.len(), link.mapped_bytes, link.unmapped_count), (0, 0, 0));
-        assert!(link.unmap(RemoteKey(1)).is_err(), "nothing is left to take back");
+        assert_eq!(
+            (connection.mapped.len(), connection.mapped_bytes, connection.unmapped_count),
+            (0, 0, 0)
+        );
+        assert!(connection.unmap(RemoteKey(1)).is_err(), "nothing is left to take back");
     }
 
-    /// Goal: grants are bounded, also those that are not mapped. Method: more than are allowed.
+    /// Goal: grants are bounded, including those that are not mapped. Method: more than are allowed.
     #[test]
     fn grants_are_bounded() {
-        let (mut link, file) = (link(), sparse(4096));
+        let (mut connection, file) = (connection(), sparse(4096));
         let huge = MAPPED_MAX_BYTES + 1;
         let found = (1..=2 * u64::try_from(GRANTS_MAX).expect("small")).position(|key| {
-            link.map(&grant(key, if key % 2 == 0 { 4096 } else { huge }), &file).is_err()
+            connection.map(&grant(key, if key % 2 == 0 { 4096 } else { huge }), &file).is_err()
         });
         assert_eq!(found, Some(GRANTS_MAX));
-        assert_eq!(link.mapped.len(), GRANTS_MAX / 2);
+        assert_eq!(connection.mapped.len(), GRANTS_MAX / 2);
     }
 }

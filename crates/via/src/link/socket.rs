@@ -5,19 +5,19 @@ use std::{io, os::fd::BorrowedFd};
 use super::{
     BackEnd, Frame, Statistics,
     address::MacAddress,
-    packet::Packet,
+    packet::PacketSocket,
     sys,
     xdp::{Xdp, XdpMode},
 };
 
-/// What carries the frames of a link.
+/// The back end of a link.
 #[derive(Debug)]
-pub(super) enum Carrier {
-    Packet(Packet),
+pub(super) enum LinkSocket {
+    Packet(PacketSocket),
     Xdp(Box<Xdp>),
 }
 
-impl Carrier {
+impl LinkSocket {
     pub(super) const fn back_end(&self) -> BackEnd {
         match self {
             Self::Packet(packet) if packet.has_rings() => BackEnd::PacketRings,
@@ -59,7 +59,7 @@ impl Carrier {
         }
     }
 
-    /// Returns whether a frame is there, as far as that can be told without a call.
+    /// Returns whether a frame is there, as far as that is known without a system call.
     pub(super) fn has_frame(&self) -> bool {
         match self {
             Self::Packet(packet) => packet.has_frame(),
@@ -67,7 +67,7 @@ impl Carrier {
         }
     }
 
-    /// Takes a frame to be sent: `false` if there is no room.
+    /// Queues a frame for sending: `false` if there is no room.
     #[inline]
     pub(super) fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> io::Result<bool> {
         match self {
@@ -100,7 +100,7 @@ impl Carrier {
         }
     }
 
-    /// Returns whether a frame can be given.
+    /// Returns whether a frame can be queued.
     pub(super) fn has_room(&self) -> bool {
         match self {
             Self::Packet(packet) => packet.has_room(),
@@ -108,7 +108,8 @@ impl Carrier {
         }
     }
 
-    /// Lets the kernel drop frames whose two bytes at `offset` are not `value`. AF_XDP's program stays as it is.
+    /// Lets the kernel drop frames whose two bytes at `offset` are not `value`. AF_XDP's program does not
+    /// change.
     pub(super) fn keep_only(&self, offset: u32, value: u16) -> io::Result<()> {
         match self {
             Self::Packet(packet) => sys::drop_all_but(packet.descriptor(), offset, value),

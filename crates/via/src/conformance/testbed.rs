@@ -1,8 +1,8 @@
-//! What cases work with: NICs, connected pairs of VIs, waits with a bound, and judgements.
+//! The test bed of the cases: NICs, connected pairs of VIs, bounded waits, and judgements.
 
 use std::{collections::BTreeSet, fmt};
 
-use super::{At, Clause, Fixture, Profile, Report, Violation};
+use super::{Clause, ConformanceReport, Fixture, Location, Profile, Violation};
 use crate::vi::{
     Attributes, Completion, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
     ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteSegment,
@@ -14,14 +14,14 @@ use vigie_detect::Instant;
 /// The size of the memory of a [`Party`], in bytes.
 pub(super) const REGION_BYTES: usize = 8192;
 
-/// Three NICs, and what was seen of them.
-pub(super) struct Stage<'f, F: Fixture> {
+/// Three NICs, and what was observed of them.
+pub(super) struct Testbed<'f, F: Fixture> {
     pub(super) fixture: &'f mut F,
     pub(super) nics: Vec<F::Nic>,
-    pub(super) at: At,
+    pub(super) at: Location,
     pub(super) profile: Profile,
-    pub(super) report: &'f mut Report,
-    /// The receive descriptors that were posted on each VI, by their cookies.
+    pub(super) report: &'f mut ConformanceReport,
+    /// The cookies of the receive descriptors that were posted on each VI.
     posted: BTreeSet<(usize, ViId, u64)>,
     /// The completion that was taken last.
     last: Option<(usize, Completion)>,
@@ -44,20 +44,20 @@ impl Party {
         LocalSegment { memory: self.region.handle, offset, length }
     }
 
-    /// A place in its memory, as its peer names it.
+    /// A place in its memory, for its peer.
     pub(super) fn place(&self, offset: u64) -> RemoteSegment {
         RemoteSegment { key: self.region.key, offset }
     }
 }
 
-/// Which completion queues a VI is made with.
+/// The completion queues of a new VI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queues {
     /// None.
     Own,
-    /// One for both of its queues.
+    /// One new queue for both.
     Shared,
-    /// This one, for both of its queues.
+    /// This queue for both.
     Given(CqId),
 }
 
@@ -71,11 +71,11 @@ pub(super) const fn descriptor(
     SendDescriptor { operation, cookie, immediate: None, is_signaled: true, remote, data }
 }
 
-impl<'f, F: Fixture> Stage<'f, F> {
+impl<'f, F: Fixture> Testbed<'f, F> {
     pub(super) fn new(
         fixture: &'f mut F,
-        at: At,
-        report: &'f mut Report,
+        at: Location,
+        report: &'f mut ConformanceReport,
     ) -> Result<Self, Violation> {
         let mut nics = Vec::new();
         for _ in 0..3 {
@@ -132,7 +132,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         result.map_err(|error| Violation::CallFailed { clause, call, error, at: self.at })
     }
 
-    /// A call that must fail, in a way that `is_right` knows.
+    /// Expects a call to fail with an error that `is_right` accepts.
     pub(super) fn refused<T>(
         &self,
         clause: Clause,
@@ -170,20 +170,20 @@ impl<'f, F: Fixture> Stage<'f, F> {
                 return Some(found);
             }
             if !self.fixture.pass(end) {
-                // What the last moment brought.
+                // Events of the last step.
                 self.turn();
                 return look(&mut self.nics);
             }
         }
     }
 
-    /// Lets a little happen.
+    /// Lets a little time pass.
     pub(super) fn step(&mut self) {
         self.fixture.pass(self.fixture.now() + self.profile.calm);
         self.turn();
     }
 
-    /// Lets everything happen that is going to.
+    /// Lets everything that is pending happen.
     pub(super) fn calm(&mut self) {
         let end = self.fixture.now() + self.profile.calm;
         loop {
@@ -196,12 +196,12 @@ impl<'f, F: Fixture> Stage<'f, F> {
     }
 
     pub(super) fn later(&self) -> Instant {
-        self.fixture.now() + self.profile.patience
+        self.fixture.now() + self.profile.timeout
     }
 
     // -------------------------------------------------------------- events and completions
 
-    /// The next event of a NIC, which must come.
+    /// Returns the next event of a NIC, which must come.
     pub(super) fn event(&mut self, nic: usize) -> Result<NicEvent, Violation> {
         let event = self.until(|nics| nics[nic].event());
         self.report.events += u64::from(event.is_some());
@@ -225,7 +225,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         }
     }
 
-    /// The VI breaks, for one of these reasons.
+    /// Expects the VI to break for one of these reasons.
     pub(super) fn expect_broken(
         &mut self,
         party: &Party,
@@ -241,7 +241,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         self.expect_state(party, ViState::Error)
     }
 
-    /// Both sides break, since a descriptor failed.
+    /// Expects both sides to break because a descriptor failed.
     pub(super) fn expect_both_broken(
         &mut self,
         one: &Party,
@@ -269,7 +269,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         }
     }
 
-    /// The next completion of a queue, which must come; of a shared completion queue, of any.
+    /// Returns the next completion of a queue, which must come; of a shared completion queue, of any VI.
     pub(super) fn completion(
         &mut self,
         party: &Party,
@@ -281,7 +281,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
             .ok_or_else(|| self.broken(Clause::End, format!("a {queue:?} completion did not come")))
     }
 
-    /// The next completion must be this descriptor's, with this status.
+    /// Expects the next completion to be this descriptor's, with this status.
     pub(super) fn expect_end(
         &mut self,
         party: &Party,
@@ -294,7 +294,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         Ok(found)
     }
 
-    /// The next completion must be this descriptor's.
+    /// Expects the next completion to be this descriptor's.
     pub(super) fn expect_next(
         &mut self,
         party: &Party,
@@ -312,7 +312,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         let (clause, what) = if is_told {
             (Clause::Once, "came again")
         } else if found.queue == Queue::Receive && !self.posted.contains(&place) {
-            (Clause::ReceiveDescriptor, "is of a descriptor that nobody posted; it came")
+            (Clause::ReceiveDescriptor, "is of a descriptor that was never posted; it came")
         } else {
             (Clause::Order, "came")
         };
@@ -349,7 +349,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         Ok(region)
     }
 
-    /// A VI that is not connected.
+    /// Makes a VI that is not connected.
     pub(super) fn party(&mut self, nic: usize, queues: Queues) -> Result<Party, Violation> {
         let tag = self.nics[nic].create_tag();
         let level = self.level();
@@ -371,6 +371,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
                 Some(self.call(Clause::Name, "create_cq", cq)?)
             }
         };
+
         let attributes = ViAttributes {
             reliability,
             tag,
@@ -379,6 +380,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
             allows_write: true,
             allows_read: true,
         };
+
         let vi = self.nics[nic].create_vi(attributes);
         let vi = self.call(Clause::Name, "create_vi", vi)?;
         let memory = MemoryAttributes { tag, allows_write: true, allows_read: true };
@@ -386,7 +388,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         Ok(Party { nic, vi, tag, send_cq: cq, receive_cq: cq, region })
     }
 
-    /// Two connected VIs, of the first two NICs.
+    /// Makes two connected VIs, of the first two NICs.
     pub(super) fn pair(&mut self) -> Result<(Party, Party), Violation> {
         let (one, other) = (self.party(0, Queues::Own)?, self.party(1, Queues::Own)?);
         self.connect(&one, &other)?;
@@ -410,7 +412,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         Ok(())
     }
 
-    /// Fills memory with a pattern that tells its place.
+    /// Fills memory with a pattern that depends on the offset.
     pub(super) fn fill(
         &self,
         party: &Party,
@@ -464,7 +466,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
         self.call(Clause::Limit, "post_receive", result)
     }
 
-    /// A message goes through: the connection works.
+    /// Expects a message to arrive: the connection works.
     pub(super) fn expect_alive(&mut self, from: &Party, to: &Party) -> Result<(), Violation> {
         let (immediate, data) = (Some(77), [from.piece(0, 8)]);
         let sent = SendDescriptor {
@@ -480,7 +482,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
     }
 }
 
-/// Bytes that tell their place and their neighbourhood.
+/// Returns bytes that depend on their offset, none of them zero.
 pub(super) fn pattern(offset: u64, length: usize) -> Vec<u8> {
     (offset..)
         .take(length)
