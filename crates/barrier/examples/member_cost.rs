@@ -1,4 +1,4 @@
-//! What recovery costs while nothing is lost: the processor time of the member machine for one message, beside that of a
+//! The cost of recovery while nothing is lost: the processor time of the member machine for one message, beside that of a
 //! machine that knows no epochs, keeps nothing for repeats and has no deadline.
 //!
 //! Prediction: some tens of nanoseconds a message, against the 6 to 8 µs of sending and receiving a datagram: about 1 %
@@ -13,7 +13,7 @@ use std::{collections::VecDeque, error::Error, sync::Arc, time::Duration};
 
 use vigie_barrier::{
     Algorithm, Group, Member, Rank, Schedule, Step, Target,
-    member::{Event, Settings},
+    member::{Event, MemberSettings},
     packet::{Body, GroupId, Packet},
 };
 use vigie_detect::Instant;
@@ -116,7 +116,7 @@ fn full_barrier(members: &mut [Member], now: Instant) -> Result<usize, Box<dyn E
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Of algorithms in which nobody waits for many at once: the plain machine keeps its messages in a list.
+    // Algorithms in which no member waits for many at once: the plain machine keeps its messages in a list.
     for algorithm in [Algorithm::DISSEMINATION, Algorithm::BINARY, Algorithm::TERNARY] {
         for size in [2, 8, 32] {
             let group = Group::new(size)?;
@@ -130,7 +130,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     arrived: Vec::new(),
                 })
                 .collect();
-            let settings = Settings::new(GROUP);
+            let settings = MemberSettings::new(GROUP);
             let mut full: Vec<Member> = group
                 .ranks()
                 .map(|rank| Member::new(Arc::clone(&schedule), rank, settings.clone()))
@@ -149,7 +149,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 best_full = best_full.min(start.elapsed());
             }
-            assert!(full.iter().all(|member| member.counters().asked == 0), "nothing extra");
+            assert!(full.iter().all(|member| member.counters().nacks == 0), "nothing extra");
             let each = |time: Duration| {
                 time.as_secs_f64() * 1e9
                     / f64::from(BARRIERS)

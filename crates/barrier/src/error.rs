@@ -1,4 +1,4 @@
-//! What a barrier says: passed, or why not.
+//! The outcome of a barrier: passed, or why not.
 
 use std::{fmt, io};
 
@@ -7,11 +7,11 @@ use vigie_detect::{RegisterError, WaitError};
 
 use crate::group::Rank;
 
-/// Every member has entered: the success of a wait.
+/// Every member has entered: a successful wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Passed {
-    /// Which barrier of the group this was, counted from 0, modulo 2^32.
+    /// The number of the barrier in its group, counted from 0, modulo 2^32.
     pub epoch: u32,
 }
 
@@ -25,68 +25,67 @@ impl Passed {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BarrierError {
-    /// Members are gone that had not entered: nobody can pass this barrier or a later one. The survivors make
+    /// Members are gone that had not entered: no member can pass this barrier or a later one. The survivors can form
     /// a smaller group.
     #[error("{ranks} gone before entering barrier {epoch}: the survivors need a new group")]
     Lost {
-        /// Who.
+        /// The members that are gone.
         ranks: LostRanks,
         /// The barrier that could not be passed.
         epoch: u32,
     },
-    /// Too few members are left for a smaller group, while the others may have made one: with
+    /// Too few members are left for a smaller group, while the others may have formed one: with
     /// [`Quorum::Majority`](crate::member::Quorum::Majority).
     #[error(
         "{survivors} of the first {size} members are left, and the others may go on without them: form a new group, or let any \
          number go on (`Quorum::Any`)"
     )]
     Minority {
-        /// How many are left.
+        /// How many members are left.
         survivors: u32,
-        /// How many the group had when it was formed.
+        /// The size of the group when it was formed.
         size: u32,
     },
-    /// The member has entered already, and not departed: depart, or wait, before it enters again.
+    /// The member has entered already and not departed: depart, or wait, before it enters again.
     #[error("this member has entered barrier {epoch} already: depart from it first")]
     AlreadyEntered {
-        /// The barrier in which it is.
+        /// The barrier that it has entered.
         epoch: u32,
     },
-    /// A measurement of this member was cancelled, and the others wait for the rest of it.
+    /// A measurement of this member was cancelled, and the others wait for it to be completed.
     #[error(
-        "a measurement was cancelled, in which the others wait for this member: call `{call}` again, until it returns"
+        "a measurement was cancelled while the others wait for this member: call `{call}` again until it returns"
     )]
     Measuring {
-        /// What was cancelled: `measure` or `replan`.
+        /// The cancelled call: `measure` or `replan`.
         call: &'static str,
     },
-    /// The value has not the length of those that the group reduces: this member has not entered, and may with another
-    /// value.
+    /// The value's length differs from the group's. This member has not entered, and may do so with another value.
     #[error(
-        "a value of {found} bytes, and the group reduces {expected}: enter with `reduce`, or `arrive`, and a value of that length"
+        "a value of {found} bytes, but the group reduces {expected}: call `reduce` or `arrive` with a value of that length"
     )]
     Value {
-        /// How long all values are, in bytes.
+        /// The length of all values, in bytes.
         expected: usize,
-        /// How long this one is.
+        /// The length of this value.
         found: usize,
     },
-    /// The token is not of this member's present barrier: it was made by another member, or its barrier is over.
-    #[error("the token is of {token}, and not of the barrier in which this member is")]
+    /// The token is not for this member's present barrier: another member made it, or its barrier is over.
+    #[error("the token is for {token}, not for this member's present barrier")]
     ForeignToken {
-        /// What it is of.
+        /// What the token is for.
         token: Arrived,
     },
-    /// A member's own watch has failed.
+    /// Watching the barrier failed at this member.
     #[error("the watch over the barrier failed")]
     Wait(#[from] WaitError),
-    /// No watch could be registered.
-    #[error("no watch over the barrier can be registered")]
+    /// The watch could not be registered.
+    #[error("the watch over the barrier cannot be registered")]
     Register(#[from] RegisterError),
-    /// The kernel refused.
+    /// The kernel refused a call.
     #[error("{doing}")]
     Io {
-        /// At what.
+        /// What the call was for.
         doing: &'static str,
         /// The kernel's error.
         #[source]
@@ -95,7 +94,7 @@ pub enum BarrierError {
 }
 
 impl BarrierError {
-    /// Returns the members that are gone, if that is the error.
+    /// Returns the members that are gone; empty for other errors.
     #[must_use]
     pub fn lost(&self) -> &[Rank] {
         match self {
@@ -104,7 +103,7 @@ impl BarrierError {
         }
     }
 
-    /// Returns whether the group can be used no more.
+    /// Returns whether the group is unusable from now on.
     #[must_use]
     pub const fn is_final(&self) -> bool {
         !matches!(
@@ -151,20 +150,20 @@ impl fmt::Display for LostRanks {
     }
 }
 
-/// The proof that a member has entered a barrier and not departed yet: the token of the split phase.
+/// Proof that a member has entered a barrier and not departed yet: the token of a split-phase barrier.
 ///
-/// Dropping it takes nothing back: the member stays entered, and its next wait is for the same barrier.
+/// Dropping it undoes nothing: the member stays entered, and its next wait is for the same barrier.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the member stays in the barrier until it departs with this"]
 pub struct Arrived {
     pub(crate) rank: Rank,
     pub(crate) epoch: u32,
-    /// Tells the barriers of a process apart.
+    /// Distinguishes the barriers of a process.
     pub(crate) group: u64,
 }
 
 impl Arrived {
-    /// Returns which barrier of the group it was, counted from 0, modulo 2^32.
+    /// Returns the number of the barrier in its group, counted from 0, modulo 2^32.
     #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch

@@ -1,11 +1,13 @@
-//! Who takes part.
+//! The members of a barrier.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 pub use vigie_via::world::Rank;
 
 /// The members of a barrier: the ranks from 0 to one below the size.
 ///
-/// The *master* of the algorithms with one is rank 0, the member with the lowest number [eth-barrier, §3].
+/// The *master*, in algorithms that have one, is rank 0, the member with the lowest number [eth-barrier, §3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     size: u32,
@@ -50,6 +52,13 @@ impl Group {
 #[error("a group has 1 to {} members, not {size}", Group::SIZE_MAX)]
 #[non_exhaustive]
 pub struct GroupError {
-    /// How many were asked for.
+    /// The requested size.
     pub size: u32,
+}
+
+/// Returns a number that no other barrier of this process has.
+pub(crate) fn next_group() -> u64 {
+    // In no model: the number alone carries meaning.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
+//! Entry points to the parts that `tests/loom.rs` checks, only under `--cfg loom`.
 
 use crate::{
     group::{Group, Rank},
@@ -6,18 +6,18 @@ use crate::{
     sync::AtomicU32,
 };
 
-/// The word on which all arrive.
+/// The word on which all members arrive.
 #[derive(Debug)]
 pub struct Central(central::Central);
 
 impl Central {
-    /// Returns a counter at its beginning.
+    /// Returns a counter at zero.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
         Self(central::Central::new())
     }
 
-    /// Arrives; returns whether that was the last one.
+    /// Arrives; returns whether that was the last arrival.
     pub fn arrive(&self, target: u32) -> bool {
         self.0.arrive(target) == central::Arrival::Last
     }
@@ -27,7 +27,7 @@ impl Central {
         self.0.is_passed(target)
     }
 
-    /// Announces a sleep, and returns for which value of the gate.
+    /// Announces a sleep, and returns the expected value of the futex word.
     pub fn begin_sleep(&self) -> u32 {
         self.0.begin_sleep()
     }
@@ -38,22 +38,22 @@ impl Central {
     }
 
     /// Returns the word to sleep on.
-    pub fn gate(&self) -> &AtomicU32 {
-        self.0.gate()
+    pub fn futex_word(&self) -> &AtomicU32 {
+        self.0.futex_word()
     }
 }
 
-/// Who has left.
+/// The members that have left.
 #[derive(Debug)]
 pub struct Absences(absence::Absences);
 
 impl Absences {
-    /// Of a group of so many members.
+    /// Creates it for a group.
     pub fn new(group: Group) -> Self {
         Self(absence::Absences::new(group))
     }
 
-    /// One leaves without entering a barrier.
+    /// A member leaves without entering a barrier.
     pub fn leave(&self, rank: Rank, epoch: u32) {
         self.0.leave(rank, epoch);
     }
@@ -63,7 +63,7 @@ impl Absences {
         self.0.fails(epoch)
     }
 
-    /// Returns who is missing from it.
+    /// Returns the members missing from a barrier.
     pub fn missing(&self, epoch: u32) -> Vec<Rank> {
         self.0.error(epoch).lost().to_vec()
     }

@@ -1,10 +1,10 @@
-//! Packets: what members say to each other.
+//! Packets: the messages between members.
 //!
 //! ```text
 //! magic "vB", version u8, kind u8, group u64, epoch u32, sender u16, round u16, length u16, 0 u16; payload; tag u64 if there is a key
 //! ```
-//! Numbers are little-endian. A group's name is 64 bits that nobody guesses, and that is in every packet: strangers are
-//! kept out as long as they cannot listen. Where they can, a key gives each packet a tag, SipHash-2-4 [siphash, §6].
+//! Numbers are little-endian. A group's name is 64 random bits that are in every packet: strangers are kept out as
+//! long as they cannot listen. If they can, a key gives each packet a tag, SipHash-2-4 [siphash, §6].
 
 use std::{collections::BTreeSet, fmt, hash::Hasher};
 
@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::{group::Rank, schedule::Round};
 
-/// What a packet begins with, in bytes.
+/// The length of a packet's header, in bytes.
 pub const HEADER_BYTES: usize = 24;
 
 /// The longest payload, in bytes.
@@ -22,27 +22,28 @@ pub const PAYLOAD_BYTES_MAX: usize = 1024;
 /// The longest packet, in bytes.
 pub const PACKET_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + TAG_BYTES;
 
-/// The most dead members that a packet names.
+/// The most dead members that a packet can name.
 pub const DEAD_MAX: usize = PAYLOAD_BYTES_MAX / 2;
 
 pub(crate) const TAG_BYTES: usize = 8;
 const MAGIC: [u8; 2] = *b"vB";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const SIGNAL: u8 = 1;
-const ASK: u8 = 2;
-const HERE: u8 = 3;
+const NACK: u8 = 2;
+const ALIVE: u8 = 3;
 const VIEW: u8 = 4;
 const DECIDED: u8 = 5;
+const LEAVE_ACK: u8 = 6;
 
-/// A group's name: 64 random bits, the same at all members, told to nobody else.
+/// A group's name: 64 random bits, the same at all members and secret from others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "its maker draws it")]
 pub struct GroupId(pub u64);
 
 impl GroupId {
-    /// Returns the name of the group that is left without these, or of the one that comes after if all stay: whoever knows this name and agrees on who is dead knows
-    /// that name too, and nobody else does.
+    /// Returns the name of the group that remains without `dead`, or of the next one if no member is dead: members
+    /// that know this name and agree on the dead derive the same name, and no other process can.
     pub(crate) fn without(self, dead: &BTreeSet<Rank>) -> Self {
         let mut hasher = SipHasher24::new_with_keys(self.0, !self.0);
         for rank in dead {
@@ -58,12 +59,12 @@ impl fmt::Debug for GroupId {
     }
 }
 
-/// What all members of a group know, and nobody else: packets carry a tag that depends on it.
+/// A secret shared by all members of a group: packets carry a tag that depends on it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key([u8; 16]);
 
 impl Key {
-    /// Takes random bytes for a key.
+    /// Creates a key from random bytes.
     #[must_use]
     pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
@@ -84,90 +85,92 @@ impl fmt::Debug for Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Packet<'a> {
-    /// Of which group.
+    /// The group.
     pub group: GroupId,
-    /// Of which barrier, counted from 0 and round the corner.
+    /// The barrier, counted from 0, wrapping around.
     pub epoch: u32,
-    /// Who says it.
+    /// The sender.
     pub sender: Rank,
-    /// What it says.
+    /// The contents.
     pub body: Body<'a>,
 }
 
-/// What a packet says.
+/// The contents of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Body<'a> {
     /// A message of the schedule.
     Signal {
-        /// Which of the sender's.
+        /// Its number among the sender's messages.
         round: Round,
-        /// What is reduced: as many bytes as the group has agreed on.
+        /// The value to reduce, of the length that the group has agreed on.
         value: &'a [u8],
     },
     /// The sender waits for this message of the receiver.
-    Ask {
-        /// Which of the receiver's.
+    Nack {
+        /// Its number among the receiver's messages.
         round: Round,
-        /// Repeated by an answer, so that no older one passes for it.
+        /// Repeated by an answer, so that an older answer is not mistaken for it.
         attempt: u32,
     },
-    /// The sender is alive, and has not sent what it was asked for.
-    Here {
-        /// That of the question.
+    /// The sender is alive, and has not yet sent the message it was asked for.
+    Alive {
+        /// The attempt number of the question.
         attempt: u32,
     },
-    /// The sender believes these to be dead.
+    /// The sender believes these members to be dead.
     View {
         /// Whether the sender waits for the receiver's view.
         wants_reply: bool,
-        /// Who is dead.
-        dead: Dead<'a>,
+        /// The dead members.
+        dead: DeadRanks<'a>,
     },
-    /// The survivors have agreed that these are dead.
+    /// The survivors have agreed that these members are dead.
     Decided {
-        /// Who is dead.
-        dead: Dead<'a>,
+        /// The dead members.
+        dead: DeadRanks<'a>,
     },
+    /// The sender knows that the receiver leaves; the packet's epoch is the sender's own barrier.
+    LeaveAck,
 }
 
 /// Some ranks, ascending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dead<'a>(&'a [u8]);
+pub struct DeadRanks<'a>(&'a [u8]);
 
-impl<'a> Dead<'a> {
-    /// Takes ranks of 16 bits, ascending, least significant byte first: at most [`DEAD_MAX`].
+impl<'a> DeadRanks<'a> {
+    /// Reads ranks of 16 bits, ascending, least significant byte first: at most [`DEAD_MAX`].
     fn new(bytes: &'a [u8]) -> Option<Self> {
         let is_ascending = Self(bytes).ranks().is_sorted_by(|one, next| one < next);
         (bytes.len().is_multiple_of(2) && is_ascending).then_some(Self(bytes))
     }
 
-    /// Returns them in order.
+    /// Returns the ranks in order.
     pub fn ranks(self) -> impl Iterator<Item = Rank> + 'a {
         let rank = |bytes: &[u8; 2]| Rank(u16::from_le_bytes(*bytes).into());
         self.0.as_chunks().0.iter().map(rank)
     }
 }
 
-/// Writes down ranks for a packet, or nothing if they are too many.
-pub(crate) fn list(ranks: &BTreeSet<Rank>) -> Option<Vec<u8>> {
+/// Encodes ranks for a packet; `None` if there are too many.
+pub(crate) fn encode_ranks(ranks: &BTreeSet<Rank>) -> Option<Vec<u8>> {
     let bytes = |rank: &Rank| u16::try_from(rank.0).ok().map(u16::to_le_bytes);
     let bytes: Vec<[u8; 2]> = ranks.iter().map(bytes).collect::<Option<_>>()?;
     (bytes.len() <= DEAD_MAX).then(|| bytes.concat())
 }
 
-/// Why bytes are no packet of a member.
+/// Why bytes are not a valid packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// Fewer bytes than a packet has, or more than the longest has.
-    #[error("{length} bytes are no packet")]
+    /// Shorter than any packet, or longer than the longest.
+    #[error("{length} bytes cannot be a packet")]
     Length {
-        /// How many there are.
+        /// The number of bytes.
         length: usize,
     },
-    /// It does not begin as a packet does.
-    #[error("these bytes are of something else")]
+    /// It does not begin with the magic bytes.
+    #[error("not a packet of this protocol")]
     Magic,
     /// Another version.
     #[error(
@@ -177,11 +180,11 @@ pub enum ParseError {
         /// The version.
         version: u8,
     },
-    /// The tag is wrong: a stranger's, or changed on the way.
+    /// The tag is wrong: the packet is a stranger's, or was changed on the way.
     #[error("the tag is wrong")]
     Tag,
-    /// A packet that its sender could not have meant.
-    #[error("a packet of kind {kind} with contents that it cannot have")]
+    /// The contents are invalid for the packet's kind.
+    #[error("a packet of kind {kind} with invalid contents")]
     Contents {
         /// The kind.
         kind: u8,
@@ -189,16 +192,16 @@ pub enum ParseError {
 }
 
 impl<'a> Packet<'a> {
-    /// Puts a packet together.
+    /// Creates a packet.
     #[must_use]
     pub const fn new(group: GroupId, epoch: u32, sender: Rank, body: Body<'a>) -> Self {
         Self { group, epoch, sender, body }
     }
 
-    /// Reads a packet, whose tag must be right if there is a key; without one there must be no tag.
+    /// Reads a packet. With a key, its tag must be right; without one, it must have no tag.
     ///
     /// # Errors
-    /// [`ParseError`]. Nothing but the header is looked at before the tag.
+    /// [`ParseError`]. Only the header is examined before the tag.
     pub fn parse(bytes: &'a [u8], key: Option<&Key>) -> Result<Self, ParseError> {
         let wrong = Err(ParseError::Length { length: bytes.len() });
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return wrong };
@@ -215,7 +218,8 @@ impl<'a> Packet<'a> {
             return wrong;
         }
         let (payload, tag) = rest.split_at(length);
-        if key.is_some_and(|key| !is_same(&key.tag(&bytes[..HEADER_BYTES + length]), tag)) {
+        if key.is_some_and(|key| !constant_time_eq(&key.tag(&bytes[..HEADER_BYTES + length]), tag))
+        {
             return Err(ParseError::Tag);
         }
         let round = u16::from_le_bytes([header[18], header[19]]);
@@ -237,19 +241,20 @@ impl<'a> Packet<'a> {
         let attempt;
         let (kind, round, payload) = match self.body {
             Body::Signal { round, value } => (SIGNAL, round.0, value),
-            Body::Ask { round, attempt: number } => {
+            Body::Nack { round, attempt: number } => {
                 attempt = number.to_le_bytes();
-                (ASK, round.0, &attempt[..])
+                (NACK, round.0, &attempt[..])
             }
-            Body::Here { attempt: number } => {
+            Body::Alive { attempt: number } => {
                 attempt = number.to_le_bytes();
-                (HERE, 0, &attempt[..])
+                (ALIVE, 0, &attempt[..])
             }
             Body::View { wants_reply, dead } => (VIEW, u16::from(wants_reply), dead.0),
             Body::Decided { dead } => (DECIDED, 0, dead.0),
+            Body::LeaveAck => (LEAVE_ACK, 0, &[][..]),
         };
         let payload = &payload[..payload.len().min(PAYLOAD_BYTES_MAX)];
-        // Both fit: the largest group has ranks of 16 bits, and the longest payload is cut above.
+        // Both fit: ranks of the largest group have 16 bits, and the payload is truncated above.
         let sender = u16::try_from(self.sender.0).unwrap_or(u16::MAX);
         let length = u16::try_from(payload.len()).unwrap_or(u16::MAX);
         let mut packet = Vec::with_capacity(HEADER_BYTES + payload.len() + TAG_BYTES);
@@ -266,10 +271,10 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Whether bytes may be a [`Body::View`], which is seldom: before anything else is looked at.
+/// Returns whether bytes may be a [`Body::View`], which is rare: a check before any other.
 #[inline]
 #[cfg(not(loom))]
-pub(crate) fn may_be_view(bytes: &[u8]) -> bool {
+pub(crate) fn is_view(bytes: &[u8]) -> bool {
     bytes.get(3) == Some(&VIEW)
 }
 
@@ -278,29 +283,30 @@ impl<'a> Body<'a> {
         let attempt = || payload.try_into().ok().map(u32::from_le_bytes);
         match (kind, round) {
             (SIGNAL, _) => Some(Self::Signal { round: Round(round), value: payload }),
-            (ASK, _) => Some(Self::Ask { round: Round(round), attempt: attempt()? }),
-            (HERE, 0) => Some(Self::Here { attempt: attempt()? }),
+            (NACK, _) => Some(Self::Nack { round: Round(round), attempt: attempt()? }),
+            (ALIVE, 0) => Some(Self::Alive { attempt: attempt()? }),
             (VIEW, 0 | 1) => {
-                Some(Self::View { wants_reply: round == 1, dead: Dead::new(payload)? })
+                Some(Self::View { wants_reply: round == 1, dead: DeadRanks::new(payload)? })
             }
-            (DECIDED, 0) => Some(Self::Decided { dead: Dead::new(payload)? }),
+            (DECIDED, 0) => Some(Self::Decided { dead: DeadRanks::new(payload)? }),
+            (LEAVE_ACK, 0) if payload.is_empty() => Some(Self::LeaveAck),
             _ => None,
         }
     }
 
-    /// Names those dead that [`list`] has written down.
+    /// A view with the dead that [`encode_ranks`] has encoded.
     pub(crate) const fn view(list: &'a [u8], wants_reply: bool) -> Self {
-        Self::View { wants_reply, dead: Dead(list) }
+        Self::View { wants_reply, dead: DeadRanks(list) }
     }
 
-    /// As [`Self::view`].
+    /// Like [`Self::view`], for a decision.
     pub(crate) const fn decided(list: &'a [u8]) -> Self {
-        Self::Decided { dead: Dead(list) }
+        Self::Decided { dead: DeadRanks(list) }
     }
 }
 
-/// Whether two tags are the same; how long that takes does not tell where they differ.
-pub(crate) fn is_same(one: &[u8], other: &[u8]) -> bool {
+/// Returns whether two tags are equal; the time that takes does not reveal where they differ.
+pub(crate) fn constant_time_eq(one: &[u8], other: &[u8]) -> bool {
     let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
     one.len() == other.len() && differing == 0
 }
@@ -313,22 +319,23 @@ mod tests {
         [
             Body::Signal { round: Round(65_535), value: &[] },
             Body::Signal { round: Round(3), value: &[9; PAYLOAD_BYTES_MAX] },
-            Body::Ask { round: Round(7), attempt: u32::MAX },
-            Body::Here { attempt: 5 },
+            Body::Nack { round: Round(7), attempt: u32::MAX },
+            Body::Alive { attempt: 5 },
             Body::view(list, true),
             Body::view(&[], false),
             Body::decided(list),
+            Body::LeaveAck,
         ]
         .into_iter()
         .map(|body| Packet::new(GroupId(0x0123_4567_89ab_cdef), 0xdead_beef, Rank(65_535), body))
         .collect()
     }
 
-    /// Goal: what is written is read. Method: every kind, with a tag and without; a list of ranks.
+    /// Goal: every written packet can be read. Method: every kind, with a tag and without; a list of ranks.
     #[test]
     fn packets_are_read_as_written() {
         let ranks: BTreeSet<Rank> = [0, 255, 256, 65_535].map(Rank).into();
-        let list = list(&ranks).expect("few");
+        let list = encode_ranks(&ranks).expect("few");
         let key = Key::new([7; 16]);
         for packet in packets(&list) {
             for key in [None, Some(&key)] {
@@ -341,16 +348,16 @@ mod tests {
             }
         }
         let many: BTreeSet<Rank> = (0..513).map(Rank).collect();
-        assert_eq!(super::list(&many), None);
+        assert_eq!(encode_ranks(&many), None);
     }
 
-    /// Goal: the layout is what the module says, so that versions can be told apart for ever. Method: one packet by hand.
+    /// Goal: the layout is the documented one, so that versions can be told apart for ever. Method: one packet by hand.
     #[test]
     fn the_layout_is_fixed() {
         let body = Body::Signal { round: Round(0x0102), value: &[0xaa] };
         let packet = Packet::new(GroupId(0x1112_1314_1516_1718), 0x2122_2324, Rank(0x3132), body);
         let bytes = [
-            b'v', b'B', 1, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22,
+            b'v', b'B', 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22,
             0x21, 0x32, 0x31, 0x02, 0x01, 1, 0, 0, 0, 0xaa,
         ];
         assert_eq!(packet.encode(None), bytes);
@@ -360,7 +367,7 @@ mod tests {
     /// with another key.
     #[test]
     fn tags_cover_everything() {
-        let list = list(&[1, 2].map(Rank).into()).expect("few");
+        let list = encode_ranks(&[1, 2].map(Rank).into()).expect("few");
         let key = Key::new([7; 16]);
         for packet in packets(&list) {
             let bytes = packet.encode(Some(&key));
@@ -382,10 +389,10 @@ mod tests {
         }
     }
 
-    /// Goal: what no member would send is refused. Method: each field with a value that it cannot have.
+    /// Goal: packets that no member would send are refused. Method: each field with a value that it cannot have.
     #[test]
     fn impossible_contents_are_refused() {
-        let list = list(&[1, 2].map(Rank).into()).expect("few");
+        let list = encode_ranks(&[1, 2].map(Rank).into()).expect("few");
         let parse = |bytes: &[u8]| Packet::parse(bytes, None).expect_err("impossible");
         let view = packets(&list)[4].encode(None);
         let with = |at: usize, byte: u8| {
@@ -394,11 +401,12 @@ mod tests {
             bytes
         };
         assert_eq!(parse(&with(0, 0)), ParseError::Magic);
-        assert_eq!(parse(&with(2, 2)), ParseError::Version { version: 2 });
-        assert!(parse(&with(2, 2)).to_string().contains("same version"));
+        assert_eq!(parse(&with(2, 1)), ParseError::Version { version: 1 });
+        assert!(parse(&with(2, 1)).to_string().contains("same version"));
         let contents = ParseError::Contents { kind: VIEW };
         assert_eq!(parse(&with(3, 0)), ParseError::Contents { kind: 0 });
-        assert_eq!(parse(&with(3, HERE)), ParseError::Contents { kind: HERE });
+        assert_eq!(parse(&with(3, ALIVE)), ParseError::Contents { kind: ALIVE });
+        assert_eq!(parse(&with(3, LEAVE_ACK)), ParseError::Contents { kind: LEAVE_ACK });
         assert_eq!(parse(&with(18, 2)), contents, "a flag that there is not");
         assert_eq!(parse(&with(22, 1)), contents, "what is 0");
         assert_eq!(parse(&with(26, 1)), contents, "one rank twice");
@@ -407,7 +415,7 @@ mod tests {
         assert!(matches!(parse(&[]), ParseError::Length { length: 0 }));
     }
 
-    /// Goal: the name of a smaller group depends on both who is left and the old name. Method: change either.
+    /// Goal: the name of a smaller group depends on both the survivors and the old name. Method: change either.
     #[test]
     fn smaller_groups_have_names_of_their_own() {
         let id = GroupId(42);

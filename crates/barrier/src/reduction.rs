@@ -1,4 +1,4 @@
-//! What members may compute while they wait for each other: one value of all their values.
+//! Reductions: one value computed from all members' values while they wait for each other.
 
 use std::{fmt, sync::Arc};
 
@@ -6,19 +6,20 @@ use thiserror::Error;
 
 use crate::packet::PAYLOAD_BYTES_MAX;
 
-/// How the values of all members become one. Each member enters with a value and leaves with that of all.
+/// How the values of all members are combined. Each member enters with a value and leaves with the result.
 ///
-/// Values are bytes, as many at every member. The order in which they meet depends on the algorithm and, for shuffle
-/// exchange and dissemination, on the member, so the operation must be associative and commutative; a sum of floating
-/// point numbers may differ from member to member in its last bits, except with algorithms that end at a master.
+/// Values are bytes, of the same length at every member. The order in which they are combined depends on the
+/// algorithm and, for shuffle exchange and dissemination, on the member, so the operation must be associative and
+/// commutative. A sum of floating point numbers may differ between members in its last bits, except with algorithms
+/// that end at a master.
 #[derive(Clone)]
 pub struct Reduction {
     bytes: usize,
-    operation: Operation,
+    operation: ReductionOperation,
 }
 
 #[derive(Clone)]
-enum Operation {
+enum ReductionOperation {
     Builtin(Builtin, Element),
     User(Counting, Arc<Function>),
 }
@@ -29,21 +30,21 @@ type Function = dyn Fn(&mut [u8], &[u8]) + Send + Sync;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Builtin {
-    /// The smallest; of floating point numbers, the one that is a number.
+    /// The smallest; among floating point numbers, a NaN is ignored.
     Min,
-    /// The largest; of floating point numbers, the one that is a number.
+    /// The largest; among floating point numbers, a NaN is ignored.
     Max,
-    /// The sum; of integers, round the corner.
+    /// The sum; integers wrap around.
     Sum,
 }
 
-/// What a value is made of: numbers of 64 bits, least significant byte first.
+/// The elements of a value: numbers of 64 bits, least significant byte first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Element {
-    /// Integers from 0.
+    /// Unsigned integers.
     U64,
-    /// Integers with a sign.
+    /// Signed integers.
     I64,
     /// Floating point numbers.
     F64,
@@ -53,9 +54,9 @@ pub enum Element {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Counting {
-    /// As for a sum: schedules in which a member hears of another twice are refused.
+    /// No, as for a sum: schedules in which a member hears of another twice are refused.
     Once,
-    /// As for a minimum: every schedule will do.
+    /// Yes, as for a minimum: every schedule works.
     AnyTimes,
 }
 
@@ -66,37 +67,37 @@ pub enum Counting {
 )]
 #[non_exhaustive]
 pub struct ReductionError {
-    /// How long it would be.
+    /// The requested length.
     pub bytes: usize,
 }
 
 impl Reduction {
-    /// Reduces so many numbers, at most 128.
+    /// Reduces `count` numbers, at most 128.
     ///
     /// # Errors
-    /// [`ReductionError`] if they are more.
+    /// [`ReductionError`] if there are more.
     pub fn builtin(
         operation: Builtin,
         element: Element,
         count: usize,
     ) -> Result<Self, ReductionError> {
-        Self::new(count.saturating_mul(8), Operation::Builtin(operation, element))
+        Self::new(count.saturating_mul(8), ReductionOperation::Builtin(operation, element))
     }
 
-    /// Reduces values of so many bytes, at most 1024, by a function of one's own: it puts the second value into the
-    /// first. Both are as long as said, whatever arrives. It should be short, and not panic.
+    /// Reduces values of this many bytes, at most 1024, with a function of your own, which combines the second value
+    /// into the first. Both always have that length. The function should be short, and must not panic.
     ///
     /// # Errors
-    /// [`ReductionError`] if they are more.
+    /// [`ReductionError`] if they are longer.
     pub fn user(
         bytes: usize,
         counting: Counting,
         function: impl Fn(&mut [u8], &[u8]) + Send + Sync + 'static,
     ) -> Result<Self, ReductionError> {
-        Self::new(bytes, Operation::User(counting, Arc::new(function)))
+        Self::new(bytes, ReductionOperation::User(counting, Arc::new(function)))
     }
 
-    fn new(bytes: usize, operation: Operation) -> Result<Self, ReductionError> {
+    fn new(bytes: usize, operation: ReductionOperation) -> Result<Self, ReductionError> {
         if bytes > PAYLOAD_BYTES_MAX {
             return Err(ReductionError { bytes });
         }
@@ -113,17 +114,17 @@ impl Reduction {
     #[must_use]
     pub const fn counting(&self) -> Counting {
         match self.operation {
-            Operation::Builtin(Builtin::Min | Builtin::Max, _) => Counting::AnyTimes,
-            Operation::Builtin(Builtin::Sum, _) => Counting::Once,
-            Operation::User(counting, _) => counting,
+            ReductionOperation::Builtin(Builtin::Min | Builtin::Max, _) => Counting::AnyTimes,
+            ReductionOperation::Builtin(Builtin::Sum, _) => Counting::Once,
+            ReductionOperation::User(counting, _) => counting,
         }
     }
 
-    /// Puts a value into another.
+    /// Combines `other` into `into`.
     pub(crate) fn reduce(&self, into: &mut [u8], other: &[u8]) {
         match &self.operation {
-            Operation::User(_, function) => function(into, other),
-            Operation::Builtin(operation, element) => {
+            ReductionOperation::User(_, function) => function(into, other),
+            ReductionOperation::Builtin(operation, element) => {
                 let (into, other) = (into.as_chunks_mut().0, other.as_chunks().0);
                 for (into, other) in into.iter_mut().zip(other) {
                     *into = element.reduce(*operation, *into, *other);
@@ -171,7 +172,7 @@ impl fmt::Debug for Reduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut f = f.debug_struct("Reduction");
         f.field("bytes", &self.bytes).field("counting", &self.counting());
-        if let Operation::Builtin(operation, element) = &self.operation {
+        if let ReductionOperation::Builtin(operation, element) = &self.operation {
             f.field("operation", operation).field("element", element);
         }
         f.finish()

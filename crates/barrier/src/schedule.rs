@@ -1,4 +1,4 @@
-//! Who sends to whom, in which order: an algorithm as a value.
+//! An algorithm as a value: which member sends to which, and in what order.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ pub enum Network {
     /// The only one, for most algorithms.
     #[default]
     First,
-    /// The second one, of algorithms that share their messages among two.
+    /// The second one, for algorithms that use two.
     Second,
 }
 
-/// Tells the messages of one sender in one barrier apart, counted from 0.
+/// The number of a message among those of its sender in one barrier, counted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "algorithms number their messages")]
 pub struct Round(pub u16);
 
-/// Whom a message goes to.
+/// The receivers of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
@@ -30,7 +30,7 @@ pub enum Target {
     Everyone,
 }
 
-/// A message that a member waits for: from whom, and which of that member's.
+/// A message that a member waits for: its sender, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Source {
@@ -38,7 +38,7 @@ pub struct Source {
     pub rank: Rank,
     /// The round in which it sends.
     pub round: Round,
-    /// The network by which the message comes.
+    /// The network on which the message arrives.
     pub network: Network,
 }
 
@@ -50,26 +50,26 @@ impl Source {
     }
 }
 
-/// What a member does next.
+/// A member's next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
     /// Sends one message, and goes on.
     Send {
-        /// To whom.
+        /// The receivers.
         to: Target,
-        /// Which of its messages this is.
+        /// The number of the message.
         round: Round,
-        /// By which network.
+        /// The network.
         network: Network,
     },
-    /// Goes on when all of these have arrived, in whatever order.
+    /// Waits until all of these have arrived, in any order.
     Receive(Vec<Source>),
 }
 
 /// The steps of every member of a group: after its last step, a member leaves the barrier.
 ///
-/// A message may arrive before its receiver waits for it, even before it has entered.
+/// A message may arrive before its receiver waits for it, even before the receiver has entered.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Schedule {
     group: Group,
@@ -77,21 +77,21 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Takes the steps of each member, by rank, for an algorithm of one's own; those of this crate come from
-    /// `Algorithm::schedule`.
+    /// Creates a schedule from the steps of each member, by rank, for an algorithm of your own. `Algorithm::schedule`
+    /// makes those of this crate.
     #[must_use]
     pub fn from_steps(group: Group, members: Vec<Vec<Step>>) -> Self {
         debug_assert_eq!(members.len(), group.size() as usize, "steps for each member");
         Self { group, members }
     }
 
-    /// Returns who takes part.
+    /// Returns the group.
     #[must_use]
     pub const fn group(&self) -> Group {
         self.group
     }
 
-    /// Returns what a member does; nothing for a rank out of the group.
+    /// Returns the steps of a member; empty for a rank outside the group.
     #[must_use]
     pub fn steps(&self, rank: Rank) -> &[Step] {
         self.members.get(rank.index()).map_or(&[], Vec::as_slice)

@@ -1,4 +1,4 @@
-//! The door to atomics and locks for what is model-checked: std, or loom under `--cfg loom`.
+//! The only way to atomics and locks for model-checked code: std, or loom under `--cfg loom`.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
@@ -12,16 +12,16 @@ pub(crate) use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// Stands where the one order of all `SeqCst` operations is relied on: loom knows that order of fences
-/// alone, and takes `SeqCst` operations for weaker ones.
+/// Marks a place that relies on the single total order of `SeqCst` operations: loom provides that order only for
+/// fences, and treats `SeqCst` operations as weaker.
 #[inline]
 pub(crate) fn order_for_loom() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// Locks `mutex`, whether or not a thread panicked while it held the lock: what is behind ours is
-/// whole at every moment.
+/// Locks `mutex`, whether or not a thread panicked while it held the lock: the data behind our locks is consistent at
+/// every moment.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

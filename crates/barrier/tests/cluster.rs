@@ -25,8 +25,8 @@ fn on_switch(algorithm: Algorithm, members: u32, set: Parameters) -> f64 {
     mean_us(&Case::new(0, algorithm, members, Medium::Switch), set)
 }
 
-/// Goal: all twelve times of the paper, with one set of parameters, and the order of the algorithms; and nobody changes the
-/// simulation unawares. Method: the goals' bounds, and stored sums.
+/// Goal: all twelve times of the paper, with one set of parameters, and the order of the algorithms; and no change to the
+/// simulation goes unnoticed. Method: the goals' bounds, and stored sums.
 #[test]
 fn the_paper_is_reproduced() {
     let set = Parameters::CALIBRATED;
@@ -61,8 +61,8 @@ fn the_paper_is_reproduced() {
     assert!(hub_concurrent < hub_exchange && hub_exchange >= 20.0 * exchange, "{means:?}");
 }
 
-/// Goal: nobody takes calibration for prediction: with the paper's LogP alone, the closed forms come out, and they are off by
-/// up to a third. Method: the rows on switches.
+/// Goal: calibration is not mistaken for prediction: with the paper's LogP alone, the closed forms come out, and they
+/// are off by up to a third. Method: the rows on switches.
 #[test]
 fn the_bare_parameters_give_the_closed_forms() {
     let set = Parameters::BARE;
@@ -90,7 +90,7 @@ fn the_bare_parameters_give_the_closed_forms() {
     assert!((0.3..0.33).contains(&worst), "{worst}");
 }
 
-/// Goal: what the structure of the nodes is good for. Method: leave out one part after the other.
+/// Goal: each part of the nodes' structure matters. Method: leave out one part after the other.
 #[test]
 fn each_part_of_the_structure_matters() {
     let set = Parameters::CALIBRATED;
@@ -134,7 +134,7 @@ fn a_four_ary_tree_needs_a_fast_link() {
     assert!((0.0..=0.01).contains(&best), "{best}");
 }
 
-/// Goal: what theory adds is faster than shuffle exchange. Method: the goals' bounds, in both sets.
+/// Goal: the algorithms from theory are faster than shuffle exchange. Method: the goals' bounds, in both sets.
 #[test]
 fn better_algorithms_are_better() {
     for (set, least) in [(Parameters::BARE, 0.08), (Parameters::CALIBRATED, 0.15)] {
@@ -149,7 +149,7 @@ fn better_algorithms_are_better() {
     }
 }
 
-/// Goal: every algorithm ends on every medium, with as many messages as its formula says, and nobody leaves early, which the
+/// Goal: every algorithm ends on every medium, with as many messages as its formula says, and no member leaves early, which the
 /// simulation checks itself. Method: sizes up to 33, members spread.
 #[test]
 fn every_algorithm_runs_on_every_medium() {
@@ -183,8 +183,8 @@ fn every_algorithm_runs_on_every_medium() {
     }
 }
 
-/// Goal: colours and the readiness to recover cost nothing while nothing is lost. Method: the member machine and the bare steps,
-/// every algorithm: equal to the nanosecond and to the frame; on a hub with the same seed.
+/// Goal: colours and the readiness to recover cost nothing while nothing is lost. Method: the member machine and the
+/// bare steps, every algorithm: equal to the nanosecond and to the frame; on a hub with the same seed.
 #[test]
 fn recovery_costs_nothing_while_nothing_is_lost() {
     let algorithms = Algorithm::OF_THE_PAPER.into_iter().chain([
@@ -207,7 +207,7 @@ fn recovery_costs_nothing_while_nothing_is_lost() {
     }
 }
 
-/// Goal: whatever is lost, all leave all barriers, and nobody early, which the simulation checks itself. Method: 1, 10 and 30 %,
+/// Goal: whatever is lost, all leave all barriers, and none early, which the simulation checks itself. Method: 1, 10 and 30 %,
 /// both media, several seeds.
 #[test]
 fn the_machine_gets_over_loss() {
@@ -242,7 +242,7 @@ fn a_seed_is_a_run() {
     assert_ne!(run(7), run(8));
 }
 
-/// Goal: who is late makes the others wait, and nobody else. Method: each member late once by 1 ms.
+/// Goal: only a late member makes the others wait. Method: each member late once by 1 ms.
 #[test]
 fn one_late_member_is_waited_for() {
     let schedule = Algorithm::ShuffleExchange.schedule(group(8)).expect("suits");
@@ -263,8 +263,8 @@ fn receive(from: u32) -> Step {
     Step::Receive(vec![Source::new(Rank(from), Round(0), Network::First)])
 }
 
-/// Goal: a wrong schedule is found out, not measured. Method: a member that does not wait, one that waits for nobody's message,
-/// and lost frames.
+/// Goal: a wrong schedule is found out, not measured. Method: a member that does not wait, one that waits for a
+/// message that no member sends, and lost frames.
 #[test]
 fn wrong_schedules_and_lost_frames_are_found() {
     let cluster = Cluster::new([Medium::Switch]);
@@ -273,7 +273,7 @@ fn wrong_schedules_and_lost_frames_are_found() {
     assert_eq!(late, Err(SimulationError::Early { rank: Rank(0), epoch: 1 }));
 
     let endless = Schedule::from_steps(group(2), vec![vec![receive(1)], vec![]]);
-    let error = cluster.run(&endless).expect_err("somebody leaves before, or waits for ever");
+    let error = cluster.run(&endless).expect_err("a member leaves before, or waits for ever");
     assert!(matches!(error, SimulationError::Early { .. } | SimulationError::Stuck { .. }));
 
     let exchange = Algorithm::ShuffleExchange.schedule(group(2)).expect("suits");

@@ -13,7 +13,7 @@ use std::{
 
 use vigie_barrier::{
     BarrierError, Group, Rank,
-    local::shm::{Meeting, MeetingPoint, ShmMember},
+    local::shm::{BootstrapPoint, ShmBootstrap, ShmMember},
 };
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
@@ -32,7 +32,7 @@ enum Death {
     Between(u32),
     /// By another process, while it sleeps in the barrier of this number: another member is late.
     Asleep(u32),
-    /// By another process, at whatever step it is, so many microseconds after the beginning.
+    /// By another process, at whatever step it is, this many microseconds after the beginning.
     Anywhere(u64),
 }
 
@@ -111,8 +111,8 @@ fn in_a_role() {
     let [rank, victim] = [rank, victim].map(|word| Rank(word.parse().expect("a rank")));
     let death = Death::decode(death);
     let group = Group::new(SIZE).expect("small");
-    let point = MeetingPoint::new(name, *b"0123456789abcdef").expect("a name");
-    let meeting = Meeting::new(group, rank, point);
+    let point = BootstrapPoint::new(name, *b"0123456789abcdef").expect("a name");
+    let meeting = ShmBootstrap::new(group, rank, point);
     let deadline = Instant::now() + PATIENCE;
     let fail = |error: &BarrierError| {
         let lost: Vec<_> = error.lost().iter().map(|rank| rank.0.to_string()).collect();
@@ -210,7 +210,7 @@ impl Member {
     }
 }
 
-/// Lets a group run in which one is killed, and sees that all others name that one and nobody else.
+/// Lets a group run in which one is killed, and sees that all others name only that one.
 fn run(victim: Rank, death: Death) {
     let name =
         format!("vigie-barrier-crash-{}-{}-{}", std::process::id(), victim.0, death.encode());
@@ -267,7 +267,7 @@ fn killed_asleep() {
     }
 }
 
-/// Goal: a member may be killed at any step of a barrier, and nobody hangs. Method: at moments spread over the time of
+/// Goal: a member may be killed at any step of a barrier, and no other member hangs. Method: at moments spread over the time of
 /// several barriers, more of them with `VIGIE_CRASH_RUNS`.
 #[test]
 fn killed_anywhere() {

@@ -1,9 +1,9 @@
 //! Fuzz targets: packets, members that hostile peers talk to, and groups that are formed through a hostile network.
 //!
 //! Each target starts from its corpus in `tests/corpus` and mutates, from one seed, for as long as
-//! `VIGIE_FUZZ_SECONDS` says (by default so many inputs that it takes about a second). What leads to an outcome that was
-//! not seen before is kept for further mutation, and written to `VIGIE_FUZZ_SAVE` if that names a folder. A failure
-//! prints the seed and the input.
+//! `VIGIE_FUZZ_SECONDS` says (by default so many inputs that it takes about a second). An input that leads to an
+//! outcome that was not seen before is kept for further mutation, and written to `VIGIE_FUZZ_SAVE` if that names a
+//! folder. A failure prints the seed and the input.
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-barrier --test fuzz`.
 
@@ -17,7 +17,7 @@ use fastrand::Rng;
 use vigie_barrier::{
     Algorithm, Group, Member, Rank, Round,
     algorithm::Networks,
-    member::{Event, Quorum, Settings},
+    member::{Event, MemberSettings, Quorum},
     packet::{Body, GroupId, Key, PACKET_BYTES_MAX, Packet},
     reduction::{Builtin, Element, Reduction},
 };
@@ -121,7 +121,7 @@ fn packets_are_refused_or_understood() {
             }
         }
     });
-    for kind in ["Signal", "Ask", "Here", "View", "Decided"] {
+    for kind in ["Signal", "Nack", "Alive", "View", "Decided"] {
         assert!(outcomes.contains(kind), "{outcomes:?}");
     }
     assert!(outcomes.len() >= 9, "{outcomes:?}");
@@ -168,8 +168,8 @@ fn crafted(script: &mut Script<'_>, group: GroupId, epoch: u32) -> Option<Vec<u8
     let attempt = u32::from(payload.first().copied().unwrap_or(0));
     let body = match kind % 4 {
         0 => Body::Signal { round: Round(round.into()), value: &[1; 8] },
-        1 => Body::Ask { round: Round(round.into()), attempt },
-        2 => Body::Here { attempt },
+        1 => Body::Nack { round: Round(round.into()), attempt },
+        2 => Body::Alive { attempt },
         // Bytes that may or may not be a list of ranks.
         _ => Body::Signal { round: Round(u16::from(round % 2)), value: payload },
     };
@@ -181,7 +181,7 @@ fn crafted(script: &mut Script<'_>, group: GroupId, epoch: u32) -> Option<Vec<u8
     Some(packet)
 }
 
-/// What went in, for comparison with what came out.
+/// The inputs, for comparison with the outputs.
 #[derive(Default)]
 struct Tally {
     received: u64,
@@ -193,7 +193,7 @@ fn play(input: &[u8]) -> Result<String, String> {
     let mut script = Script(input);
     let algorithm = script.byte().unwrap_or(0);
     let group = GroupId(0x5eed);
-    let mut settings = Settings::new(group);
+    let mut settings = MemberSettings::new(group);
     settings.failure_timeout = Some(Duration::from_secs(1));
     settings.quorum = if algorithm < 128 { Quorum::Majority } else { Quorum::Any };
     settings.reduction = Some(Reduction::builtin(Builtin::Max, Element::U64, 1).expect("short"));
@@ -262,7 +262,7 @@ fn drain(member: &mut Member, tally: &mut Tally) -> Result<(), String> {
         if transmit.packet.len() > PACKET_BYTES_MAX
             || Packet::parse(&transmit.packet, None).is_err()
         {
-            return Err(format!("says what nobody understands: {transmit:?}"));
+            return Err(format!("says what no member understands: {transmit:?}"));
         }
     }
     let (mut shrinks, mut failures) = (0, 0);

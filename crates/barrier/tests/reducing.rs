@@ -31,13 +31,13 @@ fn reductions() -> Vec<Reduction> {
         .collect()
 }
 
-/// What a member gives in a turn: numbers that differ from turn to turn.
+/// A member's value in a turn: numbers that differ from turn to turn.
 fn given(reduction: &Reduction, rank: u32, turn: u64) -> Vec<u8> {
     let number = (u64::from(rank) + 3) * (turn % 7 + 1) + turn;
     number.to_le_bytes().repeat(reduction.bytes() / 8)
 }
 
-/// What comes of it, reckoned without a barrier.
+/// The result, computed without a barrier.
 fn expected(kind: usize, reduction: &Reduction, size: u32, turn: u64) -> Vec<u8> {
     let number = |rank| (u64::from(rank) + 3) * (turn % 7 + 1) + turn;
     let numbers = (0..size).map(number);
@@ -47,11 +47,11 @@ fn expected(kind: usize, reduction: &Reduction, size: u32, turn: u64) -> Vec<u8>
         2 => Some(numbers.sum()),
         _ => numbers.reduce(|one, other| one ^ other),
     };
-    result.expect("somebody").to_le_bytes().repeat(reduction.bytes() / 8)
+    result.expect("not empty").to_le_bytes().repeat(reduction.bytes() / 8)
 }
 
 /// Goal: every member gets the value that the numbers of all make, in each of many barriers that follow at once. Method:
-/// threads, several sizes, every builtin and a function over the longest value; the result is reckoned by itself.
+/// threads, several sizes, every builtin and a function over the longest value; the result is computed separately.
 #[test]
 fn threads_reduce() {
     for size in [1, 2, 5] {
@@ -64,7 +64,7 @@ fn threads_reduce() {
                     thread::spawn(move || {
                         for turn in 0..TURNS {
                             let own = given(&reduction, member.rank().0, turn);
-                            let (passed, value) = member.reduce(&own).expect("nobody leaves");
+                            let (passed, value) = member.reduce(&own).expect("no member leaves");
                             assert_eq!(u64::from(passed.epoch), turn);
                             assert_eq!(value, expected(kind, &reduction, size, turn));
                         }
@@ -72,7 +72,7 @@ fn threads_reduce() {
                             member.reduce(&[1]),
                             Err(BarrierError::Value { found: 1, .. })
                         ));
-                        // Who is here last is told that others have left, or nobody has.
+                        // The last member here is told that others have left, or none has.
                         drop(member);
                     })
                 })
@@ -117,7 +117,7 @@ fn tasks_reduce_and_may_be_cancelled() {
                             }
                             None => member.reduce(&own).await,
                         };
-                        let (_, value) = result.expect("nobody leaves");
+                        let (_, value) = result.expect("no member leaves");
                         assert_eq!(value, expected(kind, &reduction, size, turn), "turn {turn}");
                     }
                 })
@@ -132,7 +132,7 @@ fn tasks_reduce_and_may_be_cancelled() {
     }
 }
 
-/// Goal: who leaves is named here too. Method: one of three threads leaves instead of entering.
+/// Goal: a leaving member is named here too. Method: one of three threads leaves instead of entering.
 #[test]
 fn a_member_that_leaves_is_named() {
     let sum = Reduction::builtin(Builtin::Sum, Element::I64, 1).expect("short");
@@ -151,7 +151,7 @@ fn a_member_that_leaves_is_named() {
 }
 
 /// Goal: a function that panics spoils the barrier that it panics in, and no later one. Method: it panics at one value in
-/// the middle; who catches that has the right sums before and after it, in both places of the table.
+/// the middle; a caller that catches that has the right sums before and after it, in both places of the table.
 #[test]
 fn a_panicking_function_spoils_one_barrier() {
     let sum = Reduction::user(1, Counting::Once, |into, other| {
@@ -165,7 +165,7 @@ fn a_panicking_function_spoils_one_barrier() {
                 let own = u8::try_from(member.rank().0).expect("small");
                 let values = if own == 0 { [1, 2, 3, 4, 5] } else { [10, 99, 30, 40, 50] };
                 values.map(|value| {
-                    let reduced = || member.reduce(&[value]).expect("nobody is gone").1[0];
+                    let reduced = || member.reduce(&[value]).expect("no member is gone").1[0];
                     panic::catch_unwind(AssertUnwindSafe(reduced)).ok()
                 })
             })

@@ -12,7 +12,7 @@ use std::{
 
 use vigie_barrier::{
     BarrierError, Group, Rank,
-    local::shm::{FormError, Meeting, MeetingPoint, NameError, ShmMember},
+    local::shm::{BootstrapPoint, FormError, NameError, ShmBootstrap, ShmMember},
 };
 use vigie_detect::{HostThread, Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
@@ -37,10 +37,10 @@ fn group(size: u32) -> Group {
 
 /// Lets each member of a group play its part on a thread of its own, with a server of its own.
 fn with_members(size: u32, play: impl Fn(ShmMember, &Server) + Sync) {
-    let point = MeetingPoint::random().expect("random numbers");
+    let point = BootstrapPoint::random().expect("random numbers");
     thread::scope(|scope| {
         for rank in group(size).ranks() {
-            let meeting = Meeting::new(group(size), rank, point.clone());
+            let meeting = ShmBootstrap::new(group(size), rank, point.clone());
             let play = &play;
             scope.spawn(move || {
                 let host = host();
@@ -51,7 +51,7 @@ fn with_members(size: u32, play: impl Fn(ShmMember, &Server) + Sync) {
     });
 }
 
-/// Goal: nobody leaves before all have entered, whether members await or block, in both forms. Method: counters of
+/// Goal: no member leaves before all have entered, whether members await or block, in both forms. Method: counters of
 /// all members, looked at after each barrier.
 #[test]
 fn nobody_leaves_early() {
@@ -90,11 +90,11 @@ fn nobody_leaves_early() {
 #[test]
 fn tasks_go_on_meanwhile() {
     let flavors = [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel];
-    let point = MeetingPoint::random().expect("random numbers");
+    let point = BootstrapPoint::random().expect("random numbers");
     let turns = AtomicU32::new(0);
     thread::scope(|scope| {
         for (rank, flavor) in (1..).map(Rank).zip(flavors) {
-            let meeting = Meeting::new(group(4), rank, point.clone());
+            let meeting = ShmBootstrap::new(group(4), rank, point.clone());
             let turns = &turns;
             scope.spawn(move || {
                 let runtime = Runtime::builder().flavor(flavor).build().expect("a runtime");
@@ -115,7 +115,7 @@ fn tasks_go_on_meanwhile() {
             });
         }
         let host = host();
-        let meeting = Meeting::new(group(4), Rank(0), point.clone());
+        let meeting = ShmBootstrap::new(group(4), Rank(0), point.clone());
         let mut late = block_on(meeting.join_on(host.server(), soon())).expect("a group");
         while turns.load(Ordering::Relaxed) < 3 {
             thread::yield_now();
@@ -148,8 +148,8 @@ fn a_dropped_wait_stays_entered() {
     });
 }
 
-/// Goal: who leaves is named to those who await and to those who block, also while they sleep; who had entered before
-/// it left is not missing. Method: one leaves after it has entered the second barrier.
+/// Goal: a leaving member is named to members that await and to members that block, also while they sleep; one that
+/// had entered before it left is not missing. Method: one leaves after it has entered the second barrier.
 #[test]
 fn a_member_that_leaves_is_named() {
     with_members(4, |mut member, _| {
@@ -179,7 +179,7 @@ fn a_world_meets() {
             scope.spawn(move || {
                 block_on(async {
                     let join = async |key| {
-                        let meeting = Meeting::in_world(&world, key, soon()).await?;
+                        let meeting = ShmBootstrap::in_world(&world, key, soon()).await?;
                         meeting.join_on(&server, soon()).await
                     };
                     let mut one = join("one").await.expect("a group");
@@ -196,25 +196,25 @@ fn a_world_meets() {
     });
 }
 
-/// Goal: strangers are turned away, members that do not come are named, and nobody waits longer than its deadline.
+/// Goal: strangers are turned away, members that do not come are named, and none waits longer than its deadline.
 /// Method: a wrong secret, a wrong size, a rank that is out of the group or taken twice.
 #[test]
 fn strangers_are_turned_away() {
-    let point = MeetingPoint::random().expect("random numbers");
+    let point = BootstrapPoint::random().expect("random numbers");
     let name = format!("vigie-barrier-test-{}", std::process::id());
-    let named = |secret| MeetingPoint::new(&name, [secret; 16]).expect("a name");
+    let named = |secret| BootstrapPoint::new(&name, [secret; 16]).expect("a name");
     let (right, wrong) = (named(1), named(2));
     let host = host();
     let server = host.server();
-    let join = |group, rank, point: &MeetingPoint, deadline| {
-        Meeting::new(group, Rank(rank), point.clone()).join_on(server, deadline)
+    let join = |group, rank, point: &BootstrapPoint, deadline| {
+        ShmBootstrap::new(group, Rank(rank), point.clone()).join_on(server, deadline)
     };
     let now = Instant::now() + Duration::from_millis(20);
     let alone = block_on(join(group(2), 1, &point, now));
     assert!(matches!(alone, Err(FormError::Unreachable { .. })), "{alone:?}");
     let outside = block_on(join(group(2), 2, &point, now));
     assert!(matches!(outside, Err(FormError::TooMany { size: 2, rank: Rank(2) })));
-    let large = block_on(join(group(Meeting::SIZE_MAX + 1), 0, &point, now));
+    let large = block_on(join(group(ShmBootstrap::SIZE_MAX + 1), 0, &point, now));
     assert!(matches!(large, Err(FormError::TooMany { .. })));
     thread::scope(|scope| {
         let leader = scope.spawn(|| {
@@ -245,22 +245,22 @@ fn strangers_are_turned_away() {
     });
 }
 
-/// Goal: a name that no socket can have, or that nobody could read, is refused at once, and the error says what to do.
+/// Goal: a name that no socket can have, or that no user could read, is refused at once, and the error says what to do.
 /// Method: empty, too long by a byte, a zero, a line break, a space; the longest one meets.
 #[test]
 fn names_are_checked() {
-    let refused = |name: &str| MeetingPoint::new(name, [1; 16]).expect_err("refused");
-    let long = "é".repeat(MeetingPoint::NAME_MAX / 2);
+    let refused = |name: &str| BootstrapPoint::new(name, [1; 16]).expect_err("refused");
+    let long = "é".repeat(BootstrapPoint::NAME_MAX / 2);
     assert_eq!(refused(""), NameError::Empty);
     let too_long = refused(&(long.clone() + "x"));
-    assert_eq!(too_long, NameError::TooLong { length: MeetingPoint::NAME_MAX + 1 });
+    assert_eq!(too_long, NameError::TooLong { length: BootstrapPoint::NAME_MAX + 1 });
     assert!(too_long.to_string().ends_with("shorten it to 100 at most"), "{too_long}");
     for (name, character, at) in [("a\0b", '\0', 1), ("\n", '\n', 0), ("é b", ' ', 2)] {
         assert_eq!(refused(name), NameError::Character { character, at });
     }
-    let point = MeetingPoint::new(&long, [1; 16]).expect("as long as a name may be");
+    let point = BootstrapPoint::new(&long, [1; 16]).expect("as long as a name may be");
     let host = host();
-    let alone = Meeting::new(group(1), Rank(0), point).join_on(host.server(), soon());
+    let alone = ShmBootstrap::new(group(1), Rank(0), point).join_on(host.server(), soon());
     drop(block_on(alone).expect("the kernel takes it"));
 }
 

@@ -68,7 +68,7 @@ fn counters(size: u32) -> Arc<Vec<AtomicU32>> {
     Arc::new((0..size).map(|_| AtomicU32::new(0)).collect())
 }
 
-/// Goal: nobody leaves before all have entered, in both forms, for sizes around powers of two, on every flavor.
+/// Goal: no member leaves before all have entered, in both forms, for sizes around powers of two, on every flavor.
 /// Method: counters of all members, looked at after each barrier.
 #[test]
 fn nobody_leaves_early() {
@@ -176,7 +176,7 @@ fn foreign_tokens_are_refused() {
     let _ = refused(poll(&mut one.depart(late), waker));
 }
 
-/// Goal: a member that is dropped, or whose task panics, ends the wait of all others with its rank; who had entered
+/// Goal: a member that is dropped, or whose task panics, ends the wait of all others with its rank; one that had entered
 /// before it left is not missing from that barrier, and those that were passed stay passed. Method: each case, for
 /// every rank, on a runtime.
 #[test]
@@ -224,7 +224,7 @@ fn a_member_that_leaves_is_named() {
     }
 }
 
-/// Goal: one who leaves after it has entered does not keep the others from passing; the barrier after that fails.
+/// Goal: a member that leaves after it has entered does not keep the others from passing; the barrier after that fails.
 /// Method: by hand.
 #[test]
 fn leaving_after_entering_counts() {
@@ -244,7 +244,7 @@ fn leaving_after_entering_counts() {
     assert!(error.to_string().contains("rank 1 is gone before entering barrier 1"), "{error}");
 }
 
-/// Goal: what a member's waker holds is let go of when the member leaves. Method: count references to a waker.
+/// Goal: a member's waker is dropped when the member leaves. Method: count references to a waker.
 #[test]
 fn a_member_that_leaves_forgets_its_waker() {
     let count = Arc::new(Count(AtomicU32::new(0)));

@@ -16,7 +16,7 @@ fn members(size: u32) -> Vec<ThreadMember> {
     ThreadBarrier::new(Group::new(size).expect("small")).into_members().collect()
 }
 
-/// Goal: nobody leaves before all have entered, in both forms, with fewer and with more members than processors.
+/// Goal: no member leaves before all have entered, in both forms, with fewer and with more members than processors.
 /// Method: counters of all members, looked at after each barrier.
 #[test]
 fn nobody_leaves_early() {

@@ -1,19 +1,19 @@
-//! Algorithms in which the master hears from everybody.
+//! Algorithms in which every member reports to the master.
 
 use super::{
     Networks,
+    builder::{ScheduleBuilder, source},
     tree::exit,
-    writer::{Writer, source},
 };
 use crate::schedule::{Network, Source, Step};
 
-/// All tell the master [eth-barrier, §3.2.3], by both networks in turn if there are two [eth-barrier, §3.3.2]; the
-/// master tells all at once.
+/// All members tell the master [eth-barrier, §3.2.3], alternating between two networks if there are two
+/// [eth-barrier, §3.3.2]; the master tells all at once.
 pub(super) fn concurrent(n: u32, networks: Networks) -> Vec<Vec<Step>> {
     let network = |rank: u32| networks.of(rank - 1);
     (0..n)
         .map(|rank| {
-            let mut steps = Writer::default();
+            let mut steps = ScheduleBuilder::default();
             if rank > 0 {
                 return exit(steps, n, Some((0, network(rank))));
             }
@@ -25,11 +25,11 @@ pub(super) fn concurrent(n: u32, networks: Networks) -> Vec<Vec<Step>> {
         .collect()
 }
 
-/// All tell the master, which tells one after the other.
+/// All members tell the master, which tells them one after the other.
 pub(super) fn central(n: u32) -> Vec<Vec<Step>> {
     (0..n)
         .map(|rank| {
-            let mut steps = Writer::default();
+            let mut steps = ScheduleBuilder::default();
             if rank > 0 {
                 steps.send(0, Network::First);
                 steps.receive([source(0, rank - 1)]);

@@ -1,21 +1,21 @@
-//! Algorithms in which all members do the same: nobody is master, and nobody tells others to leave.
+//! Algorithms in which all members do the same: without a master, and without a message that tells members to leave.
 
 use super::{
+    builder::{ScheduleBuilder, source},
     partners,
-    writer::{Writer, source},
 };
 use crate::schedule::{Network, Step};
 
-/// Shuffle exchange among the largest power of two, and the others folded in.
+/// Shuffle exchange among the largest power of two, with the remaining members folded in.
 pub(super) fn pairwise(n: u32) -> Vec<Vec<Step>> {
     let rounds = n.ilog2();
     let inner = 1 << rounds;
     (0..n)
         .map(|rank| {
-            let mut steps = Writer::default();
+            let mut steps = ScheduleBuilder::default();
             if rank >= inner {
                 steps.send(rank - inner, Network::First);
-                // Behind the exchanges, which are numbered from 0.
+                // After the exchanges, which are numbered from 0.
                 steps.receive([source(rank - inner, rounds)]);
                 return steps.finish();
             }
@@ -34,15 +34,15 @@ pub(super) fn pairwise(n: u32) -> Vec<Vec<Step>> {
         .collect()
 }
 
-/// After a round in which everybody has sent to `ways` others, a member has heard of `ways + 1` times as many
+/// After a round in which every member has sent to `ways` others, each has heard of `ways + 1` times as many members
 /// \[hensgen88\].
 pub(super) fn dissemination(n: u32, ways: u32) -> Vec<Vec<Step>> {
     (0..n)
         .map(|rank| {
-            let mut steps = Writer::default();
+            let mut steps = ScheduleBuilder::default();
             let (mut known, mut sent) = (1, 0);
             for partners in partners(n, ways) {
-                // No distance reaches n: the last round has only the partners that are needed.
+                // No distance reaches n: the last round has only the partners that it needs.
                 for way in 1..=partners {
                     steps.send(ahead(rank, way * known, n), Network::First);
                 }
@@ -58,7 +58,7 @@ pub(super) fn dissemination(n: u32, ways: u32) -> Vec<Vec<Step>> {
         .collect()
 }
 
-/// The rank so many further round the circle.
+/// The rank that is `distance` further round the circle.
 const fn ahead(rank: u32, distance: u32, n: u32) -> u32 {
     (rank + distance) % n
 }

@@ -1,4 +1,4 @@
-//! The algorithms: from a group to a schedule, and to the number of messages without one.
+//! The algorithms: from a group to a schedule, and to its number of messages without one.
 //!
 //! | algorithm | name | messages | hops one after the other |
 //! | --- | --- | --- | --- |
@@ -8,92 +8,92 @@
 //! | [k-nomial tree](Algorithm::Nomial) | `binary`, `nomial-K` | n − 1 and a multicast | log n to the base K, and 1 |
 //! | [heap](Algorithm::Heap) | `ternary`, `heap-C`, with `-two-networks` | n − 1 and a multicast | depth, and 1 |
 //! | [concurrent](Algorithm::Concurrent) | `concurrent`, `concurrent-two-networks` | n − 1 and a multicast | 2 |
-//! | [optimal tree](Algorithm::Optimal) | `optimal-HOP-GAP` | n − 1 and a multicast | as few as pay |
+//! | [optimal tree](Algorithm::Optimal) | `optimal-HOP-GAP` | n − 1 and a multicast | as few as pay off |
 //! | [tournament](Algorithm::Tournament) | `tournament` | 2(n − 1) | twice log2 n |
 //! | [central](Algorithm::Central) | `central` | 2(n − 1) | 2 |
 //!
 //! A group of one sends nothing and leaves at once.
 
+mod builder;
 mod central;
 mod exchange;
 mod name;
 mod optimal;
 mod tree;
-mod writer;
 
 use thiserror::Error;
 
-pub use self::{name::NameError, optimal::Pace};
+pub use self::{name::ParseAlgorithmError, optimal::HopTiming};
 use crate::{group::Group, schedule::Schedule};
 
 /// How members find out that all have entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// In round i each member exchanges messages with the one whose rank differs in bit i [eth-barrier, §3.1.1]. Of
-    /// groups whose size is a power of two.
+    /// In round i each member exchanges messages with the one whose rank differs in bit i [eth-barrier, §3.1.1]. Only
+    /// for groups whose size is a power of two.
     ShuffleExchange,
-    /// Shuffle exchange among the largest power of two; each further member is represented by one of them, whom it
-    /// tells that it has entered and who tells it when to leave.
+    /// Shuffle exchange among the largest power of two. Each further member is represented by one of them: it tells
+    /// that one when it has entered, and that one tells it when to leave.
     Pairwise,
-    /// In each round a member sends to as many others as it has `ways`, each further away by what a member has already
-    /// heard of: with one way the dissemination barrier \[hensgen88\].
+    /// In each round a member sends to `ways` others, at distances that grow with the number of members it has
+    /// already heard of: with one way, the dissemination barrier \[hensgen88\].
     Dissemination {
         /// Partners in a round, at least 1.
         ways: u16,
     },
-    /// A k-nomial tree gathers stage by stage, and a multicast tells all to leave: k members become one in a stage. With
-    /// k = 2 the binary tree of [eth-barrier, §3.2.1].
+    /// A k-nomial tree gathers stage by stage, combining k members into one per stage, and a multicast tells all to
+    /// leave. With k = 2, the binary tree of [eth-barrier, §3.2.1].
     Nomial {
-        /// How many members become one in a stage, at least 2.
+        /// How many members combine into one per stage, at least 2.
         k: u16,
     },
-    /// A complete tree, numbered as a heap is, gathers, and a multicast tells all to leave. With two children the ternary
-    /// tree of [eth-barrier, §3.2.2], whose third member is the parent.
+    /// A complete tree, numbered like a heap, gathers, and a multicast tells all to leave. With two children, the
+    /// ternary tree of [eth-barrier, §3.2.2], whose third member is the parent.
     Heap {
         /// Children of a parent, at least 1.
         children: u16,
-        /// Whether children take turns between two networks [eth-barrier, §3.3.1].
+        /// Whether children alternate between two networks [eth-barrier, §3.3.1].
         networks: Networks,
     },
     /// Every member tells the master, which tells all to leave by a multicast [eth-barrier, §3.2.3].
     Concurrent {
-        /// Whether members take turns between two networks [eth-barrier, §3.3.2].
+        /// Whether members alternate between two networks [eth-barrier, §3.3.2].
         networks: Networks,
     },
-    /// The tree that gathers fastest when a message takes so long and messages follow each other so fast: the tree of
-    /// optimal broadcast \[karp93\], its messages reversed; and a multicast tells all to leave.
-    Optimal(Pace),
-    /// The binary tree, and the same tree downwards: winners of each round wake their losers. Without multicast.
+    /// The tree that gathers fastest for these message times: the tree of optimal broadcast \[karp93\] with its
+    /// messages reversed. A multicast tells all to leave.
+    Optimal(HopTiming),
+    /// The binary tree, up and then down again: the winners of each round wake their losers. Without multicast.
     Tournament,
-    /// Every member tells the master, which tells one after the other to leave. Without multicast; the epoch of a message
-    /// has the part of the reversed sense.
+    /// Every member tells the master, which tells one after the other to leave. Without multicast; a message's epoch
+    /// does the work of the reversed sense.
     Central,
 }
 
-/// Over how many networks a gathering is spread. Exits take the first one.
+/// How many networks a gathering uses. Exits use the first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Networks {
-    /// Over the first one alone.
+    /// Only the first one.
     #[default]
     One,
-    /// Over the first and the second in turn.
+    /// The first and the second alternately.
     Two,
 }
 
-/// How many messages a barrier takes, of all members together.
+/// The number of messages in a barrier, over all members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub struct Messages {
+pub struct MessageCounts {
     /// Messages to one member.
     pub unicast: u64,
     /// Messages to all others.
     pub multicast: u64,
 }
 
-impl Messages {
-    /// Counts messages to one member and messages to all others.
+impl MessageCounts {
+    /// Creates the counts of messages to one member and to all others.
     #[must_use]
     pub const fn new(unicast: u64, multicast: u64) -> Self {
         Self { unicast, multicast }
@@ -104,18 +104,18 @@ impl Messages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AlgorithmError {
-    /// Shuffle exchange with a group that is no power of two.
+    /// Shuffle exchange in a group whose size is not a power of two.
     #[error(
         "shuffle exchange needs a power of two, not {size} members; `pairwise` and `dissemination` take any number"
     )]
     NotPowerOfTwo {
-        /// Members of the group.
+        /// The size of the group.
         size: u32,
     },
     /// A parameter out of its range.
     #[error("{what}")]
     Parameter {
-        /// Which, and what it may be.
+        /// Which parameter, and its range.
         what: &'static str,
     },
 }
@@ -130,7 +130,7 @@ impl Algorithm {
     /// The dissemination barrier \[hensgen88\].
     pub const DISSEMINATION: Self = Self::Dissemination { ways: 1 };
 
-    /// Those that the paper measures, in its order [eth-barrier, §3].
+    /// The algorithms that the paper measures, in its order [eth-barrier, §3].
     pub const OF_THE_PAPER: [Self; 6] = [
         Self::ShuffleExchange,
         Self::BINARY,
@@ -140,10 +140,10 @@ impl Algorithm {
         Self::Concurrent { networks: Networks::Two },
     ];
 
-    /// Returns who sends to whom.
+    /// Returns the schedule for a group.
     ///
     /// # Cost
-    /// Time and memory in proportion to the messages.
+    /// Time and memory proportional to the number of messages.
     ///
     /// # Errors
     /// [`AlgorithmError`] if the algorithm does not suit the group, or a parameter is out of range.
@@ -156,35 +156,35 @@ impl Algorithm {
             Self::Nomial { k } => tree::nomial(n, u32::from(k)),
             Self::Heap { children, networks } => tree::heap(n, u32::from(children), networks),
             Self::Concurrent { networks } => central::concurrent(n, networks),
-            Self::Optimal(pace) => optimal::tree(n, pace),
+            Self::Optimal(timing) => optimal::tree(n, timing),
             Self::Tournament => tree::tournament(n),
             Self::Central => central::central(n),
         };
         Ok(Schedule::from_steps(group, members))
     }
 
-    /// Returns how many messages a barrier takes, by formula; of a group that the algorithm suits.
+    /// Returns the number of messages in a barrier, by formula, for a group that the algorithm suits.
     #[must_use]
-    pub fn messages(self, group: Group) -> Messages {
+    pub fn messages(self, group: Group) -> MessageCounts {
         let n = u64::from(group.size());
         if n == 1 {
-            return Messages::default();
+            return MessageCounts::default();
         }
         match self {
             Self::ShuffleExchange | Self::Pairwise => {
                 let rounds = n.ilog2();
                 let inner = 1_u64 << rounds;
-                Messages::new(inner * u64::from(rounds) + 2 * (n - inner), 0)
+                MessageCounts::new(inner * u64::from(rounds) + 2 * (n - inner), 0)
             }
             Self::Dissemination { ways } => {
                 let partners = partners(group.size(), u32::from(ways));
-                Messages::new(n * partners.map(u64::from).sum::<u64>(), 0)
+                MessageCounts::new(n * partners.map(u64::from).sum::<u64>(), 0)
             }
-            Self::Tournament | Self::Central => Messages::new(2 * (n - 1), 0),
+            Self::Tournament | Self::Central => MessageCounts::new(2 * (n - 1), 0),
             Self::Nomial { .. }
             | Self::Heap { .. }
             | Self::Concurrent { .. }
-            | Self::Optimal(_) => Messages::new(n - 1, 1),
+            | Self::Optimal(_) => MessageCounts::new(n - 1, 1),
         }
     }
 
@@ -204,7 +204,7 @@ impl Algorithm {
         }
     }
 
-    /// Returns over how many networks messages go.
+    /// Returns how many networks the messages use.
     #[must_use]
     pub const fn networks(self) -> Networks {
         match self {
@@ -213,7 +213,7 @@ impl Algorithm {
         }
     }
 
-    /// Finds out whether the algorithm suits the group.
+    /// Checks whether the algorithm suits the group.
     ///
     /// # Errors
     /// [`AlgorithmError`] says why it does not.
@@ -233,7 +233,7 @@ impl Algorithm {
     }
 }
 
-/// Returns how many partners a member has in each round of n-way dissemination: in the last one as many as are needed.
+/// Returns the number of partners in each round of n-way dissemination; the last round has only those that it needs.
 pub(crate) fn partners(size: u32, ways: u32) -> impl Iterator<Item = u32> {
     let (size, ways) = (u64::from(size), u64::from(ways.max(1)));
     let mut known = 1;

@@ -4,11 +4,11 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use thiserror::Error;
 
-use super::{Algorithm, Networks, Pace};
+use super::{Algorithm, HopTiming, Networks};
 use crate::schedule::Network;
 
 impl Networks {
-    /// The network of the message of that number, if networks take turns.
+    /// The network of the message with that number, if networks alternate.
     pub(super) const fn of(self, index: u32) -> Network {
         match self {
             Self::Two if index % 2 == 1 => Network::Second,
@@ -38,7 +38,7 @@ impl fmt::Display for Algorithm {
                 f.pad(&format!("heap-{children}{}", networks.suffix()))
             }
             Self::Concurrent { networks } => f.pad(&format!("concurrent{}", networks.suffix())),
-            Self::Optimal(Pace { hop, gap }) => {
+            Self::Optimal(HopTiming { hop, gap }) => {
                 f.pad(&format!("optimal-{}-{}", hop.as_nanos(), gap.as_nanos()))
             }
             Self::Tournament => f.pad("tournament"),
@@ -47,7 +47,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// This is no name of an algorithm.
+/// Not the name of an algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "no algorithm is called `{name}`; there are shuffle-exchange, pairwise, dissemination, dissemination-WAYS, binary, \
@@ -55,16 +55,16 @@ impl fmt::Display for Algorithm {
      nanoseconds, tournament, central"
 )]
 #[non_exhaustive]
-pub struct NameError {
-    /// What was asked for.
+pub struct ParseAlgorithmError {
+    /// The requested name.
     pub name: String,
 }
 
 impl FromStr for Algorithm {
-    type Err = NameError;
+    type Err = ParseAlgorithmError;
 
-    fn from_str(name: &str) -> Result<Self, NameError> {
-        parse(name).ok_or_else(|| NameError { name: name.to_owned() })
+    fn from_str(name: &str) -> Result<Self, ParseAlgorithmError> {
+        parse(name).ok_or_else(|| ParseAlgorithmError { name: name.to_owned() })
     }
 }
 
@@ -99,7 +99,7 @@ fn parse(name: &str) -> Option<Algorithm> {
         "optimal" => {
             let (hop, gap) = numbers.split_once('-')?;
             let nanos = |text: &str| text.parse().ok().map(Duration::from_nanos);
-            Some(Algorithm::Optimal(Pace::new(nanos(hop)?, nanos(gap)?)))
+            Some(Algorithm::Optimal(HopTiming::new(nanos(hop)?, nanos(gap)?)))
         }
         _ => None,
     }

@@ -107,13 +107,13 @@ fn small_groups_by_hand() {
 /// 24: a hop of 10 and a gap of 4; and with a gap as long as a hop it is the binary tree.
 #[test]
 fn the_optimal_tree_is_that_of_the_paper() {
-    let pace = Pace::new(Duration::from_nanos(10), Duration::from_nanos(4));
-    assert_eq!(pace.gather_time(group(8)), Duration::from_nanos(24));
-    let slow = Pace::new(Duration::from_nanos(10), Duration::from_nanos(10));
+    let timing = HopTiming::new(Duration::from_nanos(10), Duration::from_nanos(4));
+    assert_eq!(timing.gather_time(group(8)), Duration::from_nanos(24));
+    let slow = HopTiming::new(Duration::from_nanos(10), Duration::from_nanos(10));
     for (size, hops) in [(1, 0), (2, 1), (4, 2), (32, 5), (33, 6)] {
         assert_eq!(slow.gather_time(group(size)), Duration::from_nanos(10) * hops);
     }
-    let schedule = Algorithm::Optimal(pace).schedule(group(8)).expect("suits");
+    let schedule = Algorithm::Optimal(timing).schedule(group(8)).expect("suits");
     let Some(Step::Receive(children)) = schedule.steps(Rank(0)).first() else {
         panic!("the master waits")
     };
@@ -125,7 +125,7 @@ fn the_optimal_tree_is_that_of_the_paper() {
 /// Goal: names are read as they are printed, and nothing else is read. Method: every algorithm; wrong names.
 #[test]
 fn names_are_read_as_printed() {
-    let pace = Pace::new(Duration::from_micros(30), Duration::from_nanos(9500));
+    let timing = HopTiming::new(Duration::from_micros(30), Duration::from_nanos(9500));
     let more = [
         Algorithm::Pairwise,
         Algorithm::DISSEMINATION,
@@ -133,7 +133,7 @@ fn names_are_read_as_printed() {
         Algorithm::Nomial { k: 3 },
         Algorithm::Heap { children: 3, networks: Networks::One },
         Algorithm::Heap { children: 5, networks: Networks::Two },
-        Algorithm::Optimal(pace),
+        Algorithm::Optimal(timing),
         Algorithm::Tournament,
         Algorithm::Central,
     ];
@@ -142,7 +142,7 @@ fn names_are_read_as_printed() {
     }
     assert_eq!("nomial-2".parse(), Ok(Algorithm::BINARY));
     assert_eq!("heap-2-two-networks".parse(), Ok(Algorithm::OF_THE_PAPER[4]));
-    assert_eq!(Algorithm::Optimal(pace).to_string(), "optimal-30000-9500");
+    assert_eq!(Algorithm::Optimal(timing).to_string(), "optimal-30000-9500");
     for wrong in [
         "",
         "binary-two-networks",
@@ -160,7 +160,7 @@ fn names_are_read_as_printed() {
     }
 }
 
-/// Goal: what does not suit a group is refused, and says what does. Method: each such parameter.
+/// Goal: an algorithm that does not suit a group is refused, and the error says what does. Method: each such parameter.
 #[test]
 fn what_does_not_suit_is_refused() {
     let refused = [

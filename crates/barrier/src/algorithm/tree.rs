@@ -1,14 +1,18 @@
-//! Trees whose shape depends on the ranks alone.
+//! Trees whose shape depends only on the ranks.
 
 use super::{
     Networks,
-    writer::{Writer, source},
+    builder::{ScheduleBuilder, source},
 };
 use crate::schedule::{Network, Source, Step};
 
-/// Writes the end of a member of a tree with a multicast exit: it tells its parent and waits for the master, or, as the
-/// master, tells all.
-pub(super) fn exit(mut steps: Writer, n: u32, parent: Option<(u32, Network)>) -> Vec<Step> {
+/// Adds the last steps of a member in a tree with a multicast exit: it tells its parent and waits for the master or,
+/// if it is the master, tells all.
+pub(super) fn exit(
+    mut steps: ScheduleBuilder,
+    n: u32,
+    parent: Option<(u32, Network)>,
+) -> Vec<Step> {
     if let Some((parent, network)) = parent {
         steps.send(parent, network);
         steps.receive([source(0, 0)]);
@@ -18,12 +22,12 @@ pub(super) fn exit(mut steps: Writer, n: u32, parent: Option<(u32, Network)>) ->
     steps.finish()
 }
 
-/// In stage i a member whose lowest digit other than 0, to the base k, is digit i tells the one with a 0 there
+/// In stage i, a member whose lowest non-zero digit in base k is digit i tells the member that has a 0 there
 /// [eth-barrier, §3.2.1].
 pub(super) fn nomial(n: u32, k: u32) -> Vec<Vec<Step>> {
     (0..n)
         .map(|rank| {
-            let mut steps = Writer::default();
+            let mut steps = ScheduleBuilder::default();
             let (stages, parent) = place(rank, n, k);
             for children in stages {
                 steps.receive(children.into_iter().map(|child| source(child, 0)));
@@ -33,11 +37,11 @@ pub(super) fn nomial(n: u32, k: u32) -> Vec<Vec<Step>> {
         .collect()
 }
 
-/// The binary tree up and down again.
+/// The binary tree, up and down again.
 pub(super) fn tournament(n: u32) -> Vec<Vec<Step>> {
     (0..n)
         .map(|rank| {
-            let mut steps = Writer::default();
+            let mut steps = ScheduleBuilder::default();
             let (stages, winner) = place(rank, n, 2);
             for losers in &stages {
                 steps.receive(losers.iter().map(|loser| source(*loser, 0)));
@@ -46,7 +50,7 @@ pub(super) fn tournament(n: u32) -> Vec<Vec<Step>> {
                 steps.send(winner, Network::First);
                 steps.receive([waking(winner, rank, n)]);
             }
-            // The last loser has the most members behind it.
+            // The last loser has the most members below it.
             for loser in stages.into_iter().rev().flatten() {
                 steps.send(loser, Network::First);
             }
@@ -55,14 +59,14 @@ pub(super) fn tournament(n: u32) -> Vec<Vec<Step>> {
         .collect()
 }
 
-/// The message by which a winner wakes this loser: it comes behind that to its own winner and those to later losers.
+/// The message by which a winner wakes this loser: it follows the one to its own winner and those to later losers.
 fn waking(winner: u32, loser: u32, n: u32) -> Source {
     let (stages, above) = place(winner, n, 2);
     let later = stages.iter().flatten().filter(|other| **other > loser).count();
     source(winner, u32::try_from(later).unwrap_or(u32::MAX) + u32::from(above.is_some()))
 }
 
-/// Where a member of a k-nomial tree stands: its children stage by stage, without stages that have none, and its parent.
+/// The place of a member in a k-nomial tree: its children by stage, without stages that have none, and its parent.
 fn place(rank: u32, n: u32, k: u32) -> (Vec<Vec<u32>>, Option<u32>) {
     let mut stages = Vec::new();
     let mut unit = 1_u32;
@@ -83,13 +87,13 @@ fn place(rank: u32, n: u32, k: u32) -> (Vec<Vec<u32>>, Option<u32>) {
     (stages, None)
 }
 
-/// The children of r are r·c + 1 to r·c + c [eth-barrier, §3.2.2], by both networks in turn if there are two
+/// The children of r are r·c + 1 to r·c + c [eth-barrier, §3.2.2], alternating between two networks if there are two
 /// [eth-barrier, §3.3.1].
 pub(super) fn heap(n: u32, children: u32, networks: Networks) -> Vec<Vec<Step>> {
     let network = |rank: u32| networks.of((rank - 1) % children);
     (0..n)
         .map(|rank| {
-            let mut steps = Writer::default();
+            let mut steps = ScheduleBuilder::default();
             let first = rank.saturating_mul(children).saturating_add(1);
             let own = first.min(n)..first.saturating_add(children).min(n);
             steps.receive(own.map(|child| Source { network: network(child), ..source(child, 0) }));

@@ -1,21 +1,21 @@
-//! The second pass: one execution, which stands for all.
+//! The second pass: one execution, which represents all.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     rc::Rc,
 };
 
-use super::{Fault, Join, Name};
+use super::{Join, MessageId, ScheduleError};
 use crate::{
     group::{Group, Rank},
     schedule::{Schedule, Source, Step, Target},
 };
 
-/// Some of the members.
+/// A set of members.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Members(Vec<u64>);
+struct RankSet(Vec<u64>);
 
-impl Members {
+impl RankSet {
     fn only(rank: Rank, group: Group) -> Self {
         let mut words = vec![0; Rank(group.size()).index().div_ceil(64)];
         words[rank.index() / 64] = 1 << (rank.index() % 64);
@@ -26,7 +26,7 @@ impl Members {
         self.0[rank.index() / 64] >> (rank.index() % 64) & 1 == 1
     }
 
-    /// Takes up others, and says how they relate to those that were in.
+    /// Adds the members of `other`, and returns how they relate to those that were in.
     fn join(&mut self, others: &Self) -> Join {
         let (mut common, mut new, mut missing) = (0, 0, 0);
         for (own, other) in self.0.iter_mut().zip(&others.0) {
@@ -44,25 +44,25 @@ impl Members {
     }
 }
 
-/// How far a member has come.
+/// How far a member has got.
 #[derive(Debug)]
-struct Progress {
+struct MemberProgress {
     step: usize,
-    /// Shared with the messages that were sent since the last reception.
-    known: Rc<Members>,
+    /// Shared with the messages sent since the last reception.
+    known: Rc<RankSet>,
     hops: u32,
     joins: Vec<Join>,
 }
 
-/// Executes the schedule, every member as far as it comes, until nobody comes further. Returns the longest chain of
-/// messages, and how what each member hears relates to what it knew.
-pub(super) fn run(schedule: &Schedule) -> Result<(u32, Vec<Vec<Join>>), Fault> {
+/// Executes the schedule, each member as far as possible, until none can go further. Returns the longest chain of
+/// messages, and how the members that each message tells of relate to those that its receiver knew.
+pub(super) fn run(schedule: &Schedule) -> Result<(u32, Vec<Vec<Join>>), ScheduleError> {
     let group = schedule.group();
-    let mut members: Vec<Progress> = group
+    let mut members: Vec<MemberProgress> = group
         .ranks()
-        .map(|rank| Progress {
+        .map(|rank| MemberProgress {
             step: 0,
-            known: Rc::new(Members::only(rank, group)),
+            known: Rc::new(RankSet::only(rank, group)),
             hops: 0,
             joins: Vec::new(),
         })
@@ -89,11 +89,11 @@ pub(super) fn run(schedule: &Schedule) -> Result<(u32, Vec<Vec<Join>>), Fault> {
     verdict(schedule, members)
 }
 
-/// Takes messages if all of them are there.
+/// Takes messages if all of them have arrived.
 fn receive(
-    member: &mut Progress,
+    member: &mut MemberProgress,
     sources: &[Source],
-    sent: &BTreeMap<Name, (Rc<Members>, u32)>,
+    sent: &BTreeMap<MessageId, (Rc<RankSet>, u32)>,
 ) -> bool {
     let names = sources.iter().map(|source| (source.rank, source.round));
     let Some(messages) = names.map(|name| sent.get(&name)).collect::<Option<Vec<_>>>() else {
@@ -106,16 +106,19 @@ fn receive(
     true
 }
 
-fn verdict(schedule: &Schedule, members: Vec<Progress>) -> Result<(u32, Vec<Vec<Join>>), Fault> {
+fn verdict(
+    schedule: &Schedule,
+    members: Vec<MemberProgress>,
+) -> Result<(u32, Vec<Vec<Join>>), ScheduleError> {
     let group = schedule.group();
     let is_stuck = |rank: &Rank| members[rank.index()].step < schedule.steps(*rank).len();
     let mut stuck = group.ranks().filter(is_stuck);
     if let Some(rank) = stuck.next() {
-        return Err(Fault::Deadlock { rank, others: stuck.count() });
+        return Err(ScheduleError::Deadlock { rank, others: stuck.count() });
     }
     for (rank, member) in group.ranks().zip(&members) {
         if let Some(unheard) = group.ranks().find(|other| !member.known.contains(*other)) {
-            return Err(Fault::EarlyExit { rank, unheard });
+            return Err(ScheduleError::EarlyExit { rank, unheard });
         }
     }
     let hops = members.iter().map(|member| member.hops).max().unwrap_or(0);

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fault, Name};
+use super::{MessageId, ScheduleError};
 use crate::{
-    algorithm::Messages,
+    algorithm::MessageCounts,
     group::{Group, Rank},
     schedule::{Network, Schedule, Source, Step, Target},
 };
 
-/// Checks who is named by whom. Returns the number of messages.
-pub(super) fn check(schedule: &Schedule) -> Result<Messages, Fault> {
+/// Checks the ranks and messages that steps name. Returns the number of messages.
+pub(super) fn check(schedule: &Schedule) -> Result<MessageCounts, ScheduleError> {
     let sent = sent(schedule)?;
     let awaited = awaited(schedule, &sent)?;
-    let mut messages = Messages::default();
+    let mut messages = MessageCounts::default();
     for ((sender, round), (to, _)) in &sent {
         let unheard = |receiver: &Rank| !awaited.contains(&(*receiver, (*sender, *round)));
         let forgotten = match to {
@@ -28,14 +28,14 @@ pub(super) fn check(schedule: &Schedule) -> Result<Messages, Fault> {
             }
         };
         if let Some(receiver) = forgotten {
-            return Err(Fault::Unheard { receiver, sender: *sender, round: *round });
+            return Err(ScheduleError::Unheard { receiver, sender: *sender, round: *round });
         }
     }
     Ok(messages)
 }
 
-/// Collects what is sent.
-fn sent(schedule: &Schedule) -> Result<BTreeMap<Name, (Target, Network)>, Fault> {
+/// Collects the messages that are sent.
+fn sent(schedule: &Schedule) -> Result<BTreeMap<MessageId, (Target, Network)>, ScheduleError> {
     let mut sent = BTreeMap::new();
     for rank in schedule.group().ranks() {
         for step in schedule.steps(rank) {
@@ -44,18 +44,18 @@ fn sent(schedule: &Schedule) -> Result<BTreeMap<Name, (Target, Network)>, Fault>
                 is_other(schedule.group(), rank, *other)?;
             }
             if sent.insert((rank, *round), (*to, *network)).is_some() {
-                return Err(Fault::SameRound { rank, round: *round });
+                return Err(ScheduleError::SameRound { rank, round: *round });
             }
         }
     }
     Ok(sent)
 }
 
-/// Collects who waits for what, which must be sent to it.
+/// Collects the awaited messages, each of which must be sent to the member that awaits it.
 fn awaited(
     schedule: &Schedule,
-    sent: &BTreeMap<Name, (Target, Network)>,
-) -> Result<BTreeSet<(Rank, Name)>, Fault> {
+    sent: &BTreeMap<MessageId, (Target, Network)>,
+) -> Result<BTreeSet<(Rank, MessageId)>, ScheduleError> {
     let mut awaited = BTreeSet::new();
     for receiver in schedule.group().ranks() {
         for step in schedule.steps(receiver) {
@@ -66,10 +66,10 @@ fn awaited(
                     *by == network && [Target::Everyone, Target::Member(receiver)].contains(to)
                 });
                 if !is_sent {
-                    return Err(Fault::NeverSent { receiver, sender, round, network });
+                    return Err(ScheduleError::NeverSent { receiver, sender, round, network });
                 }
                 if !awaited.insert((receiver, (sender, round))) {
-                    return Err(Fault::AwaitedTwice { receiver, sender, round });
+                    return Err(ScheduleError::AwaitedTwice { receiver, sender, round });
                 }
             }
         }
@@ -77,10 +77,10 @@ fn awaited(
     Ok(awaited)
 }
 
-fn is_other(group: Group, rank: Rank, other: Rank) -> Result<(), Fault> {
+fn is_other(group: Group, rank: Rank, other: Rank) -> Result<(), ScheduleError> {
     if group.contains(other) && other != rank {
         Ok(())
     } else {
-        Err(Fault::Outsider { rank, other })
+        Err(ScheduleError::Outsider { rank, other })
     }
 }

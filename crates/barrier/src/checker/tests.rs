@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    algorithm::{Algorithm, Networks, Pace},
+    algorithm::{Algorithm, HopTiming, Networks},
     group::Group,
     schedule::{Network, Source, Step, Target},
 };
@@ -13,20 +13,20 @@ fn group(size: u32) -> Group {
 
 /// All algorithms, with several parameters each.
 fn algorithms() -> Vec<Algorithm> {
-    let pace = |hop, gap| {
-        Algorithm::Optimal(Pace::new(Duration::from_nanos(hop), Duration::from_nanos(gap)))
+    let timing = |hop, gap| {
+        Algorithm::Optimal(HopTiming::new(Duration::from_nanos(hop), Duration::from_nanos(gap)))
     };
     let mut all = vec![
         Algorithm::ShuffleExchange,
         Algorithm::Pairwise,
         Algorithm::Tournament,
         Algorithm::Central,
-        pace(30_000, 9500),
-        pace(10, 4),
-        pace(10, 10),
-        pace(1, 7),
-        pace(7, 0),
-        pace(0, 0),
+        timing(30_000, 9500),
+        timing(10, 4),
+        timing(10, 10),
+        timing(1, 7),
+        timing(7, 0),
+        timing(0, 0),
     ];
     all.extend([1, 2, 3, 4, 7].map(|ways| Algorithm::Dissemination { ways }));
     all.extend([2, 3, 4, 5, 8, 16, 200].map(|k| Algorithm::Nomial { k }));
@@ -50,7 +50,7 @@ fn every_algorithm_is_a_barrier() {
                 continue;
             };
             let proof =
-                prove(&schedule).unwrap_or_else(|fault| panic!("{algorithm}, {size}: {fault}"));
+                prove(&schedule).unwrap_or_else(|error| panic!("{algorithm}, {size}: {error}"));
             assert_eq!(proof.messages, algorithm.messages(group), "{algorithm}, {size}");
             proved += 1;
         }
@@ -93,7 +93,7 @@ fn chains_are_as_long_as_they_should_be() {
     }
 }
 
-/// Goal: it is known which schedules carry any reduction. Method: those in which nobody counts twice; dissemination is
+/// Goal: it is known which schedules carry any reduction. Method: those in which no member counts twice; dissemination is
 /// one of them only for powers of its base.
 #[test]
 fn exactness_is_known() {
@@ -107,7 +107,7 @@ fn exactness_is_known() {
                     while power < u64::from(size) {
                         power *= base;
                     }
-                    // With only one round everybody hears everybody else once.
+                    // With only one round every member hears every other one once.
                     power == u64::from(size) || u64::from(size) <= base || divides(base, size)
                 }
                 _ => true,
@@ -118,7 +118,7 @@ fn exactness_is_known() {
     }
 }
 
-/// Whether the last round, too, tells nothing twice: what was known before it goes into the size without rest.
+/// Returns whether the last round, too, tells nothing twice: the number known before it divides the size.
 fn divides(base: u64, size: u32) -> bool {
     let mut known = 1;
     while known * base < u64::from(size) {
@@ -136,7 +136,7 @@ fn steps_of(algorithm: Algorithm, size: u32) -> Vec<Vec<Step>> {
     group(size).ranks().map(|rank| schedule.steps(rank).to_vec()).collect()
 }
 
-fn fault(steps: Vec<Vec<Step>>) -> Fault {
+fn error(steps: Vec<Vec<Step>>) -> ScheduleError {
     let size = u32::try_from(steps.len()).expect("small");
     prove(&Schedule::from_steps(group(size), steps)).expect_err("a fault was planted")
 }
@@ -147,37 +147,40 @@ fn every_kind_of_fault_is_caught() {
     let nobody = Rank(7);
     let mut steps = steps_of(Algorithm::BINARY, 4);
     steps[1][0] = Step::Send { to: Target::Member(nobody), round: Round(0), network: A };
-    assert_eq!(fault(steps), Fault::Outsider { rank: Rank(1), other: nobody });
+    assert_eq!(error(steps), ScheduleError::Outsider { rank: Rank(1), other: nobody });
 
     let mut steps = steps_of(Algorithm::BINARY, 4);
     steps[1][0] = Step::Send { to: Target::Member(Rank(1)), round: Round(0), network: A };
-    assert_eq!(fault(steps), Fault::Outsider { rank: Rank(1), other: Rank(1) });
+    assert_eq!(error(steps), ScheduleError::Outsider { rank: Rank(1), other: Rank(1) });
 
     let mut steps = steps_of(Algorithm::ShuffleExchange, 4);
     steps[2][2] = Step::Send { to: Target::Member(Rank(0)), round: Round(0), network: A };
-    assert_eq!(fault(steps), Fault::SameRound { rank: Rank(2), round: Round(0) });
+    assert_eq!(error(steps), ScheduleError::SameRound { rank: Rank(2), round: Round(0) });
 
     let mut steps = steps_of(Algorithm::Concurrent { networks: Networks::Two }, 4);
     let Some(Step::Receive(sources)) = steps[0].first_mut() else { panic!("the master waits") };
     sources[0].network = Network::Second;
-    assert!(matches!(fault(steps), Fault::NeverSent { receiver: Rank(0), sender: Rank(1), .. }));
+    assert!(matches!(
+        error(steps),
+        ScheduleError::NeverSent { receiver: Rank(0), sender: Rank(1), .. }
+    ));
 
     let mut steps = steps_of(Algorithm::BINARY, 4);
     steps[1].push(Step::Receive(vec![Source::new(Rank(0), Round(0), A)]));
-    assert!(matches!(fault(steps), Fault::AwaitedTwice { receiver: Rank(1), .. }));
+    assert!(matches!(error(steps), ScheduleError::AwaitedTwice { receiver: Rank(1), .. }));
 
     let mut steps = steps_of(Algorithm::BINARY, 4);
     steps[3].truncate(1);
-    assert!(matches!(fault(steps), Fault::Unheard { receiver: Rank(3), .. }));
+    assert!(matches!(error(steps), ScheduleError::Unheard { receiver: Rank(3), .. }));
 
     let mut steps = steps_of(Algorithm::ShuffleExchange, 4);
     for member in &mut steps {
         member.swap(0, 1);
     }
-    assert_eq!(fault(steps), Fault::Deadlock { rank: Rank(0), others: 3 });
+    assert_eq!(error(steps), ScheduleError::Deadlock { rank: Rank(0), others: 3 });
 
     let too_large = Algorithm::DISSEMINATION.schedule(group(SIZE_MAX + 1)).expect("suits");
-    assert!(matches!(prove(&too_large), Err(Fault::TooLarge { .. })));
+    assert!(matches!(prove(&too_large), Err(ScheduleError::TooLarge { .. })));
 }
 
 /// Goal: members that leave too early are named. Method: the master does not wait for one child; dissemination lacks
@@ -187,29 +190,29 @@ fn early_exits_are_caught() {
     let mut steps = steps_of(Algorithm::BINARY, 8);
     // Rank 4 tells rank 0 before it has heard of 5.
     steps[4].swap(0, 2);
-    assert_eq!(fault(steps), Fault::EarlyExit { rank: Rank(0), unheard: Rank(5) });
+    assert_eq!(error(steps), ScheduleError::EarlyExit { rank: Rank(0), unheard: Rank(5) });
 
     let mut steps = steps_of(Algorithm::DISSEMINATION, 8);
     for member in &mut steps {
         member.truncate(4);
     }
-    assert_eq!(fault(steps), Fault::EarlyExit { rank: Rank(0), unheard: Rank(1) });
+    assert_eq!(error(steps), ScheduleError::EarlyExit { rank: Rank(0), unheard: Rank(1) });
 
     let mut steps = steps_of(Algorithm::Concurrent { networks: Networks::One }, 5);
     steps[0].rotate_right(1);
-    assert_eq!(fault(steps), Fault::EarlyExit { rank: Rank(1), unheard: Rank(2) });
+    assert_eq!(error(steps), ScheduleError::EarlyExit { rank: Rank(1), unheard: Rank(2) });
 
     let mut steps = steps_of(Algorithm::ShuffleExchange, 4);
     for member in &mut steps {
         member.truncate(2);
     }
-    assert!(matches!(fault(steps), Fault::EarlyExit { .. }));
+    assert!(matches!(error(steps), ScheduleError::EarlyExit { .. }));
 
-    assert!(matches!(fault(vec![Vec::new(); 2]), Fault::EarlyExit { rank: Rank(0), .. }));
+    assert!(matches!(error(vec![Vec::new(); 2]), ScheduleError::EarlyExit { rank: Rank(0), .. }));
 }
 
-/// Goal: wherever a message or a wait is missing from a barrier, or two steps are exchanged so that it is none any
-/// more, it is noticed. Method: every step of every algorithm is left out once, for groups of 2 to 9.
+/// Goal: wherever a message or a wait is missing from a barrier, or two steps are exchanged so that it no longer
+/// is one, that is noticed. Method: every step of every algorithm is left out once, for groups of 2 to 9.
 #[test]
 fn no_step_can_be_left_out() {
     for algorithm in algorithms() {
@@ -222,7 +225,7 @@ fn no_step_can_be_left_out() {
                 for step in 0..all.len() {
                     let mut steps = steps.clone();
                     steps[member].remove(step);
-                    fault(steps);
+                    error(steps);
                 }
             }
         }

@@ -1,12 +1,12 @@
-//! A repeater hub: one wire for all, and what happens when two speak at once [ieee802.3, §4.2].
+//! A repeater hub: one wire for all stations, and what happens when two send at once [ieee802.3, §4.2].
 //!
-//! All stations are equally far from each other. A station that has a frame
+//! All stations are equally far from each other. A station with a frame to send
 //!
 //! 1. waits until it hears nothing and has heard nothing for the gap between frames (`attempt`),
 //! 2. sends, and is heard by the others after the delay (`hear`),
-//! 3. hears somebody else meanwhile: a collision. It finishes its preamble, sends the jam, and pauses for a random number of slots,
-//!    which doubles on average with each collision (`jammed`),
-//! 4. or has sent all of it (`sent`).
+//! 3. if it hears another station meanwhile, has a collision: it finishes its preamble, sends the jam, and pauses for
+//!    a random number of slots, which doubles on average with each collision (`jammed`),
+//! 4. otherwise has sent the whole frame (`sent`).
 //!
 //! ```text
 //!            offer            attempt, wire free        sent
@@ -19,30 +19,30 @@
 use std::collections::VecDeque;
 
 use super::parameters::Deferral;
-use super::world::{Happening, World};
+use super::world::{SimEvent, SimWorld};
 use super::{Frame, NodeIndex};
 
-/// Something on the wire of a hub.
+/// An event on the wire of a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HubHappening {
+pub(super) enum HubEvent {
     /// A station may try.
     Attempt(NodeIndex),
     /// The others begin to hear a station.
     Hear(NodeIndex),
-    /// The others do not hear it any more.
+    /// The others stop hearing it.
     Fade(NodeIndex),
-    /// A station has sent all of a frame, unless its attempt with this number met a collision.
+    /// A station has sent a whole frame, unless its attempt with this number met a collision.
     Sent(NodeIndex, u64),
     /// A station has sent its jam.
     Jammed(NodeIndex),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum StationState {
     Idle,
-    /// An attempt is on the agenda.
+    /// An attempt is in the event queue.
     Ready,
-    /// Waits until it hears nothing.
+    /// Waits until it hears no station.
     Deferring,
     Sending {
         since_ns: u64,
@@ -52,24 +52,24 @@ enum State {
 
 #[derive(Debug)]
 struct Station<M> {
-    state: State,
+    state: StationState,
     queue: VecDeque<Frame<M>>,
     /// Collisions of the frame at the head of the queue.
     collisions: u32,
-    /// How many others it hears.
+    /// How many other stations it hears.
     heard: u32,
-    /// Since when it has heard anybody.
+    /// Since when it has heard any station.
     heard_since_ns: u64,
-    /// Since when it has heard nothing and sent nothing.
+    /// Since when it has neither heard nor sent anything.
     quiet_since_ns: u64,
     /// The number of its latest attempt.
     attempt: u64,
 }
 
-/// What became of a frame.
+/// The outcome of a frame.
 #[derive(Debug)]
-pub(super) enum Outcome<M> {
-    /// It has left, and arrives after the delay.
+pub(super) enum TransmitOutcome<M> {
+    /// It has been sent, and arrives after the delay.
     Sent(Frame<M>),
     /// It collided too often.
     GivenUp(Frame<M>),
@@ -85,7 +85,7 @@ pub(super) struct Hub<M> {
 impl<M> Hub<M> {
     pub(super) fn new(nic: usize, stations: usize) -> Self {
         let station = || Station {
-            state: State::Idle,
+            state: StationState::Idle,
             queue: VecDeque::new(),
             collisions: 0,
             heard: 0,
@@ -96,60 +96,60 @@ impl<M> Hub<M> {
         Self { stations: (0..stations).map(|_| station()).collect(), nic }
     }
 
-    /// A frame lies in the transmit memory of its NIC.
-    pub(super) fn offer(&mut self, world: &mut World<M>, frame: Frame<M>) {
+    /// A frame is in the transmit memory of its NIC.
+    pub(super) fn offer(&mut self, world: &mut SimWorld<M>, frame: Frame<M>) {
         let from = frame.from;
         let station = &mut self.stations[from];
         station.queue.push_back(frame);
-        if station.state == State::Idle {
-            station.state = State::Ready;
-            self.plan(world, 0, HubHappening::Attempt(from));
+        if station.state == StationState::Idle {
+            station.state = StationState::Ready;
+            self.schedule_event(world, 0, HubEvent::Attempt(from));
         }
     }
 
-    /// Lets something happen; returns what became of a frame, if that is known now.
+    /// Handles an event; returns a frame's outcome, if that is known now.
     pub(super) fn handle(
         &mut self,
-        world: &mut World<M>,
-        what: HubHappening,
-    ) -> Option<Outcome<M>> {
+        world: &mut SimWorld<M>,
+        what: HubEvent,
+    ) -> Option<TransmitOutcome<M>> {
         match what {
-            HubHappening::Attempt(from) => self.attempt(world, from),
-            HubHappening::Hear(from) => self.hear(world, from),
-            HubHappening::Fade(from) => self.fade(world, from),
-            HubHappening::Sent(from, attempt) => return self.sent(world, from, attempt),
-            HubHappening::Jammed(from) => return self.jammed(world, from),
+            HubEvent::Attempt(from) => self.attempt(world, from),
+            HubEvent::Hear(from) => self.hear(world, from),
+            HubEvent::Fade(from) => self.fade(world, from),
+            HubEvent::Sent(from, attempt) => return self.sent(world, from, attempt),
+            HubEvent::Jammed(from) => return self.jammed(world, from),
         }
         None
     }
 
-    fn attempt(&mut self, world: &mut World<M>, from: NodeIndex) {
+    fn attempt(&mut self, world: &mut SimWorld<M>, from: NodeIndex) {
         let set = &world.parameters;
         let (delay_ns, sent_ns) = (set.hub_delay_ns, set.transmission_ns());
         let station = &mut self.stations[from];
         let free_ns = station.quiet_since_ns + set.silence_ns();
-        // In the last third of the gap it has stopped listening.
+        // In the last third of the gap it no longer listens.
         let is_deaf = set.deferral == Deferral::TwoParts
             && world.now_ns == free_ns
             && free_ns - station.heard_since_ns <= set.silence_ns() / 3;
         if station.heard > 0 && !is_deaf {
-            station.state = State::Deferring;
+            station.state = StationState::Deferring;
             return;
         }
         if world.now_ns < free_ns {
-            return self.plan(world, free_ns - world.now_ns, HubHappening::Attempt(from));
+            return self.schedule_event(world, free_ns - world.now_ns, HubEvent::Attempt(from));
         }
-        station.state = State::Sending { since_ns: world.now_ns };
+        station.state = StationState::Sending { since_ns: world.now_ns };
         station.attempt += 1;
         let (attempt, is_met) = (station.attempt, station.heard > 0);
-        self.plan(world, delay_ns, HubHappening::Hear(from));
-        self.plan(world, sent_ns, HubHappening::Sent(from, attempt));
+        self.schedule_event(world, delay_ns, HubEvent::Hear(from));
+        self.schedule_event(world, sent_ns, HubEvent::Sent(from, attempt));
         if is_met {
             self.collide(world, from);
         }
     }
 
-    fn hear(&mut self, world: &mut World<M>, from: NodeIndex) {
+    fn hear(&mut self, world: &mut SimWorld<M>, from: NodeIndex) {
         for index in (0..self.stations.len()).filter(|index| *index != from) {
             let station = &mut self.stations[index];
             if station.heard == 0 {
@@ -160,20 +160,20 @@ impl<M> Hub<M> {
         }
     }
 
-    /// A station hears somebody else; if it is sending, that is a collision.
-    fn collide(&mut self, world: &mut World<M>, index: NodeIndex) {
+    /// A station hears another one; if it is sending, that is a collision.
+    fn collide(&mut self, world: &mut SimWorld<M>, index: NodeIndex) {
         let station = &mut self.stations[index];
-        let State::Sending { since_ns } = station.state else { return };
-        station.state = State::Jamming;
-        // What has been planned for the end of this attempt is void.
+        let StationState::Sending { since_ns } = station.state else { return };
+        station.state = StationState::Jamming;
+        // Everything planned for the end of this attempt is void.
         station.attempt += 1;
         world.counts.collisions += 1;
         let preamble_ns = since_ns + world.parameters.preamble_ns();
         let jammed_ns = preamble_ns.saturating_sub(world.now_ns) + world.parameters.jam_ns();
-        self.plan(world, jammed_ns, HubHappening::Jammed(index));
+        self.schedule_event(world, jammed_ns, HubEvent::Jammed(index));
     }
 
-    fn fade(&mut self, world: &mut World<M>, from: NodeIndex) {
+    fn fade(&mut self, world: &mut SimWorld<M>, from: NodeIndex) {
         for index in (0..self.stations.len()).filter(|index| *index != from) {
             let station = &mut self.stations[index];
             station.heard -= 1;
@@ -181,53 +181,59 @@ impl<M> Hub<M> {
                 continue;
             }
             station.quiet_since_ns = station.quiet_since_ns.max(world.now_ns);
-            if station.state == State::Deferring {
-                station.state = State::Ready;
-                self.plan(world, world.parameters.silence_ns(), HubHappening::Attempt(index));
+            if station.state == StationState::Deferring {
+                station.state = StationState::Ready;
+                self.schedule_event(world, world.parameters.silence_ns(), HubEvent::Attempt(index));
             }
         }
     }
 
-    fn sent(&mut self, world: &mut World<M>, from: NodeIndex, attempt: u64) -> Option<Outcome<M>> {
+    fn sent(
+        &mut self,
+        world: &mut SimWorld<M>,
+        from: NodeIndex,
+        attempt: u64,
+    ) -> Option<TransmitOutcome<M>> {
         if self.stations[from].attempt != attempt {
             return None;
         }
-        self.plan(world, world.parameters.hub_delay_ns, HubHappening::Fade(from));
-        self.take(world, from).map(Outcome::Sent)
+        self.schedule_event(world, world.parameters.hub_delay_ns, HubEvent::Fade(from));
+        self.take(world, from).map(TransmitOutcome::Sent)
     }
 
-    fn jammed(&mut self, world: &mut World<M>, from: NodeIndex) -> Option<Outcome<M>> {
-        self.plan(world, world.parameters.hub_delay_ns, HubHappening::Fade(from));
+    fn jammed(&mut self, world: &mut SimWorld<M>, from: NodeIndex) -> Option<TransmitOutcome<M>> {
+        self.schedule_event(world, world.parameters.hub_delay_ns, HubEvent::Fade(from));
         let station = &mut self.stations[from];
         station.collisions += 1;
         if station.collisions >= world.parameters.attempts_max {
-            return self.take(world, from).map(Outcome::GivenUp);
+            return self.take(world, from).map(TransmitOutcome::GivenUp);
         }
-        station.state = State::Ready;
+        station.state = StationState::Ready;
         station.quiet_since_ns = world.now_ns;
         // A random number of slots r with 0 ≤ r < 2^k [ieee802.3, §4.2.3].
         let exponent = station.collisions.min(world.parameters.backoff_exponent_max).min(63);
         let slots = world.random.u64(0..1 << exponent);
         let pause_ns = slots.saturating_mul(world.parameters.slot_ns());
-        self.plan(world, pause_ns, HubHappening::Attempt(from));
+        self.schedule_event(world, pause_ns, HubEvent::Attempt(from));
         None
     }
 
-    /// Takes the first frame of a station out of its queue: it is done with.
-    fn take(&mut self, world: &mut World<M>, from: NodeIndex) -> Option<Frame<M>> {
+    /// Removes the first frame of a station's queue, which is done with.
+    fn take(&mut self, world: &mut SimWorld<M>, from: NodeIndex) -> Option<Frame<M>> {
         let station = &mut self.stations[from];
         station.collisions = 0;
         station.quiet_since_ns = world.now_ns;
         let frame = station.queue.pop_front();
-        station.state = if station.queue.is_empty() { State::Idle } else { State::Ready };
-        if station.state == State::Ready {
-            self.plan(world, 0, HubHappening::Attempt(from));
+        station.state =
+            if station.queue.is_empty() { StationState::Idle } else { StationState::Ready };
+        if station.state == StationState::Ready {
+            self.schedule_event(world, 0, HubEvent::Attempt(from));
         }
         frame
     }
 
-    fn plan(&self, world: &mut World<M>, delay_ns: u64, what: HubHappening) {
-        world.plan(delay_ns, Happening::Hub { nic: self.nic, what });
+    fn schedule_event(&self, world: &mut SimWorld<M>, delay_ns: u64, what: HubEvent) {
+        world.schedule_event(delay_ns, SimEvent::Hub { nic: self.nic, what });
     }
 }
 
@@ -237,31 +243,31 @@ mod tests {
     use super::super::parameters::Parameters;
     use super::*;
 
-    /// Offers frames to a hub of four stations; returns who has sent when, in order.
+    /// Offers frames to a hub of four stations; returns which station has sent when, in order.
     fn sent(
         set: Parameters,
         seed: u64,
         frames: &[(u64, NodeIndex)],
     ) -> (Vec<(u64, NodeIndex)>, u64) {
-        let mut world = World::new(set, 0.0, seed);
+        let mut world = SimWorld::new(set, 0.0, seed);
         let mut hub = Hub::new(0, 4);
         for &(at_ns, from) in frames {
             let frame = Frame { from, to: Destination::Others, message: () };
-            world.plan(at_ns, Happening::Offer { nic: 0, frame });
+            world.schedule_event(at_ns, SimEvent::Offer { nic: 0, frame });
         }
         let mut sent = Vec::new();
-        while let Some(happening) = world.next() {
-            match happening {
-                Happening::Offer { frame, .. } => hub.offer(&mut world, frame),
-                Happening::Hub { what, .. } => match hub.handle(&mut world, what) {
-                    Some(Outcome::Sent(frame)) => sent.push((world.now_ns, frame.from)),
-                    Some(Outcome::GivenUp(_)) => world.counts.given_up += 1,
+        while let Some(event) = world.next() {
+            match event {
+                SimEvent::Offer { frame, .. } => hub.offer(&mut world, frame),
+                SimEvent::Hub { what, .. } => match hub.handle(&mut world, what) {
+                    Some(TransmitOutcome::Sent(frame)) => sent.push((world.now_ns, frame.from)),
+                    Some(TransmitOutcome::GivenUp(_)) => world.counts.given_up += 1,
                     None => {}
                 },
                 _ => {}
             }
         }
-        assert!(hub.stations.iter().all(|one| one.heard == 0 && one.state == State::Idle));
+        assert!(hub.stations.iter().all(|one| one.heard == 0 && one.state == StationState::Idle));
         (sent, world.counts.collisions + 1_000_000 * world.counts.given_up)
     }
 
@@ -292,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_rule_for_the_end_of_the_gap_decides_who_is_next() {
-        // Goal: with the whole gap, who was first sends again at once; with two parts, those that waited collide with it.
+        // Goal: with the whole gap, the first station sends again at once; with two parts, those that waited collide with it.
         // Method: two frames of one station, and one of another that waits.
         let frames = [(10_000, 0), (10_000, 0), (12_000, 1)];
         let whole = sent(Parameters::CALIBRATED, 0, &frames);

@@ -1,4 +1,4 @@
-//! The member machine as the program of a node: the same machine that real transports drive.
+//! The member state machine as the program of a node: the same state machine that real transports drive.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +11,27 @@ use crate::schedule::{Round, Step};
 
 /// A [`Member`], with its recovery, on a simulated node.
 ///
-/// The machine goes on as soon as a packet is there; the node makes it wait for the processor. Each `Receive` step of its schedule
-/// costs what a wait costs, as with the bare steps.
+/// The state machine acts as soon as a packet is there; the node makes it wait for the processor. Each `Receive` step
+/// of its schedule costs a wait, as with the bare steps.
 #[derive(Debug)]
 pub struct MemberProgram {
     member: Member,
-    /// How many `Receive` steps come before each send of the schedule, by its round.
+    /// The number of `Receive` steps before each send of the schedule, by round.
     before: BTreeMap<Round, u32>,
-    /// How many `Receive` steps are among the first so many steps.
+    /// The number of `Receive` steps among the first n steps.
     receives: Vec<u32>,
-    /// Those of this barrier that have been paid for.
+    /// The waits of this barrier that have been paid for.
     paid: u32,
-    /// The barrier that the program is in, or will enter next.
+    /// The barrier that the program is in, or enters next.
     epoch: u32,
-    /// What the machine wants to send once its waits are paid for.
+    /// A packet to send once its waits are paid for.
     held: Option<Transmit>,
-    /// The machine has left the barrier; the program leaves when its waits are paid for.
+    /// The state machine has left the barrier; the program leaves when its waits are paid for.
     is_leaving: bool,
 }
 
 impl MemberProgram {
-    /// Takes a member that is outside of its first barrier, and has no reduction.
+    /// Takes a member that is outside its first barrier and has no reduction.
     #[must_use]
     pub fn new(member: Member) -> Self {
         let mut before = BTreeMap::new();
@@ -48,7 +48,7 @@ impl MemberProgram {
         Self { member, before, receives, paid: 0, epoch, held: None, is_leaving: false }
     }
 
-    /// How many waits come before a packet; none before one that is no message of this barrier's schedule.
+    /// The number of waits before a packet; 0 before one that is not a message of this barrier's schedule.
     fn waits_before(&self, transmit: &Transmit) -> u32 {
         // Packets with tags are not parsed: their waits are paid for later.
         let Ok(packet) = Packet::parse(&transmit.packet, None) else { return 0 };
@@ -62,7 +62,7 @@ impl MemberProgram {
 }
 
 impl MemberProgram {
-    /// How many waits of this barrier have ended.
+    /// The number of waits of this barrier that have ended.
     fn waits_over(&self) -> u32 {
         match self.member.steps_done() {
             Some(steps) => self.receives.get(steps).copied().unwrap_or(0),
@@ -76,7 +76,7 @@ impl Program for MemberProgram {
     type Message = Vec<u8>;
 
     fn enter(&mut self, now_ns: u64) {
-        // It is called only outside of a barrier; what else can be wrong is an event.
+        // It is called only outside a barrier; other failures are reported as events.
         _ = self.member.enter(Instant::from_nanos(now_ns), &[]);
         self.paid = 0;
     }
@@ -108,7 +108,7 @@ impl Program for MemberProgram {
     }
 
     fn deliver(&mut self, now_ns: u64, message: Self::Message) {
-        // What is of no use is counted by the member.
+        // Useless packets are counted by the member.
         _ = self.member.receive(Instant::from_nanos(now_ns), &message);
     }
 

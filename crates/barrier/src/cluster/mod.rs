@@ -19,7 +19,7 @@
 //! ```
 //!
 //! # What is simulated
-//! Discrete events in whole nanoseconds; all chance comes from one seed, and a switch without faults needs none.
+//! Discrete events in whole nanoseconds; all randomness comes from one seed, and a switch without faults needs none.
 //!
 //! | part | what it does | file |
 //! | --- | --- | --- |
@@ -27,18 +27,18 @@
 //! | switch | store and forward, a queue per output port, multicast to all ports | `switch.rs` |
 //! | hub | one wire; carrier sense, collisions, jam, truncated binary exponential backoff | `hub.rs` |
 //! | program | the steps of a schedule, or any other member ([`Program`]) | `program.rs` |
-//! | member machine | the one that real transports drive, with its recovery ([`MemberProgram`]) | `machine.rs` |
+//! | member state machine | the one that real transports drive, with its recovery ([`MemberProgram`]) | `machine.rs` |
 //! | numbers | all of them, with their sources | `parameters.rs` |
 //! | the paper | its figures, and what must be reached | `paper.rs` |
 //!
 //! # The method
-//! That of [eth-barrier, §4.3]: barrier and dummy loop, 100 times; the least, the mean and the greatest time of each member,
+//! As in [eth-barrier, §4.3]: barrier and dummy loop, 100 times; the shortest, mean and longest time of each member,
 //! averaged over all members.
 //!
 //! # Cost and limits
-//! A message costs about ten events on a switch, and on a hub some more for each collision; 32 members exchange 16 000 messages in
-//! some milliseconds. There is no drift of clocks, no cache and no other program; what the paper's machines did beside their barriers
-//! is in the fitted constants.
+//! A message costs about ten events on a switch, and on a hub some more per collision; 32 members exchange 16 000
+//! messages in some milliseconds. There is no clock drift, no cache and no other program; the fitted constants cover
+//! other activity of the paper's machines.
 
 mod hub;
 mod machine;
@@ -55,12 +55,12 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use self::hub::{Hub, Outcome};
-use self::node::Node;
+use self::hub::{Hub, TransmitOutcome};
+use self::node::SimNode;
 use self::switch::Switch;
-use self::world::{Happening, Report, World};
+use self::world::{NodeReport, SimEvent, SimWorld};
 use crate::group::{Group, Rank};
-use crate::member::{Member, MemberError, Settings};
+use crate::member::{Member, MemberError, MemberSettings};
 use crate::packet::GroupId;
 use crate::schedule::{Network, Schedule, Step};
 
@@ -75,10 +75,10 @@ type NodeIndex = usize;
 /// The dummy loop between two barriers [eth-barrier, §4.3].
 pub const LOOP_NS: u64 = 30_000;
 
-/// Barriers of a run. *Deviation:* the listing of [eth-barrier, §4.3] has 25, its text 100.
+/// Barriers per run. *Deviation:* the listing of [eth-barrier, §4.3] has 25, its text 100.
 pub const BARRIERS: u32 = 100;
 
-/// The longest time that a run may take, within the simulation: an hour.
+/// The longest simulated time of a run: an hour.
 const LIMIT_NS: u64 = 3_600_000_000_000;
 
 /// What connects one NIC of each node [eth-barrier, §4.1].
@@ -98,15 +98,16 @@ pub enum Arrival {
     /// Each after its dummy loop.
     #[default]
     Together,
-    /// Each later by a random time of up to this, in nanoseconds.
+    /// Each one later by a random time of up to this, in nanoseconds.
     Spread(u64),
-    /// One member later by this, in nanoseconds: another one in each barrier.
+    /// One member late by this, in nanoseconds; a different one in each barrier.
     OneLate(u64),
 }
 
-/// A cluster to simulate: how nodes are connected, and what is done with them.
+/// A cluster to simulate: how nodes are connected, and what they run.
 ///
-/// By default it has the calibrated [`Parameters`], and runs the paper's method ([`BARRIERS`], [`LOOP_NS`]) without loss, with seed 0.
+/// By default it has the calibrated [`Parameters`], and follows the paper's method ([`BARRIERS`], [`LOOP_NS`])
+/// without loss, with seed 0.
 #[derive(Clone, Debug)]
 #[must_use = "a cluster does nothing until it runs"]
 pub struct Cluster {
@@ -120,7 +121,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Takes one or two networks, to each of which every node is connected.
+    /// Creates a cluster with one or two networks, each of which connects every node.
     pub fn new(media: impl IntoIterator<Item = Medium>) -> Self {
         Self {
             media: media.into_iter().collect(),
@@ -133,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// Sets what everything costs.
+    /// Sets all costs.
     pub const fn parameters(mut self, parameters: Parameters) -> Self {
         self.parameters = parameters;
         self
@@ -157,13 +158,13 @@ impl Cluster {
         self
     }
 
-    /// Sets the probability, 0 to 1, that a receiver does not get a frame; 0 by default.
+    /// Sets the probability, 0 to 1, that a receiver misses a frame; 0 by default.
     pub const fn loss(mut self, loss: f64) -> Self {
         self.loss = loss;
         self
     }
 
-    /// Sets the seed of all chance; 0 by default.
+    /// Sets the random seed; 0 by default.
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -172,7 +173,7 @@ impl Cluster {
     /// Runs the steps of a schedule.
     ///
     /// # Errors
-    /// [`SimulationError`]; with the bare steps, a lost frame is one of the reasons.
+    /// [`SimulationError`]; with the bare steps, a lost frame can be the cause.
     pub fn run(&self, schedule: &Schedule) -> Result<Times, SimulationError> {
         let group = schedule.group();
         let is_second = |step: &Step| match step {
@@ -188,8 +189,8 @@ impl Cluster {
         self.run_programs(group.ranks().map(|rank| StepProgram::new(schedule, rank)).collect())
     }
 
-    /// Runs the member machine with this schedule: colours on the wire, and recovery from loss. It asks for what it misses after
-    /// `repeat_after`.
+    /// Runs the member state machine with this schedule: colours on the wire, and recovery from loss. It asks for
+    /// missing messages after `repeat_after`.
     ///
     /// # Errors
     /// [`SimulationError`].
@@ -198,9 +199,9 @@ impl Cluster {
         schedule: &Schedule,
         repeat_after: Duration,
     ) -> Result<Times, SimulationError> {
-        let mut settings = Settings::new(GroupId(self.seed));
+        let mut settings = MemberSettings::new(GroupId(self.seed));
         settings.repeat_after = repeat_after;
-        // Nobody dies here, however much is lost.
+        // No member dies here, however much is lost.
         settings.failure_timeout = None;
         let shared = Arc::new(schedule.clone());
         let member = |rank| Member::new(Arc::clone(&shared), rank, settings.clone());
@@ -208,10 +209,10 @@ impl Cluster {
         self.run_programs(members?.into_iter().map(MemberProgram::new).collect())
     }
 
-    /// Runs the steps of a schedule with several seeds, beginning with this cluster's: what chance there is differs.
+    /// Runs the steps of a schedule with several seeds, beginning with this cluster's.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// The same as [`run`](Self::run).
     pub fn run_seeds(&self, schedule: &Schedule, seeds: u32) -> Result<Runs, SimulationError> {
         let seeds = (0..u64::from(seeds.max(1))).map(|seed| self.seed.wrapping_add(seed));
         let runs: Result<_, _> = seeds.map(|seed| self.clone().seed(seed).run(schedule)).collect();
@@ -244,46 +245,46 @@ impl Cluster {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum SimulationError {
-    /// Such a cluster cannot be.
+    /// The cluster is impossible.
     #[error(transparent)]
     Parameters(#[from] ParametersError),
     /// There must be one network or two.
     #[error("nodes have one or two networks, not {count}")]
     Media {
-        /// How many were given.
+        /// The number given.
         count: usize,
     },
     /// Too few or too many members.
     #[error("a group has 1 to {} members, not {count}", Group::SIZE_MAX)]
     Members {
-        /// How many were given.
+        /// The number given.
         count: usize,
     },
     /// There is nothing to measure.
-    #[error("no barriers are to be passed: ask for at least one")]
+    #[error("there are no barriers to run: ask for at least one")]
     NoBarriers,
-    /// It is no probability.
-    #[error("{loss} is no probability: give 0 to 1")]
+    /// The loss is not a probability.
+    #[error("{loss} is not a probability: give 0 to 1")]
     Loss {
-        /// What was given.
+        /// The value given.
         loss: f64,
     },
-    /// The member machine does not take the schedule or the time to repeat.
+    /// The member state machine refuses the schedule or the time to repeat.
     #[error(transparent)]
     Member(#[from] MemberError),
     /// The schedule uses a second network.
-    #[error("the schedule uses a second network, and there is one: give two")]
+    #[error("the schedule uses a second network, but there is only one: give two")]
     NoNetwork,
-    /// Nothing is going to happen any more, and members are still in the barrier.
+    /// No event is left, but members are still in the barrier.
     #[error(
         "{} members wait for ever in barrier {epoch}, the first of them {}: {lost} frames were lost, {given_up} given up \
          after collisions; bare steps do not recover, the member machine does",
         waiting.len(), waiting.first().copied().unwrap_or(Rank(0))
     )]
     Stuck {
-        /// Who waits.
+        /// The waiting members.
         waiting: Vec<Rank>,
-        /// In which barrier the first of them is, counted from 0.
+        /// The barrier of the first of them, counted from 0.
         epoch: u32,
         /// Copies of frames that were lost.
         lost: u64,
@@ -293,25 +294,25 @@ pub enum SimulationError {
     /// A member left before another one had entered: the algorithm is wrong.
     #[error("member {} left barrier {epoch} before every member had entered it", rank.0)]
     Early {
-        /// Who left.
+        /// The member that left.
         rank: Rank,
-        /// Which barrier, counted from 0.
+        /// The barrier, counted from 0.
         epoch: u32,
     },
     /// A program could not go on.
     #[error("member {} failed: {reason}", rank.0)]
     Failed {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// What it says.
+        /// The reason it gave.
         reason: String,
     },
-    /// It goes on and on.
+    /// The run does not end.
     #[error("the barriers have not ended within an hour of the simulation's time")]
     Endless,
 }
 
-/// What is on the wire.
+/// A frame on the wire.
 #[derive(Clone, Debug)]
 struct Frame<M> {
     from: NodeIndex,
@@ -326,7 +327,7 @@ enum Destination {
 }
 
 impl<M> Frame<M> {
-    /// Whether this node is to get it.
+    /// Returns whether this node should receive it.
     fn is_for(&self, node: NodeIndex) -> bool {
         match self.to {
             Destination::Node(to) => to == node,
@@ -341,14 +342,14 @@ enum Wiring<M> {
     Hub(Hub<M>),
 }
 
-/// A cluster that runs.
+/// A running cluster.
 #[derive(Debug)]
 struct Simulation<'a, P: Program> {
     plan: &'a Cluster,
-    world: World<P::Message>,
-    nodes: Vec<Node<P>>,
+    world: SimWorld<P::Message>,
+    nodes: Vec<SimNode<P>>,
     wirings: Vec<Wiring<P::Message>>,
-    /// When each member entered the barrier that it is in, or was in last.
+    /// When each member entered its present barrier, or its last one.
     entered_ns: Vec<u64>,
     /// How many members have entered each barrier.
     entries: Vec<usize>,
@@ -365,10 +366,10 @@ impl<'a, P: Program> Simulation<'a, P> {
             Medium::Switch => Wiring::Switch(Switch::new(nic, size)),
             Medium::Hub => Wiring::Hub(Hub::new(nic, size)),
         };
-        let node = |(index, program)| Node::new(index, program, nics);
+        let node = |(index, program)| SimNode::new(index, program, nics);
         Self {
             plan,
-            world: World::new(plan.parameters, plan.loss, plan.seed),
+            world: SimWorld::new(plan.parameters, plan.loss, plan.seed),
             nodes: programs.into_iter().enumerate().map(node).collect(),
             wirings: plan.media.iter().enumerate().map(wiring).collect(),
             entered_ns: vec![0; size],
@@ -384,11 +385,11 @@ impl<'a, P: Program> Simulation<'a, P> {
             self.nodes[index].compute(&mut self.world, late_ns);
         }
         while self.finished < self.nodes.len() {
-            let Some(happening) = self.world.next() else { return Err(self.stuck()) };
+            let Some(event) = self.world.next() else { return Err(self.stuck()) };
             if self.world.now_ns > LIMIT_NS {
                 return Err(SimulationError::Endless);
             }
-            self.handle(happening)?;
+            self.handle(event)?;
             while let Some((index, report)) = self.world.reports.pop_front() {
                 self.hear(index, report)?;
             }
@@ -398,37 +399,37 @@ impl<'a, P: Program> Simulation<'a, P> {
         Ok(self.times)
     }
 
-    fn handle(&mut self, happening: Happening<P::Message>) -> Result<(), SimulationError> {
+    fn handle(&mut self, event: SimEvent<P::Message>) -> Result<(), SimulationError> {
         let world = &mut self.world;
-        match happening {
-            Happening::Done { node, turn } => self.nodes[node].done(world, turn),
-            Happening::Sent { node } => self.nodes[node].sent(world),
-            Happening::Land { nic, node, message } => self.nodes[node].land(world, nic, message),
-            Happening::Deadline { node } => self.nodes[node].deadline(world),
-            Happening::Offer { nic, frame } => match self.wirings.get_mut(nic) {
+        match event {
+            SimEvent::Done { node, generation } => self.nodes[node].done(world, generation),
+            SimEvent::Sent { node } => self.nodes[node].sent(world),
+            SimEvent::Land { nic, node, message } => self.nodes[node].land(world, nic, message),
+            SimEvent::Deadline { node } => self.nodes[node].deadline(world),
+            SimEvent::Offer { nic, frame } => match self.wirings.get_mut(nic) {
                 None => return Err(SimulationError::NoNetwork),
                 Some(Wiring::Switch(switch)) => switch.offer(world, frame),
                 Some(Wiring::Hub(hub)) => hub.offer(world, frame),
             },
-            Happening::Forward { nic, frame } => {
+            SimEvent::Forward { nic, frame } => {
                 if let Some(Wiring::Switch(switch)) = self.wirings.get_mut(nic) {
                     switch.forward(world, &frame);
                 }
             }
-            Happening::Hub { nic, what } => {
+            SimEvent::Hub { nic, what } => {
                 let Some(Wiring::Hub(hub)) = self.wirings.get_mut(nic) else { return Ok(()) };
                 match hub.handle(world, what) {
                     None => {}
-                    Some(Outcome::Sent(frame)) => {
+                    Some(TransmitOutcome::Sent(frame)) => {
                         let delay_ns = world.parameters.hub_delay_ns;
                         for node in (0..self.nodes.len()).filter(|node| frame.is_for(*node)) {
                             world.land(delay_ns, nic, node, &frame);
                         }
                         self.nodes[frame.from].sent(world);
                     }
-                    Some(Outcome::GivenUp(frame)) => {
+                    Some(TransmitOutcome::GivenUp(frame)) => {
                         world.counts.given_up += 1;
-                        // The NIC is done with it all the same, and says so.
+                        // The NIC is done with it all the same, and reports that.
                         self.nodes[frame.from].sent(world);
                     }
                 }
@@ -438,15 +439,15 @@ impl<'a, P: Program> Simulation<'a, P> {
     }
 
     /// A member has entered or left.
-    fn hear(&mut self, index: NodeIndex, report: Report) -> Result<(), SimulationError> {
+    fn hear(&mut self, index: NodeIndex, report: NodeReport) -> Result<(), SimulationError> {
         let rank = Rank(u32::try_from(index).unwrap_or(u32::MAX));
         let epoch = self.times.passed(index);
         match report {
-            Report::Entered => {
+            NodeReport::Entered => {
                 self.entered_ns[index] = self.world.now_ns;
                 self.entries[epoch as usize] += 1;
             }
-            Report::Exited => {
+            NodeReport::Exited => {
                 if self.entries[epoch as usize] < self.nodes.len() {
                     return Err(SimulationError::Early { rank, epoch });
                 }
@@ -458,7 +459,7 @@ impl<'a, P: Program> Simulation<'a, P> {
                     self.nodes[index].compute(&mut self.world, loop_ns);
                 }
             }
-            Report::Failed(reason) => return Err(SimulationError::Failed { rank, reason }),
+            NodeReport::Failed(reason) => return Err(SimulationError::Failed { rank, reason }),
         }
         Ok(())
     }

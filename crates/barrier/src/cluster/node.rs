@@ -1,4 +1,4 @@
-//! A node: one processor, on which handlers of interrupts come before the program, and its NICs.
+//! A node: its NICs, and one processor on which interrupt handlers take precedence over the program.
 //!
 //! ```text
 //!                    frame lands, frame has left
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use super::parameters::{Batching, Completion};
 use super::program::{Action, Program};
-use super::world::{Happening, Report, World};
+use super::world::{NodeReport, SimEvent, SimWorld};
 use super::{Destination, Frame, NodeIndex};
 use crate::schedule::{Network, Target};
 
@@ -24,9 +24,9 @@ use crate::schedule::{Network, Target};
 enum Interrupt {
     /// There are frames in the ring of this NIC.
     Frames { nic: usize },
-    /// A frame has left.
+    /// A frame has been sent.
     Completion,
-    /// A member that is outside of the barrier answers another one: its library does that beside what it computes.
+    /// A member outside the barrier answers another one; its library does that alongside its computation.
     Answer,
 }
 
@@ -34,62 +34,62 @@ enum Interrupt {
 enum Processor {
     Idle,
     Handles(Interrupt),
-    /// Runs the program's task since then.
+    /// Running the program's task since then.
     Runs {
         since_ns: u64,
     },
 }
 
-/// What the program needs the processor for.
+/// A task for which the program needs the processor.
 #[derive(Debug)]
-struct Task<M> {
+struct CpuTask<M> {
     left_ns: u64,
-    then: Then<M>,
+    then: Continuation<M>,
 }
 
 #[derive(Debug)]
-enum Then<M> {
+enum Continuation<M> {
     Post { to: Target, network: Network, message: M },
-    GoOn,
+    Continue,
     Enter,
 }
 
-/// Where the program is.
+/// The phase of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ProgramPhase {
     Inside,
     /// In the loop between two barriers, or after the last one.
     Outside,
 }
 
 #[derive(Debug)]
-pub(super) struct Node<P: Program> {
+pub(super) struct SimNode<P: Program> {
     index: NodeIndex,
     program: P,
-    stage: Stage,
+    phase: ProgramPhase,
     processor: Processor,
-    /// The number of what the processor does, so that an interrupted task does not end when it was to.
-    turn: u64,
+    /// The number of the processor's present turn, so that an interrupted task does not end at its original time.
+    generation: u64,
     interrupts: VecDeque<Interrupt>,
     rings: Vec<VecDeque<P::Message>>,
-    /// What is to be posted as an answer.
+    /// Answers to be posted.
     answers: VecDeque<(Target, Network, P::Message)>,
-    task: Option<Task<P::Message>>,
-    /// What the program wants to do once its frames have left.
+    task: Option<CpuTask<P::Message>>,
+    /// The program's next action, once its frames have been sent.
     action: Option<Action<P::Message>>,
-    /// Frames that have not left.
+    /// Frames that have not been sent yet.
     leaving: u32,
     deadline_ns: Option<u64>,
 }
 
-impl<P: Program> Node<P> {
+impl<P: Program> SimNode<P> {
     pub(super) fn new(index: NodeIndex, program: P, nics: usize) -> Self {
         Self {
             index,
             program,
-            stage: Stage::Outside,
+            phase: ProgramPhase::Outside,
             processor: Processor::Idle,
-            turn: 0,
+            generation: 0,
             interrupts: VecDeque::new(),
             rings: (0..nics).map(|_| VecDeque::new()).collect(),
             answers: VecDeque::new(),
@@ -100,18 +100,23 @@ impl<P: Program> Node<P> {
         }
     }
 
-    /// Lets the program compute for that long, and enter the barrier then.
-    pub(super) fn compute(&mut self, world: &mut World<P::Message>, compute_ns: u64) {
-        self.stage = Stage::Outside;
-        self.task = Some(Task { left_ns: compute_ns, then: Then::Enter });
-        self.go_on(world);
+    /// Lets the program compute for that long, then enter the barrier.
+    pub(super) fn compute(&mut self, world: &mut SimWorld<P::Message>, compute_ns: u64) {
+        self.phase = ProgramPhase::Outside;
+        self.task = Some(CpuTask { left_ns: compute_ns, then: Continuation::Enter });
+        self.run_next(world);
     }
 
-    /// A frame lies in the ring of a NIC.
-    pub(super) fn land(&mut self, world: &mut World<P::Message>, nic: usize, message: P::Message) {
+    /// A frame is in the ring of a NIC.
+    pub(super) fn land(
+        &mut self,
+        world: &mut SimWorld<P::Message>,
+        nic: usize,
+        message: P::Message,
+    ) {
         self.rings[nic].push_back(message);
         let interrupt = Interrupt::Frames { nic };
-        // Its handler will see it, or does already.
+        // Its handler will see it, or is seeing it now.
         let is_seen =
             self.processor == Processor::Handles(interrupt) || self.interrupts.contains(&interrupt);
         if !is_seen {
@@ -119,15 +124,15 @@ impl<P: Program> Node<P> {
         }
     }
 
-    /// A frame has left.
-    pub(super) fn sent(&mut self, world: &mut World<P::Message>) {
+    /// A frame has been sent.
+    pub(super) fn sent(&mut self, world: &mut SimWorld<P::Message>) {
         self.interrupt(world, Interrupt::Completion);
     }
 
-    /// The processor has done what it did in this turn.
-    pub(super) fn done(&mut self, world: &mut World<P::Message>, turn: u64) {
-        // It was interrupted, and does something else now.
-        if turn != self.turn {
+    /// The processor has finished this turn.
+    pub(super) fn done(&mut self, world: &mut SimWorld<P::Message>, generation: u64) {
+        // It was interrupted, and is now doing something else.
+        if generation != self.generation {
             return;
         }
         match self.processor {
@@ -157,18 +162,18 @@ impl<P: Program> Node<P> {
             }
         }
         self.processor = Processor::Idle;
-        self.go_on(world);
+        self.run_next(world);
     }
 
-    /// The program wanted to be called at this time.
-    pub(super) fn deadline(&mut self, world: &mut World<P::Message>) {
+    /// The program asked to be called at this time.
+    pub(super) fn deadline(&mut self, world: &mut SimWorld<P::Message>) {
         if self.deadline_ns.is_some_and(|deadline_ns| deadline_ns <= world.now_ns) {
             self.deadline_ns = None;
-            self.go_on(world);
+            self.run_next(world);
         }
     }
 
-    fn interrupt(&mut self, world: &mut World<P::Message>, interrupt: Interrupt) {
+    fn interrupt(&mut self, world: &mut SimWorld<P::Message>, interrupt: Interrupt) {
         self.interrupts.push_back(interrupt);
         if let Processor::Runs { since_ns } = self.processor {
             if let Some(task) = &mut self.task {
@@ -176,11 +181,11 @@ impl<P: Program> Node<P> {
             }
             self.processor = Processor::Idle;
         }
-        self.go_on(world);
+        self.run_next(world);
     }
 
-    /// Gives an idle processor the next thing to do: a handler, the program's task, or what the program wants next.
-    fn go_on(&mut self, world: &mut World<P::Message>) {
+    /// Gives an idle processor its next work: a handler, the program's task, or the program's next action.
+    fn run_next(&mut self, world: &mut SimWorld<P::Message>) {
         while self.processor == Processor::Idle {
             if let Some(interrupt) = self.interrupts.pop_front() {
                 self.processor = Processor::Handles(interrupt);
@@ -202,27 +207,30 @@ impl<P: Program> Node<P> {
         }
     }
 
-    fn begin(&mut self, world: &mut World<P::Message>, task_ns: u64) {
-        self.turn += 1;
-        world.plan(task_ns, Happening::Done { node: self.index, turn: self.turn });
+    fn begin(&mut self, world: &mut SimWorld<P::Message>, task_ns: u64) {
+        self.generation += 1;
+        world.schedule_event(
+            task_ns,
+            SimEvent::Done { node: self.index, generation: self.generation },
+        );
     }
 
-    /// A task of the program has had its time.
-    fn end(&mut self, world: &mut World<P::Message>, then: Then<P::Message>) {
+    /// A task of the program has used its time.
+    fn end(&mut self, world: &mut SimWorld<P::Message>, then: Continuation<P::Message>) {
         match then {
-            Then::GoOn => {}
-            Then::Enter => {
-                self.stage = Stage::Inside;
+            Continuation::Continue => {}
+            Continuation::Enter => {
+                self.phase = ProgramPhase::Inside;
                 self.program.enter(world.now_ns);
-                world.reports.push_back((self.index, Report::Entered));
+                world.reports.push_back((self.index, NodeReport::Entered));
             }
-            Then::Post { to, network, message } => self.post(world, to, network, message),
+            Continuation::Post { to, network, message } => self.post(world, to, network, message),
         }
     }
 
     fn post(
         &mut self,
-        world: &mut World<P::Message>,
+        world: &mut SimWorld<P::Message>,
         to: Target,
         network: Network,
         message: P::Message,
@@ -238,12 +246,12 @@ impl<P: Program> Node<P> {
         self.leaving += 1;
         world.counts.sent += 1;
         let frame = Frame { from: self.index, to, message };
-        world.plan(world.parameters.dma_ns, Happening::Offer { nic, frame });
+        world.schedule_event(world.parameters.dma_ns, SimEvent::Offer { nic, frame });
     }
 
-    /// Outside of a barrier, a program has nothing to do but to answer.
-    fn answer(&mut self, world: &World<P::Message>) {
-        if self.stage == Stage::Inside {
+    /// Outside a barrier, a program only answers.
+    fn answer(&mut self, world: &SimWorld<P::Message>) {
+        if self.phase == ProgramPhase::Inside {
             return;
         }
         while let Action::Send { to, network, message } = self.program.next(world.now_ns) {
@@ -252,47 +260,50 @@ impl<P: Program> Node<P> {
         }
     }
 
-    /// Asks the program what it wants; returns whether that needs the processor.
-    fn advance(&mut self, world: &mut World<P::Message>) -> bool {
-        if self.stage == Stage::Outside {
+    /// Asks the program for its next action; returns whether that needs the processor.
+    fn advance(&mut self, world: &mut SimWorld<P::Message>) -> bool {
+        if self.phase == ProgramPhase::Outside {
             return false;
         }
         let action = self.action.take().unwrap_or_else(|| self.program.next(world.now_ns));
-        // Frames are posted one after the other, and a program that is blocked waits anyway.
+        // Frames are posted one after the other, and a blocked program waits anyway.
         let is_free = matches!(action, Action::Send { .. } | Action::Blocked);
         let is_awaited = world.parameters.completion == Completion::Awaited;
         if is_awaited && self.leaving > 0 && !is_free {
-            // The buffer of what was sent is used again for what is sent next [eth-barrier, §2.2].
+            // The next message reuses the buffer of the last one [eth-barrier, §2.2].
             self.action = Some(action);
             return false;
         }
         match action {
             Action::Send { to, network, message } => {
-                let then = Then::Post { to, network, message };
-                self.task = Some(Task { left_ns: world.parameters.send_ns, then });
+                let then = Continuation::Post { to, network, message };
+                self.task = Some(CpuTask { left_ns: world.parameters.send_ns, then });
                 true
             }
             Action::Waited => {
-                self.task = Some(Task { left_ns: world.parameters.wait_ns, then: Then::GoOn });
+                self.task = Some(CpuTask {
+                    left_ns: world.parameters.wait_ns,
+                    then: Continuation::Continue,
+                });
                 true
             }
             Action::Blocked => self.rest(world),
             Action::Exit => {
-                // Until the cluster says what is next.
-                self.stage = Stage::Outside;
-                world.reports.push_back((self.index, Report::Exited));
+                // Until the cluster decides what is next.
+                self.phase = ProgramPhase::Outside;
+                world.reports.push_back((self.index, NodeReport::Exited));
                 false
             }
             Action::Failed(reason) => {
-                self.stage = Stage::Outside;
-                world.reports.push_back((self.index, Report::Failed(reason)));
+                self.phase = ProgramPhase::Outside;
+                world.reports.push_back((self.index, NodeReport::Failed(reason)));
                 false
             }
         }
     }
 
-    /// Waits until something comes or the program's deadline has come.
-    fn rest(&mut self, world: &mut World<P::Message>) -> bool {
+    /// Waits until something arrives or the program's deadline passes.
+    fn rest(&mut self, world: &mut SimWorld<P::Message>) -> bool {
         let Some(deadline_ns) = self.program.next_deadline() else { return false };
         if deadline_ns <= world.now_ns {
             self.program.handle_deadline(world.now_ns);
@@ -301,7 +312,7 @@ impl<P: Program> Node<P> {
         if self.deadline_ns.is_none_or(|armed_ns| deadline_ns < armed_ns) {
             self.deadline_ns = Some(deadline_ns);
             let delay_ns = deadline_ns - world.now_ns;
-            world.plan(delay_ns, Happening::Deadline { node: self.index });
+            world.schedule_event(delay_ns, SimEvent::Deadline { node: self.index });
         }
         false
     }

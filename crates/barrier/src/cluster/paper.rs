@@ -1,31 +1,31 @@
-//! What the paper says, and the runs that are held against it.
+//! The paper's times, and the runs that are compared with them.
 
 use std::time::Duration;
 
 use thiserror::Error;
 
 use super::{Cluster, Medium, Parameters, Runs, SimulationError};
-use crate::algorithm::{Algorithm, AlgorithmError, Networks, Pace};
+use crate::algorithm::{Algorithm, AlgorithmError, HopTiming, Networks};
 use crate::group::{Group, GroupError};
 
-/// How many seeds a time on a hub is the mean of, at least.
+/// The minimum number of seeds over which a time on a hub is averaged.
 pub const SEEDS: u32 = 8;
 
-/// One time that the paper quotes, or one run of ours beside it.
+/// One time that the paper quotes, or a run of ours beside it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Case {
     /// The figure of [eth-barrier, §4.3] and [eth-barrier, §4.4] that it belongs to.
     pub figure: u8,
-    /// Who sends to whom.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// How many members.
+    /// The number of members.
     pub members: u32,
-    /// How they are connected: by one network, or by two of a kind.
+    /// How they are connected: by one network, or by two of the same kind.
     pub medium: Medium,
     /// The mean that the paper quotes, in microseconds.
     pub paper_us: Option<f64>,
-    /// The sum of all times of the calibrated run, in nanoseconds, where no chance is in it.
+    /// The sum of all times of the calibrated run, in nanoseconds, if no randomness is involved.
     pub golden_ns: Option<u64>,
 }
 
@@ -67,13 +67,13 @@ const fn hub(figure: u8, algorithm: Algorithm, members: u32, paper_us: f64) -> C
 }
 
 impl Case {
-    /// A run that the paper does not have.
+    /// A run that is not in the paper.
     #[must_use]
     pub const fn new(figure: u8, algorithm: Algorithm, members: u32, medium: Medium) -> Self {
         Self { figure, algorithm, members, medium, paper_us: None, golden_ns: None }
     }
 
-    /// Returns the cluster that it runs on, without chance.
+    /// Returns the cluster that it runs on, with seed 0.
     pub fn cluster(&self, parameters: Parameters) -> Cluster {
         let networks = match self.algorithm.networks() {
             Networks::One => 1,
@@ -82,7 +82,7 @@ impl Case {
         Cluster::new(vec![self.medium; networks]).parameters(parameters)
     }
 
-    /// Simulates it: on a switch once, on a hub with so many seeds from this one on.
+    /// Simulates it: once on a switch, on a hub with `seeds` seeds from `seed` on.
     ///
     /// # Errors
     /// [`CaseError`].
@@ -98,32 +98,32 @@ impl Case {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CaseError {
-    /// There is no such group.
+    /// The group cannot exist.
     #[error(transparent)]
     Group(#[from] GroupError),
     /// The algorithm does not suit the group.
     #[error(transparent)]
     Algorithm(#[from] AlgorithmError),
-    /// The simulation did not end well.
+    /// The simulation failed.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
 }
 
-/// Returns the tree that is optimal for these parameters: a hop is o_s + L + o_r and a wait; messages for one member follow each
-/// other as fast as its wire or, if that is slower, its processor lets them.
+/// Returns the tree that is optimal for these parameters: a hop is o_s + L + o_r and a wait; messages for one member
+/// follow each other as fast as its wire allows or, if that is slower, its processor.
 #[must_use]
 pub fn optimal(parameters: &Parameters) -> Algorithm {
     let hop_ns =
         parameters.send_ns + parameters.latency_ns + parameters.receive_ns() + parameters.wait_ns;
     let gap_ns = parameters.gap_ns().max(parameters.receive_frame_ns);
-    Algorithm::Optimal(Pace::new(Duration::from_nanos(hop_ns), Duration::from_nanos(gap_ns)))
+    Algorithm::Optimal(HopTiming::new(Duration::from_nanos(hop_ns), Duration::from_nanos(gap_ns)))
 }
 
-/// Returns by which part a 4-ary tree of 16 members is faster than shuffle exchange with this o_r and links of this rate, other
-/// parameters bare; the paper's prospect [eth-barrier, §5.1.2].
+/// Returns the fraction by which a 4-ary tree of 16 members is faster than shuffle exchange with this o_r and links
+/// of this rate, other parameters bare; the paper's prospect [eth-barrier, §5.1.2].
 ///
 /// # Errors
-/// [`CaseError`], if the rate is too low for L.
+/// [`CaseError`] if the rate is too low for L.
 pub fn four_ary_gain(receive_ns: u64, rate_mbps: u64) -> Result<f64, CaseError> {
     let set = Parameters { rate_mbps, ..Parameters::BARE }.with_receive_ns(receive_ns);
     let mean_ns = |algorithm| {
@@ -134,12 +134,13 @@ pub fn four_ary_gain(receive_ns: u64, rate_mbps: u64) -> Result<f64, CaseError> 
     Ok(1.0 - tree_ns / mean_ns(Algorithm::ShuffleExchange)?)
 }
 
-/// Returns the greatest o_r up to 10 µs, in nanoseconds, with which the 4-ary tree is not slower, over links of this rate; `None` if it always is.
+/// Returns the largest o_r up to 10 µs, in nanoseconds, with which the 4-ary tree is not slower over links of this
+/// rate; `None` if it is always slower.
 ///
 /// # Errors
-/// As [`four_ary_gain`].
+/// The same as [`four_ary_gain`].
 pub fn four_ary_crossing(rate_mbps: u64) -> Result<Option<u64>, CaseError> {
-    // In steps from well above what the paper hopes for, then by halves.
+    // In steps from well above the paper's prospect, then by bisection.
     const STEP_NS: u64 = 200;
     let mut low_ns = 10_000;
     while four_ary_gain(low_ns, rate_mbps)? < 0.0 {

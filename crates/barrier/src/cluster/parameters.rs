@@ -5,25 +5,25 @@
 //! | `send_ns` (o_s) | 3 µs | 3 µs | measured, [eth-barrier, §5.1.1] |
 //! | `latency_ns` (L) | 17.5 µs | 17.5 µs | measured, over the switch, [eth-barrier, §5.1.1] |
 //! | `receive_interrupt_ns` + `receive_frame_ns` (o_r) | 4 + 5.5 µs | 9.5 µs | the sum measured, [eth-barrier, §5.1.1]; **the parts fitted** |
-//! | `completion_ns` | 6 µs | 0 | measured, [eth-barrier, §5.1.1]; no part of the closed forms of [eth-barrier, §5.1.2] |
-//! | `completion` | awaited | not awaited | [eth-barrier, §2.2]: the buffer may not be used again before |
+//! | `completion_ns` | 6 µs | 0 | measured, [eth-barrier, §5.1.1]; not in the closed forms of [eth-barrier, §5.1.2] |
+//! | `completion` | awaited | not awaited | [eth-barrier, §2.2]: the buffer may not be reused earlier |
 //! | `batching` | until the ring is empty | one frame | [eth-barrier, §5.2] guesses it from figure 10 |
 //! | `wait_ns` | 4.5 µs | 0 | **fitted** |
 //! | `frame_bytes` | 72 B | 64 B | **fitted**; the shortest frame has 64 [ieee802.3, §4.4.2] |
-//! | `dma_ns` | 1.6 µs | 1.6 µs | estimate of a PCI burst and its set-up; a part of L, which stays |
+//! | `dma_ns` | 1.6 µs | 1.6 µs | estimate of a PCI burst and its set-up; part of L, which stays the same |
 //! | `hub_delay_ns` | 0.85 µs | 1.02 µs | **fitted**; bare: the budget of a class II repeater, [ieee802.3, §29.3] |
 //! | `rate_mbps`, `preamble_bytes`, `gap_bytes` | 100, 8, 12 | the same | [ieee802.3, §4.4.2] |
 //! | `deferral` | the whole gap | the same | a choice: the figures are the same with either, an ablation is not |
 //! | `slot_bits`, `jam_bits`, `attempts_max`, `backoff_exponent_max` | 512, 32, 16, 10 | the same | [ieee802.3, §4.4.2] |
 //!
-//! *Fitted* are four constants, once, to the twelve times that the paper quotes; nothing else is. `docs/design/barrier.md` says
-//! how far the figures depend on each of them.
+//! *Fitted*: four constants only, once, to the twelve times that the paper quotes. `docs/design/barrier.md` says how
+//! far the figures depend on each of them.
 
 use thiserror::Error;
 
 use super::Medium;
 
-/// What nodes, wires, switches and hubs of a simulated cluster cost. Times are in nanoseconds.
+/// The costs of nodes, wires, switches and hubs of a simulated cluster. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_structs,
@@ -32,28 +32,28 @@ use super::Medium;
 pub struct Parameters {
     /// Processor time to post one message: a system call and the order to the NIC. LogP's o_s.
     pub send_ns: u64,
-    /// From the end of `send_ns` until the frame lies in the receiver's memory, over an idle switch. LogP's L.
+    /// From the end of `send_ns` until the frame is in the receiver's memory, over an idle switch. LogP's L.
     ///
-    /// Of it, what DMA and two transmissions leave over is the latency of the switch. A hub has another latency: `hub_delay_ns`
-    /// and one transmission.
+    /// L minus DMA and two transmissions is the latency of the switch. A hub has another latency: `hub_delay_ns` and
+    /// one transmission.
     pub latency_ns: u64,
-    /// Processor time of an interrupt for frames that have arrived: to enter and leave the handler.
+    /// Processor time of an interrupt for arrived frames, to enter and leave the handler.
     pub receive_interrupt_ns: u64,
-    /// Processor time for each frame within that handler: its header, its port, the copy to the user's buffer.
+    /// Processor time per frame within that handler: its header, its port, the copy to the user's buffer.
     pub receive_frame_ns: u64,
-    /// How many frames one interrupt is good for.
+    /// How many frames one interrupt handles.
     pub batching: Batching,
-    /// Processor time of the interrupt that says that a frame has left.
+    /// Processor time of the interrupt that reports a sent frame.
     pub completion_ns: u64,
     /// Whether a sender waits for that interrupt.
     pub completion: Completion,
-    /// Processor time of the program for each wait that ends: to see the message, and to post its buffer again.
+    /// Processor time of the program per finished wait: to notice the message, and to post its buffer again.
     pub wait_ns: u64,
-    /// How long a message's frame is on the wire, without preamble and gap.
+    /// The length of a message's frame on the wire, without preamble and gap.
     pub frame_bytes: u64,
-    /// What precedes each frame.
+    /// Bytes before each frame.
     pub preamble_bytes: u64,
-    /// What separates two frames.
+    /// Bytes of silence between two frames.
     pub gap_bytes: u64,
     /// Megabits per second of every link.
     pub rate_mbps: u64,
@@ -65,42 +65,42 @@ pub struct Parameters {
     pub deferral: Deferral,
     /// Unit of the pauses after collisions, in bits.
     pub slot_bits: u64,
-    /// What a station sends when it has noticed a collision, in bits.
+    /// The jam that a station sends after a collision, in bits.
     pub jam_bits: u64,
-    /// Collisions after which a station gives a frame up.
+    /// Collisions after which a station drops a frame.
     pub attempts_max: u32,
-    /// The pause after the k-th collision is of 0 to 2^min(k, this) − 1 slots.
+    /// The pause after the k-th collision is 0 to 2^min(k, this) − 1 slots.
     pub backoff_exponent_max: u32,
 }
 
-/// How many frames one interrupt is good for.
+/// How many frames one interrupt handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "one or all")]
 pub enum Batching {
-    /// The handler takes frames until the ring is empty, also those that came meanwhile.
+    /// The handler takes frames until the ring is empty, including those that arrive meanwhile.
     UntilEmpty,
-    /// Each frame has an interrupt of its own.
+    /// Each frame has its own interrupt.
     OneFrame,
 }
 
-/// Whether a sender waits until its frames have left.
+/// Whether a sender waits until its frames have been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "yes or no")]
 pub enum Completion {
-    /// Before it receives or leaves the barrier. Several frames in a row are posted without waiting in between.
+    /// Yes, before it receives or leaves the barrier. Several frames in a row are posted without waiting in between.
     Awaited,
-    /// The interrupt comes all the same, and takes its time.
+    /// No, but the interrupt still comes, and takes its time.
     Ignored,
 }
 
 /// How long a station of a hub listens before it sends.
 ///
-/// It decides whether a station with another frame at once sends before those that waited for the end of its first one: they
-/// hear the second one at the very moment in which their gap ends.
+/// It decides whether a station whose next frame is ready sends before the stations that waited for the end of its
+/// first one: they hear the second frame at the very moment their gap ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there are these two rules")]
 pub enum Deferral {
-    /// Until the gap between frames has passed: who was first sends again.
+    /// For the whole gap between frames: the station that was first sends again.
     WholeGap,
     /// For the first two thirds of the gap [ieee802.3, §4.2.3]: they collide.
     TwoParts,
@@ -130,7 +130,7 @@ impl Parameters {
         backoff_exponent_max: 10,
     };
 
-    /// The paper's LogP parameters alone, and what the standard says of Ethernet: nothing is fitted.
+    /// Only the paper's LogP parameters, and the Ethernet standard's values: nothing is fitted.
     ///
     /// The hub's delay is half of a round trip in bits: 92 for the repeater, 100 for both stations, 11 for 10 m of
     /// cable [ieee802.3, §29.3].
@@ -146,7 +146,7 @@ impl Parameters {
         ..Self::CALIBRATED
     };
 
-    /// The same with this o_r, split in the same proportion.
+    /// The same parameters with this o_r, split in the same proportion.
     #[must_use]
     pub const fn with_receive_ns(mut self, receive_ns: u64) -> Self {
         let present_ns = self.receive_interrupt_ns + self.receive_frame_ns;
@@ -161,19 +161,19 @@ impl Parameters {
         self
     }
 
-    /// Returns the time between the beginnings of two frames on a wire: LogP's g, if the network limits it.
+    /// Returns the time between the starts of two frames on a wire: LogP's g, if the network is the limit.
     #[must_use]
     pub const fn gap_ns(&self) -> u64 {
         self.transmission_ns() + self.silence_ns()
     }
 
-    /// Returns the least that LogP's o_r can be: that of a single frame.
+    /// Returns the smallest o_r of LogP: that of a single frame.
     #[must_use]
     pub const fn receive_ns(&self) -> u64 {
         self.receive_interrupt_ns + self.receive_frame_ns
     }
 
-    /// Checks that such a cluster can be.
+    /// Checks that such a cluster is possible.
     pub(super) fn check(&self, media: &[Medium]) -> Result<(), ParametersError> {
         if self.rate_mbps == 0 {
             return Err(ParametersError::NoRate);
@@ -182,7 +182,7 @@ impl Parameters {
         if self.latency_ns < least_ns {
             return Err(ParametersError::Latency { latency_ns: self.latency_ns, least_ns });
         }
-        // Else a station could have sent all of its frame before it hears of a collision.
+        // Otherwise a station could have sent a whole frame before it hears of a collision.
         let limit_ns = self.bits_ns(self.slot_bits) / 2;
         if media.contains(&Medium::Hub) && self.hub_delay_ns > limit_ns {
             return Err(ParametersError::HubDelay { hub_delay_ns: self.hub_delay_ns, limit_ns });
@@ -190,12 +190,12 @@ impl Parameters {
         Ok(())
     }
 
-    /// How long a frame with its preamble is on the wire.
+    /// The time that a frame and its preamble occupy the wire.
     pub(super) const fn transmission_ns(&self) -> u64 {
         self.bits_ns(8 * (self.preamble_bytes + self.frame_bytes))
     }
 
-    /// What separates two frames.
+    /// The silence between two frames.
     pub(super) const fn silence_ns(&self) -> u64 {
         self.bits_ns(8 * self.gap_bytes)
     }
@@ -212,7 +212,7 @@ impl Parameters {
         self.bits_ns(self.slot_bits)
     }
 
-    /// From the end of a frame at the switch until it may leave it: what of L is nothing else.
+    /// From the end of a frame at the switch until the switch may send it on: L without its other parts.
     pub(super) const fn switch_ns(&self) -> u64 {
         self.latency_ns.saturating_sub(2 * (self.dma_ns + self.transmission_ns()))
     }
@@ -222,7 +222,7 @@ impl Parameters {
     }
 }
 
-/// Parameters contradict each other.
+/// The parameters contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParametersError {
@@ -236,7 +236,7 @@ pub enum ParametersError {
     Latency {
         /// L.
         latency_ns: u64,
-        /// What it must be at least.
+        /// The minimum L.
         least_ns: u64,
     },
     /// Collisions would not be noticed.
@@ -246,7 +246,7 @@ pub enum ParametersError {
     HubDelay {
         /// The delay.
         hub_delay_ns: u64,
-        /// What it may be at most.
+        /// The maximum delay.
         limit_ns: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! What runs on a node: the member of a barrier.
+//! Programs, which run on nodes: members of a barrier.
 
 use std::collections::BTreeSet;
 
@@ -7,44 +7,44 @@ use crate::schedule::{Network, Schedule, Source, Step, Target};
 
 /// A member of a barrier as the program of a simulated node: it has no clock and does no I/O.
 ///
-/// The node calls [`enter`](Self::enter), and then [`next`](Self::next) whenever its processor has nothing else to do; messages
-/// come in between.
+/// The node calls [`enter`](Self::enter), and then [`next`](Self::next) whenever its processor has nothing else to
+/// do; messages arrive in between.
 pub trait Program {
-    /// What a frame carries.
+    /// The contents of a frame.
     type Message: Clone;
 
     /// Enters the barrier at this time.
     fn enter(&mut self, now_ns: u64);
 
-    /// Returns what the program does next. Outside of a barrier that is nothing, but to answer others.
+    /// Returns the program's next action. Outside a barrier, it can only answer others.
     fn next(&mut self, now_ns: u64) -> Action<Self::Message>;
 
-    /// A message lies in its buffer. It may be one for a later barrier.
+    /// A message is in its buffer. It may belong to a later barrier.
     fn deliver(&mut self, now_ns: u64, message: Self::Message);
 
-    /// Returns when [`handle_deadline`](Self::handle_deadline) is to be called if the program is still blocked.
+    /// Returns when to call [`handle_deadline`](Self::handle_deadline) if the program is still blocked.
     fn next_deadline(&self) -> Option<u64> {
         None
     }
 
-    /// It is time.
+    /// The deadline has passed.
     fn handle_deadline(&mut self, _now_ns: u64) {}
 }
 
-/// What a program does next.
+/// A program's next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action<M> {
-    /// Posts a message, which takes o_s of the processor.
+    /// Posts a message, which takes o_s of processor time.
     Send {
-        /// To whom.
+        /// The receivers.
         to: Target,
-        /// By which network.
+        /// The network.
         network: Network,
-        /// What.
+        /// The message.
         message: M,
     },
-    /// Has got what it waited for, which takes the user's part of a wait.
+    /// A wait has ended, which takes the user's part of a wait.
     Waited,
     /// Waits for a message.
     Blocked,
@@ -54,12 +54,12 @@ pub enum Action<M> {
     Failed(String),
 }
 
-/// The bare steps of a schedule: no colours, no recovery. A frame that is lost is missing for ever.
+/// The bare steps of a schedule: no colours, no recovery. A lost frame is never replaced.
 #[derive(Clone, Debug)]
 pub struct StepProgram<'a> {
     rank: Rank,
     steps: &'a [Step],
-    /// The next step; `None`: outside of a barrier.
+    /// The next step; `None` outside a barrier.
     position: Option<usize>,
     epoch: u32,
     arrived: BTreeSet<(u32, Source)>,

@@ -1,7 +1,7 @@
-//! A store-and-forward switch: it has all of a frame before it sends it on, in order of arrival at each port.
+//! A store-and-forward switch: it receives a whole frame before it sends it on, in order of arrival at each port.
 
 use super::parameters::Parameters;
-use super::world::{Happening, World};
+use super::world::{SimEvent, SimWorld};
 use super::{Frame, NodeIndex};
 
 #[derive(Debug)]
@@ -19,17 +19,17 @@ impl Switch {
         Self { up_free_ns: vec![0; ports], down_free_ns: vec![0; ports], nic }
     }
 
-    /// A frame lies in the transmit memory of its NIC.
-    pub(super) fn offer<M>(&mut self, world: &mut World<M>, frame: Frame<M>) {
+    /// A frame is in the transmit memory of its NIC.
+    pub(super) fn offer<M>(&mut self, world: &mut SimWorld<M>, frame: Frame<M>) {
         let sender = frame.from;
         let sent_ns = occupy(&mut self.up_free_ns[sender], world.now_ns, &world.parameters);
-        world.plan(sent_ns, Happening::Sent { node: sender });
+        world.schedule_event(sent_ns, SimEvent::Sent { node: sender });
         let forward_ns = sent_ns + world.parameters.switch_ns();
-        world.plan(forward_ns, Happening::Forward { nic: self.nic, frame });
+        world.schedule_event(forward_ns, SimEvent::Forward { nic: self.nic, frame });
     }
 
-    /// Sends a frame on, by one port or by all others.
-    pub(super) fn forward<M: Clone>(&mut self, world: &mut World<M>, frame: &Frame<M>) {
+    /// Sends a frame on, through one port or all others.
+    pub(super) fn forward<M: Clone>(&mut self, world: &mut SimWorld<M>, frame: &Frame<M>) {
         let ports: NodeIndex = self.down_free_ns.len();
         for node in (0..ports).filter(|node| frame.is_for(*node)) {
             let port_ns = &mut self.down_free_ns[node];
@@ -39,7 +39,7 @@ impl Switch {
     }
 }
 
-/// Sends a frame over a link as soon as that is free; returns in how many nanoseconds its last bit is there.
+/// Sends a frame over a link as soon as that is free; returns the number of nanoseconds until its last bit arrives.
 fn occupy(free_ns: &mut u64, now_ns: u64, parameters: &Parameters) -> u64 {
     let sent_ns = now_ns.max(*free_ns) + parameters.transmission_ns();
     *free_ns = sent_ns + parameters.silence_ns();
@@ -53,17 +53,20 @@ mod tests {
 
     /// Offers frames to a switch of four ports, and returns when they land, and where.
     fn landed(frames: &[(u64, NodeIndex, Destination)]) -> Vec<(u64, NodeIndex)> {
-        let mut world = World::new(Parameters::CALIBRATED, 0.0, 0);
+        let mut world = SimWorld::new(Parameters::CALIBRATED, 0.0, 0);
         let mut switch = Switch::new(0, 4);
         for &(at_ns, from, to) in frames {
-            world.plan(at_ns, Happening::Offer { nic: 0, frame: Frame { from, to, message: () } });
+            world.schedule_event(
+                at_ns,
+                SimEvent::Offer { nic: 0, frame: Frame { from, to, message: () } },
+            );
         }
         let mut landed = Vec::new();
-        while let Some(happening) = world.next() {
-            match happening {
-                Happening::Offer { frame, .. } => switch.offer(&mut world, frame),
-                Happening::Forward { frame, .. } => switch.forward(&mut world, &frame),
-                Happening::Land { node, .. } => landed.push((world.now_ns, node)),
+        while let Some(event) = world.next() {
+            match event {
+                SimEvent::Offer { frame, .. } => switch.offer(&mut world, frame),
+                SimEvent::Forward { frame, .. } => switch.forward(&mut world, &frame),
+                SimEvent::Land { node, .. } => landed.push((world.now_ns, node)),
                 _ => {}
             }
         }

@@ -1,34 +1,34 @@
-//! What a run gives: times of members, and what happened on the networks.
+//! The results of a run: times of members, and counts of what happened on the networks.
 
 /// The times of a run by the method of [eth-barrier, §4.3], in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Times {
-    /// Of each member, by rank, the times of its barriers in order: from entering to leaving.
+    /// By rank, the times of each member's barriers in order: from entering to leaving.
     members: Vec<Vec<u64>>,
-    /// What happened on the networks.
+    /// Counts of what happened on the networks.
     pub counts: Counts,
     /// When the last member left the last barrier.
     pub total_ns: u64,
 }
 
-/// What happened on the networks of a run.
+/// Counts of what happened on the networks during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Frames posted: a multicast is one.
+    /// Frames posted; a multicast counts once.
     pub sent: u64,
-    /// Copies of frames that arrived: a multicast has one for each other member.
+    /// Copies of frames that arrived; a multicast counts once per other member.
     pub delivered: u64,
     /// Copies of frames that were lost on the way.
     pub lost: u64,
-    /// Attempts to send that met another one, on hubs.
+    /// Attempts to send that collided, on hubs.
     pub collisions: u64,
-    /// Frames that collided too often and were given up.
+    /// Frames that were dropped after too many collisions.
     pub given_up: u64,
 }
 
-/// What one member saw, in nanoseconds.
+/// The times of one member, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MemberTimes {
@@ -60,7 +60,7 @@ impl Times {
         u32::try_from(self.members[index].len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns what each member saw, by rank.
+    /// Returns the times of each member, by rank.
     #[must_use]
     pub fn members(&self) -> impl ExactSizeIterator<Item = MemberTimes> {
         self.members.iter().map(|times| MemberTimes {
@@ -76,7 +76,7 @@ impl Times {
         self.average(|member| member.min_ns as f64)
     }
 
-    /// Returns the mean time of each member, averaged over the members: what the paper quotes.
+    /// Returns the mean time of each member, averaged over the members: the value that the paper quotes.
     #[must_use]
     pub fn mean_ns(&self) -> f64 {
         self.average(|member| member.mean_ns)
@@ -88,7 +88,7 @@ impl Times {
         self.average(|member| member.max_ns as f64)
     }
 
-    /// Returns the sum of all times of all members: what equal runs have equal to the nanosecond.
+    /// Returns the sum of all times of all members, which is the same to the nanosecond in equal runs.
     #[must_use]
     pub fn sum_ns(&self) -> u64 {
         self.members.iter().flatten().sum()
@@ -108,7 +108,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Takes the runs, by seed.
+    /// Creates it from the runs, by seed.
     #[must_use]
     pub const fn new(runs: Vec<Times>) -> Self {
         Self { runs }
@@ -132,7 +132,7 @@ impl Runs {
         self.average(Times::max_ns)
     }
 
-    /// Returns the standard deviation of the runs' mean times; 0 of a single run.
+    /// Returns the standard deviation of the runs' mean times; 0 for a single run.
     #[must_use]
     pub fn deviation_ns(&self) -> f64 {
         let others = (self.runs.len() as f64 - 1.0).max(1.0);

@@ -1,54 +1,55 @@
-//! The world of a simulation: its time, its chance, and what is going to happen.
+//! The world of a simulation: its time, its randomness, and its future events.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::hub::HubHappening;
+use super::hub::HubEvent;
 use super::parameters::Parameters;
 use super::{Counts, Frame, NodeIndex};
 
-/// Something that will happen at its time.
+/// An event that happens at its time.
 #[derive(Debug)]
-pub(super) enum Happening<M> {
-    /// The processor of a node has done what it did, unless that was interrupted: its turn has another number then.
-    Done { node: NodeIndex, turn: u64 },
-    /// A frame lies in the transmit memory of this NIC of its sender.
+pub(super) enum SimEvent<M> {
+    /// The processor of a node has finished its task, unless that was interrupted: its turn then has another number.
+    Done { node: NodeIndex, generation: u64 },
+    /// A frame is in the transmit memory of this NIC of its sender.
     Offer { nic: usize, frame: Frame<M> },
     /// The last bit of a frame is on its sender's link to a switch.
     Sent { node: NodeIndex },
-    /// A switch may send on.
+    /// A switch may send the frame on.
     Forward { nic: usize, frame: Frame<M> },
-    /// A frame lies in the ring of a NIC, in the host's memory.
+    /// A frame is in the ring of a NIC, in the host's memory.
     Land { nic: usize, node: NodeIndex, message: M },
-    /// Something on the wire of the hub that connects these NICs.
-    Hub { nic: usize, what: HubHappening },
-    /// A program wanted to be called.
+    /// An event on the wire of the hub that connects these NICs.
+    Hub { nic: usize, what: HubEvent },
+    /// A program asked to be called.
     Deadline { node: NodeIndex },
 }
 
-/// What a node says to those who watch.
+/// What a node reports to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Report {
+pub(super) enum NodeReport {
     Entered,
     Exited,
     Failed(String),
 }
 
 #[derive(Debug)]
-pub(super) struct World<M> {
+pub(super) struct SimWorld<M> {
     pub(super) now_ns: u64,
     pub(super) parameters: Parameters,
     pub(super) random: fastrand::Rng,
     /// The probability that a copy of a frame does not arrive.
     pub(super) loss: f64,
     pub(super) counts: Counts,
-    /// What nodes have said since somebody listened.
-    pub(super) reports: VecDeque<(NodeIndex, Report)>,
-    /// By time; of one time, attempts to send on a hub come last, since they depend on what else is heard then; and by age.
-    agenda: BTreeMap<(u64, bool, u64), Happening<M>>,
-    planned: u64,
+    /// Reports of nodes that have not been taken yet.
+    pub(super) reports: VecDeque<(NodeIndex, NodeReport)>,
+    /// Ordered by time; at one time, attempts to send on a hub come last, since they depend on what else is heard
+    /// then; then by age.
+    event_queue: BTreeMap<(u64, bool, u64), SimEvent<M>>,
+    event_count: u64,
 }
 
-impl<M> World<M> {
+impl<M> SimWorld<M> {
     pub(super) fn new(parameters: Parameters, loss: f64, seed: u64) -> Self {
         Self {
             now_ns: 0,
@@ -57,37 +58,40 @@ impl<M> World<M> {
             loss,
             counts: Counts::default(),
             reports: VecDeque::new(),
-            agenda: BTreeMap::new(),
-            planned: 0,
+            event_queue: BTreeMap::new(),
+            event_count: 0,
         }
     }
 
-    /// Puts something on the agenda.
-    pub(super) fn plan(&mut self, delay_ns: u64, happening: Happening<M>) {
+    /// Adds an event to the queue.
+    pub(super) fn schedule_event(&mut self, delay_ns: u64, event: SimEvent<M>) {
         let at_ns = self.now_ns.saturating_add(delay_ns);
-        let is_last = matches!(happening, Happening::Hub { what: HubHappening::Attempt(_), .. });
-        self.agenda.insert((at_ns, is_last, self.planned), happening);
-        self.planned += 1;
+        let is_last = matches!(event, SimEvent::Hub { what: HubEvent::Attempt(_), .. });
+        self.event_queue.insert((at_ns, is_last, self.event_count), event);
+        self.event_count += 1;
     }
 
-    /// Goes to the time of the next happening.
-    pub(super) fn next(&mut self) -> Option<Happening<M>> {
-        let ((at_ns, ..), happening) = self.agenda.pop_first()?;
+    /// Moves on to the time of the next event.
+    pub(super) fn next(&mut self) -> Option<SimEvent<M>> {
+        let ((at_ns, ..), event) = self.event_queue.pop_first()?;
         self.now_ns = at_ns;
-        Some(happening)
+        Some(event)
     }
 }
 
-impl<M: Clone> World<M> {
-    /// Lets a frame land in the ring of a node that it is for, if it is not lost on the way.
+impl<M: Clone> SimWorld<M> {
+    /// Lets a frame land in the ring of a receiving node, unless it is lost on the way.
     pub(super) fn land(&mut self, delay_ns: u64, nic: usize, node: NodeIndex, frame: &Frame<M>) {
-        // No number is drawn where nothing is lost: a switch is the same with every seed.
+        // Without loss, no random number is drawn: a switch is the same with every seed.
         if self.loss > 0.0 && self.random.f64() < self.loss {
             self.counts.lost += 1;
             return;
         }
         self.counts.delivered += 1;
         let landed_ns = delay_ns + self.parameters.dma_ns;
-        self.plan(landed_ns, Happening::Land { nic, node, message: frame.message.clone() });
+        self.schedule_event(
+            landed_ns,
+            SimEvent::Land { nic, node, message: frame.message.clone() },
+        );
     }
 }

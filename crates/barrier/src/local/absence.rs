@@ -1,4 +1,4 @@
-//! Who has left the group, and which barrier cannot be passed for it.
+//! The members that have left the group, and the barrier that cannot be passed because of them.
 
 use crate::{
     error::{BarrierError, LostRanks},
@@ -9,21 +9,21 @@ use crate::{
 /// Members of this process that are gone.
 #[derive(Debug)]
 pub(crate) struct Absences {
-    /// The first barrier that cannot be passed: [`NOT`], or [`YES`] and its number. `SeqCst`: it is one of the
-    /// changes that `Central::begin_sleep` speaks of.
+    /// The first barrier that cannot be passed: [`NOT`], or [`YES`] plus its number. `SeqCst`: it is one of the
+    /// changes that `Central::begin_sleep` refers to.
     failed_from: AtomicU64,
-    /// For each member, the first barrier that it has not entered, in the same form. Written by the member as
-    /// it leaves, before `failed_from`, whose order publishes it.
+    /// For each member, the first barrier that it has not entered, in the same form. Written by the member as it
+    /// leaves, before `failed_from`, which publishes it.
     left: Box<[AtomicU64]>,
 }
 
 const NOT: u64 = 0;
 const YES: u64 = 1 << 32;
 
-/// Returns whether barrier `epoch` cannot be passed if those from `word` on cannot.
+/// Returns whether barrier `epoch` cannot be passed because those from `word` on cannot.
 fn reaches(word: u64, epoch: u32) -> bool {
     const HALF: u32 = 1 << 31;
-    // Members are at most one barrier apart from each other: half of all numbers is far enough.
+    // Members are at most one barrier apart: half of the number range is far enough.
     word != NOT && u32::try_from(word & (YES - 1)).is_ok_and(|from| epoch.wrapping_sub(from) < HALF)
 }
 
@@ -33,13 +33,13 @@ impl Absences {
         Self { failed_from: AtomicU64::new(NOT), left }
     }
 
-    /// Notes that `rank` leaves without entering barrier `epoch`. The caller wakes all who wait.
+    /// Records that `rank` leaves without entering barrier `epoch`. The caller wakes all waiting members.
     pub(crate) fn leave(&self, rank: Rank, epoch: u32) {
         let word = YES | u64::from(epoch);
         if let Some(left) = self.left.get(rank.index()) {
             left.store(word, Ordering::Release);
         }
-        // The earliest counts: two that leave may be one barrier apart.
+        // The earliest counts: two members that leave may be one barrier apart.
         let earlier = |now: u64| (!reaches(now, epoch)).then_some(word);
         let _ = self.failed_from.fetch_update(Ordering::SeqCst, Ordering::SeqCst, earlier);
     }
@@ -68,8 +68,8 @@ impl Absences {
 mod tests {
     use super::*;
 
-    /// Goal: a barrier fails from the first one on that somebody has not entered, also over the end of the
-    /// numbers, and the error names all who are missing from it and nobody else. Method: two who leave, in both
+    /// Goal: a barrier fails from the first one on that some member has not entered, also over the end of the
+    /// numbers, and the error names exactly those missing from it. Method: two that leave, in both
     /// orders.
     #[test]
     fn the_earliest_absence_counts() {

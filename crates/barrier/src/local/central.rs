@@ -1,113 +1,117 @@
-//! The word on which all arrive: a central counter that is never set back.
+//! The word on which all members arrive: a central counter that is never reset.
 //!
-//! In a sense-reversing barrier the last member sets the counter to zero and turns the sense. Here the count
-//! goes on: barrier number *e* of *n* members is passed as soon as *(e + 1)·n* have arrived. So the last
-//! arrival *is* the release, there is one word to fetch from another core instead of two, and no moment in
-//! between at which a member could die with the barrier half turned.
+//! In a sense-reversing barrier the last member sets the counter to zero and reverses the sense. Here the count goes
+//! on: barrier number *e* of *n* members is passed as soon as *(e + 1)·n* have arrived. So the last arrival *is* the
+//! release, there is one word to fetch from another core instead of two, and there is no moment at which a member
+//! could die with the barrier half reversed.
 //!
 //! ```text
 //!             arrive (1), fewer than n        arrive (1), the n-th
-//!   count e·n ────────────────────▶ count < (e+1)·n ──────────▶ count (e+1)·n = the next barrier's begin
+//!   count e·n ────────────────────▶ count < (e+1)·n ──────────▶ count (e+1)·n = start of the next barrier
 //!                                        │    ▲                       │
 //!                          begin_sleep (2)    └── woken, not passed   │ must_wake (3)
 //!                                        ▼                            ▼
-//!                                     sleepers = 1, asleep ◀── gate + 1, wake all
+//!                                     sleepers = 1, asleep ◀── futex_word + 1, wake all
 //! ```
 //!
-//! All numbers wrap around. A member waits for a count at most *n* ahead, and while it waits nobody can be
-//! more than *n* beyond what it waits for, so that the sign of the difference tells which came first.
+//! All numbers wrap around. A member waits for a count at most *n* ahead, and while it waits the count cannot go more
+//! than *n* beyond that, so the sign of the difference tells which came first.
 //!
-//! Nothing here knows who waits or how: `tests/loom.rs` checks both for lost wake-ups.
+//! This module does not know how members wait; `tests/loom.rs` checks both parts for lost wake-ups.
 
 use crate::sync::{AtomicU32, Ordering, order_for_loom};
 
-/// How often members have arrived, and whether some sleep. One cache line: whoever arrives last has it.
+/// The number of arrivals, and whether some members sleep. One cache line, which the last arrival owns.
 ///
-/// The layout is fixed, since processes share it: three words of 32 bits. Every value of each is valid.
+/// The layout is fixed, since processes share it: three words of 32 bits. Every value of each word is valid.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Central {
-    /// Raised by each member that arrives (release), read by those who wait (acquire): what members did before
-    /// they arrived is visible to those who have passed. All changes are read-modify-writes, so that each
-    /// continues what the others have released.
+    /// Raised by each member that arrives (release), read by waiting members (acquire): what members did before they
+    /// arrived is visible to those that have passed. All changes are read-modify-writes, so each one continues the
+    /// others' release sequence.
     arrivals: AtomicU32,
-    /// Not zero: somebody sleeps or is about to. `SeqCst`, as the count is: see [`begin_sleep`](Self::begin_sleep).
+    /// Non-zero: a member sleeps or is about to. `SeqCst`, like the count: see [`begin_sleep`](Self::begin_sleep).
     sleepers: AtomicU32,
-    /// What sleepers wait to change, by a futex: raised (release) after `sleepers` was cleared, read
-    /// (acquire) before it is set.
-    gate: AtomicU32,
+    /// The futex word that sleepers wait to change: raised (release) after `sleepers` was cleared, read (acquire)
+    /// before it is set.
+    futex_word: AtomicU32,
 }
 
 /// Whether an arrival was the last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "others wait until the last member has woken them"]
 pub(crate) enum Arrival {
-    /// Others have to come.
+    /// Other members have not arrived yet.
     Early,
-    /// All are here: the barrier is passed, and who sleeps must be woken.
+    /// All have arrived: the barrier is passed, and sleepers must be woken.
     Last,
 }
 
 impl Central {
-    /// Returns a counter at its beginning.
+    /// Returns a counter at zero.
     pub(crate) fn new() -> Self {
-        Self { arrivals: AtomicU32::new(0), sleepers: AtomicU32::new(0), gate: AtomicU32::new(0) }
+        Self {
+            arrivals: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            futex_word: AtomicU32::new(0),
+        }
     }
 
-    /// Arrives (1), at the barrier that ends at the count `target`.
+    /// Arrives (1) at the barrier that ends at the count `target`.
     #[inline]
     pub(crate) fn arrive(&self, target: u32) -> Arrival {
         let count = self.arrivals.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         if count == target { Arrival::Last } else { Arrival::Early }
     }
 
-    /// Returns whether all have arrived whom `target` counts.
+    /// Returns whether all arrivals up to `target` have come.
     #[inline]
     pub(crate) fn is_passed(&self, target: u32) -> bool {
         const HALF: u32 = 1 << 31;
         self.arrivals.load(Ordering::Acquire).wrapping_sub(target) < HALF
     }
 
-    /// Announces a sleep (2), and returns for which value of the gate. The caller looks once more after this,
-    /// whether there is still something to wait for, and only then sleeps, unless the gate has changed.
+    /// Announces a sleep (2), and returns the expected value of the futex word. The caller then checks once more
+    /// whether there is still something to wait for, and only then sleeps, unless the futex word has changed.
     ///
-    /// The announcement stands before that look, and the change that ends the wait before the look at
-    /// `sleepers` in [`must_wake`](Self::must_wake), all four in the one order of `SeqCst` operations: either
-    /// the sleeper sees the change, or who made it sees the sleeper.
+    /// The announcement precedes that check, and the change that ends the wait precedes the check of `sleepers` in
+    /// [`must_wake`](Self::must_wake), all four in the single order of `SeqCst` operations: either the sleeper sees
+    /// the change, or the thread that made the change sees the sleeper.
     pub(crate) fn begin_sleep(&self) -> u32 {
-        // First: a gate that is raised after `sleepers` was cleared is found changed by the futex.
-        let gate = self.gate.load(Ordering::Acquire);
+        // First: if the futex word is raised after `sleepers` was cleared, the futex sees the change.
+        let futex_word = self.futex_word.load(Ordering::Acquire);
         self.sleepers.store(1, Ordering::SeqCst);
         order_for_loom();
-        gate
+        futex_word
     }
 
-    /// Returns whether the caller, who has just arrived last or made known a failure, must wake those who
-    /// sleep on the gate (3).
+    /// Returns whether the caller, which has just arrived last or published a failure, must wake the sleepers on the
+    /// futex word (3).
     #[inline]
     #[must_use = "sleepers sleep on if they are not woken"]
     pub(crate) fn must_wake(&self) -> bool {
         order_for_loom();
-        self.sleepers.load(Ordering::SeqCst) != 0 && self.open_gate()
+        self.sleepers.load(Ordering::SeqCst) != 0 && self.advance_futex_word()
     }
 
     #[cold]
-    fn open_gate(&self) -> bool {
-        // Somebody else may have done so meanwhile, and wakes all.
+    fn advance_futex_word(&self) -> bool {
+        // Another thread may have done so meanwhile, and wakes all.
         let has_sleepers = self.sleepers.swap(0, Ordering::SeqCst) != 0;
         if has_sleepers {
-            self.gate.fetch_add(1, Ordering::Release);
+            self.futex_word.fetch_add(1, Ordering::Release);
         }
         has_sleepers
     }
 
     /// Returns the word to sleep on.
-    pub(crate) const fn gate(&self) -> &AtomicU32 {
-        &self.gate
+    pub(crate) const fn futex_word(&self) -> &AtomicU32 {
+        &self.futex_word
     }
 }
 
-/// Where one member is: which barrier it enters next, and which count that one ends at.
+/// A member's position: which barrier it enters next, and the count at which that one ends.
 #[cfg(not(loom))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {

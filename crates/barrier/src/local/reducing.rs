@@ -1,4 +1,4 @@
-//! Barriers of tasks and threads that reduce a value of each member along.
+//! Barriers of tasks and threads that also reduce a value of each member.
 
 use std::sync::{Arc, Mutex};
 
@@ -35,127 +35,128 @@ use crate::{
 /// ```
 ///
 /// # Cost
-/// That of the plain barrier, which this does not touch, and for each member two locks that nobody contends for and one
-/// fold over the values of all: right for some dozens of members and short values. The values are folded in the order of
-/// ranks, so that all members have the same result to the last bit.
+/// The cost of the plain barrier, which is unchanged, plus two uncontended locks and one fold over all values per
+/// member: suited to some dozens of members and short values. The values are folded in the order of ranks, so all
+/// members have the same result to the last bit.
 #[derive(Debug)]
 #[must_use = "dropping a member leaves the group"]
 pub struct Reducing<M> {
     member: M,
     rank: Rank,
-    table: Arc<Table>,
-    /// Which of the two places of each member is for the present barrier: who writes into one has passed the barrier
-    /// after the one in which it was read, so that all have read it.
-    turn: usize,
-    /// The value for the present barrier stands in the table.
-    has_given: bool,
+    values: Arc<ValueSlots>,
+    /// Which of each member's two slots is for the present barrier. A member that writes into a slot has passed the
+    /// barrier after the one in which the slot was read, so all members have read it.
+    parity: usize,
+    /// The value for the present barrier is in the table.
+    has_put: bool,
 }
 
 #[derive(Debug)]
-struct Table {
+struct ValueSlots {
     reduction: Reduction,
     /// By rank.
-    places: Vec<[Mutex<Vec<u8>>; 2]>,
+    slots: Vec<[Mutex<Vec<u8>>; 2]>,
 }
 
 impl TaskBarrier {
-    /// Returns the members, as [`into_members`](Self::into_members) does, with a value that is reduced in each barrier.
+    /// Returns the members, as [`into_members`](Self::into_members) does, with a value that each barrier reduces.
     #[must_use = "members that are dropped have left the group"]
     pub fn reducing(
         self,
         reduction: Reduction,
     ) -> impl ExactSizeIterator<Item = Reducing<TaskMember>> {
         let members: Vec<_> = self.into_members().collect();
-        let table = Table::new(reduction, members.len());
-        members.into_iter().map(move |member| Reducing::new(member.rank(), member, &table))
+        let values = ValueSlots::new(reduction, members.len());
+        members.into_iter().map(move |member| Reducing::new(member.rank(), member, &values))
     }
 }
 
 impl ThreadBarrier {
-    /// Returns the members, as [`into_members`](Self::into_members) does, with a value that is reduced in each barrier.
+    /// Returns the members, as [`into_members`](Self::into_members) does, with a value that each barrier reduces.
     #[must_use = "members that are dropped have left the group"]
     pub fn reducing(
         self,
         reduction: Reduction,
     ) -> impl ExactSizeIterator<Item = Reducing<ThreadMember>> {
         let members: Vec<_> = self.into_members().collect();
-        let table = Table::new(reduction, members.len());
-        members.into_iter().map(move |member| Reducing::new(member.rank(), member, &table))
+        let values = ValueSlots::new(reduction, members.len());
+        members.into_iter().map(move |member| Reducing::new(member.rank(), member, &values))
     }
 }
 
 impl<M> Reducing<M> {
-    fn new(rank: Rank, member: M, table: &Arc<Table>) -> Self {
-        Self { member, rank, table: Arc::clone(table), turn: 0, has_given: false }
+    fn new(rank: Rank, member: M, values: &Arc<ValueSlots>) -> Self {
+        Self { member, rank, values: Arc::clone(values), parity: 0, has_put: false }
     }
 
-    /// Returns which member this is.
+    /// Returns this member's rank.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Puts the value into the table, unless the one of this barrier stands there already.
-    fn give(&mut self, value: &[u8]) -> Result<(), BarrierError> {
-        let expected = self.table.reduction.bytes();
+    /// Puts the value into the table, unless the one for this barrier is there already.
+    fn put(&mut self, value: &[u8]) -> Result<(), BarrierError> {
+        let expected = self.values.reduction.bytes();
         if value.len() != expected {
             return Err(BarrierError::Value { expected, found: value.len() });
         }
-        if !self.has_given {
-            let place = lock(&self.table.places[self.rank.index()][self.turn]);
-            { place }.copy_from_slice(value);
-            self.has_given = true;
+        if !self.has_put {
+            let slot = lock(&self.values.slots[self.rank.index()][self.parity]);
+            { slot }.copy_from_slice(value);
+            self.has_put = true;
         }
         Ok(())
     }
 
-    /// All have entered: folds what all have given.
-    fn take(&mut self) -> Vec<u8> {
-        // The barrier is over, even if a function of the user's panics below.
-        let turn = self.turn;
-        self.turn = 1 - turn;
-        self.has_given = false;
-        let mut values = self.table.places.iter().map(|places| lock(&places[turn]));
-        let mut result = values.next().map_or_else(Vec::new, |first| first.clone());
-        for value in values {
-            self.table.reduction.reduce(&mut result, &value);
+    /// All have entered: folds their values.
+    fn fold(&mut self) -> Vec<u8> {
+        // The barrier is over, even if the user's function panics below.
+        let parity = self.parity;
+        self.parity = 1 - parity;
+        self.has_put = false;
+        let mut all = self.values.slots.iter().map(|slots| lock(&slots[parity]));
+        let mut result = all.next().map_or_else(Vec::new, |first| first.clone());
+        for value in all {
+            self.values.reduction.reduce(&mut result, &value);
         }
         result
     }
 }
 
 impl Reducing<ThreadMember> {
-    /// Enters with a value, and blocks the thread until all have. Returns the result, the same at all members.
+    /// Enters with a value, and blocks the thread until all members have. Returns the result, the same at all
+    /// members.
     ///
     /// # Errors
-    /// [`BarrierError::Lost`]; [`BarrierError::Value`]: this member has not entered then.
+    /// [`BarrierError::Lost`]; [`BarrierError::Value`], in which case this member has not entered.
     pub fn reduce(&mut self, value: &[u8]) -> Result<(Passed, Vec<u8>), BarrierError> {
-        self.give(value)?;
+        self.put(value)?;
         let passed = self.member.wait()?;
-        Ok((passed, self.take()))
+        Ok((passed, self.fold()))
     }
 }
 
 impl Reducing<TaskMember> {
-    /// Enters with a value, and waits until all have. Returns the result, the same at all members.
+    /// Enters with a value, and waits until all members have. Returns the result, the same at all members.
     ///
     /// # Cancel safety
-    /// Cancel safe: if it was polled, the member has entered with this value; the next call waits for the same barrier,
-    /// and its own value does not count.
+    /// Cancel safe: once polled, the member has entered with this value. The next call waits for the same barrier and
+    /// ignores its own value.
     ///
     /// # Errors
-    /// [`BarrierError::Lost`]; [`BarrierError::Value`]: this member has not entered then.
+    /// [`BarrierError::Lost`]; [`BarrierError::Value`], in which case this member has not entered.
     pub async fn reduce(&mut self, value: &[u8]) -> Result<(Passed, Vec<u8>), BarrierError> {
-        self.give(value)?;
+        self.put(value)?;
         let passed = self.member.wait().await?;
-        Ok((passed, self.take()))
+        Ok((passed, self.fold()))
     }
 }
 
-impl Table {
+impl ValueSlots {
     fn new(reduction: Reduction, size: usize) -> Arc<Self> {
         let bytes = reduction.bytes();
-        let place = || [0; 2].map(|_| Mutex::new(vec![0; bytes]));
-        Arc::new(Self { reduction, places: (0..size).map(|_| place()).collect() })
+        let slot = || [0; 2].map(|_| Mutex::new(vec![0; bytes]));
+        Arc::new(Self { reduction, slots: (0..size).map(|_| slot()).collect() })
     }
 }

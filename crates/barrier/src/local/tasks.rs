@@ -1,10 +1,10 @@
 //! Barriers of tasks.
 //!
-//! A barrier of many tasks costs a wake-up and a poll of each, whatever the barrier does; what it can do is let all
-//! workers take part in them without getting in each other's way. So members are divided into *teams*, as many as
-//! there are processors. The last of a team to arrive counts for all of it, and is the one that later wakes it: so
-//! the whole team is queued on that member's worker, and is at home there from then on, its counter and its wakers
-//! in that processor's cache, whatever the executor is.
+//! A barrier of many tasks costs each of them a wake-up and a poll, whatever the barrier does; but it can let all
+//! workers take part without getting in each other's way. So members are divided into *teams*, one per processor. The
+//! last member of a team to arrive counts for the whole team, and later wakes it: so the whole team is queued on that
+//! member's worker, and stays there from then on, with its counter and its wakers in that processor's cache, whatever
+//! the executor is.
 //!
 //! ```text
 //!  member     team's counter        counter of all teams
@@ -12,12 +12,12 @@
 //!    │ arrive (1) ──▶ last: ────────▶ arrive (2) ──▶ last: passed; wakes its own team and all whose
 //!    │                                 │             last member is away (4)
 //!    │                                 ▼ early
-//!    │        looks for a moment (3), on its worker, which has nothing else to do for this barrier
+//!    │        spins for a moment (3), on its worker, which has nothing else to do for this barrier
 //!    │             │ passed: wakes its own team          │ not passed: away, asleep
 //! ```
 //!
-//! (3) spares a sleep of the whole worker, whose wake-up costs more than the barrier; it is left out where
-//! the other teams were last seen on the same thread, and mostly where it was in vain before.
+//! (3) saves a sleep of the whole worker, whose wake-up costs more than the barrier. It is skipped if the other teams
+//! were last seen on the same thread, and mostly if it failed before.
 
 use std::{
     future::Future,
@@ -31,17 +31,16 @@ use vigie_detect::Bursts;
 use super::{
     absence::Absences,
     central::{Arrival, Central},
-    next_group,
-    place::{Place, team_count},
+    topology::{ThreadNumber, team_count},
     wakers::Wakers,
 };
 use crate::{
     error::{Arrived, BarrierError, Passed},
-    group::{Group, Rank},
+    group::{Group, Rank, next_group},
     sync::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// A barrier of tasks, of one runtime or of several: no member ever enters the kernel for it.
+/// A barrier of tasks, in one runtime or several: no member ever enters the kernel for it.
 ///
 /// ```
 /// use vigie_barrier::{Group, local::TaskBarrier};
@@ -68,15 +67,16 @@ use crate::{
 /// ```
 ///
 /// # Cost
-/// An atomic addition and a wake-up for each member; for each processor a lock, and one exchange with the others. Members that have nothing to wait for may be woken.
+/// Per member, an atomic addition and a wake-up; per processor, a lock and one exchange with the others. A member may
+/// be woken spuriously.
 #[derive(Debug)]
 #[must_use = "a barrier does nothing before its members wait"]
 pub struct TaskBarrier {
-    shared: Arc<Shared>,
+    shared: Arc<TaskShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TaskShared {
     group: Group,
     number: u64,
     /// Counts teams.
@@ -91,54 +91,54 @@ struct Shared {
 struct Team {
     /// Counts members.
     central: Central,
-    wakers: Padded<Wakers>,
-    /// Whether its last member looks: [`LOOKING`] from before that counts for the team, or [`AWAY`]. Whoever passes
-    /// the barrier last puts [`DONE`] there, and wakes the team unless it found [`LOOKING`]; who looked and finds
-    /// that it was passed, or `DONE`, wakes the team. Both exchanges order what was before them (`SeqCst` is more
-    /// than that takes): who finds `DONE` sees the count. If the exchange is late, the team may be in the next barrier
-    /// already, and is woken once more than needed by the one or the other, but never less: the two sides
-    /// exchange one word.
-    watch: Padded<AtomicU32>,
-    /// Which ranks. From here on a line that others read and that seldom changes.
+    wakers: CachePadded<Wakers>,
+    /// Whether its last member spins: set to [`SPINNING`] or [`NOT_SPINNING`] before that member counts for the team.
+    /// The member that passes the barrier last stores [`DONE`], and wakes the team unless it found [`SPINNING`]; the
+    /// spinning member wakes the team if it finds that the barrier was passed, or `DONE`. Both exchanges order
+    /// everything before them (`SeqCst` is stronger than needed): a member that finds `DONE` sees the count. If the
+    /// exchange is late, the team may already be in the next barrier, and one side wakes it once more than needed,
+    /// but never less: the two sides exchange one word.
+    spin_state: CachePadded<AtomicU32>,
+    /// The lowest rank. From here on, a cache line that others read and that rarely changes.
     first: u32,
     size: u32,
-    /// Where its last member was last seen: a hint.
-    place: AtomicU64,
-    /// How its last member looks, and whether.
+    /// The thread on which its last member was last seen: a hint.
+    last_thread: AtomicU64,
+    /// Whether and how long its last member spins.
     bursts: Bursts,
 }
 
-/// Something that no other processor should take away together with what is beside it.
+/// Data that no other processor should fetch together with its neighbours.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Padded<T>(T);
+struct CachePadded<T>(T);
 
-const AWAY: u32 = 0;
-const LOOKING: u32 = 1;
+const NOT_SPINNING: u32 = 0;
+const SPINNING: u32 = 1;
 const DONE: u32 = 2;
 
 impl TaskBarrier {
-    /// Makes a barrier of a group, in which nobody has entered.
+    /// Creates a barrier for a group, which no member has entered.
     pub fn new(group: Group) -> Self {
         let (size, count) = (group.size(), team_count(group.size()));
         let teams = (0..count).map(|team| {
-            // The first ones have one more if it does not come out even.
+            // If the division leaves a remainder, the first teams have one member more.
             let (each, rest) = (size / count, size % count);
             let first = team * each + team.min(rest);
             Team::new(first, each + u32::from(team < rest), count)
         });
         let (central, absences) = (Central::new(), Absences::new(group));
         let teams = teams.collect();
-        let shared = Shared { group, number: next_group(), central, absences, teams };
+        let shared = TaskShared { group, number: next_group(), central, absences, teams };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Returns the members, in the order of their ranks. Each is handed to one task: it is the right to enter as
-    /// that rank, once in each barrier. One that is dropped has left the group.
+    /// Returns the members, in the order of their ranks. Give each to one task: it is the right to enter as that
+    /// rank, once in each barrier. A member that is dropped has left the group.
     #[must_use = "members that are dropped have left the group"]
     pub fn into_members(self) -> impl ExactSizeIterator<Item = TaskMember> {
         let Self { shared } = self;
-        // All of them exist at once: one that is never taken from the iterator would be waited for.
+        // All of them exist at once: a member never taken from the iterator would otherwise be waited for.
         let member = |rank: Rank| TaskMember {
             team: shared.teams.iter().rposition(|team| team.first <= rank.0).unwrap_or(0),
             shared: Arc::clone(&shared),
@@ -157,123 +157,127 @@ impl Team {
             central: Central::new(),
             first,
             size,
-            wakers: Padded(Wakers::new(Rank(size).index())),
-            watch: Padded(AtomicU32::new(AWAY)),
-            place: AtomicU64::new(0),
+            wakers: CachePadded(Wakers::new(Rank(size).index())),
+            spin_state: CachePadded(AtomicU32::new(NOT_SPINNING)),
+            last_thread: AtomicU64::new(0),
             bursts: Bursts::new(team_count),
         }
     }
 
-    /// Wakes all members, `by` excepted if it is one of them.
+    /// Wakes all members except `by`, if that is one of them.
     fn wake(&self, by: Rank) {
-        self.wakers.0.wake(self.place_of(by));
+        self.wakers.0.wake(self.waker_index(by));
     }
 
-    /// Where the waker of a member is.
-    fn place_of(&self, rank: Rank) -> Option<usize> {
-        rank.0.checked_sub(self.first).map(|place| Rank(place).index())
+    /// The index of a member's waker.
+    fn waker_index(&self, rank: Rank) -> Option<usize> {
+        rank.0.checked_sub(self.first).map(|index| Rank(index).index())
     }
 }
 
-impl Shared {
+impl TaskShared {
     /// The count of teams at which barrier `epoch` is passed.
     fn target(&self, epoch: u32) -> u32 {
-        // Not more than the members, which fit.
+        // At most the number of members, which fits.
         let count = u32::try_from(self.teams.len()).unwrap_or(u32::MAX);
         epoch.wrapping_add(1).wrapping_mul(count)
     }
 
-    /// Wakes all who wait, `by` excepted.
+    /// Wakes all waiting members except `by`.
     fn wake_all(&self, by: Rank) {
         self.teams.iter().for_each(|team| team.wake(by));
     }
 
-    /// A member arrives, and does for its team what is its part. Returns whether the barrier is passed.
+    /// A member arrives, and does its part for its team. Returns whether the barrier is passed.
     fn arrive(&self, rank: Rank, team: &Team, epoch: u32) -> bool {
         let target = epoch.wrapping_add(1).wrapping_mul(team.size);
         if team.central.arrive(target) == Arrival::Early {
             return false;
         }
         let target = self.target(epoch);
-        let here = Place::here();
-        if team.place.load(Ordering::Relaxed) != here.0 {
-            team.place.store(here.0, Ordering::Relaxed);
+        let current = ThreadNumber::current();
+        if team.last_thread.load(Ordering::Relaxed) != current.0 {
+            team.last_thread.store(current.0, Ordering::Relaxed);
         }
-        let is_elsewhere = |other: &Team| here.is_not(other.place.load(Ordering::Relaxed));
-        let looks = self.teams.iter().any(is_elsewhere) && team.bursts.is_hopeful();
-        // Before the team is counted: whoever counts last finds it. Nobody else changes it until then, except for
-        // the end of a late exchange, which both sides can bear.
-        team.watch.0.store(if looks { LOOKING } else { AWAY }, Ordering::SeqCst);
+        let is_elsewhere =
+            |other: &Team| current.is_other(other.last_thread.load(Ordering::Relaxed));
+        let spins = self.teams.iter().any(is_elsewhere) && team.bursts.spinning_pays();
+        // Before the team is counted, so that the last arrival finds it. Until then nothing else changes it, except
+        // the end of a late exchange, which both sides tolerate.
+        team.spin_state.0.store(if spins { SPINNING } else { NOT_SPINNING }, Ordering::SeqCst);
         if self.central.arrive(target) == Arrival::Last {
             self.release(rank, team);
             return true;
         }
-        let is_passed = looks && self.look(team, target);
+        let is_passed = spins && self.spin(team, target);
         if is_passed {
             team.wake(rank);
         }
         is_passed
     }
 
-    /// All have arrived, this member as the last one.
+    /// All have arrived, this member last.
     fn release(&self, rank: Rank, own: &Team) {
-        // First those who may start at once, on other processors.
+        // First the teams that can start at once, on other processors.
         for team in &self.teams {
-            if !std::ptr::eq(team, own) && team.watch.0.swap(DONE, Ordering::SeqCst) != LOOKING {
+            if !std::ptr::eq(team, own)
+                && team.spin_state.0.swap(DONE, Ordering::SeqCst) != SPINNING
+            {
                 team.wake(rank);
             }
         }
         own.wake(rank);
     }
 
-    /// Looks whether the barrier is passed, for a moment. If not, whoever passes it wakes the team.
-    fn look(&self, team: &Team, target: u32) -> bool {
+    /// Spins for a moment until the barrier is passed. If it is not, the last arrival wakes the team.
+    fn spin(&self, team: &Team, target: u32) -> bool {
         if team.bursts.look(|| self.central.is_passed(target)) {
             return true;
         }
-        // Either the last one finds this, or this finds that it was there. What it finds may be of the barrier
-        // before, whose last member was slow: hence the look.
-        team.watch.0.swap(AWAY, Ordering::SeqCst) == DONE && self.central.is_passed(target)
+        // Either the last arrival finds this, or this finds that it was there. The value found may belong to the
+        // barrier before, whose last member was slow: hence the check.
+        team.spin_state.0.swap(NOT_SPINNING, Ordering::SeqCst) == DONE
+            && self.central.is_passed(target)
     }
 }
 
 /// One member of a [`TaskBarrier`].
 ///
-/// Dropping it leaves the group: barriers that it has not entered fail for all others with
-/// [`BarrierError::Lost`], which names its rank. So does a task that panics.
+/// Dropping it leaves the group: barriers that it has not entered fail for all others with [`BarrierError::Lost`],
+/// which names its rank. The same happens if its task panics.
 #[derive(Debug)]
 #[must_use = "dropping a member leaves the group"]
 pub struct TaskMember {
-    shared: Arc<Shared>,
+    shared: Arc<TaskShared>,
     rank: Rank,
-    /// Its place among the teams.
+    /// The index of its team.
     team: usize,
-    /// The barrier in which it is, or which it enters next.
+    /// The barrier that it is in, or enters next.
     epoch: u32,
     is_entered: bool,
-    /// What this member's waker is made of, which it alone changes: spares a lock.
+    /// The parts of this member's registered waker, which only the member changes: saves a lock.
     registered: (usize, usize),
 }
 
 impl TaskMember {
-    /// Returns which member this is.
+    /// Returns this member's rank.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Returns who takes part.
+    /// Returns the group.
     #[must_use]
     pub fn group(&self) -> Group {
         self.shared.group
     }
 
-    /// Enters, unless it has entered already, and waits until all have.
+    /// Enters, unless it has entered already, and waits until all members have.
     ///
     /// # Cancel safety
-    /// Cancel safe: the member enters when the future is polled first, and stays entered when it is dropped
-    /// after that; the next call waits for the same barrier. Nothing is entered twice and no result is lost, so
-    /// that it may stand in a `select!` inside a loop.
+    /// Cancel safe: the member enters at the future's first poll and stays entered if the future is dropped after
+    /// that; the next call waits for the same barrier. Nothing is entered twice and no result is lost, so it can be
+    /// used in a `select!` inside a loop.
     ///
     /// # Errors
     /// [`BarrierError::Lost`].
@@ -281,8 +285,7 @@ impl TaskMember {
         Depart { member: self, refused: None }
     }
 
-    /// Enters, and does not wait: what is done before [`depart`](Self::depart) overlaps with the others' way
-    /// to the barrier.
+    /// Enters without waiting: work before [`depart`](Self::depart) overlaps with the other members' arrival.
     ///
     /// # Errors
     /// [`BarrierError::AlreadyEntered`], [`BarrierError::Lost`].
@@ -295,7 +298,7 @@ impl TaskMember {
         Ok(Arrived { rank: self.rank, epoch, group: self.shared.number })
     }
 
-    /// Waits until all have entered the barrier in which this member has [arrived](Self::arrive).
+    /// Waits until all members have entered the barrier in which this one has [arrived](Self::arrive).
     ///
     /// # Cancel safety
     /// Cancel safe: the member stays entered; [`wait`](Self::wait) goes on with the same barrier.
@@ -308,7 +311,7 @@ impl TaskMember {
         Depart { member: self, refused }
     }
 
-    /// Returns whether all have entered.
+    /// Enters. Returns whether all members have.
     fn enter(&mut self) -> Result<bool, BarrierError> {
         let shared = &*self.shared;
         if shared.absences.fails(self.epoch) {
@@ -326,11 +329,11 @@ impl TaskMember {
         passed
     }
 
-    /// Leaves the waker to be woken with.
+    /// Registers the waker.
     #[inline]
     fn register(&mut self, cx: &Context<'_>) {
         let waker = cx.waker();
-        // As `Waker::will_wake`. The team keeps what these point at alive, so that nothing else is there.
+        // Like `Waker::will_wake`. The team keeps what these point to alive, so the addresses are not reused.
         let parts = (waker.data().addr(), std::ptr::from_ref(waker.vtable()).addr());
         if parts != self.registered {
             self.registered = parts;
@@ -345,28 +348,27 @@ impl TaskMember {
 
     fn set_waker(&self, waker: Option<Waker>) {
         if let Some(team) = self.shared.teams.get(self.team)
-            && let Some(place) = team.place_of(self.rank)
+            && let Some(index) = team.waker_index(self.rank)
         {
-            team.wakers.0.set(place, waker);
+            team.wakers.0.set(index, waker);
         }
     }
 
     fn poll_wait(&mut self, cx: &Context<'_>) -> Poll<Result<Passed, BarrierError>> {
         if !self.is_entered {
-            // Before it enters: whoever wakes its team finds the waker, and nobody has to look once more.
+            // Before it enters: the member that wakes its team finds the waker, and no second check is needed.
             self.register(cx);
             if self.enter()? {
                 return Poll::Ready(Ok(self.depart_now()));
             }
-            // A failure that came before the waker was there was seen on entering; one that comes later
-            // wakes.
+            // A failure before the waker was registered was seen on entering; a later one wakes the task.
             return Poll::Pending;
         }
         if let Some(outcome) = self.outcome() {
             return Poll::Ready(outcome);
         }
         self.register(cx);
-        // What happened before the waker was there.
+        // For anything that happened before the waker was registered.
         self.outcome().map_or(Poll::Pending, Poll::Ready)
     }
 
@@ -375,7 +377,7 @@ impl TaskMember {
         if shared.central.is_passed(shared.target(self.epoch)) {
             return Some(Ok(self.depart_now()));
         }
-        // Who has left may have entered this one before: only those who have not make it fail.
+        // A member that left may have entered this barrier before: only one that has not makes it fail.
         let fails = shared.absences.fails(self.epoch);
         fails.then(|| Err(shared.absences.error(self.epoch)))
     }
@@ -392,10 +394,10 @@ impl Drop for TaskMember {
 
 /// The future of [`TaskMember::wait`] and [`TaskMember::depart`].
 #[derive(Debug)]
-#[must_use = "nobody enters or departs before the future is polled"]
+#[must_use = "no member enters or departs before the future is polled"]
 pub struct Depart<'a> {
     member: &'a mut TaskMember,
-    /// A token that is not of this barrier.
+    /// A token that is not for this barrier.
     refused: Option<Arrived>,
 }
 

@@ -1,4 +1,4 @@
-//! Barriers of threads, outside of any runtime.
+//! Barriers of threads, outside any runtime.
 
 use std::sync::Arc;
 
@@ -6,18 +6,17 @@ use rustix::thread::futex;
 use vigie_detect::{Instant, Waiter, clock::monotonic_now, sleep_thread};
 
 use super::{
-    LOOKS,
+    SPINS,
     absence::Absences,
     central::{Arrival, Central, Position},
-    next_group,
 };
 use crate::{
     error::{Arrived, BarrierError, Passed},
-    group::{Group, Rank},
+    group::{Group, Rank, next_group},
     sync::{AtomicU64, Ordering},
 };
 
-/// A barrier of threads, which block in it: not for tasks, whose executor would stand still.
+/// A barrier of threads, which block in it: not for tasks, whose executor would stall.
 ///
 /// ```
 /// use std::thread;
@@ -34,34 +33,34 @@ use crate::{
 /// ```
 ///
 /// # Cost
-/// One atomic addition for each member. Waiting looks for a while, then gives the processor away for a while, then
-/// sleeps: a member that is late by 100 ms costs the others less than 1 % of a processor together.
+/// One atomic addition per member. A waiting member first spins, then yields the processor repeatedly, then sleeps:
+/// if one member is 100 ms late, the others together use less than 1 % of a processor.
 #[derive(Debug)]
 #[must_use = "a barrier does nothing before its members wait"]
 pub struct ThreadBarrier {
-    shared: Arc<Shared>,
+    shared: Arc<ThreadShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ThreadShared {
     group: Group,
     number: u64,
     central: Central,
     absences: Absences,
-    /// When sleepers were woken last, in nanoseconds. `Relaxed`: a measurement.
+    /// When sleepers were last woken, in nanoseconds. `Relaxed`: a measurement.
     woken_ns: AtomicU64,
 }
 
 impl ThreadBarrier {
-    /// Makes a barrier of a group, in which nobody has entered.
+    /// Creates a barrier for a group, which no member has entered.
     pub fn new(group: Group) -> Self {
         let (central, absences) = (Central::new(), Absences::new(group));
         let (number, woken_ns) = (next_group(), AtomicU64::new(0));
-        Self { shared: Arc::new(Shared { group, number, central, absences, woken_ns }) }
+        Self { shared: Arc::new(ThreadShared { group, number, central, absences, woken_ns }) }
     }
 
-    /// Returns the members, in the order of their ranks. Each is handed to one thread: it is the right to enter
-    /// as that rank, once in each barrier. One that is dropped has left the group.
+    /// Returns the members, in the order of their ranks. Give each to one thread: it is the right to enter as that
+    /// rank, once in each barrier. A member that is dropped has left the group.
     #[must_use = "members that are dropped have left the group"]
     pub fn into_members(self) -> impl ExactSizeIterator<Item = ThreadMember> {
         let Self { shared } = self;
@@ -71,31 +70,35 @@ impl ThreadBarrier {
             rank,
             position: Position::first(size),
             is_entered: false,
-            waiter: Waiter::new(size, LOOKS),
+            waiter: Waiter::new(size, SPINS),
         };
-        // All of them exist at once: one that is never taken from the iterator would be waited for.
+        // All of them exist at once: a member never taken from the iterator would otherwise be waited for.
         shared.group.ranks().map(member).collect::<Vec<_>>().into_iter()
     }
 }
 
-impl Shared {
+impl ThreadShared {
     fn wake_sleepers(&self) {
         if self.central.must_wake() {
             self.woken_ns.store(monotonic_now().as_nanos(), Ordering::Relaxed);
-            // It fails for addresses that are none only.
-            let _ =
-                futex::wake(self.central.gate(), futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
+            // It fails only for invalid addresses.
+            let _ = futex::wake(
+                self.central.futex_word(),
+                futex::Flags::PRIVATE,
+                i32::MAX.unsigned_abs(),
+            );
         }
     }
 
-    /// Returns once something may have happened that [`wake_sleepers`](Self::wake_sleepers) tells of after the
-    /// call of `is_over`, unless that says that it has happened before.
+    /// Returns once something may have happened that is followed by [`wake_sleepers`](Self::wake_sleepers), or at
+    /// once if `is_over` says that it has happened already.
     fn sleep_unless(&self, is_over: impl FnOnce() -> bool) {
-        let gate = self.central.begin_sleep();
+        let expected = self.central.begin_sleep();
         if !is_over() {
             sleep_thread(|| {
-                // Woken, changed before, or a signal: the caller looks again in each case.
-                let woken = futex::wait(self.central.gate(), futex::Flags::PRIVATE, gate, None);
+                // Woken, changed before, or a signal: the caller checks again in each case.
+                let woken =
+                    futex::wait(self.central.futex_word(), futex::Flags::PRIVATE, expected, None);
                 let at = Instant::from_nanos(self.woken_ns.load(Ordering::Relaxed));
                 woken.is_ok().then_some(at)
             });
@@ -105,33 +108,33 @@ impl Shared {
 
 /// One member of a [`ThreadBarrier`].
 ///
-/// Dropping it leaves the group: barriers that it has not entered fail for all others with
-/// [`BarrierError::Lost`], which names its rank. So does a thread that panics.
+/// Dropping it leaves the group: barriers that it has not entered fail for all others with [`BarrierError::Lost`],
+/// which names its rank. The same happens if its thread panics.
 #[derive(Debug)]
 #[must_use = "dropping a member leaves the group"]
 pub struct ThreadMember {
-    shared: Arc<Shared>,
+    shared: Arc<ThreadShared>,
     rank: Rank,
-    /// The barrier in which it is, or which it enters next.
+    /// The barrier that it is in, or enters next.
     position: Position,
     is_entered: bool,
     waiter: Waiter,
 }
 
 impl ThreadMember {
-    /// Returns which member this is.
+    /// Returns this member's rank.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
     }
 
-    /// Returns who takes part.
+    /// Returns the group.
     #[must_use]
     pub fn group(&self) -> Group {
         self.shared.group
     }
 
-    /// Enters, unless it has [arrived](Self::arrive) already, and blocks the thread until all have.
+    /// Enters, unless it has [arrived](Self::arrive) already, and blocks the thread until all members have.
     ///
     /// # Errors
     /// [`BarrierError::Lost`].
@@ -143,8 +146,7 @@ impl ThreadMember {
         self.depart_blocking()
     }
 
-    /// Enters, and does not wait: what is done before [`depart`](Self::depart) overlaps with the others' way
-    /// to the barrier.
+    /// Enters without waiting: work before [`depart`](Self::depart) overlaps with the other members' arrival.
     ///
     /// # Errors
     /// [`BarrierError::AlreadyEntered`], [`BarrierError::Lost`].
@@ -157,7 +159,7 @@ impl ThreadMember {
         Ok(Arrived { rank: self.rank, epoch, group: self.shared.number })
     }
 
-    /// Blocks the thread until all have entered the barrier in which this member has [arrived](Self::arrive).
+    /// Blocks the thread until all members have entered the barrier in which this one has [arrived](Self::arrive).
     ///
     /// # Errors
     /// [`BarrierError::Lost`]; [`BarrierError::ForeignToken`] for a token of another member or barrier.
@@ -197,13 +199,13 @@ impl ThreadMember {
         let Self { shared, position, waiter, .. } = self;
         let is_over =
             || shared.central.is_passed(position.target) || shared.absences.fails(position.epoch);
-        if waiter.look_blocking(|| is_over().then_some(())).is_none() {
+        if waiter.spin_blocking(|| is_over().then_some(())).is_none() {
             while !is_over() {
                 shared.sleep_unless(is_over);
             }
             waiter.slept();
         }
-        // Whoever has left may have entered this one before: only if it was not passed has it failed.
+        // A member that left may have entered this barrier before: it has failed only if it was not passed.
         if shared.central.is_passed(position.target) {
             return Ok(self.depart_now());
         }

@@ -4,38 +4,43 @@ use std::{mem, task::Waker};
 
 use crate::sync::{Mutex, lock};
 
-/// The wakers of several members, by place. They stay from barrier to barrier: a task's waker seldom changes.
+/// The wakers of several members, by index. They stay from barrier to barrier: a task's waker rarely changes.
 ///
-/// They are called with no lock held, since a waker may drop its task, and that a member, which wakes all others:
-/// whoever calls them takes the list out meanwhile. What changes in between is noted, and whoever wants to
-/// wake as well leaves that to the first one, which begins again.
+/// They are called without the lock held, since a waker may drop its task and with it a member, which wakes all
+/// others: the calling thread takes the list out meanwhile. Changes in between are recorded. A thread that wants to
+/// wake meanwhile leaves that to the first one, which starts again.
 #[derive(Debug)]
-pub(super) struct Wakers(Mutex<State>);
+pub(super) struct Wakers(Mutex<WakerList>);
 
 #[derive(Debug)]
-struct State {
+struct WakerList {
     /// Empty while it is taken out.
     list: Vec<Option<Waker>>,
     is_taken: bool,
-    /// Somebody wants all to be woken from the beginning.
-    again: bool,
+    /// All must be woken again, from the beginning.
+    wake_again: bool,
     changed: Vec<(usize, Option<Waker>)>,
 }
 
 impl Wakers {
     pub(super) fn new(count: usize) -> Self {
         let list = vec![None; count];
-        Self(Mutex::new(State { list, is_taken: false, again: false, changed: Vec::new() }))
+        Self(Mutex::new(WakerList {
+            list,
+            is_taken: false,
+            wake_again: false,
+            changed: Vec::new(),
+        }))
     }
 
     /// Sets the waker of a member.
-    pub(super) fn set(&self, place: usize, waker: Option<Waker>) {
+    pub(super) fn set(&self, index: usize, waker: Option<Waker>) {
         let mut replaced = waker;
         {
             let mut state = lock(&self.0);
             if state.is_taken {
-                state.changed.push((place, replaced.take()));
-            } else if let Some(own) = state.list.get_mut(place) {
+                state.changed.push((index, replaced.take()));
+            } else if let Some(own) = state.list.get_mut(index) {
                 mem::swap(own, &mut replaced);
             }
         }
@@ -43,26 +48,26 @@ impl Wakers {
         drop(replaced);
     }
 
-    /// Wakes all, except for the one at `except`.
+    /// Wakes all except the one at `except`.
     pub(super) fn wake(&self, except: Option<usize>) {
         let list = {
             let mut state = lock(&self.0);
             if mem::replace(&mut state.is_taken, true) {
-                state.again = true;
+                state.wake_again = true;
                 return;
             }
             mem::take(&mut state.list)
         };
         let mut taken = Taken { wakers: self, list, replaced: Vec::new() };
         taken.wake(except);
-        while taken.must_go_on() {
-            // The one at `except` is awake, and would look by itself: it costs a wake-up too many, seldom.
+        while taken.must_wake_again() {
+            // The one at `except` is awake and will poll anyway: this rarely costs one extra wake-up.
             taken.wake(None);
         }
     }
 }
 
-/// The list outside of the lock. Put back also if a waker panics.
+/// The list while it is outside the lock. Put back even if a waker panics.
 struct Taken<'a> {
     wakers: &'a Wakers,
     list: Vec<Option<Waker>>,
@@ -73,20 +78,20 @@ struct Taken<'a> {
 impl Taken<'_> {
     #[inline]
     fn wake(&self, except: Option<usize>) {
-        for (place, waker) in self.list.iter().enumerate() {
+        for (index, waker) in self.list.iter().enumerate() {
             if let Some(waker) = waker
-                && Some(place) != except
+                && Some(index) != except
             {
                 waker.wake_by_ref();
             }
         }
     }
 
-    /// Brings in what has changed meanwhile. Returns whether all must be woken again; if not, the list is back.
-    fn must_go_on(&mut self) -> bool {
+    /// Applies the recorded changes. Returns whether all must be woken again; if not, the list is back.
+    fn must_wake_again(&mut self) -> bool {
         let mut state = lock(&self.wakers.0);
-        self.put_changed(&mut state);
-        if mem::take(&mut state.again) {
+        self.apply_changes(&mut state);
+        if mem::take(&mut state.wake_again) {
             return true;
         }
         state.list = mem::take(&mut self.list);
@@ -94,9 +99,9 @@ impl Taken<'_> {
         false
     }
 
-    fn put_changed(&mut self, state: &mut State) {
-        for (place, waker) in state.changed.drain(..) {
-            if let Some(own) = self.list.get_mut(place) {
+    fn apply_changes(&mut self, state: &mut WakerList) {
+        for (index, waker) in state.changed.drain(..) {
+            if let Some(own) = self.list.get_mut(index) {
                 self.replaced.push(mem::replace(own, waker));
             }
         }
@@ -108,11 +113,10 @@ impl Drop for Taken<'_> {
         if self.list.is_empty() {
             return;
         }
-        // A waker has panicked. Those after it were not woken: whoever waits looks at what it waits for when it
-        // is woken the next time.
+        // A waker has panicked. The ones after it were not woken: those members check again when they are next woken.
         let mut state = lock(&self.wakers.0);
-        self.put_changed(&mut state);
-        state.again = false;
+        self.apply_changes(&mut state);
+        state.wake_again = false;
         state.is_taken = false;
         state.list = mem::take(&mut self.list);
     }
@@ -167,7 +171,7 @@ mod tests {
         wakers.set(0, Some(Waker::from(Arc::clone(&nested))));
         wakers.set(2, Some(Waker::from(Arc::clone(&last))));
         wakers.wake(Some(2));
-        // Three more rounds, of which none leaves anybody out.
+        // Three more rounds, of which none leaves any member out.
         assert_eq!(nested.count.load(Ordering::Relaxed), 4);
         assert_eq!(last.0.load(Ordering::Relaxed), 3);
         assert_eq!(other.0.load(Ordering::Relaxed), 0);

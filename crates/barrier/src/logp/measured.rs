@@ -1,40 +1,40 @@
-//! The parameters of a transport, out of what was read on it.
+//! The parameters of a transport, computed from measurements.
 //!
-//! The method is that of [logp-bench]: one member, the leader, sends probes to another one, which answers at once.
+//! The method is that of [logp-bench]: one member, the leader, sends probes to another, which answers at once.
 //!
-//! | parameter | out of |
+//! | parameter | computed from |
 //! | --- | --- |
-//! | o_s | how long the call lasts that sends one probe |
-//! | o_r | how long the look lasts that finds the answer, if that has been there for a while already |
+//! | o_s | the duration of the call that sends one probe |
+//! | o_r | the duration of the poll that finds an answer which has been there for a while |
 //! | L | half of the round trip, less o_s and o_r |
-//! | o_r of a member that sleeps | o_r, and what a round trip to a sleeping member lasts longer than to one that looks by itself: its wake-up |
-//! | g | a burst to one member, from its beginning to the answer, less a round trip; by the length of the burst |
+//! | o_r of a sleeping member | o_r plus its wake-up: the difference between round trips to a sleeping and to a polling member |
+//! | g | a burst to one member, from its start to the answer, less a round trip; divided by the length of the burst |
 //! | a, b | a multicast to all ports, and a message as the multicast to one |
 //!
-//! *Deviation:* Culler et al. take o_r for what a loop of a send, a pause and a receive lasts longer than o_s and the pause; here
-//! the receive alone is timed, so that what else happens in the pause does not count. Each parameter is the median of many
-//! readings, as other programs run on the machine.
+//! *Deviation:* Culler et al. compute o_r as the duration of a loop of a send, a pause and a receive, less o_s and
+//! the pause; here the receive alone is timed, so that other activity in the pause does not count. Each parameter is
+//! the median of many readings, since other programs run on the machine.
 //!
-//! What a system call that sends does at once for the receiver, as on one host, is o_s, and L may be nothing then.
+//! If a sending system call also does the receiver's work, as on one host, that is part of o_s, and L may be zero.
 
 use std::time::Duration;
 
 use super::{LogP, Multicast};
 
-/// How far the readings of a parameter are from each other.
+/// The spread of a parameter's readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Spread {
-    /// Half of the readings are below.
+    /// Half of the readings are below this.
     pub median: Duration,
-    /// Nine in ten are below.
+    /// Nine in ten are below this.
     pub p90: Duration,
-    /// How many there are.
+    /// The number of readings.
     pub samples: u32,
 }
 
 impl Spread {
-    /// Sums readings up; there is none without any.
+    /// Summarizes readings; `None` if there are none.
     #[must_use]
     pub fn of(readings: &[Duration]) -> Option<Self> {
         let mut sorted = readings.to_vec();
@@ -46,7 +46,7 @@ impl Spread {
         })
     }
 
-    /// Takes a known cost away from each reading.
+    /// Subtracts a known cost from each reading.
     fn less(self, known: Duration) -> Self {
         let Self { median, p90, samples } = self;
         Self { median: median.saturating_sub(known), p90: p90.saturating_sub(known), samples }
@@ -58,72 +58,72 @@ impl Spread {
     }
 }
 
-/// Returns the value below which so many of a hundred are, nearest rank.
+/// Returns the value below which `percent` of the readings are, nearest rank.
 pub(super) fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     let place = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
     sorted.get(place).copied()
 }
 
-/// What was read on a transport, before anything is computed from it.
+/// Raw readings from a transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readings {
-    /// What reading the clock twice takes: it is part of each of the others.
+    /// The time of two readings of the clock, which is included in each of the others.
     pub clock: Duration,
     /// Calls that send one probe.
     pub send: Vec<Duration>,
-    /// Looks that find one answer which has been there.
+    /// Polls that find one answer which is already there.
     pub receive: Vec<Duration>,
-    /// Round trips to a member that looks by itself.
+    /// Round trips to a polling member.
     pub round_trip: Vec<Duration>,
-    /// Round trips to a member that sleeps.
+    /// Round trips to a sleeping member.
     pub round_trip_asleep: Vec<Duration>,
-    /// Bursts of so many probes of which the last is answered, until the answer.
+    /// Bursts with that number of probes, of which the last is answered, until the answer.
     pub bursts: Vec<(u32, Duration)>,
     /// Calls that send to all others.
     pub multicast: Vec<Duration>,
-    /// How many ports that leaves by: all members but one.
+    /// The number of ports that a multicast leaves by: one per other member.
     pub ports: u32,
 }
 
-/// What was found on a transport, the same at all members.
+/// The measured parameters of a transport, the same at all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Measured {
+pub struct MeasuredCosts {
     /// o_s.
     pub send: Spread,
     /// L.
     pub latency: Spread,
-    /// o_r of a member that looks by itself.
+    /// o_r of a polling member.
     pub receive: Spread,
     /// o_r of a member that sleeps until something arrives.
     pub receive_asleep: Spread,
-    /// g, as one sender sees it: never less than o_s.
+    /// g, as one sender sees it: at least o_s.
     pub gap: Spread,
-    /// What sending to all others costs.
+    /// The cost of sending to all others.
     pub multicast: Spread,
-    /// Round trips to a member that looks by itself.
+    /// Round trips to a polling member.
     pub round_trip: Spread,
-    /// By how many ports a multicast left.
+    /// The number of ports that a multicast left by.
     pub ports: u32,
     /// Probes that were not answered.
     pub lost: u32,
 }
 
-/// The part by which a gap is longer than o_s, if it is the network's: less may be noise.
+/// How much longer than o_s a gap must be to count as the network's: less may be noise.
 const VISIBLE_PERCENT: u32 = 20;
 
 impl Readings {
-    /// Computes the parameters. There are none if a series is empty.
+    /// Computes the parameters. `None` if a series is empty.
     #[must_use]
-    pub fn fit(&self, lost: u32) -> Option<Measured> {
+    pub fn fit(&self, lost: u32) -> Option<MeasuredCosts> {
         let send = Spread::of(&self.send)?.less(self.clock);
         let receive = Spread::of(&self.receive)?.less(self.clock);
         let round_trip = Spread::of(&self.round_trip)?.less(self.clock);
         let asleep = Spread::of(&self.round_trip_asleep)?.less(self.clock);
         let multicast = Spread::of(&self.multicast)?.less(self.clock);
         let latency = round_trip.divided(2).less(send.median + receive.median);
-        // The leader looks by itself all the time, so that one of both ways is as before.
+        // The leader always polls, so one of the two ways is unchanged.
         let wake_up = asleep.less(round_trip.median);
         let receive_asleep = Spread {
             median: receive.median + wake_up.median,
@@ -138,7 +138,7 @@ impl Readings {
             .collect();
         let gap = Spread::of(&gaps)?;
         let ports = self.ports;
-        Some(Measured {
+        Some(MeasuredCosts {
             send,
             latency,
             receive,
@@ -152,11 +152,11 @@ impl Readings {
     }
 }
 
-impl Measured {
-    /// Returns the parameters for members that look by themselves while they wait.
+impl MeasuredCosts {
+    /// Returns the parameters for members that poll while they wait.
     ///
-    /// The gap is that of the network alone: one that is no longer than o_s is the sender's, and keeps no two messages of
-    /// different senders apart.
+    /// The gap is that of the network alone: one that is no longer than o_s is the sender's, and does not separate
+    /// messages of different senders.
     #[must_use]
     pub fn costs(&self) -> LogP {
         let visible = self.send.median + self.send.median * VISIBLE_PERCENT / 100;
@@ -165,28 +165,28 @@ impl Measured {
         LogP::new(self.send.median, self.latency.median, self.receive.median)
             .with_gap(gap)
             .with_multicast(self.multicast_costs())
-            // What was not there cost no less to look for than what was, and about as much.
-            .with_look(self.receive.median)
+            // Looking for a message that is not there costs at most what finding one costs, and about the same.
+            .with_poll(self.receive.median)
     }
 
     /// Returns the parameters for members that sleep while they wait.
     #[must_use]
     pub fn costs_asleep(&self) -> LogP {
-        LogP { receive: self.receive_asleep.median, look: Duration::ZERO, ..self.costs() }
+        LogP { receive: self.receive_asleep.median, poll: Duration::ZERO, ..self.costs() }
     }
 
-    /// The line through a multicast to one port, which is a message, and to all.
+    /// The line through a multicast to one port, which is a message, and one to all.
     fn multicast_costs(&self) -> Multicast {
         let (one, all) = (self.send.median, self.multicast.median);
         let Some(further) = self.ports.checked_sub(1).filter(|further| *further > 0) else {
             return Multicast::new(all, Duration::ZERO);
         };
-        // No part is below nothing.
+        // No part is negative.
         let per_port = (all.saturating_sub(one) / further).min(all / self.ports);
         Multicast::new(all.saturating_sub(per_port * self.ports), per_port)
     }
 
-    /// Takes what [`parameters`](Self::parameters) returns.
+    /// The inverse of [`parameters`](Self::parameters).
     #[cfg(not(loom))]
     pub(crate) const fn of_parameters(spreads: [Spread; 7], ports: u32, lost: u32) -> Self {
         let [send, latency, receive, receive_asleep, gap, multicast, round_trip] = spreads;
@@ -290,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Goal: a gap that the sender makes is none of the network's, and one of the wire is. Method: both.
+    /// Goal: a gap caused by the sender does not count as the network's, and one caused by the wire does. Method: both.
     #[test]
     fn a_gap_is_the_networks() {
         let logp = LogP::new(micros(6), micros(2), micros(1));

@@ -1,7 +1,7 @@
-//! What a barrier should cost: LogP's closed forms, and the choice of an algorithm.
+//! The expected cost of a barrier: LogP's closed forms, and the choice of an algorithm.
 //!
-//! With X = o_s + L + o_r, the way of one message from the beginning of its sending to the end of its reception, and
-//! G = max(o_r, g), the time between the ends of two receptions at one member:
+//! With X = o_s + L + o_r, the time of one message from the start of its sending to the end of its reception, and G =
+//! max(o_r, g), the time between the ends of two receptions at one member:
 //!
 //! | algorithm | time |
 //! | --- | --- |
@@ -15,16 +15,17 @@
 //! | tournament | 2 ⌈log2 n⌉ · X |
 //! | central | 2 X + (n − 2) · (G + max(o_s, g)) |
 //!
-//! *Deviation* from the paper: it counts o_r where two messages come one after the other, which is right as long as the
-//! wire is not slower, g ≤ o_r. It counts log3 n stages of its ternary tree, in which a parent has two children; these
-//! are the stages of a trinomial tree, and a heap is deeper, which shows from 27 members on. The exit by multicast takes the multicast's own cost for sending, if that is known.
+//! *Deviation* from the paper: it counts o_r where two messages follow each other, which is right as long as the wire
+//! is not slower, g ≤ o_r. It counts log3 n stages of its ternary tree, in which a parent has two children; these are
+//! the stages of a trinomial tree, and a heap is deeper, which shows from 27 members on. The multicast exit uses the
+//! multicast's own sending cost, if known.
 //!
-//! The closed forms suppose that each member has a processor of its own. Where they share few, as processes on one
-//! machine do, a barrier takes at least its work: what all sendings and receptions cost together, divided by the cores.
-//! The [planner](plan) takes the larger of both.
+//! The closed forms assume that each member has its own processor. If members share processors, like processes on one
+//! machine, a barrier takes at least its work: the cost of all sends and receptions, divided by the cores. The
+//! [planner](plan) takes the larger of both.
 //!
-//! [`Readings`] of a live transport give its [parameters](Measured), as `NetBarrier::measure` does; a [`Report`] says what a
-//! barrier was expected to take, and what it took.
+//! [`Readings`] of a live transport give its [parameters](MeasuredCosts), as in `NetBarrier::measure`; a [`Report`]
+//! compares the expected and observed times of a barrier.
 
 mod measured;
 mod observed;
@@ -33,14 +34,14 @@ mod planner;
 use std::{num::NonZeroU32, time::Duration};
 
 #[cfg(not(loom))]
-pub(crate) use self::observed::Waits;
+pub(crate) use self::observed::WaitHistory;
 pub use self::{
-    measured::{Measured, Readings, Spread},
-    observed::{Observed, Report},
+    measured::{MeasuredCosts, Readings, Spread},
+    observed::{ObservedWaits, Report},
     planner::{Advice, Candidate, Cores, PlanError, candidates, plan},
 };
 use crate::{
-    algorithm::{Algorithm, Pace, partners},
+    algorithm::{Algorithm, HopTiming, partners},
     group::Group,
 };
 
@@ -48,39 +49,39 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LogP {
-    /// o_s: for so long sending a message occupies the sender.
+    /// o_s: how long sending a message occupies the sender.
     pub send: Duration,
-    /// L: for so long a message is under way, while neither side does anything.
+    /// L: how long a message is under way while neither side does anything.
     pub latency: Duration,
-    /// o_r: for so long receiving a message occupies the receiver.
+    /// o_r: how long receiving a message occupies the receiver.
     pub receive: Duration,
-    /// g: at least so much time is between two messages of one sender, or to one receiver.
+    /// g: the minimum time between two messages of one sender, or to one receiver.
     pub gap: Duration,
-    /// What a multicast costs its sender.
+    /// The cost of a multicast for its sender.
     pub multicast: Multicast,
-    /// For so long a member that looks for a message, and finds none, keeps a processor from the others that share it. Zero
-    /// where members sleep while they wait, and by default.
-    pub look: Duration,
+    /// How long a member that looks for a message and finds none keeps a processor from the others that share it.
+    /// Zero if members sleep while they wait, and by default.
+    pub poll: Duration,
 }
 
-/// What a multicast costs its sender: a fixed part, and one for each receiver.
+/// The cost of a multicast for its sender: a fixed part, and one per receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Multicast {
-    /// a: whoever receives it.
+    /// a: independent of the receivers.
     pub base: Duration,
-    /// b: for each port that it leaves by. Nothing where a switch does the copying.
+    /// b: per port that it leaves by. Zero if a switch does the copying.
     pub per_port: Duration,
 }
 
 impl Multicast {
-    /// Takes both parts.
+    /// Creates a cost from both parts.
     #[must_use]
     pub const fn new(base: Duration, per_port: Duration) -> Self {
         Self { base, per_port }
     }
 
-    /// Returns what a multicast to so many costs.
+    /// Returns the cost of a multicast to that many ports.
     #[must_use]
     pub fn cost(self, ports: u32) -> Duration {
         self.base + self.per_port * ports
@@ -88,8 +89,8 @@ impl Multicast {
 }
 
 impl LogP {
-    /// The library of the paper, over Fast Ethernet and a switch [eth-barrier, §5.1.1]. The gap is not the sender's, which
-    /// the paper gives, but what keeps messages to one receiver apart: nothing that is longer than o_r.
+    /// The paper's library, over Fast Ethernet and a switch [eth-barrier, §5.1.1]. The gap is not the sender's, which
+    /// the paper gives, but the one between messages to one receiver: zero, as it does not exceed o_r.
     pub const OF_THE_PAPER: Self = Self::new(
         Duration::from_micros(3),
         Duration::from_nanos(17_500),
@@ -97,36 +98,36 @@ impl LogP {
     )
     .with_gap(Duration::ZERO);
 
-    /// Takes o_s, L and o_r; there is no gap, and a multicast costs what a message costs.
+    /// Creates parameters from o_s, L and o_r; the gap is zero, and a multicast costs the same as a message.
     #[must_use]
     pub const fn new(send: Duration, latency: Duration, receive: Duration) -> Self {
         let multicast = Multicast::new(send, Duration::ZERO);
-        let (gap, look) = (Duration::ZERO, Duration::ZERO);
-        Self { send, latency, receive, gap, multicast, look }
+        let (gap, poll) = (Duration::ZERO, Duration::ZERO);
+        Self { send, latency, receive, gap, multicast, poll }
     }
 
-    /// Takes g.
+    /// Sets g.
     #[must_use]
     pub const fn with_gap(mut self, gap: Duration) -> Self {
         self.gap = gap;
         self
     }
 
-    /// Takes what a look that finds nothing costs.
+    /// Sets the cost of a poll that finds nothing.
     #[must_use]
-    pub const fn with_look(mut self, look: Duration) -> Self {
-        self.look = look;
+    pub const fn with_poll(mut self, poll: Duration) -> Self {
+        self.poll = poll;
         self
     }
 
-    /// Takes the cost of a multicast.
+    /// Sets the cost of a multicast.
     #[must_use]
     pub const fn with_multicast(mut self, multicast: Multicast) -> Self {
         self.multicast = multicast;
         self
     }
 
-    /// Returns X = o_s + L + o_r: the way of one message.
+    /// Returns X = o_s + L + o_r: the time of one message.
     #[must_use]
     pub fn hop(&self) -> Duration {
         self.send + self.latency + self.receive
@@ -138,22 +139,22 @@ impl LogP {
         self.receive.max(self.gap)
     }
 
-    /// Returns the pace for which the [optimal tree](Algorithm::Optimal) is optimal.
+    /// Returns the timing for which the [optimal tree](Algorithm::Optimal) is optimal.
     #[must_use]
-    pub fn pace(&self) -> Pace {
-        Pace::new(self.hop(), self.reception())
+    pub fn timing(&self) -> HopTiming {
+        HopTiming::new(self.hop(), self.reception())
     }
 
-    /// Returns how long the multicast that tells all to leave takes.
+    /// Returns the time of the multicast that tells all to leave.
     fn exit(&self, group: Group) -> Duration {
         self.multicast.cost(group.size() - 1) + self.latency + self.receive
     }
 
-    /// Returns by the closed form how long a barrier takes from the last entry to the last exit, if each member has a
-    /// processor of its own.
+    /// Returns by the closed form how long a barrier takes from the last entry to the last exit, if each member has
+    /// its own processor.
     ///
-    /// Two networks share what one would bring to a receiver, but the receiver's processor is one: where the wire is not
-    /// the bottleneck, they are no gain [eth-barrier, §5.2].
+    /// Two networks share the messages to a receiver, but the receiver has one processor: unless the wire is the
+    /// bottleneck, they gain nothing [eth-barrier, §5.2].
     #[must_use]
     pub fn predict(&self, algorithm: Algorithm, group: Group) -> Duration {
         let n = group.size();
@@ -169,7 +170,7 @@ impl LogP {
                 hop * (n.ilog2() + folded)
             }
             Algorithm::Dissemination { ways } => {
-                // A partner's message leaves behind those to the partners before it, and comes behind theirs.
+                // A partner's message leaves after those to the partners before it, and arrives after theirs.
                 let further = self.send.max(reception);
                 let rounds = partners(n, u32::from(ways));
                 rounds.map(|partners| hop + further * (partners - 1)).sum()
@@ -181,17 +182,17 @@ impl LogP {
                 stage * depth(n, children) + self.exit(group)
             }
             Algorithm::Concurrent { .. } => hop + reception * (n - 2) + self.exit(group),
-            Algorithm::Optimal(pace) => {
-                // The shape is that of the given pace; it is walked at this one's.
-                self.optimal(group, pace) + self.exit(group)
+            Algorithm::Optimal(timing) => {
+                // The tree has the shape of the given timing, and is timed with this one.
+                self.optimal(group, timing) + self.exit(group)
             }
             Algorithm::Tournament => hop * (2 * rounds(n, 2)),
             Algorithm::Central => hop * 2 + (reception + self.send.max(self.gap)) * (n - 2),
         }
     }
 
-    /// As [`predict`](Self::predict), for members that share so many cores and look for their messages: each message of the
-    /// chain waits until all the others on its receiver's core have had a look.
+    /// Like [`predict`](Self::predict), for members that share `cores` and poll for their messages: each message of
+    /// the chain waits until all others on its receiver's core have polled.
     #[must_use]
     pub fn predict_sharing(
         &self,
@@ -200,25 +201,25 @@ impl LogP {
         cores: NonZeroU32,
     ) -> Duration {
         let others = f64::from(group.size()) / f64::from(cores.get()) - 1.0;
-        let latency = self.latency + self.look.mul_f64(others.max(0.0));
+        let latency = self.latency + self.poll.mul_f64(others.max(0.0));
         Self { latency, ..*self }.predict(algorithm, group)
     }
 
-    /// Gathering by a tree in which k members become one in each stage [eth-barrier, §5.1.2].
+    /// The time to gather by a tree in which k members combine into one per stage [eth-barrier, §5.1.2].
     fn tree(&self, n: u32, k: u32) -> Duration {
         (self.hop() + self.reception() * k.saturating_sub(2)) * rounds(n, k)
     }
 
-    /// Gathering by the tree that is optimal for some pace, at the pace that messages have here.
-    fn optimal(&self, group: Group, pace: Pace) -> Duration {
-        if pace == self.pace() {
-            pace.gather_time(group)
+    /// The time to gather by the tree that is optimal for `timing`, with this timing of messages.
+    fn optimal(&self, group: Group, timing: HopTiming) -> Duration {
+        if timing == self.timing() {
+            timing.gather_time(group)
         } else {
-            pace.gather_time_at(group, self.pace())
+            timing.gather_time_at(group, self.timing())
         }
     }
 
-    /// Returns what all members' processors have to do together for a barrier.
+    /// Returns the total processor time of all members for a barrier.
     #[must_use]
     pub fn work(&self, algorithm: Algorithm, group: Group) -> Duration {
         let messages = algorithm.messages(group);
@@ -239,7 +240,7 @@ fn rounds(n: u32, k: u32) -> u32 {
     rounds
 }
 
-/// Returns how far the last member of a heap is from the master.
+/// Returns the distance of a heap's last member from the master.
 fn depth(n: u32, children: u32) -> u32 {
     let (mut depth, mut last) = (0, n - 1);
     while last > 0 {

@@ -1,33 +1,33 @@
-//! What barriers have taken, beside what they were expected to take.
+//! Observed times of barriers, compared with the expected ones.
 
 use std::{fmt, time::Duration};
 
 use super::{Advice, LogP, measured::percentile};
 
-/// Waits that are kept: the latest.
+/// How many of the latest waits are kept.
 const KEPT: usize = 1024;
 
-/// What waiting at a barrier has taken, at one member.
+/// How long waits at a barrier have taken, at one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Observed {
+pub struct ObservedWaits {
     /// Half of the waits were shorter.
     pub p50: Duration,
-    /// Of a hundred, 99 were shorter.
+    /// 99 of a hundred waits were shorter.
     pub p99: Duration,
-    /// How many of the latest waits that counts.
+    /// How many of the latest waits this counts.
     pub waits: u32,
 }
 
 /// The latest waits of a member.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Waits {
+pub(crate) struct WaitHistory {
     kept: Vec<Duration>,
     next: usize,
 }
 
-impl Waits {
-    /// Adds one, in place of the oldest if there are many.
+impl WaitHistory {
+    /// Adds a wait; if the history is full, it replaces the oldest.
     #[inline]
     pub(crate) fn add(&mut self, wait: Duration) {
         if self.kept.len() < KEPT {
@@ -42,38 +42,38 @@ impl Waits {
         *self = Self::default();
     }
 
-    pub(crate) fn observed(&self) -> Option<Observed> {
+    pub(crate) fn observed(&self) -> Option<ObservedWaits> {
         let mut sorted = self.kept.clone();
         sorted.sort_unstable();
         let waits = u32::try_from(sorted.len()).unwrap_or(u32::MAX);
         let (p50, p99) = (percentile(&sorted, 50)?, percentile(&sorted, 99)?);
-        Some(Observed { p50, p99, waits })
+        Some(ObservedWaits { p50, p99, waits })
     }
 }
 
-/// What the barriers of a group were expected to take, and what they took.
+/// The expected and the observed times of a group's barriers.
 ///
-/// A wait is longer than its barrier if others came later. Where members come together, as in a loop over nothing but
-/// barriers, both are the same.
+/// A wait is longer than its barrier if other members came later. If members arrive together, as in a loop over
+/// nothing but barriers, both are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The group's algorithm, with what it is expected to take and, once there was a wait, the median of what it took.
+    /// The group's algorithm, with its expected time and, after the first wait, the median observed time.
     pub advice: Advice,
-    /// The costs by which that is expected.
+    /// The costs on which the expectation is based.
     pub costs: LogP,
-    /// Whether they were measured on the transport; otherwise they are typical ones, or were given.
+    /// Whether they were measured on the transport; otherwise they are typical, or were given.
     pub is_measured: bool,
-    /// What this member's waits took; nothing before the first.
-    pub observed: Option<Observed>,
+    /// This member's waits; `None` before the first.
+    pub observed: Option<ObservedWaits>,
 }
 
 impl Report {
-    /// Puts both together.
+    /// Combines both.
     pub(crate) fn new(
         mut advice: Advice,
         (costs, is_measured): (LogP, bool),
-        observed: Option<Observed>,
+        observed: Option<ObservedWaits>,
     ) -> Self {
         if let Some(observed) = observed {
             advice.observe(observed.p50);
@@ -81,7 +81,7 @@ impl Report {
         Self { advice, costs, is_measured, observed }
     }
 
-    /// Returns the median of what was observed by what was expected, if there are both.
+    /// Returns the ratio of the median observed to the expected time, if both are known.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         self.advice.deviation()
@@ -113,10 +113,10 @@ mod tests {
         logp::{Cores, plan},
     };
 
-    /// Goal: what is observed are the latest waits. Method: more than are kept, then none.
+    /// Goal: the latest waits are observed. Method: more than are kept, then none.
     #[test]
     fn the_latest_waits_count() {
-        let mut waits = Waits::default();
+        let mut waits = WaitHistory::default();
         assert_eq!(waits.observed(), None);
         for micros in 0..5000 {
             waits.add(Duration::from_micros(micros));
@@ -139,7 +139,8 @@ mod tests {
         assert_eq!(report.ratio(), None);
         let said = report.to_string();
         assert!(said.contains("expected 150.0 µs by assumed costs, nothing observed"), "{said}");
-        let observed = Observed { p50: advice.expected * 2, p99: advice.expected * 3, waits: 7 };
+        let observed =
+            ObservedWaits { p50: advice.expected * 2, p99: advice.expected * 3, waits: 7 };
         let report = Report::new(advice, (costs, true), Some(observed));
         assert!((report.ratio().expect("both") - 2.0).abs() < 1e-9);
         let said = report.to_string();

@@ -1,4 +1,4 @@
-//! Which algorithm a group should take.
+//! Which algorithm a group should use.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -11,73 +11,73 @@ use crate::{
     schedule::Step,
 };
 
-/// Members beyond which waits are not counted.
+/// The largest group whose waits are counted.
 const COUNTED_MAX: u32 = 256;
 
 /// How many processors the members have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cores {
-    /// Each member has one of its own, as the nodes of a cluster have.
+    /// Each member has its own, like the nodes of a cluster.
     Own,
-    /// All members share so many.
+    /// All members share this many.
     Shared(NonZeroU32),
 }
 
-/// What an algorithm is expected to cost.
+/// The expected cost of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Which.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// By LogP's closed form.
+    /// The time by LogP's closed form.
     pub predicted: Duration,
-    /// The same, if members that look share cores: the others have their turns between. As `predicted` if each has its own.
+    /// The same if polling members share cores, and take turns. Equal to `predicted` if each has its own.
     pub in_turns: Duration,
-    /// All members' work, divided by their cores; nothing if each has its own.
+    /// All members' work, divided by their cores; zero if each has its own.
     pub work: Duration,
-    /// How often its members wait for messages, all together; 0 for groups of more than 256.
+    /// How often its members wait for messages, in total; 0 for groups of more than 256.
     pub waits: u64,
 }
 
 impl Candidate {
-    /// Returns the larger of the chain of messages and the work: a barrier takes at least as long.
+    /// Returns the larger of the message chain's time and the work: a barrier takes at least that long.
     #[must_use]
     pub fn expected(&self) -> Duration {
         self.in_turns.max(self.work)
     }
 
-    /// Orders by time; of equals, by waits where the work counts, each of which is a switch to another member, then by
-    /// LogP, and otherwise the simpler one stays, which comes first.
+    /// Orders by time; equal times by waits, if the work counts, since each wait is a switch to another member, then
+    /// by LogP. Otherwise the simpler candidate, which comes first, stays.
     fn order(&self) -> (Duration, u64, Duration) {
         let waits = if self.work > self.in_turns { self.waits } else { 0 };
         (self.expected(), waits, self.predicted.min(self.work))
     }
 }
 
-/// What the planner has found, and what came of it.
+/// The planner's choice, and the time observed with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Advice {
-    /// The algorithm to take.
+    /// The algorithm to use.
     pub algorithm: Algorithm,
-    /// What a barrier is expected to take.
+    /// The expected time of a barrier.
     pub expected: Duration,
-    /// Why, in words.
+    /// The reason, in words.
     pub reason: String,
-    /// Everything that was considered, the best first.
+    /// All candidates, the best first.
     pub candidates: Vec<Candidate>,
-    /// What a barrier has taken, once somebody has [measured](Self::observe) it.
+    /// The observed time of a barrier, once it was [recorded](Self::observe).
     pub observed: Option<Duration>,
 }
 
 impl Advice {
-    /// Notes what a barrier has taken, say the median of many.
+    /// Records the observed time of a barrier, for example the median of many.
     pub const fn observe(&mut self, observed: Duration) {
         self.observed = Some(observed);
     }
 
-    /// Returns by which factor the observation is above the expectation, if there are both.
+    /// Returns the factor by which the observation exceeds the expectation, if both are known.
     #[must_use]
     pub fn deviation(&self) -> Option<f64> {
         let expected = Some(self.expected.as_secs_f64()).filter(|expected| *expected > 0.0)?;
@@ -95,7 +95,7 @@ impl fmt::Display for Advice {
     }
 }
 
-/// Nothing can be advised.
+/// The planner cannot choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -107,7 +107,7 @@ pub enum PlanError {
     Unsuitable(#[from] AlgorithmError),
 }
 
-/// Returns the algorithms that are worth considering for a group, the simpler ones first.
+/// Returns the algorithms worth considering for a group, the simpler ones first.
 #[must_use]
 pub fn candidates(group: Group, logp: &LogP, has_multicast: bool) -> Vec<Algorithm> {
     let mut all = vec![Algorithm::ShuffleExchange, Algorithm::Pairwise, Algorithm::DISSEMINATION];
@@ -118,18 +118,19 @@ pub fn candidates(group: Group, logp: &LogP, has_multicast: bool) -> Vec<Algorit
         all.push(Algorithm::Concurrent { networks });
         all.extend([2, 3, 4, 8].map(|k| Algorithm::Nomial { k }));
         all.extend([2, 3, 7].map(|children| Algorithm::Heap { children, networks }));
-        all.push(Algorithm::Optimal(logp.pace()));
+        all.push(Algorithm::Optimal(logp.timing()));
     }
     all.retain(|algorithm| algorithm.check(group).is_ok());
     all
 }
 
-/// Chooses the algorithm whose barrier takes the least, by the larger of LogP's prediction and the work of all members
-/// divided by their cores: on few cores LogP alone would choose what sends the most messages at once. The prediction is that of
-/// members who [take turns](LogP::predict_sharing) there: the work alone would choose long chains of few messages.
+/// Chooses the algorithm whose barrier takes the least time: the larger of LogP's prediction and the work of all
+/// members divided by their cores. On few cores, LogP alone would choose the algorithm that sends the most messages
+/// at once. There the prediction is for members that [take turns](LogP::predict_sharing), since the work alone would
+/// favour long chains of few messages.
 ///
 /// # Errors
-/// [`PlanError`] if there is nothing to choose from, or a candidate does not suit the group.
+/// [`PlanError`] if there are no candidates, or one does not suit the group.
 pub fn plan(
     group: Group,
     logp: &LogP,
@@ -162,9 +163,9 @@ pub fn plan(
     })
 }
 
-/// Counts the waits of a barrier, where so many members may well share a host.
+/// Counts the waits of a barrier, for groups small enough to share a host.
 ///
-/// Each of them gives a processor to another member, which LogP does not know.
+/// Each wait gives a processor to another member, which LogP does not know.
 fn waits(algorithm: Algorithm, group: Group) -> u64 {
     if group.size() > COUNTED_MAX {
         return 0;

@@ -52,7 +52,7 @@ fn multicasts_have_costs_of_their_own() {
     let costs = Multicast::new(nanos(5000), nanos(900));
     let logp = LogP::OF_THE_PAPER.with_multicast(costs);
     let more = 5000 + 31 * 900 - 3000;
-    for algorithm in [CONCURRENT, Algorithm::BINARY, Algorithm::Optimal(logp.pace())] {
+    for algorithm in [CONCURRENT, Algorithm::BINARY, Algorithm::Optimal(logp.timing())] {
         let before = predicted(&LogP::OF_THE_PAPER, algorithm, 32);
         assert_eq!(predicted(&logp, algorithm, 32), before + more);
     }
@@ -89,7 +89,7 @@ fn four_ary_trees_win_where_receiving_is_cheap() {
     assert_eq!(predicted(&fast, QUATERNARY, 16), 75_500);
 }
 
-/// Goal: what theory adds is worth it, as far as LogP can say. Method: with the paper's parameters at 32 members the
+/// Goal: the algorithms from theory are worth it, as far as LogP can say. Method: with the paper's parameters at 32 members the
 /// optimal tree and multicast at least 8 % below shuffle exchange; three-way dissemination below it at 16, 32 and 64.
 #[test]
 fn theory_beats_shuffle_exchange() {
@@ -98,20 +98,20 @@ fn theory_beats_shuffle_exchange() {
         let exchange = logp.predict(Algorithm::ShuffleExchange, group(size)).as_secs_f64();
         100.0 * (1.0 - logp.predict(algorithm, group(size)).as_secs_f64() / exchange)
     };
-    let optimal = Algorithm::Optimal(logp.pace());
+    let optimal = Algorithm::Optimal(logp.timing());
     assert!(gain(optimal, 32) >= 8.0, "{}", gain(optimal, 32));
     for size in [16, 32, 64] {
         let gain = gain(Algorithm::Dissemination { ways: 3 }, size);
         assert!(gain >= 14.0, "{size}: {gain}");
     }
-    // No tree gathers faster than the optimal one, at its own pace.
+    // No tree gathers faster than the optimal one, at its own timing.
     for size in 2..=128 {
         let best = predicted(&logp, optimal, size);
         for other in [Algorithm::BINARY, QUATERNARY, CONCURRENT, Algorithm::Nomial { k: 3 }] {
             assert!(best <= predicted(&logp, other, size), "{other}, {size}");
         }
-        // A tree for another pace is slower here, or at best as fast.
-        let other = Algorithm::Optimal(Pace::new(nanos(30_000), nanos(30_000)));
+        // A tree for another timing is slower here, or at best as fast.
+        let other = Algorithm::Optimal(HopTiming::new(nanos(30_000), nanos(30_000)));
         assert!(best <= predicted(&logp, other, size));
     }
 }
@@ -121,14 +121,14 @@ fn theory_beats_shuffle_exchange() {
 #[test]
 fn the_optimal_tree_obeys_its_recursion() {
     fn members(time: i64, hop: i64, gap: i64) -> u32 {
-        // Who was there from the beginning, and who is there because of its first message.
+        // The members through its later messages, and those through its first message.
         if time < hop { 1 } else { members(time - gap, hop, gap) + members(time - hop, hop, gap) }
     }
     for (hop, gap) in [(30, 9), (10, 4), (10, 10), (7, 1)] {
-        let pace = Pace::new(nanos(hop), nanos(gap));
+        let timing = HopTiming::new(nanos(hop), nanos(gap));
         let (hop, gap) = (i64::try_from(hop).expect("small"), i64::try_from(gap).expect("small"));
         for size in 2..=200 {
-            let time = i64::try_from(pace.gather_time(group(size)).as_nanos()).expect("small");
+            let time = i64::try_from(timing.gather_time(group(size)).as_nanos()).expect("small");
             assert!(members(time, hop, gap) >= size && members(time - 1, hop, gap) < size);
         }
     }
@@ -172,13 +172,13 @@ fn few_cores_turn_the_order_round() {
 /// 45 µs, and the central and the concurrent barrier 33.
 #[test]
 fn turns_of_others_count() {
-    let looking = LogP::new(nanos(2240), nanos(340), nanos(990))
+    let polling = LogP::new(nanos(2240), nanos(340), nanos(990))
         .with_multicast(Multicast::new(nanos(4), nanos(2880)));
     let group = group(8);
-    let all = candidates(group, &looking, true);
+    let all = candidates(group, &polling, true);
     let chosen = |logp| plan(group, &logp, two(), &all).expect("candidates");
-    assert_eq!(chosen(looking).algorithm, Algorithm::Tournament, "the least work");
-    let advice = chosen(looking.with_look(nanos(990)));
+    assert_eq!(chosen(polling).algorithm, Algorithm::Tournament, "the least work");
+    let advice = chosen(polling.with_poll(nanos(990)));
     assert_eq!(advice.algorithm, Algorithm::Central, "as fast as the concurrent barrier there");
     assert!(advice.reason.contains("take turns on 2 cores"), "{}", advice.reason);
     // Three others have their turns before each message of the chain.
@@ -188,7 +188,7 @@ fn turns_of_others_count() {
         found.in_turns - found.predicted
     });
     assert_eq!((tournament, concurrent), (nanos(6 * 3 * 990), nanos(2 * 3 * 990)));
-    let alone = plan(group, &looking.with_look(nanos(990)), Cores::Own, &all).expect("candidates");
+    let alone = plan(group, &polling.with_poll(nanos(990)), Cores::Own, &all).expect("candidates");
     assert!(alone.candidates.iter().all(|one| one.in_turns == one.predicted));
 }
 

@@ -1,18 +1,19 @@
-//! How survivors agree on who they are.
+//! How the survivors agree on who is left.
 //!
-//! Everybody tells everybody whom it takes for dead, and takes up what it is told: these sets only grow, and a member
-//! that is in the set of another that is alive for it is out. Whoever has heard its own set from all that are not in it
-//! has decided, and from then on answers with that. This is safe as long as silence means death: for another to decide
-//! otherwise, it would need the word of this one, which says nothing else any more. Should one more member die on the
-//! way, so that some decide with it and others without, those that have decided answer the others, which take it over.
+//! Each member tells all others which members it believes dead, and adopts what it is told: these sets only grow, and
+//! a member in the set of a live member is excluded. A member that has heard its own set from all members outside
+//! that set has decided, and from then on answers with that decision. This is safe as long as silence means death:
+//! for another member to decide differently, it would need this one's view, and this one states no other any more. If
+//! one more member dies meanwhile, so that some members decide with it and others without it, those that have decided
+//! answer the others, which adopt the decision.
 //!
-//! Under [`Quorum::Majority`](super::Quorum::Majority) those that are left over from a smaller part than that have no say: nobody believes their
-//! sets, they answer only each other, and once they agree they are told that they are too few. Sets only grow, so that
-//! they stay too few, unless somebody that has decided takes them in. Two decisions with a quorum have a member in
-//! common, and that one enters the barriers of one of them only.
+//! Under [`Quorum::Majority`](super::Quorum::Majority), members that remain in a smaller part have no say: their sets
+//! are not believed, they answer only each other, and once they agree they learn that they are too few. Sets only
+//! grow, so they stay too few, unless a member that has decided accepts them. Two decisions with a quorum have a
+//! member in common, and that member enters the barriers of only one of them.
 //!
-//! The name of the smaller group is made of the old name and of the dead. Its barriers succeed only among members that
-//! have decided the same, whatever happened before.
+//! The name of the smaller group is derived from the old name and the dead. Its barriers succeed only among members
+//! that have made the same decision, whatever happened before.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,32 +23,32 @@ use std::{
 
 use vigie_detect::Instant;
 
-use super::{Transmit, settings::Settings, waiting::earlier};
+use super::{Transmit, retry::earlier, settings::MemberSettings};
 use crate::{
     group::{Group, Rank},
-    packet::{Body, DEAD_MAX, GroupId, Key, Packet, list},
+    packet::{Body, DEAD_MAX, GroupId, Key, Packet, encode_ranks},
     schedule::{Network, Target},
 };
 
-/// What came out of a packet or a deadline.
+/// The result of a packet or a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    Nothing,
+pub(super) enum AgreementUpdate {
+    Unchanged,
     /// More members are dead.
-    More,
+    NewDead,
     /// All agree.
     Decided,
-    MoreAndDecided,
-    /// This member is out.
+    NewDeadAndDecided,
+    /// This member is excluded.
     Excluded,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum AgreementState {
     Undecided,
     Decided,
-    /// The others go on without this one.
-    Out,
+    /// The others continue without this member.
+    Excluded,
 }
 
 #[derive(Debug)]
@@ -56,17 +57,17 @@ pub(super) struct Agreement {
     own: Rank,
     id: GroupId,
     key: Option<Key>,
-    /// The barrier that this member was in, or would have entered next: all have entered those before.
+    /// The barrier that this member was in, or would have entered next: all members have entered the earlier ones.
     epoch: u32,
     dead: BTreeSet<Rank>,
-    /// What each other has said last.
+    /// The last view of each other member.
     views: BTreeMap<Rank, BTreeSet<Rank>>,
-    /// As in a wait for messages: how long others have not answered.
+    /// As in a wait for messages: how long other members have not answered.
     silent: BTreeMap<Rank, Duration>,
-    /// Of whom the transport has seen the end after the decision.
-    late: BTreeSet<Rank>,
-    standing: Standing,
-    settings: Settings,
+    /// Members whose end the transport has seen after the decision.
+    late_dead: BTreeSet<Rank>,
+    state: AgreementState,
+    settings: MemberSettings,
     interval_min: Duration,
     interval_max: Duration,
     silence_max: Option<Duration>,
@@ -76,7 +77,7 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    pub(super) fn new(group: Group, own: Rank, epoch: u32, settings: &Settings) -> Self {
+    pub(super) fn new(group: Group, own: Rank, epoch: u32, settings: &MemberSettings) -> Self {
         Self {
             group,
             own,
@@ -86,8 +87,8 @@ impl Agreement {
             dead: BTreeSet::new(),
             views: BTreeMap::new(),
             silent: BTreeMap::new(),
-            late: BTreeSet::new(),
-            standing: Standing::Undecided,
+            late_dead: BTreeSet::new(),
+            state: AgreementState::Undecided,
             settings: settings.clone(),
             interval_min: settings.repeat_after,
             interval_max: settings.interval_max(),
@@ -110,113 +111,113 @@ impl Agreement {
         self.deadline
     }
 
-    pub(super) fn is_out(&self) -> bool {
-        self.standing == Standing::Out
+    pub(super) fn is_excluded(&self) -> bool {
+        self.state == AgreementState::Excluded
     }
 
-    /// Whether enough are left to go on.
+    /// Returns whether enough members are left to continue.
     pub(super) fn has_quorum(&self) -> bool {
         self.settings.may_go_on(self.group, &self.dead)
     }
 
-    /// Whether more members are dead than can be named.
-    pub(super) fn is_hopeless(&self) -> bool {
+    /// Returns whether more members are dead than a packet can name.
+    pub(super) fn has_too_many_dead(&self) -> bool {
         self.dead.len() > DEAD_MAX
     }
 
-    /// Returns who is left, in order, and the name of their group, once that is decided.
+    /// Returns the survivors, in order, and the name of their group, once that is decided.
     pub(super) fn outcome(&self) -> Option<(Vec<Rank>, GroupId)> {
-        if self.standing != Standing::Decided {
+        if self.state != AgreementState::Decided {
             return None;
         }
         let survivors = self.group.ranks().filter(|rank| !self.dead.contains(rank)).collect();
         Some((survivors, self.id.without(&self.dead)))
     }
 
-    /// Returns of whom the transport has seen the end after the decision.
-    pub(super) const fn late(&self) -> &BTreeSet<Rank> {
-        &self.late
+    /// Returns the members whose end the transport has seen after the decision.
+    pub(super) const fn late_dead(&self) -> &BTreeSet<Rank> {
+        &self.late_dead
     }
 
     pub(super) fn take_transmits(&mut self) -> Vec<Transmit> {
         mem::take(&mut self.transmits)
     }
 
-    /// Members are dead, as this one has found out by itself.
-    pub(super) fn bury(&mut self, now: Instant, ranks: &BTreeSet<Rank>) -> Heard {
-        match self.standing {
-            Standing::Undecided => self.grow(now, ranks),
-            Standing::Decided => {
-                self.late.extend(ranks);
-                Heard::Nothing
+    /// This member has itself found out that members are dead.
+    pub(super) fn report_dead(&mut self, now: Instant, ranks: &BTreeSet<Rank>) -> AgreementUpdate {
+        match self.state {
+            AgreementState::Undecided => self.extend_dead(now, ranks),
+            AgreementState::Decided => {
+                self.late_dead.extend(ranks);
+                AgreementUpdate::Unchanged
             }
-            Standing::Out => Heard::Nothing,
+            AgreementState::Excluded => AgreementUpdate::Unchanged,
         }
     }
 
-    /// The clock has gone back by so much.
-    pub(super) fn set_back(&mut self, back: Duration) {
+    /// The clock has gone back by `back`.
+    pub(super) fn rewind(&mut self, back: Duration) {
         self.deadline = self.deadline.map(|deadline| earlier(deadline, back));
     }
 
-    /// Another member has said who is dead.
+    /// Another member has sent its view.
     pub(super) fn view(
         &mut self,
         now: Instant,
         sender: Rank,
         dead: BTreeSet<Rank>,
         wants_reply: bool,
-    ) -> Heard {
-        if self.standing == Standing::Out {
-            return Heard::Nothing;
+    ) -> AgreementUpdate {
+        if self.state == AgreementState::Excluded {
+            return AgreementUpdate::Unchanged;
         }
         if dead.contains(&self.own) {
-            return self.shun(sender);
+            return self.accept_exclusion(sender);
         }
-        if self.standing == Standing::Decided {
+        if self.state == AgreementState::Decided {
             if wants_reply || dead != self.dead {
-                self.inform(sender);
+                self.send_view_to(sender);
             }
-            return Heard::Nothing;
+            return AgreementUpdate::Unchanged;
         }
         self.silent.remove(&sender);
-        let heard = {
+        let update = {
             let view = self.views.entry(sender).or_default();
-            // A view that was overtaken by a later one is no news.
+            // A view that was overtaken by a later one is not news.
             if dead.is_superset(view) {
                 view.clone_from(&dead);
             }
-            self.grow(now, &dead)
+            self.extend_dead(now, &dead)
         };
         if wants_reply {
-            self.inform(sender);
+            self.send_view_to(sender);
         }
-        heard
+        update
     }
 
     /// Another member has decided.
-    pub(super) fn decided(&mut self, sender: Rank, dead: BTreeSet<Rank>) -> Heard {
-        if dead.contains(&self.own) && self.standing == Standing::Undecided {
-            return self.shun(sender);
+    pub(super) fn decided(&mut self, sender: Rank, dead: BTreeSet<Rank>) -> AgreementUpdate {
+        if dead.contains(&self.own) && self.state == AgreementState::Undecided {
+            return self.accept_exclusion(sender);
         }
-        if self.standing != Standing::Undecided || dead.contains(&sender) {
-            return Heard::Nothing;
+        if self.state != AgreementState::Undecided || dead.contains(&sender) {
+            return AgreementUpdate::Unchanged;
         }
         let is_news = self.dead != dead;
         self.dead = dead;
         self.decide();
-        if is_news { Heard::MoreAndDecided } else { Heard::Decided }
+        if is_news { AgreementUpdate::NewDeadAndDecided } else { AgreementUpdate::Decided }
     }
 
-    /// Asks again those that have not confirmed, and finds out who is dead among them.
-    pub(super) fn handle_deadline(&mut self, now: Instant) -> Heard {
+    /// Asks the members that have not confirmed again, and finds out which of them are dead.
+    pub(super) fn handle_deadline(&mut self, now: Instant) -> AgreementUpdate {
         if self.deadline.is_none_or(|deadline| now < deadline) {
-            return Heard::Nothing;
+            return AgreementUpdate::Unchanged;
         }
-        let waiting: Vec<Rank> =
+        let unconfirmed: Vec<Rank> =
             self.others().filter(|rank| self.views.get(rank) != Some(&self.dead)).collect();
         let mut dead = BTreeSet::new();
-        for rank in &waiting {
+        for rank in &unconfirmed {
             let silent = self.silent.entry(*rank).or_default();
             *silent += self.interval;
             if self.silence_max.is_some_and(|most| *silent >= most) {
@@ -224,91 +225,92 @@ impl Agreement {
             }
         }
         if !dead.is_empty() {
-            return self.grow(now, &dead);
+            return self.extend_dead(now, &dead);
         }
         self.interval = (self.interval * 2).min(self.interval_max);
         self.deadline = Some(now.saturating_add(self.interval));
-        for rank in waiting {
-            self.say(Target::Member(rank), true);
+        for rank in unconfirmed {
+            self.send_view(Target::Member(rank), true);
         }
-        Heard::Nothing
+        AgreementUpdate::Unchanged
     }
 
-    /// Tells a member how things stand.
-    pub(super) fn inform(&mut self, rank: Rank) {
-        // Those who may go on without this one are not to be disturbed.
+    /// Sends a member the present view.
+    pub(super) fn send_view_to(&mut self, rank: Rank) {
+        // Members that may continue without this one are not to be disturbed.
         if self.dead.contains(&rank) && !self.has_quorum() {
             return;
         }
-        self.say(Target::Member(rank), false);
+        self.send_view(Target::Member(rank), false);
     }
 
-    /// Tells the outcome to a member of the group, if it is one.
+    /// Sends the outcome to a member, if it belongs to the group.
     pub(super) fn answer(&mut self, rank: Rank) -> bool {
         let is_other = rank != self.own && self.group.contains(rank);
         if is_other {
-            self.inform(rank);
+            self.send_view_to(rank);
         }
         is_other
     }
 
-    /// Leaves the group, and says so.
+    /// Leaves the group, and tells the others.
     pub(super) fn leave(&mut self) {
-        if self.standing == Standing::Undecided {
+        if self.state == AgreementState::Undecided {
             self.dead.insert(self.own);
-            self.say(Target::Everyone, false);
+            self.send_view(Target::Everyone, false);
         }
-        self.standing = Standing::Out;
+        self.state = AgreementState::Excluded;
         self.deadline = None;
     }
 
-    /// Another member takes this one for dead: who is dead itself has no say.
-    fn shun(&mut self, sender: Rank) -> Heard {
+    /// Another member believes this one dead. A dead member's opinion does not count.
+    fn accept_exclusion(&mut self, sender: Rank) -> AgreementUpdate {
         if self.dead.contains(&sender) {
-            return Heard::Nothing;
+            return AgreementUpdate::Unchanged;
         }
-        self.standing = Standing::Out;
+        self.state = AgreementState::Excluded;
         self.deadline = None;
         self.transmits.clear();
-        Heard::Excluded
+        AgreementUpdate::Excluded
     }
 
     fn others(&self) -> impl Iterator<Item = Rank> {
         self.group.ranks().filter(|rank| *rank != self.own && !self.dead.contains(rank))
     }
 
-    /// Takes up who is dead, and tells all others if that is news.
-    fn grow(&mut self, now: Instant, dead: &BTreeSet<Rank>) -> Heard {
+    /// Adopts a set of dead members, and tells all others if that is news.
+    fn extend_dead(&mut self, now: Instant, dead: &BTreeSet<Rank>) -> AgreementUpdate {
         let is_news = !dead.is_subset(&self.dead);
         if is_news {
             self.dead.extend(dead);
-            self.say(Target::Everyone, false);
+            self.send_view(Target::Everyone, false);
             self.interval = self.interval_min;
-            self.deadline = Some(now.saturating_add(self.interval)).filter(|_| !self.is_hopeless());
+            self.deadline =
+                Some(now.saturating_add(self.interval)).filter(|_| !self.has_too_many_dead());
         }
-        let is_decided = !self.is_hopeless()
+        let is_decided = !self.has_too_many_dead()
             && self.others().all(|rank| self.views.get(&rank) == Some(&self.dead));
         if is_decided {
             self.decide();
         }
         match (is_news, is_decided) {
-            (false, false) => Heard::Nothing,
-            (true, false) => Heard::More,
-            (false, true) => Heard::Decided,
-            (true, true) => Heard::MoreAndDecided,
+            (false, false) => AgreementUpdate::Unchanged,
+            (true, false) => AgreementUpdate::NewDead,
+            (false, true) => AgreementUpdate::Decided,
+            (true, true) => AgreementUpdate::NewDeadAndDecided,
         }
     }
 
     fn decide(&mut self) {
-        self.standing = Standing::Decided;
+        self.state = AgreementState::Decided;
         self.deadline = None;
     }
 
-    fn say(&mut self, to: Target, wants_reply: bool) {
-        let Some(list) = list(&self.dead) else { return };
-        let body = match self.standing {
-            Standing::Decided => Body::decided(&list),
-            Standing::Undecided | Standing::Out => Body::view(&list, wants_reply),
+    fn send_view(&mut self, to: Target, wants_reply: bool) {
+        let Some(list) = encode_ranks(&self.dead) else { return };
+        let body = match self.state {
+            AgreementState::Decided => Body::decided(&list),
+            AgreementState::Undecided | AgreementState::Excluded => Body::view(&list, wants_reply),
         };
         let packet = Packet::new(self.id, self.epoch, self.own, body).encode(self.key.as_ref());
         self.transmits.push(Transmit { to, network: Network::First, packet });

@@ -1,93 +1,93 @@
-//! What a member has sent, taken and dropped.
+//! What a member has sent, received and dropped.
 
 use thiserror::Error;
 
 use crate::packet::ParseError;
 
-/// What a member has counted since it was made; shrinking goes on counting.
+/// What a member has counted since it was created; shrinking does not reset the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counters {
-    /// Messages of the schedule that it has sent: the only ones while nothing is lost or late.
+pub struct MemberCounters {
+    /// Messages of the schedule that it has sent: the only packets while nothing is lost or late.
     pub signals: u64,
-    /// Messages that it has sent again because somebody asked.
-    pub repeated: u64,
-    /// Questions for messages that it missed.
-    pub asked: u64,
+    /// Messages that it has sent again on request.
+    pub retransmitted: u64,
+    /// Requests for messages that it missed.
+    pub nacks: u64,
     /// Answers that it is alive.
-    pub answered: u64,
-    /// What it has said about who is dead.
+    pub alive_replies: u64,
+    /// Messages about which members are dead.
     pub views: u64,
-    /// Packets that were of use.
+    /// Packets that were useful.
     pub accepted: u64,
-    /// Packets that were none, or of another version.
+    /// Packets that were invalid, or of another version.
     pub malformed: u64,
     /// Packets with a wrong tag.
     pub forged: u64,
     /// Packets of other groups.
     pub foreign: u64,
-    /// Packets of nobody in the group.
-    pub senders: u64,
-    /// Packets that nobody sends to this member.
+    /// Packets from senders that are not in the group.
+    pub unknown_senders: u64,
+    /// Packets that no member sends to this one.
     pub unexpected: u64,
-    /// Values of a wrong length.
-    pub values: u64,
-    /// Messages that it had.
+    /// Values of the wrong length.
+    pub wrong_values: u64,
+    /// Messages that it already had.
     pub duplicates: u64,
-    /// Packets of barriers that are over.
+    /// Packets of barriers or questions that are over.
     pub stale: u64,
     /// Packets of barriers that cannot have begun.
     pub future: u64,
-    /// Words of members that are too few to go on, against this one.
+    /// Views of members that are too few to continue, against this one.
     pub minority: u64,
 }
 
 /// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum Dropped {
-    /// It is no packet.
+pub enum DropReason {
+    /// It is not a valid packet.
     #[error(transparent)]
     Malformed(#[from] ParseError),
     /// It is of another group.
     #[error("a packet of another group")]
     Foreign,
-    /// Its sender is no other member.
-    #[error("a packet of nobody in the group")]
+    /// Its sender is not another member.
+    #[error("a packet from a sender that is not in the group")]
     Sender,
-    /// Nobody sends, or asks for, such a message.
-    #[error("a packet that the schedule does not have")]
+    /// No member sends, or asks for, such a message.
+    #[error("a packet that is not in the schedule")]
     Unexpected,
-    /// The value has another length than all have.
-    #[error("a value of a length that it cannot have")]
+    /// The value's length differs from the group's.
+    #[error("a value of the wrong length")]
     Value,
-    /// It was there before.
+    /// It has arrived before.
     #[error("a message that has arrived before")]
     Duplicate,
-    /// Of a barrier that is over.
-    #[error("a packet of the past")]
+    /// It is outdated: its barrier or its question is over.
+    #[error("an outdated packet")]
     Stale,
-    /// Members that are too few to go on take this one for dead.
-    #[error("the word of a minority")]
+    /// Members that are too few to continue believe this one dead.
+    #[error("a view of a minority")]
     Minority,
-    /// Of a barrier that cannot have begun.
+    /// It is for a barrier that cannot have begun.
     #[error("a packet of a barrier that cannot have begun")]
     Future,
 }
 
-impl Counters {
-    pub(super) const fn count(&mut self, why: Dropped) {
+impl MemberCounters {
+    pub(super) const fn count(&mut self, why: DropReason) {
         let counter = match why {
-            Dropped::Malformed(ParseError::Tag) => &mut self.forged,
-            Dropped::Malformed(_) => &mut self.malformed,
-            Dropped::Foreign => &mut self.foreign,
-            Dropped::Sender => &mut self.senders,
-            Dropped::Unexpected => &mut self.unexpected,
-            Dropped::Value => &mut self.values,
-            Dropped::Duplicate => &mut self.duplicates,
-            Dropped::Stale => &mut self.stale,
-            Dropped::Future => &mut self.future,
-            Dropped::Minority => &mut self.minority,
+            DropReason::Malformed(ParseError::Tag) => &mut self.forged,
+            DropReason::Malformed(_) => &mut self.malformed,
+            DropReason::Foreign => &mut self.foreign,
+            DropReason::Sender => &mut self.unknown_senders,
+            DropReason::Unexpected => &mut self.unexpected,
+            DropReason::Value => &mut self.wrong_values,
+            DropReason::Duplicate => &mut self.duplicates,
+            DropReason::Stale => &mut self.stale,
+            DropReason::Future => &mut self.future,
+            DropReason::Minority => &mut self.minority,
         };
         *counter += 1;
     }
@@ -98,9 +98,9 @@ impl Counters {
         self.malformed
             + self.forged
             + self.foreign
-            + self.senders
+            + self.unknown_senders
             + self.unexpected
-            + self.values
+            + self.wrong_values
             + self.duplicates
             + self.stale
             + self.future

@@ -1,4 +1,4 @@
-//! One member as a machine: packets and time in; packets, deadlines and what happened out.
+//! One member as a state machine: packets and time in; packets, deadlines and events out.
 //!
 //! ```text
 //!              1 enter                    2 last step done: Exited
@@ -14,39 +14,39 @@
 //! 1 [`Member::enter`]; 2 `advance`; 3 `fail`; 4 in `agreement`; 5 [`Member::shrink`].
 //!
 //! # Recovery
-//! Messages of a barrier never overtake a barrier [eth-barrier, §2.3]: who has entered epoch e + 1 has left e, so all
-//! have entered e. A member in epoch e therefore hears only of e − 1 (questions of those that have not left), e, and
-//! e + 1 (messages of those that have left before it), and two colours, the lowest bit of the epoch, keep apart what it
-//! stores. Packets carry 32 bits of the epoch, so that what the network has kept for long is known for old.
+//! Messages of a barrier never overtake a barrier [eth-barrier, §2.3]: a member that has entered epoch e + 1 has left e, so all
+//! have entered e. A member in epoch e therefore only receives packets of e − 1 (requests from members that have not left it),
+//! e, and e + 1 (messages from members that have left e before it). Two colours, the lowest bit of the epoch, separate what it
+//! stores. Packets carry 32 bits of the epoch, so packets that the network has held back for long are recognised as old.
 //!
-//! While nothing is lost, nothing is sent but the schedule's messages: that a member enters the next barrier
-//! acknowledges everything before. Who waits for longer than [`Settings::repeat_after`] asks for the messages that it
-//! misses, less and less often; who has sent them sends them again to the one that asks, and who has not says that it
-//! is alive, and sends twice when it gets so far. What loses packets answers seldom: a few questions in a row without an
-//! answer are no reason to ask less often, nor is one after which something came. Each member keeps what it has sent in
-//! this barrier and in the last one. If a schedule has two networks, questions and their answers take both in turn: one
-//! may be down.
+//! While nothing is lost, only the schedule's messages are sent: by entering the next barrier, a member acknowledges everything
+//! before. A member that waits for longer than [`MemberSettings::repeat_after`] asks for the messages that it misses, at
+//! growing intervals. A member that has sent such a message sends it again to the one that asks; one that has not says that it
+//! is alive, and sends the message twice when it gets that far. A lossy network rarely answers, so a few questions in a row
+//! without an answer do not lengthen the interval, nor does a question after which something came. Each member keeps what it
+//! has sent in this barrier and in the last one. If a schedule has two networks, questions and their answers alternate between
+//! them, since one may be down.
 //!
 //! # Failures
-//! A member that does not answer for half of [`Settings::failure_timeout`] while somebody waits for its message is dead;
-//! transports that know better [report](Member::report_dead) it. Silence is counted in intervals between questions, not
-//! in time: if the clock jumps, or this process was stopped, nobody is dead for that. A clock that leaps ahead costs one
-//! question; one that goes back takes the deadlines along, as soon as the machine is called. To be taken for dead wrongly,
-//! a member must be silent for as many questions, of which the last ones come a 64th of the timeout apart, or the clock
-//! must leap as often. A host that is suspended for longer than the timeout is really silent: the others go on without it,
-//! and it is told so when it is back. Whoever learns of a death tells all others, and asks those that do not confirm; the
-//! rest of the timeout is for this. That a member leaves a barrier with success means that all have entered, even if
-//! others then learn of a failure instead of leaving. After a failure the group is of no use, until its survivors have
-//! agreed on who they are, which they do by themselves, and every one of them has [shrunk](Member::shrink) its member.
+//! A member is dead if it does not answer for half of [`MemberSettings::failure_timeout`] while another one waits for its
+//! message; transports that know earlier [report](Member::report_dead) it. Silence is counted in intervals between questions,
+//! not in time: a clock that jumps, or a process that was stopped, kills no member. A clock that leaps ahead costs one
+//! question; one that goes back takes the deadlines along as soon as the state machine is called. To be believed dead wrongly,
+//! a member must be silent for that many questions, the last of which come a 64th of the timeout apart, or the clock must leap
+//! as often. A host that is suspended for longer than the timeout is really silent: the others continue without it, and tell it
+//! when it is back. A member that learns of a death tells all others, and asks those that do not confirm; the rest of the
+//! timeout is for this. If any member leaves a barrier successfully, all have entered it, even if others then learn of a
+//! failure instead of leaving. After a failure the group is unusable until its survivors have agreed on who is left, which they
+//! do on their own, and each of them has [shrunk](Member::shrink) its member.
 //!
-//! A member must be driven (packets delivered, deadlines handled) also while it is outside: it answers for its process.
-//! Where the network falls apart, each part takes the others for dead; which of them may go on is up to the [`Quorum`].
+//! A member must be driven (packets delivered, deadlines handled) while it is outside the barrier too: it answers for its
+//! process. If the network splits, each part believes the others dead; the [`Quorum`] decides which part may continue.
 
 mod agreement;
 mod counters;
 mod plan;
+mod retry;
 mod settings;
-mod waiting;
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -58,13 +58,13 @@ use thiserror::Error;
 use vigie_detect::Instant;
 
 use self::{
-    agreement::{Agreement, Heard},
-    plan::{Action, Plan},
-    waiting::Waiting,
+    agreement::{Agreement, AgreementUpdate},
+    plan::{MemberPlan, PlanStep},
+    retry::RetryTimer,
 };
 pub use self::{
-    counters::{Counters, Dropped},
-    settings::{MemberError, Quorum, Settings},
+    counters::{DropReason, MemberCounters},
+    settings::{MemberError, MemberSettings, Quorum},
 };
 use crate::{
     checker::Join,
@@ -73,16 +73,17 @@ use crate::{
     schedule::{Network, Round, Schedule, Target},
 };
 
-/// A clock that goes back by less stands still: threads that read it one after the other may come in another order.
+/// A clock that goes back by less counts as standing still: threads that read it one after the other may arrive in a different
+/// order.
 const BACK_MAX: Duration = Duration::from_secs(1);
 
 /// A packet to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Transmit {
-    /// To whom. Where there is no multicast, "everyone" is each other member in turn.
+    /// The receivers. Without multicast, "everyone" is each other member in turn.
     pub to: Target,
-    /// By which network.
+    /// The network.
     pub network: Network,
     /// Its bytes.
     pub packet: Vec<u8>,
@@ -92,29 +93,29 @@ pub struct Transmit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// All members have entered the barrier of that epoch, and this one has left it.
+    /// All members have entered the barrier of that epoch, and this member has left it.
     Exited {
-        /// Which one, counted from 0 and round the corner.
+        /// The epoch, counted from 0, wrapping around.
         epoch: u32,
         /// The values of all members, reduced; empty without a reduction.
         value: Vec<u8>,
     },
-    /// Members are dead, and the group is of no use. Comes again when more are known.
+    /// Members are dead, and the group is unusable. Reported again when more deaths are known.
     Failed {
-        /// Everybody who is known to be dead, in order.
+        /// All members known to be dead, in order.
         ranks: Vec<Rank>,
-        /// How the latest of them is known.
-        reason: Reason,
+        /// How the latest death became known.
+        reason: DeathReason,
     },
-    /// The survivors agree on who they are: the group can be shrunk.
+    /// The survivors agree on who is left: the group can be shrunk.
     Agreed {
-        /// The ranks that are left, in order: their places are their ranks in the smaller group.
+        /// The remaining ranks, in order: their indices are their ranks in the smaller group.
         survivors: Vec<Rank>,
     },
-    /// Those that are left agree on who they are, and are too few for a group of their own: the others may go on
-    /// without them.
+    /// The remaining members agree on who is left, and are too few for a group of their own: the others may continue without
+    /// them.
     Minority {
-        /// Who is left.
+        /// The remaining members.
         survivors: Vec<Rank>,
     },
 }
@@ -122,14 +123,14 @@ pub enum Event {
 /// How it is known that a member is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum DeathReason {
     /// It has not answered.
     Silent,
     /// The transport has seen its end.
     Reported,
-    /// It has said that it leaves.
+    /// It has announced that it leaves.
     Left,
-    /// Another member has said so.
+    /// Another member has reported it.
     Told,
     /// The others believe that this member itself is dead; the only rank is its own.
     Excluded,
@@ -145,18 +146,18 @@ pub enum EnterError {
     /// Members are dead.
     #[error("members are dead ({}): shrink the group, or end", names(.ranks))]
     Failed {
-        /// Everybody who is known to be dead, in order.
+        /// All members known to be dead, in order.
         ranks: Vec<Rank>,
     },
     /// The others believe that this member is dead, or it has left.
-    #[error("this member is no longer of the group")]
+    #[error("this member no longer belongs to the group")]
     Excluded,
-    /// The value has not the length of the reduction's.
+    /// The value's length differs from the reduction's.
     #[error("a value of {found} bytes, where all members have {expected}")]
     Value {
-        /// What it must be.
+        /// The required length.
         expected: usize,
-        /// What it is.
+        /// The given length.
         found: usize,
     },
 }
@@ -165,38 +166,38 @@ pub enum EnterError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ShrinkError {
-    /// Nobody is dead.
-    #[error("nobody is dead: there is nothing to shrink")]
+    /// No member is dead.
+    #[error("no member is dead: there is nothing to shrink")]
     Whole,
     /// The survivors have not agreed yet.
     #[error("the survivors have not agreed yet: wait for `Event::Agreed`")]
     Undecided,
     /// The others believe that this member is dead, or it has left.
-    #[error("this member is no longer of the group")]
+    #[error("this member no longer belongs to the group")]
     Excluded,
-    /// Too few are left, while the others may have made a smaller group.
+    /// Too few members are left, while the others may have formed a smaller group.
     #[error(
         "{survivors} of the first {size} members are left, and the others may go on without them: form a new group, or \
          let any number go on (`Quorum::Any`)"
     )]
     Minority {
-        /// How many are left.
+        /// How many members are left.
         survivors: u32,
-        /// How many the group had when it was formed: more than half of them are enough, or the half with its rank 0.
+        /// The size of the group when it was formed: more than half of it is enough, or the half with its rank 0.
         size: u32,
     },
-    /// More are dead than members can tell each other.
+    /// More members are dead than a packet can name.
     #[error("more than {DEAD_MAX} members are dead: form a new group")]
     TooMany,
-    /// The schedule is for more or fewer members than have survived.
-    #[error("a schedule for {found} members, of which {expected} have survived")]
+    /// The schedule's size differs from the number of survivors.
+    #[error("a schedule for {found} members, but {expected} have survived")]
     Size {
-        /// How many have survived.
+        /// The number of survivors.
         expected: u32,
-        /// For how many the schedule is.
+        /// The size of the schedule.
         found: u32,
     },
-    /// The schedule and the settings do not go together.
+    /// The schedule and the settings do not fit together.
     #[error(transparent)]
     Member(#[from] MemberError),
 }
@@ -213,7 +214,7 @@ const _: fn() = || {
 #[derive(Debug)]
 enum Phase {
     Outside,
-    /// The step it is at, and the value as far as it is known.
+    /// Its present step, and the value as far as it is known.
     Inside {
         step: usize,
         value: Box<[u8]>,
@@ -221,12 +222,12 @@ enum Phase {
     Failing(Box<Agreement>),
 }
 
-/// What is stored for the barriers of one colour.
+/// The stored messages of the barriers of one colour.
 #[derive(Clone, Debug)]
 struct Colour {
-    /// By the plan's sources: what has arrived.
+    /// By index of the plan's sources: the messages that have arrived.
     arrived: Vec<Option<Box<[u8]>>>,
-    /// By the plan's sends: what was sent.
+    /// By index of the plan's sends: the messages that were sent.
     sent: Vec<Option<Box<[u8]>>>,
 }
 
@@ -235,42 +236,41 @@ struct Colour {
 pub struct Member {
     schedule: Arc<Schedule>,
     rank: Rank,
-    settings: Settings,
-    plan: Plan,
-    /// The barrier that it is inside of, or will enter next.
+    settings: MemberSettings,
+    plan: MemberPlan,
+    /// The barrier that it is in, or enters next.
     epoch: u32,
     phase: Phase,
     colours: [Colour; 2],
-    waiting: Waiting,
+    retry_timer: RetryTimer,
     now: Instant,
     outbox: VecDeque<Transmit>,
     events: VecDeque<Event>,
-    counters: Counters,
-    /// That of the larger group before: others may still ask for its outcome.
-    ancestor: Option<Box<Agreement>>,
-    /// Who has asked in this barrier for a message that it had not sent.
-    owed: BTreeSet<Rank>,
+    counters: MemberCounters,
+    /// The agreement of the previous, larger group: others may still ask for its outcome.
+    previous_agreement: Option<Box<Agreement>>,
+    /// Members that have asked in this barrier for a message that was not sent yet.
+    deferred_replies: BTreeSet<Rank>,
 }
 
 impl Member {
-    /// Makes the member of that rank, outside of the first barrier. All members need the same schedule and settings.
+    /// Creates the member with that rank, outside the first barrier. All members need the same schedule and settings.
     ///
-    /// The schedule must be a barrier: [`prove`](crate::checker::prove) finds out, once, for schedules of one's own.
+    /// The schedule must be a barrier: for schedules of your own, [`prove`](crate::checker::prove) checks that once.
     ///
     /// # Errors
-    /// [`MemberError`] if the rank is not of the group, a setting is out of range, or the schedule does not carry the
-    /// reduction.
+    /// [`MemberError`] if the rank is not in the group, a setting is out of range, or the schedule cannot carry the reduction.
     pub fn new(
         schedule: Arc<Schedule>,
         rank: Rank,
-        settings: Settings,
+        settings: MemberSettings,
     ) -> Result<Self, MemberError> {
         settings.check()?;
-        let plan = Plan::new(&schedule, rank, settings.reduction.as_ref())?;
+        let plan = MemberPlan::new(&schedule, rank, settings.reduction.as_ref())?;
         let colour =
             Colour { arrived: vec![None; plan.sources.len()], sent: vec![None; plan.sends.len()] };
         Ok(Self {
-            waiting: Waiting::new(&settings),
+            retry_timer: RetryTimer::new(&settings),
             schedule,
             rank,
             settings,
@@ -281,9 +281,9 @@ impl Member {
             now: Instant::from_nanos(0),
             outbox: VecDeque::new(),
             events: VecDeque::new(),
-            counters: Counters::default(),
-            ancestor: None,
-            owed: BTreeSet::new(),
+            counters: MemberCounters::default(),
+            previous_agreement: None,
+            deferred_replies: BTreeSet::new(),
         })
     }
 
@@ -294,7 +294,7 @@ impl Member {
     }
 
     /// Returns its settings; shrinking changes the group's name.
-    pub(crate) const fn settings(&self) -> &Settings {
+    pub(crate) const fn settings(&self) -> &MemberSettings {
         &self.settings
     }
 
@@ -304,7 +304,7 @@ impl Member {
         &self.schedule
     }
 
-    /// Returns the epoch that it is inside of, or will enter next.
+    /// Returns the epoch that it is in, or enters next.
     #[must_use]
     pub const fn epoch(&self) -> u32 {
         self.epoch
@@ -316,7 +316,7 @@ impl Member {
         matches!(self.phase, Phase::Inside { .. })
     }
 
-    /// Returns how many steps of its schedule are behind it in the present barrier; `None` outside.
+    /// Returns how many steps of its schedule are done in the present barrier; `None` outside.
     #[must_use]
     pub const fn steps_done(&self) -> Option<usize> {
         match &self.phase {
@@ -325,31 +325,31 @@ impl Member {
         }
     }
 
-    /// Returns to whom it sends messages, and from whom it gets some.
+    /// Returns the members that it sends messages to, and those that it gets messages from.
     pub(crate) fn neighbours(&self) -> (BTreeSet<Rank>, BTreeSet<Rank>) {
         let others = self.schedule.group().ranks().filter(|rank| *rank != self.rank);
         let is_sent = |rank: &Rank| {
             let is_for = |to| to == Target::Everyone || to == Target::Member(*rank);
-            self.plan.sends.iter().any(|sending| is_for(sending.to))
+            self.plan.sends.iter().any(|send| is_for(send.to))
         };
         let sources = self.plan.sources.iter().map(|source| source.rank);
         (others.filter(is_sent).collect(), sources.collect())
     }
 
-    /// Returns whether it sends messages to that one, or gets some from it.
+    /// Returns whether it sends messages to that member, or gets some from it.
     pub(crate) fn exchanges_with(&self, rank: Rank) -> bool {
         let is_for = |to| to == Target::Everyone || to == Target::Member(rank);
-        self.plan.sends.iter().any(|sending| is_for(sending.to))
+        self.plan.sends.iter().any(|send| is_for(send.to))
             || self.plan.sources.iter().any(|source| source.rank == rank)
     }
 
     /// Returns what it has counted.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
+    pub const fn counters(&self) -> &MemberCounters {
         &self.counters
     }
 
-    /// Returns who is known to be dead, in order.
+    /// Returns the members known to be dead, in order.
     #[must_use]
     pub fn dead(&self) -> Vec<Rank> {
         match &self.phase {
@@ -358,16 +358,18 @@ impl Member {
         }
     }
 
-    /// Enters the barrier, with a value if there is a reduction: arrives, in split phase. It has left when
+    /// Enters the barrier, with a value if there is a reduction: the arrival of a split-phase barrier. It has left when
     /// [`Event::Exited`] comes, which may be at once.
     ///
     /// # Errors
-    /// [`EnterError`] if it is inside already, the group has failed, or the value has another length than all others'.
+    /// [`EnterError`] if it is inside already, the group has failed, or the value's length differs from the group's.
     pub fn enter(&mut self, now: Instant, value: &[u8]) -> Result<(), EnterError> {
-        self.see(now);
+        self.observe_clock(now);
         match &self.phase {
             Phase::Inside { .. } => return Err(EnterError::Inside),
-            Phase::Failing(agreement) if agreement.is_out() => return Err(EnterError::Excluded),
+            Phase::Failing(agreement) if agreement.is_excluded() => {
+                return Err(EnterError::Excluded);
+            }
             Phase::Failing(_) => return Err(EnterError::Failed { ranks: self.dead() }),
             Phase::Outside => {}
         }
@@ -376,18 +378,18 @@ impl Member {
             return Err(EnterError::Value { expected, found: value.len() });
         }
         self.phase = Phase::Inside { step: 0, value: value.into() };
-        self.waiting.start(self.now);
+        self.retry_timer.start(self.now);
         self.advance();
         Ok(())
     }
 
-    /// Takes a packet that has arrived.
+    /// Handles a packet that has arrived.
     ///
     /// # Errors
-    /// [`Dropped`] says why it was of no use; it is counted, and nothing needs to be done.
-    pub fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<(), Dropped> {
-        self.see(now);
-        let result = self.take(packet);
+    /// [`DropReason`] says why it was not useful; it is counted, and you need not do anything.
+    pub fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<(), DropReason> {
+        self.observe_clock(now);
+        let result = self.handle_packet(packet);
         match result {
             Ok(()) => self.counters.accepted += 1,
             Err(why) => self.counters.count(why),
@@ -395,12 +397,12 @@ impl Member {
         result
     }
 
-    /// Returns the next packet that is to be sent.
+    /// Returns the next packet to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.outbox.pop_front()
     }
 
-    /// Returns the next thing that has happened.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -410,51 +412,51 @@ impl Member {
     pub const fn next_deadline(&self) -> Option<Instant> {
         match &self.phase {
             Phase::Outside => None,
-            Phase::Inside { .. } => self.waiting.deadline(),
+            Phase::Inside { .. } => self.retry_timer.deadline(),
             Phase::Failing(agreement) => agreement.deadline(),
         }
     }
 
-    /// Does what is due; nothing if nothing is.
+    /// Does what is due, if anything.
     pub fn handle_deadline(&mut self, now: Instant) {
-        self.see(now);
+        self.observe_clock(now);
         match &mut self.phase {
             Phase::Outside => {}
-            Phase::Inside { .. } => self.ask(),
+            Phase::Inside { .. } => self.send_nacks(),
             Phase::Failing(agreement) => {
-                let heard = agreement.handle_deadline(self.now);
-                self.after(heard, Reason::Silent);
+                let update = agreement.handle_deadline(self.now);
+                self.apply_update(update, DeathReason::Silent);
             }
         }
     }
 
-    /// Takes the transport's word that a member is dead. Ignored for strangers, and for itself.
+    /// Reports on behalf of the transport that a member is dead. Ignored for ranks outside the group and its own.
     pub fn report_dead(&mut self, now: Instant, rank: Rank) {
-        self.see(now);
+        self.observe_clock(now);
         if rank != self.rank && self.schedule.group().contains(rank) {
-            self.fail(&[rank].into(), Reason::Reported);
+            self.fail(&[rank].into(), DeathReason::Reported);
         }
     }
 
-    /// Leaves the group for good, and tells the others once: they need not find out by themselves.
+    /// Leaves the group for good, and tells the others once, so that they need not find out on their own.
     pub fn leave(&mut self, now: Instant) {
-        self.see(now);
+        self.observe_clock(now);
         let own = BTreeSet::from([self.rank]);
         self.fail_quietly(&own);
         self.flush();
     }
 
-    /// Becomes a member of the group of the survivors, outside of its first barrier, and answers those that have not
-    /// agreed yet for as long as it lives. Its rank is its place among the [survivors](Event::Agreed).
+    /// Becomes a member of the survivors' group, outside its first barrier. As long as it lives, it answers members that have
+    /// not agreed yet. Its rank is its index among the [survivors](Event::Agreed).
     ///
     /// # Errors
-    /// [`ShrinkError`] if nobody is dead, the survivors have not agreed, or the schedule is not for as many.
+    /// [`ShrinkError`] if no member is dead, the survivors have not agreed, or the schedule has another size.
     pub fn shrink(&mut self, schedule: Arc<Schedule>) -> Result<(), ShrinkError> {
         let Phase::Failing(agreement) = &self.phase else { return Err(ShrinkError::Whole) };
-        if agreement.is_out() {
+        if agreement.is_excluded() {
             return Err(ShrinkError::Excluded);
         }
-        if agreement.is_hopeless() {
+        if agreement.has_too_many_dead() {
             return Err(ShrinkError::TooMany);
         }
         let Some((survivors, id)) = agreement.outcome() else { return Err(ShrinkError::Undecided) };
@@ -477,13 +479,13 @@ impl Member {
         let mut smaller = Self::new(schedule, rank, settings)?;
         smaller.now = self.now;
         smaller.counters = self.counters;
-        // What is not sent yet is for the larger group, by its ranks.
+        // Packets that are not sent yet are for the larger group, with its ranks.
         smaller.events = std::mem::take(&mut self.events);
         let larger = std::mem::replace(self, smaller);
         if let Phase::Failing(agreement) = larger.phase {
             let place = |rank: &Rank| survivors.iter().position(|survivor| survivor == rank);
-            let late: Vec<usize> = agreement.late().iter().filter_map(place).collect();
-            self.ancestor = Some(agreement);
+            let late: Vec<usize> = agreement.late_dead().iter().filter_map(place).collect();
+            self.previous_agreement = Some(agreement);
             for place in late {
                 self.report_dead(self.now, Rank(u32::try_from(place).unwrap_or(u32::MAX)));
             }
@@ -493,17 +495,17 @@ impl Member {
 
     // ------------------------------------------------------------ the barrier
 
-    /// A clock that goes back a little stands still here; one that goes back far takes the deadlines along.
-    fn see(&mut self, now: Instant) {
+    /// A clock that goes back a little counts as standing still; one that goes back far takes the deadlines along.
+    fn observe_clock(&mut self, now: Instant) {
         let back = self.now - now;
         if back < BACK_MAX {
             self.now = self.now.max(now);
             return;
         }
         self.now = now;
-        self.waiting.set_back(back);
+        self.retry_timer.rewind(back);
         if let Phase::Failing(agreement) = &mut self.phase {
-            agreement.set_back(back);
+            agreement.rewind(back);
         }
     }
 
@@ -511,24 +513,24 @@ impl Member {
         &mut self.colours[if epoch.is_multiple_of(2) { 0 } else { 1 }]
     }
 
-    /// Goes through the steps as far as possible.
+    /// Does as many steps as possible.
     fn advance(&mut self) {
         while let Phase::Inside { step, value } = &mut self.phase {
             let colour = &mut self.colours[if self.epoch.is_multiple_of(2) { 0 } else { 1 }];
-            match self.plan.actions.get(*step) {
+            match self.plan.steps.get(*step) {
                 None => return self.exit(),
-                Some(Action::Send(index)) => {
+                Some(PlanStep::Send(index)) => {
                     let index = *index;
                     colour.sent[index] = Some(value.clone());
                     *step += 1;
                     let (to, network) = (self.plan.sends[index].to, self.plan.sends[index].network);
                     self.counters.signals += 1;
                     self.signal(self.epoch, index, to, network);
-                    if !self.owed.is_empty() {
-                        self.settle(index, to, network);
+                    if !self.deferred_replies.is_empty() {
+                        self.complete_send(index, to, network);
                     }
                 }
-                Some(Action::Receive(range)) => {
+                Some(PlanStep::Receive(range)) => {
                     let arrived = &colour.arrived[range.clone()];
                     if arrived.iter().any(Option::is_none) {
                         return;
@@ -543,7 +545,7 @@ impl Member {
                         }
                     }
                     *step += 1;
-                    self.waiting.start(self.now);
+                    self.retry_timer.start(self.now);
                 }
             }
         }
@@ -556,13 +558,13 @@ impl Member {
         let epoch = self.epoch;
         self.events.push_back(Event::Exited { epoch, value: value.into_vec() });
         self.colour(epoch).arrived.fill(None);
-        self.owed.clear();
+        self.deferred_replies.clear();
         self.epoch = epoch.wrapping_add(1);
-        // All have entered this epoch, so all have left the one before it: nobody asks for its messages any more.
+        // All have entered this epoch, so all have left the one before: its messages will not be asked for any more.
         self.colour(self.epoch).sent.fill(None);
     }
 
-    /// Sends a message of the schedule, to all it is for or again to one.
+    /// Sends a message of the schedule to all its receivers, or again to one.
     fn signal(&mut self, epoch: u32, index: usize, to: Target, network: Network) {
         let round = self.plan.sends[index].round;
         let Some(value) = self.colour(epoch).sent[index].take() else { return };
@@ -570,19 +572,19 @@ impl Member {
         self.colour(epoch).sent[index] = Some(value);
     }
 
-    /// Sends a message once more to those that have asked for it before: they ask seldom by now, so that it would cost
-    /// them much if it were lost.
-    fn settle(&mut self, index: usize, to: Target, network: Network) {
+    /// Sends a message once more to the members that have asked for it before: their questions have become rare, so another
+    /// loss would cost them much.
+    fn complete_send(&mut self, index: usize, to: Target, network: Network) {
         let is_for = |rank: &Rank| to == Target::Everyone || to == Target::Member(*rank);
-        let due: Vec<Rank> = self.owed.iter().copied().filter(is_for).collect();
-        self.owed.retain(|rank| !due.contains(rank));
+        let due: Vec<Rank> = self.deferred_replies.iter().copied().filter(is_for).collect();
+        self.deferred_replies.retain(|rank| !due.contains(rank));
         let targets = match (&due[..], to) {
             // One more multicast is less work than many messages.
             ([_, _, ..], Target::Everyone) => vec![to],
             _ => due.into_iter().map(Target::Member).collect(),
         };
         for target in targets {
-            self.counters.repeated += 1;
+            self.counters.retransmitted += 1;
             self.signal(self.epoch, index, target, network);
         }
     }
@@ -593,7 +595,8 @@ impl Member {
         self.outbox.push_back(Transmit { to, network, packet });
     }
 
-    /// Answers one member. If the transport does not take what was said before, it is not said: who needs it asks again.
+    /// Answers one member. If the transport has not taken earlier answers, this one is dropped: a member that needs it asks
+    /// again.
     fn reply(&mut self, to: Rank, network: Network, epoch: u32, body: Body<'_>) {
         if self.may_reply() {
             self.send(Target::Member(to), network, epoch, body);
@@ -604,24 +607,25 @@ impl Member {
         self.outbox.len() < 64 + 4 * Rank(self.schedule.group().size()).index()
     }
 
-    /// Asks for what is missing, if that is due, and finds out who is dead.
-    fn ask(&mut self) {
+    /// Asks for missing messages, if that is due, and finds out which members are dead.
+    fn send_nacks(&mut self) {
         let Phase::Inside { step, .. } = &self.phase else { return };
-        let Some(Action::Receive(range)) = self.plan.actions.get(*step) else { return };
+        let Some(PlanStep::Receive(range)) = self.plan.steps.get(*step) else { return };
         let arrived = &self.colours[if self.epoch.is_multiple_of(2) { 0 } else { 1 }].arrived;
         let missing = range.clone().filter(|index| arrived[*index].is_none());
         let missing: Vec<_> = missing.map(|index| self.plan.sources[index]).collect();
-        let Some(attempt) = self.waiting.elapse(self.now, missing.iter().map(|from| from.rank))
+        let Some(attempt) =
+            self.retry_timer.handle_timeout(self.now, missing.iter().map(|from| from.rank))
         else {
             return;
         };
-        let dead = self.waiting.dead();
+        let dead = self.retry_timer.dead();
         if !dead.is_empty() {
-            return self.fail(&dead, Reason::Silent);
+            return self.fail(&dead, DeathReason::Silent);
         }
         for source in missing {
-            self.counters.asked += 1;
-            let body = Body::Ask { round: source.round, attempt };
+            self.counters.nacks += 1;
+            let body = Body::Nack { round: source.round, attempt };
             let network = self.plan.network(source.network, attempt);
             self.send(Target::Member(source.rank), network, self.epoch, body);
         }
@@ -629,113 +633,124 @@ impl Member {
 
     // ------------------------------------------------------------ packets
 
-    fn take(&mut self, packet: &[u8]) -> Result<(), Dropped> {
+    fn handle_packet(&mut self, packet: &[u8]) -> Result<(), DropReason> {
         let packet = Packet::parse(packet, self.settings.key.as_ref())?;
         if packet.group != self.settings.group {
-            return self.take_of_other_group(&packet);
+            return self.handle_other_group(&packet);
         }
         if packet.sender == self.rank || !self.schedule.group().contains(packet.sender) {
-            return Err(Dropped::Sender);
+            return Err(DropReason::Sender);
         }
         match packet.body {
-            Body::Signal { round, value } => self.take_signal(&packet, round, value),
-            Body::Ask { round, attempt } => self.take_ask(&packet, round, attempt),
-            Body::Here { attempt } => {
+            Body::Signal { round, value } => self.handle_signal(&packet, round, value),
+            Body::Nack { round, attempt } => self.handle_nack(&packet, round, attempt),
+            Body::Alive { attempt } => {
                 if !self.is_inside() || packet.epoch != self.epoch {
-                    return Err(Dropped::Stale);
+                    return Err(DropReason::Stale);
                 }
-                if self.waiting.hear(packet.sender, attempt) { Ok(()) } else { Err(Dropped::Stale) }
+                if self.retry_timer.record_reply(packet.sender, attempt) {
+                    Ok(())
+                } else {
+                    Err(DropReason::Stale)
+                }
             }
+            // A state machine that leaves does not wait for it.
+            Body::LeaveAck => Err(DropReason::Unexpected),
             Body::View { dead, wants_reply } => {
                 let dead: BTreeSet<Rank> = dead.ranks().collect();
-                self.take_view(packet.sender, dead, wants_reply)
+                self.handle_view(packet.sender, dead, wants_reply)
             }
             Body::Decided { dead } => {
                 let dead: BTreeSet<Rank> = dead.ranks().collect();
                 self.check_dead(&dead)?;
                 self.fail_quietly(&BTreeSet::new());
                 let Phase::Failing(agreement) = &mut self.phase else { return Ok(()) };
-                let heard = agreement.decided(packet.sender, dead);
-                self.after(heard, Reason::Told);
+                let update = agreement.decided(packet.sender, dead);
+                self.apply_update(update, DeathReason::Told);
                 Ok(())
             }
         }
     }
 
-    fn take_signal(
+    fn handle_signal(
         &mut self,
         packet: &Packet<'_>,
         round: Round,
         value: &[u8],
-    ) -> Result<(), Dropped> {
-        let index = self.plan.source(packet.sender, round).ok_or(Dropped::Unexpected)?;
+    ) -> Result<(), DropReason> {
+        let index = self.plan.source(packet.sender, round).ok_or(DropReason::Unexpected)?;
         if value.len() != self.settings.value_bytes() {
-            return Err(Dropped::Value);
+            return Err(DropReason::Value);
         }
         match (&self.phase, packet.epoch.wrapping_sub(self.epoch)) {
-            (Phase::Failing(_), _) => return Err(Dropped::Stale),
+            (Phase::Failing(_), _) => return Err(DropReason::Stale),
             (_, 0) | (Phase::Inside { .. }, 1) => {}
-            (_, ahead) if ahead < u32::MAX / 2 => return Err(Dropped::Future),
-            _ => return Err(Dropped::Stale),
+            (_, ahead) if ahead < u32::MAX / 2 => return Err(DropReason::Future),
+            _ => return Err(DropReason::Stale),
         }
         let slot = &mut self.colour(packet.epoch).arrived[index];
         if slot.is_some() {
-            return Err(Dropped::Duplicate);
+            return Err(DropReason::Duplicate);
         }
         *slot = Some(value.into());
         if packet.epoch == self.epoch {
-            self.waiting.progress();
+            self.retry_timer.reset_backoff();
             self.advance();
         }
         Ok(())
     }
 
-    fn take_ask(&mut self, packet: &Packet<'_>, round: Round, attempt: u32) -> Result<(), Dropped> {
+    fn handle_nack(
+        &mut self,
+        packet: &Packet<'_>,
+        round: Round,
+        attempt: u32,
+    ) -> Result<(), DropReason> {
         let (sender, epoch) = (packet.sender, packet.epoch);
-        let index = self.plan.send(sender, round).ok_or(Dropped::Unexpected)?;
+        let index = self.plan.send(sender, round).ok_or(DropReason::Unexpected)?;
         let network = self.plan.network(self.plan.sends[index].network, attempt);
         if let Phase::Failing(agreement) = &mut self.phase {
-            agreement.inform(sender);
+            agreement.send_view_to(sender);
             self.flush();
             return Ok(());
         }
         let is_sent = match epoch.wrapping_sub(self.epoch) {
-            // The last one, and this one.
+            // The last barrier and this one.
             u32::MAX | 0 => self.colour(epoch).sent[index].is_some(),
             1 if self.is_inside() => false,
-            ahead if ahead < u32::MAX / 2 => return Err(Dropped::Future),
-            _ => return Err(Dropped::Stale),
+            ahead if ahead < u32::MAX / 2 => return Err(DropReason::Future),
+            _ => return Err(DropReason::Stale),
         };
         if is_sent {
             if self.may_reply() {
-                self.counters.repeated += 1;
+                self.counters.retransmitted += 1;
                 self.signal(epoch, index, Target::Member(sender), network);
             }
         } else if epoch.wrapping_add(1) == self.epoch {
-            // It has left that barrier, so it has sent everything: nobody has ever been there.
-            return Err(Dropped::Stale);
+            // It has left that barrier, so it has sent everything: no such message exists.
+            return Err(DropReason::Stale);
         } else {
             if epoch == self.epoch {
-                self.owed.insert(sender);
+                self.deferred_replies.insert(sender);
             }
-            self.counters.answered += 1;
-            self.reply(sender, network, epoch, Body::Here { attempt });
+            self.counters.alive_replies += 1;
+            self.reply(sender, network, epoch, Body::Alive { attempt });
         }
         Ok(())
     }
 
-    /// Takes what is said in the group before this one, or in the one after it.
-    fn take_of_other_group(&mut self, packet: &Packet<'_>) -> Result<(), Dropped> {
-        if let Some(ancestor) = &mut self.ancestor
-            && ancestor.id() == packet.group
+    /// Handles a packet of the group before this one, or of the one after it.
+    fn handle_other_group(&mut self, packet: &Packet<'_>) -> Result<(), DropReason> {
+        if let Some(previous_agreement) = &mut self.previous_agreement
+            && previous_agreement.id() == packet.group
         {
-            // Only questions for the outcome matter there. Answers are not answered, or they would never end.
-            let is_question = matches!(packet.body, Body::Ask { .. } | Body::View { .. });
+            // Only questions about the outcome matter there. Answers are not answered, or they would never end.
+            let is_question = matches!(packet.body, Body::Nack { .. } | Body::View { .. });
             if !is_question {
-                return Err(Dropped::Stale);
+                return Err(DropReason::Stale);
             }
-            if !ancestor.answer(packet.sender) {
-                return Err(Dropped::Sender);
+            if !previous_agreement.answer(packet.sender) {
+                return Err(DropReason::Sender);
             }
             self.flush();
             return Ok(());
@@ -746,60 +761,60 @@ impl Member {
             && let Some(asker) = survivors.get(packet.sender.index())
             && let Some(own) = survivors.iter().position(|rank| *rank == self.rank)
         {
-            // Others have shrunk already. This member is alive, and will follow.
-            if let Body::Ask { attempt, .. } = packet.body
+            // Other members have shrunk already. This one is alive, and will follow.
+            if let Body::Nack { attempt, .. } = packet.body
                 && self.may_reply()
                 && let Ok(own) = u32::try_from(own)
             {
-                let here = Packet::new(id, packet.epoch, Rank(own), Body::Here { attempt });
+                let here = Packet::new(id, packet.epoch, Rank(own), Body::Alive { attempt });
                 let packet = here.encode(self.settings.key.as_ref());
                 let to = Target::Member(*asker);
                 self.outbox.push_back(Transmit { to, network: Network::First, packet });
-                self.counters.answered += 1;
+                self.counters.alive_replies += 1;
             }
             return Ok(());
         }
-        Err(Dropped::Foreign)
+        Err(DropReason::Foreign)
     }
 
     // ------------------------------------------------------------ failures
 
-    fn check_dead(&self, dead: &BTreeSet<Rank>) -> Result<(), Dropped> {
+    fn check_dead(&self, dead: &BTreeSet<Rank>) -> Result<(), DropReason> {
         let group = self.schedule.group();
         if dead.is_empty() || !dead.iter().all(|rank| group.contains(*rank)) {
-            return Err(Dropped::Unexpected);
+            return Err(DropReason::Unexpected);
         }
-        // Who takes this member for dead, and has too few left to go on without it, does not stop it.
+        // A member that believes this one dead, but has too few left to continue without it, does not stop it.
         if dead.contains(&self.rank) && !self.settings.may_go_on(group, dead) {
-            return Err(Dropped::Minority);
+            return Err(DropReason::Minority);
         }
         Ok(())
     }
 
-    fn take_view(
+    fn handle_view(
         &mut self,
         sender: Rank,
         dead: BTreeSet<Rank>,
         wants_reply: bool,
-    ) -> Result<(), Dropped> {
+    ) -> Result<(), DropReason> {
         self.check_dead(&dead)?;
         self.fail_quietly(&BTreeSet::new());
-        let reason = if dead.contains(&sender) { Reason::Left } else { Reason::Told };
+        let reason = if dead.contains(&sender) { DeathReason::Left } else { DeathReason::Told };
         let Phase::Failing(agreement) = &mut self.phase else { return Ok(()) };
-        let heard = agreement.view(self.now, sender, dead, wants_reply);
-        self.after(heard, reason);
+        let update = agreement.view(self.now, sender, dead, wants_reply);
+        self.apply_update(update, reason);
         Ok(())
     }
 
     /// Members are dead.
-    fn fail(&mut self, ranks: &BTreeSet<Rank>, reason: Reason) {
+    fn fail(&mut self, ranks: &BTreeSet<Rank>, reason: DeathReason) {
         self.fail_quietly(&BTreeSet::new());
         let Phase::Failing(agreement) = &mut self.phase else { return };
-        let heard = agreement.bury(self.now, ranks);
-        self.after(heard, reason);
+        let update = agreement.report_dead(self.now, ranks);
+        self.apply_update(update, reason);
     }
 
-    /// Begins to fail, if it has not. With its own rank it leaves.
+    /// Begins to fail, if it has not. With its own rank, it leaves.
     fn fail_quietly(&mut self, own: &BTreeSet<Rank>) {
         if !matches!(self.phase, Phase::Failing(_)) {
             let group = self.schedule.group();
@@ -813,25 +828,27 @@ impl Member {
         }
     }
 
-    /// Tells the user what the agreement has come to.
-    fn after(&mut self, heard: Heard, reason: Reason) {
+    /// Reports the state of the agreement to the user.
+    fn apply_update(&mut self, update: AgreementUpdate, reason: DeathReason) {
         self.flush();
         let Phase::Failing(agreement) = &self.phase else { return };
-        match heard {
-            Heard::Nothing => return,
-            Heard::Excluded => {
+        match update {
+            AgreementUpdate::Unchanged => return,
+            AgreementUpdate::Excluded => {
                 let ranks = vec![self.rank];
-                self.events.push_back(Event::Failed { ranks, reason: Reason::Excluded });
+                self.events.push_back(Event::Failed { ranks, reason: DeathReason::Excluded });
                 return;
             }
-            Heard::More | Heard::MoreAndDecided => {
+            AgreementUpdate::NewDead | AgreementUpdate::NewDeadAndDecided => {
                 let ranks = agreement.dead().iter().copied().collect();
                 self.events.push_back(Event::Failed { ranks, reason });
             }
-            Heard::Decided => {}
+            AgreementUpdate::Decided => {}
         }
-        if let (Some((survivors, _)), Heard::Decided | Heard::MoreAndDecided) =
-            (agreement.outcome(), heard)
+        if let (
+            Some((survivors, _)),
+            AgreementUpdate::Decided | AgreementUpdate::NewDeadAndDecided,
+        ) = (agreement.outcome(), update)
         {
             let event = if agreement.has_quorum() {
                 Event::Agreed { survivors }
@@ -842,16 +859,17 @@ impl Member {
         }
     }
 
-    /// Takes over what an agreement wants to say.
+    /// Takes over the packets of an agreement.
     fn flush(&mut self) {
         let mut transmits = Vec::new();
         if let Phase::Failing(agreement) = &mut self.phase {
             transmits = agreement.take_transmits();
         }
-        if let Some(ancestor) = &mut self.ancestor {
-            // It knows others by the ranks that they had, and transports by those that they have.
-            let survivors = ancestor.outcome().map_or(Vec::new(), |(survivors, _)| survivors);
-            for mut transmit in ancestor.take_transmits() {
+        if let Some(previous_agreement) = &mut self.previous_agreement {
+            // The agreement uses the old ranks, transports use the present ones.
+            let survivors =
+                previous_agreement.outcome().map_or(Vec::new(), |(survivors, _)| survivors);
+            for mut transmit in previous_agreement.take_transmits() {
                 let Target::Member(old) = transmit.to else { continue };
                 let place = survivors.iter().position(|rank| *rank == old);
                 let Some(new) = place.and_then(|place| u32::try_from(place).ok()) else { continue };
@@ -866,7 +884,7 @@ impl Member {
     }
 }
 
-impl Settings {
+impl MemberSettings {
     fn value_bytes(&self) -> usize {
         self.reduction.as_ref().map_or(0, crate::reduction::Reduction::bytes)
     }

@@ -1,69 +1,70 @@
-//! What all members of a group are told alike.
+//! Settings that are the same at all members of a group.
 
 use std::{cmp::Ordering, collections::BTreeSet, time::Duration};
 
 use thiserror::Error;
 
 use crate::{
-    checker::Fault,
+    checker::ScheduleError,
     group::{Group, Rank},
     packet::{GroupId, Key},
     reduction::Reduction,
 };
 
-/// How a member is set up; all members of a group alike.
+/// The settings of a member, the same at all members of a group.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct MemberSettings {
     /// The group's name: random, for this group alone.
     pub group: GroupId,
-    /// If there is one, packets without a right tag are dropped. Default none.
+    /// With a key, packets without the right tag are dropped. Default: no key.
     pub key: Option<Key>,
-    /// Who waits for longer than this asks for what it misses; then it waits twice as long, and so on up to a 64th of
-    /// the failure timeout. From 1 µs to a minute; default 10 ms, which is more than a sleeping process needs to be
-    /// scheduled on a busy machine.
+    /// A member that waits for longer than this asks for what it misses; then it waits twice as long, and so on up to
+    /// a 64th of the failure timeout. From 1 µs to a minute; default 10 ms, which is more than a sleeping process
+    /// needs to be scheduled on a busy machine.
     pub repeat_after: Duration,
-    /// A dead member is known to all others after this time, counted from its death or from when they begin to wait for
-    /// it. At least 32 times `repeat_after`, so that a lossy network is not taken for a dead member; default 10 s. With
-    /// none, only transports find out who is dead.
+    /// A dead member is known to all others after this time, counted from its death or from when they begin to wait
+    /// for it. At least 32 times `repeat_after`, so that a lossy network is not mistaken for a dead member; default
+    /// 10 s. With `None`, only transports detect dead members.
     pub failure_timeout: Option<Duration>,
-    /// What is computed along. Default nothing.
+    /// The reduction. Default: none.
     pub reduction: Option<Reduction>,
-    /// How many must be left for a smaller group. Default [`Quorum::Majority`].
+    /// How many members must be left for a smaller group. Default [`Quorum::Majority`].
     pub quorum: Quorum,
-    /// How many the group has lost since it was formed, and whether its rank 0 is still the first one's.
+    /// How many members the group has lost since it was formed, and whether its rank 0 is still the original one.
     pub(super) lost: usize,
     pub(super) has_first: bool,
 }
 
-/// How many members must be left after a failure so that they may go on as a smaller group.
+/// How many members must be left after a failure to continue as a smaller group.
 ///
-/// Silence cannot tell members that are dead from those behind a network that has fallen apart.
+/// Silence does not distinguish dead members from members behind a network that has split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Quorum {
-    /// More than half of the group as it was formed, or the half that its rank 0 is in: any two such parts have a member
-    /// in common. Of the parts of a network that falls apart one at most goes on, and the others get an error. Smaller
-    /// groups go on counting by the first one, and members that leave count as gone.
+    /// More than half of the group as it was formed, or the half that contains its rank 0: any two such parts have a
+    /// member in common. If the network splits, at most one part continues, and the others get an error. Smaller
+    /// groups keep counting by the original size, and members that leave count as gone.
     ///
-    /// *Deviation:* to count by the last group instead [dynamic-voting] needs a decision that all of it know of.
+    /// *Deviation:* counting by the last group instead [dynamic-voting] needs a decision that all of that group know.
     ///
-    /// This is the default: two groups that both take themselves for the whole do harm without a word, and too few members
-    /// are told so.
+    /// This is the default: two groups that each believe they are the whole do silent harm, while members that are
+    /// too few get an error.
     #[default]
     Majority,
-    /// Whoever is left. For members that share nothing but the barrier, or whose network cannot fall apart, as on one host.
+    /// Any number. For members that share nothing but the barrier, or whose network cannot split, as on one host.
     Any,
 }
 
 impl Quorum {
-    /// Returns whether those of a group that are not among the gone may go on.
+    /// Returns whether the members of a group without those that are gone may continue.
     #[must_use]
     pub fn allows(self, group: Group, gone: &BTreeSet<Rank>) -> bool {
         self.allows_after(0, true, group, gone)
     }
 
-    /// As [`allows`](Self::allows), of a group that has lost some already, and with them maybe its first rank 0.
+    /// Like [`allows`](Self::allows), for a group that has already lost members, possibly including the original rank
+    /// 0.
     fn allows_after(
         self,
         lost: usize,
@@ -80,44 +81,44 @@ impl Quorum {
     }
 }
 
-impl Settings {
-    /// Returns whether those of the present group that are not among the gone may go on.
+impl MemberSettings {
+    /// Returns whether the members of the present group without those that are gone may continue.
     pub(super) fn may_go_on(&self, group: Group, gone: &BTreeSet<Rank>) -> bool {
         self.quorum.allows_after(self.lost, self.has_first, group, gone)
     }
 }
 
-/// A member cannot be made.
+/// A member cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MemberError {
-    /// There is no such member.
+    /// The group has no such member.
     #[error("a group of {size} has no {rank}")]
     Rank {
-        /// Which was to be made.
+        /// The requested rank.
         rank: Rank,
-        /// How many there are.
+        /// The size of the group.
         size: u32,
     },
     /// A setting is out of range.
     #[error("{what}")]
     Setting {
-        /// Which, and what it may be.
+        /// Which setting, and its range.
         what: &'static str,
     },
-    /// With this schedule members hear of others twice, and the reduction must count each value once.
+    /// With this schedule, members hear of others twice, but the reduction must count each value once.
     #[error(
         "with this schedule values are counted twice, which this reduction must not; pairwise exchange, trees and the \
          concurrent barrier count once, and dissemination if the size is a power of its base"
     )]
     CountsTwice,
-    /// The schedule is no barrier, or too large to be checked for the reduction.
-    #[error("this schedule does not carry the reduction")]
-    Schedule(#[from] Fault),
+    /// The schedule is not a barrier, or too large to be checked for the reduction.
+    #[error("this schedule cannot carry the reduction")]
+    Schedule(#[from] ScheduleError),
 }
 
-impl Settings {
-    /// Sets a group up with the defaults.
+impl MemberSettings {
+    /// Creates settings with the defaults.
     #[must_use]
     pub const fn new(group: GroupId) -> Self {
         Self {
@@ -132,14 +133,14 @@ impl Settings {
         }
     }
 
-    /// How many the group had when it was formed, of which the present one is what is left: what a majority counts by.
+    /// The size of the original group, of which the present one is what is left: a majority is counted by it.
     pub(crate) fn size_at_first(&self, group: Group) -> u32 {
         group.size().saturating_add(u32::try_from(self.lost).unwrap_or(u32::MAX))
     }
 
     pub(super) fn check(&self) -> Result<(), MemberError> {
         let bad = |what| Err(MemberError::Setting { what });
-        // First: where nothing else is said, `repeat_after` is made of it.
+        // First: unless set otherwise, `repeat_after` is derived from it.
         if self.failure_timeout.is_some_and(|timeout| timeout < Duration::from_micros(32)) {
             return bad("failure_timeout: at least 32 µs, and 32 times repeat_after");
         }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{algorithm::Algorithm, group::Group, packet::GroupId, reduction::Reduction};
 
-fn members(algorithm: Algorithm, size: u32, settings: &Settings) -> Vec<Member> {
+fn members(algorithm: Algorithm, size: u32, settings: &MemberSettings) -> Vec<Member> {
     let group = Group::new(size).expect("a size");
     let schedule = Arc::new(algorithm.schedule(group).expect("suits"));
     let new = |rank| Member::new(Arc::clone(&schedule), rank, settings.clone());
@@ -10,7 +10,7 @@ fn members(algorithm: Algorithm, size: u32, settings: &Settings) -> Vec<Member> 
 
 const NOW: Instant = Instant::from_nanos(1);
 
-/// Carries packets until nobody says more; what `is_lost` says of sender, receiver and packet is.
+/// Carries packets until no more are sent; those for which `is_lost` of sender, receiver and packet is true are lost.
 fn carry(members: &mut [Member], is_lost: impl Fn(usize, usize, &[u8]) -> bool) {
     let mut is_quiet = false;
     while !is_quiet {
@@ -37,7 +37,7 @@ fn carry(members: &mut [Member], is_lost: impl Fn(usize, usize, &[u8]) -> bool) 
 /// each, one misses the exit, and asks a master that is one epoch further.
 #[test]
 fn epochs_go_round_the_corner() {
-    let mut members = members(Algorithm::BINARY, 4, &Settings::new(GroupId(1)));
+    let mut members = members(Algorithm::BINARY, 4, &MemberSettings::new(GroupId(1)));
     for member in &mut members {
         member.epoch = u32::MAX - 2;
     }
@@ -59,15 +59,15 @@ fn epochs_go_round_the_corner() {
         assert_eq!(members[3].poll_event(), exited, "the master repeats what the last barrier was");
     }
     assert_eq!(members[0].epoch(), 3);
-    assert_eq!(members[0].counters().repeated, 6);
+    assert_eq!(members[0].counters().retransmitted, 6);
 }
 
-/// Goal: what one member could be made to store or say is bounded. Method: a transport that takes nothing, and peers
+/// Goal: the amount that a member can be made to store or send is bounded. Method: a transport that takes nothing, and peers
 /// that ask for ever.
 #[test]
 fn questions_do_not_pile_up() {
-    let mut members = members(Algorithm::Central, 4, &Settings::new(GroupId(1)));
-    let ask = Packet::new(GroupId(1), 0, Rank(1), Body::Ask { round: Round(0), attempt: 0 });
+    let mut members = members(Algorithm::Central, 4, &MemberSettings::new(GroupId(1)));
+    let ask = Packet::new(GroupId(1), 0, Rank(1), Body::Nack { round: Round(0), attempt: 0 });
     let ask = ask.encode(None);
     for _ in 0..10_000 {
         members[0].receive(NOW, &ask).expect("a question");
@@ -85,7 +85,7 @@ fn questions_do_not_pile_up() {
 /// Goal: errors say what to do, in words. Method: the failure of a group.
 #[test]
 fn failures_name_ranks() {
-    let mut members = members(Algorithm::Central, 4, &Settings::new(GroupId(1)));
+    let mut members = members(Algorithm::Central, 4, &MemberSettings::new(GroupId(1)));
     members[0].report_dead(NOW, Rank(3));
     members[0].report_dead(NOW, Rank(1));
     members[0].report_dead(NOW, Rank(9));

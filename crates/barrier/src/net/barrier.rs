@@ -1,41 +1,43 @@
-//! The user's side: one member's place in a barrier over the network.
+//! The user's side: one member of a barrier over the network.
 
-use std::{fmt, future, sync::Arc, task::Poll, time::Duration};
+use std::{
+    fmt, future,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use vigie_detect::{EventStream, Handle, HostThread, Registration, Server, Waiter};
+use vigie_detect::{EngineHost, HostThread, Instant, Registration, Server, WaitError, Waiter};
 
 use super::{
-    engine::{Engine, Exit, NetCounters},
-    measure::Progress,
-    meeting::within,
-    plan::{Basis, Waiting},
+    async_engine::{AsyncEngine, PollGuard, USER, WaitCondition},
+    bootstrap::with_deadline,
+    engine::{BarrierEngine, Exit, NetCounters},
+    measure::Measurement,
+    plan::{PlannerInput, WaitMode},
     transport::Transport,
-    watch::{Shared, Want, Watch},
 };
 use crate::{
     algorithm::Algorithm,
     error::{Arrived, BarrierError, Passed},
-    group::{Group, Rank},
-    local::next_group,
-    logp::Waits,
+    group::{Group, Rank, next_group},
+    logp::WaitHistory,
     member::{Member, ShrinkError},
-    sync::lock,
 };
 
-/// Looks at the transport for each one at the clock.
-const LOOKS: u32 = 4;
+/// Looks at the transport per reading of the clock.
+const POLLS: u32 = 4;
 
-/// How packets for everyone are sent.
+/// How packets for all members are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MulticastState {
-    /// One multicast reaches all: it was tried when the group was formed.
+    /// One multicast reaches all: this was tested when the group was formed.
     Works,
-    /// The algorithm has none, or was not to use it.
+    /// The algorithm uses none, or was not to use it.
     Unused,
-    /// It does not work here, and each member is sent to by itself.
+    /// It does not work here, so packets are sent to each member separately.
     Blocked {
-        /// What is wrong, and what to do.
+        /// What is wrong, and how to fix it.
         why: String,
     },
 }
@@ -45,227 +47,232 @@ pub enum MulticastState {
 /// Dropping it leaves the group: barriers that it has not entered fail for all others.
 ///
 /// # How it waits
-/// A member that waits first looks in bursts of at most 20 µs, in which it also gives the processor to others, and other tasks run between
-/// the bursts. After as much time as it would cost if all members slept, it sleeps, by
-/// the decision of the scheduler that hosts the barrier; [`Waiting`](super::Waiting) says otherwise. While the member is outside of the barrier, or computes between
-/// [`arrive`](Self::arrive) and [`depart`](Self::depart), the host answers for it.
+/// A waiting member first polls in bursts of at most 20 µs, during which it also yields the processor to others;
+/// other tasks run between the bursts. After the time that a barrier would cost if all members slept, the scheduler
+/// that hosts the barrier decides how it sleeps; [`WaitMode`](super::WaitMode) overrides this. While the member is
+/// outside the barrier, or computes between [`arrive`](Self::arrive) and [`depart`](Self::depart), the host answers
+/// for it.
 #[must_use = "dropping a member leaves the group"]
 pub struct NetBarrier {
-    pub(super) shared: Arc<Shared>,
-    pub(super) handle: Handle<Watch>,
-    background: Option<EventStream<Watch>>,
+    pub(super) host: EngineHost<AsyncEngine>,
     pub(super) server: Server,
     waiter: Waiter,
     multicast: MulticastState,
-    pub(super) basis: Basis,
-    /// What waits have taken.
-    pub(super) waits: Waits,
+    pub(super) planner_input: PlannerInput,
+    /// How long waits have taken.
+    pub(super) waits: WaitHistory,
     pub(super) number: u64,
     /// How far a measurement has come.
-    pub(super) progress: Option<Progress>,
-    pub(super) waker: std::task::Waker,
-    /// Ends after the rest, if nobody else hosts.
-    _host: Option<HostThread>,
+    pub(super) progress: Option<Measurement>,
+    /// Dropped last; `None` if another server hosts.
+    _thread: Option<HostThread>,
 }
 
 impl NetBarrier {
     pub(super) fn new(
-        (server, host): (Server, Option<HostThread>),
+        (server, thread): (Server, Option<HostThread>),
         (algorithm, multicast): (Algorithm, MulticastState),
-        basis: Basis,
+        planner_input: PlannerInput,
         member: Member,
         transport: Box<dyn Transport>,
     ) -> Result<Self, BarrierError> {
         let size = member.schedule().group().size();
-        let shared = Shared::new(Engine::new(member, algorithm, transport));
-        let watch = Watch::new(&shared).map_err(BarrierError::io("watching the transport"))?;
-        let handle = server.register(watch, Registration::named("barrier"))?;
-        let waiter = Waiter::at(&server, size, LOOKS);
-        let background = Some(handle.stream(Want::Background)?);
-        let waker = std::task::Waker::from(Arc::clone(&shared));
+        let async_engine = AsyncEngine::new(BarrierEngine::new(member, algorithm, transport));
+        let host = EngineHost::new(&server, async_engine, Registration::named("barrier"))?;
+        host.keep_running()?;
+        let waiter = Waiter::at(&server, size, POLLS);
         Ok(Self {
-            shared,
-            handle,
-            background,
+            host,
             server,
             waiter,
             multicast,
-            basis,
-            waits: Waits::default(),
+            planner_input,
+            waits: WaitHistory::default(),
             number: next_group(),
             progress: None,
-            waker,
-            _host: host,
+            _thread: thread,
+        })
+    }
+
+    /// Calls `f` with the engine, under its lock.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut BarrierEngine) -> T) -> T {
+        self.host.post(|async_engine| f(&mut async_engine.engine))
+    }
+
+    /// Like [`with`](Self::with), but also makes the host poll.
+    pub(super) fn with_host<T>(&self, f: impl FnOnce(&mut BarrierEngine) -> T) -> T {
+        self.host.post(|async_engine| {
+            async_engine.request_poll();
+            f(&mut async_engine.engine)
         })
     }
 
     /// Returns this member's rank; shrinking changes it.
     #[must_use]
     pub fn rank(&self) -> Rank {
-        lock(&self.shared.engine).member.rank()
+        self.with(|engine| engine.member.rank())
     }
 
-    /// Returns who takes part.
+    /// Returns the group.
     #[must_use]
     pub fn group(&self) -> Group {
-        lock(&self.shared.engine).member.schedule().group()
+        self.with(|engine| engine.member.schedule().group())
     }
 
     /// Returns the algorithm.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
-        lock(&self.shared.engine).algorithm
+        self.with(|engine| engine.algorithm)
     }
 
-    /// Returns how packets for everyone are sent.
+    /// Returns how packets for all members are sent.
     #[must_use]
     pub const fn multicast(&self) -> &MulticastState {
         &self.multicast
     }
 
-    /// Returns what was sent, taken and dropped.
+    /// Returns what was sent, received and dropped.
     #[must_use]
     pub fn counters(&self) -> NetCounters {
-        lock(&self.shared.engine).counters()
+        self.with(|engine| engine.counters())
     }
 
     /// Enters the barrier, unless it has been entered already, and waits until all members have.
     ///
     /// # Cancel safety
-    /// Cancel safe: this member has entered then, and its next wait is for the same barrier.
+    /// Cancel safe: the member has then entered, and its next wait is for the same barrier.
     ///
     /// # Errors
-    /// [`BarrierError::Lost`] if members are gone, or if the others take this one for gone: then its own rank is named.
-    /// [`shrink`](Self::shrink) makes a smaller group of those that are left. [`BarrierError::Value`] if the group reduces:
-    /// take [`reduce`](Self::reduce). [`BarrierError::Measuring`] if a measurement was cancelled.
+    /// [`BarrierError::Lost`] if members are gone, or, with this member's own rank, if the others believe it gone.
+    /// [`shrink`](Self::shrink) makes a smaller group of those that are left. [`BarrierError::Value`] if the group
+    /// reduces: call [`reduce`](Self::reduce). [`BarrierError::Measuring`] if a measurement was cancelled.
     pub async fn wait(&mut self) -> Result<Passed, BarrierError> {
         self.is_measured()?;
-        if lock(&self.shared.engine).entered().is_some() {
+        if self.with(|engine| engine.entered()).is_some() {
             return self.exit().await.map(|(passed, _)| passed);
         }
         self.enter_and_exit(&[]).await.map(|(passed, _)| passed)
     }
 
-    /// As [`wait`](Self::wait), and reduces a value of each member by the [reduction](super::NetBuilder::reduction) of
-    /// the group. Returns the result, the same at all members.
+    /// Like [`wait`](Self::wait), and also reduces a value of each member by the
+    /// [reduction](super::NetBuilder::reduction) of the group. Returns the result, the same at all members.
     ///
     /// # Cancel safety
-    /// Cancel safe: this member has entered with this value then. The next call waits for the same barrier and returns its
-    /// result, and its own value does not count; so it is too after [`arrive`](Self::arrive).
+    /// Cancel safe: this member has then entered with this value. The next call waits for the same barrier and
+    /// returns its result, ignoring its own value; the same holds after [`arrive`](Self::arrive).
     ///
     /// # Errors
-    /// As [`wait`](Self::wait); [`BarrierError::Value`].
+    /// The errors of [`wait`](Self::wait), and [`BarrierError::Value`].
     pub async fn reduce(&mut self, value: &[u8]) -> Result<(Passed, Vec<u8>), BarrierError> {
         self.is_measured()?;
-        if lock(&self.shared.engine).entered().is_some() {
+        if self.with(|engine| engine.entered()).is_some() {
             return self.exit().await;
         }
         self.enter_and_exit(value).await
     }
 
-    /// Enters the barrier without waiting, with a value if the group has a reduction: the first half of a split phase.
-    /// Packets of the others are served meanwhile.
+    /// Enters the barrier without waiting, with a value if the group has a reduction: the first half of a split-phase
+    /// barrier. Other members' packets are answered meanwhile.
     ///
     /// # Errors
-    /// [`BarrierError::AlreadyEntered`]; as [`wait`](Self::wait).
+    /// [`BarrierError::AlreadyEntered`], and the errors of [`wait`](Self::wait).
     pub fn arrive(&mut self, value: &[u8]) -> Result<Arrived, BarrierError> {
         self.is_measured()?;
-        let epoch = self.enter(value)?;
-        self.shared.ring();
+        let epoch = self.enter(self.server.now(), value)?;
+        self.with_host(|_| ());
         Ok(Arrived { rank: self.rank(), epoch, group: self.number })
     }
 
-    /// Waits until all members have entered the barrier in which this one has arrived. Returns the reduced value too,
-    /// which is empty without a reduction.
+    /// Waits until all members have entered the barrier in which this one has arrived. Also returns the reduced
+    /// value, which is empty without a reduction.
     ///
     /// # Cancel safety
-    /// As [`wait`](Self::wait).
+    /// The same as [`wait`](Self::wait).
     ///
     /// # Errors
-    /// [`BarrierError::ForeignToken`]; as [`wait`](Self::wait).
+    /// [`BarrierError::ForeignToken`], and the errors of [`wait`](Self::wait).
     pub async fn depart(&mut self, token: Arrived) -> Result<(Passed, Vec<u8>), BarrierError> {
-        let is_own = {
-            let engine = lock(&self.shared.engine);
-            token.group == self.number
-                && token.rank == engine.member.rank()
-                && engine.entered() == Some(token.epoch)
-        };
+        let is_own = token.group == self.number
+            && self.with(|engine| {
+                token.rank == engine.member.rank() && engine.entered() == Some(token.epoch)
+            });
         if !is_own {
             return Err(BarrierError::ForeignToken { token });
         }
         self.exit().await
     }
 
-    /// Waits until the members that are left after a failure agree on who they are, and makes this member one of the
-    /// smaller group. Returns their ranks in the larger one, in order: their places are their ranks now. All survivors
-    /// must call it.
+    /// Waits until the members that are left after a failure agree on who they are, and moves this member to the
+    /// smaller group. Returns their ranks in the larger group, in order: their indices are their new ranks. All
+    /// survivors must call it.
     ///
     /// # Cancel safety
     /// Cancel safe: call it again.
     ///
     /// # Errors
-    /// [`BarrierError::Minority`] if too few are left by the [quorum](super::NetBuilder::quorum); [`BarrierError::Lost`]
-    /// with this member's own rank if the others take it for gone; [`BarrierError::Io`] if nobody is gone, or more than
-    /// members can tell each other.
+    /// [`BarrierError::Minority`] if too few are left by the [quorum](super::NetBuilder::quorum);
+    /// [`BarrierError::Lost`] with this member's own rank if the others believe it gone; [`BarrierError::Io`] if no
+    /// member is gone, or more than a packet can name.
     pub async fn shrink(&mut self) -> Result<Vec<Rank>, BarrierError> {
         let refused = |what: String| BarrierError::Io {
             doing: "shrinking the group",
             source: std::io::Error::other(what),
         };
-        if !lock(&self.shared.engine).has_failed() {
+        if !self.with_host(|engine| engine.has_failed()) {
             return Err(refused(ShrinkError::Whole.to_string()));
         }
-        self.shared.ring();
-        self.handle.wait(Want::Agreement).await?;
-        let mut engine = lock(&self.shared.engine);
-        if engine.survivors.is_none() {
-            return Err(engine.refusal());
-        }
-        let survivors = engine.shrink().map_err(refused)?;
-        drop(engine);
+        self.sleep(WaitCondition::Agreement).await?;
+        let survivors = self.with_host(|engine| {
+            if engine.survivors.is_none() {
+                return Err(engine.refusal());
+            }
+            engine.shrink().map_err(refused)
+        })?;
         self.number = next_group();
         self.progress = None;
-        self.shared.ring();
         Ok(survivors)
     }
 
-    /// Errs if others wait for the rest of a measurement. After a failure nobody does.
+    /// Fails if others wait for the rest of a measurement. After a failure of the group, none do.
     fn is_measured(&self) -> Result<(), BarrierError> {
         match &self.progress {
-            Some(progress) if !lock(&self.shared.engine).has_failed() => {
+            Some(progress) if !self.with(|engine| engine.has_failed()) => {
                 Err(BarrierError::Measuring { call: progress.call })
             }
             _ => Ok(()),
         }
     }
 
-    /// Leaves in order: tells the others, and serves them until nobody can need that any more, or for `patience` at most:
-    /// until all have passed this member's last barrier that get messages of it there, or have left or died; and until
-    /// those know that it leaves that wait for word of it. Where all leave, or stay, and nothing is lost, that takes one
-    /// round trip after the last has passed. Who drops a member tells the others as well, but cannot repeat any more what
-    /// they have lost of the last barrier.
+    /// Leaves in order: tells the others, and serves them until none can need that any more, or for `timeout` at
+    /// most. That is until all members that get messages from this one have passed its last barrier, or have left or
+    /// died, and until those that wait for word of it know that it leaves. If all members leave, or stay, and nothing
+    /// is lost, this takes one round trip after the last has passed. Dropping a member tells the others as well, but
+    /// it can then no longer repeat lost messages of the last barrier.
     ///
     /// # Cancel safety
     /// The member has left.
     ///
     /// # Errors
-    /// [`BarrierError::Wait`] if the server has ended.
-    pub async fn leave(self, patience: Duration) -> Result<(), BarrierError> {
-        lock(&self.shared.engine).leave(self.server.now());
-        self.shared.ring();
-        let until = self.server.now() + patience;
-        within(&self.server, until, self.handle.wait(Want::Freedom)).await.transpose()?;
+    /// [`BarrierError::Wait`] if the server has shut down.
+    pub async fn leave(self, timeout: Duration) -> Result<(), BarrierError> {
+        let now = self.server.now();
+        self.with_host(|engine| engine.leave(now));
+        let free = self.sleep(WaitCondition::Released);
+        with_deadline(&self.server, now + timeout, free).await.transpose()?;
         Ok(())
     }
 
-    pub(super) fn enter(&mut self, value: &[u8]) -> Result<u32, BarrierError> {
-        lock(&self.shared.engine).enter(self.server.now(), value)
+    pub(super) fn enter(&self, now: Instant, value: &[u8]) -> Result<u32, BarrierError> {
+        self.host.post(|async_engine| {
+            async_engine.begin_poll(false);
+            async_engine.engine.enter(now, value)
+        })
     }
 
-    /// A whole barrier, which is timed.
+    /// A whole barrier, timed.
     async fn enter_and_exit(&mut self, value: &[u8]) -> Result<Exit, BarrierError> {
         let entered = self.server.now();
-        lock(&self.shared.engine).enter(entered, value)?;
+        self.enter(entered, value)?;
         let exit = self.exit().await?;
         self.waits.add(self.server.now() - entered);
         Ok(exit)
@@ -273,55 +280,65 @@ impl NetBarrier {
 
     /// Waits for the end of the barrier that was entered.
     pub(super) async fn exit(&mut self) -> Result<Exit, BarrierError> {
-        // Should this future be dropped, the host goes on.
-        let mut rest = Rest { shared: Arc::clone(&self.shared), is_over: false };
+        // If this future is dropped, the host continues.
+        let mut guard = PollGuard::begin(&self.host, false);
         let exit = loop {
-            if self.basis.waiting != Waiting::Sleeping
-                && let Some(exit) = self.look().await
+            if self.planner_input.wait_mode != WaitMode::Sleeping
+                && let Some(exit) = self.poll().await
             {
                 break exit;
             }
-            if self.basis.waiting == Waiting::Polling {
+            if self.planner_input.wait_mode == WaitMode::Polling {
                 yield_now().await;
                 continue;
             }
-            self.handle.wait(Want::Exit).await?;
+            self.sleep(WaitCondition::Exit).await?;
             self.waiter.slept();
-            let exit = lock(&self.shared.engine).take_exit();
-            if let Some(exit) = exit {
+            if let Some(exit) = self.with(BarrierEngine::take_exit) {
                 break exit;
             }
         };
-        // After a failure there is more to say and to hear.
-        rest.is_over = exit.is_ok();
+        // After a failure there is more to send and to receive.
+        guard.is_over = exit.is_ok();
         exit
     }
 
-    /// Looks for a while, without the host. Between two bursts the executor's other tasks run, and the host if there is something for it.
-    async fn look(&mut self) -> Option<Result<Exit, BarrierError>> {
-        let (server, shared, waker) = (&self.server, &*self.shared, &self.waker);
-        let (waiter, mut now, mut looks) = (&mut self.waiter, server.now(), 0_u32);
+    /// Sleeps as the host decides.
+    pub(super) async fn sleep(&self, until: WaitCondition) -> Result<(), WaitError> {
+        let mut waiter = self.host.waiter(USER);
+        future::poll_fn(|cx: &mut Context<'_>| {
+            if waiter.still_waits(cx) {
+                return Poll::Pending;
+            }
+            let now = self.server.now();
+            waiter.poll(cx, |async_engine| async_engine.sleep(until, now))
+        })
+        .await
+    }
+
+    /// Polls for a while, without the host. Between two bursts the executor's other tasks run, and the host if there
+    /// is something for it.
+    async fn poll(&mut self) -> Option<Result<Exit, BarrierError>> {
+        let (server, host) = (&self.server, &self.host);
+        let (waiter, mut now, mut polls) = (&mut self.waiter, server.now(), 0_u32);
         waiter.begin();
         future::poll_fn(|cx| {
-            {
-                let mut engine = lock(&shared.engine);
-                engine.is_looked_at = true;
-                engine.turns += 1;
-            }
-            let found = waiter.poll_look(cx, || {
-                let mut engine = lock(&shared.engine);
-                // Whoever comes last finds everything there.
-                if looks > 0 {
-                    // Nothing is due so soon that it matters, and the clock costs as much as the rest of a look.
-                    if looks.is_multiple_of(LOOKS) {
-                        now = server.now();
-                    }
-                    engine.look(now, waker);
+            host.post(|async_engine| async_engine.begin_poll(true));
+            let found = waiter.poll_spin(cx, || {
+                // Nothing is due so soon that it matters, and reading the clock costs as much as the rest of a look.
+                if polls > 0 && polls.is_multiple_of(POLLS) {
+                    now = server.now();
                 }
-                looks += 1;
-                engine.take_exit()
+                polls += 1;
+                host.post(|async_engine| {
+                    // The last member to arrive finds everything there.
+                    if polls > 1 {
+                        async_engine.poll(now);
+                    }
+                    async_engine.engine.take_exit()
+                })
             });
-            lock(&shared.engine).is_looked_at = false;
+            host.post(AsyncEngine::end_poll);
             found
         })
         .await
@@ -341,33 +358,23 @@ pub(super) async fn yield_now() {
     .await;
 }
 
-/// Makes the host go on where the user stops.
-struct Rest {
-    shared: Arc<Shared>,
-    is_over: bool,
-}
-
-impl Drop for Rest {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.shared.ring();
-        }
-    }
-}
-
 impl Drop for NetBarrier {
     fn drop(&mut self) {
-        let mut engine = lock(&self.shared.engine);
-        // Those who have agreed may be further already, and would wait for this member there.
-        if !engine.has_left && engine.survivors.is_some() {
-            let _ = engine.shrink();
+        // A forked child's copy says nothing on behalf of its parent's member.
+        if self.host.is_inherited() {
+            return;
         }
-        engine.go(self.server.now());
-        // It may hold what holds this.
-        let transport = engine.close();
-        drop(engine);
+        let now = self.server.now();
+        let transport = self.with(|engine| {
+            // Members that have agreed may be further along, and would wait for this member there.
+            if !engine.has_left && engine.survivors.is_some() {
+                let _ = engine.shrink();
+            }
+            engine.announce_departure(now);
+            engine.close()
+        });
+        // It may hold a reference to the owner of this.
         drop(transport);
-        drop(self.background.take());
     }
 }
 

@@ -5,95 +5,91 @@ use std::{collections::BTreeSet, io, os::fd::BorrowedFd, sync::Arc, task::Waker}
 use vigie_detect::Instant;
 
 use super::{
-    leaving::Farewells,
-    probe::{Probe, Probes, Say, may_be_probe},
+    leaving::LeaveTracker,
+    probe::{Probe, ProbeBody, Probes, is_probe},
     transport::Transport,
 };
 use crate::{
     algorithm::Algorithm,
     error::{BarrierError, LostRanks, Passed},
     group::{Group, Rank},
-    member::{Dropped, EnterError, Event, Member, MemberError},
-    packet::{Body, Packet, may_be_view},
+    member::{DropReason, EnterError, Event, Member, MemberError},
+    packet::{Body, Packet, is_view},
     schedule::{Network, Schedule, Target},
 };
 
-/// What a barrier over the network has counted.
+/// The counters of a barrier over the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NetCounters {
-    /// What the member has sent, taken and dropped.
-    pub member: crate::member::Counters,
-    /// Packets that the transport did not take: they are as if lost on the way.
+    /// What the member has sent, received and dropped.
+    pub member: crate::member::MemberCounters,
+    /// Packets that the transport did not accept: they count as lost on the way.
     pub unsent: u64,
-    /// Probes that were of others, forged or of no use, and dropped.
+    /// Probes that were dropped: of other groups, forged, or useless.
     pub probes_dropped: u64,
 }
 
-/// What came of a barrier: its number and the reduced value.
+/// The result of a barrier: its number and the reduced value.
 pub(super) type Exit = (Passed, Vec<u8>);
 
-pub(super) struct Engine {
+pub(super) struct BarrierEngine {
     pub(super) member: Member,
-    /// That of its schedule.
+    /// The algorithm of the member's schedule.
     pub(super) algorithm: Algorithm,
     transport: Box<dyn Transport>,
-    /// The barrier that the user has entered and not taken the exit of.
+    /// The barrier that the user has entered and whose exit it has not taken.
     entered: Option<u32>,
     exit: Option<Exit>,
-    /// Everybody who is known to be dead; this member alone if the others take it for dead.
+    /// All members known to be dead; only this member if the others believe it dead.
     dead: Vec<Rank>,
     pub(super) survivors: Option<Vec<Rank>>,
-    /// How many are left, if they are too few.
+    /// How many members are left, if they are too few.
     minority: Option<u32>,
-    farewells: Farewells,
-    held: Held,
+    leave_tracker: LeaveTracker,
+    deferred: DeferredDeaths,
     unsent: u64,
-    /// The transport has ended.
-    broken: Option<io::Error>,
-    /// Somebody looks by himself.
-    pub(super) is_looked_at: bool,
-    /// How often somebody has entered or looked.
-    pub(super) turns: u64,
+    /// The transport has failed.
+    transport_error: Option<io::Error>,
     pub(super) has_left: bool,
     pub(super) probes: Probes,
-    /// The member before this one's [renewal](Self::renew), for those who still ask for its last barrier.
-    retired: Option<Box<Retired>>,
-    /// Packets of others who have renewed theirs already, if this member is about to.
-    early: Option<Vec<Vec<u8>>>,
+    /// The member before this one's [renewal](Self::renew), for others that still ask for its last barrier.
+    previous: Option<Box<PreviousMember>>,
+    /// Packets of members that have renewed already, if this one is about to.
+    early_packets: Option<Vec<Vec<u8>>>,
 }
 
-struct Retired {
+struct PreviousMember {
     member: Member,
     algorithm: Algorithm,
 }
 
-/// Packets of the next group that are kept.
+/// The maximum number of packets kept for the next group.
 const EARLY_MAX: usize = 256;
 
-/// Deaths that are kept from a member inside a barrier that all have entered: the messages that it still waits for may
-/// have been overtaken by the word.
+/// Reports of deaths withheld from a member inside a barrier that all have entered: they may have overtaken the
+/// messages that it still waits for.
 #[derive(Default)]
-struct Held {
-    words: Vec<Word>,
-    /// How often the member has asked for what it misses since.
-    questions: u32,
+struct DeferredDeaths {
+    reports: Vec<DeferredDeath>,
+    /// How often the member has asked for missing messages since.
+    retries: u32,
 }
 
-enum Word {
-    /// What a member says that has passed the barrier.
+enum DeferredDeath {
+    /// The view of a member that has passed the barrier.
     View(Vec<u8>),
-    /// The transport reports the end of one that has said that it leaves.
+    /// The transport reports the end of a member that has announced its leave.
     Dead(Rank),
 }
 
-/// Words that are kept. Who says more says it again until it is confirmed.
-const HELD_MAX: usize = 64;
+/// The maximum number of reports kept. Further ones are repeated until they are confirmed.
+const DEFERRED_MAX: usize = 64;
 
-/// Questions after which those that could answer have not.
-const HELD_QUESTIONS: u32 = 2;
+/// After this many questions, members that could answer have answered.
+const DEFERRED_RETRIES: u32 = 2;
 
-impl Engine {
+impl BarrierEngine {
     pub(super) fn new(member: Member, algorithm: Algorithm, transport: Box<dyn Transport>) -> Self {
         Self {
             member,
@@ -104,16 +100,14 @@ impl Engine {
             dead: Vec::new(),
             survivors: None,
             minority: None,
-            farewells: Farewells::default(),
-            held: Held::default(),
+            leave_tracker: LeaveTracker::default(),
+            deferred: DeferredDeaths::default(),
             unsent: 0,
-            broken: None,
-            is_looked_at: false,
-            turns: 0,
+            transport_error: None,
             has_left: false,
             probes: Probes::default(),
-            retired: None,
-            early: None,
+            previous: None,
+            early_packets: None,
         }
     }
 
@@ -133,9 +127,8 @@ impl Engine {
         &*self.transport
     }
 
-    /// Enters the next barrier, and sends what is to be sent.
+    /// Enters the next barrier, and sends its packets.
     pub(super) fn enter(&mut self, now: Instant, value: &[u8]) -> Result<u32, BarrierError> {
-        self.turns += 1;
         if let Some(epoch) = self.entered {
             return Err(BarrierError::AlreadyEntered { epoch });
         }
@@ -151,152 +144,167 @@ impl Engine {
         }
         self.entered = Some(epoch);
         self.flush();
-        self.bury_leavers(now);
+        self.report_leavers_dead(now);
         Ok(epoch)
     }
 
-    /// Takes in what has arrived and does what is due.
+    /// Handles what has arrived and what is due.
     #[inline]
-    pub(super) fn look(&mut self, now: Instant, waker: &Waker) {
-        let Self { member, transport, farewells, held, probes, retired, early, .. } = self;
+    pub(super) fn poll(&mut self, now: Instant, waker: &Waker) {
+        let Self {
+            member,
+            transport,
+            leave_tracker,
+            deferred,
+            probes,
+            previous,
+            early_packets,
+            ..
+        } = self;
+
         let mut take = |packet: &[u8]| {
-            if may_be_probe(packet) {
+            if is_probe(packet) {
                 let settings = member.settings();
-                let place = (member.rank(), member.schedule().group().size());
-                probes.take(packet, (settings.group, settings.key.as_ref()), place);
+                let own = (member.rank(), member.schedule().group().size());
+                probes.take(packet, (settings.group, settings.key.as_ref()), own);
                 return;
             }
-            if let Some(old) = retired
-                && old.member.receive(now, packet) != Err(Dropped::Foreign)
+            if let Some(old) = previous
+                && old.member.receive(now, packet) != Err(DropReason::Foreign)
             {
                 return;
             }
-            if farewells.take(member, packet) {
+            if leave_tracker.take(member, packet) {
                 return;
             }
-            if member.is_inside() && may_be_view(packet) && is_ahead(member, packet) {
-                if held.words.len() < HELD_MAX {
-                    held.words.push(Word::View(packet.to_vec()));
+            if member.is_inside() && is_view(packet) && is_ahead(member, packet) {
+                if deferred.reports.len() < DEFERRED_MAX {
+                    deferred.reports.push(DeferredDeath::View(packet.to_vec()));
                 }
                 return;
             }
-            // What is dropped has been counted.
-            if member.receive(now, packet) == Err(Dropped::Foreign)
-                && let Some(early) = early
-                && early.len() < EARLY_MAX
+            // Dropped packets have been counted.
+            if member.receive(now, packet) == Err(DropReason::Foreign)
+                && let Some(early_packets) = early_packets
+                && early_packets.len() < EARLY_MAX
             {
-                early.push(packet.to_vec());
+                early_packets.push(packet.to_vec());
             }
         };
+
         if let Err(error) = transport.receive(waker, &mut take) {
-            self.broken = Some(error);
+            self.transport_error = Some(error);
         }
+
         while let Some(rank) = self.transport.next_dead() {
-            if self.farewells.end(rank) {
+            if self.leave_tracker.end(rank) {
                 continue;
             }
-            if self.member.is_inside() && self.farewells.leavers.contains_key(&rank) {
-                self.held.words.push(Word::Dead(rank));
+            if self.member.is_inside() && self.leave_tracker.leavers.contains_key(&rank) {
+                self.deferred.reports.push(DeferredDeath::Dead(rank));
             } else {
                 self.member.report_dead(now, rank);
             }
         }
+
         if self.member.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.member.handle_deadline(now);
-            self.held.questions += u32::from(!self.held.words.is_empty());
+            self.deferred.retries += u32::from(!self.deferred.reports.is_empty());
         }
+
         self.flush();
-        if !self.held.words.is_empty() {
-            self.release(now);
+        if !self.deferred.reports.is_empty() {
+            self.report_deferred(now);
         }
-        if !self.farewells.leavers.is_empty() {
-            self.bury_leavers(now);
+        if !self.leave_tracker.leavers.is_empty() {
+            self.report_leavers_dead(now);
         }
-        if !self.farewells.is_quiet() {
-            self.say_farewells(now);
+        if !self.leave_tracker.is_quiet() {
+            self.send_leave_messages(now);
         }
     }
 
-    /// Takes a member for dead, by what is known outside of barriers.
+    /// Reports a member dead because of something known outside barriers.
     pub(super) fn report_dead(&mut self, now: Instant, rank: Rank) {
         self.member.report_dead(now, rank);
         self.flush();
     }
 
-    /// Returns whether a member has said that it leaves.
-    pub(super) fn has_said_farewell(&self, rank: Rank) -> bool {
-        self.farewells.leavers.contains_key(&rank)
+    /// Returns whether a member has announced that it leaves.
+    pub(super) fn has_announced_leave(&self, rank: Rank) -> bool {
+        self.leave_tracker.leavers.contains_key(&rank)
     }
 
-    /// Puts something between this and its transport.
+    /// Wraps the transport.
     #[cfg(test)]
     pub(super) fn wrap(&mut self, f: impl FnOnce(Box<dyn Transport>) -> Box<dyn Transport>) {
         let inner = std::mem::replace(&mut self.transport, Box::new(Closed));
         self.transport = f(inner);
     }
 
-    /// Gives the member what was kept from it, if it need not wait any more.
+    /// Gives the member the withheld reports, if it no longer has to wait.
     #[cold]
-    fn release(&mut self, now: Instant) {
-        if self.member.is_inside() && self.held.questions < HELD_QUESTIONS {
+    fn report_deferred(&mut self, now: Instant) {
+        if self.member.is_inside() && self.deferred.retries < DEFERRED_RETRIES {
             return;
         }
-        for word in std::mem::take(&mut self.held).words {
-            match word {
-                Word::View(packet) => {
-                    // What is dropped has been counted.
+        for report in std::mem::take(&mut self.deferred).reports {
+            match report {
+                DeferredDeath::View(packet) => {
+                    // Dropped packets have been counted.
                     let _ = self.member.receive(now, &packet);
                 }
-                Word::Dead(rank) => self.member.report_dead(now, rank),
+                DeferredDeath::Dead(rank) => self.member.report_dead(now, rank),
             }
         }
         self.flush();
     }
 
-    /// Those who have left are dead for the barriers that they do not enter; those that they have entered can be passed.
-    fn bury_leavers(&mut self, now: Instant) {
+    /// Members that have left are dead for barriers that they do not enter; those that they have entered can be
+    /// passed.
+    fn report_leavers_dead(&mut self, now: Instant) {
         let epoch = self.member.epoch();
         if !self.member.is_inside() {
             return;
         }
         let is_missing = |first: u32| epoch.wrapping_sub(first) < u32::MAX / 2;
         let missing: Vec<Rank> = self
-            .farewells
+            .leave_tracker
             .leavers
             .iter()
             .filter(|(_, first)| is_missing(**first))
             .map(|(rank, _)| *rank)
             .collect();
         for rank in missing {
-            self.farewells.leavers.remove(&rank);
+            self.leave_tracker.leavers.remove(&rank);
             self.member.report_dead(now, rank);
         }
         self.flush();
     }
 
-    /// Returns whether this member has left, and nobody needs it any more.
-    pub(super) fn is_free(&self) -> bool {
-        self.farewells.is_done() || self.has_failed()
+    /// Returns whether this member has left, and no other member needs it any more.
+    pub(super) fn is_released(&self) -> bool {
+        self.leave_tracker.is_done() || self.has_failed()
     }
 
-    /// Prepares for sleep. Returns whether something may be there.
+    /// Prepares for sleep. Returns whether something may have arrived.
     pub(super) fn arm(&mut self, waker: &Waker) -> io::Result<bool> {
         self.transport.arm(waker)
     }
 
-    /// Returns whether there is something to do though nothing has come.
+    /// Returns whether something is due although nothing has arrived.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.next_deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    /// Returns when to look though nothing has come.
+    /// Returns when to look although nothing has arrived.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        [self.member.next_deadline(), self.farewells.deadline()].into_iter().flatten().min()
+        [self.member.next_deadline(), self.leave_tracker.deadline()].into_iter().flatten().min()
     }
 
     fn flush(&mut self) {
-        if self.probes.has_replies() || self.retired.is_some() {
-            self.flush_beside();
+        if self.probes.has_replies() || self.previous.is_some() {
+            self.flush_out_of_band();
         }
         while let Some(transmit) = self.member.poll_transmit() {
             let sent = self.transport.send(transmit.to, transmit.network, &transmit.packet);
@@ -305,8 +313,8 @@ impl Engine {
         while let Some(event) = self.member.poll_event() {
             match event {
                 Event::Exited { epoch, value } => {
-                    // All have entered this one, so nobody asks for those before the renewal.
-                    self.retired = None;
+                    // All have entered this one, so barriers before the renewal will not be asked for.
+                    self.previous = None;
                     self.exit = Some((Passed::new(epoch), value));
                 }
                 Event::Failed { ranks, .. } => self.dead = ranks,
@@ -318,19 +326,19 @@ impl Engine {
         }
     }
 
-    /// Sends what is no part of a barrier of this group.
+    /// Sends packets that do not belong to a barrier of this group.
     #[cold]
-    fn flush_beside(&mut self) {
-        let Self { member, transport, probes, retired, unsent, .. } = self;
+    fn flush_out_of_band(&mut self) {
+        let Self { member, transport, probes, previous, unsent, .. } = self;
         let mut send = |to, packet: &[u8]| {
             *unsent += u64::from(transport.send(to, Network::First, packet).is_err());
         };
         let mut failed = Vec::new();
-        if let Some(old) = retired {
+        if let Some(old) = previous {
             while let Some(transmit) = old.member.poll_transmit() {
                 send(transmit.to, &transmit.packet);
             }
-            // What happens after a failure is for the member as which this one goes on.
+            // Events after a failure are for the member that this one becomes.
             while failed.is_empty()
                 && let Some(event) = old.member.poll_event()
             {
@@ -344,31 +352,30 @@ impl Engine {
             send(Target::Member(to), packet);
         });
         if !failed.is_empty()
-            && let Some(old) = retired.take()
+            && let Some(old) = previous.take()
         {
-            // Somebody could not pass the barrier before the renewal: all agree on the survivors there.
-            let Retired { member: old, algorithm } = *old;
+            // Another member could not pass the barrier before the renewal: all agree on the survivors there.
+            let PreviousMember { member: old, algorithm } = *old;
             *member = old;
             self.algorithm = algorithm;
             self.dead = failed;
         }
     }
 
-    /// Keeps what others say who renew their group before this member does.
+    /// Keeps the packets of members that renew their group before this one does.
     pub(super) fn expect_renewal(&mut self, is_expected: bool) {
-        self.early = is_expected.then(|| self.early.take().unwrap_or_default());
+        self.early_packets = is_expected.then(|| self.early_packets.take().unwrap_or_default());
     }
 
     /// Sends a probe.
-    pub(super) fn send_probe(&mut self, to: Target, number: u32, say: Say<'_>) {
-        self.turns += 1;
+    pub(super) fn send_probe(&mut self, to: Target, number: u32, body: ProbeBody<'_>) {
         let settings = self.member.settings();
-        let probe = Probe { group: settings.group, number, sender: self.member.rank(), say };
+        let probe = Probe { group: settings.group, number, sender: self.member.rank(), body };
         let packet = probe.encode(settings.key.as_ref());
-        self.send_beside(to, &packet);
+        self.send_out_of_band(to, &packet);
     }
 
-    /// Goes on with another schedule, as all others do after the same barrier: a new group with the same members.
+    /// Continues with another schedule, as all others do after the same barrier: a new group with the same members.
     pub(super) fn renew(
         &mut self,
         now: Instant,
@@ -380,10 +387,10 @@ impl Engine {
         let member = Member::new(schedule, self.member.rank(), settings)?;
         let member = std::mem::replace(&mut self.member, member);
         let algorithm = std::mem::replace(&mut self.algorithm, algorithm);
-        self.retired = Some(Box::new(Retired { member, algorithm }));
-        self.farewells = Farewells::default();
-        for packet in self.early.take().unwrap_or_default() {
-            if !self.farewells.take(&self.member, &packet) {
+        self.previous = Some(Box::new(PreviousMember { member, algorithm }));
+        self.leave_tracker = LeaveTracker::default();
+        for packet in self.early_packets.take().unwrap_or_default() {
+            if !self.leave_tracker.take(&self.member, &packet) {
                 let _ = self.member.receive(now, &packet);
             }
         }
@@ -391,7 +398,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns what came of the barrier, if that is known.
+    /// Returns the result of the barrier, if it is known.
     #[inline]
     pub(super) fn take_exit(&mut self) -> Option<Result<Exit, BarrierError>> {
         if let Some(exit) = self.exit.take() {
@@ -409,14 +416,19 @@ impl Engine {
     }
 
     pub(super) const fn has_failed(&self) -> bool {
-        !self.dead.is_empty() || self.broken.is_some()
+        !self.dead.is_empty() || self.transport_error.is_some()
     }
 
-    /// Returns whether somebody will have agreed on something, or never.
+    /// Marks the transport as failed.
+    pub(super) fn fail(&mut self, error: io::Error) {
+        self.transport_error.get_or_insert(error);
+    }
+
+    /// Returns whether the agreement is complete, or will never be.
     pub(super) fn is_settled(&self) -> bool {
         self.survivors.is_some()
             || self.minority.is_some()
-            || self.broken.is_some()
+            || self.transport_error.is_some()
             || self.is_excluded()
     }
 
@@ -425,14 +437,14 @@ impl Engine {
     }
 
     fn error(&mut self, epoch: u32) -> Option<BarrierError> {
-        if let Some(error) = &self.broken {
+        if let Some(error) = &self.transport_error {
             let source = io::Error::new(error.kind(), error.to_string());
             return Some(BarrierError::Io { doing: "receiving from the network", source });
         }
         (!self.dead.is_empty()).then(|| self.lost(epoch))
     }
 
-    /// Why no smaller group was agreed on.
+    /// Returns why no smaller group was agreed on.
     pub(super) fn refusal(&self) -> BarrierError {
         match self.minority {
             Some(survivors) if !self.is_excluded() => {
@@ -452,8 +464,8 @@ impl Engine {
         BarrierError::Lost { ranks: LostRanks::new(ranks), epoch }
     }
 
-    /// Becomes a member of the smaller group on which the survivors have agreed, with the same algorithm, unless that is
-    /// for some sizes only. Returns who they are, or says why not.
+    /// Moves to the smaller group on which the survivors have agreed, with the same algorithm, unless that does not
+    /// suit the new size. Returns its members, or the reason for the failure.
     pub(super) fn shrink(&mut self) -> Result<Vec<Rank>, String> {
         let survivors = self.survivors.clone().unwrap_or_default();
         let size = u32::try_from(survivors.len()).unwrap_or(u32::MAX);
@@ -464,9 +476,9 @@ impl Engine {
         self.member.shrink(Arc::new(schedule)).map_err(|error| error.to_string())?;
         self.transport.shrink(&survivors);
         self.algorithm = algorithm;
-        self.retired = None;
-        self.farewells = Farewells::default();
-        self.held = Held::default();
+        self.previous = None;
+        self.leave_tracker = LeaveTracker::default();
+        self.deferred = DeferredDeaths::default();
         self.dead.clear();
         self.survivors = None;
         self.exit = None;
@@ -475,9 +487,9 @@ impl Engine {
         Ok(survivors)
     }
 
-    /// Ends the transport, and returns it to be dropped where nothing is locked.
+    /// Closes the transport, and returns it to be dropped where no lock is held.
     pub(super) fn close(&mut self) -> Box<dyn Transport> {
-        self.broken = Some(io::ErrorKind::NotConnected.into());
+        self.transport_error = Some(io::ErrorKind::NotConnected.into());
         std::mem::replace(&mut self.transport, Box::new(Closed))
     }
 
@@ -488,42 +500,42 @@ impl Engine {
             self.member.leave(now);
             return self.flush();
         }
-        let before = self.retired.as_ref().map(|old| &old.member);
-        self.farewells.leave(now, &self.member, before);
-        if let Some(packet) = self.farewells.packet(&self.member, true) {
-            self.send_beside(Target::Everyone, &packet);
+        let before = self.previous.as_ref().map(|old| &old.member);
+        self.leave_tracker.leave(now, &self.member, before);
+        if let Some(packet) = self.leave_tracker.packet(&self.member, true) {
+            self.send_out_of_band(Target::Everyone, &packet);
         }
     }
 
-    /// Tells the others that this member has gone.
-    pub(super) fn go(&mut self, now: Instant) {
+    /// Tells the others that this member is gone.
+    pub(super) fn announce_departure(&mut self, now: Instant) {
         if self.has_failed() {
             if !self.has_left {
                 self.member.leave(now);
             }
             return self.flush();
         }
-        let Some(packet) = self.farewells.packet(&self.member, false) else { return };
-        for to in self.farewells.last_words(&self.member) {
-            self.send_beside(to, &packet);
+        let Some(packet) = self.leave_tracker.packet(&self.member, false) else { return };
+        for to in self.leave_tracker.final_targets(&self.member) {
+            self.send_out_of_band(to, &packet);
         }
     }
 
-    fn send_beside(&mut self, to: Target, packet: &[u8]) {
+    fn send_out_of_band(&mut self, to: Target, packet: &[u8]) {
         let sent = self.transport.send(to, Network::First, packet);
         self.unsent += u64::from(sent.is_err());
     }
 
     #[cold]
-    fn say_farewells(&mut self, now: Instant) {
-        let Self { farewells, member, transport, unsent, .. } = self;
-        farewells.say(now, member, |to, network, packet| {
+    fn send_leave_messages(&mut self, now: Instant) {
+        let Self { leave_tracker, member, transport, unsent, .. } = self;
+        leave_tracker.send_due(now, member, |to, network, packet| {
             *unsent += u64::from(transport.send(Target::Member(to), network, packet).is_err());
         });
     }
 }
 
-/// Returns whether another member says who is dead in the barrier after the one in which this member is: by then all have
+/// Returns whether a packet is another member's view in the barrier after this member's present one: by then all have
 /// entered this one.
 fn is_ahead(member: &Member, packet: &[u8]) -> bool {
     let settings = member.settings();
@@ -534,11 +546,13 @@ fn is_ahead(member: &Member, packet: &[u8]) -> bool {
 }
 
 #[cfg(test)]
+mod leaves;
+#[cfg(test)]
 mod renewal;
 #[cfg(test)]
 mod tests;
 
-/// The end of a transport.
+/// A transport that is closed.
 struct Closed;
 
 impl Transport for Closed {
@@ -554,9 +568,7 @@ impl Transport for Closed {
         Err(io::ErrorKind::NotConnected.into())
     }
 
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        Vec::new()
-    }
+    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
 
     fn next_dead(&mut self) -> Option<Rank> {
         None

@@ -18,24 +18,24 @@ use crate::{
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FormationError {
-    /// No interface was given.
+    /// No network was given.
     #[error("no network was given: name one with `NetBuilder::network`")]
     NoNetwork,
-    /// There are one or two.
-    #[error("{count} networks were given: a barrier goes over one or two")]
+    /// There must be one or two.
+    #[error("{count} networks were given: a barrier uses one or two")]
     Networks {
-        /// How many.
+        /// The number given.
         count: usize,
     },
-    /// The group has no such member, or too many.
+    /// The group has no members, or too many.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// There is no such rank.
+    /// The group has no such rank.
     #[error("a group of {size} has no {rank}: ranks are counted from 0")]
     Rank {
-        /// Which was asked for.
+        /// The requested rank.
         rank: Rank,
-        /// How many there are.
+        /// The size of the group.
         size: u32,
     },
     /// The algorithm does not suit the group.
@@ -44,88 +44,87 @@ pub enum FormationError {
     /// A setting is out of range.
     #[error(transparent)]
     Member(#[from] MemberError),
-    /// The interface's part.
+    /// The datagram interface failed.
     #[error(transparent)]
     Datagram(#[from] DatagramError),
-    /// The launcher's part.
+    /// The launcher's world failed.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// A message of the longest kind does not fit into a datagram.
+    /// The longest message does not fit into a datagram.
     #[error(
-        "the reduction makes packets of {needed} bytes, and a datagram takes {max}: raise the MTU, or reduce less"
+        "the reduction makes packets of {needed} bytes, but a datagram takes {max}: raise the MTU, or reduce shorter values"
     )]
     TooLong {
-        /// What a packet needs, in bytes.
+        /// The size of a packet, in bytes.
         needed: usize,
-        /// What a datagram takes, in bytes.
+        /// The size of a datagram, in bytes.
         max: usize,
     },
-    /// A member was there, and is gone.
-    #[error("{rank} is gone before the group was formed")]
+    /// A member was there, but is gone.
+    #[error("{rank} was gone before the group was formed")]
     Gone {
-        /// Which.
+        /// The member.
         rank: Rank,
     },
-    /// A member has other settings.
+    /// A member has different settings.
     #[error(
-        "{rank} has another algorithm, reduction, timeout or number of networks than this member: all need the same"
+        "{rank} has another algorithm, reduction, timeout or number of networks than this member: all must be the same"
     )]
     Different {
-        /// Which.
+        /// The member.
         rank: Rank,
     },
-    /// What a member said cannot be understood.
+    /// A member's address cannot be decoded.
     #[error("{rank} gave an address of another kind: all members need the same kind of network")]
     Address {
-        /// Which.
+        /// The member.
         rank: Rank,
     },
-    /// Not all were there in time.
-    #[error("the members did not meet in time{}", place.map_or(String::new(), |place| format!(
-        " at {place}: is rank 0 running there, is the port open, and do all have the same size and secret?"
+    /// The members did not all arrive in time.
+    #[error("the members did not meet in time{}", address.map_or(String::new(), |address| format!(
+        " at {address}: is rank 0 running there, is the port open, and do all have the same size and secret?"
     )))]
     TimedOut {
-        /// Where they were to meet.
-        place: Option<SocketAddr>,
+        /// The meeting address.
+        address: Option<SocketAddr>,
     },
-    /// Members did not come in time: rank 0 says so.
+    /// Members did not come in time; reported by rank 0.
     #[error(
-        "{ranks} missing at {place}: were they all started, can they reach it, and have they the same size and secret?"
+        "{ranks} missing at {address}: were they all started, can they reach it, and do they have the same size and secret?"
     )]
     Missing {
-        /// Where they were to meet.
-        place: SocketAddr,
-        /// Who did not come, or was sent away.
+        /// The meeting address.
+        address: SocketAddr,
+        /// The members that did not come, or were turned away.
         ranks: LostRanks,
     },
-    /// Rank 0 hung up: it has another secret, another size, a member of this rank already, or has given up.
-    #[error(
-        "rank 0 at {place} hung up: see whether secret, size and rank are right, and what rank 0 says"
-    )]
+    /// Rank 0 closed the connection: it has another secret, another size, a member with this rank already, or has
+    /// given up.
+    #[error("rank 0 at {address} hung up: check secret, size and rank, and rank 0's own error")]
     Refused {
-        /// Where rank 0 is.
-        place: SocketAddr,
+        /// The address of rank 0.
+        address: SocketAddr,
     },
-    /// The meeting cannot be held.
-    #[error("meeting at {place}")]
-    Meeting {
-        /// Where.
-        place: SocketAddr,
-        /// What the kernel, or the other side, says.
+    /// The bootstrap failed.
+    #[error("the bootstrap at {address} failed")]
+    Bootstrap {
+        /// The meeting address.
+        address: SocketAddr,
+        /// The error of the kernel or of the other side.
         #[source]
         source: io::Error,
     },
     /// There is no detection server here.
     #[error(transparent)]
     NoServer(#[from] NoServer),
-    /// No host thread can be had.
-    #[error("no thread to host the barrier")]
+    /// The host thread could not be created.
+    #[error("no thread could be created to host the barrier")]
     Host(#[source] io::Error),
     /// The detection server has ended.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// The costs were not found.
-    #[error("measuring what the network costs")]
+    /// The costs could not be measured.
+    #[error("measuring the network's costs failed")]
     Measure(#[from] MeasureError),
     /// The barrier cannot be hosted.
     #[error(transparent)]

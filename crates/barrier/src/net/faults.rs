@@ -1,4 +1,4 @@
-//! A transport that loses, doubles and delays packets on purpose.
+//! A transport that deliberately loses, duplicates and delays packets.
 
 use std::{collections::VecDeque, io, os::fd::BorrowedFd, task::Waker};
 
@@ -8,56 +8,56 @@ use crate::{
     schedule::{Network, Target},
 };
 
-/// How often packets are lost, doubled and delayed, of a thousand that arrive; all chance comes from one seed.
+/// How many of a thousand arriving packets are lost, duplicated and delayed; all randomness comes from one seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {
-    /// What chance is made of, together with the rank.
+    /// The seed, which is combined with the rank.
     pub seed: u64,
-    /// Lost, of a thousand.
+    /// Lost, per thousand.
     pub lost: u16,
-    /// Taken twice, of a thousand.
-    pub doubled: u16,
-    /// Kept back until up to 16 more have arrived, of a thousand.
+    /// Delivered twice, per thousand.
+    pub duplicated: u16,
+    /// Held back until up to 16 more have arrived, per thousand.
     pub delayed: u16,
 }
 
 impl Faults {
-    /// Loses so many of a thousand packets.
+    /// Loses that many of a thousand packets.
     #[must_use]
     pub const fn losing(seed: u64, lost: u16) -> Self {
-        Self { seed, lost, doubled: 0, delayed: 0 }
+        Self { seed, lost, duplicated: 0, delayed: 0 }
     }
 
-    /// Doubles, and delays, so many of a thousand packets.
+    /// Duplicates, and delays, that many of a thousand packets.
     #[must_use]
-    pub const fn disturbing(self, doubled: u16, delayed: u16) -> Self {
-        Self { doubled, delayed, ..self }
+    pub const fn with_duplicates_and_delays(self, duplicated: u16, delayed: u16) -> Self {
+        Self { duplicated, delayed, ..self }
     }
 }
 
-/// Packets that are kept back at a time.
-const KEPT_MAX: usize = 16;
+/// The maximum number of packets held back at once.
+const DELAYED_MAX: usize = 16;
 
-pub(super) struct Faulty {
+pub(super) struct FaultyTransport {
     inner: Box<dyn Transport>,
-    chance: Chance,
+    random: SplitMix64,
     faults: Faults,
-    kept: VecDeque<Vec<u8>>,
+    delayed_packets: VecDeque<Vec<u8>>,
 }
 
-impl Faulty {
+impl FaultyTransport {
     pub(super) fn new(inner: Box<dyn Transport>, faults: Faults, own: Rank) -> Self {
-        let chance =
-            Chance(faults.seed ^ (u64::from(own.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        Self { inner, chance, faults, kept: VecDeque::new() }
+        let random =
+            SplitMix64(faults.seed ^ (u64::from(own.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        Self { inner, random, faults, delayed_packets: VecDeque::new() }
     }
 }
 
-/// SplitMix64, by Sebastiano Vigna: the whole of it.
-struct Chance(u64);
+/// SplitMix64 by Sebastiano Vigna, complete.
+struct SplitMix64(u64);
 
-impl Chance {
+impl SplitMix64 {
     const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -66,33 +66,33 @@ impl Chance {
         word ^ (word >> 31)
     }
 
-    fn is(&mut self, of_thousand: u16) -> bool {
+    fn happens(&mut self, of_thousand: u16) -> bool {
         self.next() % 1000 < u64::from(of_thousand)
     }
 }
 
-impl Transport for Faulty {
+impl Transport for FaultyTransport {
     fn send(&mut self, to: Target, network: Network, packet: &[u8]) -> io::Result<()> {
         self.inner.send(to, network, packet)
     }
 
     fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        let Self { inner, chance, faults, kept } = self;
+        let Self { inner, random, faults, delayed_packets } = self;
         inner.receive(waker, &mut |packet| {
-            if chance.is(faults.lost) {
+            if random.happens(faults.lost) {
                 return;
             }
-            if chance.is(faults.delayed) && kept.len() < KEPT_MAX {
-                kept.push_back(packet.to_vec());
+            if random.happens(faults.delayed) && delayed_packets.len() < DELAYED_MAX {
+                delayed_packets.push_back(packet.to_vec());
                 return;
             }
             take(packet);
-            if chance.is(faults.doubled) {
+            if random.happens(faults.duplicated) {
                 take(packet);
             }
-            if !kept.is_empty()
-                && chance.is(250)
-                && let Some(late) = kept.pop_front()
+            if !delayed_packets.is_empty()
+                && random.happens(250)
+                && let Some(late) = delayed_packets.pop_front()
             {
                 take(&late);
             }
@@ -103,8 +103,8 @@ impl Transport for Faulty {
         self.inner.arm(waker)
     }
 
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.descriptors()
+    fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
+        self.inner.descriptors(each);
     }
 
     fn next_dead(&mut self) -> Option<Rank> {

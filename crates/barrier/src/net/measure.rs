@@ -1,64 +1,63 @@
-//! What a group's transport costs, found by its members: [`NetBarrier::measure`].
+//! The costs of a group's transport, measured by its members: [`NetBarrier::measure`].
 //!
-//! All members call it at the same place of their programs. Rank 0 leads; the others wait in a barrier meanwhile, which also
-//! tells them if rank 0 dies, and answer. What rank 0 has found is told to all. Who does not hear of it does not come to the last
-//! barrier, so that all know it there, and asks for as long as a barrier would: then rank 0 is as good as dead, and the group fails
-//! at all members. Were it an error at that member alone, the others might [replan](NetBarrier::replan), and it would not.
+//! All members call it at the same place of their programs. Rank 0 leads; the others wait in a barrier meanwhile,
+//! which also tells them if rank 0 dies, and answer. Rank 0 sends its results to all. A member that does not receive
+//! them does not enter the last barrier, so that in that barrier all have them; it asks for as long as a barrier
+//! would, then treats rank 0 as dead, and the group fails at all members. If it were an error at that member only,
+//! the others might [replan](NetBarrier::replan), and it would not.
 //!
 //! ```text
 //!            rank 0                              others
 //!   barrier: all are here, and know which measurement this is
-//!            probes, one partner at a time       sleep inside of the next barrier; look by themselves if asked to
-//!            tells all what was found
+//!            probes, one partner after another   sleep inside the next barrier; poll if asked to
+//!            sends the results to all
 //!   barrier: the probes are over
-//!                                                ask for what they miss
-//!   barrier: all know it
+//!                                                ask for missing results
+//!   barrier: all have the results
 //! ```
 
-use std::{num::NonZeroU32, sync::Arc, task::Waker, thread, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, thread, time::Duration};
 
 use thiserror::Error;
-use vigie_detect::{Instant, Server};
+use vigie_detect::Instant;
 
 use super::{
+    async_engine::{PollGuard, WaitCondition},
     barrier::{NetBarrier, yield_now},
-    leader::{Line, lead},
-    probe::{Answer, Say},
-    watch::{Shared, Want},
+    leader::{ProbeChannel, lead},
+    probe::{ProbeBody, ProbeReply},
 };
 use crate::{
     algorithm::AlgorithmError,
     error::BarrierError,
-    group::Rank,
-    local::next_group,
-    logp::{Advice, Cores, Measured, PlanError, Report, Spread},
+    group::{Rank, next_group},
+    logp::{Advice, Cores, MeasuredCosts, PlanError, Report, Spread},
     member::MemberError,
     reduction::Reduction,
     schedule::Target,
-    sync::lock,
 };
 
-/// The leader is silent for so long: the partner sleeps again.
-const SILENCE: Duration = Duration::from_millis(20);
-/// Who looks by himself lets the runtime's other tasks run that often.
+/// After the leader has been silent for this long, the partner sleeps again.
+const LEADER_SILENCE: Duration = Duration::from_millis(20);
+/// How often a polling member lets the runtime's other tasks run.
 const BETWEEN_YIELDS: Duration = Duration::from_micros(100);
-/// How long a member waits for what the leader has found, before it asks again.
-const TRY_TIME: Duration = Duration::from_millis(20);
+/// How long a member waits for the leader's results before it asks again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why a transport was not measured.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MeasureError {
-    /// There is nobody to answer.
-    #[error("a group of one member has nobody to measure with")]
+    /// There is no other member to answer.
+    #[error("a group of one member has no other member to measure with")]
     Alone,
-    /// Too few probes were answered, at all members alike.
+    /// Too few probes were answered; the same error at all members.
     #[error(
         "too few probes of rank 0 were answered: the network loses too much, or the others were not scheduled; measure again, or give \
          the costs to `NetBuilder::costs`"
     )]
     Unanswered,
-    /// The barriers around it were not passed: members are gone, or this one was inside of a barrier.
+    /// The barriers of the measurement were not passed: members are gone, or this one was inside a barrier.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
     /// No algorithm can be chosen.
@@ -67,57 +66,59 @@ pub enum MeasureError {
     /// The algorithm does not suit the group.
     #[error(transparent)]
     Algorithm(#[from] AlgorithmError),
-    /// The algorithm does not carry the reduction.
+    /// The algorithm cannot carry the reduction.
     #[error(transparent)]
     Member(#[from] MemberError),
 }
 
-/// How far a measurement has come, for those who cancel it.
+/// How far a measurement has come, in case the call is cancelled.
 #[derive(Clone, Debug)]
-pub(super) struct Progress {
-    /// What the user has called.
+pub(super) struct Measurement {
+    /// The method that the user called.
     pub(super) call: &'static str,
-    /// Which measurement it is.
+    /// The number of the measurement.
     number: u32,
-    stage: Stage,
+    stage: MeasurementStage,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
-    /// Inside of the first barrier.
+enum MeasurementStage {
+    /// Inside the first barrier.
     Gathering,
     /// Rank 0 probes.
     Leading,
-    /// Inside of the second one.
+    /// Inside the second one.
     Following,
-    /// All but rank 0 see to it that they know what was found.
+    /// All but rank 0 make sure that they have the results.
     Seeking,
-    /// Inside of the last one.
+    /// Inside the last one.
     Ending,
 }
 
 impl NetBarrier {
-    /// Measures the transport in the manner of [logp-bench]: o_s, L, o_r of a member that looks by itself and of one that
-    /// sleeps, g, and what a multicast costs. All members call it at the same place of their programs, outside of a barrier;
-    /// rank 0 measures, with up to four of the others one after the other, and all return what it has found.
-    /// [`report`](Self::report) expects by it from then on.
+    /// Measures the transport by the method of [logp-bench]: o_s, L, o_r of a polling and of a sleeping member, g,
+    /// and the cost of a multicast. All members call it at the same place of their programs, outside a barrier; rank
+    /// 0 measures with up to four of the others, one after another, and all return its results.
+    /// [`report`](Self::report) uses them for its expectations from then on.
     ///
     /// # Cost
-    /// Some tenths of a second and three barriers; where much is lost, seconds, and half of the failure timeout at most for who does not
-    /// hear what was found. The task of rank 0, that of its partner, and that of who asks for what was found look on and on; they let other tasks run every 100 µs.
+    /// Some tenths of a second and three barriers; seconds on a lossy network, and at most half of the failure
+    /// timeout for a member that misses the results. The tasks of rank 0, of its partner, and of a member that asks
+    /// for results poll continuously, letting other tasks run every 100 µs.
     ///
     /// # Cancel safety
-    /// Cancel safe: call it again, and it goes on. Until it has returned, the others wait for this member, and its other
-    /// barriers are refused ([`BarrierError::Measuring`]). If rank 0's is cancelled, it probes anew.
+    /// Cancel safe: call it again, and it continues. Until it has returned, the others wait for this member, whose
+    /// other barriers are refused ([`BarrierError::Measuring`]). If rank 0's call is cancelled, it starts probing
+    /// again.
     ///
     /// # Errors
     /// [`MeasureError`]. If a member dies meanwhile, it is named within the failure timeout, as in any barrier.
-    pub async fn measure(&mut self) -> Result<Measured, MeasureError> {
-        self.go_on("measure").await
+    pub async fn measure(&mut self) -> Result<MeasuredCosts, MeasureError> {
+        self.resume("measure").await
     }
 
-    /// Begins a measurement, or goes on with one that was cancelled.
-    async fn go_on(&mut self, call: &'static str) -> Result<Measured, MeasureError> {
+    /// Begins a measurement, or continues a cancelled one.
+    async fn resume(&mut self, call: &'static str) -> Result<MeasuredCosts, MeasureError> {
         let progress = match self.progress.clone() {
             Some(progress) if progress.call != call => {
                 return Err(BarrierError::Measuring { call: progress.call }.into());
@@ -126,273 +127,259 @@ impl NetBarrier {
             None => self.begin(call)?,
         };
         self.progress = Some(progress.clone());
-        let measured = self.go_through(progress).await;
+        let measured = self.run_stages(progress).await;
         self.progress = None;
         measured
     }
 
-    fn begin(&mut self, call: &'static str) -> Result<Progress, MeasureError> {
+    fn begin(&mut self, call: &'static str) -> Result<Measurement, MeasureError> {
         if self.group().size() == 1 {
             return Err(MeasureError::Alone);
         }
-        let number = {
-            let mut engine = lock(&self.shared.engine);
+        let number = self.with(|engine| {
             if let Some(epoch) = engine.entered() {
-                return Err(BarrierError::AlreadyEntered { epoch }.into());
+                return Err(BarrierError::AlreadyEntered { epoch });
             }
             let number = engine.member.epoch();
             engine.probes.begin(number);
-            number
-        };
+            Ok(number)
+        })?;
         self.enter_empty()?;
-        Ok(Progress { call, number, stage: Stage::Gathering })
+        Ok(Measurement { call, number, stage: MeasurementStage::Gathering })
     }
 
-    /// Nothing is awaited between what a stage does at its end and the next stage.
-    async fn go_through(&mut self, progress: Progress) -> Result<Measured, MeasureError> {
-        let Progress { call, number, mut stage } = progress;
+    /// There is no await between the end of one stage and the next stage.
+    async fn run_stages(&mut self, progress: Measurement) -> Result<MeasuredCosts, MeasureError> {
+        let Measurement { call, number, mut stage } = progress;
         let is_leader = self.rank() == Rank(0);
         loop {
             stage = match stage {
-                Stage::Gathering => {
+                MeasurementStage::Gathering => {
                     self.exit().await?;
                     if is_leader {
-                        Stage::Leading
+                        MeasurementStage::Leading
                     } else {
                         self.enter_empty()?;
-                        Stage::Following
+                        MeasurementStage::Following
                     }
                 }
-                Stage::Leading => {
+                MeasurementStage::Leading => {
                     self.lead(number).await;
                     self.enter_empty()?;
-                    Stage::Following
+                    MeasurementStage::Following
                 }
-                Stage::Following => {
+                MeasurementStage::Following => {
                     if is_leader {
                         self.exit().await?;
                         self.enter_empty()?;
-                        Stage::Ending
+                        MeasurementStage::Ending
                     } else {
-                        self.follow().await?;
-                        Stage::Seeking
+                        self.wait_for_leader().await?;
+                        MeasurementStage::Seeking
                     }
                 }
-                Stage::Seeking => {
-                    self.seek(number).await;
+                MeasurementStage::Seeking => {
+                    self.request_costs(number).await;
                     self.enter_empty()?;
-                    Stage::Ending
+                    MeasurementStage::Ending
                 }
-                Stage::Ending => {
+                MeasurementStage::Ending => {
                     self.exit().await?;
                     break;
                 }
             };
-            self.progress = Some(Progress { call, number, stage });
+            self.progress = Some(Measurement { call, number, stage });
         }
-        let said = {
-            let engine = lock(&self.shared.engine);
+
+        let said = self.with(|engine| {
             let said = engine.probes.costs.clone();
-            // Who knows nothing has given up on rank 0, and does not pass the last barrier.
-            said.ok_or_else(|| engine.refusal())?
-        };
+            // A member without results has given up on rank 0, and does not pass the last barrier.
+            said.ok_or_else(|| engine.refusal())
+        })?;
         let (measured, cores) = decode(&said).ok_or(MeasureError::Unanswered)?;
-        self.basis.learn(&measured, cores);
+        self.planner_input.learn(&measured, cores);
         self.waits.clear();
         Ok(measured)
     }
 
-    /// [Measures](Self::measure), chooses the algorithm by what was found, and goes on with it. All members call it at the same
-    /// place of their programs, and choose the same. Barriers, and what was counted, begin anew at 0.
+    /// [Measures](Self::measure), chooses the algorithm by the results, and switches to it. All members call it at
+    /// the same place of their programs, and make the same choice. The numbers of barriers and all counters restart
+    /// at 0.
     ///
     /// # Cancel safety
-    /// As [`measure`](Self::measure).
+    /// The same as [`measure`](Self::measure).
     ///
     /// # Errors
-    /// As [`measure`](Self::measure); the algorithm is as before then.
+    /// The errors of [`measure`](Self::measure); the algorithm then stays the same.
     pub async fn replan(&mut self) -> Result<Advice, MeasureError> {
-        lock(&self.shared.engine).expect_renewal(true);
-        let measured = self.go_on("replan").await;
+        self.with(|engine| engine.expect_renewal(true));
+        let measured = self.resume("replan").await;
         let renewed = measured.and_then(|_| self.renew());
-        lock(&self.shared.engine).expect_renewal(false);
+        self.with(|engine| engine.expect_renewal(false));
         renewed
     }
 
-    /// Goes on with the best algorithm.
+    /// Switches to the best algorithm.
     fn renew(&mut self) -> Result<Advice, MeasureError> {
         let group = self.group();
-        let advice = self.basis.plan(group)?;
+        let advice = self.planner_input.plan(group)?;
         let schedule = advice.algorithm.schedule(group)?;
         let now = self.server.now();
-        lock(&self.shared.engine).renew(now, advice.algorithm, Arc::new(schedule))?;
+        self.with_host(|engine| engine.renew(now, advice.algorithm, Arc::new(schedule)))?;
         self.number = next_group();
-        self.shared.ring();
         Ok(advice)
     }
 
-    /// Returns what barriers of this group should take by the costs of its transport, and what this member's waits took: the
-    /// latest thousand since the last measurement. Waits of the split phase do not count.
+    /// Returns the expected time of this group's barriers, given the costs of its transport, and the observed times
+    /// of this member's waits: the latest thousand since the last measurement. Split-phase waits do not count.
     ///
     /// # Errors
-    /// [`PlanError`] if the algorithm, as after shrinking, does not suit the group.
+    /// [`PlanError`] if the algorithm does not suit the group, for example after shrinking.
     pub fn report(&self) -> Result<Report, PlanError> {
-        let advice = self.basis.expect(self.algorithm(), self.group())?;
-        Ok(Report::new(advice, (self.basis.costs, self.basis.is_measured), self.waits.observed()))
+        let advice = self.planner_input.expect(self.algorithm(), self.group())?;
+        Ok(Report::new(
+            advice,
+            (self.planner_input.costs, self.planner_input.is_measured),
+            self.waits.observed(),
+        ))
     }
 
-    /// Sends probes until it knows enough, and tells all.
+    /// Sends probes until it knows enough, and sends the results to all.
     async fn lead(&self, number: u32) {
         let size = self.group().size();
         let found = {
-            let _looking = Looking::begin(&self.shared);
+            let _guard = PollGuard::begin(&self.host, true);
             lead(&mut Prober::new(self), size).await
         };
         let found = found.ok().and_then(|(readings, lost)| readings.fit(lost));
-        let said = found.map_or(Vec::new(), |found| encode(&found, self.basis.cores));
-        let mut engine = lock(&self.shared.engine);
-        engine.probes.costs = Some(said.clone());
-        engine.send_probe(Target::Everyone, number, Say::Costs(&said));
+        let said = found.map_or(Vec::new(), |found| encode(&found, self.planner_input.cores));
+        self.with(|engine| {
+            engine.probes.costs = Some(said.clone());
+            engine.send_probe(Target::Everyone, number, ProbeBody::Costs(&said));
+        });
     }
 
-    /// Waits inside of a barrier for the leader, and looks by itself when it is to.
-    async fn follow(&self) -> Result<(), BarrierError> {
-        while !self.is_led().await? {
-            self.handle.wait(Want::Turn).await?;
+    /// Waits inside a barrier for the leader, and polls when asked to.
+    async fn wait_for_leader(&self) -> Result<(), BarrierError> {
+        while !self.poll_for_leader().await? {
+            self.sleep(WaitCondition::ExitOrPoll).await?;
         }
         Ok(())
     }
 
-    /// Learns what was found, or gives up on rank 0 as a barrier would.
-    async fn seek(&self, number: u32) {
-        let _looking = Looking::begin(&self.shared);
+    /// Gets the results, or gives up on rank 0 as a barrier would.
+    async fn request_costs(&self, number: u32) {
+        let _guard = PollGuard::begin(&self.host, true);
         let mut prober = Prober::new(self);
-        let (silence_max, step) = {
-            let engine = lock(&self.shared.engine);
+        let (silence_max, step) = self.with(|engine| {
             let settings = engine.member.settings();
-            (settings.silence_max(), TRY_TIME.min(settings.interval_max()))
-        };
-        // As barriers do, by what was asked and not by the clock: who was stopped meanwhile has asked nobody.
+            (settings.silence_max(), RETRY_INTERVAL.min(settings.interval_max()))
+        });
+        // Like a barrier, it counts by questions and not by the clock: a process that was stopped has asked nothing
+        // meanwhile.
         let mut asked = Duration::ZERO;
-        while !prober.knows() && !prober.has_failed() {
+        while !prober.has_costs() && !prober.has_failed() {
             let is_silent = silence_max.is_some_and(|most| asked >= most);
-            {
-                let mut engine = lock(&self.shared.engine);
-                if is_silent || engine.has_said_farewell(Rank(0)) {
-                    return engine.report_dead(self.server.now(), Rank(0));
+            let now = self.server.now();
+            let has_given_up = self.with(|engine| {
+                let gives_up = is_silent || engine.has_announced_leave(Rank(0));
+                if gives_up {
+                    engine.report_dead(now, Rank(0));
                 }
+                gives_up
+            });
+            if has_given_up {
+                return;
             }
             asked += step;
-            prober.send(Target::Member(Rank(0)), number, Say::Want);
+            prober.send(Target::Member(Rank(0)), number, ProbeBody::CostsRequest);
             let until = prober.now() + step;
-            while prober.now() < until && !prober.knows() {
+            while prober.now() < until && !prober.has_costs() {
                 prober.pause().await;
-                prober.look();
+                prober.poll();
             }
-            // What came while this process was stopped.
-            prober.look();
+            // Packets that arrived while this process was stopped.
+            prober.poll();
         }
     }
 
-    /// Looks for as long as the leader wants this member to. Returns whether the leader is done.
-    async fn is_led(&self) -> Result<bool, BarrierError> {
-        let _looking = Looking::begin(&self.shared);
+    /// Polls for as long as the leader wants this member to. Returns whether the leader is done.
+    async fn poll_for_leader(&self) -> Result<bool, BarrierError> {
+        let _guard = PollGuard::begin(&self.host, true);
         let mut prober = Prober::new(self);
         let (mut heard, mut heard_at) = (0, prober.now());
         loop {
-            {
-                let mut engine = lock(&prober.shared.engine);
+            let now = prober.now();
+            let is_done = self.with(|engine| {
                 if let Some(exit) = engine.take_exit() {
-                    return exit.map(|_| true);
+                    return Some(exit.map(|_| true));
                 }
-                let now = prober.server.now();
                 if engine.probes.pings != heard {
                     (heard, heard_at) = (engine.probes.pings, now);
                 }
-                engine.probes.is_attended &= now - heard_at < SILENCE;
-                if !engine.probes.is_attended {
-                    return Ok(false);
-                }
+                engine.probes.is_poll_wanted &= now - heard_at < LEADER_SILENCE;
+                (!engine.probes.is_poll_wanted).then_some(Ok(false))
+            });
+            if let Some(is_done) = is_done {
+                return is_done;
             }
             prober.pause().await;
-            prober.look();
+            prober.poll();
         }
     }
 
-    /// Enters with a value of zeros, if the group reduces.
+    /// Enters with a value of zeros if the group reduces.
     fn enter_empty(&mut self) -> Result<u32, BarrierError> {
-        let bytes = {
-            let engine = lock(&self.shared.engine);
-            engine.member.settings().reduction.as_ref().map_or(0, Reduction::bytes)
-        };
-        self.enter(&vec![0; bytes])
-    }
-}
-
-/// Keeps the host from looking too.
-struct Looking(Arc<Shared>);
-
-impl Looking {
-    fn begin(shared: &Arc<Shared>) -> Self {
-        lock(&shared.engine).is_looked_at = true;
-        Self(Arc::clone(shared))
-    }
-}
-
-impl Drop for Looking {
-    fn drop(&mut self) {
-        lock(&self.0.engine).is_looked_at = false;
-        self.0.ring();
+        let bytes = self
+            .with(|engine| engine.member.settings().reduction.as_ref().map_or(0, Reduction::bytes));
+        self.enter(self.server.now(), &vec![0; bytes])
     }
 }
 
 /// The member's transport, for probes.
-struct Prober {
-    shared: Arc<Shared>,
-    server: Server,
-    waker: Waker,
+struct Prober<'a> {
+    barrier: &'a NetBarrier,
     yielded_at: Instant,
 }
 
-impl Prober {
-    fn new(barrier: &NetBarrier) -> Self {
-        Self {
-            shared: Arc::clone(&barrier.shared),
-            server: barrier.server.clone(),
-            waker: barrier.waker.clone(),
-            yielded_at: barrier.server.now(),
-        }
+impl<'a> Prober<'a> {
+    fn new(barrier: &'a NetBarrier) -> Self {
+        Self { barrier, yielded_at: barrier.server.now() }
     }
 
-    fn knows(&self) -> bool {
-        lock(&self.shared.engine).probes.costs.is_some()
+    fn has_costs(&self) -> bool {
+        self.barrier.with(|engine| engine.probes.costs.is_some())
     }
 }
 
-impl Line for Prober {
+impl ProbeChannel for Prober<'_> {
     fn now(&self) -> Instant {
-        self.server.now()
+        self.barrier.server.now()
     }
 
     fn next_number(&mut self) -> u32 {
-        let number = &mut lock(&self.shared.engine).probes.number;
-        *number = number.wrapping_add(1);
-        *number
+        self.barrier.with(|engine| {
+            let number = &mut engine.probes.number;
+            *number = number.wrapping_add(1);
+            *number
+        })
     }
 
-    fn send(&mut self, to: Target, number: u32, say: Say<'_>) {
-        lock(&self.shared.engine).send_probe(to, number, say);
+    fn send(&mut self, to: Target, number: u32, body: ProbeBody<'_>) {
+        self.barrier.with(|engine| engine.send_probe(to, number, body));
     }
 
-    fn look(&mut self) {
-        lock(&self.shared.engine).look(self.server.now(), &self.waker);
+    fn poll(&mut self) {
+        let now = self.now();
+        self.barrier.host.post(|async_engine| async_engine.poll(now));
     }
 
-    fn answer(&mut self) -> Option<Answer> {
-        lock(&self.shared.engine).probes.next_answer()
+    fn reply(&mut self) -> Option<ProbeReply> {
+        self.barrier.with(|engine| engine.probes.next_reply())
     }
 
     fn has_failed(&self) -> bool {
-        lock(&self.shared.engine).has_failed()
+        self.barrier.with(|engine| engine.has_failed())
     }
 
     async fn pause(&mut self) {
@@ -404,8 +391,8 @@ impl Line for Prober {
     }
 }
 
-/// Writes down what was found, and the cores by which all are to plan.
-fn encode(measured: &Measured, cores: Cores) -> Vec<u8> {
+/// Encodes the results, and the cores by which all are to plan.
+fn encode(measured: &MeasuredCosts, cores: Cores) -> Vec<u8> {
     let cores = match cores {
         Cores::Own => 0,
         Cores::Shared(cores) => cores.get(),
@@ -423,8 +410,8 @@ fn encode(measured: &Measured, cores: Cores) -> Vec<u8> {
     bytes
 }
 
-/// Reads what [`encode`] has written; nothing is that nothing was found.
-fn decode(bytes: &[u8]) -> Option<(Measured, Cores)> {
+/// Decodes what [`encode`] has written; an empty slice means no results.
+fn decode(bytes: &[u8]) -> Option<(MeasuredCosts, Cores)> {
     fn number(bytes: &mut &[u8]) -> Option<u32> {
         let (number, rest) = bytes.split_first_chunk()?;
         *bytes = rest;
@@ -443,7 +430,7 @@ fn decode(bytes: &[u8]) -> Option<(Measured, Cores)> {
             Spread { median: time(&mut rest)?, p90: time(&mut rest)?, samples: number(&mut rest)? };
     }
     let cores = NonZeroU32::new(cores).map_or(Cores::Own, Cores::Shared);
-    rest.is_empty().then(|| (Measured::of_parameters(spreads, ports, lost), cores))
+    rest.is_empty().then(|| (MeasuredCosts::of_parameters(spreads, ports, lost), cores))
 }
 
 #[cfg(test)]
@@ -454,15 +441,17 @@ mod tests {
         os::fd::BorrowedFd,
         process,
         sync::atomic::{AtomicU32, Ordering},
+        task::Waker,
     };
 
+    use vigie_detect::Server;
     use vigie_via::{datagram::UdpSettings, world};
 
     use super::*;
     use crate::{
         member::Quorum,
         net::{
-            probe::{COSTS, may_be_probe},
+            probe::{COSTS, is_probe},
             transport::Transport,
         },
         schedule::Network,
@@ -471,13 +460,13 @@ mod tests {
     /// Nothing here takes as long, unless it hangs.
     const BOUND: Duration = Duration::from_secs(120);
 
-    /// Loses what the leader has found, so many times.
-    struct Deaf {
+    /// Loses the leader's results that many times.
+    struct LosesCosts {
         inner: Box<dyn Transport>,
         left: Arc<AtomicU32>,
     }
 
-    impl Transport for Deaf {
+    impl Transport for LosesCosts {
         fn send(&mut self, to: Target, network: Network, packet: &[u8]) -> io::Result<()> {
             self.inner.send(to, network, packet)
         }
@@ -485,7 +474,7 @@ mod tests {
         fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
             let Self { inner, left } = self;
             inner.receive(waker, &mut |packet| {
-                let is_found = may_be_probe(packet) && packet.get(3) == Some(&COSTS);
+                let is_found = is_probe(packet) && packet.get(3) == Some(&COSTS);
                 let lose = |left: u32| left.checked_sub(1);
                 if !is_found
                     || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose).is_err()
@@ -499,8 +488,8 @@ mod tests {
             self.inner.arm(waker)
         }
 
-        fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-            self.inner.descriptors()
+        fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
+            self.inner.descriptors(each);
         }
 
         fn next_dead(&mut self) -> Option<Rank> {
@@ -541,7 +530,8 @@ mod tests {
                 let barrier = group.await.expect("no panic");
                 if barrier.rank() == Rank(2) {
                     let left = Arc::clone(&left);
-                    lock(&barrier.shared.engine).wrap(|inner| Box::new(Deaf { inner, left }));
+                    barrier
+                        .with(|engine| engine.wrap(|inner| Box::new(LosesCosts { inner, left })));
                 }
                 members.push(tokio::spawn(body(barrier)));
             }
@@ -574,7 +564,7 @@ mod tests {
         assert!(found.iter().all(|other| *other == found[0]), "{found:?}");
     }
 
-    /// Goal: where what was found never comes to a member, the group fails at all of them, and goes on without rank 0. Method: it
+    /// Goal: if the results never reach a member, the group fails at all members, and continues without rank 0. Method: it
     /// loses all of that, and nothing else.
     #[test]
     fn who_never_hears_what_was_found_gives_up_on_rank_0() {
@@ -596,7 +586,7 @@ mod tests {
         assert!(lost > 10);
     }
 
-    /// Goal: what the leader says is what the others read, and anything shorter or longer says nothing. Method: known
+    /// Goal: the others read what the leader has written, and anything shorter or longer is ignored. Method: known
     /// values, cut at every place.
     #[test]
     fn findings_are_read_as_written() {
@@ -606,7 +596,7 @@ mod tests {
             spread.p90 = Duration::from_micros(micros * 10);
             spread.samples = u32::try_from(micros).expect("small");
         }
-        let measured = Measured::of_parameters(spreads, 7, 3);
+        let measured = MeasuredCosts::of_parameters(spreads, 7, 3);
         assert_eq!(measured.parameters().map(|(_, spread)| spread), spreads);
         for cores in [Cores::Own, Cores::Shared(NonZeroU32::MIN)] {
             let mut bytes = encode(&measured, cores);

@@ -20,33 +20,33 @@ use crate::{
     schedule::{Network, Target},
 };
 
-/// All packets have it: the communicator is the barrier's own.
+/// The tag of all packets: the communicator is the barrier's own.
 const TAG: u32 = 0;
 
-/// Messages that one look takes in.
+/// The maximum number of messages taken in one poll.
 const LOOK: usize = 256;
 
-type Receiving = Pin<Box<dyn Future<Output = Result<Message, MessageError>> + Send>>;
+type PendingReceive = Pin<Box<dyn Future<Output = Result<Message, MessageError>> + Send>>;
 
-/// A probe and not a posted receive: what is matched with a posted receive belongs to that, and a look would have to
-/// leave it there until the scheduler has told the receive so.
-type Probing = Pin<Box<dyn Future<Output = Result<Status, MessageError>> + Send>>;
+/// A probe rather than a posted receive: a message that matches a posted receive belongs to it, and a look would have
+/// to leave it there until the scheduler has completed the receive.
+type PendingProbe = Pin<Box<dyn Future<Output = Result<Status, MessageError>> + Send>>;
 
-pub(super) struct Messages<P: Provider> {
+pub(super) struct MessageTransport<P: Provider> {
     communicator: Communicator<P>,
     /// By rank: the ranks of the communicator.
     members: Vec<u32>,
-    /// Somebody sleeps until the next message.
-    probing: Option<Probing>,
-    /// A message that was begun.
-    receiving: Option<Receiving>,
-    /// Failed ranks of the communicator that [`next_dead`](Transport::next_dead) has taken note of.
+    /// The user sleeps until the next message.
+    probing: Option<PendingProbe>,
+    /// A receive that was started.
+    receiving: Option<PendingReceive>,
+    /// The number of failed ranks that [`next_dead`](Transport::next_dead) has seen.
     failures: usize,
-    /// Those that it has not reported yet.
+    /// Failed ranks that it has not reported yet.
     dead: Vec<u32>,
 }
 
-impl<P: Provider> Messages<P> {
+impl<P: Provider> MessageTransport<P> {
     /// Duplicates the communicator.
     pub(super) fn new(communicator: &Communicator<P>) -> Result<Self, MessageError> {
         let communicator = communicator.duplicate()?;
@@ -65,8 +65,8 @@ impl<P: Provider> Messages<P> {
         self.communicator.send_buffered(rank, TAG, packet).map_err(io::Error::other)
     }
 
-    /// Polls what was begun. Returns whether the next message may be there.
-    fn take_begun(
+    /// Polls what was started. Returns whether the next message may be there.
+    fn poll_pending(
         &mut self,
         cx: &mut Context<'_>,
         take: &mut dyn FnMut(&[u8]),
@@ -76,18 +76,18 @@ impl<P: Provider> Messages<P> {
         self.receiving = None;
         match received {
             Ok(message) => take(&message.bytes),
-            Err(error) => tell(error)?,
+            Err(error) => result_of_error(error)?,
         }
         Ok(true)
     }
 }
 
-/// A rank that fails is reported, and others go on: it is no error of the transport.
-fn tell(error: MessageError) -> io::Result<()> {
+/// A failed rank is reported and the others continue: it is not an error of the transport.
+fn result_of_error(error: MessageError) -> io::Result<()> {
     if error.failed_rank().is_some() { Ok(()) } else { Err(io::Error::other(error)) }
 }
 
-impl<P: Provider> Transport for Messages<P> {
+impl<P: Provider> Transport for MessageTransport<P> {
     fn send(&mut self, to: Target, _: Network, packet: &[u8]) -> io::Result<()> {
         match to {
             Target::Member(rank) => match self.members.get(rank.index()) {
@@ -110,13 +110,13 @@ impl<P: Provider> Transport for Messages<P> {
     fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let mut cx = Context::from_waker(waker);
         for _ in 0..LOOK {
-            if !self.take_begun(&mut cx, take)? {
+            if !self.poll_pending(&mut cx, take)? {
                 return Ok(());
             }
             let Some(mut matched) = self.communicator.try_matched_probe(Source::Any, TAG) else {
                 return Ok(());
             };
-            // What somebody slept on has come.
+            // The awaited message has come.
             self.probing = None;
             self.receiving = Some(Box::pin(async move { matched.receive().await }));
         }
@@ -127,17 +127,17 @@ impl<P: Provider> Transport for Messages<P> {
         let mut cx = Context::from_waker(waker);
         if let Some(receiving) = &mut self.receiving {
             let Poll::Ready(received) = receiving.as_mut().poll(&mut cx) else { return Ok(false) };
-            // It is handed over by the next look.
+            // The next look delivers it.
             self.receiving = Some(Box::pin(std::future::ready(received)));
             return Ok(true);
         }
         if !self.communicator.failures(self.failures).is_empty() {
-            // The next look takes note of them.
+            // The next look records them.
             return Ok(true);
         }
         let failures = u32::try_from(self.failures).unwrap_or(u32::MAX);
         if failures.saturating_add(1) >= self.communicator.size() {
-            // Nothing comes any more.
+            // Nothing will arrive any more.
             return Ok(false);
         }
         let communicator = &self.communicator;
@@ -147,13 +147,11 @@ impl<P: Provider> Transport for Messages<P> {
         });
         let Poll::Ready(found) = probing.as_mut().poll(&mut cx) else { return Ok(false) };
         self.probing = None;
-        found.map(drop).or_else(tell)?;
+        found.map(drop).or_else(result_of_error)?;
         Ok(true)
     }
 
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        Vec::new()
-    }
+    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
 
     fn next_dead(&mut self) -> Option<Rank> {
         if self.dead.is_empty() {
@@ -161,7 +159,7 @@ impl<P: Provider> Transport for Messages<P> {
             self.failures += self.dead.len();
         }
         while let Some(dead) = self.dead.pop() {
-            // Those who are not in the group any more concern nobody.
+            // Ranks that no longer belong to the group do not matter.
             if let Some(place) = self.members.iter().position(|rank| *rank == dead) {
                 return u32::try_from(place).ok().map(Rank);
             }

@@ -1,21 +1,23 @@
 //! Barriers over the network: members of other processes and hosts.
 //!
 //! ```text
-//!   NetBuilder ── meeting (world or address): addresses, name, key, trial of multicast
+//!   NetBuilder ── bootstrap (world or address): addresses, name, key, trial of multicast
 //!        │
-//!   NetBarrier ── wait: looks by itself, then sleeps
-//!        │                                   │
-//!      engine: member machine ◀─▶ transport  │ watch: the engine as a detector, hosted by the scheduler
-//!                                 datagrams (UDP, link; unicast and multicast) | messages
+//!   NetBarrier ── wait: polls, then sleeps
+//!        │                                         │
+//!      engine: member state machine ◀─▶ transport  │ watch: the engine as a detector, hosted by the scheduler
+//!                                       datagrams (UDP, link; unicast and multicast) | messages
 //! ```
 //!
-//! [`NetBuilder`] forms groups and has the example. A member answers for its process while that computes: the server that
-//! hosts the barrier does it. Failures are those of the [member machine](crate::member); members that leave in order
-//! fail no barrier that they have entered.
-//! [`NetBarrier::measure`] finds the costs of the transport, by which the planner
-//! chooses, and [`NetBarrier::report`] says what barriers should take and did take. `docs/design/barrier-net.md` says why it is made so.
+//! [`NetBuilder`] forms groups and has the example. While a member's process computes, the server that hosts the
+//! barrier answers for it. Failures are those of the [member state machine](crate::member); members that leave in
+//! order fail no barrier that they have entered. [`NetBarrier::measure`] finds the costs of the transport, by which
+//! the planner chooses, and [`NetBarrier::report`] compares the expected and observed times of barriers.
+//! `docs/design/barrier-net.md` has the reasons for this design.
 
+mod async_engine;
 mod barrier;
+mod bootstrap;
 mod datagrams;
 mod engine;
 mod error;
@@ -24,12 +26,10 @@ mod formation;
 mod leader;
 mod leaving;
 mod measure;
-mod meeting;
 mod messages;
 mod plan;
 mod probe;
 mod transport;
-mod watch;
 
 pub use self::{
     barrier::{MulticastState, NetBarrier},
@@ -39,7 +39,7 @@ pub use self::{
     faults::Faults,
     formation::NetBuilder,
     measure::MeasureError,
-    plan::Waiting,
+    plan::WaitMode,
     transport::Transport,
 };
 

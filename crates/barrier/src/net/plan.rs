@@ -1,40 +1,40 @@
-//! By what a group plans: its costs, its cores, what its transport can do.
+//! What a group plans by: its costs, its cores, and the abilities of its transport.
 
 use std::slice;
 
 use crate::{
     algorithm::Algorithm,
     group::Group,
-    logp::{Advice, Cores, LogP, Measured, PlanError, candidates, plan},
+    logp::{Advice, Cores, LogP, MeasuredCosts, PlanError, candidates, plan},
 };
 
 /// How a member waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Waiting {
-    /// It looks by itself for as long as it costs if all sleep, in bursts, and sleeps then.
+pub enum WaitMode {
+    /// Polls in bursts for as long as a barrier costs if all sleep, then sleeps.
     #[default]
     Adaptive,
-    /// It looks by itself for as long as it waits: receiving costs it the least, and its processor is never free. It lets
-    /// other threads and tasks run between two looks.
+    /// Polls for as long as it waits: receiving is cheapest, but its processor is never free. Other threads and tasks
+    /// run between two polls.
     Polling,
-    /// It sleeps at once: each message is announced by the kernel, as those of the paper's library were by an
-    /// interrupt [eth-barrier, §5.1.1].
+    /// Sleeps at once: the kernel announces each message, as interrupts did for the paper's library
+    /// [eth-barrier, §5.1.1].
     Sleeping,
 }
 
-/// What the planner is told; the same at all members.
+/// The planner's input, the same at all members.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Basis {
+pub(super) struct PlannerInput {
     pub(super) costs: LogP,
     pub(super) is_measured: bool,
     pub(super) cores: Cores,
     pub(super) has_multicast: bool,
     pub(super) has_reduction: bool,
-    pub(super) waiting: Waiting,
+    pub(super) wait_mode: WaitMode,
 }
 
-impl Basis {
+impl PlannerInput {
     /// Chooses an algorithm.
     pub(super) fn plan(&self, group: Group) -> Result<Advice, PlanError> {
         let mut all = candidates(group, &self.costs, self.has_multicast);
@@ -45,16 +45,16 @@ impl Basis {
         plan(group, &self.costs, self.cores, &all)
     }
 
-    /// What an algorithm should take.
+    /// Returns the expected time of an algorithm.
     pub(super) fn expect(&self, algorithm: Algorithm, group: Group) -> Result<Advice, PlanError> {
         plan(group, &self.costs, self.cores, slice::from_ref(&algorithm))
     }
 
-    /// Takes what was measured, and the cores that rank 0 knows of.
-    pub(super) fn learn(&mut self, measured: &Measured, cores: Cores) {
-        self.costs = match self.waiting {
-            Waiting::Adaptive | Waiting::Polling => measured.costs(),
-            Waiting::Sleeping => measured.costs_asleep(),
+    /// Adopts the measured costs, and the cores that rank 0 reports.
+    pub(super) fn learn(&mut self, measured: &MeasuredCosts, cores: Cores) {
+        self.costs = match self.wait_mode {
+            WaitMode::Adaptive | WaitMode::Polling => measured.costs(),
+            WaitMode::Sleeping => measured.costs_asleep(),
         };
         self.is_measured = true;
         self.cores = cores;

@@ -1,16 +1,16 @@
-//! Probes: packets by which a transport is measured, and what a member does with them.
+//! Probes: packets that measure a transport, and how a member handles them.
 //!
 //! ```text
 //! magic "vQ", version u8, kind u8, group u64, number u32, sender u16, word u16, length u16, 0 u16; payload; tag u64 if there is a key
 //! ```
-//! Numbers are little-endian. A probe is as long as a message of a barrier without a reduction, and has the same tag. Every
-//! member answers those that want an answer, whatever it does meanwhile, as it answers questions.
+//! Numbers are little-endian. A probe is as long as a message of a barrier without a reduction, and has the same tag.
+//! Every member answers probes that want an answer, whatever it is doing, as it answers questions.
 
 use std::collections::VecDeque;
 
 use crate::{
     group::Rank,
-    packet::{GroupId, HEADER_BYTES, Key, PAYLOAD_BYTES_MAX, TAG_BYTES, is_same},
+    packet::{GroupId, HEADER_BYTES, Key, PAYLOAD_BYTES_MAX, TAG_BYTES, constant_time_eq},
 };
 
 const MAGIC: [u8; 2] = *b"vQ";
@@ -18,29 +18,29 @@ const VERSION: u8 = 1;
 
 const PING: u8 = 1;
 const PONG: u8 = 2;
-const SILENT: u8 = 3;
+const ONE_WAY: u8 = 3;
 pub(super) const COSTS: u8 = 4;
-const WANT: u8 = 5;
+const COSTS_REQUEST: u8 = 5;
 
-/// Answers that are kept for the leader, who takes them at once.
-const ANSWERS_MAX: usize = 64;
+/// The maximum number of answers kept for the leader, which takes them at once.
+const REPLIES_MAX: usize = 64;
 
 /// What a member does between two probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Attention {
-    /// It waits as it did.
+pub(super) enum PartnerMode {
+    /// It waits as before.
     Any,
-    /// It looks by itself.
-    Looking,
+    /// It polls.
+    PollGuard,
     /// It sleeps.
     Asleep,
 }
 
-impl Attention {
+impl PartnerMode {
     const fn word(self) -> u16 {
         match self {
             Self::Any => 0,
-            Self::Looking => 1,
+            Self::PollGuard => 1,
             Self::Asleep => 2,
         }
     }
@@ -48,52 +48,52 @@ impl Attention {
     const fn of(word: u16) -> Option<Self> {
         match word {
             0 => Some(Self::Any),
-            1 => Some(Self::Looking),
+            1 => Some(Self::PollGuard),
             2 => Some(Self::Asleep),
             _ => None,
         }
     }
 }
 
-/// What a probe says.
+/// The contents of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Say<'a> {
-    /// Answer at once, and wait so from now on.
-    Ping(Attention),
-    /// The answer, with how many silent probes had come since the one before.
-    Pong { silent: u16 },
-    /// Nothing: it is counted.
-    Silent,
-    /// What the leader has found, or nothing if that has failed.
+pub(super) enum ProbeBody<'a> {
+    /// Answer at once, and from now on wait in this mode.
+    Ping(PartnerMode),
+    /// The answer, with the number of one-way probes that had arrived since the one before.
+    Pong { one_way: u16 },
+    /// Counted, not answered.
+    OneWay,
+    /// The leader's results; empty if the measurement failed.
     Costs(&'a [u8]),
-    /// The sender misses what the leader has found.
-    Want,
+    /// The sender misses the leader's results.
+    CostsRequest,
 }
 
 /// A probe that was read, or is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Probe<'a> {
     pub(super) group: GroupId,
-    /// Of a ping and its pong; of costs and of wanting them, the number of the measurement.
+    /// For a ping and its pong, their number; for costs and requests for them, the number of the measurement.
     pub(super) number: u32,
     pub(super) sender: Rank,
-    pub(super) say: Say<'a>,
+    pub(super) body: ProbeBody<'a>,
 }
 
-/// Whether bytes may be a probe, before anything else is looked at.
+/// Returns whether bytes may be a probe, before any other check.
 #[inline]
-pub(super) fn may_be_probe(bytes: &[u8]) -> bool {
+pub(super) fn is_probe(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
 impl<'a> Probe<'a> {
     pub(super) fn encode(&self, key: Option<&Key>) -> Vec<u8> {
-        let (kind, word, payload) = match self.say {
-            Say::Ping(attention) => (PING, attention.word(), &[][..]),
-            Say::Pong { silent } => (PONG, silent, &[][..]),
-            Say::Silent => (SILENT, 0, &[][..]),
-            Say::Costs(bytes) => (COSTS, 0, bytes),
-            Say::Want => (WANT, 0, &[][..]),
+        let (kind, word, payload) = match self.body {
+            ProbeBody::Ping(mode) => (PING, mode.word(), &[][..]),
+            ProbeBody::Pong { one_way } => (PONG, one_way, &[][..]),
+            ProbeBody::OneWay => (ONE_WAY, 0, &[][..]),
+            ProbeBody::Costs(bytes) => (COSTS, 0, bytes),
+            ProbeBody::CostsRequest => (COSTS_REQUEST, 0, &[][..]),
         };
         let sender = u16::try_from(self.sender.0).unwrap_or(u16::MAX);
         let length = u16::try_from(payload.len()).unwrap_or(u16::MAX);
@@ -110,7 +110,7 @@ impl<'a> Probe<'a> {
         packet
     }
 
-    /// Reads a probe whose tag is right, if there is a key.
+    /// Reads a probe; with a key, its tag must be right.
     pub(super) fn parse(bytes: &'a [u8], key: Option<&Key>) -> Option<Self> {
         let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
@@ -125,15 +125,16 @@ impl<'a> Probe<'a> {
             return None;
         }
         let (payload, tag) = rest.split_at(length);
-        if key.is_some_and(|key| !is_same(&key.tag(&bytes[..HEADER_BYTES + length]), tag)) {
+        if key.is_some_and(|key| !constant_time_eq(&key.tag(&bytes[..HEADER_BYTES + length]), tag))
+        {
             return None;
         }
-        let say = match (kind, word, payload) {
-            (PING, word, []) => Say::Ping(Attention::of(word)?),
-            (PONG, silent, []) => Say::Pong { silent },
-            (SILENT, 0, []) => Say::Silent,
-            (COSTS, 0, bytes) => Say::Costs(bytes),
-            (WANT, 0, []) => Say::Want,
+        let body = match (kind, word, payload) {
+            (PING, word, []) => ProbeBody::Ping(PartnerMode::of(word)?),
+            (PONG, one_way, []) => ProbeBody::Pong { one_way },
+            (ONE_WAY, 0, []) => ProbeBody::OneWay,
+            (COSTS, 0, bytes) => ProbeBody::Costs(bytes),
+            (COSTS_REQUEST, 0, []) => ProbeBody::CostsRequest,
             _ => return None,
         };
         let [_, _, _, _, a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
@@ -141,49 +142,49 @@ impl<'a> Probe<'a> {
             group: GroupId(u64::from_le_bytes([a, b, c, d, e, f, g, h])),
             number: u32::from_le_bytes([i, j, k, l]),
             sender: Rank(half(16).into()),
-            say,
+            body,
         })
     }
 }
 
-/// An answer that the leader has got.
+/// An answer that the leader has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct ProbeReply {
     pub(super) from: Rank,
     pub(super) number: u32,
-    /// Silent probes that had come there since its answer before.
-    pub(super) silent: u16,
+    /// One-way probes that had arrived there since its last answer.
+    pub(super) one_way: u16,
 }
 
 /// A member's part in measurements.
 #[derive(Debug, Default)]
 pub(super) struct Probes {
-    answers: VecDeque<Answer>,
-    /// Who waits for what.
-    replies: Vec<(Rank, u32, Reply)>,
-    silent: u16,
-    /// The leader wants this member to look by itself.
-    pub(super) is_attended: bool,
-    /// Pings that came.
+    received_replies: VecDeque<ProbeReply>,
+    /// The members to answer, and how.
+    replies: Vec<(Rank, u32, PendingReply)>,
+    one_way: u16,
+    /// The leader wants this member to poll.
+    pub(super) is_poll_wanted: bool,
+    /// The number of pings received.
     pub(super) pings: u64,
     /// The number of this member's last probe that wanted an answer.
     pub(super) number: u32,
-    /// Which measurement this member is in, or was in last.
+    /// The measurement that this member is in, or was in last.
     pub(super) measurement: Option<u32>,
-    /// What came of it, at the leader or said by it.
+    /// Its results, at the leader or as sent by it.
     pub(super) costs: Option<Vec<u8>>,
-    /// Probes that were of another group, forged, or of no use.
+    /// Probes that were of another group, forged, or useless.
     pub(super) dropped: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Reply {
-    Pong { silent: u16 },
+enum PendingReply {
+    Pong { one_way: u16 },
     Costs,
 }
 
 impl Probes {
-    /// Takes a packet that may be a probe; `place` is this member's group, key, rank and the group's size.
+    /// Handles a packet that may be a probe; `place` is this member's group, key, rank and the group's size.
     pub(super) fn take(
         &mut self,
         packet: &[u8],
@@ -192,34 +193,34 @@ impl Probes {
     ) {
         let probe = Probe::parse(packet, key)
             .filter(|probe| probe.group == group && probe.sender != own && probe.sender.0 < size);
-        if !probe.is_some_and(|probe| self.hear(&probe)) {
+        if !probe.is_some_and(|probe| self.handle(&probe)) {
             self.dropped += 1;
         }
     }
 
-    /// Returns whether it was of any use.
-    fn hear(&mut self, probe: &Probe<'_>) -> bool {
+    /// Returns whether the probe was useful.
+    fn handle(&mut self, probe: &Probe<'_>) -> bool {
         let (from, number) = (probe.sender, probe.number);
-        match probe.say {
-            Say::Ping(attention) => {
+        match probe.body {
+            ProbeBody::Ping(mode) => {
                 self.pings += 1;
-                match attention {
-                    Attention::Any => {}
-                    Attention::Looking => self.is_attended = true,
-                    Attention::Asleep => self.is_attended = false,
+                match mode {
+                    PartnerMode::Any => {}
+                    PartnerMode::PollGuard => self.is_poll_wanted = true,
+                    PartnerMode::Asleep => self.is_poll_wanted = false,
                 }
-                let silent = std::mem::take(&mut self.silent);
-                self.replies.push((from, number, Reply::Pong { silent }));
+                let one_way = std::mem::take(&mut self.one_way);
+                self.replies.push((from, number, PendingReply::Pong { one_way }));
             }
-            Say::Pong { silent } => {
-                if self.answers.len() == ANSWERS_MAX {
-                    self.answers.pop_front();
+            ProbeBody::Pong { one_way } => {
+                if self.received_replies.len() == REPLIES_MAX {
+                    self.received_replies.pop_front();
                 }
-                self.answers.push_back(Answer { from, number, silent });
+                self.received_replies.push_back(ProbeReply { from, number, one_way });
             }
-            Say::Silent => self.silent = self.silent.saturating_add(1),
-            Say::Costs(bytes) => {
-                // Only what the leader says of the measurement in which this member is, and once.
+            ProbeBody::OneWay => self.one_way = self.one_way.saturating_add(1),
+            ProbeBody::Costs(bytes) => {
+                // Only the leader's results for this member's present measurement, and only once.
                 let is_wanted =
                     self.measurement == Some(number) && from == Rank(0) && self.costs.is_none();
                 if !is_wanted {
@@ -227,11 +228,11 @@ impl Probes {
                 }
                 self.costs = Some(bytes.to_vec());
             }
-            Say::Want => {
+            ProbeBody::CostsRequest => {
                 if self.measurement != Some(number) || self.costs.is_none() {
                     return false;
                 }
-                self.replies.push((from, number, Reply::Costs));
+                self.replies.push((from, number, PendingReply::Costs));
             }
         }
         true
@@ -241,8 +242,8 @@ impl Probes {
     pub(super) fn begin(&mut self, number: u32) {
         self.measurement = Some(number);
         self.costs = None;
-        self.is_attended = false;
-        self.answers.clear();
+        self.is_poll_wanted = false;
+        self.received_replies.clear();
     }
 
     #[inline]
@@ -250,7 +251,7 @@ impl Probes {
         !self.replies.is_empty()
     }
 
-    /// Calls `send` with each packet that is to be sent now.
+    /// Calls `send` with each packet to be sent now.
     pub(super) fn reply(
         &mut self,
         (group, key): (GroupId, Option<&Key>),
@@ -258,16 +259,16 @@ impl Probes {
         mut send: impl FnMut(Rank, &[u8]),
     ) {
         for (to, number, reply) in std::mem::take(&mut self.replies) {
-            let say = match reply {
-                Reply::Pong { silent } => Say::Pong { silent },
-                Reply::Costs => Say::Costs(self.costs.as_deref().unwrap_or_default()),
+            let body = match reply {
+                PendingReply::Pong { one_way } => ProbeBody::Pong { one_way },
+                PendingReply::Costs => ProbeBody::Costs(self.costs.as_deref().unwrap_or_default()),
             };
-            send(to, &Probe { group, number, sender: own, say }.encode(key));
+            send(to, &Probe { group, number, sender: own, body }.encode(key));
         }
     }
 
-    pub(super) fn next_answer(&mut self) -> Option<Answer> {
-        self.answers.pop_front()
+    pub(super) fn next_reply(&mut self) -> Option<ProbeReply> {
+        self.received_replies.pop_front()
     }
 }
 
@@ -279,18 +280,18 @@ mod tests {
 
     const GROUP: GroupId = GroupId(0x0123_4567_89ab_cdef);
 
-    fn probe(number: u32, sender: u32, say: Say<'_>) -> Probe<'_> {
-        Probe { group: GROUP, number, sender: Rank(sender), say }
+    fn probe(number: u32, sender: u32, body: ProbeBody<'_>) -> Probe<'_> {
+        Probe { group: GROUP, number, sender: Rank(sender), body }
     }
 
     proptest! {
-        /// Goal: what is written is read again, and anything else is no probe. Method: probes of all kinds with and
+        /// Goal: every written probe can be read, and anything else is not a probe. Method: probes of all kinds with and
         /// without a key; each cut short, and each with one bit turned.
         #[test]
         fn probes_are_read_as_written(
             number: u32,
             sender in 0_u32..1000,
-            silent: u16,
+            one_way: u16,
             payload in vec(any::<u8>(), 0..200),
             has_key: bool,
             (turned, cut) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
@@ -298,18 +299,18 @@ mod tests {
             let key = has_key.then(|| Key::new([7; 16]));
             let key = key.as_ref();
             let all = [
-                Say::Ping(Attention::Any),
-                Say::Ping(Attention::Looking),
-                Say::Ping(Attention::Asleep),
-                Say::Pong { silent },
-                Say::Silent,
-                Say::Costs(&payload),
-                Say::Want,
+                ProbeBody::Ping(PartnerMode::Any),
+                ProbeBody::Ping(PartnerMode::PollGuard),
+                ProbeBody::Ping(PartnerMode::Asleep),
+                ProbeBody::Pong { one_way },
+                ProbeBody::OneWay,
+                ProbeBody::Costs(&payload),
+                ProbeBody::CostsRequest,
             ];
-            for say in all {
-                let probe = probe(number, sender, say);
+            for body in all {
+                let probe = probe(number, sender, body);
                 let mut bytes = probe.encode(key);
-                prop_assert!(may_be_probe(&bytes));
+                prop_assert!(is_probe(&bytes));
                 prop_assert_eq!(Probe::parse(&bytes, key), Some(probe));
                 let shorter = &bytes[..cut.index(bytes.len())];
                 prop_assert_eq!(Probe::parse(shorter, key), None);
@@ -333,7 +334,7 @@ mod tests {
         }
     }
 
-    /// Goal: a member answers its group alone, counts silent probes, and takes costs from the leader alone, once, and of
+    /// Goal: a member answers its group alone, counts one-way probes, and takes costs from the leader alone, once, and of
     /// the present measurement. Method: probes of others beside right ones.
     #[test]
     fn a_member_answers_its_group() {
@@ -344,30 +345,33 @@ mod tests {
             probes.reply((GROUP, None), Rank(1), |to, packet| sent.push((to, packet.to_vec())));
             sent
         };
-        let silent = probe(0, 0, Say::Silent);
-        assert!(take(&mut probes, silent).is_empty());
-        assert!(take(&mut probes, silent).is_empty());
-        let sent = take(&mut probes, probe(9, 0, Say::Ping(Attention::Looking)));
+        let one_way = probe(0, 0, ProbeBody::OneWay);
+        assert!(take(&mut probes, one_way).is_empty());
+        assert!(take(&mut probes, one_way).is_empty());
+        let sent = take(&mut probes, probe(9, 0, ProbeBody::Ping(PartnerMode::PollGuard)));
         let [(Rank(0), packet)] = &sent[..] else { panic!("{sent:?}") };
-        let wanted = probe(9, 1, Say::Pong { silent: 2 });
+        let wanted = probe(9, 1, ProbeBody::Pong { one_way: 2 });
         assert_eq!(Probe::parse(packet, None), Some(wanted));
-        assert!(probes.is_attended);
-        let strange = Probe { group: GroupId(5), ..probe(9, 0, Say::Ping(Attention::Any)) };
-        for wrong in [strange, probe(9, 1, Say::Silent), probe(9, 4, Say::Silent)] {
+        assert!(probes.is_poll_wanted);
+        let strange = Probe { group: GroupId(5), ..probe(9, 0, ProbeBody::Ping(PartnerMode::Any)) };
+        for wrong in [strange, probe(9, 1, ProbeBody::OneWay), probe(9, 4, ProbeBody::OneWay)] {
             assert!(take(&mut probes, wrong).is_empty());
         }
         assert_eq!(probes.dropped, 3);
         probes.begin(6);
-        for wrong in [probe(5, 0, Say::Costs(&[1])), probe(6, 2, Say::Costs(&[1]))] {
+        for wrong in [probe(5, 0, ProbeBody::Costs(&[1])), probe(6, 2, ProbeBody::Costs(&[1]))] {
             take(&mut probes, wrong);
             assert_eq!(probes.costs, None);
         }
-        assert!(take(&mut probes, probe(6, 2, Say::Want)).is_empty(), "nothing is known yet");
-        take(&mut probes, probe(6, 0, Say::Costs(&[3])));
-        take(&mut probes, probe(6, 0, Say::Costs(&[4])));
+        assert!(
+            take(&mut probes, probe(6, 2, ProbeBody::CostsRequest)).is_empty(),
+            "nothing is known yet"
+        );
+        take(&mut probes, probe(6, 0, ProbeBody::Costs(&[3])));
+        take(&mut probes, probe(6, 0, ProbeBody::Costs(&[4])));
         assert_eq!(probes.costs.as_deref(), Some(&[3][..]));
-        let sent = take(&mut probes, probe(6, 2, Say::Want));
+        let sent = take(&mut probes, probe(6, 2, ProbeBody::CostsRequest));
         let [(Rank(2), packet)] = &sent[..] else { panic!("{sent:?}") };
-        assert_eq!(Probe::parse(packet, None), Some(probe(6, 1, Say::Costs(&[3]))));
+        assert_eq!(Probe::parse(packet, None), Some(probe(6, 1, ProbeBody::Costs(&[3]))));
     }
 }

@@ -1,4 +1,4 @@
-//! Two members that meet through somebody who changes what they say.
+//! Two members that meet through a process that changes their messages.
 //!
 //! An input is a list of changes of four bytes each: in which direction, at which byte, how, and with what.
 
@@ -27,7 +27,7 @@ const BOUND: Duration = Duration::from_secs(60);
 /// For how long members wait if something is changed; what is not changed has time.
 const SHORT: Duration = Duration::from_millis(150);
 
-/// What is done at a byte.
+/// The change at a byte.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Turn(u8),
@@ -89,7 +89,7 @@ fn hand_on(mut from: TcpStream, mut to: TcpStream, changes: &Changes) {
     }
 }
 
-/// Stands between rank 1, which believes it to be rank 0, and rank 0, until it is over and somebody calls once more.
+/// Stands between rank 1, which believes it to be rank 0, and rank 0, until it is over and one more connection comes.
 fn stand_between(
     listener: &TcpListener,
     rank_0: SocketAddr,
@@ -131,7 +131,7 @@ fn play(runtime: &Runtime, host: &HostThread, input: &[u8]) -> Result<String, St
         let network = UdpSettings::new(address).base_port(19_000);
         let builder = NetBarrier::builder().server(host.server()).network(network);
         let builder = builder.unicast_only().formation_timeout(patience);
-        timeout(BOUND, builder.meet(place, Rank(rank.into()), 2))
+        timeout(BOUND, builder.form_at(place, Rank(rank.into()), 2))
     };
     let is_over = AtomicBool::new(false);
     let ends = thread::scope(|scope| {
@@ -160,7 +160,7 @@ fn outcome(formed: &Result<NetBarrier, FormationError>) -> String {
 }
 
 /// Goal: whatever becomes of the bytes by which members meet, each of them forms its group or gets an error that says
-/// why, within its time; what is not changed forms a group. Method: somebody between two members turns, inserts, loses
+/// why, within its time; what is not changed forms a group. Method: a process between two members turns, inserts, loses
 /// and cuts bytes, in both directions.
 #[test]
 fn members_meet_through_hostile_hands() {
@@ -168,7 +168,7 @@ fn members_meet_through_hostile_hands() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.expect("a runtime");
     let outcomes = fuzz("formation", 60, |input| play(&runtime, &host, input));
-    for what in ["formed, formed", "Missing", "Refused", "Meeting", "Different"] {
+    for what in ["formed, formed", "Missing", "Refused", "Bootstrap", "Different"] {
         assert!(outcomes.iter().any(|outcome| outcome.contains(what)), "no {what}: {outcomes:?}");
     }
 }

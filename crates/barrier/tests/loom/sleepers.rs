@@ -1,4 +1,4 @@
-//! Members that sleep on the gate, as threads and processes do.
+//! Members that sleep on the futex word, as threads and processes do.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use vigie_barrier::{
 
 use crate::fails;
 
-/// Stands for the kernel's: whoever sleeps has found the value unchanged after all that was woken before.
+/// Stands for the kernel's: a sleeping member has found the value unchanged after all that was woken before.
 struct Futex {
     lock: Mutex<()>,
     sleepers: Condvar,
@@ -25,7 +25,7 @@ struct Futex {
 impl Futex {
     fn wait(&self, central: &Central, value: u32) {
         let guard = self.lock.lock().expect("no panic");
-        if central.gate().load(Ordering::Relaxed) == value {
+        if central.futex_word().load(Ordering::Relaxed) == value {
             drop(self.sleepers.wait(guard).expect("no panic"));
         }
     }
@@ -43,11 +43,11 @@ enum Way {
     Right,
     /// Sleeps without a look after the announcement.
     NoSecondLook,
-    /// Asks for the gate's value after the look, not before.
+    /// Asks for the futex word's value after the look, not before.
     GateAfterLook,
     /// Looks for sleepers before it arrives.
     WakesTooEarly,
-    /// Arrives last and wakes nobody.
+    /// Arrives last and wakes no member.
     WakesNobody,
 }
 
@@ -57,7 +57,7 @@ struct Barrier {
     central: Central,
     absences: Absences,
     futex: Futex,
-    /// What members do before they enter, without any order of its own.
+    /// The members' work before they enter, without any ordering of its own.
     cells: Vec<AtomicU32>,
 }
 
@@ -86,12 +86,12 @@ impl Barrier {
             return true;
         }
         while !self.is_over(epoch) {
-            let mut gate = self.central.begin_sleep();
+            let mut expected = self.central.begin_sleep();
             if self.way == Way::NoSecondLook || !self.is_over(epoch) {
                 if self.way == Way::GateAfterLook {
-                    gate = self.central.gate().load(Ordering::Acquire);
+                    expected = self.central.futex_word().load(Ordering::Acquire);
                 }
-                self.futex.wait(&self.central, gate);
+                self.futex.wait(&self.central, expected);
             }
         }
         self.central.is_passed(target)
@@ -131,7 +131,7 @@ fn model(size: u32, epochs: u32, way: Way) -> impl Fn() + Sync + Send + 'static 
     }
 }
 
-/// Goal: nobody sleeps through the last arrival, over several barriers, and what was done before a barrier is visible
+/// Goal: no member sleeps through the last arrival, over several barriers, and what was done before a barrier is visible
 /// after it. Method: two members and three barriers; three members and one.
 #[test]
 fn sleepers_are_woken() {
@@ -174,8 +174,8 @@ fn leaving(wakes: bool) -> impl Fn() + Sync + Send + 'static {
     }
 }
 
-/// Goal: nobody sleeps through the leaving of a member that had not entered, and all learn its rank. Method: two that
-/// wait, one that leaves; the mutant wakes nobody.
+/// Goal: no member sleeps through the leaving of one that had not entered, and all learn its rank. Method: two that
+/// wait, one that leaves; the mutant wakes no member.
 #[test]
 fn a_member_that_leaves_is_told_of() {
     loom::model(leaving(true));

@@ -51,7 +51,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// What members do before they enter, without any order of its own: passing too early shows.
+/// The members' work before they enter, without any ordering of its own: passing too early shows.
 struct Marks(Vec<AtomicU32>);
 
 impl Marks {
@@ -143,14 +143,14 @@ fn a_dropped_member_is_told_of() {
         let mut members = members(2).into_iter();
         let (mut one, other) = (members.next().expect("0"), members.next().expect("1"));
         let thread = thread::spawn(move || drop(other));
-        let error = block_on(one.wait()).expect_err("nobody else enters");
+        let error = block_on(one.wait()).expect_err("no other member enters");
         assert_eq!(error.lost(), [Rank(1)]);
         thread.join().expect("no panic");
     });
 }
 
-/// Goal: an exchange that is late, and found by its team in the next barrier, lets nobody pass that one. Method: two
-/// members and two barriers, with a pause before the second one for whoever may have been late.
+/// Goal: an exchange that is late, and found by its team in the next barrier, lets no member pass that one. Method: two
+/// members and two barriers, with a pause before the second one for members that may have been late.
 #[test]
 fn a_late_exchange_lets_nobody_pass() {
     loom::model(|| {
@@ -172,8 +172,8 @@ fn a_late_exchange_lets_nobody_pass() {
     });
 }
 
-/// Goal: a member that leaves while another one still wakes a team is told of, to one who was woken before it
-/// left. Method: two of a team and one of another, of whom the one or the other leaves.
+/// Goal: a member that leaves while another one still wakes a team is reported to one that was woken before it
+/// left. Method: two of a team and one of another, of which the one or the other leaves.
 #[test]
 fn a_member_that_leaves_during_the_waking_is_told_of() {
     for leaver in [Rank(1), Rank(2)] {

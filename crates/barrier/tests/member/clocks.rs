@@ -1,4 +1,4 @@
-//! Clocks that leap: a machine that was suspended, a guest that was moved, a clock that somebody sets back.
+//! Clocks that leap: a machine that was suspended, a guest that was moved, a clock that is set back.
 
 use vigie_barrier::Rank;
 
@@ -29,10 +29,10 @@ fn world(seed: u64) -> World {
 fn run_with_leaps(
     world: &mut World,
     most: u32,
-    patience: u64,
+    timeout: u64,
     is_over: impl Fn(&World) -> bool,
 ) -> (bool, [u32; 2]) {
-    let end = world.now + patience;
+    let end = world.now + timeout;
     let mut leaps = [0; 2];
     for _ in 0..most {
         let later = world.random.u64(..300 * MILLISECOND);
@@ -43,7 +43,7 @@ fn run_with_leaps(
         leaps[usize::from(is_back)] += 1;
         let far = if world.random.bool() { 10 * HOUR } else { 2 * SECOND };
         let by = world.random.u64(..far);
-        // All at once as after a suspension of one machine, or one by itself.
+        // All at once as after a suspension of one machine, or only one.
         let all = world.nodes.len();
         let one = world.random.usize(..all);
         let nodes = if world.random.bool() { 0..all } else { one..one + 1 };
@@ -54,9 +54,9 @@ fn run_with_leaps(
     (world.run(end.saturating_sub(world.now), is_over), leaps)
 }
 
-/// Goal: clocks that leap ahead or back by hours, one or all, stop no barrier, and nobody is taken for dead. Method: some
+/// Goal: clocks that leap ahead or back by hours, one or all, stop no barrier, and no member is believed dead. Method: some
 /// leaps in each run of barriers, with and without losses; what drives the members calls them after each leap, as
-/// whoever sleeps until a deadline must.
+/// a process that sleeps until a deadline must.
 #[test]
 fn leaps_stop_no_barrier_and_kill_nobody() {
     let mut total = [0; 2];
@@ -74,8 +74,9 @@ fn leaps_stop_no_barrier_and_kill_nobody() {
     assert!(total.iter().all(|leaps| *leaps > 0), "{total:?}");
 }
 
-/// Goal: survivors find out who is dead and agree, though their clocks leap; they bury nobody else. Method: one member
-/// dies, and the clocks of the others leap until all agree; then barriers of the smaller group, with leaps too.
+/// Goal: survivors find out which members are dead and agree, though their clocks leap; they declare no other member
+/// dead. Method: one member dies, and the clocks of the others leap until all agree; then barriers of the smaller
+/// group, with leaps too.
 #[test]
 fn survivors_agree_though_clocks_leap() {
     let mut total = [0; 2];

@@ -1,8 +1,8 @@
-//! Members that die: who is left knows, agrees, and goes on.
+//! Members that die: the survivors notice, agree, and continue.
 
 use std::time::Duration;
 
-use vigie_barrier::{Rank, member::Reason};
+use vigie_barrier::{Rank, member::DeathReason};
 
 use crate::{
     for_each_seed,
@@ -13,7 +13,7 @@ use crate::{
 /// The failure time-out of [`settings`].
 const TIMEOUT: u64 = 4 * SECOND;
 
-/// Runs until every survivor knows that somebody has died, and agrees; checks that all say the same, in time.
+/// Runs until every survivor knows that a member has died, and agrees; checks that all say the same, in time.
 fn expect_failure(world: &mut World, dead: &[usize], what: &str) {
     let start = world.now;
     let agreed = |world: &World| world.alive().all(|(_, node)| node.agreed.is_some());
@@ -36,7 +36,7 @@ fn expect_failure(world: &mut World, dead: &[usize], what: &str) {
     }
 }
 
-/// Lets the survivors shrink, while nobody listens to the rest, and go through barriers of their own.
+/// Lets the survivors shrink, while the rest are ignored, and go through barriers of their own.
 fn expect_smaller_group(world: &mut World, what: &str) {
     let size = u32::try_from(world.alive().count()).expect("few");
     for_first_that_suits(world, size);
@@ -53,7 +53,7 @@ fn for_first_that_suits(world: &mut World, size: u32) {
     world.shrink(algorithm);
 }
 
-/// Goal: whoever dies at whatever step, all survivors report that one in time, none leaves early, and a smaller group
+/// Goal: whichever member dies at whatever step, all survivors report it in time, none leaves early, and a smaller group
 /// works. Method: every algorithm, every member, instead of each packet of its first two barriers; with losses in every
 /// third case.
 #[test]
@@ -101,7 +101,7 @@ fn several_may_die_while_others_agree() {
         world.faults = Faults::default();
         world.faults.lost =
             CLASSES.map(|class| (class, [0, 10, 100, 300][random.usize(..4)])).into();
-        world.faults.doubled = random.u32(..200);
+        world.faults.duplicated = random.u32(..200);
         world.faults.late = random.u32(..200);
         world.faults.jumps = random.u32(..20);
         // Barriers are rare, so that few of them pass before anything happens.
@@ -136,7 +136,7 @@ fn several_may_die_while_others_agree() {
         dead.sort_unstable();
         let what = format!("{algorithm}, {size}: {dead:?}");
         settle(&mut world, &dead, &what);
-        silent += world.reasons.iter().filter(|reason| **reason == Reason::Silent).count();
+        silent += world.reasons.iter().filter(|reason| **reason == DeathReason::Silent).count();
     });
     assert!(silent > 0 && reported > 0 && in_agreement > 0, "{silent} {reported} {in_agreement}");
 }
@@ -159,12 +159,12 @@ fn settle(world: &mut World, dead: &[usize], what: &str) {
     panic!("{what}: never settles");
 }
 
-/// Shrinks to a group that somebody dead is still of.
+/// Shrinks to a group that still contains a dead member.
 fn shrink_with_the_dead(world: &mut World, size: usize) {
     let of_size = algorithms(u32::try_from(size).expect("small"));
     let algorithm = of_size[world.random.usize(..of_size.len())];
     let schedule = crate::world::schedule(algorithm, u32::try_from(size).expect("small"));
-    let first = world.alive().next().expect("somebody").0;
+    let first = world.alive().next().expect("not empty").0;
     let survivors = world.nodes[first].agreed.clone().expect("agreed");
     world.ranks = survivors.iter().map(|rank| world.ranks[rank.index()]).collect();
     for node in world.ranks.clone() {
@@ -178,8 +178,8 @@ fn shrink_with_the_dead(world: &mut World, size: usize) {
     }
 }
 
-/// Goal: a member that leaves is known at once, and one that the transport sees die, too; who is taken for dead
-/// wrongly learns that it is out, and disturbs nobody. Method: each of the three, in every algorithm; the time-out is
+/// Goal: a member that leaves is known at once, and one that the transport sees die, too; one that is wrongly believed dead
+/// learns that it is out, and disturbs no other member. Method: each of the three, in every algorithm; the time-out is
 /// never reached.
 #[test]
 fn departures_and_reports_take_no_time() {
@@ -213,13 +213,13 @@ fn departures_and_reports_take_no_time() {
                 };
                 assert!(world.run(50 * MILLISECOND, agreed), "{what}: {world:#?}");
                 assert!(world.now - start < 50 * MILLISECOND);
-                let reason = [Reason::Left, Reason::Reported, Reason::Reported][way];
+                let reason = [DeathReason::Left, DeathReason::Reported, DeathReason::Reported][way];
                 assert_eq!(world.nodes[witness].failures[0].2, reason, "{what}");
                 if way == 2 {
                     let told = |world: &World| !world.nodes[victim].failures.is_empty();
                     assert!(world.run(SECOND, told), "{what}");
                     let (_, ranks, reason) = &world.nodes[victim].failures[0];
-                    assert_eq!((&ranks[..], *reason), (&[rank][..], Reason::Excluded));
+                    assert_eq!((&ranks[..], *reason), (&[rank][..], DeathReason::Excluded));
                     let now = world.instant(victim);
                     assert!(world.nodes[victim].member.enter(now, &[]).is_err());
                     world.kill(victim);

@@ -1,4 +1,4 @@
-//! The network's faults: nobody leaves early, nobody waits for ever, nobody is taken for dead.
+//! The network's faults: no member leaves early, waits for ever, or is wrongly believed dead.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn run(seed: u64, faults: Faults, is_tagged: bool) -> Seen {
 }
 
 /// Goal: any class of message may be lost at any rate. Method: each class, and all together, lost by 1, 10 and 30 %;
-/// each barrier checks that nobody leaves early, and the reduced value.
+/// each barrier checks that no member leaves early, and the reduced value.
 #[test]
 fn losses_are_recovered() {
     for parts in [10, 100, 300] {
@@ -44,7 +44,7 @@ fn losses_are_recovered() {
                 let lost = classes.iter().map(|class| (*class, parts)).collect();
                 let mut faults = Faults { lost, ..Faults::default() };
                 if !classes.contains(&Class::Signal) && !classes.contains(&Class::Multicast) {
-                    // Nobody asks if nothing else is lost.
+                    // No member asks if nothing else is lost.
                     faults.lost.insert(Class::Signal, 300);
                     faults.lost.insert(Class::Multicast, 300);
                 }
@@ -59,7 +59,7 @@ fn losses_are_recovered() {
                     "{class:?}: {total:?}"
                 );
             }
-            assert!(total.asked > 0 && total.repeated > 0, "{total:?}");
+            assert!(total.nacks > 0 && total.retransmitted > 0, "{total:?}");
         }
     }
 }
@@ -75,7 +75,7 @@ fn everything_else_that_networks_do_is_survived() {
         let mut part = |most: u32| if random.bool() { random.u32(..=most) } else { 0 };
         let faults = Faults {
             lost: CLASSES.iter().map(|class| (*class, part(300))).collect(),
-            doubled: part(300),
+            duplicated: part(300),
             late: part(300),
             changed: part(100),
             replayed: part(200),
@@ -85,7 +85,7 @@ fn everything_else_that_networks_do_is_survived() {
     });
     println!("{total:#?}");
     let counts = [
-        ("doubled", total.doubled),
+        ("doubled", total.duplicated),
         ("late", total.late),
         ("changed", total.changed),
         ("replayed", total.replayed),
@@ -94,9 +94,9 @@ fn everything_else_that_networks_do_is_survived() {
         ("stale", total.stale),
         ("duplicates", total.duplicates),
         ("refused", total.refused),
-        ("asked", total.asked),
-        ("repeated", total.repeated),
-        ("answered", total.answered),
+        ("asked", total.nacks),
+        ("repeated", total.retransmitted),
+        ("answered", total.alive_replies),
     ];
     for (what, count) in counts {
         assert!(count > 0, "no {what}: {total:?}");
@@ -104,7 +104,7 @@ fn everything_else_that_networks_do_is_survived() {
 }
 
 /// Goal: messages of the next barrier that come before the member has left this one, or before it has entered, are
-/// kept, not lost: nobody needs to ask for them. Method: out of order, but without losses, and with time-outs that are
+/// kept, not lost: no member needs to ask for them. Method: out of order, but without losses, and with time-outs that are
 /// longer than the disorder; both cases are counted.
 #[test]
 fn messages_of_the_next_barrier_are_kept() {
@@ -124,7 +124,7 @@ fn messages_of_the_next_barrier_are_kept() {
         }
     });
     assert!(total.early > 0 && total.next_epoch > 0, "{total:?}");
-    assert_eq!((total.asked, total.stale, total.refused), (0, 0, 0), "{total:?}");
+    assert_eq!((total.nacks, total.stale, total.refused), (0, 0, 0), "{total:?}");
 }
 
 /// Goal: barriers over two networks go on, if more slowly, when one of them is down. Method: either brings nothing, and

@@ -1,4 +1,4 @@
-//! Packets that nobody who keeps to the protocol sends.
+//! Packets that no correct member sends.
 
 use vigie_barrier::{
     Algorithm, Rank, Round,
@@ -11,8 +11,8 @@ use crate::{
     world::{MILLISECOND, SECOND, World, schedule, settings, sums},
 };
 
-/// Goal: strangers who can hear everything, but have no key, neither hurry nor stop anybody: forged, cut, prolonged and
-/// replayed packets, and those of other groups, are dropped and counted by kind, and nobody is taken for dead. Method:
+/// Goal: strangers that can hear everything, but have no key, neither hurry nor stop any member: forged, cut, prolonged and
+/// replayed packets, and those of other groups, are dropped and counted by kind, and no member is believed dead. Method:
 /// everything that members send comes back in each of these ways while barriers go on; in the end their sums are right.
 #[test]
 fn strangers_are_ignored() {
@@ -46,7 +46,7 @@ fn strangers_are_ignored() {
                         let bit = random.usize(..packet.len() * 8);
                         forged[bit / 8] ^= 1 << (bit % 8);
                     }
-                    // As it was, perhaps to somebody else.
+                    // As it was, perhaps to another member.
                     3 => {}
                     4 => {
                         let body = Body::Signal { round: Round(0), value: &[1; 8] };
@@ -72,7 +72,7 @@ fn strangers_are_ignored() {
                 c.stale,
                 c.duplicates + c.unexpected,
                 // A member's own packets come back to it, too.
-                c.senders,
+                c.unknown_senders,
             ];
             for (total, count) in totals.iter_mut().zip(counts) {
                 *total += count;
@@ -82,7 +82,7 @@ fn strangers_are_ignored() {
     assert!(totals.iter().all(|total| *total > 0), "{totals:?}");
 }
 
-/// Goal: without a key, what cannot be true is dropped all the same, and counted. Method: each such packet to a member
+/// Goal: without a key, impossible packets are still dropped and counted. Method: each such packet to a member
 /// inside its first barrier; nothing changes but one counter.
 #[test]
 fn what_cannot_be_is_dropped() {
@@ -105,22 +105,23 @@ fn what_cannot_be_is_dropped() {
     let of =
         |epoch, sender, body| Packet::new(settings.group, epoch, Rank(sender), body).encode(None);
     let cases = [
-        (of(0, 0, signal(0, &[0; 8])), "nobody in the group"),
-        (of(0, 4, signal(0, &[0; 8])), "nobody in the group"),
-        (of(0, 3, signal(0, &[0; 8])), "does not have"),
-        (of(0, 1, signal(1, &[0; 8])), "does not have"),
+        (of(0, 0, signal(0, &[0; 8])), "not in the group"),
+        (of(0, 4, signal(0, &[0; 8])), "not in the group"),
+        (of(0, 3, signal(0, &[0; 8])), "not in the schedule"),
+        (of(0, 1, signal(1, &[0; 8])), "not in the schedule"),
         (of(0, 1, signal(0, &[0; 7])), "length"),
         (of(0, 1, signal(0, &[])), "length"),
         (of(2, 1, signal(0, &[0; 8])), "cannot have begun"),
-        (of(u32::MAX, 1, signal(0, &[0; 8])), "past"),
-        (of(7, 1, Body::Ask { round: Round(0), attempt: 0 }), "cannot have begun"),
-        (of(u32::MAX, 1, Body::Ask { round: Round(0), attempt: 0 }), "past"),
-        (of(0, 1, Body::Ask { round: Round(1), attempt: 0 }), "does not have"),
-        (of(0, 1, Body::Here { attempt: 0 }), "past"),
-        (view(&[]), "does not have"),
-        (view(&list(4)), "does not have"),
-        (view(&[list(2), list(2)].concat()), "cannot have"),
-        (Vec::new(), "no packet"),
+        (of(u32::MAX, 1, signal(0, &[0; 8])), "outdated"),
+        (of(7, 1, Body::Nack { round: Round(0), attempt: 0 }), "cannot have begun"),
+        (of(u32::MAX, 1, Body::Nack { round: Round(0), attempt: 0 }), "outdated"),
+        (of(0, 1, Body::Nack { round: Round(1), attempt: 0 }), "not in the schedule"),
+        (of(0, 1, Body::Alive { attempt: 0 }), "outdated"),
+        (of(0, 1, Body::LeaveAck), "not in the schedule"),
+        (view(&[]), "not in the schedule"),
+        (view(&list(4)), "not in the schedule"),
+        (view(&[list(2), list(2)].concat()), "invalid contents"),
+        (Vec::new(), "cannot be a packet"),
     ];
     let count = u64::try_from(cases.len()).expect("few");
     for (packet, what) in cases {
@@ -143,7 +144,7 @@ fn replays_do_not_revive_the_dead() {
         world.begin(1);
         world.nodes[2].entered = 1;
         world.run(SECOND, |_| false);
-        assert!(world.nodes[2].member.counters().answered > 0);
+        assert!(world.nodes[2].member.counters().alive_replies > 0);
         world.kill(2);
         let said: Vec<Vec<u8>> = world.record.clone().expect("recorded");
         let heres: Vec<_> = said.into_iter().filter(|packet| packet[3] == 3).collect();
@@ -184,6 +185,6 @@ fn two_groups_on_one_address_are_apart() {
         let foreign: u64 = world.nodes.iter().map(|node| node.member.counters().foreign).sum();
         let dropped: u64 = world.nodes.iter().map(|node| node.member.counters().dropped()).sum();
         assert!(foreign >= 10 * 4 * 4 && foreign == dropped, "{foreign} {dropped}");
-        assert_eq!(world.total().asked, 0);
+        assert_eq!(world.total().nacks, 0);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use fastrand::Rng;
 use vigie_barrier::{
     Algorithm, Member, Rank, Target,
-    member::{Event, Quorum, Reason, ShrinkError},
+    member::{DeathReason, Event, Quorum, ShrinkError},
 };
 use vigie_detect::Instant;
 
@@ -22,7 +22,7 @@ use crate::{
 type Nodes = BTreeSet<usize>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Verdict {
     /// It enters barriers.
     Working,
     /// It was told that too few are left.
@@ -36,7 +36,7 @@ enum Fate {
 #[derive(Debug)]
 struct Site {
     member: Member,
-    fate: Fate,
+    verdict: Verdict,
     /// Which node is which rank of its present group.
     ranks: Vec<usize>,
     /// When it has left a barrier for the last time.
@@ -52,11 +52,11 @@ struct Country {
     sites: Vec<Site>,
     under_way: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     number: u64,
-    /// Who does not reach whom.
+    /// Pairs of nodes of which the first does not reach the second.
     cut: BTreeSet<(usize, usize)>,
     /// In which groups barriers were passed, after the first shrink.
     passed: BTreeSet<Nodes>,
-    /// Words of minorities that nobody has minded.
+    /// Views of minorities that were ignored.
     ignored: u64,
 }
 
@@ -70,7 +70,7 @@ impl Country {
         let site = |rank| Site {
             member: Member::new(Arc::clone(&schedule), Rank(rank), settings.clone())
                 .expect("a member"),
-            fate: Fate::Working,
+            verdict: Verdict::Working,
             ranks: ranks.clone(),
             exited_at: 0,
             enters_at: Some(SECOND),
@@ -99,7 +99,8 @@ impl Country {
         let end = self.now + most;
         for steps in 0.. {
             assert!(steps < 3_000_000, "time stands still: {self:#?}");
-            let living = (0..self.sites.len()).filter(|site| self.sites[*site].fate != Fate::Dead);
+            let living =
+                (0..self.sites.len()).filter(|site| self.sites[*site].verdict != Verdict::Dead);
             let due = living.filter_map(|site| {
                 let at = &self.sites[site];
                 let deadline = at.member.next_deadline().map(Instant::as_nanos);
@@ -112,7 +113,7 @@ impl Country {
             self.now = self.now.max(next);
             if arrival == Some(next) {
                 let Some((_, (to, packet))) = self.under_way.pop_first() else { continue };
-                if self.sites[to].fate != Fate::Dead {
+                if self.sites[to].verdict != Verdict::Dead {
                     let _ = self.sites[to].member.receive(Instant::from_nanos(self.now), &packet);
                     self.after(to);
                 }
@@ -167,7 +168,7 @@ impl Country {
                     self.passed.insert(group);
                 }
             }
-            Event::Failed { reason: Reason::Excluded, .. } => site.fate = Fate::Excluded,
+            Event::Failed { reason: DeathReason::Excluded, .. } => site.verdict = Verdict::Excluded,
             Event::Failed { .. } => {}
             Event::Agreed { survivors } => {
                 let size = u32::try_from(survivors.len()).expect("few");
@@ -181,7 +182,7 @@ impl Country {
                 let refused = site.member.shrink(schedule(Algorithm::Central, count));
                 let size = u32::try_from(whole).expect("few");
                 assert_eq!(refused, Err(ShrinkError::Minority { survivors: count, size }));
-                site.fate = Fate::Minority;
+                site.verdict = Verdict::Minority;
             }
             other => panic!("{other:?}"),
         }
@@ -194,8 +195,8 @@ impl Country {
         groups.windows(2).any(|pair| !pair[0].is_subset(pair[1]))
     }
 
-    fn fates(&self, wanted: Fate) -> Nodes {
-        (0..self.sites.len()).filter(|site| self.sites[*site].fate == wanted).collect()
+    fn with_verdict(&self, wanted: Verdict) -> Nodes {
+        (0..self.sites.len()).filter(|site| self.sites[*site].verdict == wanted).collect()
     }
 }
 
@@ -205,7 +206,7 @@ fn any(random: &mut Rng, size: u32) -> Algorithm {
 }
 
 /// Goal: a network that falls apart for good leaves one group under a majority's quorum, and as many as there are parts
-/// under none; those who are too few get an error that says so. Method: two to nine members, two or three parts, every
+/// under none; members that are too few get an error that says so. Method: two to nine members, two or three parts, every
 /// algorithm; for both quorums the same seeds.
 #[test]
 fn one_part_goes_on_or_all_do() {
@@ -238,16 +239,16 @@ fn one_part_goes_on_or_all_do() {
             };
             let what = format!("{seed}, {quorum:?}: {sides:?}");
             let lasting: BTreeSet<Nodes> = country
-                .fates(Fate::Working)
+                .with_verdict(Verdict::Working)
                 .iter()
                 .map(|site| country.sites[*site].ranks.iter().copied().collect())
                 .collect();
             assert_eq!(lasting, expected, "{what}");
             assert_eq!(country.passed, expected, "{what}");
             let working: Nodes = expected.iter().flatten().copied().collect();
-            assert_eq!(country.fates(Fate::Working), working, "{what}");
-            let few = country.fates(Fate::Minority).len();
-            assert_eq!(few + working.len(), sides.len(), "{what}: nobody is excluded");
+            assert_eq!(country.with_verdict(Verdict::Working), working, "{what}");
+            let few = country.with_verdict(Verdict::Minority).len();
+            assert_eq!(few + working.len(), sides.len(), "{what}: no member is excluded");
             ties += u32::from(
                 quorum == Quorum::Majority && expected.len() == 1 && {
                     2 * working.len() == sides.len()
@@ -278,7 +279,7 @@ fn turmoil(seed: u64, quorum: Quorum) -> Country {
             country.cut = pairs.filter(|_| random.f64() < share).collect();
         }
         if random.u32(..4) == 0 {
-            country.sites[random.usize(..count)].fate = Fate::Dead;
+            country.sites[random.usize(..count)].verdict = Verdict::Dead;
         }
         country.run(random.u64(..6 * SECOND));
         if random.bool() {
@@ -292,7 +293,7 @@ fn turmoil(seed: u64, quorum: Quorum) -> Country {
     country
 }
 
-/// Goal: whatever a network does, there are never two groups under a majority's quorum, and nobody hangs: each member
+/// Goal: whatever a network does, there are never two groups under a majority's quorum, and no member hangs: each one
 /// passes barriers in the end, or was told why it cannot. Method: random cuts in one or both directions that come and go,
 /// and deaths; the groups that have passed barriers must be parts of each other. The same seeds without a quorum do have
 /// two groups, so that the check can fail.
@@ -302,11 +303,11 @@ fn never_two_groups_with_a_quorum() {
     for_each_seed(60, |seed| {
         let country = turmoil(seed, Quorum::Majority);
         assert!(!country.has_two_groups(), "{seed}: {:?}", country.passed);
-        for site in country.fates(Fate::Working) {
+        for site in country.with_verdict(Verdict::Working) {
             let last = country.now - country.sites[site].exited_at;
             assert!(last < 30 * SECOND, "{seed}: {site} hangs: {country:#?}");
         }
-        minorities += country.fates(Fate::Minority).len();
+        minorities += country.with_verdict(Verdict::Minority).len();
         went_on += usize::from(!country.passed.is_empty());
         ignored += country.ignored;
         let country = turmoil(seed, Quorum::Any);

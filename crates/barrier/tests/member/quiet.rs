@@ -1,11 +1,11 @@
-//! Nothing goes wrong: what a barrier costs, and how it is used.
+//! Without faults: the cost of a barrier, and its use.
 
 use std::{sync::Arc, time::Duration};
 
 use vigie_barrier::{
     Algorithm, Group, Member, Rank, Target,
-    algorithm::{Networks, Pace},
-    member::{EnterError, Event, MemberError, Settings, ShrinkError},
+    algorithm::{HopTiming, Networks},
+    member::{EnterError, Event, MemberError, MemberSettings, ShrinkError},
     packet::GroupId,
     reduction::{Builtin, Counting, Element, Reduction},
 };
@@ -18,7 +18,7 @@ use crate::{
 
 /// Every algorithm that suits the size.
 pub(crate) fn algorithms(size: u32) -> Vec<Algorithm> {
-    let pace = Pace::new(Duration::from_micros(30), Duration::from_nanos(9500));
+    let timing = HopTiming::new(Duration::from_micros(30), Duration::from_nanos(9500));
     let mut all = Algorithm::OF_THE_PAPER.to_vec();
     all.extend([
         Algorithm::Pairwise,
@@ -26,7 +26,7 @@ pub(crate) fn algorithms(size: u32) -> Vec<Algorithm> {
         Algorithm::Dissemination { ways: 3 },
         Algorithm::Nomial { k: 3 },
         Algorithm::Heap { children: 3, networks: Networks::One },
-        Algorithm::Optimal(pace),
+        Algorithm::Optimal(timing),
         Algorithm::Tournament,
         Algorithm::Central,
     ]);
@@ -53,7 +53,7 @@ fn nothing_extra_is_sent_while_nothing_is_lost() {
                 let messages = algorithm.messages(Group::new(size).expect("a size"));
                 let seen = world.total();
                 assert_eq!(seen.sent, 5 * (messages.unicast + messages.multicast), "{algorithm}");
-                assert_eq!((seen.asked, seen.repeated, seen.answered), (0, 0, 0));
+                assert_eq!((seen.nacks, seen.retransmitted, seen.alive_replies), (0, 0, 0));
                 assert_eq!(
                     world.nodes.iter().map(|n| n.member.counters().dropped()).sum::<u64>(),
                     0
@@ -63,7 +63,7 @@ fn nothing_extra_is_sent_while_nothing_is_lost() {
     });
 }
 
-/// Goal: a late member costs the others little, and nobody takes it for dead. Method: one is late by ten times the
+/// Goal: a late member costs the others little, and none believes it dead. Method: one is late by ten times the
 /// failure time-out, but its machine answers; then it enters.
 #[test]
 fn late_members_are_waited_for() {
@@ -91,7 +91,8 @@ fn late_members_are_waited_for() {
 fn arrival_and_departure_are_apart() {
     let schedule = schedule(Algorithm::ShuffleExchange, 2);
     let now = Instant::from_nanos(5);
-    let member = |rank| Member::new(Arc::clone(&schedule), Rank(rank), Settings::new(GroupId(1)));
+    let member =
+        |rank| Member::new(Arc::clone(&schedule), Rank(rank), MemberSettings::new(GroupId(1)));
     let mut one = member(0).expect("a member");
     let mut other = member(1).expect("a member");
     one.enter(now, &[]).expect("arrives");
@@ -111,13 +112,13 @@ fn arrival_and_departure_are_apart() {
     assert_eq!(one.shrink(Arc::clone(&schedule)), Err(ShrinkError::Whole));
 }
 
-/// Goal: what does not go together is refused, with a word on what to do. Method: each such setting.
+/// Goal: incompatible settings are refused, with advice. Method: each such setting.
 #[test]
 fn wrong_settings_are_refused() {
-    let new = |algorithm, size, settings: &Settings| {
+    let new = |algorithm, size, settings: &MemberSettings| {
         Member::new(schedule(algorithm, size), Rank(0), settings.clone())
     };
-    let mut settings = Settings::new(GroupId(1));
+    let mut settings = MemberSettings::new(GroupId(1));
     let outsider = Member::new(schedule(Algorithm::Central, 4), Rank(4), settings.clone());
     assert!(matches!(outsider, Err(MemberError::Rank { rank: Rank(4), size: 4 })));
     settings.repeat_after = Duration::ZERO;

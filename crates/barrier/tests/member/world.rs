@@ -9,7 +9,7 @@ use std::{
 use fastrand::Rng;
 use vigie_barrier::{
     Algorithm, Group, Network, Rank, Schedule, Target,
-    member::{Event, Member, Quorum, Reason, Settings},
+    member::{DeathReason, Event, Member, MemberSettings, Quorum},
     packet::{Body, GroupId, Packet},
     reduction::{Builtin, Element, Reduction},
 };
@@ -27,19 +27,19 @@ const DELAY: u64 = 50 * MICROSECOND;
 pub(crate) enum Class {
     Signal,
     Multicast,
-    Ask,
-    Here,
+    Nack,
+    Alive,
     View,
 }
 
 pub(crate) const CLASSES: [Class; 5] =
-    [Class::Signal, Class::Multicast, Class::Ask, Class::Here, Class::View];
+    [Class::Signal, Class::Multicast, Class::Nack, Class::Alive, Class::View];
 
-/// What goes wrong, in parts of a thousand packets.
+/// The faults, per thousand packets.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) lost: BTreeMap<Class, u32>,
-    pub(crate) doubled: u32,
+    pub(crate) duplicated: u32,
     pub(crate) late: u32,
     pub(crate) changed: u32,
     /// Sent once more much later: barriers later.
@@ -48,11 +48,11 @@ pub(crate) struct Faults {
     pub(crate) jumps: u32,
 }
 
-/// What went wrong.
+/// The faults that happened.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) lost: BTreeMap<Class, u64>,
-    pub(crate) doubled: u64,
+    pub(crate) duplicated: u64,
     pub(crate) late: u64,
     pub(crate) changed: u64,
     pub(crate) replayed: u64,
@@ -65,9 +65,9 @@ pub(crate) struct Seen {
     pub(crate) stale: u64,
     pub(crate) duplicates: u64,
     pub(crate) refused: u64,
-    pub(crate) asked: u64,
-    pub(crate) repeated: u64,
-    pub(crate) answered: u64,
+    pub(crate) nacks: u64,
+    pub(crate) retransmitted: u64,
+    pub(crate) alive_replies: u64,
     pub(crate) sent: u64,
 }
 
@@ -77,7 +77,7 @@ impl Seen {
             *self.lost.entry(*class).or_default() += count;
         }
         for (sum, count) in [
-            (&mut self.doubled, other.doubled),
+            (&mut self.duplicated, other.duplicated),
             (&mut self.late, other.late),
             (&mut self.changed, other.changed),
             (&mut self.replayed, other.replayed),
@@ -88,9 +88,9 @@ impl Seen {
             (&mut self.stale, other.stale),
             (&mut self.duplicates, other.duplicates),
             (&mut self.refused, other.refused),
-            (&mut self.asked, other.asked),
-            (&mut self.repeated, other.repeated),
-            (&mut self.answered, other.answered),
+            (&mut self.nacks, other.nacks),
+            (&mut self.retransmitted, other.retransmitted),
+            (&mut self.alive_replies, other.alive_replies),
             (&mut self.sent, other.sent),
         ] {
             *sum += count;
@@ -98,7 +98,7 @@ impl Seen {
     }
 }
 
-/// What is under way.
+/// Packets and events under way.
 #[derive(Clone, Debug)]
 enum Due {
     Packet { to: usize, packet: Vec<u8> },
@@ -110,14 +110,14 @@ enum Due {
 pub(crate) struct Node {
     pub(crate) member: Member,
     pub(crate) is_alive: bool,
-    /// Its clock is so much ahead of the world's.
+    /// How far its clock is ahead of the world's.
     clock: u64,
     /// Which barriers it has entered and left in this group.
     pub(crate) entered: u32,
     pub(crate) exited: u32,
-    pub(crate) failures: Vec<(u64, Vec<Rank>, Reason)>,
+    pub(crate) failures: Vec<(u64, Vec<Rank>, DeathReason)>,
     pub(crate) agreed: Option<Vec<Rank>>,
-    /// What it has sent, in packets.
+    /// How many packets it has sent.
     pub(crate) sent: u64,
     /// It dies instead of sending this packet.
     pub(crate) dies_at: Option<u64>,
@@ -141,11 +141,11 @@ pub(crate) struct World {
     /// The longest a member computes between barriers.
     pub(crate) skew: u64,
     value_bytes: usize,
-    /// What two values become, if values are reduced.
+    /// Combines two values, if values are reduced.
     pub(crate) fold: fn(u64, u64) -> u64,
     pub(crate) died_at: u64,
     /// How members have learnt of deaths, in all groups.
-    pub(crate) reasons: Vec<Reason>,
+    pub(crate) reasons: Vec<DeathReason>,
     /// A network that brings nothing.
     pub(crate) down: Option<Network>,
     /// Everything that was sent, if it is recorded.
@@ -153,11 +153,11 @@ pub(crate) struct World {
 }
 
 /// The settings of a group, with time-outs that are short for the network's delay.
-pub(crate) fn settings(seed: u64) -> Settings {
-    let mut settings = Settings::new(GroupId(seed ^ 0x5eed_5eed_5eed_5eed));
+pub(crate) fn settings(seed: u64) -> MemberSettings {
+    let mut settings = MemberSettings::new(GroupId(seed ^ 0x5eed_5eed_5eed_5eed));
     settings.repeat_after = Duration::from_millis(10);
     settings.failure_timeout = Some(Duration::from_secs(4));
-    // Most tests are about who is left, however few; those of partitions set it.
+    // Most tests continue with any number of survivors; those of partitions set it.
     settings.quorum = Quorum::Any;
     settings
 }
@@ -172,7 +172,12 @@ pub(crate) fn schedule(algorithm: Algorithm, size: u32) -> Arc<Schedule> {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64, algorithm: Algorithm, size: u32, settings: &Settings) -> Self {
+    pub(crate) fn new(
+        seed: u64,
+        algorithm: Algorithm,
+        size: u32,
+        settings: &MemberSettings,
+    ) -> Self {
         let schedule = schedule(algorithm, size);
         let mut random = Rng::with_seed(seed);
         let nodes: Vec<Node> = (0..size)
@@ -223,7 +228,7 @@ impl World {
         Instant::from_nanos(self.now + self.nodes[node].clock)
     }
 
-    /// Makes a node's clock leap, and lets it look at its deadline, as who sleeps on one does.
+    /// Makes a node's clock leap, and lets it look at its deadline, as a process that sleeps on one does.
     pub(crate) fn leap(&mut self, node: usize, by: u64, is_ahead: bool) {
         let clock = &mut self.nodes[node].clock;
         *clock = if is_ahead { *clock + by } else { clock.saturating_sub(by) };
@@ -232,7 +237,7 @@ impl World {
         self.after(node);
     }
 
-    /// Lets everybody enter so many barriers, one after the other.
+    /// Lets all members enter that many barriers, one after the other.
     pub(crate) fn begin(&mut self, barriers: u32) {
         self.barriers = barriers;
         self.generation += 1;
@@ -327,7 +332,7 @@ impl World {
                 self.nodes[to].clock += self.random.u64(..3600) * SECOND;
                 self.seen.jumps += 1;
             } else {
-                // What the clock said a while ago.
+                // An earlier time of the clock.
                 self.seen.stood_still += 1;
                 let now = Instant::from_nanos(self.instant(to).as_nanos() - 20 * MILLISECOND);
                 let _ = self.nodes[to].member.receive(now, packet);
@@ -390,7 +395,7 @@ impl World {
                     assert!(entered > epoch, "{index} left {epoch} before {other} entered");
                 }
                 let numbers = self.ranks.iter().map(|node| Self::number(*node, epoch));
-                let all = numbers.reduce(self.fold).expect("somebody");
+                let all = numbers.reduce(self.fold).expect("not empty");
                 assert_eq!(value, self.value(all), "{index}, epoch {epoch}");
                 let later = self.random.u64(..=self.skew);
                 let generation = self.generation;
@@ -424,8 +429,8 @@ impl World {
             let bit = self.random.usize(..packet.len() * 8);
             packet[bit / 8] ^= 1 << (bit % 8);
         }
-        let copies = 1 + u32::from(self.chance(self.faults.doubled));
-        self.seen.doubled += u64::from(copies - 1);
+        let copies = 1 + u32::from(self.chance(self.faults.duplicated));
+        self.seen.duplicated += u64::from(copies - 1);
         for _ in 0..copies {
             let mut delay = DELAY + self.random.u64(..DELAY);
             if self.chance(self.faults.late) {
@@ -436,7 +441,7 @@ impl World {
         }
     }
 
-    /// Puts a packet on its way that nobody has sent.
+    /// Puts a packet on its way that no member has sent.
     pub(crate) fn inject(&mut self, to: usize, packet: Vec<u8>) {
         let delay = self.random.u64(..DELAY);
         self.at(self.now + delay, Due::Packet { to, packet });
@@ -458,7 +463,7 @@ impl World {
 
     /// Lets all survivors shrink, one after the other in a random order with time in between, and returns once all have.
     pub(crate) fn shrink(&mut self, algorithm: Algorithm) {
-        let survivors = self.nodes[self.alive().next().expect("somebody").0].agreed.clone();
+        let survivors = self.nodes[self.alive().next().expect("not empty").0].agreed.clone();
         let survivors = survivors.expect("agreed");
         let schedule = schedule(algorithm, u32::try_from(survivors.len()).expect("few"));
         self.ranks = survivors.iter().map(|rank| self.ranks[rank.index()]).collect();
@@ -481,9 +486,9 @@ impl World {
             seen.stale += counters.stale;
             seen.duplicates += counters.duplicates;
             seen.refused += counters.malformed + counters.forged;
-            seen.asked += counters.asked;
-            seen.repeated += counters.repeated;
-            seen.answered += counters.answered;
+            seen.nacks += counters.nacks;
+            seen.retransmitted += counters.retransmitted;
+            seen.alive_replies += counters.alive_replies;
         }
         seen
     }
@@ -494,8 +499,8 @@ fn class(packet: &[u8], is_multicast: bool) -> Class {
     match packet[3] {
         1 if is_multicast => Class::Multicast,
         1 => Class::Signal,
-        2 => Class::Ask,
-        3 => Class::Here,
+        2 => Class::Nack,
+        3 => Class::Alive,
         _ => Class::View,
     }
 }

@@ -28,7 +28,7 @@ fn all() -> Vec<Algorithm> {
     names.iter().map(|name| name.parse().expect("a name")).collect()
 }
 
-/// Goal: with every algorithm, nobody leaves before all have entered, nothing but the schedule's messages is sent, and
+/// Goal: with every algorithm, no member leaves before all have entered, nothing but the schedule's messages is sent, and
 /// multicast is used where the algorithm has one. Method: groups of several sizes, entries counted before each wait and
 /// checked after it; two loopback addresses for each member where there are two networks.
 #[test]

@@ -21,7 +21,8 @@ const SIZE: u32 = 4;
 /// Stands for an algorithm.
 const MEASURING: &str = "measuring";
 
-/// Enters barriers until one fails, and without an algorithm measures before each; then says who is gone, shrinks, and goes through some more.
+/// Enters barriers until one fails, and without an algorithm measures before each; then reports which members are
+/// gone, shrinks, and passes some more.
 async fn play(
     at: SocketAddr,
     rank: Rank,
@@ -33,7 +34,7 @@ async fn play(
         builder = builder.algorithm(algorithm);
     }
     let timeout = Duration::from_secs(2);
-    let mut barrier = builder.failure_timeout(timeout).meet(at, rank, SIZE).await?;
+    let mut barrier = builder.failure_timeout(timeout).form_at(at, rank, SIZE).await?;
     println!("\nformed");
     let error = loop {
         if algorithm.is_none() {

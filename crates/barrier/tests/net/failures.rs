@@ -1,19 +1,32 @@
 //! Members that leave or fall silent.
 
-use std::time::Duration;
+use std::{
+    future::{self, Future},
+    panic::{self, AssertUnwindSafe},
+    pin::pin,
+    sync::atomic::{AtomicU32, Ordering},
+    task::Poll,
+    thread,
+    time::Duration,
+};
 
-use vigie_barrier::{Algorithm, Rank};
+use vigie_barrier::{
+    Algorithm, BarrierError, Rank,
+    net::{NetBuilder, WaitMode},
+    reduction::{Counting, Reduction},
+};
+use vigie_detect::WaitError;
 
 use crate::stage::play;
 
-/// Goal: who leaves early is named on all others at once, they shrink, and the smaller group works, twice. Method: the
+/// Goal: a member that leaves early is named on all others at once, they shrink, and the smaller group works, twice. Method: the
 /// member of each rank leaves after some barriers; the timeout is longer than the test may last.
 #[test]
 fn those_who_leave_are_named_and_the_rest_goes_on() {
     for name in ["concurrent", "ternary", "pairwise", "shuffle-exchange"] {
         let algorithm: Algorithm = name.parse().expect("a name");
         for gone in 0..4 {
-            let builder = |_, builder: vigie_barrier::net::NetBuilder| {
+            let builder = |_, builder: NetBuilder| {
                 builder
                     .algorithm(algorithm)
                     .failure_timeout(Duration::from_secs(300))
@@ -64,30 +77,6 @@ fn those_who_leave_are_named_and_the_rest_goes_on() {
     }
 }
 
-/// Goal: who is late is waited for, not taken for dead, also where everybody asks it all the time; its host answers.
-/// Method: each member in turn comes three failure timeouts late.
-#[test]
-fn who_is_late_is_waited_for() {
-    let timeout = Duration::from_millis(500);
-    for late in 0..3 {
-        let builder = |_, builder: vigie_barrier::net::NetBuilder| {
-            builder.failure_timeout(timeout).repeat_after(Duration::from_millis(10))
-        };
-        let answered = play(3, builder, move |mut barrier| async move {
-            for _ in 0..50 {
-                barrier.wait().await?;
-            }
-            if barrier.rank() == Rank(late) {
-                tokio::time::sleep(3 * timeout).await;
-            }
-            barrier.wait().await?;
-            barrier.wait().await?;
-            Ok(barrier.counters().member.answered)
-        });
-        assert!(answered[usize::try_from(late).expect("small")] > 0, "{answered:?}");
-    }
-}
-
 /// Goal: too few members are told how many they are of the group as it was formed, by which a majority counts. Method: one
 /// of five leaves, the rest shrink and pass a barrier; then two more leave.
 #[test]
@@ -107,7 +96,7 @@ fn a_minority_counts_by_the_first_group() {
                 return Ok(None);
             }
             loop {
-                barrier.wait().await.expect_err("somebody has left");
+                barrier.wait().await.expect_err("a member has left");
                 if let Err(error) = barrier.shrink().await {
                     return Ok(Some(error.to_string()));
                 }
@@ -116,5 +105,58 @@ fn a_minority_counts_by_the_first_group() {
     );
     for error in told.into_iter().flatten() {
         assert!(error.starts_with("2 of the first 5 members are left"), "{error}");
+    }
+}
+
+/// The result of a future that may panic when it is polled.
+async fn caught<T>(future: impl Future<Output = T>) -> thread::Result<T> {
+    let mut future = pin!(future);
+    future::poll_fn(|cx| match panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(polled) => polled.map(Ok),
+        Err(panicked) => Poll::Ready(Err(panicked)),
+    })
+    .await
+}
+
+/// Goal: a panic in the user's function of a reduction, inside the engine, hangs no member: its own member is told of it,
+/// whether the host or the caller meets it, and the others that this member is lost. Method: rank 0 of a central barrier
+/// reduces for all, and panics in the second barrier; members that poll, and members that sleep.
+#[test]
+fn a_panic_in_the_engine_is_told() {
+    const WHAT: &str = "a reduction that panics";
+    for waiting in [WaitMode::Adaptive, WaitMode::Sleeping] {
+        let builder = move |rank, builder: NetBuilder| {
+            let reduced = AtomicU32::new(0);
+            let reduction = Reduction::user(1, Counting::Once, move |_: &mut [u8], _: &[u8]| {
+                // Two values of others in each barrier.
+                let count = reduced.fetch_add(1, Ordering::Relaxed);
+                assert!(rank != 0 || count < 2, "{WHAT}");
+            });
+            builder
+                .algorithm(Algorithm::Central)
+                .wait_mode(waiting)
+                .reduction(reduction.expect("short"))
+                .repeat_after(Duration::from_millis(5))
+                .failure_timeout(Duration::from_secs(2))
+        };
+        play(3, builder, |mut barrier| async move {
+            barrier.reduce(&[1]).await?;
+            let second = caught(barrier.reduce(&[1])).await;
+            if barrier.rank() != Rank(0) {
+                let error = second.expect("another member panics").expect_err("one is lost");
+                assert_eq!(error.lost(), [Rank(0)]);
+                return Ok(());
+            }
+            match second {
+                Ok(Err(BarrierError::Wait(WaitError::Panicked { message, .. }))) => {
+                    assert_eq!(message, WHAT);
+                }
+                Err(panicked) => {
+                    assert_eq!(panicked.downcast_ref::<String>().map(String::as_str), Some(WHAT));
+                }
+                Ok(other) => panic!("{other:?}"),
+            }
+            Ok(())
+        });
     }
 }

@@ -11,17 +11,17 @@ use vigie_barrier::{
     reduction::{Builtin, Element},
 };
 use vigie_detect::Server;
-use vigie_via::{datagram::Node, world};
+use vigie_via::{datagram::NodeAddress, world};
 
 use crate::stage::{Place, on_threads, play};
 
-/// An address at which nobody listens.
+/// An address at which no process listens.
 fn free() -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     listener.local_addr().expect("an address")
 }
 
-/// Goal: members meet at an address without a launcher, in whatever order, though strangers knock there too. Method:
+/// Goal: members meet at an address without a launcher, in whatever order, though strangers connect there too. Method:
 /// rank 0 comes last; a stranger that says nothing, one that says nonsense, and one with another secret.
 #[test]
 fn members_meet_at_an_address() {
@@ -37,7 +37,7 @@ fn members_meet_at_an_address() {
     on_threads(async {
         let mut tasks = Vec::new();
         for rank in (0..4).rev() {
-            let meeting = builder(rank, 1).meet(at, Rank(rank), 4);
+            let meeting = builder(rank, 1).form_at(at, Rank(rank), 4);
             tasks.push(tokio::spawn(async move {
                 if rank == 0 {
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -49,7 +49,7 @@ fn members_meet_at_an_address() {
                 Ok::<_, FormationError>(barrier.multicast().clone())
             }));
         }
-        let wrong = builder(7, 2).formation_timeout(Duration::from_secs(1)).meet(at, Rank(1), 4);
+        let wrong = builder(7, 2).formation_timeout(Duration::from_secs(1)).form_at(at, Rank(1), 4);
         let wrong = tokio::spawn(wrong);
         let strangers = tokio::task::spawn_blocking(move || {
             let connect = || loop {
@@ -72,8 +72,8 @@ fn members_meet_at_an_address() {
     });
 }
 
-/// Goal: where multicast cannot work, the barrier says why and what to do, and works all the same. Method: members with
-/// different ports, members told to use a multicast address that is none, and a builder that wants none.
+/// Goal: where multicast cannot work, the barrier says why and what to do, and still works. Method: members with
+/// different ports, members told to use an address that is not a multicast address, and a builder that wants none.
 #[test]
 fn without_multicast_there_is_unicast() {
     let algorithm: Algorithm = "concurrent".parse().expect("a name");
@@ -97,7 +97,7 @@ fn without_multicast_there_is_unicast() {
     };
     let ports = run(&|rank, builder| builder.port(u8::try_from(40 + rank).expect("small")));
     blocked(ports, "the same");
-    let no_group = Node::Ip(Ipv4Addr::new(127, 0, 0, 1).into());
+    let no_group = NodeAddress::Ip(Ipv4Addr::new(127, 0, 0, 1).into());
     blocked(run(&|_, builder| builder.multicast_group(no_group)), "joining");
     assert!(
         run(&|_, builder| builder.unicast_only())
@@ -106,7 +106,7 @@ fn without_multicast_there_is_unicast() {
     );
 }
 
-/// Goal: what cannot become a group is refused with an error that tells why, at all members. Method: different settings,
+/// Goal: an impossible group is refused with an error that says why, at all members. Method: different settings,
 /// no network, three networks, an algorithm for other sizes, a taken port, a value too long for a datagram, a member
 /// that never comes.
 #[test]
@@ -143,15 +143,16 @@ fn what_is_no_group_is_refused() {
         .await;
         assert!(matches!(one, FormationError::Member(_)), "{one}");
         assert!(one.to_string().starts_with("failure_timeout"), "{one}");
-        let alone = base(0).formation_timeout(Duration::from_millis(200)).meet(free(), Rank(0), 2);
-        let error = alone.await.expect_err("nobody else is there");
+        let alone =
+            base(0).formation_timeout(Duration::from_millis(200)).form_at(free(), Rank(0), 2);
+        let error = alone.await.expect_err("no other member is there");
         assert!(error.to_string().starts_with("rank 1 is missing"), "{error}");
         let _owner = UdpSocket::bind((place.address(0), place.udp_port(47))).expect("free");
-        let error = base(0).meet(free(), Rank(0), 1).await.expect_err("the port is taken");
+        let error = base(0).form_at(free(), Rank(0), 1).await.expect_err("the port is taken");
         let said = error.to_string();
         assert!(said.starts_with("port 47 has an owner already"), "{said}");
         assert!(said.contains("`ss -uanp` names it") && said.contains("take another"), "{said}");
-        let error = base(0).meet(free(), Rank(2), 2).await.expect_err("no such rank");
+        let error = base(0).form_at(free(), Rank(2), 2).await.expect_err("no such rank");
         assert!(matches!(error, FormationError::Rank { .. }), "{error}");
     });
 }
@@ -192,7 +193,7 @@ fn a_barrier_hosts_itself() {
         let tasks = (0..2).map(|rank| {
             let builder = NetBarrier::builder().network(place.settings(rank));
             tokio::spawn(async move {
-                let mut barrier = builder.meet(at, Rank(rank), 2).await?;
+                let mut barrier = builder.form_at(at, Rank(rank), 2).await?;
                 for _ in 0..20 {
                     barrier.wait().await.map_err(FormationError::from)?;
                 }
@@ -205,9 +206,9 @@ fn a_barrier_hosts_itself() {
     });
 }
 
-/// Goal: a meeting that fails tells rank 0 who is missing or gone, and those that rank 0 has sent away what to look at,
-/// long before their own time is over. Method: a group of three of which one has another size, then one takes a rank
-/// that is taken, then one goes after it has come.
+/// Goal: a meeting that fails tells rank 0 which members are missing or gone, and those that rank 0 has turned away
+/// what to check, long before their own time is over. Method: a group of three of which one has another size, then
+/// one takes a rank that is taken, then one goes after it has come.
 #[test]
 fn a_meeting_that_fails_names_whom_it_misses() {
     let (place, host) = (Place::new(), Server::spawn_thread().expect("a host thread"));
@@ -218,17 +219,19 @@ fn a_meeting_that_fails_names_whom_it_misses() {
     let (short, long) = (700, 60_000);
     on_threads(async {
         let at = free();
-        let (lead, other) =
-            tokio::join!(base(0, short).meet(at, Rank(0), 3), base(1, long).meet(at, Rank(1), 2),);
+        let (lead, other) = tokio::join!(
+            base(0, short).form_at(at, Rank(0), 3),
+            base(1, long).form_at(at, Rank(1), 2),
+        );
         let (lead, other) = (lead.expect_err("two are missing"), other.expect_err("sent away"));
         assert!(lead.to_string().starts_with("ranks 1, 2 are missing"), "{lead}");
         assert!(matches!(other, FormationError::Refused { .. }), "{other}");
 
         let at = free();
         let (lead, one, same) = tokio::join!(
-            base(0, short).meet(at, Rank(0), 3),
-            base(1, long).meet(at, Rank(1), 3),
-            base(2, long).meet(at, Rank(1), 3),
+            base(0, short).form_at(at, Rank(0), 3),
+            base(1, long).form_at(at, Rank(1), 3),
+            base(2, long).form_at(at, Rank(1), 3),
         );
         let lead = lead.expect_err("one is missing");
         assert!(lead.to_string().starts_with("rank 2 is missing"), "{lead}");
@@ -240,9 +243,9 @@ fn a_meeting_that_fails_names_whom_it_misses() {
         // It goes once it has come: it has no network.
         let none = NetBarrier::builder().server(host.server());
         let (lead, gone, last) = tokio::join!(
-            base(0, long).meet(at, Rank(0), 3),
-            none.meet(at, Rank(1), 3),
-            base(2, long).meet(at, Rank(2), 3),
+            base(0, long).form_at(at, Rank(0), 3),
+            none.form_at(at, Rank(1), 3),
+            base(2, long).form_at(at, Rank(2), 3),
         );
         let (lead, last) = (lead.expect_err("one is gone"), last.expect_err("not formed"));
         assert!(matches!(lead, FormationError::Gone { rank: Rank(1) }), "{lead}");

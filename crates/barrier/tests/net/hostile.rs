@@ -7,13 +7,13 @@ use std::{
 
 use vigie_barrier::{Algorithm, net::NetBarrier};
 use vigie_detect::Server;
-use vigie_via::datagram::Node;
+use vigie_via::datagram::NodeAddress;
 
 use crate::stage::{Entries, Place, play_with};
 
 const PORT: u8 = 3;
 
-/// What a datagram to a port begins with, so that it gets through to the barrier.
+/// The first bytes of a datagram to a port, so that it reaches the barrier.
 fn framed(packet: &[u8], from: u8) -> Vec<u8> {
     let length = u16::try_from(packet.len()).expect("short").to_be_bytes();
     [&b"MC\x01"[..], &[PORT, from, 0], &length, packet].concat()
@@ -32,7 +32,7 @@ fn listen(group: Ipv4Addr, port: u16, own: IpAddr) -> std::io::Result<UdpSocket>
 }
 
 /// Goal: forged, truncated and random packets, replays of real ones, and packets of another group do not disturb, and
-/// are counted. Method: a stranger who knows the port and listens to the multicast sends them while the group meets.
+/// are counted. Method: a stranger that knows the port and listens to the multicast sends them while the group meets.
 #[test]
 fn strangers_are_dropped_and_counted() {
     let (place, size) = (Place::new(), 3);
@@ -45,7 +45,7 @@ fn strangers_are_dropped_and_counted() {
             .network(place.settings(rank))
             .port(PORT)
             .algorithm(algorithm)
-            .multicast_group(Node::Ip(group.into()))
+            .multicast_group(NodeAddress::Ip(group.into()))
     });
     let entries = Entries::default();
     let udp_port = place.udp_port(PORT);
@@ -61,7 +61,7 @@ fn strangers_are_dropped_and_counted() {
                 let mut noise = vec![0; random.usize(0..80)];
                 random.fill(&mut noise);
                 stranger.send_to(&framed(&noise, 9), at)?;
-                let mut forged = b"vB\x01\x01".to_vec();
+                let mut forged = b"vB\x02\x01".to_vec();
                 forged.extend(std::iter::repeat_with(|| random.u8(..)).take(16));
                 forged.extend([0; 12]);
                 stranger.send_to(&framed(&forged, 9), at)?;
@@ -86,8 +86,9 @@ fn strangers_are_dropped_and_counted() {
     for (rank, counters) in counters.into_iter().enumerate() {
         let member = counters.member;
         assert!(member.malformed > 0 && member.forged > 0, "{member:?}");
-        // Rank 0 has sent what was replayed, and takes it for nobody's.
-        let replayed = if rank == 0 { member.senders } else { member.stale + member.duplicates };
+        // Rank 0 has sent what was replayed, and does not recognise it.
+        let replayed =
+            if rank == 0 { member.unknown_senders } else { member.stale + member.duplicates };
         assert!(replayed > 0, "{member:?}");
     }
 }
@@ -105,7 +106,7 @@ fn two_groups_share_an_address() {
                 .server(host.server())
                 .network(place.settings(rank))
                 .algorithm("concurrent".parse().expect("a name"))
-                .multicast_group(Node::Ip(group.into()))
+                .multicast_group(NodeAddress::Ip(group.into()))
         });
         let entries = Entries::default();
         play_with(&host, builders.collect(), move |mut barrier| {

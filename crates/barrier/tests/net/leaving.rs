@@ -1,4 +1,4 @@
-//! Members that leave, together and one by one. Patience is longer than any test may last: who uses it up hangs.
+//! Members that leave, together and one by one. The timeout is longer than any test may last: a member that uses it up hangs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,12 +17,12 @@ fn with(name: &str) -> impl Fn(u32, NetBuilder) -> NetBuilder + use<> {
     move |_, builder| builder.algorithm(algorithm)
 }
 
-/// Goal: many members that leave together need none of their patience. Method: 200 of them, whose farewells all come at
+/// Goal: many members that leave together need none of their timeout. Method: 200 of them, whose leave messages all come at
 /// once.
 #[test]
 fn many_leave_together() {
     let build = with("concurrent");
-    // On a busy machine so many need long to meet, and to answer.
+    // On a busy machine this many need long to meet, and to answer.
     let builder = move |rank, builder| {
         let builder = build(rank, builder).formation_timeout(FOR_EVER);
         builder.failure_timeout(FOR_EVER)
@@ -35,14 +35,14 @@ fn many_leave_together() {
     });
 }
 
-/// Goal: farewells that are lost are repeated, and nobody is waited for who has got none of them and gone. Method: a
-/// fifth of all packets is lost, for an algorithm of each family; nobody is taken for dead meanwhile.
+/// Goal: leave messages that are lost are repeated, and no member waits for one that has got none of them and is gone. Method: a
+/// fifth of all packets is lost, for an algorithm of each family; no member is believed dead meanwhile.
 #[test]
 fn lost_farewells_are_repeated() {
     for (seed, name) in (0..).zip(["concurrent", "dissemination", "ternary", "pairwise"]) {
         let build = with(name);
         let builder = move |rank, builder| {
-            let faults = Faults::losing(90 + seed, 200).disturbing(50, 50);
+            let faults = Faults::losing(90 + seed, 200).with_duplicates_and_delays(50, 50);
             let builder = build(rank, builder).faults(faults);
             builder.repeat_after(Duration::from_millis(2)).failure_timeout(FOR_EVER)
         };
@@ -55,7 +55,7 @@ fn lost_farewells_are_repeated() {
     }
 }
 
-/// Goal: who leaves does not wait for those that stay: they confirm. Method: one leaves, for each rank; the others do
+/// Goal: a leaving member does not wait for those that stay: they confirm. Method: one leaves, for each rank; the others do
 /// nothing until it has left, and leave then one after the other, the last by dropping it.
 #[test]
 fn who_stays_confirms() {
@@ -84,7 +84,7 @@ fn who_stays_confirms() {
     }
 }
 
-/// Goal: members that are dropped hold up nobody who leaves, before and after. Method: every other one is dropped.
+/// Goal: members that are dropped hold up no leaving member, before and after. Method: every other one is dropped.
 #[test]
 fn who_is_dropped_is_not_waited_for() {
     for name in ["concurrent", "pairwise"] {

@@ -1,4 +1,4 @@
-//! Barriers over real sockets: every algorithm, faults, dead members, strangers.
+//! Barriers over real sockets: every algorithm, faults, dead members, strangers. `virtual_time.rs` has a simulated network.
 //!
 //! Members are tasks of one process here, each with a loopback address of its own; `crash.rs` and `namespaces.rs` have
 //! processes.
@@ -16,3 +16,4 @@ mod measure;
 mod messages;
 mod namespaces;
 mod stage;
+mod virtual_time;

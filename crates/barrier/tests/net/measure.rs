@@ -6,15 +6,15 @@ use std::time::Duration;
 use tokio::time::timeout;
 use vigie_barrier::{
     Algorithm, BarrierError,
-    logp::{Cores, LogP, Measured},
-    net::{Faults, MeasureError, NetBarrier, Waiting},
+    logp::{Cores, LogP, MeasuredCosts},
+    net::{Faults, MeasureError, NetBarrier, WaitMode},
     reduction::{Builtin, Element, Reduction},
 };
 
 use crate::stage::{Entries, Failed, play};
 
 /// All members have found the same, and something.
-fn assert_agreed(found: &[Measured]) {
+fn assert_agreed(found: &[MeasuredCosts]) {
     for other in found {
         assert_eq!(other, &found[0]);
     }
@@ -64,7 +64,7 @@ fn members_agree_on_what_they_find() {
 /// it; one that was set stays. Method: both, and each way of waiting.
 #[test]
 fn groups_are_planned_by_what_was_found() {
-    for waiting in [Waiting::Adaptive, Waiting::Polling, Waiting::Sleeping] {
+    for waiting in [WaitMode::Adaptive, WaitMode::Polling, WaitMode::Sleeping] {
         for fixed in [None, Some(Algorithm::DISSEMINATION)] {
             let entries = Entries::default();
             let body = move |mut barrier: NetBarrier| {
@@ -83,7 +83,7 @@ fn groups_are_planned_by_what_was_found() {
             let found = play(
                 5,
                 |_, builder| {
-                    let builder = builder.measure_costs().waiting(waiting);
+                    let builder = builder.measure_costs().wait_mode(waiting);
                     match fixed {
                         Some(algorithm) => builder.algorithm(algorithm),
                         None => builder,
@@ -98,11 +98,11 @@ fn groups_are_planned_by_what_was_found() {
     }
 }
 
-/// Goal: lost, doubled and late probes make no difference but in numbers. Method: 20 % lost, 5 % doubled, 5 % delayed; the algorithm is
-/// chosen anew amid it.
+/// Goal: lost, duplicated and late probes make no difference but in numbers. Method: 20 % lost, 5 % duplicated, 5 %
+/// delayed; the algorithm is chosen anew amid it.
 #[test]
 fn losses_do_not_matter() {
-    let faults = Faults::losing(7, 200).disturbing(50, 50);
+    let faults = Faults::losing(7, 200).with_duplicates_and_delays(50, 50);
     let entries = Entries::default();
     let body = move |mut barrier: NetBarrier| {
         let entries = entries.clone();
@@ -139,7 +139,7 @@ fn groups_that_reduce_measure_too() {
     play(3, |_, builder| builder.reduction(sum.clone()), body);
 }
 
-/// Goal: nobody to measure with, and a member inside of a barrier, are errors that leave the barrier as it was. Method: a
+/// Goal: a group of one, and a member inside a barrier, are errors that leave the barrier as it was. Method: a
 /// group of one; a measurement between arriving and departing.
 #[test]
 fn mistakes_are_errors() {

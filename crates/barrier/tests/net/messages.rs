@@ -4,7 +4,7 @@ use std::{net::Ipv4Addr, time::Duration};
 
 use vigie_barrier::{
     Algorithm, Rank,
-    net::{MeasureError, NetBarrier, Waiting},
+    net::{MeasureError, NetBarrier, WaitMode},
 };
 use vigie_detect::Server;
 use vigie_via::{
@@ -20,7 +20,7 @@ use vigie_via::{
 use crate::stage::{Entries, on_threads};
 
 /// After how long a member asks: much longer than it takes a busy machine to let it run.
-const PATIENCE: Duration = Duration::from_secs(3);
+const REPEAT_AFTER: Duration = Duration::from_secs(3);
 
 fn shm() -> Shm {
     Shm::open().expect("shared memory")
@@ -95,7 +95,7 @@ fn messages_over_udp_carry_a_barrier() {
 }
 
 /// Sleeps in many barriers over NICs of one kind, each member with a host of its own, as processes are.
-fn sleep_often<P: Provider + Send + 'static>(nic: fn() -> P, waiting: Waiting) {
+fn sleep_often<P: Provider + Send + 'static>(nic: fn() -> P, waiting: WaitMode) {
     const SIZE: u32 = 4;
     let meeting = Server::spawn_thread().expect("a host thread");
     let (_launcher, worlds) = world::local(meeting.server(), SIZE).expect("a world");
@@ -112,16 +112,16 @@ fn sleep_often<P: Provider + Send + 'static>(nic: fn() -> P, waiting: Waiting) {
                 let mut barrier = NetBarrier::builder()
                     .server(server)
                     .algorithm(Algorithm::DISSEMINATION)
-                    .waiting(waiting)
-                    .repeat_after(PATIENCE)
-                    .failure_timeout(PATIENCE * 40)
+                    .wait_mode(waiting)
+                    .repeat_after(REPEAT_AFTER)
+                    .failure_timeout(REPEAT_AFTER * 40)
                     .over(&endpoint.communicator())
                     .expect("a barrier");
                 for _ in 0..400 {
                     barrier.wait().await.expect("passed");
                 }
                 let counters = barrier.counters().member;
-                assert_eq!((counters.asked, counters.repeated), (0, 0), "{waiting:?}");
+                assert_eq!((counters.nacks, counters.retransmitted), (0, 0), "{waiting:?}");
                 let alone = barrier.leave(Duration::from_secs(2)).await;
                 assert!(alone.is_ok());
             })
@@ -132,11 +132,11 @@ fn sleep_often<P: Provider + Send + 'static>(nic: fn() -> P, waiting: Waiting) {
     });
 }
 
-/// Goal: whoever sleeps is woken by every message, so that nobody asks for one where none is lost. Method: members that
+/// Goal: a sleeping member is woken by every message, so that no member asks for one where none is lost. Method: members that
 /// sleep at once, and that look for a while before, ask after a time that no wake-up takes.
 #[test]
 fn every_message_wakes_who_sleeps() {
-    for waiting in [Waiting::Sleeping, Waiting::Adaptive] {
+    for waiting in [WaitMode::Sleeping, WaitMode::Adaptive] {
         sleep_often(shm, waiting);
         sleep_often(udp, waiting);
     }
@@ -164,7 +164,7 @@ fn measure<P: Provider + Send + 'static>(nic: fn() -> P) {
                 }
                 let report = barrier.report().expect("a report");
                 assert!(report.is_measured && report.ratio().is_some(), "{report}");
-                // All enter it, so that nobody leaves before.
+                // All enter it, so that no member leaves before.
                 barrier.wait().await.expect("passed");
                 let alone = barrier.leave(Duration::from_secs(2)).await;
                 assert!(alone.is_ok());
@@ -182,7 +182,7 @@ fn measure<P: Provider + Send + 'static>(nic: fn() -> P) {
 }
 
 /// Goal: messages are measured as datagrams are, and all ranks find and choose the same. Method: shared memory and UDP;
-/// a group of one has nobody to measure with.
+/// a group of one has no other member to measure with.
 #[test]
 fn messages_are_measured() {
     measure(shm);

@@ -145,7 +145,7 @@ fn meet(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let meeting =
-            builder.algorithm(algorithm).meet((address(0), 4747).into(), Rank(rank), SIZE);
+            builder.algorithm(algorithm).form_at((address(0), 4747).into(), Rank(rank), SIZE);
         let mut barrier = meeting.await?;
         for _ in 0..200 {
             barrier.wait().await?;
@@ -208,7 +208,7 @@ fn over_ether_messages(rank: u32) -> Result<(), Failed> {
     })
 }
 
-/// The world of the ranks above, who take their parts out of it.
+/// The world of the ranks above, which take their parts out of it.
 static WORLDS: OnceLock<Mutex<Vec<Option<World>>>> = OnceLock::new();
 
 /// Goal: messages over Ethernet carry a barrier, which measures them and goes on with what it chooses. Method: a rank in

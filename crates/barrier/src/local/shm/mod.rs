@@ -1,12 +1,12 @@
-//! Barriers of processes of one host, over shared memory.
+//! Barriers of processes on one host, over shared memory.
 
-mod doors;
-mod meeting;
+mod bootstrap;
+mod liveness;
 mod member;
 mod segment;
 mod wire;
 
 pub use self::{
-    meeting::{FormError, Meeting, MeetingPoint, NameError},
+    bootstrap::{BootstrapPoint, FormError, NameError, ShmBootstrap},
     member::ShmMember,
 };

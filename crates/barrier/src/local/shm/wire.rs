@@ -1,13 +1,13 @@
-//! What members say to each other while the group forms: packets with files, over Unix sockets.
+//! The messages between members while the group forms: packets with files, over Unix sockets.
 //!
 //! ```text
 //!  member k                                     rank 0
-//!    │ hello: secret, rank, size ── its door ─────▶│ from each member, in any order
-//!    │◀──────── files: number of the first ────────│ the memory, then the doors of all, by rank
+//!    │ hello: secret, rank, size ── its socket ───▶│ from each member, in any order
+//!    │◀──────── files: number of the first ────────│ the memory, then the liveness sockets of all, by rank
 //!    │ received ──────────────────────────────────▶│ then the next member's turn
 //! ```
 //!
-//! One member at a time, since the kernel bounds the files that are under way.
+//! One member after the other, since the kernel limits the number of files in flight.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -27,24 +27,24 @@ use rustix::{
 /// Begins every packet; the last two digits are the version.
 const MAGIC: [u8; 8] = *b"vigbar01";
 
-/// Bytes of the secret that members of a group share.
+/// The length of the group's shared secret, in bytes.
 pub(super) const SECRET_BYTES: usize = 16;
 
 /// The longest packet in bytes: a hello.
 const PACKET_MAX: usize = MAGIC.len() + 1 + SECRET_BYTES + 8;
 
-/// Files of one packet; the kernel takes 253 at most.
+/// The maximum number of files in a packet; the kernel allows 253.
 pub(super) const FILES_MAX: usize = 128;
 
-/// A packet, apart from its files.
+/// A packet, without its files.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packet {
+pub(super) enum Handshake {
     Hello { secret: [u8; SECRET_BYTES], rank: u32, size: u32 },
     Files { first: u32 },
     Received,
 }
 
-impl Packet {
+impl Handshake {
     fn encode(self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         match self {
@@ -85,23 +85,23 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Listens under an abstract name, which vanishes with the socket, for as many as `callers` at once.
-pub(super) fn listen(name: &str, callers: u32) -> io::Result<OwnedFd> {
+/// Listens under an abstract name, which vanishes with the socket, for up to `backlog` pending connections.
+pub(super) fn listen(name: &str, backlog: u32) -> io::Result<OwnedFd> {
     let socket = socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    rustix::net::listen(&socket, i32::try_from(callers).unwrap_or(i32::MAX))?;
+    rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
     Ok(socket)
 }
 
-/// Takes the next caller; none if it is of another user. Nobody is there: [`io::ErrorKind::WouldBlock`].
+/// Accepts the next connection; `None` if it is from another user. If there is none: [`io::ErrorKind::WouldBlock`].
 pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
     Ok(is_same_user(socket.as_fd())?.then_some(socket))
 }
 
-/// Connects to a name, without waiting: an error of the kind [`io::ErrorKind::ConnectionRefused`] if nobody listens
-/// there yet, [`io::ErrorKind::WouldBlock`] if too many call.
+/// Connects to a name without waiting: [`io::ErrorKind::ConnectionRefused`] if no process listens there yet,
+/// [`io::ErrorKind::WouldBlock`] if too many are connecting.
 pub(super) fn connect(name: &str) -> io::Result<OwnedFd> {
     let socket = socket()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -120,7 +120,7 @@ fn is_same_user(socket: BorrowedFd<'_>) -> io::Result<bool> {
 /// Sends a packet with at most [`FILES_MAX`] files, without waiting.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
-    packet: Packet,
+    message: Handshake,
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
@@ -129,61 +129,62 @@ pub(super) fn send(
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&packet.encode())], &mut ancillary, flags)?;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&message.encode())], &mut ancillary, flags)?;
     Ok(())
 }
 
-/// Receives a packet and its files, without waiting. [`io::ErrorKind::UnexpectedEof`] if the other end is closed,
-/// [`io::ErrorKind::InvalidData`] for what no member sends.
-pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<(Packet, Vec<OwnedFd>)> {
+/// Receives a packet and its files without waiting. [`io::ErrorKind::UnexpectedEof`] if the other end is closed,
+/// [`io::ErrorKind::InvalidData`] for data that no member sends.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<(Handshake, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; PACKET_MAX];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let buffers = &mut [IoSliceMut::new(&mut bytes)];
-    let message = rustix::net::recvmsg(socket, buffers, &mut ancillary, flags)?;
+    let received = rustix::net::recvmsg(socket, buffers, &mut ancillary, flags)?;
     let mut files = Vec::new();
     for part in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = part {
             files.extend(descriptors);
         }
     }
-    if message.flags.contains(ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::CTRUNC) {
         let what = "files were lost: this process may open no more (see `ulimit -n`)";
         return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
     }
-    if message.bytes == 0 {
+    if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let is_whole = !message.flags.contains(ReturnFlags::TRUNC);
-    let packet = is_whole.then(|| bytes.get(..message.bytes)).flatten().and_then(Packet::decode);
-    let packet = packet.ok_or(io::ErrorKind::InvalidData)?;
-    Ok((packet, files))
+    let is_whole = !received.flags.contains(ReturnFlags::TRUNC);
+    let message =
+        is_whole.then(|| bytes.get(..received.bytes)).flatten().and_then(Handshake::decode);
+    let message = message.ok_or(io::ErrorKind::InvalidData)?;
+    Ok((message, files))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: what is written is read, and nothing else is a packet. Method: each kind, then every shorter form,
+    /// Goal: every written packet can be read, and nothing else is a packet. Method: each kind, then every shorter form,
     /// a longer one, and every byte of the beginning changed.
     #[test]
     fn packets_are_read_as_written() {
         let packets = [
-            Packet::Hello { secret: [7; SECRET_BYTES], rank: 3, size: 1 << 16 },
-            Packet::Files { first: 129 },
-            Packet::Received,
+            Handshake::Hello { secret: [7; SECRET_BYTES], rank: 3, size: 1 << 16 },
+            Handshake::Files { first: 129 },
+            Handshake::Received,
         ];
-        for packet in packets {
-            let bytes = packet.encode();
+        for message in packets {
+            let bytes = message.encode();
             assert!(bytes.len() <= PACKET_MAX);
-            assert!(Packet::decode(&bytes) == Some(packet));
-            assert!((0..bytes.len()).all(|length| Packet::decode(&bytes[..length]).is_none()));
-            assert!(Packet::decode(&[&bytes[..], &[0]].concat()).is_none());
+            assert!(Handshake::decode(&bytes) == Some(message));
+            assert!((0..bytes.len()).all(|length| Handshake::decode(&bytes[..length]).is_none()));
+            assert!(Handshake::decode(&[&bytes[..], &[0]].concat()).is_none());
             for at in 0..MAGIC.len() {
                 let mut other = bytes.clone();
                 other[at] ^= 1;
-                assert!(Packet::decode(&other).is_none());
+                assert!(Handshake::decode(&other).is_none());
             }
         }
     }

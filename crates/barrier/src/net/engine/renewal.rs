@@ -7,27 +7,27 @@ use std::{
 
 use super::*;
 use crate::{
-    member::{Quorum, Settings},
+    member::{MemberSettings, Quorum},
     packet::GroupId,
 };
 
 const SIZE: usize = 4;
 
-/// What is under way to each, and between whom nothing passes.
+/// The packets under way to each member, and the pairs between which nothing passes.
 #[derive(Default)]
 struct Hub {
     inboxes: BTreeMap<usize, VecDeque<Vec<u8>>>,
     cut: BTreeSet<(usize, usize)>,
 }
 
-struct Port {
+struct HubPort {
     own: usize,
-    /// Who is which rank.
+    /// The node of each rank.
     ranks: Vec<usize>,
     hub: Arc<Mutex<Hub>>,
 }
 
-impl Transport for Port {
+impl Transport for HubPort {
     fn send(&mut self, to: Target, _: Network, packet: &[u8]) -> io::Result<()> {
         let mut hub = self.hub.lock().expect("no panic");
         let Hub { inboxes, cut } = &mut *hub;
@@ -50,9 +50,7 @@ impl Transport for Port {
         Ok(false)
     }
 
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        Vec::new()
-    }
+    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
 
     fn next_dead(&mut self) -> Option<Rank> {
         None
@@ -63,9 +61,9 @@ impl Transport for Port {
     }
 }
 
-/// A group of which one may be dead already.
+/// A group of which one member may be dead already.
 struct Group4 {
-    engines: BTreeMap<usize, Engine>,
+    engines: BTreeMap<usize, BarrierEngine>,
     hub: Arc<Mutex<Hub>>,
     now: Instant,
 }
@@ -76,11 +74,11 @@ impl Group4 {
         let group = Group::new(4).expect("a size");
         let schedule = Arc::new(algorithm.schedule(group).expect("suits"));
         let engine = |(own, rank): (usize, Rank)| {
-            let mut settings = Settings::new(GroupId(1));
+            let mut settings = MemberSettings::new(GroupId(1));
             settings.quorum = Quorum::Any;
             let member = Member::new(Arc::clone(&schedule), rank, settings).expect("a member");
-            let port = Port { own, ranks: (0..SIZE).collect(), hub: Arc::clone(&hub) };
-            (own, Engine::new(member, algorithm, Box::new(port)))
+            let port = HubPort { own, ranks: (0..SIZE).collect(), hub: Arc::clone(&hub) };
+            (own, BarrierEngine::new(member, algorithm, Box::new(port)))
         };
         let engines = (0..SIZE).zip(group.ranks()).map(engine).collect();
         Self { engines, hub, now: Instant::from_nanos(1) }
@@ -92,35 +90,35 @@ impl Group4 {
         }
     }
 
-    /// Delivers what is under way, until nothing more is said.
+    /// Delivers packets until no more are sent.
     fn settle(&mut self) {
         while !self.hub.lock().expect("no panic").inboxes.is_empty() {
             for engine in self.engines.values_mut() {
-                engine.look(self.now, Waker::noop());
+                engine.poll(self.now, Waker::noop());
             }
-            // What is for the dead.
+            // Packets for the dead member.
             let mut hub = self.hub.lock().expect("no panic");
             hub.inboxes.retain(|node, _| self.engines.contains_key(node));
         }
     }
 
-    /// Lets time pass until all are as wanted.
-    fn run_until(&mut self, what: &str, is_so: impl Fn(&Engine) -> bool) {
+    /// Lets time pass until all members are as wanted.
+    fn run_until(&mut self, what: &str, is_so: impl Fn(&BarrierEngine) -> bool) {
         for _ in 0..100_000 {
             self.settle();
             if self.engines.values().all(&is_so) {
                 return;
             }
-            let due = self.engines.values().filter_map(Engine::next_deadline).min();
+            let due = self.engines.values().filter_map(BarrierEngine::next_deadline).min();
             self.now = self.now.max(due.unwrap_or_else(|| panic!("{what}: it hangs")));
             for engine in self.engines.values_mut() {
-                engine.look(self.now, Waker::noop());
+                engine.poll(self.now, Waker::noop());
             }
         }
         panic!("{what}: it does not end");
     }
 
-    /// Those that have passed go on with another algorithm, and enter their next barrier. Returns how many.
+    /// Members that have passed continue with another algorithm, and enter their next barrier. Returns how many.
     fn renew(&mut self, algorithm: Algorithm) -> usize {
         let mut count = 0;
         for engine in self.engines.values_mut() {
@@ -140,9 +138,10 @@ impl Group4 {
     }
 }
 
-/// Goal: one that dies while its group changes the algorithm leaves survivors that agree, whoever of them has changed it
-/// already: they go on, with one algorithm, and nobody hangs. Method: in virtual time, for several pairs of algorithms,
-/// each victim, and each set of members that its messages of the last barrier before the change do not reach.
+/// Goal: a member that dies while its group changes the algorithm leaves survivors that agree, whichever of them have
+/// changed it already: they continue with one algorithm, and none hangs. Method: in virtual time, for several pairs
+/// of algorithms, each victim, and each set of members that its messages of the last barrier before the change do not
+/// reach.
 #[test]
 fn a_death_amid_a_renewal_leaves_one_group() {
     let named = |name: &str| -> Algorithm { name.parse().expect("a name") };
@@ -160,12 +159,12 @@ fn a_death_amid_a_renewal_leaves_one_group() {
                 let mut group = Group4::new(named(before));
                 let cut = (0..SIZE).filter(|node| unreached & (1 << node) != 0);
                 group.hub.lock().expect("no panic").cut = cut.map(|node| (victim, node)).collect();
-                // What it has sent arrives, or does not; and then it says nothing more.
+                // Its packets arrive, or do not; after that it sends nothing more.
                 group.enter();
                 group.settle();
                 group.engines.remove(&victim);
                 shares.insert(group.renew(named(after)));
-                group.run_until(&what, Engine::has_failed);
+                group.run_until(&what, BarrierEngine::has_failed);
                 for engine in group.engines.values_mut() {
                     let error = engine.take_exit().expect("over").expect_err("one is dead");
                     assert_eq!(
@@ -174,7 +173,7 @@ fn a_death_amid_a_renewal_leaves_one_group() {
                         "{what}"
                     );
                 }
-                group.run_until(&what, Engine::is_settled);
+                group.run_until(&what, BarrierEngine::is_settled);
                 let survivors: Vec<_> = group
                     .engines
                     .values_mut()
@@ -183,7 +182,7 @@ fn a_death_amid_a_renewal_leaves_one_group() {
                 assert!(survivors.iter().all(|other| *other == survivors[0]), "{what}");
                 for turn in 0..3 {
                     group.enter();
-                    group.run_until(&what, Engine::is_over);
+                    group.run_until(&what, BarrierEngine::is_over);
                     for engine in group.engines.values_mut() {
                         let (passed, _) = engine.take_exit().expect("over").expect("all live");
                         assert_eq!(passed.epoch, turn, "{what}");

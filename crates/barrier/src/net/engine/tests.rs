@@ -1,9 +1,10 @@
 use std::{collections::VecDeque, sync::Mutex};
 
 use super::*;
-use crate::{member::Settings, packet::GroupId};
+use crate::{member::MemberSettings, packet::GroupId};
 
-/// What a transport will deliver and whose end it will see, one after the other; and what was sent.
+/// The packets that a transport will deliver and the members whose end it will see, one after the other; and the
+/// packets that were sent.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<Coming>>, Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -36,9 +37,7 @@ impl Transport for Script {
         Ok(false)
     }
 
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        Vec::new()
-    }
+    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
 
     fn next_dead(&mut self) -> Option<Rank> {
         self.0.lock().expect("no panic").1.pop_front()
@@ -50,18 +49,18 @@ impl Transport for Script {
 const GROUP: GroupId = GroupId(1);
 const NOW: Instant = Instant::from_nanos(1);
 
-/// Rank 0 of four in a central barrier, inside of the first one: it waits for all others.
-fn master() -> (Engine, Script) {
+/// Rank 0 of four in a central barrier, inside the first one: it waits for all others.
+fn master() -> (BarrierEngine, Script) {
     entered(Rank(0))
 }
 
 /// The same for any rank.
-fn entered(rank: Rank) -> (Engine, Script) {
+fn entered(rank: Rank) -> (BarrierEngine, Script) {
     let group = Group::new(4).expect("a size");
     let schedule = Arc::new(Algorithm::Central.schedule(group).expect("suits"));
     let script = Script::default();
-    let member = Member::new(schedule, rank, Settings::new(GROUP)).expect("a member");
-    let mut engine = Engine::new(member, Algorithm::Central, Box::new(script.clone()));
+    let member = Member::new(schedule, rank, MemberSettings::new(GROUP)).expect("a member");
+    let mut engine = BarrierEngine::new(member, Algorithm::Central, Box::new(script.clone()));
     engine.enter(NOW, &[]).expect("outside");
     (engine, script)
 }
@@ -70,8 +69,8 @@ fn signal(epoch: u32, from: Rank) -> Packet<'static> {
     Packet::new(GROUP, epoch, from, Body::Signal { round: crate::schedule::Round(0), value: &[] })
 }
 
-/// Goal: a word of the next barrier about a leaver, and the end of its connection, which overtake the leaver's message of
-/// this one, fail only the next. Method: both in the same look, the message in a later one.
+/// Goal: a view of the next barrier about a leaver, and the end of its connection, which overtake the leaver's
+/// message of this one, fail only the next. Method: both in the same look, the message in a later one.
 #[test]
 fn a_word_of_the_next_barrier_waits_for_this_one() {
     let (mut engine, script) = master();
@@ -80,71 +79,74 @@ fn a_word_of_the_next_barrier_waits_for_this_one() {
     script.deliver(Packet::new(GROUP, 1, Rank(3), Body::view(&[3, 0], false)));
     script.deliver(Packet::new(GROUP, 1, Rank(2), Body::view(&[3, 0], true)));
     script.end(Rank(3));
-    engine.look(NOW, waker);
+    engine.poll(NOW, waker);
     assert!(engine.take_exit().is_none(), "messages are missing");
     script.deliver(signal(0, Rank(2)));
     script.deliver(signal(0, Rank(3)));
-    engine.look(NOW, waker);
+    engine.poll(NOW, waker);
     let (passed, _) = engine.take_exit().expect("over").expect("all have entered");
     assert_eq!(passed.epoch, 0);
     let error = engine.enter(NOW, &[]).expect_err("one is gone");
     assert_eq!(error.lost(), [Rank(3)]);
 }
 
-/// Goal: what was overtaken and lost is not waited for. Method: the message never comes; questions get no answer.
+/// Goal: a message that was overtaken and lost is not waited for. Method: the message never comes; questions get no
+/// answer.
 #[test]
 fn a_word_of_the_next_barrier_is_heard_after_questions() {
     let (mut engine, script) = master();
     script.deliver(Packet::new(GROUP, 1, Rank(2), Body::view(&[3, 0], true)));
-    engine.look(NOW, Waker::noop());
-    for questions in 0..HELD_QUESTIONS {
-        assert!(engine.take_exit().is_none(), "{questions} questions");
+    engine.poll(NOW, Waker::noop());
+    for retries in 0..DEFERRED_RETRIES {
+        assert!(engine.take_exit().is_none(), "{retries} questions");
         let due = engine.member.next_deadline().expect("waits");
-        engine.look(due, Waker::noop());
+        engine.poll(due, Waker::noop());
     }
     let error = engine.take_exit().expect("over").expect_err("one is dead");
     assert_eq!(error.lost(), [Rank(3)]);
 }
 
-/// Goal: deaths in the barrier itself are heard at once. Method: a word of this one, and an end without a farewell.
+/// Goal: deaths in the barrier itself are reported at once. Method: a view of this one, and an end without a leave
+/// message.
 #[test]
 fn a_word_of_this_barrier_does_not_wait() {
     let (mut engine, script) = master();
     script.deliver(Packet::new(GROUP, 0, Rank(2), Body::view(&[3, 0], true)));
-    engine.look(NOW, Waker::noop());
+    engine.poll(NOW, Waker::noop());
     assert_eq!(engine.take_exit().expect("over").expect_err("dead").lost(), [Rank(3)]);
     let (mut engine, script) = master();
     script.end(Rank(1));
-    engine.look(NOW, Waker::noop());
+    engine.poll(NOW, Waker::noop());
     assert_eq!(engine.take_exit().expect("over").expect_err("dead").lost(), [Rank(1)]);
 }
 
-/// Goal: members really say in which barrier they have learnt of a death, so that a word of the next one is known for that.
-/// Method: one that has passed says so of another in the next barrier; what it sends comes to one that has not passed.
+/// Goal: members say in which barrier they have learnt of a death, so that a view of the next one is recognised.
+/// Method: a member that has passed reports another one dead in the next barrier; its packet reaches one that has not
+/// passed.
 #[test]
 fn real_words_say_of_which_barrier_they_are() {
     let (mut ahead, script) = entered(Rank(2));
     let round = crate::schedule::Round(1);
     script.deliver(Packet::new(GROUP, 0, Rank(0), Body::Signal { round, value: &[] }));
-    ahead.look(NOW, Waker::noop());
+    ahead.poll(NOW, Waker::noop());
     ahead.take_exit().expect("over").expect("passed");
     script.1.lock().expect("no panic").clear();
     script.end(Rank(3));
-    ahead.look(NOW, Waker::noop());
+    ahead.poll(NOW, Waker::noop());
     let said = script.1.lock().expect("no panic").clone();
     assert!(!said.is_empty(), "it tells the others");
     let (mut engine, script) = master();
     script.0.lock().expect("no panic").0.extend(said);
-    engine.look(NOW, Waker::noop());
+    engine.poll(NOW, Waker::noop());
     assert!(engine.take_exit().is_none(), "messages may be on their way");
     for from in 1..4 {
         script.deliver(signal(0, Rank(from)));
     }
-    engine.look(NOW, Waker::noop());
+    engine.poll(NOW, Waker::noop());
     engine.take_exit().expect("over").expect("all have entered");
 }
 
-/// Goal: a member that leaves serves until all have passed, and answers one that asks it for more that it has left. Method:
+/// Goal: a leaving member serves until all have passed, and tells one that asks it for more that it has left. Method:
 /// the master leaves; one confirms at once, one later, one asks for its message, one asks for a later one.
 #[test]
 fn who_leaves_serves_the_others() {
@@ -152,14 +154,14 @@ fn who_leaves_serves_the_others() {
     for from in 1..4 {
         script.deliver(signal(0, Rank(from)));
     }
-    engine.look(NOW, Waker::noop());
+    engine.poll(NOW, Waker::noop());
     engine.take_exit().expect("over").expect("passed");
     engine.leave(NOW);
-    let here = |epoch, from| Packet::new(GROUP, epoch, Rank(from), Body::Here { attempt: 0 });
+    let ack = |epoch, from| Packet::new(GROUP, epoch, Rank(from), Body::LeaveAck);
     let ask = |epoch, from| {
         // One message to each, in the order of their ranks.
         let round = crate::schedule::Round(u16::try_from(from - 1).expect("small"));
-        Packet::new(GROUP, epoch, Rank(from), Body::Ask { round, attempt: 0 })
+        Packet::new(GROUP, epoch, Rank(from), Body::Nack { round, attempt: 0 })
     };
     let sent = || std::mem::take(&mut *script.1.lock().expect("no panic"));
     let kinds =
@@ -168,20 +170,43 @@ fn who_leaves_serves_the_others() {
         [signal(0, Rank(0)), Packet::new(GROUP, 1, Rank(0), Body::view(&[0, 0], true))]
             .map(|packet| packet.encode(None)[3]);
     sent();
-    script.deliver(here(1, 1));
-    script.deliver(here(0, 2));
+    script.deliver(ack(1, 1));
+    script.deliver(ack(0, 2));
     script.deliver(ask(0, 3));
-    engine.look(NOW, Waker::noop());
+    engine.poll(NOW, Waker::noop());
     assert_eq!(kinds(sent()), [is_signal], "it repeats its last message");
-    assert!(!engine.is_free());
+    assert!(!engine.is_released());
     script.deliver(ask(1, 3));
-    engine.look(NOW, Waker::noop());
+    engine.poll(NOW, Waker::noop());
     assert_eq!(kinds(sent()), [is_view], "it says that it has left");
     let due = engine.next_deadline().expect("it waits for two");
-    engine.look(due, Waker::noop());
+    engine.poll(due, Waker::noop());
     assert_eq!(kinds(sent()), [is_view; 2], "it asks those that have not confirmed");
-    script.deliver(here(1, 3));
+    script.deliver(ack(1, 3));
     script.deliver(Packet::new(GROUP, 1, Rank(2), Body::view(&[2, 0], false)));
-    engine.look(due, Waker::noop());
-    assert!(engine.is_free() && engine.next_deadline().is_none());
+    engine.poll(due, Waker::noop());
+    assert!(engine.is_released() && engine.next_deadline().is_none());
+}
+
+/// Goal: a late answer to a question of the last barrier does not confirm that its sender knows of this member's
+/// leaving. Method: a member leaves, and so does the one with which it exchanges messages; its answer comes, and then
+/// its confirmation.
+#[test]
+fn a_late_answer_confirms_nothing() {
+    let (mut engine, script) = entered(Rank(1));
+    let round = crate::schedule::Round(0);
+    script.deliver(Packet::new(GROUP, 0, Rank(0), Body::Signal { round, value: &[] }));
+    engine.poll(NOW, Waker::noop());
+    engine.take_exit().expect("over").expect("passed");
+    engine.leave(NOW);
+    script.deliver(Packet::new(GROUP, 1, Rank(0), Body::view(&[0, 0], true)));
+    script.deliver(Packet::new(GROUP, 0, Rank(0), Body::Alive { attempt: 0 }));
+    engine.poll(NOW, Waker::noop());
+    assert!(
+        !engine.is_released() && engine.next_deadline().is_some(),
+        "it says again that it leaves"
+    );
+    script.deliver(Packet::new(GROUP, 1, Rank(0), Body::LeaveAck));
+    engine.poll(NOW, Waker::noop());
+    assert!(engine.is_released() && engine.next_deadline().is_none());
 }

@@ -1,4 +1,4 @@
-//! How long a member waits, when it asks, and whom it takes for dead.
+//! How long a member waits, when it asks, and which members it believes dead.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,22 +7,22 @@ use std::{
 
 use vigie_detect::Instant;
 
-use super::settings::Settings;
+use super::settings::MemberSettings;
 use crate::group::Rank;
 
-/// So many questions without an answer are asked again soon.
-const QUICK: u32 = 4;
+/// This many questions in a row without an answer do not lengthen the interval.
+const QUICK_RETRIES: u32 = 4;
 
-/// What is known of one that is waited for.
+/// The silence of a member that is waited for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
     /// How long it has not answered: the sum of the intervals after which it was asked.
-    lasts: Duration,
+    duration: Duration,
     /// How many questions of this wait are answered, or too old to be: the same answer counts once.
     answered: u32,
 }
 
-/// Returns an instant that is earlier by so much.
+/// Returns an instant that is earlier by that much.
 pub(super) fn earlier(instant: Instant, by: Duration) -> Instant {
     Instant::from_nanos(
         u64::try_from((instant - Instant::from_nanos(0)).saturating_sub(by).as_nanos())
@@ -32,7 +32,7 @@ pub(super) fn earlier(instant: Instant, by: Duration) -> Instant {
 
 /// The state of one wait.
 #[derive(Clone, Debug)]
-pub(super) struct Waiting {
+pub(super) struct RetryTimer {
     interval_min: Duration,
     interval_max: Duration,
     silence_max: Option<Duration>,
@@ -41,13 +41,13 @@ pub(super) struct Waiting {
     silent: BTreeMap<Rank, Silence>,
     /// The number of the next question, and of the first one of this wait.
     attempt: u32,
-    first: u32,
-    /// Questions in a row that somebody has not answered.
+    first_attempt: u32,
+    /// Questions in a row that were not answered by all.
     unanswered: u32,
 }
 
-impl Waiting {
-    pub(super) fn new(settings: &Settings) -> Self {
+impl RetryTimer {
+    pub(super) fn new(settings: &MemberSettings) -> Self {
         Self {
             interval_min: settings.repeat_after,
             interval_max: settings.interval_max(),
@@ -56,7 +56,7 @@ impl Waiting {
             deadline: None,
             silent: BTreeMap::new(),
             attempt: 0,
-            first: 0,
+            first_attempt: 0,
             unanswered: 0,
         }
     }
@@ -71,16 +71,16 @@ impl Waiting {
         self.deadline = Some(now.saturating_add(self.interval));
         self.silent.clear();
         self.unanswered = 0;
-        self.first = self.attempt;
+        self.first_attempt = self.attempt;
     }
 
-    /// The clock has gone back by so much.
-    pub(super) fn set_back(&mut self, back: Duration) {
+    /// The clock has gone back by `back`.
+    pub(super) fn rewind(&mut self, back: Duration) {
         self.deadline = self.deadline.map(|deadline| earlier(deadline, back));
     }
 
-    /// If it is time to ask, counts the interval for each of those that are waited for. Returns the question's number.
-    pub(super) fn elapse(
+    /// If it is time to ask, adds the interval to the silence of each awaited member. Returns the question's number.
+    pub(super) fn handle_timeout(
         &mut self,
         now: Instant,
         missing: impl Iterator<Item = Rank>,
@@ -91,12 +91,12 @@ impl Waiting {
         let missing: BTreeSet<Rank> = missing.collect();
         let is_answered = self.is_answered(&missing);
         for rank in missing {
-            // However late this is called, only the interval counts: nobody was asked for longer.
-            self.silent.entry(rank).or_default().lasts += self.interval;
+            // However late this is called, only the interval counts: no member was asked for longer.
+            self.silent.entry(rank).or_default().duration += self.interval;
         }
-        // A question without an answer is lost, or its answer: that is no reason to wait for longer, for a while.
+        // An unanswered question, or its answer, was lost: for a while, that is no reason to wait longer.
         self.unanswered = if is_answered { 0 } else { self.unanswered + 1 };
-        if !(1..=QUICK).contains(&self.unanswered) {
+        if !(1..=QUICK_RETRIES).contains(&self.unanswered) {
             self.interval = (self.interval * 2).min(self.interval_max);
         }
         self.deadline = Some(now.saturating_add(self.interval));
@@ -104,34 +104,36 @@ impl Waiting {
         Some(self.attempt.wrapping_sub(1))
     }
 
-    /// Returns whether all those that are waited for have answered the last question, if there was one.
+    /// Returns whether all awaited members have answered the last question, if there was one.
     fn is_answered(&self, missing: &BTreeSet<Rank>) -> bool {
-        let asked = self.attempt.wrapping_sub(self.first);
+        let asked = self.attempt.wrapping_sub(self.first_attempt);
         let has_answered = |rank| self.silent.get(rank).is_some_and(|one| one.answered == asked);
         asked == 0 || missing.iter().all(has_answered)
     }
 
-    /// Something that was waited for has come, though not all.
-    pub(super) fn progress(&mut self) {
+    /// Something awaited has arrived, though not everything.
+    pub(super) fn reset_backoff(&mut self) {
         self.unanswered = 0;
         self.interval = self.interval_min;
     }
 
-    /// Returns those that have been silent for too long.
+    /// Returns the members that have been silent for too long.
     pub(super) fn dead(&self) -> BTreeSet<Rank> {
         let Some(most) = self.silence_max else { return BTreeSet::new() };
-        let is_dead = |silence: &Silence| silence.lasts >= most;
+        let is_dead = |silence: &Silence| silence.duration >= most;
         self.silent.iter().filter(|(_, silence)| is_dead(silence)).map(|(rank, _)| *rank).collect()
     }
 
-    /// Takes an answer to a question of this wait. Returns whether it is one, and newer than those before.
-    pub(super) fn hear(&mut self, rank: Rank, attempt: u32) -> bool {
-        let (number, asked) =
-            (attempt.wrapping_sub(self.first), self.attempt.wrapping_sub(self.first));
+    /// Records an answer. Returns whether it answers a question of this wait, and a later one than before.
+    pub(super) fn record_reply(&mut self, rank: Rank, attempt: u32) -> bool {
+        let (number, asked) = (
+            attempt.wrapping_sub(self.first_attempt),
+            self.attempt.wrapping_sub(self.first_attempt),
+        );
         let Some(silence) = self.silent.get_mut(&rank) else { return false };
         let is_new = (silence.answered..asked).contains(&number);
         if is_new {
-            *silence = Silence { lasts: Duration::ZERO, answered: number + 1 };
+            *silence = Silence { duration: Duration::ZERO, answered: number + 1 };
         }
         is_new
     }

@@ -1,4 +1,4 @@
-//! What can be wrong with a schedule.
+//! The faults that a schedule can have.
 
 use thiserror::Error;
 
@@ -7,25 +7,25 @@ use crate::{
     schedule::{Network, Round},
 };
 
-/// Why a schedule is no barrier.
+/// Why a schedule is not a barrier.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum ScheduleError {
     /// The group is too large to be checked.
     #[error("{size} members are more than the {} that are checked", super::SIZE_MAX)]
     TooLarge {
-        /// Its members.
+        /// The size of the group.
         size: u32,
     },
-    /// A message is for, or from, somebody who is no other member.
-    #[error("{rank} names {other}, which is no other member of the group")]
+    /// A message is for, or from, a rank that is not another member.
+    #[error("{rank} names {other}, which is not another member of the group")]
     Outsider {
-        /// Whose steps.
+        /// The member with the step.
         rank: Rank,
-        /// Whom they name.
+        /// The rank that it names.
         other: Rank,
     },
-    /// Two messages of a member have one number.
+    /// Two messages of a member have the same number.
     #[error("{rank} sends two messages with the number {}", .round.0)]
     SameRound {
         /// The sender.
@@ -33,39 +33,39 @@ pub enum Fault {
         /// The number.
         round: Round,
     },
-    /// A member waits for what nobody sends to it.
+    /// A member waits for a message that is not sent to it.
     #[error(
         "{receiver} waits for message {} of {sender} by the {network:?} network, which is never sent to it",
         .round.0
     )]
     NeverSent {
-        /// Who waits.
+        /// The waiting member.
         receiver: Rank,
-        /// For whom.
+        /// The sender of the message.
         sender: Rank,
-        /// For which of its messages.
+        /// The number of the message.
         round: Round,
-        /// By which network.
+        /// The network.
         network: Network,
     },
-    /// A member waits twice for one message.
+    /// A member waits twice for the same message.
     #[error("{receiver} waits twice for message {} of {sender}", .round.0)]
     AwaitedTwice {
-        /// Who waits.
+        /// The waiting member.
         receiver: Rank,
-        /// For whom.
+        /// The sender of the message.
         sender: Rank,
-        /// For which of its messages.
+        /// The number of the message.
         round: Round,
     },
-    /// A message is sent to a member that does not wait for it: nobody would notice its loss.
+    /// A message is sent to a member that does not wait for it: its loss would go unnoticed.
     #[error("{receiver} never waits for message {} of {sender}", .round.0)]
     Unheard {
-        /// To whom it is sent.
+        /// The receiver.
         receiver: Rank,
-        /// Who sends it.
+        /// The sender.
         sender: Rank,
-        /// Which of its messages it is.
+        /// The number of the message.
         round: Round,
     },
     /// Members wait for each other.
@@ -79,9 +79,9 @@ pub enum Fault {
     /// A member leaves too early.
     #[error("{rank} leaves before it has heard of {unheard}")]
     EarlyExit {
-        /// Who leaves.
+        /// The member that leaves.
         rank: Rank,
-        /// Who may not have entered by then.
+        /// A member that may not have entered by then.
         unheard: Rank,
     },
 }

@@ -1,4 +1,4 @@
-//! How the members of a group find each other and come to share its memory.
+//! How the members of a group find each other and get its shared memory.
 
 use std::{
     fmt,
@@ -15,38 +15,39 @@ use vigie_detect::{AsyncFd, Instant, NoServer, Server, stock::readiness::Directi
 use vigie_via::world::{World, WorldError};
 
 use super::{
-    doors::{self, Doors},
-    member::{Seat, ShmMember},
+    liveness::{self, LivenessSockets},
+    member::{MemberState, ShmMember},
     segment::Segment,
-    wire::{self, FILES_MAX, Packet, SECRET_BYTES},
+    wire::{self, FILES_MAX, Handshake, SECRET_BYTES},
 };
 use crate::{
     error::{BarrierError, LostRanks},
     group::{Group, GroupError, Rank},
 };
 
-/// Time between two calls at a meeting point where nobody is yet.
-const CALL_AGAIN: Duration = Duration::from_millis(2);
+/// Time between two attempts to connect while no process listens at the bootstrap point.
+const CONNECT_RETRY: Duration = Duration::from_millis(2);
 
-/// Callers whose first words are awaited at once: members, and strangers of the same user.
-const CALLERS_MAX: usize = 64;
+/// The maximum number of connections whose first message is awaited: from members, and from strangers of the same
+/// user.
+const PENDING_MAX: usize = 64;
 
-/// Where members meet, for programs that no launcher has brought together.
+/// The place where members meet, for programs that were not started together by a launcher.
 ///
-/// Processes of other users are turned away, and so is who does not know the secret. Whoever knows it can take a
-/// member's place.
+/// Processes of other users are turned away, and so are those that do not know the secret. A process that knows it
+/// can take a member's place.
 #[derive(Clone)]
-pub struct MeetingPoint {
+pub struct BootstrapPoint {
     name: String,
     secret: [u8; SECRET_BYTES],
 }
 
-impl MeetingPoint {
+impl BootstrapPoint {
     /// The longest name, in bytes.
     pub const NAME_MAX: usize = 100;
 
-    /// Names a meeting point: a name of 1 to 100 bytes in the network namespace (an abstract Unix socket), free
-    /// until rank 0 comes; and a secret that all members know.
+    /// Creates a bootstrap point from a name of 1 to 100 bytes in the network namespace (an abstract Unix socket),
+    /// which must be free until rank 0 arrives, and a secret that all members know.
     ///
     /// # Errors
     /// [`NameError`] if the name is empty, too long, or contains spaces or control characters.
@@ -57,7 +58,7 @@ impl MeetingPoint {
         if name.len() > Self::NAME_MAX {
             return Err(NameError::TooLong { length: name.len() });
         }
-        // Lists of sockets could not show them, and C programs could not name them.
+        // Lists of sockets could not show them, and C programs could not use them.
         let is_bad = |character: char| character.is_whitespace() || character.is_control();
         match name.char_indices().find(|(_, character)| is_bad(*character)) {
             Some((at, character)) => Err(NameError::Character { character, at }),
@@ -65,13 +66,13 @@ impl MeetingPoint {
         }
     }
 
-    /// Makes one of random numbers.
+    /// Creates one from random numbers.
     ///
     /// # Errors
-    /// The kernel's, if it has none.
+    /// The kernel's error, if it has no random numbers.
     pub fn random() -> io::Result<Self> {
         let (mut name, mut secret) = ([0; 8], [0; SECRET_BYTES]);
-        // Up to 256 bytes are given at once, never fewer than asked [getrandom(2)].
+        // Up to 256 bytes are returned at once, never fewer than requested [getrandom(2)].
         for bytes in [&mut name[..], &mut secret[..]] {
             rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
         }
@@ -88,42 +89,42 @@ impl MeetingPoint {
     }
 }
 
-impl fmt::Debug for MeetingPoint {
+impl fmt::Debug for BootstrapPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MeetingPoint").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("BootstrapPoint").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// A meeting point cannot have that name.
+/// A bootstrap point cannot have this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// There is none.
+    /// The name is empty.
     #[error(
-        "the name is empty: all members need the same, or one that `MeetingPoint::random` has made"
+        "the name is empty: all members need the same, or one that `BootstrapPoint::random` has made"
     )]
     Empty,
-    /// It does not fit into the address of a socket.
-    #[error("a name of {length} bytes: shorten it to {} at most", MeetingPoint::NAME_MAX)]
+    /// It does not fit into a socket address.
+    #[error("a name of {length} bytes: shorten it to {} at most", BootstrapPoint::NAME_MAX)]
     TooLong {
-        /// How long it is, in bytes.
+        /// Its length, in bytes.
         length: usize,
     },
-    /// It has a character that cannot be shown.
+    /// It has a character that cannot be displayed.
     #[error("the name has {character:?} at byte {at}: leave out spaces and control characters")]
     Character {
-        /// Which.
+        /// The character.
         character: char,
-        /// Where, in bytes from 0.
+        /// Its offset, in bytes from 0.
         at: usize,
     },
 }
 
-/// The forming of a barrier of processes on one host, as one member sees it.
+/// The formation of a barrier of processes on one host, from the point of view of one member.
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use vigie_barrier::local::shm::Meeting;
+/// use vigie_barrier::local::shm::ShmBootstrap;
 /// use vigie_detect::{Instant, Server};
 /// use vigie_via::world::World;
 ///
@@ -132,8 +133,8 @@ pub enum NameError {
 /// let host = Server::spawn_thread()?;
 /// let deadline = Instant::now() + Duration::from_secs(10);
 /// let world = World::join_on(host.server(), deadline).await?;
-/// let meeting = Meeting::in_world(&world, "steps", deadline).await?;
-/// let mut member = meeting.join_on(host.server(), deadline).await?;
+/// let bootstrap = ShmBootstrap::in_world(&world, "steps", deadline).await?;
+/// let mut member = bootstrap.join_on(host.server(), deadline).await?;
 /// for _ in 0..1000 {
 ///     member.wait().await?;
 /// }
@@ -141,30 +142,29 @@ pub enum NameError {
 /// # }
 /// ```
 #[derive(Debug)]
-#[must_use = "a meeting forms no group before it is joined"]
-pub struct Meeting {
+#[must_use = "a bootstrap forms no group before it is joined"]
+pub struct ShmBootstrap {
     group: Group,
     rank: Rank,
-    point: MeetingPoint,
-    /// Of rank 0, where the others know the point only now.
+    point: BootstrapPoint,
+    /// Only at rank 0, if the others learn of the point only now.
     listener: Option<OwnedFd>,
 }
 
-impl Meeting {
-    /// The most members of a group: each has a descriptor for every other one.
+impl ShmBootstrap {
+    /// The largest group: each member has a descriptor for every other one.
     pub const SIZE_MAX: u32 = 1024;
 
-    /// Names the meeting of a group at a point that all its members know. Rank 0 listens there until all have
-    /// come.
-    pub fn new(group: Group, rank: Rank, point: MeetingPoint) -> Self {
+    /// Uses a bootstrap point that all members of the group know. Rank 0 listens there until all have arrived.
+    pub fn new(group: Group, rank: Rank, point: BootstrapPoint) -> Self {
         Self { group, rank, point, listener: None }
     }
 
-    /// Lets the ranks of a world, all on this host, agree on a meeting point under `key`: a group of its own for
-    /// each key.
+    /// Lets the ranks of a world, all on this host, agree on a bootstrap point under `key`: each key makes a separate
+    /// group.
     ///
     /// # Cancel safety
-    /// The key is used up: agree on another one.
+    /// Not cancel safe: the key is used up, so agree on another one.
     ///
     /// # Errors
     /// [`FormError::World`], [`FormError::Group`], [`FormError::Io`]; [`FormError::Unreachable`] if rank 0 is gone.
@@ -174,23 +174,24 @@ impl Meeting {
         let mut listener = None;
         let mut value = Vec::new();
         if rank == Rank(0) {
-            let doing = "making a meeting point";
-            let point = MeetingPoint::random().map_err(FormError::io(doing))?;
+            let doing = "making a bootstrap point";
+            let point = BootstrapPoint::random().map_err(FormError::io(doing))?;
             let socket = wire::listen(&point.name, group.size()).map_err(FormError::io(doing))?;
             listener = Some(socket);
             value = point.encode();
         }
         let values = world.all_gather(key, &value, deadline).await?;
-        let point = values.first().and_then(|value| MeetingPoint::decode(value.as_deref()?));
+        let point = values.first().and_then(|value| BootstrapPoint::decode(value.as_deref()?));
         let point = point
             .ok_or_else(|| FormError::Unreachable { source: io::ErrorKind::NotFound.into() })?;
         Ok(Self { group, rank, point, listener })
     }
 
-    /// Joins, watching at the [current](Server::current) server; returns when this member knows all others.
+    /// Joins, with the [current](Server::current) server watching; returns when this member is connected to all
+    /// others.
     ///
     /// # Cancel safety
-    /// *Loses* the group: the others see this member gone.
+    /// *Loses* the group: to the others, this member is gone.
     ///
     /// # Errors
     /// [`FormError`].
@@ -199,10 +200,10 @@ impl Meeting {
         self.join_on(&server, deadline).await
     }
 
-    /// Like [`join`](Self::join), watching at `server`.
+    /// Like [`join`](Self::join), with `server` watching.
     ///
     /// # Cancel safety
-    /// As [`join`](Self::join).
+    /// The same as [`join`](Self::join).
     ///
     /// # Errors
     /// [`FormError`].
@@ -211,130 +212,141 @@ impl Meeting {
         if size > Self::SIZE_MAX || !self.group.contains(self.rank) {
             return Err(FormError::TooMany { size, rank: self.rank });
         }
-        let seat = if self.rank == Rank(0) {
+        let state = if self.rank == Rank(0) {
             self.lead(server, deadline).await?
         } else {
             self.follow(server, deadline).await?
         };
-        Ok(ShmMember::new(server, seat)?)
+        Ok(ShmMember::new(server, state)?)
     }
 
-    /// What rank 0 does.
-    async fn lead(self, server: &Server, deadline: Instant) -> Result<Seat, FormError> {
+    /// The part of rank 0.
+    async fn lead(self, server: &Server, deadline: Instant) -> Result<MemberState, FormError> {
         let Self { group, rank, point, listener } = self;
         let doing = "sharing memory with the other members";
         let (segment, file) = Segment::create(group).map_err(FormError::io(doing))?;
-        let (own, door) = doors::pair().map_err(FormError::io(doing))?;
+        let (own, socket) = liveness::pair().map_err(FormError::io(doing))?;
+
         let listener = match listener {
             Some(listener) => listener,
             None => {
                 let listened = wire::listen(&point.name, group.size());
-                listened.map_err(FormError::io("listening at the meeting point"))?
+                listened.map_err(FormError::io("listening at the bootstrap point"))?
             }
         };
         let listener = AsyncFd::new_on(server, listener).map_err(FormError::io(doing))?;
-        let mut hall =
-            Hall { group, secret: point.secret, callers: Vec::new(), guests: Vec::new() };
-        hall.guests.resize_with(Rank(group.size()).index(), || None);
-        let came = before(server, deadline, poll_fn(|cx| hall.poll_full(server, &listener, cx)));
-        match came.await {
+
+        let mut acceptor =
+            Acceptor { group, secret: point.secret, pending: Vec::new(), admitted: Vec::new() };
+        acceptor.admitted.resize_with(Rank(group.size()).index(), || None);
+        let all_here = with_deadline(
+            server,
+            deadline,
+            poll_fn(|cx| acceptor.poll_full(server, &listener, cx)),
+        );
+
+        match all_here.await {
             Some(Ok(())) => {}
-            Some(Err(error)) => return Err(FormError::io("meeting the other members")(error)),
+            Some(Err(error)) => return Err(FormError::io("waiting for the other members")(error)),
             None => {
-                let ranks = LostRanks::new(hall.missing().collect());
+                let ranks = LostRanks::new(acceptor.missing().collect());
                 return Err(FormError::Missing { ranks });
             }
         }
         drop(listener);
-        let mut files = vec![file, door];
-        let mut lines = Vec::new();
-        for (line, door) in hall.guests.into_iter().flatten() {
-            lines.push(line);
-            files.push(door);
+
+        let mut files = vec![file, socket];
+        let mut connections = Vec::new();
+        for (connection, socket) in acceptor.admitted.into_iter().flatten() {
+            connections.push(connection);
+            files.push(socket);
         }
         let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        for (rank, line) in (1..).map(Rank).zip(&lines) {
-            let handed = before(server, deadline, hand_out(line, &borrowed)).await;
-            match handed {
-                Some(handed) => handed.map_err(|source| FormError::Guest { rank, source })?,
+        for (rank, connection) in (1..).map(Rank).zip(&connections) {
+            let sent = with_deadline(server, deadline, send_files(connection, &borrowed)).await;
+            match sent {
+                Some(sent) => sent.map_err(|source| FormError::Member { rank, source })?,
                 None => {
                     return Err(FormError::Missing { ranks: LostRanks::new(vec![rank]) });
                 }
             }
         }
+
         let others = files.into_iter().skip(1).map(Some).collect();
-        seat(group, rank, segment, (own, others))
+        assemble(group, rank, segment, (own, others))
     }
 
-    /// What all others do.
-    async fn follow(self, server: &Server, deadline: Instant) -> Result<Seat, FormError> {
+    /// The part of all other ranks.
+    async fn follow(self, server: &Server, deadline: Instant) -> Result<MemberState, FormError> {
         let Self { group, rank, point, .. } = self;
-        let (own, door) = doors::pair().map_err(FormError::io("making a door"))?;
-        let line = call(server, &point.name, deadline).await?;
+        let (own, socket) = liveness::pair().map_err(FormError::io("making a liveness socket"))?;
+        let connection = connect(server, &point.name, deadline).await?;
         let size = group.size();
-        let hello = Packet::Hello { secret: point.secret, rank: rank.0, size };
-        let talk = async {
-            let said = |line: &OwnedFd| wire::send(line.as_fd(), hello, &[door.as_fd()]);
-            line.async_io(Direction::Write, said).await?;
+        let hello = Handshake::Hello { secret: point.secret, rank: rank.0, size };
+        let exchange = async {
+            let send =
+                |connection: &OwnedFd| wire::send(connection.as_fd(), hello, &[socket.as_fd()]);
+            connection.async_io(Direction::Write, send).await?;
             let count = Rank(size).index() + 1;
             let mut files: Vec<OwnedFd> = Vec::new();
             while files.len() < count {
-                let heard = |line: &OwnedFd| wire::receive(line.as_fd());
-                let (packet, more) = line.async_io(Direction::Read, heard).await?;
+                let received = |connection: &OwnedFd| wire::receive(connection.as_fd());
+                let (message, more) = connection.async_io(Direction::Read, received).await?;
                 let first = u32::try_from(files.len()).unwrap_or(u32::MAX);
-                if packet != (Packet::Files { first }) || more.is_empty() {
+                if message != (Handshake::Files { first }) || more.is_empty() {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 files.extend(more);
             }
-            let said = |line: &OwnedFd| wire::send(line.as_fd(), Packet::Received, &[]);
-            line.async_io(Direction::Write, said).await?;
+            let send =
+                |connection: &OwnedFd| wire::send(connection.as_fd(), Handshake::Received, &[]);
+            connection.async_io(Direction::Write, send).await?;
             Ok(files)
         };
-        let files = match before(server, deadline, talk).await {
-            Some(talked) => talked.map_err(|source| FormError::Refused { source })?,
+        let files = match with_deadline(server, deadline, exchange).await {
+            Some(exchanged) => exchanged.map_err(|source| FormError::Refused { source })?,
             None => return Err(FormError::TimedOut),
         };
-        drop(door);
+        drop(socket);
         let mut files = files.into_iter();
         let memory = files.next().ok_or(FormError::TimedOut)?;
         let opened = Segment::open(memory.as_fd(), group);
         let segment = opened.map_err(FormError::io("mapping the memory of the group"))?;
         let others = files.take(Rank(size).index()).map(Some).collect();
-        seat(group, rank, segment, (own, others))
+        assemble(group, rank, segment, (own, others))
     }
 }
 
-/// Puts together what a member has. Its own door it has no use for: as long as it held that, nobody else could see
-/// by it that it is gone.
-fn seat(
+/// Assembles a member. It does not keep its own liveness socket: while it held that, the others could not detect its
+/// end by it.
+fn assemble(
     group: Group,
     rank: Rank,
     segment: Segment,
     (own, mut others): (OwnedFd, Vec<Option<OwnedFd>>),
-) -> Result<Seat, FormError> {
-    if let Some(door) = others.get_mut(rank.index()) {
-        *door = None;
+) -> Result<MemberState, FormError> {
+    if let Some(socket) = others.get_mut(rank.index()) {
+        *socket = None;
     }
-    let doors =
-        Doors::new(own, others).map_err(FormError::io("watching the doors of the group"))?;
-    Ok(Seat { group, rank, segment, doors })
+    let sockets = LivenessSockets::new(own, others)
+        .map_err(FormError::io("watching the liveness sockets of the group"))?;
+    Ok(MemberState { group, rank, segment, sockets })
 }
 
-/// Where rank 0 receives the others.
-struct Hall {
+/// Accepts the other members at rank 0.
+struct Acceptor {
     group: Group,
     secret: [u8; SECRET_BYTES],
-    /// Who has not yet said who it is.
-    callers: Vec<AsyncFd<OwnedFd>>,
-    /// By rank: the line to it, and its door.
-    guests: Vec<Option<(AsyncFd<OwnedFd>, OwnedFd)>>,
+    /// Connections that have not said yet which member they are.
+    pending: Vec<AsyncFd<OwnedFd>>,
+    /// By rank: the connection to the member, and its liveness socket.
+    admitted: Vec<Option<(AsyncFd<OwnedFd>, OwnedFd)>>,
 }
 
-impl Hall {
+impl Acceptor {
     fn missing(&self) -> impl Iterator<Item = Rank> {
-        let all = (0..).map(Rank).zip(&self.guests).skip(1);
-        all.filter(|(_, guest)| guest.is_none()).map(|(rank, _)| rank)
+        let all = (0..).map(Rank).zip(&self.admitted).skip(1);
+        all.filter(|(_, member)| member.is_none()).map(|(rank, _)| rank)
     }
 
     fn poll_full(
@@ -344,13 +356,13 @@ impl Hall {
         cx: &Context<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            while self.callers.len() < CALLERS_MAX {
+            while self.pending.len() < PENDING_MAX {
                 let accepting = |listener: &OwnedFd| wire::accept(listener.as_fd());
                 match listener.poll_io(Direction::Read, cx, accepting) {
-                    Poll::Ready(Ok(Some(caller))) => {
-                        self.callers.push(AsyncFd::new_on(server, caller)?);
+                    Poll::Ready(Ok(Some(connection))) => {
+                        self.pending.push(AsyncFd::new_on(server, connection)?);
                     }
-                    // Another user, or one who has hung up already.
+                    // Another user's process, or one that has disconnected already.
                     Poll::Ready(Ok(None)) => {}
                     Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {
                     }
@@ -358,60 +370,66 @@ impl Hall {
                     Poll::Pending => break,
                 }
             }
-            let mut has_heard = false;
-            for caller in std::mem::take(&mut self.callers) {
-                match caller.poll_io(Direction::Read, cx, |line| wire::receive(line.as_fd())) {
-                    Poll::Ready(heard) => {
-                        has_heard = true;
-                        // Who does not belong here is hung up on.
-                        if let Ok((packet, files)) = heard {
-                            self.admit(caller, packet, files);
+            let mut has_received = false;
+            for connection in std::mem::take(&mut self.pending) {
+                match connection
+                    .poll_io(Direction::Read, cx, |connection| wire::receive(connection.as_fd()))
+                {
+                    Poll::Ready(received) => {
+                        has_received = true;
+                        // Connections that do not belong here are closed.
+                        if let Ok((message, files)) = received {
+                            self.admit(connection, message, files);
                         }
                     }
-                    Poll::Pending => self.callers.push(caller),
+                    Poll::Pending => self.pending.push(connection),
                 }
             }
             if self.missing().next().is_none() {
                 return Poll::Ready(Ok(()));
             }
-            if !has_heard {
+            if !has_received {
                 return Poll::Pending;
             }
         }
     }
 
-    fn admit(&mut self, line: AsyncFd<OwnedFd>, packet: Packet, files: Vec<OwnedFd>) {
-        let Packet::Hello { secret, rank, size } = packet else { return };
+    fn admit(&mut self, connection: AsyncFd<OwnedFd>, message: Handshake, files: Vec<OwnedFd>) {
+        let Handshake::Hello { secret, rank, size } = message else { return };
         let is_member = secret == self.secret && size == self.group.size() && rank > 0;
-        let place = self.guests.get_mut(Rank(rank).index()).filter(|place| place.is_none());
-        if let (true, Some(place), Ok([door])) = (is_member, place, <[_; 1]>::try_from(files)) {
-            *place = Some((line, door));
+        let slot = self.admitted.get_mut(Rank(rank).index()).filter(|slot| slot.is_none());
+        if let (true, Some(slot), Ok([socket])) = (is_member, slot, <[_; 1]>::try_from(files)) {
+            *slot = Some((connection, socket));
         }
     }
 }
 
-/// Gives a member all files, and waits until it has them.
-async fn hand_out(line: &AsyncFd<OwnedFd>, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Sends a member all files, and waits until it has them.
+async fn send_files(connection: &AsyncFd<OwnedFd>, files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut first = 0;
     for files in files.chunks(FILES_MAX) {
-        let packet = Packet::Files { first };
-        line.async_io(Direction::Write, |line| wire::send(line.as_fd(), packet, files)).await?;
+        let message = Handshake::Files { first };
+        connection
+            .async_io(Direction::Write, |connection| wire::send(connection.as_fd(), message, files))
+            .await?;
         first += u32::try_from(files.len()).unwrap_or(0);
     }
-    let (packet, _) = line.async_io(Direction::Read, |line| wire::receive(line.as_fd())).await?;
-    if packet == Packet::Received { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+    let (message, _) = connection
+        .async_io(Direction::Read, |connection| wire::receive(connection.as_fd()))
+        .await?;
+    if message == Handshake::Received { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-/// Calls rank 0 until it answers.
-async fn call(
+/// Connects to rank 0, retrying until it answers.
+async fn connect(
     server: &Server,
     name: &str,
     deadline: Instant,
 ) -> Result<AsyncFd<OwnedFd>, FormError> {
     use io::ErrorKind::{ConnectionRefused, WouldBlock};
     loop {
-        match wire::connect(name).and_then(|line| AsyncFd::new_on(server, line)) {
-            Ok(line) => return Ok(line),
+        match wire::connect(name).and_then(|connection| AsyncFd::new_on(server, connection)) {
+            Ok(connection) => return Ok(connection),
             Err(source) => {
                 let is_early = matches!(source.kind(), ConnectionRefused | WouldBlock);
                 if !is_early || server.now() >= deadline {
@@ -419,13 +437,13 @@ async fn call(
                 }
             }
         }
-        let again = server.timers().wait(server.now() + CALL_AGAIN).await;
+        let again = server.timers().wait(server.now() + CONNECT_RETRY).await;
         again.map_err(BarrierError::from)?;
     }
 }
 
-/// Awaits a future until the deadline; `None`: that came first.
-async fn before<T>(
+/// Awaits a future until the deadline; `None` if that came first.
+async fn with_deadline<T>(
     server: &Server,
     deadline: Instant,
     future: impl Future<Output = T>,
@@ -444,44 +462,44 @@ async fn before<T>(
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FormError {
-    /// The ranks of the world could not agree on a meeting point.
+    /// The ranks of the world could not agree on a bootstrap point.
     #[error("the world's ranks could not agree on where to meet")]
     World(#[from] WorldError),
     /// The world has too many ranks for a group.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// There is no such member of a group that can share memory.
+    /// Such a member, or a group of that size over shared memory, is impossible.
     #[error(
         "{rank} of {size}: groups over shared memory have at most {} members, counted from 0",
-        Meeting::SIZE_MAX
+        ShmBootstrap::SIZE_MAX
     )]
     TooMany {
         /// The size of the group.
         size: u32,
-        /// Who wanted to join it.
+        /// The rank that wanted to join it.
         rank: Rank,
     },
-    /// Members did not come in time: rank 0 says so.
+    /// Members did not come in time; reported by rank 0.
     #[error(
-        "{ranks} missing at the meeting: were they all started, on this host, and have they the same name, size and secret?"
+        "{ranks} missing at the meeting: were they all started, on this host, and do they have the same name, size and secret?"
     )]
     Missing {
-        /// Who did not come, or was sent away.
+        /// The members that did not come, or were turned away.
         ranks: LostRanks,
     },
-    /// Rank 0 did not hand out the memory in time: it waits for members that do not come.
+    /// Rank 0 did not hand out the memory in time: it waits for missing members.
     #[error("the deadline came before all members had met: rank 0 says who was missing")]
     TimedOut,
-    /// A member is gone, or said what no member says.
+    /// A member is gone, or sent something that members do not send.
     #[error("{rank} left the meeting")]
-    Guest {
-        /// Which.
+    Member {
+        /// The member.
         rank: Rank,
-        /// The error of its line.
+        /// The error of its connection.
         #[source]
         source: io::Error,
     },
-    /// Nobody listens at the meeting point.
+    /// No process listens at the bootstrap point.
     #[error(
         "rank 0 is not at the meeting point: was it started, on this host and in this network namespace?"
     )]
@@ -490,17 +508,18 @@ pub enum FormError {
         #[source]
         source: io::Error,
     },
-    /// Rank 0 hung up: it has another secret, another size, a member of this rank already, or gave up.
-    #[error("rank 0 hung up: see whether secret, size and rank are right, and what rank 0 says")]
+    /// Rank 0 closed the connection: it has another secret, another size, a member with this rank already, or gave
+    /// up.
+    #[error("rank 0 hung up: check secret, size and rank, and rank 0's own error")]
     Refused {
-        /// The error of the line.
+        /// The error of the connection.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused.
+    /// The kernel refused a call.
     #[error("{doing}")]
     Io {
-        /// At what.
+        /// What the call was for.
         doing: &'static str,
         /// The kernel's error.
         #[source]

@@ -1,18 +1,18 @@
-//! Writes down the steps of one member.
+//! Builds the steps of one member.
 
 use crate::{
     group::Rank,
     schedule::{Network, Round, Source, Step, Target},
 };
 
-/// The steps of one member, whose messages are numbered as they are sent.
+/// The steps of one member, whose messages are numbered in the order in which they are sent.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
+pub(super) struct ScheduleBuilder {
     steps: Vec<Step>,
     sent: u32,
 }
 
-impl Writer {
+impl ScheduleBuilder {
     pub(super) fn send(&mut self, to: u32, network: Network) {
         self.push(Target::Member(Rank(to)), network);
     }
@@ -26,7 +26,7 @@ impl Writer {
         self.sent += 1;
     }
 
-    /// Waits for all of these; for nothing if there are none.
+    /// Waits for all of these; adds no step if there are none.
     pub(super) fn receive(&mut self, sources: impl IntoIterator<Item = Source>) {
         let sources: Vec<Source> = sources.into_iter().collect();
         if !sources.is_empty() {
@@ -39,13 +39,13 @@ impl Writer {
     }
 }
 
-/// Numbers a message. No algorithm lets a member of the largest group send more than 65 535 of them.
+/// Numbers a message. In no algorithm does a member of the largest group send more than 65 535 of them.
 pub(super) fn round(index: u32) -> Round {
     debug_assert!(index <= u32::from(u16::MAX), "message {index} of a member");
     Round(u16::try_from(index).unwrap_or(u16::MAX))
 }
 
-/// Names the message of that number by the first network.
+/// Names the message with that number on the first network.
 pub(super) fn source(rank: u32, index: u32) -> Source {
     Source::new(Rank(rank), round(index), Network::First)
 }

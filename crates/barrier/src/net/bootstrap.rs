@@ -1,4 +1,4 @@
-//! How those who will be members tell each other where they are: through a world's launcher, or at an address.
+//! How future members exchange their addresses: through a world's launcher, or at an address.
 
 use std::{
     future::{Future, poll_fn},
@@ -23,32 +23,32 @@ use crate::{
     packet::{GroupId, Key},
 };
 
-/// The most that a member says at once, in bytes.
+/// The maximum size of one value that a member sends, in bytes.
 const VALUE_BYTES_MAX: usize = 4096;
-/// How long a stranger may take to say who he is.
+/// How long an unknown connection may take to identify itself.
 const HELLO_TIME: Duration = Duration::from_secs(2);
-/// Between two attempts to reach rank 0.
-const AGAIN: Duration = Duration::from_millis(20);
+/// Time between two attempts to reach rank 0.
+const CONNECT_RETRY: Duration = Duration::from_millis(20);
 
 const MAGIC: [u8; 8] = *b"vBmeet\0\x01";
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = 8 + 4 + 4 + 8;
 
-/// What only members know; the same at all.
+/// Secrets known only to members, the same at all of them.
 pub(super) struct Secrets {
     pub(super) id: GroupId,
     pub(super) key: Key,
 }
 
 impl Secrets {
-    /// Derives both from what is secret and what is public.
+    /// Derives both from secret and public data.
     pub(super) fn derive(secret: &[u8; 32], public: &[&[u8]]) -> Self {
         let [low, high] = [0, 16].map(|at| {
             let mut half = [0; 16];
             half.copy_from_slice(&secret[at..at + 16]);
             SipHasher24::new_with_key(&half)
         });
-        // The lengths keep the parts apart.
+        // The lengths separate the parts.
         let mut text = Vec::new();
         for part in public {
             text.extend(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
@@ -65,24 +65,24 @@ impl Secrets {
     }
 }
 
-/// A place where all members say something to all, several times.
-pub(super) enum Meeting {
+/// A place where each member can send a value to all members, several times.
+pub(super) enum NetBootstrap {
     World { world: World, name: String },
-    Address(Box<Rendezvous>),
+    Tcp(Box<TcpBootstrap>),
 }
 
-impl Meeting {
+impl NetBootstrap {
     pub(super) fn rank(&self) -> Rank {
         match self {
             Self::World { world, .. } => world.rank(),
-            Self::Address(rendezvous) => rendezvous.rank,
+            Self::Tcp(tcp) => tcp.rank,
         }
     }
 
     pub(super) fn size(&self) -> u32 {
         match self {
             Self::World { world, .. } => world.size(),
-            Self::Address(rendezvous) => rendezvous.size,
+            Self::Tcp(tcp) => tcp.size,
         }
     }
 
@@ -92,14 +92,14 @@ impl Meeting {
                 let identity = world.identity();
                 Secrets::derive(&identity.secret, &[b"barrier", &identity.id, name.as_bytes()])
             }
-            Self::Address(rendezvous) => {
-                let secret = rendezvous.secret.unwrap_or(rendezvous.nonce);
-                Secrets::derive(&secret, &[b"barrier", &rendezvous.nonce])
+            Self::Tcp(tcp) => {
+                let secret = tcp.secret.unwrap_or(tcp.nonce);
+                Secrets::derive(&secret, &[b"barrier", &tcp.nonce])
             }
         }
     }
 
-    /// Says `value`, and returns what all have said, by rank. `what` is said once.
+    /// Sends `value`, and returns the values of all members, by rank. Each `what` is used once.
     pub(super) async fn all_gather(
         &mut self,
         what: &str,
@@ -115,81 +115,84 @@ impl Meeting {
                 };
                 (0..).zip(values).map(value).collect()
             }
-            Self::Address(rendezvous) => rendezvous.all_gather(value, deadline).await,
+            Self::Tcp(tcp) => tcp.all_gather(value, deadline).await,
         }
     }
 }
 
 /// Members that meet at an address, where rank 0 listens.
-pub(super) struct Rendezvous {
+pub(super) struct TcpBootstrap {
     server: Server,
-    place: SocketAddr,
+    address: SocketAddr,
     rank: Rank,
     size: u32,
     secret: Option<[u8; 32]>,
-    /// Of this meeting: random, made by rank 0.
+    /// Of this bootstrap: random, created by rank 0.
     nonce: [u8; NONCE_BYTES],
-    /// By rank, at rank 0; else the one to rank 0.
+    /// By rank, at rank 0; elsewhere only the one to rank 0.
     streams: Vec<Option<TcpStream>>,
 }
 
-impl Rendezvous {
-    /// Meets.
-    pub(super) async fn meet(
+impl TcpBootstrap {
+    /// Connects the members.
+    pub(super) async fn start(
         server: &Server,
-        place: SocketAddr,
+        address: SocketAddr,
         (rank, size): (Rank, u32),
         secret: Option<[u8; 32]>,
         deadline: Instant,
     ) -> Result<Self, FormationError> {
-        let failed = |source| FormationError::Meeting { place, source };
+        let failed = |source| FormationError::Bootstrap { address, source };
         // Both halves of an identity are random.
         let nonce = Identity::random().map_err(failed)?.secret;
         let streams = (0..size).map(|_| None).collect();
-        let mut this = Self { server: server.clone(), place, rank, size, secret, nonce, streams };
+        let mut this = Self { server: server.clone(), address, rank, size, secret, nonce, streams };
         let server = server.clone();
-        let met = if rank == Rank(0) {
-            within(&server, deadline, this.listen()).await
+        let result = if rank == Rank(0) {
+            with_deadline(&server, deadline, this.listen()).await
         } else {
-            within(&server, deadline, this.connect()).await
+            with_deadline(&server, deadline, this.connect()).await
         };
-        match met {
-            Some(met) => met.map_err(failed)?,
-            None => return Err(this.too_late()),
+        match result {
+            Some(result) => result.map_err(failed)?,
+            None => return Err(this.timed_out()),
         }
         Ok(this)
     }
 
-    /// Why it did not come about in time: rank 0 knows who was missing.
-    fn too_late(&self) -> FormationError {
+    /// The error for a formation that timed out: rank 0 knows which members were missing.
+    fn timed_out(&self) -> FormationError {
         let missing = (0..).map(Rank).zip(&self.streams).skip(1);
         let missing = missing.filter(|(_, stream)| stream.is_none()).map(|(rank, _)| rank);
         let missing: Vec<Rank> = missing.collect();
         if self.rank == Rank(0) && !missing.is_empty() {
-            return FormationError::Missing { place: self.place, ranks: LostRanks::new(missing) };
+            return FormationError::Missing {
+                address: self.address,
+                ranks: LostRanks::new(missing),
+            };
         }
-        FormationError::TimedOut { place: Some(self.place) }
+        FormationError::TimedOut { address: Some(self.address) }
     }
 
     async fn listen(&mut self) -> io::Result<()> {
-        let listener = TcpListener::bind_on(&self.server, self.place)?;
+        let listener = TcpListener::bind_on(&self.server, self.address)?;
         while self.streams.iter().skip(1).any(Option::is_none) {
             let (stream, _) = listener.accept().await?;
             let until = self.server.now() + HELLO_TIME;
-            // A stranger is sent away, and the others are waited for.
-            let hello = within(&self.server, until, self.greet(&stream)).await;
+            // A stranger is turned away; rank 0 keeps waiting for the others.
+            let hello = with_deadline(&self.server, until, self.accept_hello(&stream)).await;
             let Some(Ok(rank)) = hello else { continue };
-            if let Some(place) = self.streams.get_mut(rank.index())
-                && place.is_none()
+            if let Some(slot) = self.streams.get_mut(rank.index())
+                && slot.is_none()
             {
-                *place = Some(stream);
+                *slot = Some(stream);
             }
         }
         Ok(())
     }
 
-    /// Says who this meeting is, and learns who that is.
-    async fn greet(&self, stream: &TcpStream) -> io::Result<Rank> {
+    /// Sends the nonce of this bootstrap, and learns which member connected.
+    async fn accept_hello(&self, stream: &TcpStream) -> io::Result<Rank> {
         stream.set_nodelay(true)?;
         write(stream, &[&MAGIC[..], &self.nonce].concat()).await?;
         let mut hello = [0; HELLO_BYTES];
@@ -206,7 +209,7 @@ impl Rendezvous {
         if is_right { Ok(rank) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// What proves to know the secret.
+    /// Proof of knowing the secret.
     fn tag(&self, said: &[u8]) -> [u8; 8] {
         let secret = self.secret.unwrap_or([0; 32]);
         let proof = Secrets::derive(&secret, &[b"hello", &self.nonce, said]);
@@ -215,9 +218,9 @@ impl Rendezvous {
 
     async fn connect(&mut self) -> io::Result<()> {
         loop {
-            // Rank 0 is not there yet, or whoever was there has gone.
-            if let Ok(stream) = TcpStream::connect_on(&self.server, self.place).await {
-                match self.introduce(&stream).await {
+            // Rank 0 is not there yet, or the process that was there is gone.
+            if let Ok(stream) = TcpStream::connect_on(&self.server, self.address).await {
+                match self.send_hello(&stream).await {
                     Ok(()) => {
                         self.streams[0] = Some(stream);
                         return Ok(());
@@ -226,17 +229,17 @@ impl Rendezvous {
                     Err(_) => {}
                 }
             }
-            let _ = self.server.timers().wait(self.server.now() + AGAIN).await;
+            let _ = self.server.timers().wait(self.server.now() + CONNECT_RETRY).await;
         }
     }
 
-    async fn introduce(&mut self, stream: &TcpStream) -> io::Result<()> {
+    async fn send_hello(&mut self, stream: &TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
-        let mut front = [0; MAGIC.len() + NONCE_BYTES];
-        read(stream, &mut front).await?;
-        let (magic, nonce) = front.split_at(MAGIC.len());
+        let mut header = [0; MAGIC.len() + NONCE_BYTES];
+        read(stream, &mut header).await?;
+        let (magic, nonce) = header.split_at(MAGIC.len());
         if magic != MAGIC {
-            let what = "somebody else, or another version, listens there";
+            let what = "another program, or another version, listens there";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         self.nonce.copy_from_slice(nonce);
@@ -250,11 +253,11 @@ impl Rendezvous {
         value: &[u8],
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, FormationError> {
-        let gathered = within(&self.server, deadline, self.gather(value)).await;
-        gathered.ok_or(FormationError::TimedOut { place: Some(self.place) })?
+        let gathered = with_deadline(&self.server, deadline, self.gather(value)).await;
+        gathered.ok_or(FormationError::TimedOut { address: Some(self.address) })?
     }
 
-    /// All say it to rank 0, which says all of it to all.
+    /// All members send their value to rank 0, which sends all of them to each.
     async fn gather(&self, value: &[u8]) -> Result<Vec<Vec<u8>>, FormationError> {
         let mut values = Vec::new();
         let streams = (0..).map(Rank).zip(&self.streams);
@@ -262,15 +265,17 @@ impl Rendezvous {
         if self.rank == Rank(0) {
             values.push(value.to_vec());
             for (rank, stream) in streams.clone() {
-                values.push(read_value(stream).await.map_err(|error| self.broken(rank, error))?);
+                values.push(
+                    read_value(stream).await.map_err(|error| self.connection_error(rank, error))?,
+                );
             }
             let all: Vec<u8> = values.iter().flat_map(|value| framed(value)).collect();
             for (rank, stream) in streams {
-                write(stream, &all).await.map_err(|error| self.broken(rank, error))?;
+                write(stream, &all).await.map_err(|error| self.connection_error(rank, error))?;
             }
         } else {
             for (rank, stream) in streams {
-                let failed = |error| self.broken(rank, error);
+                let failed = |error| self.connection_error(rank, error);
                 write(stream, &framed(value)).await.map_err(failed)?;
                 for _ in 0..self.size {
                     values.push(read_value(stream).await.map_err(failed)?);
@@ -280,16 +285,16 @@ impl Rendezvous {
         Ok(values)
     }
 
-    /// What it means that the line to a member has failed.
-    fn broken(&self, rank: Rank, source: io::Error) -> FormationError {
+    /// Returns the error for a failed connection to a member.
+    fn connection_error(&self, rank: Rank, source: io::Error) -> FormationError {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-        let place = self.place;
+        let address = self.address;
         match (source.kind(), rank) {
             (BrokenPipe | ConnectionReset | UnexpectedEof, Rank(0)) => {
-                FormationError::Refused { place }
+                FormationError::Refused { address }
             }
             (BrokenPipe | ConnectionReset | UnexpectedEof, _) => FormationError::Gone { rank },
-            _ => FormationError::Meeting { place, source },
+            _ => FormationError::Bootstrap { address, source },
         }
     }
 }
@@ -340,8 +345,8 @@ async fn write(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns what `future` does, unless it is not done by then.
-pub(super) async fn within<T>(
+/// Returns the result of `future`, unless it is not done by then.
+pub(super) async fn with_deadline<T>(
     server: &Server,
     deadline: Instant,
     future: impl Future<Output = T>,
@@ -352,7 +357,7 @@ pub(super) async fn within<T>(
         if let Poll::Ready(value) = future.as_mut().poll(cx) {
             return Poll::Ready(Some(value));
         }
-        // A server that has ended wakes nobody any more.
+        // A server that has shut down wakes no task any more.
         timer.as_mut().poll(cx).map(|_| None)
     })
     .await
