@@ -1,4 +1,4 @@
-//! What moving or working on bytes costs: a fixed time, and a time per byte.
+//! The cost of moving or processing bytes: a fixed time plus a time per byte.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// The longest time that a parameter may be, of one packet or of one algorithm: a minute. Beyond it the
-/// unit was mistaken; below it no sum of this crate overflows.
+/// The longest time that a parameter may be, for one packet or one algorithm: a minute. A longer one is most likely in
+/// the wrong unit; up to it no sum in this crate overflows.
 pub const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Nanoseconds in a second.
@@ -88,7 +88,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self::fixed(Duration::ZERO);
 
     /// Creates a cost that is the same for any number of bytes.
@@ -97,7 +97,7 @@ impl Cost {
         Self { fixed: time, bandwidth: None }
     }
 
-    /// Creates a cost in proportion to the bytes.
+    /// Creates a cost in proportion to the number of bytes.
     #[must_use]
     pub const fn per_byte(bandwidth: Bandwidth) -> Self {
         Self { fixed: Duration::ZERO, bandwidth: Some(bandwidth) }
@@ -111,8 +111,8 @@ impl Cost {
 
     /// Returns the line through two measured points, each a number of bytes and its time.
     ///
-    /// A second point that takes no longer than the first gives a fixed cost, their mean; one that would
-    /// put the line below zero at no bytes gives a cost in proportion, through the second.
+    /// If the second point takes no longer than the first, the cost is fixed, their mean; if the line would be negative
+    /// at zero bytes, the cost is in proportion, through the second point.
     ///
     /// # Errors
     /// [`CostError::SamePoint`] unless the second point has more bytes than the first.
@@ -137,17 +137,17 @@ impl Cost {
     }
 }
 
-/// A cost that cannot be.
+/// A cost that cannot be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CostError {
-    /// Nothing would ever arrive.
+    /// A bandwidth of less than one byte per second.
     #[error("a bandwidth of less than one byte per second: measure over more bytes")]
     NoBytes,
-    /// Bytes took no time.
+    /// A time of zero.
     #[error("a time of zero gives no bandwidth: measure over more bytes, or give a fixed cost")]
     NoTime,
-    /// Two points that make no line.
+    /// Two points that do not define a line.
     #[error("a line needs two sizes, the smaller first; the first was {bytes} bytes")]
     SamePoint {
         /// Bytes of the first point.

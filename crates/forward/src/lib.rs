@@ -1,5 +1,5 @@
-//! Forwarding: moving packets and messages from one link to another, on the host or on the network
-//! interface, whichever a model says is faster.
+//! Forwarding: moving packets and messages from one link to another, on the host or on the network interface, whichever
+//! a model predicts to be faster.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -30,11 +30,11 @@
 //! - [`Node`]: costs by size, from which [`Node::plan`] makes a [`Plan`] for the stages of a pipeline
 //!   ([`StageModel`]): host or interface, store-and-forward or cut-through, and the reason in words.
 //! - [`Simulation`]: the node packet by packet, with windows and several [`Flow`]s.
-//! - [`messages::Source`], [`messages::Forwarder`], [`messages::Sink`]: messages through a node, for real.
-//! - [`Packet`](packet::Packet): a frame that is read without copies and changed in place;
-//!   [`Stage`](pipeline::Stage): what happens to it; [`Pipeline`](pipeline::Pipeline): stages in a row, with
-//!   bounded buffers; [`stages`]: those in stock; [`tables`]: routes and flows that they go by.
-//! - [`icmp`]: what a router tells senders whose packets go no further.
+//! - [`messages::Source`], [`messages::Forwarder`], [`messages::Sink`]: real messages through a node.
+//! - [`Packet`](packet::Packet): a frame, parsed without copying and edited in place; [`Stage`](pipeline::Stage): one
+//!   processing step; [`Pipeline`](pipeline::Pipeline): a sequence of stages with bounded buffers; [`stages`]: the
+//!   built-in ones; [`tables`]: the routes and flows that they use.
+//! - [`icmp`]: errors that a router sends about packets it does not forward.
 //! - [`Forwarder`](host::Forwarder): a pipeline between interfaces of this machine.
 //!
 //! ```text
@@ -50,15 +50,14 @@
 //! ```
 //!
 //! # Threads, costs and limits
-//! Model and simulation are pure functions of their arguments: no clock, no thread, no I/O, no chance. Times are
-//! whole nanoseconds and at most [`TIME_MAX`] for a packet; what is out of range is refused with a typed
-//! error, and nothing panics on input. Predictions are exact for one message in the node and a bound
-//! for windows; `docs/design/forward.md` says how far off they are, and which readings of the paper were
-//! chosen.
+//! Model and simulation are pure functions of their arguments: no clock, no threads, no I/O, no randomness. Times are
+//! whole nanoseconds and at most [`TIME_MAX`] for a packet; values out of range are refused with a typed error, and no
+//! input causes a panic. Predictions are exact for one message in the node and a bound for windows;
+//! `docs/design/forward.md` says how far off they are, and which readings of the paper were chosen.
 //!
-//! Pipelines take time as an argument and do no I/O either. A [`Forwarder`](host::Forwarder) does, on the thread
-//! that calls it, and never waits; [`Hosted`](host::Hosted) is driven by the host of a detection server.
-//! `docs/design/forward-paths.md` says what was decided there and what it costs.
+//! Pipelines take time as an argument and do no I/O either. A [`Forwarder`](host::Forwarder) does I/O, on the calling
+//! thread, and never waits; [`AsyncForwarder`](host::AsyncForwarder) is driven by the host of a detection server.
+//! `docs/design/forward-paths.md` gives the decisions and their costs.
 //!
 //! # Its place
 //! `forward` depends on `vigie-detect` (time, detectors) and on `vigie-via` (links).
@@ -66,31 +65,41 @@
 //! # What it deliberately does not do
 //!
 //! - It never imports `vigie-runtime`.
-//! - It chooses no path by guess: without parameters, measured or given, there is no plan. Of
-//!   them it measures what stages cost, and no links.
+//! - It never guesses a path: without parameters, measured or given, there is no plan. It measures only the costs of
+//!   stages, not of links.
 //!
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "nic")]
 pub mod bpf;
 mod cost;
+#[cfg(feature = "host")]
 pub mod host;
+#[cfg(feature = "pipeline")]
 pub mod icmp;
+#[cfg(feature = "messages")]
 pub mod messages;
 pub mod model;
+#[cfg(feature = "nic")]
 pub mod nic;
+#[cfg(feature = "pipeline")]
 pub mod packet;
+#[cfg(feature = "pipeline")]
 pub mod pipeline;
+#[cfg(feature = "relay")]
 pub mod relay;
 pub mod simulation;
+#[cfg(feature = "pipeline")]
 pub mod stages;
+#[cfg(feature = "pipeline")]
 pub mod tables;
 
 pub use self::cost::{Bandwidth, Cost, CostError, TIME_MAX};
 pub use self::model::{
     Bus, Candidate, Limit, Message, MessageError, Mode, Node, Parameters, ParametersBuilder,
-    ParametersError, Path, Placement, Plan, Prediction, Refusal, Sees, Shared, StageModel,
-    SweepPoint, Writes,
+    ParametersError, Path, Placement, Plan, Prediction, Refusal, Sees, SharedProcessors,
+    StageModel, SweepPoint, Writes,
 };
 pub use self::simulation::{
     Flow, FlowReport, Resource, ResourceReport, Simulation, SimulationError, SimulationReport,

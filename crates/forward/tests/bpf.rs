@@ -1,4 +1,4 @@
-//! Programs and maps in the kernel, in network namespaces of their own. They need root, and are skipped without.
+//! Programs and maps in the kernel, in network namespaces of their own. These tests need root, and are skipped without.
 
 mod namespace;
 
@@ -12,10 +12,10 @@ use std::{
 };
 
 use vigie_forward::bpf::{
-    Assembler, Atomic, AttachError, Attachment, Condition, Fault, Generator, Helper, Interpreter,
-    KernelMap, LoadError, LoadedProgram, MapError, MapKind, MapSpec, Operation, PacketBuffer,
-    Place, Program, ProgramKind, Put, Register::*, Size, Surroundings, TCX_DROP, Table, UserMap,
-    XDP_DROP, XDP_PASS, attach_to_sockets, constant_program,
+    Assembler, Atomic, AttachError, AttachMode, Attachment, BpfMap, Condition, Fault, Generator,
+    Helper, Interpreter, KernelMap, LoadError, LoadedProgram, MapError, MapKind, MapSpec,
+    Operation, PacketBuffer, Program, ProgramKind, Register::*, RunContext, Size, TCX_DROP,
+    UpdateMode, UserMap, XDP_DROP, XDP_PASS, attach_to_sockets, constant_program,
 };
 
 use crate::namespace::{Namespace, index, inside, run};
@@ -68,39 +68,41 @@ fn maps_of_both_sides_agree() {
             let mut kernel = KernelMap::new(spec, "test").expect("a map");
             let mut user = UserMap::new(spec).expect("a map");
             let mut number = 0;
-            for put in [Put::Existing, Put::New, Put::Any, Put::Existing] {
+            for put in
+                [UpdateMode::Existing, UpdateMode::New, UpdateMode::Any, UpdateMode::Existing]
+            {
                 for key in &keys {
                     number += 1;
-                    let both: [String; 2] = [&mut kernel as &mut dyn Table, &mut user]
+                    let both: [String; 2] = [&mut kernel as &mut dyn BpfMap, &mut user]
                         .map(|map| format!("{:?}", map.put(key, &word(number), put)));
                     assert_eq!(both[0], both[1], "{spec:?} {put:?} {key:?}");
-                    let both = [&kernel as &dyn Table, &user]
+                    let both = [&kernel as &dyn BpfMap, &user]
                         .map(|map| format!("{:?} {:?}", map.value(key), sorted(map)));
                     assert_eq!(both[0], both[1], "{spec:?} {put:?} {key:?}");
                 }
             }
             for key in &keys {
-                let both = [&mut kernel as &mut dyn Table, &mut user]
+                let both = [&mut kernel as &mut dyn BpfMap, &mut user]
                     .map(|map| format!("{:?} {:?}", map.remove(key), sorted(map)));
                 assert_eq!(both[0], both[1], "{spec:?} remove {key:?}");
             }
             assert!(matches!(kernel.value(&[1]), Err(MapError::Length { .. })));
         }
         let devices = KernelMap::new(MapSpec::devices(2), "test").expect("a map");
-        let put = |key: u32, value: u32| devices.write(&word(key), &word(value), Put::Any);
+        let put = |key: u32, value: u32| devices.write(&word(key), &word(value), UpdateMode::Any);
         assert!(matches!(put(0, 4_000), Err(MapError::NoTarget)));
         assert!(matches!(put(2, 1), Err(MapError::Full { entries_max: 2 })));
         put(0, 1).expect("the loopback interface");
     });
 }
 
-fn sorted(map: &dyn Table) -> Vec<Vec<u8>> {
+fn sorted(map: &dyn BpfMap) -> Vec<Vec<u8>> {
     let mut keys = map.keys().expect("keys");
     keys.sort();
     keys
 }
 
-/// Goal: what the verifier refuses is an error with its words. Method: a packet is read without looking for its end.
+/// Goal: what the verifier refuses is an error that quotes it. Method: a packet is read without checking where it ends.
 #[test]
 fn the_verifier_is_quoted() {
     inside("the_verifier_is_quoted", || {
@@ -111,16 +113,16 @@ fn the_verifier_is_quoted() {
         let LoadError::Refused { log, .. } = &error else { panic!("{error}") };
         assert!(log.contains("invalid access to packet"), "{log}");
         assert!(error.to_string().contains("careless"), "{error}");
-        // The interpreter takes it, and ends it where it goes too far.
+        // The interpreter accepts it, and aborts it at the invalid access.
         let mut packet = PacketBuffer::new(&[]);
-        let fault = Interpreter::new(&program).run(&Surroundings::on(1), &mut packet, &mut []);
+        let fault = Interpreter::new(&program).run(&RunContext::on(1), &mut packet, &mut []);
         assert!(matches!(fault, Err(Fault::Memory { at: 1, bytes: 1, .. })), "{fault:?}");
     });
 }
 
 const OPERATIONS: [Operation; 13] = Operation::ALL;
 
-/// A program of chance: arithmetic, byte order, jumps forward, stack, atomics. It returns a mix of all registers.
+/// A random program: arithmetic, byte order, forward jumps, stack, atomics. It returns a mix of all registers.
 fn of_chance(rng: &mut fastrand::Rng) -> Program {
     let mut a = Assembler::new("chance", ProgramKind::Xdp);
     let registers = [R0, R2, R3, R4, R5, R6, R7, R8];
@@ -144,7 +146,7 @@ fn of_chance(rng: &mut fastrand::Rng) -> Program {
         }
         let (to, from) = (any(rng), any(rng));
         let operation = OPERATIONS[rng.usize(..13)];
-        // The verifier refuses constants of shifts that are too large, and divisions by a constant 0.
+        // The verifier refuses constant shifts that are too large, and divisions by a constant 0.
         let small = rng.i32(1..32);
         match rng.u8(..9) {
             0 | 1 => a.compute(operation, to, from),
@@ -173,7 +175,7 @@ fn of_chance(rng: &mut fastrand::Rng) -> Program {
     a.finish().expect("a program")
 }
 
-/// Goal: the interpreter calculates as the kernel does. Method: programs of chance, run by both.
+/// Goal: the interpreter calculates as the kernel does. Method: random programs, run by both.
 #[test]
 fn the_interpreter_calculates_as_the_kernel() {
     inside("the_interpreter_calculates_as_the_kernel", || {
@@ -184,7 +186,7 @@ fn the_interpreter_calculates_as_the_kernel() {
             let frame = [0; 64];
             let mut packet = PacketBuffer::new(&frame);
             let outcome = Interpreter::new(&program)
-                .run(&Surroundings::on(1), &mut packet, &mut [])
+                .run(&RunContext::on(1), &mut packet, &mut [])
                 .expect("no fault");
             let loaded = LoadedProgram::load(&program).expect("loaded");
             let tested = loaded.test_run(&frame, 0, 1).expect("run");
@@ -193,8 +195,8 @@ fn the_interpreter_calculates_as_the_kernel() {
     });
 }
 
-/// Goal: programs run at each place of an interface, are alone there where that is so, and go with their attachment; what
-/// does not fit is a typed error. Method: a veth pair, datagrams.
+/// Goal: programs run at each place of an interface, exclude others where they should, and are detached with their
+/// attachment; invalid uses are typed errors. Method: a veth pair, datagrams.
 #[test]
 fn programs_are_attached_and_go() {
     inside("programs_are_attached_and_go", || {
@@ -216,13 +218,13 @@ fn programs_are_attached_and_go() {
             socket.recv(&mut [0; 8]).is_ok()
         };
         assert!(arrives());
-        for place in Place::ALL {
-            let action = if place == Place::Tcx { TCX_DROP } else { XDP_DROP };
+        for place in AttachMode::ALL {
+            let action = if place == AttachMode::Tcx { TCX_DROP } else { XDP_DROP };
             let program = LoadedProgram::load(&counting(place.kind(), action)).expect("loaded");
             let attachment = Attachment::new(&program, index("v0"), place).expect("attached");
             assert!(!arrives(), "{place}");
             assert!(count(&program.maps()[0]) > 0, "{place}");
-            if place != Place::Tcx {
+            if place != AttachMode::Tcx {
                 let second = Attachment::new(&program, index("v0"), place);
                 assert!(matches!(second, Err(AttachError::Taken { .. })), "{second:?}");
             }
@@ -232,12 +234,13 @@ fn programs_are_attached_and_go() {
         }
         let program = LoadedProgram::load(&constant_program(ProgramKind::Xdp, XDP_PASS));
         let program = program.expect("loaded");
-        let nowhere = Attachment::new(&program, 4_000, Place::Generic);
+        let nowhere = Attachment::new(&program, 4_000, AttachMode::Generic);
         assert!(matches!(nowhere, Err(AttachError::NoInterface { interface: 4_000 })));
-        let wrong = Attachment::new(&program, index("v0"), Place::Tcx);
-        assert!(matches!(wrong, Err(AttachError::NoPlace { .. })), "{wrong:?}");
-        // An interface that is removed takes its programs along; the attachment knows.
-        let attachment = Attachment::new(&program, index("v0"), Place::Native).expect("attached");
+        let wrong = Attachment::new(&program, index("v0"), AttachMode::Tcx);
+        assert!(matches!(wrong, Err(AttachError::NoAttachMode { .. })), "{wrong:?}");
+        // An interface that is removed loses its programs; the attachment reports that.
+        let attachment =
+            Attachment::new(&program, index("v0"), AttachMode::Native).expect("attached");
         run("ip link del v0");
         assert!(!attachment.is_attached());
     });
@@ -250,7 +253,7 @@ fn nothing_stays_after_a_kill() {
     inside("nothing_stays_after_a_kill", || {
         if env::var_os(CHILD).is_some() {
             let mut kept = Vec::new();
-            for (place, action) in [(Place::Native, XDP_DROP), (Place::Tcx, TCX_DROP)] {
+            for (place, action) in [(AttachMode::Native, XDP_DROP), (AttachMode::Tcx, TCX_DROP)] {
                 let program = constant_program(place.kind(), action);
                 let program = LoadedProgram::load(&program).expect("loaded");
                 kept.push(Attachment::new(&program, index("v0"), place).expect("attached"));
@@ -274,14 +277,14 @@ fn nothing_stays_after_a_kill() {
         assert!(shown());
         child.kill().expect("SIGKILL");
         child.wait().expect("it ended");
-        // Links go with the last work of the process that is gone: soon, not at once.
+        // The kernel frees links in the background after the process has ended: soon, but not at once.
         let gone = (0..100).any(|_| !run("sleep 0.05; ip link show dev v0").contains("xdp"));
         assert!(gone, "still attached");
     });
 }
 
-/// Goal: without the rights, errors name the one that is missing, and nothing else happens. Method: the same call
-/// without each capability, and in a user namespace, which gives rights that mean nothing here.
+/// Goal: without the rights, errors name the missing one, and nothing else happens. Method: the same call without each
+/// capability, and in a user namespace, whose capabilities have no effect here.
 #[test]
 fn missing_rights_are_named() {
     const CHILD: &str = "VIGIE_FORWARD_WITHOUT";
@@ -335,19 +338,19 @@ fn live_frames_are_all_counted() {
     });
 }
 
-/// A parser that takes what is there as one message.
+/// A parser that treats all available bytes as one message.
 fn parser() -> Program {
     let mut a = Assembler::new("whole", ProgramKind::StreamParser);
     a.load(Size::Word, R0, R1, 0).exit();
     a.finish().expect("a program")
 }
 
-/// A verdict that sends what comes from the socket with this local port to entry 0, all else to entry 1.
+/// A verdict that sends messages from the socket with this local port to entry 0, all others to entry 1.
 fn verdict(map: MapSpec, port: u16) -> Program {
     let mut a = Assembler::new("to_the_other", ProgramKind::StreamVerdict);
     let sockets = a.map(map);
     let same = a.label();
-    // skb->local_port, in the machine's order.
+    // skb->local_port, in native order.
     a.load(Size::Word, R6, R1, 136).set(R3, 1);
     a.branch(Condition::NotEqual, R6, i32::from(port), same).set(R3, 0);
     a.bind(same).load_map(R2, sockets).set(R4, 0).call(Helper::SocketRedirectMap).exit();

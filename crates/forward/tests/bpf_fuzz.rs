@@ -1,8 +1,8 @@
-//! Fuzz target of the interpreter: no program and no packet makes it panic, run on for ever, or reach what it was not
-//! given.
+//! Fuzz target of the interpreter: no program and no packet makes it panic, run for ever, or access memory that it was
+//! not given.
 //!
-//! It makes instructions of chance, from one seed, for as long as `VIGIE_FUZZ_SECONDS` says (by default so many programs
-//! that it takes about a second). A failure prints the seed.
+//! It makes random instructions, from one seed, for as long as `VIGIE_FUZZ_SECONDS` says (by default for about a
+//! second). A failure prints the seed.
 //!
 //! Ten minutes: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test bpf_fuzz`.
 
@@ -12,7 +12,7 @@ use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_forward::bpf::{
     Atomic, Condition, Fault, Helper, Insn, Interpreter, MapKind, MapSpec, Operand, Operation,
-    PacketBuffer, Program, ProgramKind, Register, Size, Surroundings, UserMap, Width,
+    PacketBuffer, Program, ProgramKind, Register, RunContext, Size, UserMap, Width,
 };
 
 const LIMIT: u64 = 2_000;
@@ -33,7 +33,7 @@ fn operand(rng: &mut Rng) -> Operand {
     if rng.bool() {
         Operand::Register(one_of(rng, &Register::ALL))
     } else {
-        // Mostly small: what looks like an index, a length, an offset.
+        // Mostly small numbers, which look like an index, a length or an offset.
         let small = rng.i32(-520..520);
         Operand::Constant(if rng.u8(..4) == 0 { rng.i32(..) } else { small })
     }
@@ -45,7 +45,7 @@ fn offset(rng: &mut Rng) -> i16 {
 
 fn insn(rng: &mut Rng, helpers: &[Helper]) -> Insn {
     let register = |rng: &mut Rng| one_of(rng, &Register::ALL);
-    // Mostly what points somewhere: the stack, the packet, the context.
+    // Mostly valid pointers: to the stack, the packet, the context.
     let base = |rng: &mut Rng| {
         use Register::{R2, R6, R7, R10};
         if rng.u8(..8) == 0 { register(rng) } else { one_of(rng, &[R2, R6, R7, R10, R10]) }
@@ -89,7 +89,7 @@ fn insn(rng: &mut Rng, helpers: &[Helper]) -> Insn {
     }
 }
 
-/// Some lines that programs begin with, so that registers hold what can be used.
+/// Typical first instructions, so that registers hold usable values.
 fn opening(rng: &mut Rng, insns: &mut Vec<Insn>) {
     use Register::{R1, R2, R3, R6, R7, R10};
     let copy = |to, from: Register| Insn::Arithmetic {
@@ -116,8 +116,8 @@ fn maps() -> Vec<MapSpec> {
     ]
 }
 
-/// Goal: see above. Method: programs of chance over packets of chance; what they read beyond is a fault, what they are
-/// refused is one, and what ends has not taken more than its instructions.
+/// Goal: see above. Method: random programs on random packets; accesses outside their memory and invalid calls are
+/// faults, and a run that ends has not exceeded its instructions.
 #[test]
 fn no_program_escapes() {
     let seed = number("VIGIE_FUZZ_SEED").unwrap_or(1);
@@ -144,7 +144,7 @@ fn no_program_escapes() {
         rng.fill(&mut frame);
         let interpreter = Interpreter::new(&program).limit(LIMIT);
         let mut packet = PacketBuffer::new(&frame);
-        match interpreter.run(&Surroundings::on(7), &mut packet, &mut maps) {
+        match interpreter.run(&RunContext::on(7), &mut packet, &mut maps) {
             Ok(outcome) => {
                 ended += 1;
                 assert!(outcome.instructions <= LIMIT, "seed {seed}, program {tried}");

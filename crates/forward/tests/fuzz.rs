@@ -1,9 +1,8 @@
-//! Fuzz targets: frames, and pipelines into which hostile frames come.
+//! Fuzz targets: frames, and pipelines that receive hostile frames.
 //!
-//! Each target starts from its corpus in `tests/corpus` and mutates, from one seed, for as long as
-//! `VIGIE_FUZZ_SECONDS` says (by default so many inputs that it takes seconds). What leads to an outcome that was
-//! not seen before is kept for further mutation, and written to `VIGIE_FUZZ_SAVE` if that names a folder. A failure
-//! prints the seed and the input.
+//! Each target starts from its corpus in `tests/corpus` and mutates, from one seed, for as long as `VIGIE_FUZZ_SECONDS`
+//! says (by default for some seconds). Inputs that lead to a new outcome are kept for further mutation, and written to
+//! `VIGIE_FUZZ_SAVE` if that names a folder. A failure prints the seed and the input.
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test fuzz`.
 
@@ -18,7 +17,7 @@ use vigie_forward::{
     stages::{
         Action, Checksum, Filter, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Rule, Ttl,
     },
-    tables::{Endpoint, Fib, Interface, NatTable, Route},
+    tables::{Fib, Interface, NatEndpoint, NatTable, Route},
 };
 use vigie_via::link::MacAddress;
 
@@ -98,8 +97,8 @@ fn mutate(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// Goal: no bytes hurt whoever reads, changes or cuts frames, and changes keep what was right. Method: mutated frames;
-/// each through every reader and editor, checksums looked at before and after.
+/// Goal: no bytes make reading, changing or cutting frames fail badly, and changes keep right checksums right. Method:
+/// mutated frames; each through every reader and editor, checksums verified before and after.
 #[test]
 fn frames_are_refused_or_understood() {
     let outcomes = fuzz("packet", 6_000, |input| {
@@ -136,8 +135,8 @@ fn frames_are_refused_or_understood() {
             }
         }
         let before = packet.verify();
-        // A message of ICMP that is nothing but zeros, checksum and all, differs from a right one in the sign of zero alone, which
-        // a change of a part cannot see (RFC 1624, §3): what follows from it is right.
+        // An ICMP message of zeros only, including the checksum, differs from a right one in the sign of zero, which an
+        // incremental update cannot see (RFC 1624, §3): such an update is right.
         let is_nothing = input[headers.transport_at..end].iter().all(|byte| *byte == 0);
         let _ = packet.set_source([192, 0, 2, 1].into());
         let _ = packet.set_destination([0xfc; 16].into());
@@ -179,18 +178,18 @@ fn stages() -> Vec<Box<dyn Stage>> {
     let nat = Nat::new(NatTable::builder().flows_max(8).ports(5000, 5003).seed(1).build())
         .rule(NatRule::Destination {
             protocol: UDP,
-            external: Endpoint::new(external, 80),
-            internal: Endpoint::new(internal, 8080),
+            external: NatEndpoint::new(external, 80),
+            internal: NatEndpoint::new(internal, 8080),
         })
         .rule(NatRule::Source {
-            arrival: Port(0),
+            ingress: Port(0),
             from: "10.0.0.0/24".parse().expect("a prefix"),
             external,
         });
     let rate = Bandwidth::new(1_000_000).expect("a rate");
     let rule = Rule::new(Action::Drop).destination_ports(53..=53).protocol(6);
     vec![
-        Box::new(Filter::otherwise(Action::Accept).rule(rule)),
+        Box::new(Filter::with_default(Action::Accept).rule(rule)),
         Box::new(nat),
         Box::new(Ttl),
         Box::new(Mirror::to(Port(2)).from(Port(1))),
@@ -201,8 +200,8 @@ fn stages() -> Vec<Box<dyn Stage>> {
     ]
 }
 
-/// Goal: whatever comes, stages say a verdict and keep right checksums right, and a pipeline loses nothing that it does
-/// not count. Method: scripts of mutated frames through all stock stages, alone and in a pipeline.
+/// Goal: for any input, stages return a verdict and keep right checksums right, and a pipeline loses nothing that it
+/// does not count. Method: scripts of mutated frames through all stock stages, alone and in a pipeline.
 #[test]
 fn pipelines_take_anything() {
     let outcomes = fuzz("pipeline", 400, |input| {
@@ -233,7 +232,7 @@ fn pipelines_take_anything() {
                     return Err(format!("{before:?} before {}", stage.model()));
                 }
             }
-            // Ports that nobody empties hold it up.
+            // Ports that are never emptied hold it up.
             let _ = pipeline.offer(Packet::new(Port(u16::from(port % 3)), frame));
             pipeline.run(now);
             if delta % 2 == 0 {
@@ -245,7 +244,7 @@ fn pipelines_take_anything() {
         let [received, sent, dropped] =
             [counted.received.packets, counted.sent.packets, counted.dropped_total()]
                 .map(|count| i64::try_from(count).expect("few"));
-        // A mirror's copies come out beside what came in.
+        // A mirror's copies leave in addition to the received packets.
         if sent + dropped + inside < received {
             return Err(format!("something is missing: {counted}, {inside} inside"));
         }

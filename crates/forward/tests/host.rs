@@ -21,7 +21,7 @@ use std::{
 use vigie_detect::{Fixed, Frequency, Registration, Server, Strategy, clock::monotonic_now};
 use vigie_forward::{
     Sees, StageModel,
-    host::{self, Forwarder, HostEvent, Hosted, Segments},
+    host::{self, AsyncForwarder, Forwarder, HostEvent, Segments},
     packet::{Packet, Port, Tag, Verified},
     pipeline::{OnFull, Pipeline, PipelineBuilder, Reason, Stage, Verdict},
     stages::{Closure, Mirror, Rewrite},
@@ -30,7 +30,7 @@ use vigie_via::link::{BackEnd, Checksum, EtherType, Link, LinkBuilder, LinkEvent
 
 use crate::namespace::{inside, ip};
 
-/// Longer than anything here takes; what hangs ends by it.
+/// Longer than anything here takes; ends whatever hangs.
 const BOUND: Duration = Duration::from_secs(20);
 const WAYS: &[&[&str]] = &[&["-Urn"], &["-n"]];
 const PRIVILEGED: &[&[&str]] = &[&["-n"]];
@@ -49,7 +49,7 @@ fn make_wires() {
     }
 }
 
-/// Calls `step` until it says that it is done.
+/// Calls `step` until it is done.
 #[track_caller]
 fn until(what: &str, mut step: impl FnMut() -> bool) {
     let begin = monotonic_now();
@@ -62,7 +62,7 @@ fn until(what: &str, mut step: impl FnMut() -> bool) {
 /// Sends everything to the other port.
 fn cross() -> impl Stage {
     let model = StageModel::new("cross").sees(Sees::Header);
-    Closure::new(model, |packet: &mut Packet, _| Verdict::Send(Port(1 - packet.arrival().0)))
+    Closure::new(model, |packet: &mut Packet, _| Verdict::Send(Port(1 - packet.ingress().0)))
 }
 
 fn link(name: &str, back_end: BackEnd) -> LinkBuilder {
@@ -95,7 +95,7 @@ fn take(link: &mut Link) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Sends frames of every length one way, in bursts, and looks that all arrive, rewritten, in order.
+/// Sends frames of every length one way, in bursts, and checks that all arrive, rewritten, in order.
 fn frames_pass(forwarder: &mut Forwarder, from: &mut Link, to: &mut Link) {
     for burst in 0..20_u32 {
         let sizes = [18, 60, 64, 65, 500, 1513, 1514];
@@ -107,7 +107,7 @@ fn frames_pass(forwarder: &mut Forwarder, from: &mut Link, to: &mut Link) {
         from.flush().expect("sent");
         let mut arrived = Vec::new();
         until("frames arrive", || {
-            forwarder.turn(monotonic_now());
+            forwarder.tick(monotonic_now());
             arrived.extend(take(to));
             arrived.len() >= sent.len()
         });
@@ -122,8 +122,8 @@ fn rewriting() -> PipelineBuilder {
     Pipeline::builder().stage(Rewrite::new().destination_mac(MacAddress([4; 6]))).stage(cross())
 }
 
-/// Goal: frames of every length pass both ways, changed, whole, in order, with their tags; what is counted is
-/// what passed. Method: bursts between the far ends, by rings and by calls.
+/// Goal: frames of every length pass both ways, changed, complete, in order, with their tags, and the counters agree.
+/// Method: bursts between the far ends, by rings and by calls.
 #[test]
 fn frames_pass_over_af_packet() {
     inside("frames_pass_over_af_packet", WAYS, || {
@@ -141,7 +141,7 @@ fn frames_pass_over_af_packet() {
     });
 }
 
-/// A tag that the kernel takes out on the way in stands in the frame on the way out.
+/// A tag that the kernel strips on reception is in the sent frame again.
 fn tags_pass(forwarder: &mut Forwarder, from: &mut Link, to: &mut Link) {
     for tag in [Tag::of_vlan(7), Tag::of_vlan(4095)] {
         let mut packet = Packet::new(Port(0), &frame(1, 1514));
@@ -150,7 +150,7 @@ fn tags_pass(forwarder: &mut Forwarder, from: &mut Link, to: &mut Link) {
         from.flush().expect("sent");
         let mut seen = None;
         until("a tagged frame arrives", || {
-            forwarder.turn(monotonic_now());
+            forwarder.tick(monotonic_now());
             let _ = to.receive(1, |frame| seen = Some((frame.vlan_tag(), frame.len())));
             seen.is_some()
         });
@@ -190,10 +190,11 @@ fn hosted_forwarders_wake_for_frames() {
                 Pipeline::builder().stage(Mirror::to(Port(1)).from(Port(1))).stage(cross());
             let forwarder = forwarder(pipeline, BackEnd::PacketRings);
             let registration = Registration::named("forwarder").policy(Fixed(strategy));
-            let hosted = Hosted::with_registration(host.server(), forwarder, registration);
-            let hosted = hosted.expect("registered");
+            let async_forwarder =
+                AsyncForwarder::with_registration(host.server(), forwarder, registration);
+            let async_forwarder = async_forwarder.expect("registered");
             let (mut a, mut b) = (end("a0"), end("b0"));
-            let events = hosted.start().expect("started");
+            let events = async_forwarder.start().expect("started");
             for number in 0..200 {
                 a.send_frame(&frame(number, 60)).expect("room");
                 a.flush().expect("sent");
@@ -212,31 +213,31 @@ fn hosted_forwarders_wake_for_frames() {
                 arrived[1] += take(&mut b).len();
                 arrived == [1, 1]
             });
-            let sent = hosted.with(|one| one.counters().snapshot().sent.packets);
+            let sent = async_forwarder.with(|one| one.counters().snapshot().sent.packets);
             assert_eq!(sent, Some(202));
             drop(events);
         }
     });
 }
 
-/// Takes the events that came.
+/// Takes the pending events.
 fn events(forwarder: &mut Forwarder) -> Vec<HostEvent> {
     std::iter::from_fn(|| forwarder.event()).collect()
 }
 
-/// Turns until an event is there that `is` wants.
+/// Ticks until an event occurs that `is` accepts.
 #[track_caller]
 fn await_event(forwarder: &mut Forwarder, is: impl Fn(&HostEvent) -> bool) {
     let mut seen = Vec::new();
     until("an event", || {
-        forwarder.turn(monotonic_now());
+        forwarder.tick(monotonic_now());
         seen.extend(events(forwarder));
         seen.iter().any(&is)
     });
 }
 
-/// Goal: an interface that goes down, or changes its MTU, or goes away, is told; what was to leave by it is dropped
-/// with its reason; and all goes on when it is back. Method: each in turn, with frames before and after.
+/// Goal: an interface that goes down, changes its MTU, or disappears is reported; packets for it are dropped with their
+/// reason; and all continues when it is back. Method: each in turn, with frames before and after.
 #[test]
 fn interfaces_come_and_go() {
     inside("interfaces_come_and_go", WAYS, || {
@@ -250,7 +251,7 @@ fn interfaces_come_and_go() {
             a.send_frame(&frame(1, length)).expect("room");
             a.flush().expect("sent");
             until("a frame is dropped", || {
-                forwarder.turn(monotonic_now());
+                forwarder.tick(monotonic_now());
                 forwarder.counters().snapshot().of(reason) > before
             });
         };
@@ -276,7 +277,7 @@ fn interfaces_come_and_go() {
         a.send_frame(&frame(5, 9014)).expect("room");
         a.flush().expect("sent");
         until("a long frame arrives", || {
-            forwarder.turn(monotonic_now());
+            forwarder.tick(monotonic_now());
             take(&mut b).iter().any(|frame| frame.len() == 9014)
         });
         ip("link del b0");
@@ -288,23 +289,23 @@ fn interfaces_come_and_go() {
         await_event(&mut forwarder, |event| matches!(event, HostEvent::Reopened(Port(1))));
         let mut b = end("b0");
         until("it is up", || {
-            forwarder.turn(monotonic_now());
+            forwarder.tick(monotonic_now());
             forwarder.link_of(Port(1)).is_some_and(Link::is_up)
         });
         frames_pass(&mut forwarder, &mut a, &mut b);
     });
 }
 
-/// Turns until both links were opened again for a larger MTU.
+/// Ticks until both links were reopened for a larger MTU.
 fn await_event_or_open(forwarder: &mut Forwarder, mtu: usize) {
     until("both are open", || {
-        forwarder.turn(monotonic_now());
+        forwarder.tick(monotonic_now());
         let is_open = |port| forwarder.link_of(port).is_some_and(|link| link.payload_max() == mtu);
         is_open(Port(0)) && is_open(Port(1))
     });
 }
 
-/// Goal: a sleeping forwarder is told that a namespace at the other end was deleted, and forwards again when the
+/// Goal: a sleeping forwarder learns that a namespace at the other end was deleted, and forwards again when the
 /// interface is back. Method: the far end in a namespace of its own, which is ended.
 #[test]
 fn deleted_namespaces_are_told() {
@@ -314,8 +315,8 @@ fn deleted_namespaces_are_told() {
         ip(&format!("link set b0 netns {}", far.process()));
         let host = Server::spawn_thread().expect("a host");
         let forwarder = forwarder(rewriting(), BackEnd::PacketRings);
-        let hosted = Hosted::new(host.server(), forwarder).expect("registered");
-        let mut events = hosted.start().expect("started");
+        let async_forwarder = AsyncForwarder::new(host.server(), forwarder).expect("registered");
+        let mut events = async_forwarder.start().expect("started");
         drop(far);
         let mut next = |what: &str, is: &dyn Fn(&HostEvent) -> bool| {
             until(what, || {
@@ -334,7 +335,7 @@ fn deleted_namespaces_are_told() {
         next("it is back", &|event| matches!(event, HostEvent::Reopened(Port(1))));
         let (mut a, mut b) = (end("a0"), end("b0"));
         until("frames pass again", || {
-            // The carrier comes up in its own time.
+            // The carrier comes up some time later.
             let _ = a.send_frame(&frame(3, 60));
             let _ = a.flush();
             !take(&mut b).is_empty()
@@ -386,10 +387,10 @@ impl Drop for Namespace {
 }
 
 const ROLE: &str = "VIGIE_FORWARD_ROLE";
-/// Bytes of a stream, so many that the kernel sends segments of 64 KiB.
+/// The length of a stream, long enough that the kernel sends segments of 64 KiB.
 const STREAM_BYTES: usize = 4 << 20;
 
-/// Sends a stream, or receives one and answers how many bytes there were.
+/// Sends a stream, or receives one and answers its length.
 fn play(role: &str) {
     if role == "server" {
         let listener = TcpListener::bind("10.9.8.2:7777").expect("a listener");
@@ -420,7 +421,7 @@ struct Talk {
 }
 
 impl Talk {
-    /// Puts the far ends into namespaces, and begins. The test named must `play` when it is asked to.
+    /// Puts the far ends into namespaces, and starts. The named test must `play` when asked to.
     fn begin(test: &str) -> Self {
         let (left, right) = (Namespace::make(), Namespace::make());
         for (end, namespace, address) in
@@ -457,13 +458,13 @@ impl Drop for Talk {
     }
 }
 
-/// Lets two processes talk through a forwarder until all is said.
+/// Lets two processes communicate through a forwarder until they end.
 fn a_stream_passes(test: &str, mut forwarder: Forwarder) -> Forwarder {
     let mut talk = Talk::begin(test);
     let mut ended = None;
     until("the client is done", || {
         for _ in 0..64 {
-            forwarder.turn(monotonic_now());
+            forwarder.tick(monotonic_now());
         }
         ended = talk.client.try_wait().expect("waited");
         ended.is_some()
@@ -472,7 +473,7 @@ fn a_stream_passes(test: &str, mut forwarder: Forwarder) -> Forwarder {
     forwarder
 }
 
-/// A pipeline that also looks whether the checksums of TCP are right.
+/// A pipeline that also verifies the checksums of TCP.
 fn checking() -> PipelineBuilder {
     let model = StageModel::new("checks").sees(Sees::Everything);
     let checks = Closure::new(model, |packet: &mut Packet, _| {
@@ -485,8 +486,8 @@ fn checking() -> PipelineBuilder {
     Pipeline::builder().stage(checks).stage(cross())
 }
 
-/// Goal: a stream of TCP between two kernels passes whole: segments that the sender left uncut are cut, and
-/// checksums that it left out are right behind that. Method: a stream of 4 MiB, and a stage that looks.
+/// Goal: a TCP stream between two kernels passes complete: segments that the sender left uncut are cut, and checksums
+/// that it left out are right afterwards. Method: a stream of 4 MiB, and a stage that verifies.
 #[test]
 fn tcp_passes_with_what_its_sender_left_undone() {
     let test = "tcp_passes_with_what_its_sender_left_undone";
@@ -528,8 +529,8 @@ fn tcp_passes_over_af_xdp() {
     });
 }
 
-/// Goal: segments that are refused are dropped and counted, and what is short passes. Method: a stream whose sender
-/// leaves segments uncut, until some came.
+/// Goal: refused segments are dropped and counted, and short ones pass. Method: a stream whose sender leaves segments
+/// uncut, until some came.
 #[test]
 fn uncut_segments_are_refused_and_counted() {
     let test = "uncut_segments_are_refused_and_counted";
@@ -542,7 +543,7 @@ fn uncut_segments_are_refused_and_counted() {
         let talk = Talk::begin(test);
         until("segments were refused, and packets passed", || {
             for _ in 0..64 {
-                forwarder.turn(monotonic_now());
+                forwarder.tick(monotonic_now());
             }
             let counted = forwarder.counters().snapshot();
             counted.of(Reason::Segments) > 2 && counted.sent.packets > 6
@@ -551,9 +552,9 @@ fn uncut_segments_are_refused_and_counted() {
     });
 }
 
-/// Goal: a receiver that takes nothing holds frames up in the kernel, or has them dropped and counted, as
-/// configured, and memory stays bounded. Method: a send ring of few places on an interface that is down behind a
-/// queue, so that nothing leaves, with more frames than fit.
+/// Goal: for a receiver that takes nothing, frames wait in the kernel or are dropped and counted, as configured, and
+/// memory stays bounded. Method: a short send ring on an interface that is down behind a queue, so that nothing leaves,
+/// with more frames than fit.
 #[test]
 fn slow_receivers_hold_up_or_lose_frames() {
     inside("slow_receivers_hold_up_or_lose_frames", WAYS, || {
@@ -575,13 +576,13 @@ fn slow_receivers_hold_up_or_lose_frames() {
                 a.send_frame(&frame(number, 60)).expect("room");
                 a.flush().expect("sent");
                 if number % 100 == 0 {
-                    forwarder.turn(monotonic_now());
+                    forwarder.tick(monotonic_now());
                     arrived += take(&mut b).len();
                 }
                 assert!(forwarder.waiting() <= 18, "{}", forwarder.waiting());
             }
             until("all that was taken has left", || {
-                let moved = forwarder.turn(monotonic_now());
+                let moved = forwarder.tick(monotonic_now());
                 let took = take(&mut b).len();
                 arrived += took;
                 moved == 0 && took == 0
@@ -598,8 +599,8 @@ fn slow_receivers_hold_up_or_lose_frames() {
     });
 }
 
-/// Goal: what AF_PACKET says of checksums is what the forwarder goes by. Method: a datagram of the kernel's own, whose
-/// checksum is left out on a veth pair.
+/// Goal: the forwarder follows what AF_PACKET says of checksums. Method: a datagram of the kernel's own, whose checksum
+/// is left out on a veth pair.
 #[test]
 fn left_out_checksums_are_told_by_the_kernel() {
     inside("left_out_checksums_are_told_by_the_kernel", WAYS, || {
@@ -612,7 +613,7 @@ fn left_out_checksums_are_told_by_the_kernel() {
         socket.send_to(b"hello there", "10.9.7.9:9").expect("sent");
         let mut seen = None;
         until("it arrives", || {
-            forwarder.turn(monotonic_now());
+            forwarder.tick(monotonic_now());
             let _ = b.receive(1, |frame| seen = Some((frame.to_vec(), frame.checksum())));
             seen.as_ref().is_some_and(|(frame, _)| frame[12..14] == [8, 0])
         });

@@ -12,10 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use vigie_detect::clock::monotonic_now;
-use vigie_detect::{Clock, Instant};
+use vigie_detect::{Clock, Instant, Reactivity};
 use vigie_forward::messages::{
-    Basic, Busy, Fate, Finished, Forwarder, ForwarderReport, Idle, MessagesError, Settings, Sink,
-    SinkEvent, Source, closure,
+    Basic, Busy, Finished, Forwarder, ForwarderReport, MessageVerdict, MessagesError, NodeSettings,
+    Sink, SinkEvent, Source, closure,
 };
 use vigie_forward::{Bandwidth, Path, Sees};
 use vigie_via::shm::Shm;
@@ -32,14 +32,14 @@ fn udp() -> Udp {
     Udp::bind(here, Secret::new([9; 16]), config).expect("a NIC")
 }
 
-fn settings() -> Settings {
-    Settings::new().window(8).patience(Duration::from_secs(20))
+fn settings() -> NodeSettings {
+    NodeSettings::new().window(8).timeout(Duration::from_secs(20))
 }
 
 /// A sink on a thread of its own, until its last connection is over.
 fn sink_on_a_thread<P: Provider>(
     nic: P,
-    settings: Settings,
+    settings: NodeSettings,
 ) -> (Address, thread::JoinHandle<Vec<Vec<u8>>>) {
     let mut sink = Sink::open(nic, settings).expect("a sink");
     let address = sink.address();
@@ -68,7 +68,7 @@ fn messages(seed: u64, count: usize) -> Vec<Vec<u8>> {
 
 fn through<P: Provider>(
     nic: impl Fn() -> P,
-    settings: &Settings,
+    settings: &NodeSettings,
     path: Path,
     sent: &[Vec<u8>],
 ) -> (Vec<Vec<u8>>, Finished, ForwarderReport) {
@@ -76,7 +76,7 @@ fn through<P: Provider>(
     let stamp = closure(Sees::Header, |envelope, bytes: &mut [u8]| {
         envelope.set_tag(envelope.tag().rotate_left(8));
         bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
-        Fate::Forward
+        MessageVerdict::Forward
     });
     let routes = [(5, address)];
     let forwarder = Forwarder::start(nic(), settings.clone(), &routes, path, stamp).expect("one");
@@ -91,8 +91,9 @@ fn through<P: Provider>(
     (received, finished, report)
 }
 
-/// Goal: over real sockets and shared memory, all ways of forwarding give the same bytes, once and in order; the final
-/// acknowledgement counts them; and the program is used only on the host's path. Method: three threads, random messages.
+/// Goal: over real sockets and shared memory, all paths deliver the same bytes, once and in order; the final
+/// acknowledgement counts them; and the program is used only on the host's path. Method: three threads, random
+/// messages.
 #[test]
 fn all_ways_give_the_same_bytes() {
     let sent = messages(4, 300);
@@ -104,7 +105,7 @@ fn all_ways_give_the_same_bytes() {
             bytes
         })
         .collect();
-    let spinning = settings().idle(Idle::Spin(Duration::from_micros(50)));
+    let spinning = settings().reactivity(Reactivity::LowLatency);
     let paced = Bandwidth::new(200_000_000).ok();
     for path in PATHS {
         let runs = [
@@ -116,12 +117,12 @@ fn all_ways_give_the_same_bytes() {
             assert!(received == expected, "{path}");
             assert_eq!((finished.delivered, report.forwarded), (300, 300), "{path}");
             let handed_over = if path == Path::HOST { 300 } else { 0 };
-            assert_eq!(report.hand_over.messages, handed_over, "{path}");
+            assert_eq!(report.channel.messages, handed_over, "{path}");
         }
     }
 }
 
-/// A wire that loses some of what it is to send.
+/// A wire that loses some of its sends.
 struct Lossy {
     wire: UdpWire,
     random: fastrand::Rng,
@@ -163,10 +164,14 @@ impl Wire for Lossy {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.wire.descriptor()
     }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.wire.arm()
+    }
 }
 
-/// Goal: lost packets change nothing but the time: every way gives the same bytes, once and in order. Method: each node's wire
-/// loses three of a hundred sends.
+/// Goal: lost packets change nothing but the time: every path delivers the same bytes, once and in order. Method: each
+/// node's wire loses three in a hundred sends.
 #[test]
 fn lost_packets_are_not_noticed() {
     let sent = messages(8, 120);
@@ -187,7 +192,8 @@ fn lost_packets_are_not_noticed() {
     assert!(lost.load(Ordering::Relaxed) > 10, "the wires lose packets");
 }
 
-/// Goal: the algorithm's time is spent where it is said to be. Method: a busy algorithm on both processors; what they report.
+/// Goal: the algorithm's time is spent where it should be. Method: a busy algorithm on both processors, and their
+/// reports.
 #[test]
 fn busy_time_is_spent_where_it_is_said() {
     for path in [Path::HOST, Path::NIC] {
@@ -204,15 +210,15 @@ fn busy_time_is_spent_where_it_is_said() {
         sink.join().expect("a sink");
         let spent = Duration::from_micros(300 * 50);
         let (there, elsewhere) = match path {
-            Path::HOST => (report.hand_over.algorithm, report.nic_algorithm),
-            _ => (report.nic_algorithm, report.hand_over.algorithm),
+            Path::HOST => (report.channel.algorithm, report.nic_algorithm),
+            _ => (report.nic_algorithm, report.channel.algorithm),
         };
         assert!(there >= spent && elsewhere.is_zero(), "{path}: {report:?}");
         assert_eq!(report.program_cpu.is_zero(), path == Path::NIC);
     }
 }
 
-/// The variable that makes a process of this test the forwarder: the sink's address.
+/// The variable that makes a process of this test the forwarder: it holds the sink's address.
 const NEXT: &str = "VIGIE_FORWARD_TEST_NEXT";
 
 fn hex(bytes: &[u8]) -> String {
@@ -228,7 +234,7 @@ fn unhex(text: &str) -> Vec<u8> {
     digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-/// The forwarder's process, started by the test below; nothing otherwise.
+/// The forwarder's process, if started by the test below; otherwise does nothing.
 #[test]
 fn the_forwarders_process() {
     let Ok(next) = env::var(NEXT) else { return };
@@ -261,13 +267,13 @@ fn forwarder_process(sink: &Address) -> (Killed, Address) {
     let child = Killed(child);
     let mut lines = BufReader::new(output).lines().map_while(Result::ok);
     let address = lines.find_map(|line| line.strip_prefix("forwards at ").map(unhex));
-    // What else it prints needs a reader.
+    // The rest of its output needs a reader.
     thread::spawn(move || lines.count());
     (child, Address(address.expect("an address")))
 }
 
-/// Goal: a forwarder that is killed is noticed by both sides with a typed error, within the time that the provider needs, and
-/// what the sink has is whole and in order; one that is not killed ends with its source. Method: the forwarder as a process
+/// Goal: both sides notice with a typed error that a forwarder was killed, within the provider's time, and what the
+/// sink has is complete and in order; one that is not killed ends with its source. Method: the forwarder as a process
 /// of its own, killed in the middle, and not.
 #[test]
 fn a_killed_forwarder_is_noticed() {
@@ -295,13 +301,13 @@ fn a_killed_forwarder_is_noticed() {
     }
 }
 
-/// Goal: a source that leads nowhere gives up with a typed error, and so does one whose sink does not listen any more. Method:
-/// an address where nobody is; a sink that only waits.
+/// Goal: connecting to an address without a listener fails with a typed error, and so does a source whose sink reads no
+/// more. Method: an address where no node is; a sink that only waits.
 #[test]
 fn nothing_waits_for_ever() {
-    let soon = settings().patience(Duration::from_millis(300)).window(2);
+    let soon = settings().timeout(Duration::from_millis(300)).window(2);
     let nobody = udp().address();
-    let error = Source::connect(udp(), &nobody, soon.clone()).expect_err("nobody is there");
+    let error = Source::connect(udp(), &nobody, soon.clone()).expect_err("no node is there");
     assert!(matches!(error, MessagesError::Refused(_)), "{error}");
     let mut sink = Sink::open(udp(), soon.clone()).expect("a sink");
     let address = sink.address();
@@ -311,13 +317,13 @@ fn nothing_waits_for_ever() {
     });
     while !source.is_finished() {
         // It keeps the connection alive, but takes nothing.
-        sink.turn().expect("a sink");
+        sink.tick().expect("a sink");
     }
     let error = source.join().expect("a source").expect("an error");
     assert!(matches!(error, MessagesError::Stalled { .. }), "{error}");
 }
 
-/// A clock that is moved ahead, as clocks are for a process that was stopped, and counts how often it was asked.
+/// A clock that leaps ahead, like that of a process that was stopped, and counts how often it is read.
 #[derive(Debug, Default)]
 struct Leaping {
     ahead: AtomicU64,
@@ -332,7 +338,7 @@ impl Clock for Leaping {
 }
 
 impl Leaping {
-    /// Moves ahead by ten minutes, and waits until the node, if it still runs, has looked several times since.
+    /// Leaps ahead by ten minutes, and waits until the node, if it still runs, has looked several times since.
     fn leap<T>(&self, node: &thread::JoinHandle<T>) {
         self.ahead.fetch_add(600, Ordering::SeqCst);
         self.wait_for_looks(self.looks.load(Ordering::SeqCst) + 10, node);
@@ -345,9 +351,9 @@ impl Leaping {
     }
 }
 
-/// Goal: nodes that were stopped for longer than they are patient, all of them, go on: the first one to run again does not take
-/// the others for stalled. Method: a source's clock leaps while it connects, and while it waits for the final acknowledgement;
-/// only after it has looked again does its sink do anything.
+/// Goal: if all nodes were stopped for longer than their patience, they continue: the first one to run again does not
+/// consider the others stalled. Method: a source's clock leaps while it connects, and while it waits for the final
+/// acknowledgement; only after it has looked again does its sink do anything.
 #[test]
 fn a_stop_of_all_nodes_is_no_stall() {
     let clock = Arc::new(Leaping::default());
@@ -368,7 +374,7 @@ fn a_stop_of_all_nodes_is_no_stall() {
     while let Err(mpsc::RecvTimeoutError::Timeout) =
         connected.recv_timeout(Duration::from_millis(1))
     {
-        sink.turn().expect("a sink");
+        sink.tick().expect("a sink");
     }
     clock.leap(&source);
     let mut received = 0;

@@ -1,7 +1,7 @@
-//! The network processor does what the host does: the same program, interpreted, beside the host's stages.
+//! The network processor does what the host does: the same program, interpreted, is compared with the host's stages.
 //!
-//! Packets and pipelines of chance, from one seed; for as long as `VIGIE_FUZZ_SECONDS` says, by default so many that it
-//! takes about a second. A failure prints the seed of the pipeline and the packet.
+//! Random packets and pipelines, from one seed, for as long as `VIGIE_FUZZ_SECONDS` says, by default for about a
+//! second. A failure prints the seed of the pipeline and the packet.
 //!
 //! Ten minutes: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test nic_equality`.
 
@@ -14,9 +14,9 @@ use proptest::prelude::*;
 use vigie_detect::Instant;
 use vigie_forward::{
     bpf::PacketBuffer,
-    nic::{Emulator, EmulatorError, Fate, NicCounters, Settings},
+    nic::{Emulator, EmulatorError, EmulatorVerdict, NicCounters, NicSettings},
     packet::Port,
-    pipeline::{Offload, Reason, Stage, Stock},
+    pipeline::{Offload, Reason, Stage, StockStage},
 };
 
 use crate::traffic::{Made, PORTS, borrowed, change_fib, frame, may_go_up, on_host, stages};
@@ -25,11 +25,11 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
 
-fn has(stages: &[Box<dyn Stage>], what: impl Fn(&Stock<'_>) -> bool) -> bool {
+fn has(stages: &[Box<dyn Stage>], what: impl Fn(&StockStage<'_>) -> bool) -> bool {
     stages.iter().any(|stage| matches!(stage.offload(), Offload::Stock(stock) if what(&stock)))
 }
 
-/// What happened so far, so that a test that looks at nothing is found out.
+/// The outcomes so far, so that a test that covers nothing fails.
 #[derive(Debug, Default)]
 struct Seen {
     pipelines: u64,
@@ -42,31 +42,32 @@ struct Seen {
     dropped: std::collections::BTreeMap<Reason, u64>,
 }
 
-/// The reason that was counted between two times.
+/// The reason counted between two times.
 fn reason(before: &NicCounters, after: &NicCounters) -> Option<Reason> {
     let differs = |reason: &&Reason| before.traffic.of(**reason) != after.traffic.of(**reason);
     Reason::ALL.iter().find(differs).copied()
 }
 
-/// Compares one packet. Returns whether both have seen the same since, meters among it.
+/// Compares one packet. Returns whether both sides saw the same time, including meters.
 fn compare(
     emulator: &mut Emulator,
     host: &mut [Box<dyn Stage>],
-    (arrival, frame, now, otherwise): (Port, &[u8], Instant, Option<Port>),
+    (ingress, frame, now, default_port): (Port, &[u8], Instant, Option<Port>),
     seen: &mut Seen,
 ) -> Result<bool, String> {
-    let translates = has(host, |stock| matches!(stock, Stock::Nat(_)));
+    let translates = has(host, |stock| matches!(stock, StockStage::Nat(_)));
     let before = emulator.counters().expect("counters");
     let mut packet = PacketBuffer::new(frame);
-    let fate = emulator.process(arrival, &mut packet, now).map_err(|error| error.to_string())?;
+    let verdict = emulator.process(ingress, &mut packet, now).map_err(|error| error.to_string())?;
     let after = emulator.counters().expect("counters");
-    let made = on_host(host, arrival, frame, otherwise, now);
+    let made = on_host(host, ingress, frame, default_port, now);
     seen.packets += 1;
     let Made { dropped, port, copy, bytes } = &made;
-    let said =
-        || format!("host: {made:?}\nprogram: {fate:?}, {:?}, {packet:?}", reason(&before, &after));
-    match fate {
-        Fate::PassedUp => {
+    let said = || {
+        format!("host: {made:?}\nprogram: {verdict:?}, {:?}, {packet:?}", reason(&before, &after))
+    };
+    match verdict {
+        EmulatorVerdict::PassedUp => {
             seen.went_up += 1;
             if packet.frame() != frame {
                 return Err(format!("it did not go up as it came: {}", said()));
@@ -74,9 +75,9 @@ fn compare(
             if !may_go_up(frame, translates) {
                 return Err(format!("it went up: {}", said()));
             }
-            return Ok(!has(host, |stock| matches!(stock, Stock::Meter(_))));
+            return Ok(!has(host, |stock| matches!(stock, StockStage::Meter(_))));
         }
-        Fate::Sent { port: to, copy: with } => {
+        EmulatorVerdict::Sent { port: to, copy: with } => {
             seen.sent += 1;
             seen.copied += u64::from(with.is_some());
             seen.translated += u64::from(translates && packet.frame() != frame);
@@ -84,8 +85,8 @@ fn compare(
                 return Err(said());
             }
         }
-        Fate::Dropped | Fate::Copied(_) => {
-            let with = if let Fate::Copied(to) = fate { Some(to) } else { None };
+        EmulatorVerdict::Dropped | EmulatorVerdict::Copied(_) => {
+            let with = if let EmulatorVerdict::Copied(to) = verdict { Some(to) } else { None };
             if *dropped != reason(&before, &after) || dropped.is_none() || *copy != with {
                 return Err(said());
             }
@@ -101,12 +102,13 @@ fn compare(
 /// Compares some packets in one pipeline.
 fn run(seed: u64, seen: &mut Seen) {
     let (mut host, fib) = stages(seed);
-    // With and without a port for the rest.
-    let otherwise = (!seed.is_multiple_of(3)).then_some(Port(2));
-    let settings = otherwise.map_or_else(Settings::new, |port| Settings::new().otherwise(port));
+    // With and without a default port.
+    let default_port = (!seed.is_multiple_of(3)).then_some(Port(2));
+    let settings =
+        default_port.map_or_else(NicSettings::new, |port| NicSettings::new().default_port(port));
     let mut emulator = match Emulator::new(&borrowed(&host), &PORTS, &settings) {
         Ok(emulator) => emulator,
-        Err(EmulatorError::NotCompiled(_)) => {
+        Err(EmulatorError::Compile(_)) => {
             seen.refused += 1;
             return;
         }
@@ -118,10 +120,10 @@ fn run(seed: u64, seen: &mut Seen) {
     for number in 0..60 {
         now = now + Duration::from_nanos(rng.u64(..50_000));
         let frame = frame(&mut rng);
-        let arrival = PORTS[rng.usize(..3)];
-        // Now and then the same packet again: flows that are begun are then known.
+        let ingress = PORTS[rng.usize(..3)];
+        // Now and then the same packet again: flows that it begins are then known.
         for _ in 0..rng.usize(1..4) {
-            match compare(&mut emulator, &mut host, (arrival, &frame, now, otherwise), seen) {
+            match compare(&mut emulator, &mut host, (ingress, &frame, now, default_port), seen) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(said) => panic!(
@@ -140,8 +142,8 @@ fn run(seed: u64, seen: &mut Seen) {
     }
 }
 
-/// Goal: every packet that a program does not leave to the host has the same fate there as on the host: bytes, port, copy,
-/// reason; while routes, neighbours and flows change. Method: pipelines and packets of chance.
+/// Goal: every packet that a program does not leave to the host has the same outcome there as on the host: bytes, port,
+/// copy, reason; while routes, neighbours and flows change. Method: random pipelines and packets.
 #[test]
 fn programs_do_what_stages_do() {
     let first = number("VIGIE_FUZZ_SEED").unwrap_or(1) << 32;
@@ -177,7 +179,7 @@ fn programs_do_what_stages_do() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Goal: as above, for any bytes. Method: frames whose bytes are all chance, in pipelines of chance; shrinks.
+    /// Goal: as above, for any bytes. Method: frames of random bytes, in random pipelines; shrinks.
     #[test]
     fn programs_do_what_stages_do_with_any_bytes(
         seed in 0_u64..2_000,
@@ -186,7 +188,7 @@ proptest! {
     ) {
         frame[12..14].copy_from_slice(&ether_type.to_be_bytes());
         let (mut host, _) = stages(seed);
-        let emulator = Emulator::new(&borrowed(&host), &PORTS, &Settings::new());
+        let emulator = Emulator::new(&borrowed(&host), &PORTS, &NicSettings::new());
         let Ok(mut emulator) = emulator else { return Ok(()) };
         let packet = (PORTS[0], &frame[..], Instant::from_nanos(1_000_000_000), None);
         let same = compare(&mut emulator, &mut host, packet, &mut Seen::default());

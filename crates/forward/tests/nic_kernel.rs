@@ -1,5 +1,5 @@
-//! The network processor in the kernel: programs of chance are taken by the verifier and do what the host does, and
-//! packets really go from namespace to namespace. They need root, and are skipped without.
+//! The network processor in the kernel: the verifier accepts random programs, they do what the host does, and packets
+//! really travel between namespaces. These tests need root, and are skipped without.
 
 mod namespace;
 mod traffic;
@@ -14,12 +14,12 @@ use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_forward::{
     bpf::{
-        Assembler, Attachment, Condition, Generator, Helper, LoadedProgram, MapSpec, Place,
-        Program, ProgramKind, Register::*, Size, Table, XDP_DROP, XDP_PASS, XDP_REDIRECT,
+        Assembler, AttachMode, Attachment, BpfMap, Condition, Generator, Helper, LoadedProgram,
+        MapSpec, Program, ProgramKind, Register::*, Size, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
-    nic::{FollowError, Nic, NicBuilder, NicCounters, NicError, PassAll, Settings, Sizes},
+    nic::{FollowError, MapSizes, Nic, NicBuilder, NicCounters, NicError, NicSettings, PassAll},
     packet::{Packet, Port},
-    pipeline::{Offload, Reason, Stage, Stock},
+    pipeline::{Offload, Reason, Stage, StockStage},
     stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
     tables::{Fib, Interface, NatTable, Route},
 };
@@ -34,7 +34,7 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
 
-fn has(stages: &[Box<dyn Stage>], what: impl Fn(&Stock<'_>) -> bool) -> bool {
+fn has(stages: &[Box<dyn Stage>], what: impl Fn(&StockStage<'_>) -> bool) -> bool {
     stages.iter().any(|stage| matches!(stage.offload(), Offload::Stock(stock) if what(&stock)))
 }
 
@@ -50,14 +50,14 @@ fn interfaces() -> [u32; 3] {
     ["p0", "p1", "p2"].map(index)
 }
 
-/// Maps that are made fast.
-fn small() -> Settings {
-    let mut sizes = Sizes::default();
+/// Maps that are created quickly.
+fn small() -> NicSettings {
+    let mut sizes = MapSizes::default();
     (sizes.ports, sizes.routes, sizes.neighbours, sizes.flows) = (3, 128, 128, 128);
-    Settings::new().sizes(sizes)
+    NicSettings::new().sizes(sizes)
 }
 
-/// What was seen, so that a test that looks at nothing is found out.
+/// The outcomes so far, so that a test that covers nothing fails.
 #[derive(Debug, Default)]
 struct Seen {
     pipelines: u64,
@@ -70,30 +70,30 @@ struct Seen {
 fn compare_in_kernel(seed: u64, interfaces: [u32; 3], seen: &mut Seen) {
     let (mut host, fib) = stages(seed);
     // Its time is the kernel's own.
-    if has(&host, |stock| matches!(stock, Stock::Meter(_))) {
+    if has(&host, |stock| matches!(stock, StockStage::Meter(_))) {
         return;
     }
-    let mut builder = Nic::builder().settings(small()).places(&[Place::Generic]);
+    let mut builder = Nic::builder().settings(small()).attach_modes(&[AttachMode::Generic]);
     for (port, interface) in PORTS.into_iter().zip(interfaces) {
         builder = builder.port(port, interface);
     }
     let mut nic = match builder.start(&borrowed(&host)) {
         Ok(nic) => nic,
-        Err(NicError::NotCompiled(_)) => return,
+        Err(NicError::Compile(_)) => return,
         Err(error) => panic!("pipeline {seed}: {error}"),
     };
     seen.pipelines += 1;
-    let translates = has(&host, |stock| matches!(stock, Stock::Nat(_)));
-    let copies = has(&host, |stock| matches!(stock, Stock::Mirror(_)));
+    let translates = has(&host, |stock| matches!(stock, StockStage::Nat(_)));
+    let copies = has(&host, |stock| matches!(stock, StockStage::Mirror(_)));
     let mut rng = Rng::with_seed(seed ^ 0x5eed);
     for number in 0..60 {
         let frame = frame(&mut rng);
-        let arrival = PORTS[rng.usize(..3)];
+        let ingress = PORTS[rng.usize(..3)];
         let before = nic.counters().expect("counters");
-        let program = nic.program(arrival).expect("a program");
+        let program = nic.program(ingress).expect("a program");
         let tested = program.test_run(&frame, 0, 1).expect("run");
         let after = nic.counters().expect("counters");
-        let made = on_host(&mut host, arrival, &frame, None, Instant::from_nanos(1_000_000_000));
+        let made = on_host(&mut host, ingress, &frame, None, Instant::from_nanos(1_000_000_000));
         let said =
             || format!("pipeline {seed}, packet {number} {frame:02x?}: {made:?}, {tested:02x?}");
         seen.packets += 1;
@@ -125,8 +125,8 @@ fn compare_in_kernel(seed: u64, interfaces: [u32; 3], seen: &mut Seen) {
     }
 }
 
-/// Goal: the verifier takes every program that the compiler makes, and the kernel does with it what the host does. Method:
-/// pipelines and packets of chance, by test runs.
+/// Goal: the verifier accepts every program that the compiler makes, and the kernel does with it what the host does.
+/// Method: random pipelines and packets, by test runs.
 #[test]
 fn the_kernel_does_what_stages_do() {
     inside("the_kernel_does_what_stages_do", || {
@@ -146,8 +146,8 @@ fn the_kernel_does_what_stages_do() {
     });
 }
 
-/// Goal: three rights suffice, and the third is named where it is missing. Method: as above, in a process with nothing else;
-/// then without it.
+/// Goal: three capabilities suffice, and if the third is missing it is named. Method: as above, in a process with no
+/// others; then without the third.
 #[test]
 fn three_rights_suffice() {
     const CHILD: &str = "VIGIE_FORWARD_RIGHTS";
@@ -167,7 +167,7 @@ fn three_rights_suffice() {
                 let ttl = Ttl::new();
                 let error = Nic::builder().port(Port(0), p0).start(&[&ttl]).expect_err("no right");
                 assert_eq!(error.missing_capability(), Some(Capability::PerfMon), "{error}");
-                // What reads no header needs no more than two.
+                // Programs that read no headers need only two.
                 let rewrite = Rewrite::new().source_mac(MACS[0]).send(Port(0));
                 Nic::builder().port(Port(0), p0).start(&[&rewrite]).map(drop).expect("started");
                 return;
@@ -210,7 +210,7 @@ fn ip(text: &str) -> IpAddr {
 struct Line {
     sender: Namespace,
     receiver: Namespace,
-    /// So that frames that are redirected to them arrive.
+    /// So that frames redirected to them arrive.
     pass: Vec<PassAll>,
 }
 
@@ -250,18 +250,18 @@ impl Line {
         found.split(':').next().expect("an index").parse().expect("a number")
     }
 
-    fn nic(settings: Settings) -> NicBuilder {
+    fn nic(settings: NicSettings) -> NicBuilder {
         let builder = Nic::builder().settings(settings);
         builder.port(Port(0), index("f0")).port(Port(1), index("f1"))
     }
 
-    /// Sends a datagram of UDP from the sender's interface, made by hand.
+    /// Sends a handmade UDP datagram from the sender's interface.
     fn send(&self, to: (&str, u16), from: (&str, u16), text: &[u8]) {
         let frame = datagram(to, from, text);
         self.sender.enter(|| send_frame("a0", &frame));
     }
 
-    /// Runs something while a socket of the receiver waits; returns what it gets, and from whom.
+    /// Runs `send` while a socket of the receiver waits; returns what it gets, and the sender's address.
     fn received(&self, address: &str, send: impl FnOnce() + Send) -> Option<(Vec<u8>, String)> {
         self.receiver.enter(|| {
             let socket = UdpSocket::bind(address).expect("bound");
@@ -314,7 +314,7 @@ fn router() -> Fib {
     fib
 }
 
-/// Goal: datagrams are routed between namespaces by the program, at each place that the kernel has for it, while the
+/// Goal: datagrams are routed between namespaces by the program, in each attach mode, while the
 /// kernel's own forwarding is off; ARP goes up. Method: real sockets behind veth pairs.
 #[test]
 fn datagrams_are_routed() {
@@ -323,11 +323,11 @@ fn datagrams_are_routed() {
         let line = Line::new();
         let fib = router();
         let stages: [&dyn Stage; 2] = [&Ttl::new(), &RouteStage::new(fib.clone())];
-        for place in Place::ALL {
+        for place in AttachMode::ALL {
             let up = [Reason::NotIp, Reason::NoRoute, Reason::NoNeighbour, Reason::TtlExpired];
-            let builder = Line::nic(Settings::new().pass_up(&up)).places(&[place]);
+            let builder = Line::nic(NicSettings::new().pass_up(&up)).attach_modes(&[place]);
             let nic = builder.start(&stages).unwrap_or_else(|error| panic!("{place}: {error}"));
-            assert_eq!(nic.place(Port(0)), Some(place));
+            assert_eq!(nic.attach_mode(Port(0)), Some(place));
             let got = line.received("10.2.0.2:4000", || {
                 line.send(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"routed");
             });
@@ -349,8 +349,8 @@ fn datagrams_are_routed() {
     });
 }
 
-/// Goal: flows that the host has begun are translated by the program, in both directions, with checksums that sockets take;
-/// the host learns that they are in use. Method: a datagram out, its answer back.
+/// Goal: the program translates flows that the host has begun, in both directions, with checksums that sockets accept; the
+/// host learns that they are in use. Method: a datagram out, its answer back.
 #[test]
 fn datagrams_are_translated() {
     inside("datagrams_are_translated", || {
@@ -359,13 +359,13 @@ fn datagrams_are_translated() {
         let from = "10.1.0.0/24".parse().expect("a prefix");
         let external = ip("10.2.0.77");
         let nat =
-            Nat::new(table.clone()).rule(NatRule::Source { arrival: Port(0), from, external });
+            Nat::new(table.clone()).rule(NatRule::Source { ingress: Port(0), from, external });
         let stages: [&dyn Stage; 3] = [&nat, &Ttl::new(), &RouteStage::new(router())];
-        let mut nic = Line::nic(Settings::new()).start(&stages).expect("started");
+        let mut nic = Line::nic(NicSettings::new()).start(&stages).expect("started");
         let send = || line.send(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         send();
         run("sleep 0.1");
-        // Nobody knows the flow: it went up.
+        // The flow is unknown: the packet went up.
         assert_eq!(nic.counters().expect("counters").passed_up, 1);
         let mut host =
             Packet::new(Port(0), &datagram(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello"));
@@ -404,8 +404,8 @@ fn datagrams_are_translated() {
     });
 }
 
-/// Goal: interfaces that go, namespaces that are deleted, and full maps are errors or counted drops, and forwarding goes on
-/// when they are back. Method: each of them, with live traffic.
+/// Goal: removed interfaces, deleted namespaces and full maps are errors or counted drops, and forwarding continues when
+/// they are back. Method: each of them, with live traffic.
 #[test]
 fn interfaces_go_and_maps_fill() {
     inside("interfaces_go_and_maps_fill", || {
@@ -413,13 +413,13 @@ fn interfaces_go_and_maps_fill() {
         let fib = router();
         let route = RouteStage::new(fib.clone());
         let stages: [&dyn Stage; 2] = [&Ttl::new(), &route];
-        let mut sizes = Sizes::default();
+        let mut sizes = MapSizes::default();
         sizes.routes = 3;
-        let mut nic = Line::nic(Settings::new().sizes(sizes)).start(&stages).expect("started");
+        let mut nic = Line::nic(NicSettings::new().sizes(sizes)).start(&stages).expect("started");
         let send = || line.send(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         assert!(line.received("10.2.0.2:4000", send).is_some());
         let dropped = |nic: &Nic, reason| nic.counters().expect("counters").traffic.of(reason);
-        // Closed by who watches it, and open again.
+        // Closed by the code that watches it, and opened again.
         nic.close(Port(1)).expect("closed");
         send();
         run("sleep 0.1");
@@ -433,7 +433,7 @@ fn interfaces_go_and_maps_fill() {
         run("sleep 0.1");
         assert_eq!(dropped(&nic, Reason::TooLong), 1);
         fib.set_interface(Port(1), Some(Interface::new(MACS[2], 1500)));
-        // More routes than the map holds: the programs go, so that nothing goes the wrong way.
+        // More routes than the map holds: the programs are detached, so that no packet is misrouted.
         for number in 0..3 {
             fib.set_route(
                 format!("10.9.{number}.0/24").parse().expect("a prefix"),
@@ -445,7 +445,7 @@ fn interfaces_go_and_maps_fill() {
             matches!(full, NicError::Follow(FollowError::Full { table: "routes", entries_max: 3 })),
             "{full}"
         );
-        assert_eq!(nic.place(Port(0)), None);
+        assert_eq!(nic.attach_mode(Port(0)), None);
         for number in 0..3 {
             fib.set_route(format!("10.9.{number}.0/24").parse().expect("a prefix"), None);
         }
@@ -490,20 +490,21 @@ fn changes_lose_nothing() {
         let mut line = Line::new();
         let fib = router();
         let stages: [&dyn Stage; 2] = [&Rewrite::new(), &RouteStage::new(fib.clone())];
-        let mut nic = Line::nic(Settings::new()).start(&stages).expect("started");
-        // In the place of what lets all pass: a program that counts what comes of IPv4.
+        let mut nic = Line::nic(NicSettings::new()).start(&stages).expect("started");
+        // In place of the program that passes everything: one that counts IPv4 frames.
         line.pass.pop();
         let counter = LoadedProgram::load(&counting()).expect("loaded");
         let interface = line.interface_of_receiver();
-        let attached = line.receiver.enter(|| Attachment::new(&counter, interface, Place::Native));
+        let attached =
+            line.receiver.enter(|| Attachment::new(&counter, interface, AttachMode::Native));
         let _attached = attached.expect("attached");
         let frame = datagram(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         let rounds = 6;
         let program = nic.program(Port(0)).expect("a program");
-        let arrival = index("f0");
+        let ingress = index("f0");
         let feeder = std::thread::scope(|scope| {
             let feeder = scope.spawn(|| {
-                let generator = Generator::new(&program, &frame, arrival);
+                let generator = Generator::new(&program, &frame, ingress);
                 (0..rounds).try_for_each(|_| generator.burst(65_536))
             });
             let mut changes = 0_u32;

@@ -1,8 +1,8 @@
-//! Fuzz targets of what strangers send to a relay: headers of the PROXY protocol and lengths of messages.
+//! Fuzz targets for a relay's untrusted input: headers of the PROXY protocol and lengths of messages.
 //!
-//! Each makes bytes of chance, from one seed, for as long as `VIGIE_FUZZ_SECONDS` says (by default so many inputs that it
-//! takes about a second), and compares with a second reader that is written for clarity alone. A failure prints the seed,
-//! which `VIGIE_FUZZ_SEED` takes.
+//! Each makes random bytes, from one seed, for as long as `VIGIE_FUZZ_SECONDS` says (by default for about a second),
+//! and compares with a second parser that is written for clarity alone. A failure prints the seed, which
+//! `VIGIE_FUZZ_SEED` takes.
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test relay_fuzz`.
 
@@ -16,7 +16,7 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
 
-/// Runs `target` on inputs of chance; each has a seed of its own.
+/// Runs `target` on random inputs; each has its own seed.
 fn fuzz(target: impl Fn(&mut Rng)) {
     let first = number("VIGIE_FUZZ_SEED");
     let deadline =
@@ -53,7 +53,7 @@ fn bytes(rng: &mut Rng) -> Vec<u8> {
     (0..length).map(|_| rng.u8(..)).collect()
 }
 
-/// What the protocol says of these bytes, in the order of the text: a length and what is in it, or nothing.
+/// A parser of the protocol, in the order of its text: returns the length and the addresses, or nothing.
 fn proxy_oracle(bytes: &[u8]) -> Option<(usize, Option<[SocketAddr; 2]>)> {
     if bytes.get(..12)? != b"\r\n\r\n\0\r\nQUIT\n" || bytes.get(12)? >> 4 != 2 {
         return None;
@@ -87,8 +87,8 @@ fn proxy_oracle(bytes: &[u8]) -> Option<(usize, Option<[SocketAddr; 2]>)> {
     Some((16 + length, addresses))
 }
 
-/// Goal: a header is read as the protocol says, and nothing else is taken for one. Method: chance, and headers that were
-/// damaged in a few places, beside the oracle.
+/// Goal: a header is parsed as the protocol says, and nothing else passes for one. Method: random bytes, and headers
+/// damaged in a few places, compared with the oracle.
 #[test]
 fn proxy_headers() {
     fuzz(|rng| {
@@ -110,7 +110,7 @@ fn proxy_headers() {
             if let Some(byte) = rng.choice(&mut input) {
                 *byte = 0;
             }
-            // Where versions, families and lengths stand.
+            // The positions of versions, families and lengths.
             if let Some(byte) = input.get_mut(rng.usize(12..16)) {
                 *byte = *rng.choice(&[0, 1, 0x20, 0x21, 0x11, 0x31, 12, 36, 0xff]).unwrap_or(&0);
             }
@@ -135,8 +135,8 @@ fn proxy_headers() {
     });
 }
 
-/// Goal: lengths are read as written, by every format, and every header of chance is either refused or no longer than
-/// what there is. Method: chance, and what is read is written again; only a varint may have been longer than it had to be.
+/// Goal: lengths decode as encoded, in every format, and every random header is either refused or no longer than the
+/// input. Method: random bytes; decoded lengths are encoded again; only a varint may have been longer than necessary.
 #[test]
 fn lengths_of_messages() {
     fuzz(|rng| {

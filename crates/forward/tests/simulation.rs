@@ -39,7 +39,7 @@ fn path() -> impl Strategy<Value = Path> {
     prop::sample::select(Path::ALL.to_vec())
 }
 
-/// From nothing to many times what the packets take.
+/// From nothing to many times the time of the packets.
 fn t_algo() -> impl Strategy<Value = Duration> {
     prop_oneof![Just(0), 0_u64..200_000].prop_map(Duration::from_nanos)
 }
@@ -51,9 +51,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Goal: with one message in the node, simulation and closed form are equal to the nanosecond, which is
-    /// more than the 0.1 % that is wanted. Method: random packets, links, buses and algorithms on each
-    /// path of which there is a closed form.
+    /// Goal: with one message in the node, simulation and closed form are equal to the nanosecond, better than the
+    /// required 0.1 %. Method: random packets, links, buses and algorithms on each path that has a closed form.
     #[test]
     fn one_message_in_the_node_takes_the_time_of_the_closed_form(
         parameters in parameters(), path in path(), t_algo in t_algo(), messages in 1_u32..20,
@@ -91,16 +90,16 @@ proptest! {
             prop_assert!(flow.first_left <= flow.last_left && flow.last_left <= report.elapsed);
             if let Some(prediction) = parameters.predict(*path, *t_algo) {
                 prop_assert!(flow.latency_min >= prediction.time);
-                // Work of a whole number of windows, and the last one may be cut short.
+                // The work of a whole number of windows; the last one may be incomplete.
                 let windows = messages / prediction.window;
                 prop_assert!(flow.last_left >= prediction.span * windows);
             }
         }
     }
 
-    /// Goal: a larger window is never slower where every queue has one order. On the half-duplex bus, which
-    /// serves both directions, a transfer of a younger message may be in the way of an older one's, again and
-    /// again: it is slower by less than a quarter (by 5 % at worst in some 200 000 runs).
+    /// Goal: a larger window is never slower where every queue has a single order. On the half-duplex bus, which serves
+    /// both directions, a transfer of a younger message may delay an older one's, again and again: it is slower by less
+    /// than a quarter (by 5 % at worst in some 200 000 runs).
     /// Method: each window after the other, against the fastest before it.
     #[test]
     fn a_larger_window_is_never_slower(
@@ -127,7 +126,7 @@ proptest! {
     }
 }
 
-/// Time per message in the steady state at this algorithm: what the last thousand of 1200 messages add.
+/// Time per message in the steady state with this algorithm: the time that the last thousand of 1200 messages add.
 fn period(bus: Bus, window: u32, path: Path, t_algo: Duration) -> Duration {
     let flow = Flow::new(paper(bus, window), path, t_algo);
     (flow_time(flow.messages(1_200)) - flow_time(flow.messages(200))) / 1_000
@@ -139,8 +138,8 @@ fn flow_time(flow: Flow) -> Duration {
 
 #[test]
 fn the_pipeline_has_the_thresholds_of_table_3() {
-    // Goal: δ* of [fast-forward, §2.4, Table 3] without any formula. Method: the last microsecond up to which
-    // the interface is no slower than the host, found by simulating each.
+    // Goal: δ* of [fast-forward, §2.4, Table 3] without any formula. Method: the last microsecond up to which the
+    // interface is not slower than the host, found by simulating each.
     let time = |path, t_algo| flow_time(Flow::new(paper(Bus::HalfDuplex, 1), path, t_algo));
     let host = time(Path::HOST, us(0));
     assert_eq!(host, us(142));
@@ -167,9 +166,9 @@ fn two_messages_in_the_node_gain_what_the_paper_says() {
 
 #[test]
 fn messages_meet_at_the_half_duplex_bus() {
-    // Goal: what the closed form cannot show. With two messages in the node and an algorithm of 40 µs, its
-    // bound is 91 µs (half of 182); in the pipeline the host takes 112, since one message's way in meets
-    // the other's way out. A third message, or a full-duplex bus, makes up for it. Method: by simulation.
+    // Goal: an effect that the closed form does not cover. With two messages in the node and an algorithm of 40 µs, its
+    // bound is 91 µs (half of 182); in the pipeline the host takes 112, since one message's way in collides with the
+    // other's way out. A third message, or a full-duplex bus, makes up for it. Method: by simulation.
     let model = paper(Bus::HalfDuplex, 2).predict(Path::HOST, us(40)).expect("a path of the paper");
     assert_eq!(model.span / 2, us(91));
     assert_eq!(period(Bus::HalfDuplex, 2, Path::HOST, us(40)), us(112));

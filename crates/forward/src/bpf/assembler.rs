@@ -1,4 +1,4 @@
-//! From instructions and labels to a program.
+//! Builds programs from instructions and labels.
 
 use thiserror::Error;
 
@@ -9,12 +9,11 @@ use super::{
     program::{Program, ProgramError, ProgramKind},
 };
 
-/// A place in a program, to which jumps lead; made by [`Assembler::label`], put down by
-/// [`Assembler::bind`].
+/// A jump target in a program: made by [`Assembler::label`], placed by [`Assembler::bind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label(usize);
 
-/// A map of the program that is being made.
+/// A map of the program under construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MapId(u32);
 
@@ -26,17 +25,17 @@ impl MapId {
     }
 }
 
-/// Why no program came out.
+/// Why assembling failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AssembleError {
     /// A jump leads to a label that was never bound.
-    #[error("label {label} has no place, but a jump leads there")]
+    #[error("label {label} was never bound, but a jump leads there")]
     Unbound {
         /// Its number, from 0, in the order of [`Assembler::label`].
         label: usize,
     },
-    /// A label has two places.
+    /// A label was bound twice.
     #[error("label {label} was bound twice")]
     BoundTwice {
         /// Its number.
@@ -45,15 +44,15 @@ pub enum AssembleError {
     /// A jump is longer than 32 767 words.
     #[error("the jump in word {at} is too long")]
     TooFar {
-        /// Where it is.
+        /// The index of its word.
         at: usize,
     },
-    /// The instructions are no program.
+    /// The instructions do not form a valid program.
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
 
-/// Makes a program, instruction by instruction.
+/// Builds a program, instruction by instruction.
 ///
 /// # Examples
 /// ```
@@ -79,19 +78,19 @@ pub struct Assembler {
     insns: Vec<Insn>,
     /// Words so far.
     at: usize,
-    /// Where each label is.
+    /// The position of each label.
     labels: Vec<Option<usize>>,
-    /// Which instructions jump where.
+    /// The jumps: the word of the instruction, and its label.
     jumps: Vec<(usize, Label)>,
     maps: Vec<MapSpec>,
     bound_twice: Option<Label>,
     leaves_dead_out: bool,
-    /// Whether the program can come to the next instruction.
+    /// Whether control can reach the next instruction.
     is_reached: bool,
 }
 
 impl Assembler {
-    /// Begins a program.
+    /// Starts a program.
     pub fn new(name: impl Into<String>, kind: ProgramKind) -> Self {
         Self {
             name: name.into(),
@@ -107,32 +106,32 @@ impl Assembler {
         }
     }
 
-    /// Leaves out instructions behind a jump or an exit to which no jump before them leads: the kernel refuses programs with
-    /// such. Then no jump may lead back over a gap: its label counts as unbound.
+    /// Omits unreachable instructions: those behind a jump or an exit to which no earlier jump leads. The kernel
+    /// refuses programs that contain such. A backward jump into an omitted part fails: its label counts as unbound.
     pub const fn without_dead_code(mut self) -> Self {
         self.leaves_dead_out = true;
         self
     }
 
-    /// Returns where the program will run.
+    /// Returns the kind of the program.
     #[must_use]
     pub const fn kind(&self) -> ProgramKind {
         self.kind
     }
 
-    /// Gives the program a map.
+    /// Adds a map to the program.
     pub fn map(&mut self, spec: MapSpec) -> MapId {
         self.maps.push(spec);
         MapId(u32::try_from(self.maps.len() - 1).unwrap_or(u32::MAX))
     }
 
-    /// Makes a label without a place.
+    /// Creates an unbound label.
     pub fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// Puts a label before the next instruction.
+    /// Binds a label to the next instruction.
     pub fn bind(&mut self, label: Label) -> &mut Self {
         self.is_reached |= self.jumps.iter().any(|(_, to)| *to == label);
         if self.is_dead() {
@@ -200,7 +199,7 @@ impl Assembler {
         self.arithmetic(Width::W32, operation, to, value)
     }
 
-    /// Appends `to = value`, for constants that do not fit into 32 bits with a sign.
+    /// Appends `to = value`, for constants that do not fit into 32 bits, sign-extended.
     pub fn constant(&mut self, to: Register, value: u64) -> &mut Self {
         match i32::try_from(value) {
             Ok(small) => self.set(to, small),
@@ -251,7 +250,7 @@ impl Assembler {
         self.push(Insn::Call(helper))
     }
 
-    /// Appends the end of the program.
+    /// Appends the exit of the program.
     pub fn exit(&mut self) -> &mut Self {
         self.push(Insn::Exit)
     }
@@ -294,10 +293,10 @@ impl Assembler {
         self.push(Insn::Branch { width: Width::W32, condition, of, with, offset: 0 })
     }
 
-    /// Puts the labels in, and makes the program.
+    /// Resolves the labels and returns the program.
     ///
     /// # Errors
-    /// [`AssembleError`]: a label without a place or with two, a jump that is too long, no program.
+    /// [`AssembleError`] if a label is unbound or bound twice, a jump is too long, or the program is invalid.
     pub fn finish(mut self) -> Result<Program, AssembleError> {
         if let Some(label) = self.bound_twice {
             return Err(AssembleError::BoundTwice { label: label.0 });
@@ -342,7 +341,7 @@ mod tests {
         assert_eq!(program.insns()[2], Insn::Jump { offset: -4 });
     }
 
-    /// Goal: what nothing leads to is left out. Method: code behind an exit, with and without a jump to it.
+    /// Goal: unreachable code is left out. Method: code behind an exit, with and without a jump to it.
     #[test]
     fn dead_code_is_left_out() {
         let mut a = assembler().without_dead_code();
@@ -352,7 +351,7 @@ mod tests {
         assert_eq!(a.finish().unwrap().insns().len(), 4);
     }
 
-    /// Goal: what is no program is said. Method: one of each kind.
+    /// Goal: each mistake has its error. Method: one of each kind.
     #[test]
     fn mistakes_are_typed() {
         let mut a = assembler();

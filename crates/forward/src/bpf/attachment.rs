@@ -1,4 +1,4 @@
-//! Programs at their places.
+//! Attaching programs to interfaces and sockets.
 
 use std::{
     fmt, io,
@@ -17,23 +17,23 @@ use super::{
     sys,
 };
 
-/// Where at an interface a program runs, from the fastest place to the slowest.
+/// Where a program runs at an interface, from the fastest place to the slowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "the kernel's places for frames that arrive")]
-pub enum Place {
-    /// In the driver, before the kernel makes a packet of the frame.
+pub enum AttachMode {
+    /// In the driver, before the kernel allocates a packet for the frame.
     Native,
-    /// Behind the driver: any interface has it.
+    /// After the driver; available at any interface.
     Generic,
-    /// Behind the first part of the network stack.
+    /// After the first part of the network stack.
     Tcx,
 }
 
-impl Place {
+impl AttachMode {
     /// Returns all places, the fastest first.
     pub const ALL: [Self; 3] = [Self::Native, Self::Generic, Self::Tcx];
 
-    /// Returns the kind of programs that run there.
+    /// Returns the kind of program that runs there.
     #[must_use]
     pub const fn kind(self) -> ProgramKind {
         match self {
@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for AttachMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Native => "XDP in the driver",
@@ -66,9 +66,9 @@ impl fmt::Display for Place {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// Another program is there.
+    /// Another program is attached there.
     #[error(
-        "interface {interface} has an XDP program already, and takes one: remove it (`ip link set dev NAME xdp \
+        "interface {interface} has an XDP program already, and can have only one: remove it (`ip link set dev NAME xdp \
          off`), or stop the program that attached it (`bpftool link` shows it)"
     )]
     Taken {
@@ -81,23 +81,23 @@ pub enum AttachError {
         /// The interface's index.
         interface: u32,
     },
-    /// The interface, or the kernel, has no such place.
-    #[error("interface {interface} does not offer {place}: {source}")]
-    NoPlace {
+    /// The interface, or the kernel, does not offer this place.
+    #[error("interface {interface} does not offer {mode}: {source}")]
+    NoAttachMode {
         /// The interface's index.
         interface: u32,
         /// The place.
-        place: Place,
-        /// What the kernel said.
+        mode: AttachMode,
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A right is missing, or the kernel said something else.
+    /// A missing capability, or another error from the kernel.
     #[error(transparent)]
     Privilege(#[from] PrivilegeError),
 }
 
 impl AttachError {
-    /// Returns the right that is missing, if that is it.
+    /// Returns the missing capability, if that is the cause.
     #[must_use]
     pub const fn missing_capability(&self) -> Option<Capability> {
         match self {
@@ -107,13 +107,12 @@ impl AttachError {
     }
 }
 
-/// A program at its place. Dropping it takes the program away; so does the kernel when this process ends, however
-/// it ends.
+/// An attached program. Dropping this detaches it; the kernel does so too when this process ends, however it ends.
 #[derive(Debug)]
-#[must_use = "the program is taken away when this is dropped"]
+#[must_use = "the program is detached when this is dropped"]
 pub struct Attachment {
     link: OwnedFd,
-    place: Place,
+    mode: AttachMode,
     interface: u32,
 }
 
@@ -121,15 +120,19 @@ impl Attachment {
     /// Attaches a program to an interface, by its index in this thread's network namespace.
     ///
     /// # Errors
-    /// [`AttachError`] says what is in the way.
-    pub fn new(program: &LoadedProgram, interface: u32, place: Place) -> Result<Self, AttachError> {
-        let link = if program.kind() == place.kind() {
-            sys::create_link(program.descriptor(), interface, program.kind(), place.flags())
+    /// [`AttachError`] says what prevents it.
+    pub fn new(
+        program: &LoadedProgram,
+        interface: u32,
+        mode: AttachMode,
+    ) -> Result<Self, AttachError> {
+        let link = if program.kind() == mode.kind() {
+            sys::create_link(program.descriptor(), interface, program.kind(), mode.flags())
         } else {
             Err(io::ErrorKind::InvalidInput.into())
         };
         match link {
-            Ok(link) => Ok(Self { link, place, interface }),
+            Ok(link) => Ok(Self { link, mode, interface }),
             Err(source) => Err(match source.raw_os_error() {
                 Some(libc::EBUSY | libc::EEXIST) => AttachError::Taken { interface },
                 Some(libc::ENODEV) => AttachError::NoInterface { interface },
@@ -138,15 +141,15 @@ impl Attachment {
                     PrivilegeError::of(what, &privilege::LOADING, source).into()
                 }
                 _ if !exists(interface) => AttachError::NoInterface { interface },
-                _ => AttachError::NoPlace { interface, place, source },
+                _ => AttachError::NoAttachMode { interface, mode, source },
             }),
         }
     }
 
     /// Returns where the program runs.
     #[must_use]
-    pub const fn place(&self) -> Place {
-        self.place
+    pub const fn mode(&self) -> AttachMode {
+        self.mode
     }
 
     /// Returns the interface's index.
@@ -155,8 +158,8 @@ impl Attachment {
         self.interface
     }
 
-    /// Returns whether the interface is still there. One that was removed, or went to another network namespace, has lost
-    /// the program for good: attach it again when it is back.
+    /// Returns whether the interface still exists. An interface that was removed or moved to another network namespace
+    /// has lost the program for good: attach it again when the interface is back.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         sys::interface_of(self.link.as_fd()).is_ok_and(|interface| interface != 0)
@@ -166,14 +169,14 @@ impl Attachment {
 /// Returns whether this thread's network namespace has this interface.
 fn exists(interface: u32) -> bool {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
-    // Without a socket nobody knows.
+    // Without a socket it cannot be checked.
     socket.map_or(true, |socket| index_to_name(socket, interface).is_ok())
 }
 
-/// Gives all sockets of a map a program: parser or verdict. It stays as long as the map.
+/// Attaches a parser or verdict program to all sockets of a map, for as long as the map exists.
 ///
 /// # Errors
-/// A right that is missing; `EINVAL` if the map is none of sockets or the program none for them.
+/// A missing capability; `EINVAL` if the map does not hold sockets or the program is not for sockets.
 pub fn attach_to_sockets(program: &LoadedProgram, map: &KernelMap) -> Result<(), PrivilegeError> {
     let attached = sys::attach_to_map(map.descriptor(), program.descriptor(), program.kind());
     let what = "attaching a program to sockets";

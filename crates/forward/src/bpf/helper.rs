@@ -1,6 +1,6 @@
-//! The functions of the kernel that our programs call.
+//! The kernel functions (helpers) that our programs call.
 
-/// A function of the kernel.
+/// A kernel function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
 pub enum Helper {
@@ -10,7 +10,7 @@ pub enum Helper {
     MapUpdate,
     /// `(map, key) -> 0 or a negative error`.
     MapDelete,
-    /// `() -> nanoseconds` since the machine was started, without time asleep.
+    /// `() -> nanoseconds` since boot, without time asleep.
     MonotonicTime,
     /// `() -> number of the processor`.
     Processor,
@@ -18,9 +18,9 @@ pub enum Helper {
     CloneRedirect,
     /// `(interface, flags) -> action`: the packet goes to an interface when the program returns the action.
     Redirect,
-    /// `(packet, bytes)`, for programs at tcx and of sockets: as many bytes can be read directly.
+    /// `(packet, bytes)`, for programs at tcx and of sockets: makes this many bytes directly readable.
     PullData,
-    /// `(packet, bytes)`, for XDP: the packet begins further back, or further in front if negative.
+    /// `(packet, bytes)`, for XDP: removes bytes from the front of the frame, or adds some if negative.
     AdjustHead,
     /// `(map, key, flags) -> action`, for XDP: as [`Redirect`](Self::Redirect), to an entry of a map.
     RedirectMap,
@@ -57,12 +57,12 @@ impl Helper {
         NUMBERS.into_iter().map(|(helper, _)| helper)
     }
 
-    /// Returns the kernel's number of it.
+    /// Returns the kernel's number for this helper.
     pub(super) fn number(self) -> i32 {
         NUMBERS.iter().find(|(helper, _)| *helper == self).map_or(0, |(_, number)| *number)
     }
 
-    /// Returns the helper with this number, if it is one of ours.
+    /// Returns the helper with this number, if this crate knows it.
     pub(super) fn from_number(number: i32) -> Option<Self> {
         NUMBERS.iter().find(|(_, one)| *one == number).map(|(helper, _)| *helper)
     }

@@ -1,4 +1,4 @@
-//! Instructions of eBPF, typed, and the words that the kernel takes for them.
+//! Typed eBPF instructions, and their encoding as the kernel's words.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use thiserror::Error;
 
 use super::helper::Helper;
 
-/// A register. R0 holds what a call or the program returns, R1 to R5 are arguments and are lost by a
-/// call, R6 to R9 survive it, R10 points behind the stack and cannot be written.
+/// A register. R0 holds the result of a call or of the program, R1 to R5 are arguments and are clobbered by a call, R6
+/// to R9 survive it, R10 points to the end of the stack and is read-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "the machine has eleven")]
 #[expect(missing_docs, reason = "their numbers")]
@@ -52,7 +52,7 @@ impl Register {
     }
 }
 
-/// How much a load or a store moves.
+/// The size of a load or a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the machine has four")]
 pub enum Size {
@@ -95,7 +95,7 @@ impl Size {
     }
 }
 
-/// Whether an operation works on 32 bits, and clears the upper half of its register, or on 64.
+/// Whether an operation works on 64 bits, or on 32 and clears the upper half of its register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the machine has two")]
 pub enum Width {
@@ -105,35 +105,35 @@ pub enum Width {
     W64,
 }
 
-/// An operation of two operands; the first one takes the result.
+/// An operation with two operands; the result replaces the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "those of the machine")]
 pub enum Operation {
-    /// Addition, without overflow.
+    /// Addition, wrapping.
     Add,
-    /// Subtraction, without overflow.
+    /// Subtraction, wrapping.
     Subtract,
-    /// Multiplication, without overflow.
+    /// Multiplication, wrapping.
     Multiply,
     /// Unsigned division; by zero: 0.
     Divide,
-    /// Bits of either.
+    /// Bitwise or.
     Or,
-    /// Bits of both.
+    /// Bitwise and.
     And,
-    /// To the left, by the lower 6 bits of the second operand (5 if on 32 bits).
+    /// Left shift, by the lower 6 bits of the second operand (5 if on 32 bits).
     ShiftLeft,
-    /// To the right, with zeros.
+    /// Right shift, filling with zeros.
     ShiftRight,
-    /// The negative of the first operand; the second one is not looked at.
+    /// The negative of the first operand; the second is ignored.
     Negate,
-    /// Unsigned remainder; by zero: the first operand as it was.
+    /// Unsigned remainder; by zero: the first operand unchanged.
     Remainder,
-    /// Bits of one alone.
+    /// Bitwise exclusive or.
     Xor,
     /// The second operand.
     Move,
-    /// To the right, with the sign.
+    /// Right shift, filling with the sign.
     ShiftRightSigned,
 }
 
@@ -156,7 +156,7 @@ impl Operation {
     ];
 }
 
-/// What a conditional jump compares.
+/// The comparison of a conditional jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "those of the machine")]
 pub enum Condition {
@@ -166,7 +166,7 @@ pub enum Condition {
     Greater,
     /// Greater or equal, unsigned.
     AtLeast,
-    /// They have bits in common.
+    /// The operands have bits in common.
     HasBits,
     /// Not equal.
     NotEqual,
@@ -215,17 +215,17 @@ impl Condition {
     ];
 }
 
-/// An operation on memory that no other processor can interrupt; on 4 or 8 bytes.
+/// An atomic operation on memory, on 4 or 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "those that we use")]
 pub enum Atomic {
     /// Adds the register.
     Add,
-    /// Adds the register, which then has what was there before.
+    /// Adds the register, which then holds the previous value.
     FetchAdd,
     /// Exchanges memory and register.
     Exchange,
-    /// Stores the register if R0 is what is there; R0 then has what was there before.
+    /// Stores the register if memory equals R0; R0 then holds the previous value.
     CompareExchange,
 }
 
@@ -236,11 +236,11 @@ const ATOMICS: [(Atomic, i32); 4] = [
     (Atomic::CompareExchange, 0xf1),
 ];
 
-/// A register or a constant, whose sign is extended to 64 bits.
+/// A register or a constant that is sign-extended to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the machine has no more")]
 pub enum Operand {
-    /// What is in a register.
+    /// The value of a register.
     Register(Register),
     /// A constant.
     Constant(i32),
@@ -258,59 +258,59 @@ impl From<i32> for Operand {
     }
 }
 
-/// One instruction. Offsets of jumps count words of 8 bytes from the one behind the jump.
+/// One instruction. Jump offsets count words of 8 bytes from the instruction after the jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
 pub enum Insn {
     /// `to = to OPERATION by`.
     Arithmetic {
-        /// On how many bits.
+        /// The number of bits.
         width: Width,
-        /// What is done.
+        /// The operation.
         operation: Operation,
         /// First operand, and result.
         to: Register,
         /// Second operand.
         by: Operand,
     },
-    /// The lower 16, 32 or 64 bits of `to` from or to network order; the rest is cleared.
+    /// Converts the lower 16, 32 or 64 bits of `to` from or to network order; clears the rest.
     NetworkOrder {
-        /// Which bits; [`Size::Byte`] is no instruction of the machine.
+        /// Which bits; [`Size::Byte`] cannot be encoded.
         size: Size,
         /// The register.
         to: Register,
     },
     /// `to = *(from + offset)`.
     Load {
-        /// How much.
+        /// The number of bytes.
         size: Size,
         /// The register.
         to: Register,
         /// The address.
         from: Register,
-        /// Bytes beyond it.
+        /// Added to the address, in bytes.
         offset: i16,
     },
     /// `*(to + offset) = value`.
     Store {
-        /// How much.
+        /// The number of bytes.
         size: Size,
         /// The address.
         to: Register,
-        /// Bytes beyond it.
+        /// Added to the address, in bytes.
         offset: i16,
-        /// What is stored.
+        /// The value to store.
         value: Operand,
     },
     /// An atomic operation on `*(to + offset)`.
     Atomic {
         /// [`Size::Word`] or [`Size::Double`].
         size: Size,
-        /// What is done.
+        /// The operation.
         operation: Atomic,
         /// The address.
         to: Register,
-        /// Bytes beyond it.
+        /// Added to the address, in bytes.
         offset: i16,
         /// The operand.
         from: Register,
@@ -329,14 +329,14 @@ pub enum Insn {
         /// Which map.
         map: u32,
     },
-    /// Goes on elsewhere.
+    /// Jumps.
     Jump {
-        /// How many words further.
+        /// The distance in words.
         offset: i16,
     },
-    /// Goes on elsewhere if the condition holds.
+    /// Jumps if the condition holds.
     Branch {
-        /// How many bits are compared.
+        /// The number of bits compared.
         width: Width,
         /// The condition.
         condition: Condition,
@@ -344,18 +344,18 @@ pub enum Insn {
         of: Register,
         /// Second operand.
         with: Operand,
-        /// How many words further.
+        /// The distance in words.
         offset: i16,
     },
-    /// Calls a function of the kernel with R1 to R5; the result is in R0.
+    /// Calls a kernel function with R1 to R5; the result is in R0.
     Call(Helper),
-    /// Ends the program; it returns R0.
+    /// Ends the program and returns R0.
     Exit,
 }
 
-/// A word that is no instruction, or none that this crate knows.
+/// A word that is not an instruction, or not one that this crate knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("word {at} ({word:#018x}) is no instruction that vigie-forward knows")]
+#[error("word {at} ({word:#018x}) is not an instruction that vigie-forward knows")]
 #[non_exhaustive]
 pub struct DecodeError {
     /// Its index.
@@ -397,20 +397,20 @@ impl Parts {
     }
 }
 
-/// The two halves of 64 bits.
+/// The two halves of a 64-bit value.
 const fn halves(value: u64) -> (i32, i32) {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     (i32::from_le_bytes([a, b, c, d]), i32::from_le_bytes([e, f, g, h]))
 }
 
 impl Insn {
-    /// Returns how many words it takes: 1 or 2.
+    /// Returns the number of words it takes: 1 or 2.
     #[must_use]
     pub const fn words(self) -> usize {
         if matches!(self, Self::Constant { .. } | Self::Map { .. }) { 2 } else { 1 }
     }
 
-    /// Returns its words; the second one only if [`words`](Self::words) is 2. `map` gives the descriptor of a
+    /// Returns its words; the second is valid only if [`words`](Self::words) is 2. `map` returns the descriptor of a
     /// map by its index.
     pub(super) fn encode(self, map: impl Fn(u32) -> i32) -> [u64; 2] {
         let one = |code, to: Register, from: u8, offset, constant| {
@@ -461,10 +461,10 @@ impl Insn {
         }
     }
 
-    /// Reads words back. A map is known by its index in the place of its descriptor.
+    /// Decodes words. A map is represented by its index in place of its descriptor.
     ///
     /// # Errors
-    /// [`DecodeError`] if a word is no instruction, or one that this crate does not use.
+    /// [`DecodeError`] if a word is not an instruction, or not one that this crate uses.
     pub fn decode(words: &[u64]) -> Result<Vec<Self>, DecodeError> {
         let mut insns = Vec::with_capacity(words.len());
         let mut rest = words.iter().copied().enumerate();
@@ -604,7 +604,7 @@ mod tests {
         assert_same(Insn::Exit, 0x95);
     }
 
-    /// Goal: what is written can be read. Method: every word that decodes, of all codes, is encoded again.
+    /// Goal: decoding inverts encoding. Method: every word that decodes, of all codes, is encoded again.
     #[test]
     fn words_that_can_be_read_are_written_back() {
         let mut count = 0;

@@ -7,26 +7,26 @@ use std::{
 };
 
 use super::{
-    map::{MapError, MapKind, MapSpec, Put, Table, masked, prefix},
+    map::{BpfMap, MapError, MapKind, MapSpec, UpdateMode, masked, prefix},
     privilege::{self, PrivilegeError},
     sys,
 };
 
-/// A map in the kernel. It lives as long as one of its clones, or a program that is loaded with it.
+/// A map in the kernel. It lives as long as any of its clones, or a program loaded with it.
 ///
-/// Any thread may write while programs run. They see an entry of hashes, tries and of maps of interfaces
-/// or sockets as a whole; the bytes of an array's value may change while they read.
+/// Any thread may write while programs run. They see each entry of a hash, a trie, or a map of interfaces or sockets
+/// atomically; the bytes of an array's value may change while they read.
 #[derive(Clone, Debug)]
 pub struct KernelMap {
     map: Arc<sys::Map>,
 }
 
 impl KernelMap {
-    /// Makes an empty map. The kernel shows 15 characters of its name.
+    /// Creates an empty map. The kernel shows 15 characters of its name.
     ///
     /// # Errors
-    /// [`PrivilegeError::MissingCapability`], or what the kernel said: `EINVAL` if sizes do not suit the kind, `E2BIG` or
-    /// `ENOMEM` if it is too large.
+    /// [`PrivilegeError::MissingCapability`], or the kernel's error: `EINVAL` if the sizes do not suit the kind,
+    /// `E2BIG` or `ENOMEM` if it is too large.
     pub fn new(spec: MapSpec, name: &str) -> Result<Self, PrivilegeError> {
         let made = sys::Map::create(spec, name);
         let map = made
@@ -34,31 +34,31 @@ impl KernelMap {
         Ok(Self { map: Arc::new(map) })
     }
 
-    /// Puts a socket into a map of sockets: from now on it is the map's programs that read it. The map holds it until
-    /// it is removed or closed.
+    /// Adds a socket to a map of sockets: from now on the map's programs read it. The map holds the socket until it is
+    /// removed or closed.
     ///
     /// # Errors
-    /// [`MapError::NoTarget`] if the socket is not connected, or of a kind that cannot be redirected.
+    /// [`MapError::NoTarget`] if the socket is not connected, or of a kind that cannot be redirected to.
     pub fn put_socket(&self, key: &[u8], socket: BorrowedFd<'_>) -> Result<(), MapError> {
         let number = socket.as_raw_fd().to_ne_bytes();
-        self.write(key, &number, Put::Any)
+        self.write(key, &number, UpdateMode::Any)
     }
 
-    /// Writes an entry, as [`Table::put`] does, by whoever has the map.
+    /// Writes an entry, as [`BpfMap::put`] does, without `&mut`.
     ///
     /// # Errors
-    /// As [`Table::put`].
-    pub fn write(&self, key: &[u8], value: &[u8], put: Put) -> Result<(), MapError> {
+    /// As [`BpfMap::put`].
+    pub fn write(&self, key: &[u8], value: &[u8], put: UpdateMode) -> Result<(), MapError> {
         MapError::check("key", key, self.spec().key_length())?;
         MapError::check("value", value, self.map.value_length())?;
         let written = self.map.update(key, value, put.flag());
         written.map_err(|error| self.failed("writing an entry", error))
     }
 
-    /// Removes an entry, as [`Table::remove`] does, by whoever has the map.
+    /// Removes an entry, as [`BpfMap::remove`] does, without `&mut`.
     ///
     /// # Errors
-    /// As [`Table::remove`].
+    /// As [`BpfMap::remove`].
     pub fn delete(&self, key: &[u8]) -> Result<(), MapError> {
         MapError::check("key", key, self.spec().key_length())?;
         self.map.delete(key).map_err(|error| self.failed("removing an entry", error))
@@ -87,7 +87,7 @@ impl KernelMap {
     }
 }
 
-impl Table for KernelMap {
+impl BpfMap for KernelMap {
     fn spec(&self) -> MapSpec {
         self.map.spec()
     }
@@ -97,7 +97,7 @@ impl Table for KernelMap {
         self.map.look_up(key).map_err(|error| self.failed("reading an entry", error))
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8], put: Put) -> Result<(), MapError> {
+    fn put(&mut self, key: &[u8], value: &[u8], put: UpdateMode) -> Result<(), MapError> {
         self.write(key, value, put)
     }
 
@@ -107,7 +107,7 @@ impl Table for KernelMap {
 
     fn keys(&self) -> Result<Vec<Vec<u8>>, MapError> {
         let mut keys: Vec<Vec<u8>> = Vec::new();
-        // While others write, the kernel may begin again: a bound.
+        // While others write, the kernel may restart the iteration: bound it.
         let bound =
             usize::try_from(self.spec().entries_max).unwrap_or(usize::MAX).saturating_mul(2);
         while keys.len() < bound {
@@ -118,7 +118,7 @@ impl Table for KernelMap {
             }
         }
         if self.spec().kind == MapKind::LpmTrie {
-            // The kernel keeps bits behind a prefix as they were given.
+            // The kernel keeps the bits behind a prefix as given.
             let cut = |key: &Vec<u8>| prefix(key).and_then(|(length, _)| masked(key, length));
             keys = keys.iter().filter_map(cut).collect();
         }

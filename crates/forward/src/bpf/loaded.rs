@@ -1,4 +1,4 @@
-//! Programs in the kernel.
+//! Programs loaded into the kernel.
 
 use std::{
     io,
@@ -10,17 +10,17 @@ use vigie_via::link::Capability;
 
 use super::{
     kernel_map::KernelMap,
-    map::{MapSpec, Table},
+    map::{BpfMap, MapSpec},
     privilege::{self, PrivilegeError},
     program::{Program, ProgramKind},
     sys,
 };
 
-/// The verifier's log is kept from its end backwards.
+/// The size of the buffer for the verifier's log, of which the kernel keeps the end.
 const LOG_BYTES: usize = 1 << 18;
-/// What the verifier says of arithmetic that takes `CAP_PERFMON`.
+/// The verifier's words for arithmetic that takes `CAP_PERFMON`.
 const NOT_FOR_ALL: &str = "prohibited for !root";
-/// Lines of it that an error shows.
+/// Lines of the log that an error shows.
 const LOG_LINES: usize = 12;
 /// Bytes that a frame may grow in a test run.
 const GROWTH: usize = 256;
@@ -29,33 +29,33 @@ const GROWTH: usize = 256;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// A right is missing, or a map was not made.
+    /// A missing capability, or a map that could not be created.
     #[error(transparent)]
     Privilege(#[from] PrivilegeError),
-    /// The verifier does not take the program.
-    #[error("the kernel does not take the program {name:?}: {source}\n{}", last_lines(log))]
+    /// The verifier refused the program.
+    #[error("the kernel refused the program {name:?}: {source}\n{}", last_lines(log))]
     Refused {
         /// The program.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
-        /// What its verifier said; the end, if it was long.
+        /// The verifier's log, or its end if it is long.
         log: String,
     },
-    /// Other maps than the program has.
+    /// The maps given differ from the program's.
     #[error("the program's map {index} is {wanted:?}, not {given:?}")]
     OtherMap {
         /// Which map.
         index: usize,
         /// The program's.
         wanted: Option<MapSpec>,
-        /// The one that was given.
+        /// The map that was given.
         given: Option<MapSpec>,
     },
 }
 
 impl LoadError {
-    /// Returns the right that is missing, if that is it.
+    /// Returns the missing capability, if that is the cause.
     #[must_use]
     pub const fn missing_capability(&self) -> Option<Capability> {
         match self {
@@ -78,15 +78,15 @@ pub struct LoadedProgram {
     maps: Vec<KernelMap>,
 }
 
-/// What came of a test run.
+/// The result of a test run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TestRun {
-    /// What the program returned.
+    /// The program's return value.
     pub action: u32,
     /// The frame as the program left it.
     pub frame: Vec<u8>,
-    /// Nanoseconds of one run, on average.
+    /// The average duration of one run, in nanoseconds.
     pub duration_ns: u32,
 }
 
@@ -100,28 +100,30 @@ impl LoadedProgram {
     /// Loads a program, with new maps.
     ///
     /// # Errors
-    /// [`LoadError`]: a right that is missing, or what the verifier said.
+    /// [`LoadError`]: a missing capability, or the verifier's refusal.
     pub fn load(program: &Program) -> Result<Self, LoadError> {
         let maps = program.maps().iter().map(|spec| KernelMap::new(*spec, program.name()));
         Self::load_with(program, maps.collect::<Result<_, _>>()?)
     }
 
-    /// Loads a program with maps that are there, which other programs may have too.
+    /// Loads a program with existing maps, which other programs may share.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and [`LoadError::OtherMap`] if these are not the program's.
+    /// As [`load`](Self::load), and [`LoadError::OtherMap`] if the maps differ from the program's.
     pub fn load_with(program: &Program, maps: Vec<KernelMap>) -> Result<Self, LoadError> {
         for index in 0..maps.len().max(program.maps().len()) {
             let (wanted, given) =
-                (program.maps().get(index).copied(), maps.get(index).map(Table::spec));
+                (program.maps().get(index).copied(), maps.get(index).map(BpfMap::spec));
             if wanted != given {
                 return Err(LoadError::OtherMap { index, wanted, given });
             }
         }
+
         let number = |map: u32| {
             let map = usize::try_from(map).ok().and_then(|map| maps.get(map));
             map.map_or(-1, KernelMap::number)
         };
+
         let words = program.words(number);
         let kind = program.kind();
         let descriptor = sys::load(kind, program.name(), &words, None).or_else(|first| {
@@ -142,10 +144,11 @@ impl LoadedProgram {
                 LoadError::Refused { name: program.name().to_owned(), source, log }
             })
         })?;
+
         Ok(Self { descriptor, kind, maps })
     }
 
-    /// Returns where the program runs.
+    /// Returns the kind of the program.
     #[must_use]
     pub const fn kind(&self) -> ProgramKind {
         self.kind
@@ -161,11 +164,11 @@ impl LoadedProgram {
         self.descriptor.as_fd()
     }
 
-    /// Runs the program `repeat` times over a frame that came from `interface`, which must be there, or be 0: any. Nothing
-    /// is sent. Each run sees what the one before has left of the frame.
+    /// Runs the program `repeat` times on a frame from `interface`, which must exist, or be 0 for any. Nothing is sent.
+    /// Each run sees the frame as the previous one left it.
     ///
     /// # Errors
-    /// What the kernel said: `EINVAL` for frames of fewer than 14 bytes, or more than about 3500; a right that is missing.
+    /// The kernel's error: `EINVAL` for frames of fewer than 14 bytes, or more than about 3500; a missing capability.
     pub fn test_run(
         &self,
         frame: &[u8],
@@ -178,7 +181,8 @@ impl LoadedProgram {
         } else {
             Vec::new()
         };
-        let test = sys::Test { frame, context: &context, repeat, ..sys::Test::default() };
+        let test =
+            sys::TestRunInput { frame, context: &context, repeat, ..sys::TestRunInput::default() };
         let tested = sys::test_run(self.descriptor(), &test, Some(&mut out));
         let tested = tested.map_err(|error| {
             PrivilegeError::of("a test run of a BPF program", &privilege::LOADING, error)

@@ -1,4 +1,4 @@
-//! Maps: what programs and their makers share.
+//! Maps: data shared between programs and user space.
 
 use std::io;
 
@@ -8,23 +8,23 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
 pub enum MapKind {
-    /// By an index of 4 bytes; all values are there from the beginning, as zeros.
+    /// By an index of 4 bytes; all values exist from the start, as zeros.
     Array,
-    /// As an array, with a value for each processor, so that nothing is shared.
+    /// As an array, with a separate value for each processor.
     PerCpuArray,
-    /// By any bytes.
+    /// By a key of arbitrary bytes.
     Hash,
-    /// As a hash; when it is full, what was not used for longest makes room.
+    /// As a hash; when full, the least recently used entry is evicted.
     LruHash,
-    /// By the longest prefix: a key is a number of bits (4 bytes, in the machine's order), then the bytes.
+    /// By the longest prefix: a key is a number of bits (4 bytes, in native order), then the bytes.
     LpmTrie,
-    /// By an index: interfaces, to which XDP redirects.
+    /// By an index; values are interfaces, to which XDP redirects.
     DevMap,
-    /// By a key of 4 bytes: interfaces, to which XDP redirects.
+    /// By a key of 4 bytes; values are interfaces, to which XDP redirects.
     DevMapHash,
-    /// By an index: sockets.
+    /// By an index; values are sockets.
     SockMap,
-    /// By any bytes: sockets.
+    /// By a key of arbitrary bytes; values are sockets.
     SockHash,
 }
 
@@ -44,13 +44,13 @@ impl MapKind {
         }
     }
 
-    /// The flags with which it is made.
+    /// The flags to create it with.
     pub(super) const fn flags(self) -> u32 {
-        // BPF_F_NO_PREALLOC, without which there is no trie.
+        // BPF_F_NO_PREALLOC is mandatory for tries.
         if matches!(self, Self::LpmTrie) { 1 } else { 0 }
     }
 
-    /// Returns whether a program can look at its values, and not only redirect by it.
+    /// Returns whether programs can read its values, not only redirect by it.
     #[must_use]
     pub const fn has_values(self) -> bool {
         !matches!(self, Self::DevMap | Self::DevMapHash | Self::SockMap | Self::SockHash)
@@ -63,7 +63,7 @@ impl MapKind {
     }
 }
 
-/// A map before it is made.
+/// The description of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct MapSpec {
@@ -71,9 +71,9 @@ pub struct MapSpec {
     pub kind: MapKind,
     /// Bytes of a key.
     pub key_bytes: u32,
-    /// Bytes of a value; for interfaces and sockets 4.
+    /// Bytes of a value; 4 for interfaces and sockets.
     pub value_bytes: u32,
-    /// The most entries.
+    /// The maximum number of entries.
     pub entries_max: u32,
 }
 
@@ -102,43 +102,43 @@ impl MapSpec {
         Self::new(MapKind::Hash, key_bytes, value_bytes, entries_max)
     }
 
-    /// Describes interfaces by index.
+    /// Describes a map of interfaces by index.
     #[must_use]
     pub const fn devices(entries: u32) -> Self {
         Self::new(MapKind::DevMap, 4, 4, entries)
     }
 
-    /// Describes sockets by index.
+    /// Describes a map of sockets by index.
     #[must_use]
     pub const fn sockets(entries: u32) -> Self {
         Self::new(MapKind::SockMap, 4, 4, entries)
     }
 
-    /// The bytes of a key, as a length.
+    /// The length of a key, in bytes.
     pub(super) fn key_length(&self) -> usize {
         usize::try_from(self.key_bytes).unwrap_or(usize::MAX)
     }
 
-    /// The bytes of a value, as a length.
+    /// The length of a value, in bytes.
     pub(super) fn value_length(&self) -> usize {
         usize::try_from(self.value_bytes).unwrap_or(usize::MAX)
     }
 }
 
-/// Which entries [`Table::put`] may write.
+/// Which entries [`BpfMap::put`] may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[expect(clippy::exhaustive_enums, reason = "the kernel has three")]
-pub enum Put {
-    /// New ones and those that are there.
+pub enum UpdateMode {
+    /// New and existing ones.
     #[default]
     Any,
-    /// New ones.
+    /// New ones only.
     New,
-    /// Those that are there.
+    /// Existing ones only.
     Existing,
 }
 
-impl Put {
+impl UpdateMode {
     pub(super) const fn flag(self) -> u64 {
         match self {
             Self::Any => 0,
@@ -157,44 +157,44 @@ impl Put {
     }
 }
 
-/// Why an entry was not read or written.
+/// Why accessing an entry failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// All entries are taken. Remove some, or make the map larger.
+    /// The map is full. Remove entries, or make it larger.
     #[error("the map is full with {entries_max} entries: remove some, or make it larger")]
     Full {
-        /// How many it has.
+        /// Its capacity.
         entries_max: u32,
     },
     /// There is no such entry.
     #[error("the map has no such entry")]
     Missing,
-    /// There is one already.
+    /// The entry exists already.
     #[error("the map has such an entry already")]
     Exists,
-    /// A key or a value has another length.
+    /// A key or a value of the wrong length.
     #[error("a {what} of {length} bytes, but the map takes {wanted}")]
     Length {
         /// Key or value.
         what: &'static str,
         /// The length in bytes.
         length: usize,
-        /// The right one, in bytes.
+        /// The required length in bytes.
         wanted: usize,
     },
-    /// There is no such index, or no such prefix, or the kind of map has no such operation.
+    /// The index does not exist, the prefix is invalid, or this kind of map does not support the operation.
     #[error("the map does not take this key, this value or this operation")]
     Invalid,
-    /// The interface or the socket that is to be put in is not there, or none that can be redirected to.
+    /// The interface or socket does not exist or cannot be redirected to.
     #[error("there is no such interface or socket to redirect to")]
     NoTarget,
-    /// The kernel said no.
+    /// Another error from the kernel.
     #[error("{what} of a map: {source}")]
     Kernel {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -209,35 +209,36 @@ impl MapError {
     }
 }
 
-/// What a maker does with a map: with the kernel's, while the program runs, and with the interpreter's.
-pub trait Table {
-    /// Returns what the map is.
+/// Access to a map from user space: to a kernel map, while the program runs, or to one of the interpreter.
+pub trait BpfMap {
+    /// Returns the description of the map.
     fn spec(&self) -> MapSpec;
 
-    /// Returns the value of a key; of a per-CPU array, the values of all processors, each padded to a multiple of 8
+    /// Returns the value of a key; for a per-CPU array, the values of all processors, each padded to a multiple of 8
     /// bytes.
     ///
     /// # Errors
-    /// [`MapError::Missing`], or that the key is none.
+    /// [`MapError::Missing`], or an error if the key is invalid.
     fn value(&self, key: &[u8]) -> Result<Vec<u8>, MapError>;
 
-    /// Writes an entry, as a whole: a program sees the old one or the new one. For a map of interfaces the value is
-    /// the interface's index.
+    /// Writes an entry atomically: a program sees the old one or the new one. For a map of interfaces the value is the
+    /// interface's index.
     ///
     /// # Errors
-    /// [`MapError::Full`], or what does not fit.
-    fn put(&mut self, key: &[u8], value: &[u8], put: Put) -> Result<(), MapError>;
+    /// [`MapError::Full`], or an error if key, value or mode do not fit.
+    fn put(&mut self, key: &[u8], value: &[u8], put: UpdateMode) -> Result<(), MapError>;
 
     /// Removes an entry.
     ///
     /// # Errors
-    /// [`MapError::Missing`], or that this kind of map has no such operation.
+    /// [`MapError::Missing`], or an error if this kind of map does not support removal.
     fn remove(&mut self, key: &[u8]) -> Result<(), MapError>;
 
-    /// Returns the keys that are there, in no order, prefixes with zeros behind them; while others write, some may be missing or twice.
+    /// Returns the existing keys in arbitrary order, prefixes padded with zeros. If others write meanwhile, some keys
+    /// may be missing or appear twice.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     fn keys(&self) -> Result<Vec<Vec<u8>>, MapError>;
 }
 

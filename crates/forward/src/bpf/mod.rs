@@ -1,5 +1,5 @@
-//! eBPF without a C toolchain: programs are made here, instruction by instruction, and run by the kernel or by an
-//! interpreter in this process, which takes the same instructions.
+//! eBPF without a C toolchain: programs are assembled here, instruction by instruction, and run by the kernel or by an
+//! interpreter in this process that takes the same instructions.
 //!
 //! ```text
 //!   Assembler --finish--> Program --+--> LoadedProgram --> Attachment (XDP, tcx), attach_to_sockets
@@ -12,16 +12,16 @@
 //! - [`Assembler`] and [`Program`]: typed instructions ([`Insn`]), labels, maps by description ([`MapSpec`]).
 //! - [`LoadedProgram`], [`KernelMap`], [`Attachment`], [`Generator`], [`Support`]: the kernel's side.
 //! - [`Interpreter`], [`UserMap`], [`PacketBuffer`]: the same in this process.
-//! - [`Table`]: what a maker does with a map, of either side.
+//! - [`BpfMap`]: access to a map of either side.
 //!
 //! # What stays behind
-//! Nothing. A program is attached by a link that lives as long as its descriptor: it goes with the process, also after
-//! `kill -9`. Nothing is pinned.
+//! Nothing. A program is attached by a link that lives as long as its descriptor: it is gone when the process ends,
+//! even after `kill -9`. Nothing is pinned.
 //!
 //! # Privileges
-//! The kernel's side needs `CAP_BPF` and `CAP_NET_ADMIN`, in the first user namespace, and `CAP_PERFMON` for programs that add
-//! what they have read to addresses, as all do that read headers of any length; errors name the one that is missing.
-//! The interpreter needs nothing.
+//! The kernel's side needs `CAP_BPF` and `CAP_NET_ADMIN` in the initial user namespace, and `CAP_PERFMON` for programs
+//! that add values they have read to addresses, as all do that read headers of variable length; errors name the missing
+//! one. The interpreter needs none.
 
 mod assembler;
 mod attachment;
@@ -40,16 +40,16 @@ mod user_map;
 
 pub use self::{
     assembler::{AssembleError, Assembler, Label, MapId},
-    attachment::{AttachError, Attachment, Place, attach_to_sockets},
+    attachment::{AttachError, AttachMode, Attachment, attach_to_sockets},
     generator::{BURST_MIN, Generator},
     helper::Helper,
     insn::{Atomic, Condition, DecodeError, Insn, Operand, Operation, Register, Size, Width},
     interpreter::{
-        Fault, INSTRUCTIONS_MAX, Interpreter, Outcome, PacketBuffer, Redirect, Surroundings,
+        Fault, INSTRUCTIONS_MAX, Interpreter, Outcome, PacketBuffer, Redirect, RunContext,
     },
     kernel_map::KernelMap,
     loaded::{LoadError, LoadedProgram, TestRun},
-    map::{MapError, MapKind, MapSpec, Put, Table},
+    map::{BpfMap, MapError, MapKind, MapSpec, UpdateMode},
     privilege::PrivilegeError,
     probe::{
         SK_DROP, SK_PASS, Support, TCX_DROP, TCX_NEXT, XDP_ABORTED, XDP_DROP, XDP_PASS,

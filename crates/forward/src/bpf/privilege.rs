@@ -1,42 +1,42 @@
-//! What this process may do, and what it lacks.
+//! Errors about missing capabilities.
 
 use std::io;
 
 use thiserror::Error;
 use vigie_via::link::Capability;
 
-/// What loading takes.
+/// The capabilities needed to load programs.
 pub(super) const LOADING: [Capability; 2] = [Capability::Bpf, Capability::NetAdmin];
 
-/// Why the kernel made nothing.
+/// Why the kernel refused an operation.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PrivilegeError {
-    /// A right is missing.
+    /// A missing capability.
     #[error(
         "{what} needs {capability}, which this process lacks: run it as root, or give the program the \
          capabilities (`setcap cap_bpf,cap_perfmon,cap_net_admin,cap_net_raw+ep PROGRAM`)"
     )]
     MissingCapability {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What it takes.
+        /// The missing capability.
         capability: Capability,
     },
-    /// The kernel said no.
+    /// Another error from the kernel.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl PrivilegeError {
-    /// Makes an error of a call that failed: of a missing right, if that explains it.
+    /// Converts the error of a failed call; blames a missing capability if that explains it.
     pub(super) fn of(what: &'static str, needed: &[Capability], source: io::Error) -> Self {
-        // EACCES is the verifier's word, not that of rights.
+        // EACCES comes from the verifier, not from missing capabilities.
         if source.raw_os_error() == Some(libc::EPERM)
             && let Some(capability) = Capability::missing(needed)
         {
@@ -45,7 +45,7 @@ impl PrivilegeError {
         Self::Kernel { what, source }
     }
 
-    /// Returns the right that is missing, if that is it.
+    /// Returns the missing capability, if that is the cause.
     #[must_use]
     pub const fn missing_capability(&self) -> Option<Capability> {
         match self {

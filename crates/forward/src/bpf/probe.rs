@@ -1,4 +1,4 @@
-//! What this machine and this process offer.
+//! What this machine supports and this process may use.
 
 use super::{
     assembler::Assembler,
@@ -9,26 +9,26 @@ use super::{
     program::{Program, ProgramKind},
 };
 
-/// What XDP programs return.
+/// The return value of an XDP program that failed.
 pub const XDP_ABORTED: i32 = 0;
 /// The frame is dropped.
 pub const XDP_DROP: i32 = 1;
-/// The frame goes up the network stack.
+/// The frame is passed up the network stack.
 pub const XDP_PASS: i32 = 2;
-/// The frame leaves where it came.
+/// The frame leaves by the interface at which it arrived.
 pub const XDP_TX: i32 = 3;
-/// The frame goes where a helper said.
+/// The frame goes where a helper directed it.
 pub const XDP_REDIRECT: i32 = 4;
-/// At tcx: the next program decides, and the packet goes up the network stack if there is none.
+/// At tcx: the next program decides; without one the packet goes up the network stack.
 pub const TCX_NEXT: i32 = -1;
 /// At tcx: the packet is dropped.
 pub const TCX_DROP: i32 = 2;
 /// For sockets: the message is dropped.
 pub const SK_DROP: i32 = 0;
-/// For sockets: the message goes to its socket, or to the one to which it was redirected.
+/// For sockets: the message goes to its socket, or to the one it was redirected to.
 pub const SK_PASS: i32 = 1;
 
-/// What can be had here.
+/// The support found by [`probe`](Self::probe).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Support {
@@ -40,22 +40,22 @@ pub struct Support {
     pub sockets: Result<(), LoadError>,
 }
 
-/// Makes the program that returns one number whatever comes.
+/// Builds the program that always returns the same number.
 ///
-/// The XDP program that passes everything ([`XDP_PASS`]) is what the peer of a veth pair needs, so that frames which
-/// are redirected into the pair arrive: without any, they vanish.
+/// The peer of a veth pair needs the XDP program that passes everything ([`XDP_PASS`]): without any, frames redirected
+/// into the pair are lost.
 ///
 /// # Panics
-/// Never: two instructions are a program.
+/// Never: two instructions form a valid program.
 #[must_use]
 pub fn constant_program(kind: ProgramKind, action: i32) -> Program {
     let mut assembler = Assembler::new("vigie_constant", kind);
     assembler.set(R0, action).exit();
-    assembler.finish().expect("invariant: two instructions are a program")
+    assembler.finish().expect("invariant: two instructions form a program")
 }
 
 impl Support {
-    /// Tries all of it, by loading the smallest programs and maps. Nothing is attached, and nothing stays.
+    /// Probes everything by loading minimal programs and maps. Nothing is attached, and nothing remains.
     #[must_use]
     pub fn probe() -> Self {
         let try_to = |kind, map, action| {

@@ -1,20 +1,20 @@
-//! A program as a value: instructions, and the maps that they name.
+//! A program as a value: its instructions and maps.
 
 use thiserror::Error;
 
 use super::{insn::Insn, map::MapSpec};
 
-/// Where a program runs, which decides what it is given and what it may call.
+/// Where a program runs; this determines its input and the helpers it may call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
 pub enum ProgramKind {
-    /// At the driver, or in the generic path behind it: frames (`struct xdp_md`).
+    /// In the driver, or in the generic path after it: frames (`struct xdp_md`).
     Xdp,
-    /// Behind the first part of the network stack: packets (`struct __sk_buff`), at tcx.
+    /// After the first part of the network stack, at tcx: packets (`struct __sk_buff`).
     Tcx,
-    /// Says how long the next message of a stream is (`struct __sk_buff`), for a `SockMap`.
+    /// Returns the length of the next message of a stream (`struct __sk_buff`), for a `SockMap`.
     StreamParser,
-    /// Says where the message goes (`struct __sk_buff`), for a `SockMap`.
+    /// Decides where the message goes (`struct __sk_buff`), for a `SockMap`.
     StreamVerdict,
 }
 
@@ -28,7 +28,7 @@ impl ProgramKind {
         }
     }
 
-    /// The kernel's number of what it is attached to.
+    /// The kernel's number of the attach type.
     pub(super) const fn attach_type(self) -> u32 {
         match self {
             Self::StreamParser => 4,
@@ -40,7 +40,7 @@ impl ProgramKind {
     }
 }
 
-/// A program, before anybody loaded it: the kernel can, and the [`Interpreter`](super::Interpreter).
+/// A program that is not loaded yet: the kernel can run it, or the [`Interpreter`](super::Interpreter).
 ///
 /// # Examples
 /// ```
@@ -60,50 +60,50 @@ pub struct Program {
     maps: Vec<MapSpec>,
 }
 
-/// Instructions that are no program.
+/// Why instructions do not form a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// There are none.
+    /// There are no instructions.
     #[error("a program needs an instruction")]
     Empty,
-    /// Too many.
+    /// Too many instructions.
     #[error("{words} words of instructions, more than {max}")]
     TooLong {
-        /// How many there are.
+        /// The number of words.
         words: usize,
-        /// How many there may be.
+        /// The maximum.
         max: usize,
     },
-    /// A jump leads to a place where no instruction begins.
+    /// A jump to a word where no instruction begins.
     #[error("the jump in word {at} leads to no instruction")]
     Jump {
-        /// Where it is.
+        /// The index of its word.
         at: usize,
     },
-    /// An instruction names a map that the program does not have.
+    /// An instruction refers to a map that the program does not have.
     #[error("word {at} names map {map}, but the program has {count}")]
     NoMap {
-        /// Where it is.
+        /// The index of its word.
         at: usize,
         /// Which map.
         map: u32,
-        /// How many there are.
+        /// The number of maps.
         count: usize,
     },
-    /// The last instruction is neither a jump nor the end.
+    /// The last instruction is neither a jump nor an exit.
     #[error("the last instruction must be an exit or a jump")]
     RunsOff,
 }
 
-/// Words of a program, of which a jump reaches 32 767. (The kernel itself takes a million.)
+/// The maximum number of words, so that a jump (32 767) reaches all of them. (The kernel itself takes a million.)
 pub const WORDS_MAX: usize = 32_767;
 
 impl Program {
-    /// Makes a program of instructions, and looks whether all jumps and maps are there.
+    /// Builds a program from instructions, and checks that all jump targets and maps exist.
     ///
     /// # Errors
-    /// [`ProgramError`] says what is wrong. Whether the program is safe, the kernel says, or the interpreter.
+    /// [`ProgramError`] says what is wrong. Whether the program is safe is decided by the kernel or the interpreter.
     pub fn new(
         name: impl Into<String>,
         kind: ProgramKind,
@@ -114,12 +114,14 @@ impl Program {
         if words > WORDS_MAX {
             return Err(ProgramError::TooLong { words, max: WORDS_MAX });
         }
+
         let mut is_start = vec![false; words];
         let mut at = 0;
         for insn in &insns {
             is_start[at] = true;
             at += insn.words();
         }
+
         let mut at = 0;
         for insn in &insns {
             let next = at + insn.words();
@@ -136,6 +138,7 @@ impl Program {
             }
             at = next;
         }
+
         match insns.last() {
             None => Err(ProgramError::Empty),
             Some(Insn::Exit | Insn::Jump { .. }) => {
@@ -151,7 +154,7 @@ impl Program {
         &self.name
     }
 
-    /// Returns where it runs.
+    /// Returns its kind.
     #[must_use]
     pub const fn kind(&self) -> ProgramKind {
         self.kind
@@ -163,7 +166,7 @@ impl Program {
         &self.insns
     }
 
-    /// Returns its maps; instructions name them by their index.
+    /// Returns its maps; instructions refer to them by index.
     #[must_use]
     pub fn maps(&self) -> &[MapSpec] {
         &self.maps

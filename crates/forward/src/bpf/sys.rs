@@ -29,7 +29,7 @@ const LINK_CREATE: i64 = 28;
 
 const ATTRIBUTE_BYTES: usize = 128;
 
-/// The argument of bpf(2), as bytes that are aligned.
+/// The argument of bpf(2), as aligned bytes.
 #[repr(align(8))]
 struct Attribute([u8; ATTRIBUTE_BYTES]);
 
@@ -60,7 +60,7 @@ impl Attribute {
         self.word(offset, descriptor.as_raw_fd().cast_unsigned())
     }
 
-    /// A name of at most 15 characters that the kernel takes.
+    /// Writes a name, cut to 15 characters that the kernel accepts.
     fn name(mut self, offset: usize, name: &str) -> Self {
         let bytes = name.bytes().filter(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
         for (to, byte) in self.0[offset..offset + 15].iter_mut().zip(bytes) {
@@ -84,7 +84,7 @@ impl Attribute {
 
     fn call_for_descriptor(&mut self, command: i64) -> io::Result<OwnedFd> {
         let descriptor = i32::try_from(self.call(command)?).map_err(io::Error::other)?;
-        // SAFETY: the kernel has just made it for us, and nobody else has it.
+        // SAFETY: the kernel has just created it for this call, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 }
@@ -93,14 +93,14 @@ fn length(bytes: usize) -> io::Result<u32> {
     u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// How many processors this machine can have, for which maps have values.
+/// The number of possible processors, for each of which per-CPU maps have a value.
 fn processors() -> usize {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let last = text.trim().rsplit([',', '-']).next();
     last.and_then(|last| last.parse::<usize>().ok()).map_or(1, |last| last + 1)
 }
 
-/// A map of the kernel's, with the lengths with which it was made.
+/// A kernel map, with the lengths with which it was created.
 #[derive(Debug)]
 pub(super) struct Map {
     descriptor: OwnedFd,
@@ -170,7 +170,7 @@ impl Map {
         attribute.call(MAP_DELETE).map(|_| ())
     }
 
-    /// The key behind this one, or the first.
+    /// Returns the key after this one, or the first.
     pub(super) fn next_key(&self, key: Option<&[u8]>) -> io::Result<Vec<u8>> {
         let mut next = vec![0; self.spec.key_length()];
         let mut attribute = Attribute::new()
@@ -189,7 +189,7 @@ impl Map {
     }
 }
 
-/// Loads a program. With a log, the verifier says there what it thinks of it.
+/// Loads a program. The verifier writes to the log, if there is one.
 pub(super) fn load(
     kind: ProgramKind,
     name: &str,
@@ -211,8 +211,8 @@ pub(super) fn load(
     attribute.call_for_descriptor(PROGRAM_LOAD)
 }
 
-/// Attaches a program to an interface of this thread's network namespace, for as long as the descriptor that is
-/// returned is open, here or elsewhere.
+/// Attaches a program to an interface of this thread's network namespace, until the last copy of the returned
+/// descriptor is closed.
 pub(super) fn create_link(
     program: BorrowedFd<'_>,
     interface: u32,
@@ -223,9 +223,9 @@ pub(super) fn create_link(
     attribute.word(8, kind.attach_type()).word(12, flags).call_for_descriptor(LINK_CREATE)
 }
 
-/// Returns the interface to which a link is attached; 0 if that one is gone.
+/// Returns the interface to which a link is attached; 0 if that interface is gone.
 pub(super) fn interface_of(link: BorrowedFd<'_>) -> io::Result<u32> {
-    // struct bpf_link_info: type, id, program; then what the type says, aligned to 8.
+    // struct bpf_link_info: type, id, program; then the part that depends on the type, aligned to 8.
     let mut information = [0_u8; 96];
     let mut attribute = Attribute::new()
         .descriptor(0, link)
@@ -236,7 +236,7 @@ pub(super) fn interface_of(link: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(u32::from_ne_bytes([a, b, c, d]))
 }
 
-/// Gives the sockets of a map a program.
+/// Attaches a program to the sockets of a map.
 pub(super) fn attach_to_map(
     map: BorrowedFd<'_>,
     program: BorrowedFd<'_>,
@@ -246,9 +246,9 @@ pub(super) fn attach_to_map(
     attribute.word(8, kind.attach_type()).call(PROGRAM_ATTACH).map(|_| ())
 }
 
-/// What a test run is given, beside the program.
+/// The input of a test run, besides the program.
 #[derive(Debug, Default)]
-pub(super) struct Test<'a> {
+pub(super) struct TestRunInput<'a> {
     pub(super) frame: &'a [u8],
     /// `struct xdp_md`, or nothing.
     pub(super) context: &'a [u8],
@@ -257,22 +257,22 @@ pub(super) struct Test<'a> {
     pub(super) batch: u32,
 }
 
-/// What came of a test run.
+/// The result of a test run.
 #[derive(Debug)]
-pub(super) struct Tested {
+pub(super) struct TestRunOutput {
     pub(super) action: u32,
-    /// Bytes of the frame that came out.
+    /// The length of the resulting frame in bytes.
     pub(super) length: usize,
-    /// For one run, on average, in nanoseconds.
+    /// The average per run, in nanoseconds.
     pub(super) duration_ns: u32,
 }
 
-/// Runs a program over a frame; without `out` nothing is given back.
+/// Runs a program on a frame; without `out` the frame is not returned.
 pub(super) fn test_run(
     program: BorrowedFd<'_>,
-    test: &Test<'_>,
+    test: &TestRunInput<'_>,
     out: Option<&mut [u8]>,
-) -> io::Result<Tested> {
+) -> io::Result<TestRunOutput> {
     let mut attribute = Attribute::new()
         .descriptor(0, program)
         .word(8, length(test.frame.len())?)
@@ -290,7 +290,7 @@ pub(super) fn test_run(
         attribute = attribute.word(12, length(room)?).pointer_mut(24, out.as_mut_ptr());
     }
     attribute.call(TEST_RUN)?;
-    Ok(Tested {
+    Ok(TestRunOutput {
         action: attribute.read(4),
         length: usize::try_from(attribute.read(12)).unwrap_or(0).min(room),
         duration_ns: attribute.read(36),

@@ -1,33 +1,33 @@
-//! Maps of the interpreter, with the kernel's manners.
+//! The interpreter's maps, which behave like the kernel's.
 
 use std::collections::BTreeMap;
 
-use super::map::{MapError, MapKind, MapSpec, Put, Table, masked, prefix};
+use super::map::{BpfMap, MapError, MapKind, MapSpec, UpdateMode, masked, prefix};
 
-/// Entries that a map of the interpreter may have at most; also bytes of a value.
+/// The maximum number of entries of an interpreter's map, and of bytes of a value.
 pub const USER_MAP_MAX: u32 = 1 << 20;
 
-/// A map in this process. It keeps what a kernel's map keeps; for interfaces and sockets the number that was put in.
+/// A map in this process. It stores what a kernel map does; for interfaces and sockets the number given.
 #[derive(Clone, Debug)]
 pub struct UserMap {
     spec: MapSpec,
     /// The values, each in its slot.
     values: Vec<u8>,
-    /// Which slot has which key; of arrays only entries of maps of interfaces and sockets.
+    /// The slot of each key; for arrays, only the entries of maps of interfaces and sockets.
     slots: BTreeMap<Vec<u8>, u32>,
     free: Vec<u32>,
-    /// When each slot was used last, and the time itself.
+    /// When each slot was last used, and the current time.
     used: Vec<u64>,
     now: u64,
-    /// How many prefixes there are of each length.
+    /// The number of prefixes of each length.
     lengths: BTreeMap<u32, u32>,
 }
 
 impl UserMap {
-    /// Makes an empty map.
+    /// Creates an empty map.
     ///
     /// # Errors
-    /// [`MapError::Invalid`] if a size is 0, or beyond [`USER_MAP_MAX`], or does not suit the kind.
+    /// [`MapError::Invalid`] if a size is 0, exceeds [`USER_MAP_MAX`], or does not suit the kind.
     pub fn new(spec: MapSpec) -> Result<Self, MapError> {
         let MapSpec { kind, key_bytes, value_bytes, entries_max } = spec;
         let is_sized = (1..=USER_MAP_MAX).contains(&value_bytes)
@@ -93,14 +93,14 @@ impl UserMap {
         self.values.get(start..start.checked_add(length)?)
     }
 
-    /// The bytes of a slot, to be written.
+    /// The bytes of a slot, for writing.
     pub(super) fn bytes_mut(&mut self, slot: u32) -> Option<&mut [u8]> {
         let length = self.spec.value_length();
         let start = usize::try_from(slot).ok()?.checked_mul(length)?;
         self.values.get_mut(start..start.checked_add(length)?)
     }
 
-    /// The key as it is kept, or that it is none.
+    /// The key as stored, or an error if it is invalid.
     fn kept(&self, key: &[u8]) -> Result<Vec<u8>, MapError> {
         MapError::check("key", key, self.spec.key_length())?;
         if self.spec.kind == MapKind::LpmTrie {
@@ -158,7 +158,7 @@ fn used_of(used: &mut [u64], slot: u32) -> Option<&mut u64> {
     used.get_mut(usize::try_from(slot).ok()?)
 }
 
-impl Table for UserMap {
+impl BpfMap for UserMap {
     fn spec(&self) -> MapSpec {
         self.spec
     }
@@ -173,7 +173,7 @@ impl Table for UserMap {
         Ok(value)
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8], put: Put) -> Result<(), MapError> {
+    fn put(&mut self, key: &[u8], value: &[u8], put: UpdateMode) -> Result<(), MapError> {
         let is_padded = self.spec.kind == MapKind::PerCpuArray;
         let length = self.spec.value_length();
         let wanted = if is_padded { length.next_multiple_of(8) } else { length };
@@ -181,10 +181,11 @@ impl Table for UserMap {
         let key = self.kept(key)?;
         let is_there = self.is_preset() || self.slots.contains_key(&key);
         match put {
-            Put::New if is_there => return Err(MapError::Exists),
-            Put::Existing if !is_there => return Err(MapError::Missing),
+            UpdateMode::New if is_there => return Err(MapError::Exists),
+            UpdateMode::Existing if !is_there => return Err(MapError::Missing),
             _ => {}
         }
+
         let slot = if self.is_preset() {
             key.as_slice().try_into().map(u32::from_ne_bytes).unwrap_or(u32::MAX)
         } else if let Some(slot) = self.slots.get(&key) {
@@ -199,10 +200,12 @@ impl Table for UserMap {
             self.slots.insert(key, slot);
             slot
         };
+
         self.touch(slot);
         if let Some(bytes) = self.bytes_mut(slot) {
             bytes.copy_from_slice(&value[..length]);
         }
+
         Ok(())
     }
 
@@ -232,41 +235,41 @@ mod tests {
         [length.to_ne_bytes(), bytes].concat()
     }
 
-    /// Goal: the longest prefix wins, also after others went. Method: nested prefixes, and the default route.
+    /// Goal: the longest prefix wins, also after others were removed. Method: nested prefixes, and the default route.
     #[test]
     fn the_longest_prefix_wins() {
         let mut map = UserMap::new(MapSpec::new(MapKind::LpmTrie, 8, 1, 4)).unwrap();
         let look = |map: &UserMap| map.value(&key(32, [10, 1, 2, 3])).map(|value| value[0]);
         assert!(matches!(look(&map), Err(MapError::Missing)));
         for (length, value) in [(0, 1), (8, 2), (23, 3), (32, 4)] {
-            map.put(&key(length, [10, 1, 2, 3]), &[value], Put::New).unwrap();
+            map.put(&key(length, [10, 1, 2, 3]), &[value], UpdateMode::New).unwrap();
             assert_eq!(look(&map).unwrap(), value);
         }
-        let full = map.put(&key(9, [10, 0, 0, 0]), &[9], Put::Any);
+        let full = map.put(&key(9, [10, 0, 0, 0]), &[9], UpdateMode::Any);
         assert!(matches!(full, Err(MapError::Full { entries_max: 4 })));
-        // Bits behind the prefix are not looked at.
+        // Bits behind the prefix are ignored.
         map.remove(&key(23, [10, 1, 3, 255])).unwrap();
         map.remove(&key(32, [10, 1, 2, 3])).unwrap();
         assert_eq!(look(&map).unwrap(), 2);
         map.remove(&key(8, [10, 0, 0, 0])).unwrap();
         assert_eq!(look(&map).unwrap(), 1);
-        assert!(matches!(map.put(&key(33, [0; 4]), &[0], Put::Any), Err(MapError::Invalid)));
+        assert!(matches!(map.put(&key(33, [0; 4]), &[0], UpdateMode::Any), Err(MapError::Invalid)));
     }
 
-    /// Goal: a full hash refuses, one that forgets makes room. Method: one more than fits.
+    /// Goal: a full hash refuses new entries, an LRU hash evicts one. Method: one more than fits.
     #[test]
     fn full_maps() {
         let mut map = UserMap::new(MapSpec::hash(1, 1, 2)).unwrap();
         let mut lru = UserMap::new(MapSpec::new(MapKind::LruHash, 1, 1, 2)).unwrap();
         for number in [1, 2] {
-            map.put(&[number], &[number], Put::Any).unwrap();
-            lru.put(&[number], &[number], Put::Any).unwrap();
+            map.put(&[number], &[number], UpdateMode::Any).unwrap();
+            lru.put(&[number], &[number], UpdateMode::Any).unwrap();
         }
         assert!(lru.slot(&[1]).is_some());
-        assert!(matches!(map.put(&[3], &[3], Put::Any), Err(MapError::Full { .. })));
-        assert!(matches!(map.put(&[1], &[3], Put::New), Err(MapError::Exists)));
-        assert!(matches!(map.put(&[3], &[3], Put::Existing), Err(MapError::Missing)));
-        lru.put(&[3], &[3], Put::Any).unwrap();
+        assert!(matches!(map.put(&[3], &[3], UpdateMode::Any), Err(MapError::Full { .. })));
+        assert!(matches!(map.put(&[1], &[3], UpdateMode::New), Err(MapError::Exists)));
+        assert!(matches!(map.put(&[3], &[3], UpdateMode::Existing), Err(MapError::Missing)));
+        lru.put(&[3], &[3], UpdateMode::Any).unwrap();
         assert_eq!(lru.keys().unwrap(), [[1], [3]]);
     }
 }

@@ -1,4 +1,4 @@
-//! The host path: a pipeline between the interfaces of this machine, in user space.
+//! The host path: a pipeline between this machine's interfaces, in user space.
 //!
 //! ```no_run
 //! use vigie_forward::host::{self, Forwarder};
@@ -11,9 +11,9 @@
 //!     .port(Port(0), host::link("eth0"))
 //!     .port(Port(1), host::link("eth1"))
 //!     .build()?;
-//! // A loop that spins; `Hosted` leaves the waiting to a detection server.
+//! // A loop that spins; `AsyncForwarder` leaves the waiting to a detection server.
 //! loop {
-//!     forwarder.turn(vigie_detect::clock::monotonic_now());
+//!     forwarder.tick(vigie_detect::clock::monotonic_now());
 //! #   break;
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -27,25 +27,25 @@
 //! ```
 //!
 //! # Ways to wait
-//! - **Spin**: call [`Forwarder::turn`] again and again; a look at an interface where nothing is costs a load.
-//! - **Busy-poll**: the same, with [`LinkBuilder::busy_poll`]: the kernel looks at the network card in the look.
-//! - **Sleep**: [`Hosted`] is a detector: its host sleeps until a frame is there, or polls first if that pays.
+//! - **Spin**: call [`Forwarder::tick`] in a loop; checking an idle interface costs one load.
+//! - **Busy-poll**: the same, with [`LinkBuilder::busy_poll`]: the check also makes the kernel poll the network card.
+//! - **Sleep**: [`AsyncForwarder`] is a detector: its host sleeps until a frame arrives, or polls first if that pays.
 //!
 //! # What senders leave undone
-//! Between the ends of a veth pair nobody computes checksums and nobody cuts segments, since the sender takes the other
-//! end for a network card. Checksums are completed before the stages, so that these can count on them: AF_PACKET
-//! tells which are missing, and with AF_XDP they are known by what stands in their place. Segments are cut
-//! ([`Segments::Cut`]) or dropped and counted ([`Reason::Segments`]).
+//! Between the ends of a veth pair checksums are not computed and segments are not cut, since each end treats the other
+//! as a network card. Checksums are completed before the stages, which can thus rely on them: AF_PACKET tells which are
+//! missing; with AF_XDP the partial sum in the field gives them away. Segments are cut ([`Segments::Cut`]) or dropped
+//! and counted ([`Reason::Segments`]).
 //!
-//! # What becomes of interfaces
-//! An interface that is down is waited for, and what was to leave by it is dropped and counted. One that is
-//! gone, with its namespace or alone, is opened again when it is back ([`ForwarderBuilder::reopen`]); so is one whose MTU
-//! has grown. Everything is told as a [`HostEvent`].
+//! # Interfaces that go down or disappear
+//! While an interface is down, packets for it are dropped and counted. An interface that disappears, with its namespace
+//! or alone, is reopened when it is back ([`ForwarderBuilder::reopen`]); so is one whose MTU has grown. Each change is
+//! reported as a [`HostEvent`].
 //!
-//! AF_XDP takes frames from the kernel. With AF_PACKET the kernel still gets every frame: interfaces that are
-//! forwarded should have no addresses, so that it does not answer or forward too.
+//! AF_XDP takes frames away from the kernel. With AF_PACKET the kernel still gets every frame: give forwarded
+//! interfaces no addresses, so that the kernel does not answer or forward the frames too.
 
-mod hosted;
+mod async_forwarder;
 mod port;
 
 use std::{collections::VecDeque, fmt, time::Duration};
@@ -54,16 +54,15 @@ use thiserror::Error;
 use vigie_detect::Instant;
 use vigie_via::link::{EtherType, Link, LinkBuilder, LinkError, LinkEvent, OpenError, XdpMode};
 
-pub use self::hosted::{HostEvents, Hosted};
-use self::port::{Attachment, Inbound, Rules, Sent};
+pub use self::async_forwarder::{AsyncForwarder, HostEvents};
+use self::port::{AttachedInterface, FrameRules, Inbound, SendOutcome};
 use crate::{
     packet::{Packet, Port},
     pipeline::{OnFull, Pipeline, Reason},
-    tables::Counters,
+    tables::TrafficCounters,
 };
 
-/// Begins with the settings of a link as a forwarder needs it: frames of every protocol, to everybody, and
-/// 1024 of them each way.
+/// Starts the settings of a link for a forwarder: frames of every protocol and destination, and 1024 slots each way.
 pub fn link(name: impl Into<String>) -> LinkBuilder {
     Link::builder(name)
         .ether_type(EtherType::ALL)
@@ -72,53 +71,53 @@ pub fn link(name: impl Into<String>) -> LinkBuilder {
         .send_frames(1024)
 }
 
-/// What is done with several segments of TCP in one frame, which no network card has cut.
+/// How to treat a frame that holds several TCP segments, which no network card has cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "they are cut, or they are not")]
 pub enum Segments {
     /// They are dropped and counted.
     #[default]
     Refuse,
-    /// They are cut to the smallest MTU of all interfaces: how long the sender made them the frame does not say, and longer ones
-    /// would be refused again and again where they leave. Its link must take them whole
-    /// ([`LinkBuilder::segments`]), and is AF_PACKET's. Segments of UDP are refused all the same: where to
-    /// cut them the frame does not say.
+    /// They are cut to the smallest MTU of all interfaces: the frame does not tell the sender's segment size, and
+    /// longer ones would be refused again and again on output. The link must accept them whole
+    /// ([`LinkBuilder::segments`]), and use AF_PACKET. UDP segments are still refused: the frame does not say where to
+    /// cut them.
     Cut,
 }
 
-/// What happened to an interface of a forwarder.
+/// An event of a forwarder's interface.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HostEvent {
-    /// Something became of it.
+    /// The link changed state.
     Link(Port, LinkEvent),
-    /// It was opened again.
+    /// The interface was reopened.
     Reopened(Port),
-    /// It was to be opened again, and cannot be now. Told once until it succeeds.
+    /// Reopening failed. Reported once, until it succeeds.
     NotReopened(Port, OpenError),
-    /// It does not work, for another reason. It is opened again as if it had gone.
+    /// The link failed for another reason. It is reopened as if it had disappeared.
     Failed(Port, LinkError),
 }
 
-/// A forwarder that cannot be.
+/// Why a forwarder could not be built.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ForwarderError {
-    /// A link cannot be opened.
+    /// A link could not be opened.
     #[error("{port}: {source}")]
     Open {
         /// Its port.
         port: Port,
-        /// Why.
+        /// The cause.
         source: OpenError,
     },
-    /// Two links of one port.
+    /// Two links for one port.
     #[error("{port} was given twice: a port is one interface")]
     Twice {
         /// The port.
         port: Port,
     },
-    /// A setting out of its range.
+    /// A setting out of range.
     #[error("{name} is {value}, and must be at least 1")]
     Setting {
         /// The setting.
@@ -139,32 +138,32 @@ pub struct ForwarderBuilder {
 }
 
 impl ForwarderBuilder {
-    /// Adds an interface, whose segments are refused.
+    /// Adds an interface that refuses segments.
     pub fn port(self, port: Port, link: LinkBuilder) -> Self {
         self.port_with(port, link, Segments::Refuse)
     }
 
-    /// Adds an interface, and says what is done with its segments.
+    /// Adds an interface, with the treatment of its segments.
     pub fn port_with(mut self, port: Port, link: LinkBuilder, segments: Segments) -> Self {
         self.ports.push((port, link, segments));
         self
     }
 
-    /// Sets how many frames are taken from an interface before the next one's turn. Default: 32.
+    /// Sets how many frames are taken from an interface before it is the next one's turn. Default: 32.
     pub const fn batch(mut self, frames: usize) -> Self {
         self.batch = frames;
         self
     }
 
-    /// Sets how many packets wait for an interface that takes no more, at most; a batch more where the
-    /// pipeline waits. Default: 256.
+    /// Sets the maximum number of packets that wait for a full interface; up to a batch more if the pipeline waits.
+    /// Default: 256.
     pub const fn waiting_packets(mut self, count: usize) -> Self {
         self.waiting_packets = count;
         self
     }
 
-    /// Sets how often an interface that is gone is looked for. Default: every 100 ms. `None`: never; then no
-    /// rights are needed once it runs.
+    /// Sets the interval at which a missing interface is looked for. Default: every 100 ms. `None`: never; then a
+    /// running forwarder needs no capabilities.
     pub const fn reopen(mut self, every: Option<Duration>) -> Self {
         self.reopen = every;
         self
@@ -180,12 +179,12 @@ impl ForwarderBuilder {
                 return Err(ForwarderError::Setting { name, value });
             }
         }
-        let mut ports = Vec::<Attachment>::new();
+        let mut ports = Vec::<AttachedInterface>::new();
         for (port, builder, segments) in self.ports {
             if ports.iter().any(|attachment| attachment.port() == port) {
                 return Err(ForwarderError::Twice { port });
             }
-            let attachment = Attachment::open(port, builder, segments);
+            let attachment = AttachedInterface::open(port, builder, segments);
             ports.push(attachment.map_err(|source| ForwarderError::Open { port, source })?);
         }
         let batch = (0..self.batch).map(|_| Inbound::default()).collect();
@@ -208,27 +207,26 @@ impl fmt::Debug for ForwarderBuilder {
     }
 }
 
-/// How often interfaces are asked what became of them while frames come.
+/// How often interfaces are checked for changes while frames arrive.
 const WATCH_EVERY: Duration = Duration::from_millis(10);
-/// Events that nobody has taken; the oldest gives way.
+/// The maximum number of pending events; the oldest is discarded.
 const EVENTS_MAX: usize = 256;
 
 /// A pipeline between interfaces. It never waits.
 pub struct Forwarder {
     pipeline: Pipeline,
-    ports: Vec<Attachment>,
+    ports: Vec<AttachedInterface>,
     batch: Vec<Inbound>,
     waiting_packets: usize,
     reopen: Option<Duration>,
-    counters: Counters,
+    counters: TrafficCounters,
     next_watch: Instant,
     events: VecDeque<HostEvent>,
 }
 
 impl Forwarder {
-    /// Begins with the settings of a forwarder. Messages of several packets do not occur on its links: the
-    /// pipeline's buffers are not used, and what a full interface means is as the pipeline says
-    /// ([`OnFull`]).
+    /// Starts the settings of a forwarder. Messages of several packets do not occur on its links: the pipeline's
+    /// buffers are unused, and the pipeline's [`OnFull`] decides what happens at a full interface.
     pub const fn builder(pipeline: Pipeline) -> ForwarderBuilder {
         ForwarderBuilder {
             pipeline,
@@ -239,12 +237,12 @@ impl Forwarder {
         }
     }
 
-    /// Moves what is there: at most a batch from each interface. Returns how many frames came or went; 0 if
+    /// Forwards what is ready: at most a batch from each interface. Returns the number of frames received or sent; 0 if
     /// there was nothing to do.
-    pub fn turn(&mut self, now: Instant) -> usize {
+    pub fn tick(&mut self, now: Instant) -> usize {
         let mut moved = self.send_waiting();
-        // Where the pipeline waits, nothing is taken in while something cannot leave: it waits in the
-        // kernel, which drops and counts what has no room there.
+        // If the pipeline waits when full, nothing is taken in while something cannot be sent: new frames wait in the
+        // kernel, which drops and counts those for which it has no room.
         if self.pipeline.on_full() == OnFull::Drop || moved == 0 && !self.has_waiting() {
             for at in 0..self.ports.len() {
                 moved += self.serve(at, now);
@@ -257,12 +255,12 @@ impl Forwarder {
         moved
     }
 
-    /// Takes a batch from one interface and sends it on.
+    /// Takes a batch from one interface and forwards it.
     #[inline]
     fn serve(&mut self, at: usize, now: Instant) -> usize {
         let Self { ports, batch, .. } = self;
-        let Some(arrival) = ports.get_mut(at) else { return 0 };
-        let (count, bytes) = match arrival.receive(batch) {
+        let Some(ingress) = ports.get_mut(at) else { return 0 };
+        let (count, bytes) = match ingress.receive(batch) {
             Ok((0, _)) => return 0,
             Ok(received) => received,
             Err(error) => {
@@ -270,8 +268,9 @@ impl Forwarder {
                 return 0;
             }
         };
-        let rules = arrival.rules();
-        let rules = ports.iter().map(Attachment::rules).fold(rules, Rules::cut_like);
+
+        let rules = ingress.rules();
+        let rules = ports.iter().map(AttachedInterface::rules).fold(rules, FrameRules::cut_like);
         let mut batch = std::mem::take(&mut self.batch);
         let mut sent = (0, 0);
         for inbound in batch.iter_mut().take(count) {
@@ -285,17 +284,20 @@ impl Forwarder {
                 Err(reason) => self.counters.dropped(reason, 1),
             }
         }
+
         self.batch = batch;
         self.flush(now);
-        // Only now: nothing waits for it.
-        self.counters.received(wide(count), bytes);
+
+        // Only now, so that the counters delay nothing.
+        self.counters.received(to_u64(count), bytes);
         if sent.0 > 0 {
             self.counters.sent(sent.0, sent.1);
         }
+
         count
     }
 
-    /// Leads a packet through the stages and sends it. Returns how many packets, and bytes, were sent.
+    /// Passes a packet through the stages and sends the result. Returns the number of packets, and bytes, sent.
     #[inline]
     fn forward(&mut self, packet: &mut Packet, now: Instant) -> (u64, u64) {
         let Self { pipeline, ports, counters, waiting_packets, .. } = self;
@@ -307,9 +309,9 @@ impl Forwarder {
                 return;
             };
             match attachment.send(packet, *waiting_packets, drops || is_copy) {
-                Sent::Now => add(&mut sent, (1, wide(packet.len()))),
-                Sent::Waits => {}
-                Sent::Dropped(reason) => counters.dropped(reason, 1),
+                SendOutcome::Now => add(&mut sent, (1, to_u64(packet.len()))),
+                SendOutcome::Waits => {}
+                SendOutcome::Dropped(reason) => counters.dropped(reason, 1),
             }
         };
         match pipeline.decide(packet, now, &mut |port, packet| depart(port, packet, true)) {
@@ -319,15 +321,15 @@ impl Forwarder {
         sent
     }
 
-    /// Sends what waited. Returns how many packets that were.
+    /// Sends waiting packets. Returns how many.
     fn send_waiting(&mut self) -> usize {
         let mut count = 0;
         for attachment in &mut self.ports {
             if attachment.waiting() > 0 {
                 let (packets, bytes, lost) = attachment.send_waiting();
-                self.counters.sent(wide(packets), bytes);
+                self.counters.sent(to_u64(packets), bytes);
                 if let Some((reason, lost)) = lost {
-                    self.counters.dropped(reason, wide(lost));
+                    self.counters.dropped(reason, to_u64(lost));
                 }
                 count += packets;
             }
@@ -339,23 +341,23 @@ impl Forwarder {
         self.ports.iter().any(|attachment| attachment.waiting() > 0)
     }
 
-    /// Makes the kernel send what it was given.
+    /// Makes the kernel send what is queued.
     #[inline]
     fn flush(&mut self, now: Instant) {
         for at in 0..self.ports.len() {
-            if let Some(Err(error)) = self.ports.get_mut(at).map(Attachment::flush) {
+            if let Some(Err(error)) = self.ports.get_mut(at).map(AttachedInterface::flush) {
                 self.failed(at, error, now);
             }
         }
     }
 
-    /// Asks the interfaces what became of them, and opens again those that are gone.
+    /// Checks the interfaces for changes, and reopens those that are gone.
     #[cold]
     fn watch(&mut self, now: Instant) {
         for at in 0..self.ports.len() {
             let Some(attachment) = self.ports.get_mut(at) else { return };
             let events = &mut self.events;
-            attachment.watch(now, self.reopen, &mut |event| tell(events, event));
+            attachment.watch(now, self.reopen, &mut |event| push_event(events, event));
         }
     }
 
@@ -363,18 +365,18 @@ impl Forwarder {
     fn failed(&mut self, at: usize, error: LinkError, now: Instant) {
         let Some(attachment) = self.ports.get_mut(at) else { return };
         match error {
-            // Told as events.
+            // Reported as events.
             LinkError::Down | LinkError::Removed => {}
             LinkError::Full => return,
             error => {
-                tell(&mut self.events, HostEvent::Failed(attachment.port(), error));
+                push_event(&mut self.events, HostEvent::Failed(attachment.port(), error));
                 attachment.close(now);
             }
         }
         self.watch(now);
     }
 
-    /// Returns what happened to an interface, if that was not told yet.
+    /// Returns the next unreported event of an interface, if any.
     pub fn event(&mut self) -> Option<HostEvent> {
         self.events.pop_front()
     }
@@ -385,52 +387,52 @@ impl Forwarder {
         &self.pipeline
     }
 
-    /// Returns how AF_XDP carries the frames of a port, if it does.
+    /// Returns the AF_XDP mode of a port, if it uses AF_XDP.
     #[must_use]
     pub fn xdp_mode(&self, port: Port) -> Option<XdpMode> {
         self.link_of(port)?.xdp_mode()
     }
 
-    /// Returns the link of a port, unless its interface is gone.
+    /// Returns the link of a port; `None` while its interface is gone.
     #[must_use]
     pub fn link_of(&self, port: Port) -> Option<&Link> {
         self.ports.iter().find(|attachment| attachment.port() == port)?.link()
     }
 
-    /// Returns what was received, sent and dropped. What the kernel dropped before it was looked at is in
+    /// Returns what was received, sent and dropped. Frames that the kernel dropped before the forwarder saw them are in
     /// [`kernel_drops`](Self::kernel_drops).
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
+    pub const fn counters(&self) -> &TrafficCounters {
         &self.counters
     }
 
-    /// Returns how many frames the kernel dropped since nobody took them in time, of all interfaces.
+    /// Returns how many frames the kernel dropped because they were not taken in time, over all interfaces.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn kernel_drops(&mut self) -> Result<u64, LinkError> {
-        self.ports.iter_mut().map(Attachment::kernel_drops).sum()
+        self.ports.iter_mut().map(AttachedInterface::kernel_drops).sum()
     }
 
-    /// Returns how many packets wait for interfaces that take no more.
+    /// Returns how many packets wait for full interfaces.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.ports.iter().map(Attachment::waiting).sum()
+        self.ports.iter().map(AttachedInterface::waiting).sum()
     }
 
-    /// Sends what is inside, taking nothing more in, for at most so many turns. Returns whether nothing is left.
+    /// Sends the packets inside without taking in more, for at most `turns` turns. Returns whether none is left.
     pub fn drain(&mut self, turns: usize) -> bool {
         for _ in 0..turns {
             self.send_waiting();
             self.flush(self.next_watch);
-            if !self.has_waiting() && !self.ports.iter_mut().any(Attachment::is_sending) {
+            if !self.has_waiting() && !self.ports.iter_mut().any(AttachedInterface::is_sending) {
                 return true;
             }
         }
         false
     }
 
-    /// Prepares for sleep on the links' descriptors. Returns whether something may be there already.
+    /// Prepares to sleep on the links' descriptors. Returns whether something may be ready already.
     fn arm(&mut self) -> Result<bool, LinkError> {
         let takes_in = self.pipeline.on_full() == OnFull::Drop || !self.has_waiting();
         let mut is_ready = !self.events.is_empty();
@@ -440,10 +442,10 @@ impl Forwarder {
         Ok(is_ready)
     }
 
-    /// When something is to be done without a frame or an event: an interface that is gone is looked for.
+    /// When to act without a frame or an event: to look for a missing interface.
     fn next_deadline(&self) -> Option<Instant> {
         self.reopen?;
-        self.ports.iter().filter_map(Attachment::retry_at).min()
+        self.ports.iter().filter_map(AttachedInterface::retry_at).min()
     }
 }
 
@@ -456,14 +458,14 @@ impl fmt::Debug for Forwarder {
     }
 }
 
-fn tell(events: &mut VecDeque<HostEvent>, event: HostEvent) {
+fn push_event(events: &mut VecDeque<HostEvent>, event: HostEvent) {
     if events.len() == EVENTS_MAX {
         events.pop_front();
     }
     events.push_back(event);
 }
 
-fn wide(count: usize) -> u64 {
+fn to_u64(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 

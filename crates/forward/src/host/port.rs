@@ -1,4 +1,4 @@
-//! One interface of a forwarder: its link, and what waits for it.
+//! One interface of a forwarder: its link, and the packets that wait for it.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     pipeline::Reason,
 };
 
-/// Memory of a packet before it has held a longer frame.
+/// The memory of a packet until it holds a longer frame.
 const PACKET_BYTES: usize = 2048;
 
 /// A frame as it was received, before the stages.
@@ -32,20 +32,20 @@ impl Default for Inbound {
     }
 }
 
-/// What is done with the frames of an interface before the stages.
+/// How the frames of an interface are treated before the stages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(super) struct FrameRules {
     segments: Segments,
     /// Its MTU.
     mtu: usize,
-    /// To what segments are cut: no interface takes less.
+    /// The size to which segments are cut: the smallest MTU of all interfaces.
     cut_to: usize,
-    /// The back end does not say which checksums are missing.
+    /// Whether missing checksums must be guessed: the back end does not report them.
     guesses: bool,
 }
 
-impl Rules {
-    /// Cuts segments so that another interface takes them, too.
+impl FrameRules {
+    /// Cuts segments so that the other interface accepts them, too.
     #[inline]
     pub(super) fn cut_like(mut self, other: Self) -> Self {
         self.cut_to = self.cut_to.min(other.mtu);
@@ -54,7 +54,7 @@ impl Rules {
 }
 
 impl Inbound {
-    /// Copies a frame out of its slot, with the tag that the kernel has taken out.
+    /// Copies a frame out of its slot, and reinserts the tag that the kernel removed.
     #[inline]
     fn take(&mut self, port: Port, frame: &Frame<'_>) -> usize {
         self.packet.fill(port, frame.len(), |bytes| {
@@ -74,9 +74,9 @@ impl Inbound {
         self.is_odd = self.packet.push_tag(tag).is_err();
     }
 
-    /// Does what the sender has left undone. Returns the pieces of what was cut.
+    /// Does what the sender left undone. Returns the pieces if segments were cut.
     #[inline]
-    pub(super) fn prepare(&mut self, rules: Rules) -> Result<Option<Vec<Packet>>, Reason> {
+    pub(super) fn prepare(&mut self, rules: FrameRules) -> Result<Option<Vec<Packet>>, Reason> {
         if self.is_odd {
             return Err(Reason::Malformed);
         }
@@ -87,7 +87,7 @@ impl Inbound {
             return self.cut(rules);
         }
         match self.checksum {
-            // What cannot be read has nothing to complete; whether it passes is for the stages to say.
+            // An unreadable packet has nothing to complete; the stages decide whether it passes.
             Checksum::Missing => {
                 let _ = self.packet.complete_checksum();
             }
@@ -100,11 +100,11 @@ impl Inbound {
     }
 
     #[cold]
-    fn cut(&mut self, rules: Rules) -> Result<Option<Vec<Packet>>, Reason> {
+    fn cut(&mut self, rules: FrameRules) -> Result<Option<Vec<Packet>>, Reason> {
         let headers = self.packet.headers().map_err(|_| Reason::Segments)?;
         let length = self.packet.len() - headers.network_at;
         if length <= rules.mtu {
-            // The tags alone make it so long.
+            // Only its tags make it so long.
             let _ = self.packet.complete_checksum();
             return Ok(None);
         }
@@ -115,8 +115,8 @@ impl Inbound {
     }
 }
 
-/// Returns whether a checksum may have been left out, without reading all headers where the frame is of the common kind:
-/// IPv4 without tags, options and fragments. [`Packet::complete_checksum`] has the last word.
+/// Returns whether a checksum may be missing, without reading all headers of common frames: IPv4 without tags, options
+/// and fragments. [`Packet::complete_checksum`] decides.
 #[inline]
 fn may_lack_checksum(frame: &[u8]) -> bool {
     let Some(head) = frame.first_chunk::<42>() else { return true };
@@ -136,9 +136,9 @@ fn may_lack_checksum(frame: &[u8]) -> bool {
     sum.folded() == u16::from_be_bytes([*high, *low])
 }
 
-/// What became of a packet that was to leave.
+/// The outcome of sending a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum SendOutcome {
     Now,
     Waits,
     Dropped(Reason),
@@ -146,32 +146,32 @@ pub(super) enum Sent {
 
 /// An interface.
 #[derive(Debug)]
-pub(super) struct Attachment {
+pub(super) struct AttachedInterface {
     port: Port,
     builder: LinkBuilder,
     segments: Segments,
-    /// None while it is gone.
+    /// `None` while the interface is gone.
     link: Option<Link>,
-    /// Packets that found no room, oldest first.
+    /// Packets that wait for room, oldest first.
     waiting: VecDeque<Packet>,
-    /// When it is to be opened again.
+    /// When to reopen it.
     retry_at: Option<Instant>,
-    /// Why it cannot be opened was told.
-    is_told: bool,
-    rules: Rules,
-    /// What the kernel dropped on links before this one.
+    /// Whether a failure to reopen was reported.
+    is_reported: bool,
+    rules: FrameRules,
+    /// Packets that the kernel dropped on earlier links.
     dropped_before: u64,
     /// How often it was opened.
     generation: u32,
 }
 
-impl Attachment {
+impl AttachedInterface {
     pub(super) fn open(
         port: Port,
         builder: LinkBuilder,
         segments: Segments,
     ) -> Result<Self, OpenError> {
-        let rules = Rules { segments, mtu: 0, cut_to: 0, guesses: false };
+        let rules = FrameRules { segments, mtu: 0, cut_to: 0, guesses: false };
         let mut this = Self {
             port,
             builder,
@@ -179,7 +179,7 @@ impl Attachment {
             link: None,
             waiting: VecDeque::new(),
             retry_at: None,
-            is_told: false,
+            is_reported: false,
             rules,
             dropped_before: 0,
             generation: 0,
@@ -190,7 +190,7 @@ impl Attachment {
 
     fn reopen(&mut self) -> Result<(), OpenError> {
         let link = self.builder.clone().open()?;
-        self.rules = Rules {
+        self.rules = FrameRules {
             segments: self.segments,
             mtu: link.payload_max(),
             cut_to: link.payload_max(),
@@ -199,7 +199,7 @@ impl Attachment {
         self.link = Some(link);
         self.generation = self.generation.wrapping_add(1);
         self.retry_at = None;
-        self.is_told = false;
+        self.is_reported = false;
         Ok(())
     }
 
@@ -211,12 +211,12 @@ impl Attachment {
         self.link.as_ref()
     }
 
-    /// Returns a number that is another one for each link that it has had.
+    /// Returns a number that differs for each link that it has had.
     pub(super) const fn generation(&self) -> u32 {
         self.generation
     }
 
-    pub(super) const fn rules(&self) -> Rules {
+    pub(super) const fn rules(&self) -> FrameRules {
         self.rules
     }
 
@@ -228,7 +228,7 @@ impl Attachment {
         self.retry_at
     }
 
-    /// Takes frames in. Returns how many, and their bytes.
+    /// Receives frames. Returns their number and bytes.
     #[inline]
     pub(super) fn receive(&mut self, batch: &mut [Inbound]) -> Result<(usize, u64), LinkError> {
         let Some(link) = &mut self.link else { return Ok((0, 0)) };
@@ -240,27 +240,27 @@ impl Attachment {
                 bytes += inbound.take(port, frame);
             }
         })?;
-        Ok((received, super::wide(bytes)))
+        Ok((received, super::to_u64(bytes)))
     }
 
-    /// Sends a packet, or lets it wait behind others; it is dropped if there is no room and `drops`.
+    /// Sends a packet, or queues it behind others; if there is no room, it is dropped if `drops`.
     #[inline]
-    pub(super) fn send(&mut self, packet: &Packet, waiting_max: usize, drops: bool) -> Sent {
+    pub(super) fn send(&mut self, packet: &Packet, waiting_max: usize, drops: bool) -> SendOutcome {
         if self.waiting.is_empty() {
             match self.give(packet) {
-                Ok(()) => return Sent::Now,
+                Ok(()) => return SendOutcome::Now,
                 Err(LinkError::Full) => {}
-                Err(error) => return Sent::Dropped(reason(&error)),
+                Err(error) => return SendOutcome::Dropped(reason(&error)),
             }
         }
         if drops && self.waiting.len() >= waiting_max {
-            return Sent::Dropped(Reason::BufferFull);
+            return SendOutcome::Dropped(Reason::BufferFull);
         }
         self.waiting.push_back(packet.clone());
-        Sent::Waits
+        SendOutcome::Waits
     }
 
-    /// Gives a packet to the kernel, which is made to send what it has if there is no room.
+    /// Gives a packet to the kernel; if there is no room, makes the kernel send what it has and tries again.
     #[inline]
     fn give(&mut self, packet: &Packet) -> Result<(), LinkError> {
         let Some(link) = &mut self.link else { return Err(LinkError::Removed) };
@@ -273,8 +273,8 @@ impl Attachment {
         }
     }
 
-    /// Sends what waits, as long as there is room. Returns how many packets and bytes, and how many were
-    /// dropped since they cannot leave any more.
+    /// Sends waiting packets while there is room. Returns the number of packets and bytes, and how many were dropped
+    /// because they can no longer be sent.
     pub(super) fn send_waiting(&mut self) -> (usize, u64, Option<(Reason, usize)>) {
         let (mut packets, mut bytes) = (0, 0);
         let mut lost = None;
@@ -282,7 +282,7 @@ impl Attachment {
             match self.give(&packet) {
                 Ok(()) => {
                     packets += 1;
-                    bytes += super::wide(packet.len());
+                    bytes += super::to_u64(packet.len());
                 }
                 Err(LinkError::Full) => {
                     self.waiting.push_front(packet);
@@ -298,10 +298,12 @@ impl Attachment {
                 }
             }
         }
-        // What went out is on its way with the next flush.
+
+        // Sent with the next flush.
         if packets > 0 {
             let _ = self.flush();
         }
+
         (packets, bytes, lost)
     }
 
@@ -314,7 +316,7 @@ impl Attachment {
         self.link.as_mut().is_some_and(Link::is_sending)
     }
 
-    /// Gives the link up; it is opened again when that is due.
+    /// Closes the link; it is reopened when due.
     pub(super) fn close(&mut self, now: Instant) {
         if let Some(mut link) = self.link.take() {
             self.dropped_before += link.statistics().map_or(0, |statistics| statistics.dropped);
@@ -322,17 +324,17 @@ impl Attachment {
         self.retry_at = Some(now);
     }
 
-    /// Tells what became of the interface, and opens it again if it is gone or was given up.
+    /// Reports changes of the interface, and reopens it if it is gone or was closed.
     pub(super) fn watch(
         &mut self,
         now: Instant,
         every: Option<Duration>,
-        tell: &mut dyn FnMut(HostEvent),
+        on_event: &mut dyn FnMut(HostEvent),
     ) {
         while let Some(link) = &mut self.link {
             match link.event() {
                 Ok(Some(event)) => {
-                    tell(HostEvent::Link(self.port, event));
+                    on_event(HostEvent::Link(self.port, event));
                     match event {
                         LinkEvent::Removed => self.close(now),
                         LinkEvent::Mtu(mtu) => self.mtu_changed(mtu, now),
@@ -341,28 +343,30 @@ impl Attachment {
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    tell(HostEvent::Failed(self.port, error));
+                    on_event(HostEvent::Failed(self.port, error));
                     self.close(now);
                 }
             }
         }
+
         let (Some(every), Some(at)) = (every, self.retry_at) else { return };
         if now < at {
             return;
         }
+
         match self.reopen() {
-            Ok(()) => tell(HostEvent::Reopened(self.port)),
+            Ok(()) => on_event(HostEvent::Reopened(self.port)),
             Err(error) => {
                 self.retry_at = Some(now + every);
-                if !self.is_told {
-                    self.is_told = true;
-                    tell(HostEvent::NotReopened(self.port, error));
+                if !self.is_reported {
+                    self.is_reported = true;
+                    on_event(HostEvent::NotReopened(self.port, error));
                 }
             }
         }
     }
 
-    /// A link keeps the places for which it was made: longer frames need another one.
+    /// A link's slots keep the size they were made with: longer frames need a new link.
     fn mtu_changed(&mut self, mtu: u32, now: Instant) {
         let mtu = usize::try_from(mtu).unwrap_or(usize::MAX);
         if mtu > self.link.as_ref().map_or(0, Link::payload_max) {
@@ -380,7 +384,7 @@ impl Attachment {
         Ok(self.dropped_before + now)
     }
 
-    /// Prepares for sleep. Returns whether something may be there already.
+    /// Prepares to sleep. Returns whether something may be ready already.
     pub(super) fn arm(&mut self, takes_in: bool) -> Result<bool, LinkError> {
         let waits = !self.waiting.is_empty();
         let Some(link) = &mut self.link else { return Ok(false) };
@@ -391,7 +395,7 @@ impl Attachment {
     }
 }
 
-/// Why a packet could not leave.
+/// Why a packet could not be sent.
 #[cold]
 const fn reason(error: &LinkError) -> Reason {
     match error {
@@ -408,7 +412,7 @@ const _: () = assert!(TAGS_MAX * TAG_BYTES <= 8, "a link's places have room for 
 mod tests {
     use super::*;
 
-    /// A frame of few kinds, whose checksum is left out in half of the cases.
+    /// A random frame, of a few kinds; half of them lack the checksum.
     fn frame(chance: &mut fastrand::Rng) -> Vec<u8> {
         let mut pick = |among: &[u8]| among[chance.usize(..among.len())];
         let mut frame = vec![0; usize::from(pick(&[33, 41, 42, 50, 51, 52, 54, 60, 90]))];
@@ -433,7 +437,7 @@ mod tests {
         if left_out && frame.len() >= at + 2 {
             frame[at..at + 2].copy_from_slice(&pseudo.to_be_bytes());
         }
-        // The rest of what a header of UDP or TCP must say.
+        // The remaining mandatory fields of a UDP or TCP header.
         if protocol == UDP && frame.len() >= 40 {
             frame[38..40]
                 .copy_from_slice(&u16::from_be_bytes([high, low]).wrapping_sub(20).to_be_bytes());
@@ -443,8 +447,8 @@ mod tests {
         frame
     }
 
-    /// Goal: what is looked at shortly is completed exactly as if all headers were read.
-    /// Method: random frames of few kinds, compared with the whole way; both answers must have come up.
+    /// Goal: the short check completes exactly the checksums that reading all headers would.
+    /// Method: random frames of few kinds, compared with the full check; both answers must occur.
     #[test]
     fn left_out_checksums_are_found_shortly() {
         let mut chance = fastrand::Rng::with_seed(7);

@@ -1,8 +1,7 @@
-//! Errors of ICMP: a router tells senders why their packets go no further, without which neither `traceroute` nor the
-//! discovery of a path's MTU works.
+//! ICMP errors: a router tells senders why it drops their packets. `traceroute` and path MTU discovery depend on them.
 //!
 //! ```
-//! use vigie_forward::icmp::{Cause, answer};
+//! use vigie_forward::icmp::{ErrorCause, error_reply};
 //! use vigie_forward::packet::{Icmp, Ipv4, Packet, Port};
 //! use vigie_forward::tables::Interface;
 //! use vigie_via::link::MacAddress;
@@ -13,33 +12,33 @@
 //! let mut packet = Packet::new(Port(0), &frame);
 //! packet.fill_checksums()?;
 //! let own = Interface::new(MacAddress([2, 0, 0, 0, 0, 1]), 1500).ip([10, 0, 0, 1].into());
-//! let answer = answer(&packet, Cause::TimeExceeded, &own).expect("a host is told");
+//! let answer = error_reply(&packet, ErrorCause::TimeExceeded, &own).expect("a host is told");
 //! let header = Ipv4::parse(&answer.bytes()[14..])?;
 //! assert_eq!(header.destination().octets(), [10, 0, 0, 2]);
 //! assert_eq!(Icmp::parse(header.payload())?.kind(), 11);
 //! # Ok::<(), vigie_forward::packet::ParseError>(())
 //! ```
 //!
-//! # What is told, and what is not
-//! [`answer`] is a pure function of a packet as it arrived. Nobody is told about an error of ICMP, a later fragment, a packet to
-//! a group or to everybody, or one whose sender is no single host: else errors would beget errors, or one packet many of
-//! them. A [`Pipeline`](crate::pipeline::Pipeline) that has [`Answers`] tells about what its stages drop, at most so often a second for
-//! each interface.
+//! # What is answered, and what is not
+//! [`error_reply`] is a pure function of a packet as it arrived. An ICMP error, a later fragment, a multicast or
+//! broadcast packet, and a packet whose source is not a single host are not answered: else errors would cause errors,
+//! or one packet many of them. A [`Pipeline`](crate::pipeline::Pipeline) with [`IcmpErrorSender`] answers the packets
+//! that its stages drop, at a limited rate for each interface.
 //!
 //! # Source
 //! RFC 792; RFC 1812, §4.3; RFC 1191, §4; RFC 4443, §2.4 and §3.
 //!
-//! *Deviations:* a source route is not answered by its reverse (RFC 1812, §4.3.2.6), since such packets are routed like others;
-//! a group is not told that a packet was too big (RFC 4443, §2.4, e), since groups are not routed.
+//! *Deviations:* a source route is not answered by its reverse (RFC 1812, §4.3.2.6), since such packets are routed like
+//! others; no error is sent for a multicast packet that was too big (RFC 4443, §2.4, e), since those are not routed.
 
-mod answers;
+mod error_sender;
 
 #[cfg(test)]
 mod tests;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub use self::answers::Answers;
+pub use self::error_sender::IcmpErrorSender;
 use crate::{
     packet::{
         Fragment, Headers, ICMP, ICMP_BYTES, ICMPV6, IPV4_BYTES, IPV6_BYTES, Network, Packet,
@@ -47,71 +46,71 @@ use crate::{
     tables::Interface,
 };
 
-/// Why a packet goes no further.
+/// Why a packet is not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Cause {
-    /// It may cross no more routers.
+pub enum ErrorCause {
+    /// Its hop limit ran out.
     TimeExceeded,
     /// No route leads to its destination.
     NoRoute,
-    /// It is longer than the next hop takes, and must not be cut.
+    /// It is longer than the next hop's MTU, and must not be fragmented.
     TooLong {
-        /// What the next hop takes, in bytes of IP.
+        /// The next hop's MTU, in bytes of IP.
         mtu: usize,
     },
 }
 
-/// The longest answer of version 4, in bytes of IP (RFC 1812, §4.3.2.3).
-const ANSWER_BYTES_V4: usize = 576;
-/// The longest answer of version 6: what every link takes (RFC 4443, §2.4, c).
-const ANSWER_BYTES_V6: usize = 1280;
-/// How much of a packet an answer quotes at most.
-const QUOTED_BYTES_MAX: usize = ANSWER_BYTES_V6 - IPV6_BYTES - ICMP_BYTES;
-/// How many routers an answer may cross.
+/// The longest IPv4 answer, in bytes of IP (RFC 1812, §4.3.2.3).
+const ERROR_BYTES_V4: usize = 576;
+/// The longest IPv6 answer: the minimum MTU of every link (RFC 4443, §2.4, c).
+const ERROR_BYTES_V6: usize = 1280;
+/// The maximum number of bytes that an answer quotes.
+const QUOTED_BYTES_MAX: usize = ERROR_BYTES_V6 - IPV6_BYTES - ICMP_BYTES;
+/// The hop limit of an answer.
 const HOPS: u8 = 64;
-/// The precedence of what networks tell each other (RFC 1812, §4.3.2.5).
+/// The precedence of internetwork control (RFC 1812, §4.3.2.5).
 const INTERNETWORK_CONTROL: u8 = 0xc0;
 
-/// Makes what tells the sender of a packet that it goes no further: a frame that leaves by the port of `packet`'s arrival, whose
-/// interface is `from`. `None` if nobody is to be told, or `from` has no address of that version of IP.
+/// Builds the ICMP error about a packet: a frame that leaves by the ingress port of `packet`, whose interface is
+/// `from`. `None` if the packet must not be answered, or `from` has no address of that version of IP.
 ///
-/// It quotes as much of the packet as is allowed: 548 bytes in version 4, 1232 in version 6.
+/// The error quotes as much of the packet as is allowed: 548 bytes with IPv4, 1232 with IPv6.
 ///
 /// # Cost
-/// One pass over what is quoted, and memory for the answer.
+/// One pass over the quoted bytes, and an allocation for the answer.
 #[must_use]
-pub fn answer(packet: &Packet, cause: Cause, from: &Interface) -> Option<Packet> {
-    Some(Subject::of(packet, cause, from)?.answer())
+pub fn error_reply(packet: &Packet, cause: ErrorCause, from: &Interface) -> Option<Packet> {
+    Some(ErrorContext::of(packet, cause, from)?.error_reply())
 }
 
-/// A packet about which somebody is to be told.
-struct Subject<'a> {
+/// A packet to be answered.
+struct ErrorContext<'a> {
     packet: &'a Packet,
     network_at: usize,
     quoted: &'a [u8],
-    /// Kind, code, and the word behind the checksum.
+    /// Type, code, and the word after the checksum.
     message: (u8, u8, [u8; 4]),
     from: &'a Interface,
     addresses: Addresses,
 }
 
-/// From whom to whom.
+/// Source and destination of the answer.
 enum Addresses {
     V4 { own: Ipv4Addr, sender: Ipv4Addr },
     V6 { own: Ipv6Addr, sender: Ipv6Addr },
 }
 
-impl<'a> Subject<'a> {
-    /// Finds out whether somebody is to be told, and whom.
-    fn of(packet: &'a Packet, cause: Cause, from: &'a Interface) -> Option<Self> {
+impl<'a> ErrorContext<'a> {
+    /// Decides whether the packet is answered, and collects what that needs.
+    fn of(packet: &'a Packet, cause: ErrorCause, from: &'a Interface) -> Option<Self> {
         let frame = packet.bytes();
         let headers = Headers::parse(frame).ok()?;
         let (to, by) = frame.split_first_chunk::<6>()?;
         if is_group(to) || is_group(by.first_chunk()?) || is_error(&headers, frame) {
             return None;
         }
-        // Of a later fragment nobody knows what it is a part of; in version 6 the first one is too long as well.
+        // The protocol of a later fragment is unknown; with IPv6 the first one is too long as well.
         if headers.fragment == Fragment::Later {
             return None;
         }
@@ -122,7 +121,7 @@ impl<'a> Subject<'a> {
                 if !is_host_v4(sender) || !is_host_v4(to) || sender == own {
                     return None;
                 }
-                (Addresses::V4 { own, sender }, ANSWER_BYTES_V4 - IPV4_BYTES - ICMP_BYTES)
+                (Addresses::V4 { own, sender }, ERROR_BYTES_V4 - IPV4_BYTES - ICMP_BYTES)
             }
             (IpAddr::V6(sender), IpAddr::V6(to)) => {
                 let own = from.ipv6?;
@@ -142,7 +141,7 @@ impl<'a> Subject<'a> {
         Some(Self { packet, network_at, quoted, message, from, addresses })
     }
 
-    /// Returns who is to be told.
+    /// Returns the sender of the packet, who is told.
     fn sender(&self) -> IpAddr {
         match self.addresses {
             Addresses::V4 { sender, .. } => sender.into(),
@@ -151,11 +150,11 @@ impl<'a> Subject<'a> {
     }
 
     /// Writes the answer.
-    fn answer(&self) -> Packet {
+    fn error_reply(&self) -> Packet {
         let header = self.header();
         let (kind, code, word) = self.message;
         let frame = self.packet.bytes();
-        // The tags of the frame, and the protocol behind them, are the answer's too.
+        // The answer has the tags of the frame, and its network protocol.
         let (sender, rest) = (frame.get(6..12), frame.get(12..self.network_at));
         let mut bytes =
             Vec::with_capacity(self.network_at + header.len() + ICMP_BYTES + self.quoted.len());
@@ -166,20 +165,20 @@ impl<'a> Subject<'a> {
         bytes.extend_from_slice(&[kind, code, 0, 0]);
         bytes.extend_from_slice(&word);
         bytes.extend_from_slice(self.quoted);
-        let mut answer = Packet::new(self.packet.arrival(), &bytes);
+        let mut answer = Packet::new(self.packet.ingress(), &bytes);
         let filled = answer.fill_checksums();
         debug_assert_eq!(filled, Ok(true), "an answer is whole");
         answer
     }
 
-    /// Makes the header of IP.
+    /// Writes the IP header.
     fn header(&self) -> Vec<u8> {
         let low = |count: usize| u16::try_from(count).unwrap_or(u16::MAX).to_be_bytes();
         let length = ICMP_BYTES + self.quoted.len();
         match &self.addresses {
             Addresses::V4 { own, sender } => {
                 let [high, low] = low(IPV4_BYTES + length);
-                // As unlike those of other answers as the numbers of what they are about.
+                // As distinct from other answers' identifiers as those of the packets are from each other.
                 let [a, b] = self.quoted.get(4..6).map_or([0, 0], |number| [number[0], number[1]]);
                 let mut header = vec![0x45, INTERNETWORK_CONTROL, high, low, a, b, 0, 0];
                 header.extend([HOPS, ICMP, 0, 0]);
@@ -198,43 +197,43 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// What is told in version 4. Nothing of a packet that is too long and that routers may cut: its sender did not forbid it, and
-/// would not learn from an error.
-fn message_v4(cause: Cause, packet: &[u8]) -> Option<(u8, u8, [u8; 4])> {
+/// The IPv4 message. `None` for a packet that is too long but may be fragmented: its sender did not forbid that, and
+/// would learn nothing from an error.
+fn message_v4(cause: ErrorCause, packet: &[u8]) -> Option<(u8, u8, [u8; 4])> {
     Some(match cause {
-        Cause::TimeExceeded => (11, 0, [0; 4]),
-        Cause::NoRoute => (3, 0, [0; 4]),
-        Cause::TooLong { mtu } => {
+        ErrorCause::TimeExceeded => (11, 0, [0; 4]),
+        ErrorCause::NoRoute => (3, 0, [0; 4]),
+        ErrorCause::TooLong { mtu } => {
             if packet.get(6)? & 0x40 == 0 {
                 return None;
             }
-            // [RFC 1191, §4]: the lower half of the word that was unused.
+            // [RFC 1191, §4]: the lower half of the formerly unused word.
             let [high, low] = u16::try_from(mtu).unwrap_or(u16::MAX).to_be_bytes();
             (3, 4, [0, 0, high, low])
         }
     })
 }
 
-/// What is told in version 6.
-fn message_v6(cause: Cause) -> (u8, u8, [u8; 4]) {
+/// The IPv6 message.
+fn message_v6(cause: ErrorCause) -> (u8, u8, [u8; 4]) {
     match cause {
-        Cause::TimeExceeded => (3, 0, [0; 4]),
-        Cause::NoRoute => (1, 0, [0; 4]),
-        Cause::TooLong { mtu } => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX).to_be_bytes()),
+        ErrorCause::TimeExceeded => (3, 0, [0; 4]),
+        ErrorCause::NoRoute => (1, 0, [0; 4]),
+        ErrorCause::TooLong { mtu } => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX).to_be_bytes()),
     }
 }
 
-/// Returns whether an address of Ethernet is a group's.
+/// Returns whether an Ethernet address is a group's.
 const fn is_group(address: &[u8; 6]) -> bool {
     address[0] & 1 != 0
 }
 
-/// Returns whether it may be an error of ICMP: what is no question, answer or announcement that is known.
+/// Returns whether it may be an ICMP error: everything but known requests, replies and announcements.
 fn is_error(headers: &Headers, frame: &[u8]) -> bool {
     let kind = || frame.get(headers.transport_at).copied().unwrap_or(0);
     match (headers.protocol, headers.network) {
         (ICMP, Network::Ipv4) => !matches!(kind(), 0 | 8..=10 | 13..=18 | 42 | 43),
-        // A redirection is treated like an error (RFC 4443, §2.4, e).
+        // A redirect is treated like an error (RFC 4443, §2.4, e).
         (ICMPV6, Network::Ipv6) => kind() < 128 || kind() == 137,
         _ => false,
     }
@@ -242,7 +241,7 @@ fn is_error(headers: &Headers, frame: &[u8]) -> bool {
 
 /// Returns whether an address may be that of a single host.
 const fn is_host_v4(address: Ipv4Addr) -> bool {
-    // The network zero, this host itself, groups, what is reserved, and everybody.
+    // Network zero, this host itself, groups, reserved addresses, and broadcast.
     let first = address.octets()[0];
     !matches!(first, 0 | 127 | 224..)
 }

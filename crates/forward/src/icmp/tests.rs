@@ -15,7 +15,8 @@ use crate::{
 
 const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const SENDER: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
-const CAUSES: [Cause; 3] = [Cause::TimeExceeded, Cause::NoRoute, Cause::TooLong { mtu: 1400 }];
+const CAUSES: [ErrorCause; 3] =
+    [ErrorCause::TimeExceeded, ErrorCause::NoRoute, ErrorCause::TooLong { mtu: 1400 }];
 const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 
@@ -23,7 +24,7 @@ fn own() -> Interface {
     Interface::new(OWN, 1500).ip(OWN_V4.into()).ip(OWN_V6.into())
 }
 
-/// Makes the frame of a packet of version 4, whose flags may be cut away.
+/// Builds the frame of an IPv4 packet that may be fragmented.
 fn v4(protocol: u8, ttl: u8, (from, to): ([u8; 4], [u8; 4]), payload: &[u8]) -> Packet {
     let [high, low] = u16::try_from(20 + payload.len()).unwrap().to_be_bytes();
     let header = [0x45, 0, high, low, 0x12, 0x34, 0x40, 0, ttl, protocol, 0, 0];
@@ -42,7 +43,7 @@ fn v6(protocol: u8, (from, to): (Ipv6Addr, Ipv6Addr), payload: &[u8]) -> Packet 
     packet
 }
 
-/// Makes a datagram of UDP with so many bytes.
+/// Builds a UDP datagram with this many bytes of payload.
 fn udp(bytes: usize) -> Vec<u8> {
     let [high, low] = u16::try_from(8 + bytes).unwrap().to_be_bytes();
     let mut datagram = vec![4, 0, 0, 9, high, low, 0, 0];
@@ -56,8 +57,8 @@ fn between_v6() -> (Ipv6Addr, Ipv6Addr) {
     ("fd00::2".parse().unwrap(), "fd09::1".parse().unwrap())
 }
 
-/// Goal: each cause is told as the standards have it, to whom the packet came from, with as much of it as is allowed.
-/// Method: short and long packets of both versions, whose answers are read field by field.
+/// Goal: each cause is reported as the standards say, to the packet's sender, with as much of it as is allowed. Method:
+/// short and long packets of both versions, whose answers are read field by field.
 #[test]
 fn senders_are_told() {
     for (bytes, quoted_v4, quoted_v6) in [(0, 28, 48), (1400, 548, 1232)] {
@@ -65,10 +66,10 @@ fn senders_are_told() {
         for (cause, (kind, code, word)) in CAUSES.into_iter().zip(words) {
             let mut packet = v4(UDP, 1, BETWEEN, &udp(bytes));
             packet.push_tag(Tag::of_vlan(7)).unwrap();
-            let mut told = answer(&packet, cause, &own()).unwrap();
+            let mut told = error_reply(&packet, cause, &own()).unwrap();
             assert_eq!(told.verify(), Ok(Verified::Right));
             let headers = told.headers().unwrap();
-            assert_eq!((headers.tags, told.arrival(), told.len()), (1, Port(0), headers.end_at));
+            assert_eq!((headers.tags, told.ingress(), told.len()), (1, Port(0), headers.end_at));
             assert_eq!(told.bytes()[..12], [SENDER.0, OWN.0].concat());
             let header = Ipv4::parse(&told.bytes()[headers.network_at..]).unwrap();
             assert_eq!((header.source(), header.destination()), (OWN_V4, BETWEEN.0.into()));
@@ -82,7 +83,7 @@ fn senders_are_told() {
         let words = [(3, 0, 0), (1, 0, 0), (2, 0, 1400)];
         for (cause, (kind, code, word)) in CAUSES.into_iter().zip(words) {
             let packet = v6(UDP, between_v6(), &udp(bytes));
-            let mut told = answer(&packet, cause, &own()).unwrap();
+            let mut told = error_reply(&packet, cause, &own()).unwrap();
             assert_eq!(told.verify(), Ok(Verified::Right));
             let header = Ipv6::parse(&told.bytes()[14..]).unwrap();
             assert_eq!((header.source(), header.destination()), (OWN_V6, between_v6().0));
@@ -95,35 +96,35 @@ fn senders_are_told() {
     }
 }
 
-/// Goal: nobody is told where that could beget errors, or reach others than one sender. Method: packets of each kind, each of which
-/// differs in one thing from one that is answered.
+/// Goal: no answer where it could cause errors, or reach others than one sender. Method: packets of each kind, each of
+/// which differs in one point from one that is answered.
 #[test]
 fn nobody_is_told() {
-    let told = |packet: &Packet, cause| answer(packet, cause, &own()).is_some();
+    let told = |packet: &Packet, cause| error_reply(packet, cause, &own()).is_some();
     let plain = v4(UDP, 1, BETWEEN, &udp(0));
-    assert!(told(&plain, Cause::TimeExceeded));
+    assert!(told(&plain, ErrorCause::TimeExceeded));
     let changed = |at: usize, bytes: &[u8]| {
         let mut packet = plain.clone();
         packet.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
         packet
     };
-    // Frames to groups and everybody, and from a group.
+    // Frames to groups and broadcast, and from a group.
     for (at, bytes) in [(0, [0xff; 6]), (0, [1, 0, 0x5e, 0, 0, 1]), (6, [3, 0, 0, 0, 0, 1])] {
-        assert!(!told(&changed(at, &bytes), Cause::TimeExceeded));
+        assert!(!told(&changed(at, &bytes), ErrorCause::TimeExceeded));
     }
     // A later fragment; the first one counts.
-    assert!(told(&changed(20, &[0x20, 0]), Cause::TimeExceeded));
-    assert!(!told(&changed(20, &[0x20, 1]), Cause::TimeExceeded));
-    // What routers may cut is told of expiry, and not of its length.
-    assert!(told(&changed(20, &[0, 0]), Cause::TimeExceeded));
-    assert!(!told(&changed(20, &[0, 0]), Cause::TooLong { mtu: 1400 }));
-    // Senders and receivers that are no single host, and ourselves.
+    assert!(told(&changed(20, &[0x20, 0]), ErrorCause::TimeExceeded));
+    assert!(!told(&changed(20, &[0x20, 1]), ErrorCause::TimeExceeded));
+    // If fragmentation is allowed, expiry is reported, but not length.
+    assert!(told(&changed(20, &[0, 0]), ErrorCause::TimeExceeded));
+    assert!(!told(&changed(20, &[0, 0]), ErrorCause::TooLong { mtu: 1400 }));
+    // Senders and receivers that are not a single host, and ourselves.
     for address in [[0; 4], [0, 1, 2, 3], [127, 0, 0, 1], [224, 0, 0, 1], [240, 0, 0, 1], [255; 4]]
     {
-        assert!(!told(&changed(26, &address), Cause::NoRoute), "{address:?}");
-        assert!(!told(&changed(30, &address), Cause::NoRoute), "{address:?}");
+        assert!(!told(&changed(26, &address), ErrorCause::NoRoute), "{address:?}");
+        assert!(!told(&changed(30, &address), ErrorCause::NoRoute), "{address:?}");
     }
-    assert!(!told(&changed(26, &OWN_V4.octets()), Cause::NoRoute));
+    assert!(!told(&changed(26, &OWN_V4.octets()), ErrorCause::NoRoute));
     let ((from, to), group) = (between_v6(), "ff02::1".parse().unwrap());
     for between in [
         (Ipv6Addr::UNSPECIFIED, to),
@@ -132,25 +133,25 @@ fn nobody_is_told() {
         (OWN_V6, to),
         (from, group),
     ] {
-        assert!(!told(&v6(UDP, between, &udp(0)), Cause::NoRoute), "{between:?}");
+        assert!(!told(&v6(UDP, between, &udp(0)), ErrorCause::NoRoute), "{between:?}");
     }
-    // Errors, and what may be one; echoes are none.
+    // Errors, and what may be one; echoes are not.
     for kind in 0..=255 {
         let is_known = matches!(kind, 0 | 8 | 9 | 10 | 13..=18 | 42 | 43);
         let message = [kind, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(told(&v4(ICMP, 1, BETWEEN, &message), Cause::TimeExceeded), is_known);
+        assert_eq!(told(&v4(ICMP, 1, BETWEEN, &message), ErrorCause::TimeExceeded), is_known);
         let is_known = kind >= 128 && kind != 137;
         let packet = v6(ICMPV6, (from, to), &message);
-        assert_eq!(told(&packet, Cause::TimeExceeded), is_known, "{kind}");
+        assert_eq!(told(&packet, ErrorCause::TimeExceeded), is_known, "{kind}");
     }
-    // No address of the version, and no IP.
+    // No address of this version; and a frame that is not IP.
     let only_v6 = Interface::new(OWN, 1500).ip(OWN_V6.into());
-    assert_eq!(answer(&plain, Cause::NoRoute, &only_v6), None);
-    assert!(!told(&changed(12, &[0x88, 0xb5]), Cause::NoRoute));
+    assert_eq!(error_reply(&plain, ErrorCause::NoRoute, &only_v6), None);
+    assert!(!told(&changed(12, &[0x88, 0xb5]), ErrorCause::NoRoute));
 }
 
-/// Goal: whatever arrives, an answer is right, quotes its packet, is as short as it must be, and is never answered itself. Method:
-/// frames of all kinds, well-formed and not, from 64 seeds.
+/// Goal: whatever arrives, an answer is correct, quotes its packet, is as short as required, and is never answered
+/// itself. Method: frames of all kinds, well-formed and not, from 64 seeds.
 #[test]
 fn answers_are_right_whatever_arrives() {
     let mut count = 0;
@@ -159,7 +160,7 @@ fn answers_are_right_whatever_arrives() {
         for _ in 0..200 {
             let packet = Packet::new(Port(rng.u16(0..3)), &frame(&mut rng));
             let cause = CAUSES[rng.usize(0..3)];
-            let Some(mut told) = answer(&packet, cause, &own()) else { continue };
+            let Some(mut told) = error_reply(&packet, cause, &own()) else { continue };
             count += 1;
             assert_eq!(told.verify(), Ok(Verified::Right), "seed {seed}");
             let headers = told.headers().unwrap();
@@ -172,17 +173,17 @@ fn answers_are_right_whatever_arrives() {
             assert!(arrived.starts_with(quoted), "seed {seed}");
             assert!(quoted.len() == arrived.len() || quoted.len() > 500, "seed {seed}");
             for cause in CAUSES {
-                assert_eq!(answer(&told, cause, &own()), None, "seed {seed}");
+                assert_eq!(error_reply(&told, cause, &own()), None, "seed {seed}");
             }
         }
     }
     assert!(count > 1000, "{count} answers");
 }
 
-/// The port of what is not the pipeline's.
+/// The port of addresses outside the pipeline.
 const ELSEWHERE: Port = Port(99);
 
-/// A router between a network and one whose links take 1000 bytes.
+/// A router between a network and one with an MTU of 1000 bytes.
 fn fib() -> Fib {
     let fib = Fib::default();
     fib.set_interface(Port(0), Some(own()));
@@ -198,14 +199,14 @@ fn fib() -> Fib {
     fib
 }
 
-/// Leads packets through a pipeline, and returns what comes out of the port of their arrival.
+/// Passes packets through a pipeline, and returns what leaves by their ingress port.
 #[track_caller]
 fn answers_of(pipeline: &mut Pipeline, packet: Packet, now: Instant) -> Option<Packet> {
-    let arrival = packet.arrival();
+    let ingress = packet.ingress();
     pipeline.offer(packet).expect("room");
     assert_eq!(pipeline.run(now), 1);
-    let told = pipeline.take(arrival);
-    assert_eq!(pipeline.take(arrival), None);
+    let told = pipeline.take(ingress);
+    assert_eq!(pipeline.take(ingress), None);
     told
 }
 
@@ -215,13 +216,13 @@ fn quoted(answer: &Packet) -> (u8, u8, u16, &[u8]) {
     (message.kind(), message.code(), message.sequence(), message.payload())
 }
 
-/// Goal: a router tells what it drops, with the MTU of the next hop, and quotes packets as they arrived, translated or not; drops are
-/// counted as before. Method: a router that translates, and a packet for each reason.
+/// Goal: a router reports what it drops, with the MTU of the next hop, and quotes packets as they arrived, translated
+/// or not; drops are counted as before. Method: a router that translates, and a packet for each reason.
 #[test]
 fn a_pipeline_answers() {
     let fib = fib();
     let rule = NatRule::Source {
-        arrival: Port(0),
+        ingress: Port(0),
         from: "10.0.0.0/24".parse().unwrap(),
         external: [10, 2, 0, 9].into(),
     };
@@ -230,7 +231,7 @@ fn a_pipeline_answers() {
         .stage(nat)
         .stage(Ttl::new())
         .stage(RouteStage::new(fib.clone()))
-        .answers(Answers::new(&fib))
+        .icmp_errors(IcmpErrorSender::new(&fib))
         .build()
         .unwrap();
     let now = Instant::from_nanos(0);
@@ -242,7 +243,7 @@ fn a_pipeline_answers() {
         // To the host beside it, and from one of its addresses.
         (v4(UDP, 1, (BETWEEN.0, [10, 2, 0, 1]), &udp(8)), None),
         (v4(UDP, 1, ([10, 0, 0, 255], far.1), &udp(8)), None),
-        // No neighbour: that is found out.
+        // No neighbour: it is resolved instead.
         (v4(UDP, 9, (BETWEEN.0, [10, 2, 0, 77]), &udp(8)), None),
     ] {
         let arrived = packet.bytes()[14..].to_vec();
@@ -256,13 +257,13 @@ fn a_pipeline_answers() {
         }
     }
     let seen = pipeline.counters().snapshot();
-    assert_eq!((seen.answers, seen.answers_suppressed, seen.sent.packets), (3, 0, 3));
+    assert_eq!((seen.icmp_errors, seen.icmp_errors_suppressed, seen.sent.packets), (3, 0, 3));
     let reasons = [Reason::TtlExpired, Reason::NoRoute, Reason::TooLong, Reason::NoNeighbour];
     assert_eq!(reasons.map(|reason| seen.of(reason)), [3, 1, 1, 1]);
 }
 
-/// Goal: what stages do to a frame before they drop it is not quoted: tags, addresses, ports. Method: a stage that changes all of that
-/// in front of one that drops, and a frame with padding behind it.
+/// Goal: changes that stages made to a frame before they dropped it are not quoted: tags, addresses, ports. Method: a
+/// stage that changes all of that before one that drops, and a frame with trailing padding.
 #[test]
 fn packets_are_quoted_as_they_arrived() {
     let fib = fib();
@@ -273,8 +274,8 @@ fn packets_are_quoted_as_they_arrived() {
         packet.set_destination_mac(MacAddress([4; 6]));
         Verdict::Drop(Reason::TtlExpired)
     });
-    let answers = Answers::new(&fib);
-    let mut pipeline = Pipeline::builder().stage(spoil).answers(answers).build().unwrap();
+    let answers = IcmpErrorSender::new(&fib);
+    let mut pipeline = Pipeline::builder().stage(spoil).icmp_errors(answers).build().unwrap();
     let mut packet = v4(UDP, 1, (BETWEEN.0, [10, 2, 0, 2]), &udp(3));
     let arrived = packet.bytes()[14..].to_vec();
     packet.resize(60);
@@ -283,14 +284,14 @@ fn packets_are_quoted_as_they_arrived() {
     assert_eq!(told.bytes()[..14], [&SENDER.0[..], &OWN.0, &[8, 0]].concat());
 }
 
-/// Goal: each interface tells so often a second, and as many at once, and what it does not tell is counted; another interface is not
-/// held back. Method: more than that in virtual time, at two ports.
+/// Goal: each interface keeps to its rate and burst, and counts the answers that it suppresses; another interface is
+/// not held back. Method: more than that in virtual time, at two ports.
 #[test]
 fn answers_are_limited() {
     let fib = fib();
-    let answers = Answers::new(&fib).rate(NonZeroU32::new(10).unwrap());
+    let answers = IcmpErrorSender::new(&fib).rate(NonZeroU32::new(10).unwrap());
     let stages = Pipeline::builder().stage(Ttl::new()).stage(RouteStage::new(fib));
-    let mut pipeline = stages.answers(answers).build().unwrap();
+    let mut pipeline = stages.icmp_errors(answers).build().unwrap();
     let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
     let mut told = |port: u16, now: Instant| {
         let (frame, mut packet) = (v4(UDP, 1, BETWEEN, &udp(0)), Packet::empty(64));
@@ -301,8 +302,9 @@ fn answers_are_limited() {
     assert!(told(1, at(5000)), "another interface has a bucket of its own");
     assert!(!told(0, at(5099)));
     assert!(told(0, at(5100)) && !told(0, at(5100)));
-    // However long the pause was.
+    // The length of the pause does not matter.
     assert_eq!((0..30).filter(|_| told(0, at(60_000))).count(), 10);
-    let CounterSnapshot { answers, answers_suppressed, .. } = pipeline.counters().snapshot();
-    assert_eq!((answers, answers_suppressed), (22, 42));
+    let CounterSnapshot { icmp_errors, icmp_errors_suppressed, .. } =
+        pipeline.counters().snapshot();
+    assert_eq!((icmp_errors, icmp_errors_suppressed), (22, 42));
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with messages.
+//! The errors of messages.
 
 use std::io;
 use std::time::Duration;
@@ -6,90 +6,93 @@ use std::time::Duration;
 use thiserror::Error;
 use vigie_via::vi::{OutOfBounds, Reason, ViError};
 
-/// Why messages do not get on.
+/// Why messages are not forwarded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MessagesError {
-    /// A limit of the configuration that cannot be.
+    /// A limit of the configuration out of range.
     #[error("{what} is {value}: it must be {least} to {most}")]
     Limit {
-        /// Of what.
+        /// Which limit.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         value: u64,
-        /// The least.
+        /// The minimum.
         least: u64,
-        /// The most.
+        /// The maximum.
         most: u64,
     },
-    /// The algorithm needs what this way of forwarding does not give.
+    /// The algorithm needs whole messages, and this path does not provide them.
     #[error(
-        "the algorithm changes a message by its last byte, so that cut-through cannot be: forward store-and-forward"
+        "the algorithm needs the last byte of a message, so cut-through is impossible: use store-and-forward"
     )]
     WholeMessage,
-    /// The host forwards whole messages.
+    /// The host only forwards whole messages.
     #[error(
-        "the host takes whole messages from its interface [fast-forward, §3.2]: cut-through is for the interface"
+        "the host takes whole messages from its interface [fast-forward, §3.2]: only the interface can cut through"
     )]
     HostCutThrough,
-    /// Too many nodes for one.
-    #[error("{count} peers, and one node has at most {most}: raise `peers_max`")]
+    /// A forwarder on a detection server has no program.
+    #[error("a forwarder on a detection server has no program: use a path by the interface")]
+    NoProgram,
+    /// Too many peers for one node.
+    #[error("{count} peers, but a node has at most {most}: raise `peers_max`")]
     TooManyPeers {
-        /// How many there would be.
+        /// How many peers were given.
         count: usize,
-        /// How many may be.
+        /// The limit.
         most: usize,
     },
     /// The peer is another program, another version, or configured otherwise.
     #[error("the peer does not fit: {0}")]
     Mismatch(&'static str),
-    /// The next node did not take the connection.
+    /// The next node refused the connection.
     #[error("no connection to the next node: {0}")]
     Refused(Reason),
-    /// The next node, or the one before, is gone.
+    /// The connection to the next or the previous node has ended.
     #[error("the connection to the {node} is over: {reason}")]
     Lost {
-        /// Which.
+        /// Which node.
         node: &'static str,
-        /// Why.
+        /// The cause.
         reason: Reason,
     },
-    /// The forwarder cannot reach the destination, or cannot any more.
+    /// The forwarder cannot reach the destination, or not any more.
     #[error(
         "destination {destination} cannot be reached by the forwarder; what was on its way there is lost"
     )]
     Gone {
-        /// Its number.
+        /// The destination's number.
         destination: u32,
     },
-    /// A message that the next node does not take.
+    /// A message longer than the next node accepts.
     #[error(
         "a message of {bytes} bytes: the next node takes {most}; send it in parts, or raise `message_bytes_max` there (by the interface, store-and-forward, half of its packets must hold it)"
     )]
     TooLong {
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
-        /// The most.
+        /// The limit.
         most: u32,
     },
-    /// Nothing moved for too long.
+    /// No progress for too long.
     #[error(
-        "nothing moved for {waited:?}: the next node or the sink is stalled, or the time-out is too short for it"
+        "no progress for {waited:?}: the next node or the sink is stalled, or the time-out is too short"
     )]
     Stalled {
-        /// How long.
+        /// How long it waited.
         waited: Duration,
     },
-    /// The engine's or the program's thread is no more.
+    /// The engine's or the program's thread has ended.
     #[error("the thread of the {0} ended before it was asked to")]
     ThreadEnded(&'static str),
-    /// The provider.
+    /// An error of the provider.
     #[error(transparent)]
     Vi(#[from] ViError),
-    /// The system.
+    /// An error of the operating system.
     #[error("the engine's thread: {0}")]
     Io(#[from] io::Error),
-    /// Memory that is shorter than asked for: a fault of the provider.
+    /// Memory that is shorter than requested: a bug in the provider.
     #[error("registered memory: {0}")]
     Memory(#[from] OutOfBounds),
 }

@@ -7,31 +7,32 @@
 //!      ^                                                                              |
 //!      +------------------- window, final acknowledgement <---------------------------+
 //! ```
-//! The three are processes of one host or of several, or threads; the provider is anything that implements
-//! [`Provider`](vigie_via::vi::Provider). What plays the paper's network processor is the forwarder's
-//! engine: the one thread that touches the provider. With [`Path::NIC`](crate::Path::NIC) the algorithm runs there, and a
-//! message never reaches the program; with [`Path::HOST`](crate::Path::HOST) the engine copies it into the program's
-//! memory, hands it to the program's thread, and gets it back. *Deviation:* both are threads of the same processors,
-//! so that the one is no slower than the other: δ is spent on purpose, by [`Busy`].
+//! The three are processes of one host or of several, or threads; the provider is any implementation of
+//! [`Provider`](vigie_via::vi::Provider). The forwarder's engine plays the paper's network processor: it is the only
+//! thread that touches the provider. With [`Path::NIC`](crate::Path::NIC) the algorithm runs there, and a message never
+//! reaches the program; with [`Path::HOST`](crate::Path::HOST) the engine copies it into the program's memory, hands it
+//! to the program's thread, and gets it back. *Deviation:* both threads run on the same processors, so neither is
+//! slower: [`Busy`] adds δ on purpose.
 //!
-//! # What is promised
-//! - Messages of one source to one destination arrive once, whole and in order, or an error tells that they do not: the
-//!   provider's connections are reliable, and nothing is thrown away in the node unless the algorithm says so or the
-//!   destination is gone, both of which the source hears of.
-//! - Memory is bounded: packets by [`Settings::packets`] for each peer, messages in the program by 64, the window by
-//!   [`Settings::window`]. Who has no room gives no credit, back to the source, whose call waits.
+//! # Guarantees
+//! - Messages of one source to one destination arrive once, complete and in order, or an error says that they do not:
+//!   the provider's connections are reliable, and the node discards a message only if the algorithm says so or the
+//!   destination is gone; the source is told of both.
+//! - Memory is bounded: packets by [`NodeSettings::packets`] for each peer, messages in the program by 64, the window
+//!   by [`NodeSettings::window`]. A node without room grants no credit, which propagates back to the source, whose call
+//!   waits.
 //! - Whatever a peer sends, only its own connection suffers.
-//! - No call waits for longer than [`Settings::patience`] without getting on.
+//! - No call waits longer than [`NodeSettings::timeout`] without progress.
 //!
 //! # Examples
 //! ```
 //! # use std::time::Duration;
-//! use vigie_forward::{Path, messages::{Basic, Forwarder, Settings, Sink, SinkEvent, Source}};
+//! use vigie_forward::{Path, messages::{Basic, Forwarder, NodeSettings, Sink, SinkEvent, Source}};
 //! use vigie_via::{software_nic::{Config, Secret}, udp::Udp};
 //!
 //! let secret = Secret::new([7; 16]); // of 16 random bytes that all nodes have been given
 //! let nic = || Udp::bind("127.0.0.1:0".parse().expect("an address"), secret.clone(), Config::default());
-//! let mut sink = Sink::open(nic()?, Settings::new())?;
+//! let mut sink = Sink::open(nic()?, NodeSettings::new())?;
 //! let address = sink.address();
 //! let other = std::thread::spawn(move || {
 //!     let mut received = Vec::new();
@@ -46,8 +47,8 @@
 //!     received
 //! });
 //! let routes = [(1, address)];
-//! let forwarder = Forwarder::start(nic()?, Settings::new(), &routes, Path::NIC_CUT_THROUGH, Basic::default())?;
-//! let mut source = Source::connect(nic()?, forwarder.address(), Settings::new())?;
+//! let forwarder = Forwarder::start(nic()?, NodeSettings::new(), &routes, Path::NIC_CUT_THROUGH, Basic::default())?;
+//! let mut source = Source::connect(nic()?, forwarder.address(), NodeSettings::new())?;
 //! source.send_forward(1, 42, b"through the node")?;
 //! assert_eq!(source.finish(1)?.delivered, 1);
 //! assert_eq!(forwarder.stop()?.forwarded, 1);
@@ -55,28 +56,32 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod assembly;
+mod algorithm;
+mod async_nodes;
 mod error;
 mod forwarder;
-mod hand_over;
-mod idle;
+mod node;
 mod packet;
 mod port;
+mod program_channel;
+mod reassembly;
 mod settings;
 mod sink;
 mod source;
 #[cfg(test)]
 mod tests;
-mod work;
+mod wait_budget;
 
+pub use self::algorithm::{
+    Algorithm, Basic, Busy, Closure, Envelope, HEAD_BYTES, MessageVerdict, closure,
+};
+pub use self::async_nodes::{AsyncForwarder, AsyncSink, AsyncSource};
 pub use self::error::MessagesError;
 pub use self::forwarder::{Forwarder, ForwarderReport};
-pub use self::hand_over::HandOverTimes;
-pub use self::idle::Idle;
-pub use self::settings::Settings;
+pub use self::program_channel::ChannelTimes;
+pub use self::settings::NodeSettings;
 pub use self::sink::{Received, Sink, SinkEvent};
 pub use self::source::{Finished, Source};
-pub use self::work::{Basic, Busy, Closure, Envelope, Fate, HEAD_BYTES, Work, closure};
 
-/// What sinks and forwarders listen for.
+/// The discriminator that sinks and forwarders listen on.
 const DISCRIMINATOR: &[u8] = b"vigie-forward/messages";

@@ -1,16 +1,16 @@
-//! Packets: what travels between two nodes, and what they say when they meet.
+//! The packets between two nodes, and their greeting.
 //!
 //! ```text
 //! packet     kind u8, flags u8, 0 u16, tag u32, destination u32, source u32, message u32, length u32, offset u32,
 //!            credit u32; payload of data packets
 //! greeting   "VFwd", version u16, role u8, 0 u8, payload u32, packets u32, longest message u32, 0 u32
 //! ```
-//! Numbers are little-endian. What makes no sense is no packet: whoever sent it is cut off.
+//! Numbers are little-endian. A malformed packet ends the connection.
 
-/// What every packet begins with, in bytes.
+/// The length of every packet's header, in bytes.
 pub(super) const HEADER_BYTES: usize = 32;
 
-/// [`HEADER_BYTES`], where lengths are 32 bits.
+/// [`HEADER_BYTES`], for lengths of 32 bits.
 pub(super) const HEADER_BYTES_U32: u32 = 32;
 
 const MAGIC: [u8; 4] = *b"VFwd";
@@ -22,28 +22,28 @@ const WANTS_DELIVERED: u8 = 1;
 /// The longest payload of a packet, in bytes.
 pub(super) const PAYLOAD_BYTES_MAX: u32 = 60_000;
 
-/// What a packet is.
+/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    /// A piece of a message.
+pub(super) enum PacketKind {
+    /// A fragment of a message.
     Data,
-    /// Nothing but credit.
+    /// Credit only.
     Credit,
-    /// To the source: so many (`message`) of its messages to `destination` are out of the window.
+    /// To the source: `message` of its messages to `destination` have left the window.
     Delivered,
-    /// From the source, behind its messages: an acknowledgement is wanted.
+    /// From the source, after its messages: requests an acknowledgement.
     Finish,
-    /// To the source: `message` messages were delivered, `length` were dropped on purpose.
+    /// To the source: `message` messages were delivered, `length` dropped on purpose.
     Finished,
-    /// To the source: `destination` cannot be reached any more.
+    /// To the source: `destination` is no longer reachable.
     Gone,
-    /// From a forwarder: in the place of a message that its algorithm dropped, so that counts stay right.
+    /// From a forwarder: replaces a message that its algorithm dropped, so that counts stay right.
     Dropped,
-    /// From a forwarder: the rest of what began to arrive of `source` will not come, nor will anything else.
+    /// From a forwarder: the rest of an incomplete message of `source`, and anything after it, will not come.
     Abort,
 }
 
-impl Kind {
+impl PacketKind {
     const ALL: [Self; 8] = [
         Self::Data,
         Self::Credit,
@@ -55,7 +55,7 @@ impl Kind {
         Self::Abort,
     ];
 
-    /// Whether it takes its turn among the data, and uses credit as data does.
+    /// Whether it is queued in order with the data, and uses credit as data does.
     pub(super) const fn is_in_order(self) -> bool {
         matches!(self, Self::Data | Self::Finish | Self::Dropped | Self::Abort)
     }
@@ -74,31 +74,31 @@ impl Kind {
     }
 }
 
-/// What a packet begins with.
+/// The header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
-    /// Whether the source wants to hear when this message is out of its window.
+pub(super) struct PacketHeader {
+    pub(super) kind: PacketKind,
+    /// Whether the source wants to be told when this message has left its window.
     pub(super) wants_delivered: bool,
-    /// The user's.
+    /// The user's tag.
     pub(super) tag: u32,
     /// The final destination's number.
     pub(super) destination: u32,
-    /// The source's number, as the forwarder gives it out; zero from the source itself.
+    /// The source's number, assigned by the forwarder; zero from the source itself.
     pub(super) source: u32,
     /// The number of the message among the source's for this destination.
     pub(super) message: u32,
     /// The length of the message in bytes.
     pub(super) length: u32,
-    /// Where the payload begins in the message.
+    /// Where the payload starts in the message.
     pub(super) offset: u32,
-    /// How many of the peer's packets with credit this side is done with, since the connection began.
+    /// How many credit-bearing packets from the peer this side has released since the connection began.
     pub(super) credit: u32,
 }
 
-impl Header {
+impl PacketHeader {
     /// A packet about a destination and a source; everything else is zero.
-    pub(super) const fn new(kind: Kind, destination: u32, source: u32) -> Self {
+    pub(super) const fn new(kind: PacketKind, destination: u32, source: u32) -> Self {
         Self {
             kind,
             wants_delivered: false,
@@ -131,13 +131,13 @@ impl Header {
         bytes
     }
 
-    /// Reads the header of a packet of `length` bytes, with at most `payload_max` bytes of payload.
+    /// Decodes the header of a packet of `length` bytes, with at most `payload_max` bytes of payload.
     pub(super) fn decode(
         bytes: &[u8; HEADER_BYTES],
         length: u64,
         payload_max: u32,
     ) -> Result<Self, &'static str> {
-        let kind = Kind::ALL.into_iter().find(|kind| kind.code() == bytes[0]);
+        let kind = PacketKind::ALL.into_iter().find(|kind| kind.code() == bytes[0]);
         let kind = kind.ok_or("a packet of an unknown kind")?;
         let mut words = [0; 7];
         for (word, place) in words.iter_mut().zip(bytes[4..].chunks_exact(4)) {
@@ -156,16 +156,16 @@ impl Header {
             credit,
         };
         let payload = length.checked_sub(u64::from(HEADER_BYTES_U32)).ok_or("a short packet")?;
-        let expected = header.payload_bytes(payload_max).ok_or("a piece outside its message")?;
+        let expected = header.payload_bytes(payload_max).ok_or("a fragment outside its message")?;
         if payload != u64::from(expected) {
-            return Err("a payload of another length than its message has there");
+            return Err("a payload whose length does not fit its message");
         }
         Ok(header)
     }
 
-    /// How many bytes of payload a packet with this header has; nothing if it makes no sense.
+    /// Returns the bytes of payload that a packet with this header has; `None` if the header is invalid.
     pub(super) fn payload_bytes(&self, payload_max: u32) -> Option<u32> {
-        if self.kind != Kind::Data {
+        if self.kind != PacketKind::Data {
             return Some(0);
         }
         let is_first = self.offset == 0;
@@ -173,13 +173,13 @@ impl Header {
         (is_first || is_inside).then(|| (self.length - self.offset).min(payload_max))
     }
 
-    /// Whether this is the last piece of its message.
+    /// Whether this is the last fragment of its message.
     pub(super) fn is_last(&self, payload_max: u32) -> bool {
         self.length - self.offset <= payload_max
     }
 }
 
-/// What a node is to the one that it speaks to.
+/// The role of a node towards its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Source,
@@ -187,15 +187,15 @@ pub(super) enum Role {
     Sink,
 }
 
-/// What both ends of a connection tell each other first.
+/// The first message of each side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) role: Role,
     /// The payload of a full packet, in bytes: the same at both ends.
     pub(super) payload_bytes: u32,
-    /// How many packets with credit fit here.
+    /// How many credit-bearing packets fit here.
     pub(super) packets: u32,
-    /// The longest message that is taken here, in bytes.
+    /// The longest message accepted here, in bytes.
     pub(super) message_bytes_max: u32,
 }
 
@@ -252,25 +252,25 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Goal: no bytes of a peer panic, and what is a packet means what it says. Method: random headers and
-        /// lengths; what is read is written again.
+        /// Goal: no bytes of a peer cause a panic, and a decoded packet means what it says. Method: random headers and
+        /// lengths; what decodes is encoded again.
         #[test]
         fn any_bytes_are_read_or_refused(
             bytes in prop::array::uniform32(0_u8..9),
             length in 0_u64..200,
             payload_max in 1_u32..100,
         ) {
-            if let Ok(header) = Header::decode(&bytes, length, payload_max) {
+            if let Ok(header) = PacketHeader::decode(&bytes, length, payload_max) {
                 let mut written = header.encode();
-                // Other flags, and what must be zero.
+                // Unused flags, and fields that must be zero.
                 written[1..4].copy_from_slice(&bytes[1..4]);
                 prop_assert_eq!(written, bytes);
-                let _ = header.kind == Kind::Data && header.is_last(payload_max);
+                let _ = header.kind == PacketKind::Data && header.is_last(payload_max);
                 prop_assert!(header.payload_bytes(payload_max).is_some());
             }
         }
 
-        /// Goal: no greeting of a stranger panics. Method: random bytes behind a right beginning.
+        /// Goal: no greeting of a stranger causes a panic. Method: random bytes after a correct start.
         #[test]
         fn any_greeting_is_read_or_refused(rest in prop::collection::vec(0_u8..5, 0..24)) {
             let mut bytes = MAGIC.to_vec();
@@ -281,19 +281,21 @@ mod tests {
         }
     }
 
-    /// Goal: the pieces of a message are cut in one way only. Method: each kind of wrong piece.
+    /// Goal: a message can be cut into fragments in one way only. Method: each kind of wrong fragment.
     #[test]
     fn pieces_are_where_they_belong() {
-        let piece = |offset, payload| {
-            let mut header = Header::new(Kind::Data, 1, 2);
+        let fragment = |offset, payload| {
+            let mut header = PacketHeader::new(PacketKind::Data, 1, 2);
             (header.length, header.offset) = (250, offset);
-            Header::decode(&header.encode(), u64::from(HEADER_BYTES_U32) + payload, 100)
+            PacketHeader::decode(&header.encode(), u64::from(HEADER_BYTES_U32) + payload, 100)
         };
-        assert!(piece(0, 100).is_ok() && piece(100, 100).is_ok() && piece(200, 50).is_ok());
+        assert!(
+            fragment(0, 100).is_ok() && fragment(100, 100).is_ok() && fragment(200, 50).is_ok()
+        );
         for (offset, payload) in [(0, 99), (50, 100), (200, 100), (300, 0), (250, 0), (100, 50)] {
-            assert!(piece(offset, payload).is_err(), "{payload} bytes at {offset}");
+            assert!(fragment(offset, payload).is_err(), "{payload} bytes at {offset}");
         }
-        assert!(piece(200, 50).expect("a piece").is_last(100));
-        assert!(!piece(100, 100).expect("a piece").is_last(100));
+        assert!(fragment(200, 50).expect("a fragment").is_last(100));
+        assert!(!fragment(100, 100).expect("a fragment").is_last(100));
     }
 }

@@ -1,4 +1,4 @@
-//! A node's interface: its provider, and one connection to each node beside it, with packets and credit.
+//! A node's interface: its provider, and one connection to each neighbouring node, with packets and credit.
 //!
 //! ```text
 //!                 send slots, or packets that pass through        buffers, posted as receive descriptors
@@ -6,18 +6,18 @@
 //!                    ^                                                                |
 //!                    +------------- credit: how many packets the peer is done with ---+
 //! ```
-//! A packet with data needs credit: a buffer at the peer that is free. Credit is a cumulative count that comes with every
-//! packet of the peer, or in one of its own when half of the buffers are free again. Packets without data (control) need
-//! none: how many can be on their way is bounded by what they are about, and so many more buffers are posted.
+//! A packet with data needs credit: a free buffer at the peer. Credit is a cumulative count that comes with every
+//! packet of the peer, or in a packet of its own when half of the buffers are free again. Packets without data
+//! (control) need none: their number in flight is bounded by what they report, and that many extra buffers are posted.
 //!
-//! Nothing here sleeps: [`Port::turn`] does what there is to do.
+//! Nothing here sleeps: [`NodePort::tick`] does the pending work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use vigie_detect::{Armed, Clock, Instant};
+use vigie_detect::{Armed, Clock, Instant, Notifier};
 use vigie_via::vi::{
     Address, Completion, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
     ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RequestId,
@@ -25,103 +25,103 @@ use vigie_via::vi::{
 };
 
 use super::error::MessagesError;
-use super::packet::{Greeting, HEADER_BYTES, HEADER_BYTES_U32, Header, Kind, Role};
+use super::packet::{Greeting, HEADER_BYTES, HEADER_BYTES_U32, PacketHeader, PacketKind, Role};
 use crate::cost::Bandwidth;
 
-/// How many packets without data may be on their way for each peer of a peer: three of each kind that repeats, and one
-/// of each that does not.
+/// The maximum number of control packets in flight for each peer of a peer: three of each kind that repeats, and one of
+/// each that does not.
 const CONTROL_PER_PEER: u32 = 5;
 
-/// Cookies of send descriptors: a packet that passes through has its VI and buffer, one of ours its slot.
+/// Cookies of send descriptors: a forwarded packet has its VI and buffer, one of ours its slot.
 const IS_OURS: u64 = 1 << 63;
 
-/// The cookie of packets without data, of whose sending only errors tell.
+/// The cookie of control packets, whose sending reports only errors.
 const IS_CONTROL: u64 = 1 << 62;
 
-/// What a port is like.
+/// The configuration of a port.
 #[derive(Clone, Debug)]
 pub(super) struct PortConfig {
-    /// What is told to every peer.
+    /// Sent to every peer.
     pub(super) greeting: Greeting,
-    /// Whom it takes connections from.
+    /// The roles from which it accepts connections.
     pub(super) accepts: &'static [Role],
-    /// The most connections at a time.
+    /// The maximum number of connections.
     pub(super) peers_max: usize,
-    /// How many packets of ours may be on their way to one peer.
+    /// How many of our packets may be in flight to one peer.
     pub(super) send_packets: u32,
-    /// How fast the link to each peer is made to be; nothing: as it is.
+    /// The bandwidth to which the link to each peer is paced; `None`: unpaced.
     pub(super) pace: Option<Bandwidth>,
 }
 
-/// What happened to connections.
+/// An event of a connection.
 #[derive(Debug)]
 pub(super) enum PortEvent {
-    /// A connection has come about.
+    /// A connection was established.
     Opened(ViId, Greeting),
-    /// A connection has ended, or did not come about. What the peer had sent before [stays](Port::arrival) until it is taken,
-    /// or [forgotten](Port::forget); the connection's memory with it.
+    /// A connection has ended, or was not established. What the peer had sent before [stays](NodePort::arrival) until it is
+    /// taken or [forgotten](NodePort::forget); so does the connection's memory.
     Closed(ViId, Reason),
-    /// A packet without data.
-    Told(ViId, Header),
+    /// A control packet.
+    Control(ViId, PacketHeader),
 }
 
-/// A packet that has arrived, in its buffer: to be given to [`Port::release`] or [`Port::pass`].
+/// A packet in its receive buffer; must be given to [`NodePort::release`] or [`NodePort::pass`].
 #[derive(Debug)]
 #[must_use = "its buffer must be released, or the peer gets no credit for it"]
 pub(super) struct Arrival {
-    hop: ViId,
+    connection: ViId,
     index: u32,
-    pub(super) header: Header,
+    pub(super) header: PacketHeader,
     /// Bytes of payload.
     pub(super) payload: u32,
 }
 
-enum Body {
+enum OutgoingBody {
     Slot(u32),
     Passing(Arrival),
 }
 
 struct Outgoing {
-    header: Header,
+    header: PacketHeader,
     payload: u32,
-    body: Body,
-    departs: Instant,
+    body: OutgoingBody,
+    departs_at: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ConnectionState {
     Opening,
     Open,
     Closed,
 }
 
 /// A connection.
-struct Hop {
-    state: State,
+struct PeerConnection {
+    state: ConnectionState,
     peer: Option<Greeting>,
     buffers: Region,
-    /// Buffers that have arrived and were not released.
-    lent: u32,
-    /// Packets with credit: arrived; done with; done with as the peer knows it.
+    /// Received buffers not yet released.
+    held_count: u32,
+    /// Credit-bearing packets: received; released; released as the peer knows it.
     arrived_count: u32,
-    done: u32,
-    told: u32,
+    released_count: u32,
+    credit_sent: u32,
     arrived: VecDeque<Arrival>,
     slots: Region,
-    free: Vec<u32>,
-    /// Packets with credit that were accepted for sending; of those, such that the peer is done with.
+    free_slots: Vec<u32>,
+    /// Credit-bearing packets accepted for sending; of those, how many the peer has released.
     sent: u32,
-    heard: u32,
+    credit_received: u32,
     waiting: VecDeque<Outgoing>,
-    /// Descriptors whose completion is to come.
+    /// Descriptors not yet completed.
     posted: u32,
-    /// When the paced link is free.
+    /// When the paced link is free again.
     free_at: Instant,
-    control: VecDeque<Header>,
+    control: VecDeque<PacketHeader>,
 }
 
 /// The interface of a node.
-pub(super) struct Port<P: Provider> {
+pub(super) struct NodePort<P: Provider> {
     nic: P,
     clock: Arc<dyn Clock>,
     config: PortConfig,
@@ -129,13 +129,13 @@ pub(super) struct Port<P: Provider> {
     cq: CqId,
     /// Bytes from one buffer to the next.
     stride: u32,
-    hops: BTreeMap<ViId, Hop>,
+    connections: BTreeMap<ViId, PeerConnection>,
     events: VecDeque<PortEvent>,
-    /// Callers that were refused.
+    /// Refused connections.
     refused: u64,
 }
 
-impl<P: Provider> Port<P> {
+impl<P: Provider> NodePort<P> {
     pub(super) fn new(
         mut nic: P,
         clock: Arc<dyn Clock>,
@@ -144,8 +144,8 @@ impl<P: Provider> Port<P> {
         let tag = nic.create_tag();
         let cq = nic.create_cq()?;
         let stride = (config.greeting.payload_bytes + HEADER_BYTES_U32).next_multiple_of(64);
-        let (hops, events) = (BTreeMap::new(), VecDeque::new());
-        Ok(Self { nic, clock, config, tag, cq, stride, hops, events, refused: 0 })
+        let (connections, events) = (BTreeMap::new(), VecDeque::new());
+        Ok(Self { nic, clock, config, tag, cq, stride, connections, events, refused: 0 })
     }
 
     pub(super) fn address(&self) -> Address {
@@ -160,19 +160,19 @@ impl<P: Provider> Port<P> {
         self.nic.listen(discriminator)
     }
 
-    /// Changes what those who connect from now on are told to be the longest message.
+    /// Changes the longest message announced to nodes that connect from now on.
     pub(super) const fn limit_messages(&mut self, bytes: u32) {
         self.config.greeting.message_bytes_max = bytes;
     }
 
-    /// Returns the bytes of payload of a full packet.
+    /// Returns the payload of a full packet in bytes.
     pub(super) fn payload_bytes(&self) -> u32 {
         self.config.greeting.payload_bytes
     }
 
     // ------------------------------------------------------------------ connections
 
-    /// Asks for a connection: ends in an event.
+    /// Requests a connection; the outcome is an event.
     pub(super) fn connect(
         &mut self,
         address: &Address,
@@ -185,12 +185,13 @@ impl<P: Provider> Port<P> {
         Ok(vi)
     }
 
-    /// Makes a VI with everything that a connection needs.
+    /// Creates a VI with everything that a connection needs.
     fn open(&mut self) -> Result<ViId, MessagesError> {
-        if self.hops.len() >= self.config.peers_max {
-            let (count, most) = (self.hops.len() + 1, self.config.peers_max);
+        if self.connections.len() >= self.config.peers_max {
+            let (count, most) = (self.connections.len() + 1, self.config.peers_max);
             return Err(MessagesError::TooManyPeers { count, most });
         }
+
         let vi = self.nic.create_vi(ViAttributes {
             reliability: Reliability::ReliableDelivery,
             tag: self.tag,
@@ -199,6 +200,7 @@ impl<P: Provider> Port<P> {
             allows_write: false,
             allows_read: false,
         })?;
+
         let private = MemoryAttributes::private(self.tag);
         let buffer_count = self.config.greeting.packets + self.control_packets();
         let bytes = |count: u32| usize::try_from(u64::from(count) * u64::from(self.stride));
@@ -206,28 +208,30 @@ impl<P: Provider> Port<P> {
         let slots_bytes = bytes(self.config.send_packets).unwrap_or(usize::MAX);
         let buffers = self.nic.allocate(buffers_bytes, private)?;
         let slots = self.nic.allocate(slots_bytes, private)?;
-        let hop = Hop {
-            state: State::Opening,
+        let connection = PeerConnection {
+            state: ConnectionState::Opening,
             peer: None,
             buffers,
-            lent: 0,
+            held_count: 0,
             arrived_count: 0,
-            done: 0,
-            told: 0,
+            released_count: 0,
+            credit_sent: 0,
             arrived: VecDeque::new(),
             slots,
-            free: (0..self.config.send_packets).collect(),
+            free_slots: (0..self.config.send_packets).collect(),
             sent: 0,
-            heard: 0,
+            credit_received: 0,
             waiting: VecDeque::new(),
             posted: 0,
             free_at: Instant::from_nanos(0),
             control: VecDeque::new(),
         };
+
         for index in 0..buffer_count {
-            post_buffer(&mut self.nic, self.stride, vi, &hop, index)?;
+            post_buffer(&mut self.nic, self.stride, vi, &connection, index)?;
         }
-        self.hops.insert(vi, hop);
+
+        self.connections.insert(vi, connection);
         Ok(vi)
     }
 
@@ -236,18 +240,19 @@ impl<P: Provider> Port<P> {
         CONTROL_PER_PEER * (peers + 1)
     }
 
-    fn requested(&mut self, request: RequestId, greeting: &[u8]) -> Result<(), MessagesError> {
-        let greeting = Greeting::decode(greeting).and_then(|greeting| self.fitting(greeting));
+    fn handle_request(&mut self, request: RequestId, greeting: &[u8]) -> Result<(), MessagesError> {
+        let greeting =
+            Greeting::decode(greeting).and_then(|greeting| self.check_greeting(greeting));
         let Ok(greeting) = greeting else { return self.refuse(request) };
         match self.open() {
             Ok(vi) => {
                 let own = self.config.greeting.encode();
                 let accepted = self.nic.accept(request, vi, &own);
-                if let Some(hop) = self.hops.get_mut(&vi) {
-                    hop.peer = Some(greeting);
+                if let Some(connection) = self.connections.get_mut(&vi) {
+                    connection.peer = Some(greeting);
                     if accepted.is_err() {
                         // The caller has gone meanwhile.
-                        hop.state = State::Closed;
+                        connection.state = ConnectionState::Closed;
                     }
                 }
                 Ok(())
@@ -264,7 +269,7 @@ impl<P: Provider> Port<P> {
         Ok(())
     }
 
-    fn fitting(&self, greeting: Greeting) -> Result<Greeting, &'static str> {
+    fn check_greeting(&self, greeting: Greeting) -> Result<Greeting, &'static str> {
         if greeting.payload_bytes != self.config.greeting.payload_bytes {
             return Err("packets of another length");
         }
@@ -274,52 +279,59 @@ impl<P: Provider> Port<P> {
         Ok(greeting)
     }
 
-    /// Cuts a connection off, and forgets what has arrived over it.
+    /// Closes a connection, and discards what has arrived over it.
     pub(super) fn close(&mut self, vi: ViId, reason: Reason) {
-        let Some(hop) = self.hops.get_mut(&vi) else { return };
-        if hop.state != State::Closed {
-            // Whatever is wrong with the connection, it is over.
+        let Some(connection) = self.connections.get_mut(&vi) else { return };
+        if connection.state != ConnectionState::Closed {
+            // Whatever the error, the connection is over.
             let _ = self.nic.disconnect(vi);
             self.closed(vi, reason);
         }
         self.forget(vi);
     }
 
-    /// Forgets what has arrived over a connection that nobody listens to any more.
+    /// Discards what has arrived over a connection that is no longer read.
     pub(super) fn forget(&mut self, vi: ViId) {
-        let arrived = self.hops.get_mut(&vi).map(|hop| std::mem::take(&mut hop.arrived));
+        let arrived =
+            self.connections.get_mut(&vi).map(|connection| std::mem::take(&mut connection.arrived));
         for arrival in arrived.into_iter().flatten() {
             self.release(arrival);
         }
     }
 
     fn closed(&mut self, vi: ViId, reason: Reason) {
-        let Some(hop) = self.hops.get_mut(&vi) else { return };
-        if hop.state == State::Closed {
+        let Some(connection) = self.connections.get_mut(&vi) else { return };
+        if connection.state == ConnectionState::Closed {
             return;
         }
-        hop.state = State::Closed;
-        hop.control.clear();
-        let waiting = std::mem::take(&mut hop.waiting);
+        connection.state = ConnectionState::Closed;
+        connection.control.clear();
+        let waiting = std::mem::take(&mut connection.waiting);
         for outgoing in waiting {
-            if let Body::Passing(arrival) = outgoing.body {
+            if let OutgoingBody::Passing(arrival) = outgoing.body {
                 self.release(arrival);
             }
         }
         self.events.push_back(PortEvent::Closed(vi, reason));
     }
 
-    /// Gives back what belonged to connections that are over, once nobody needs it.
+    /// Frees the resources of ended connections, once they are unused.
     fn reap(&mut self) -> Result<(), ViError> {
-        let is_over = |hop: &Hop| hop.state == State::Closed && hop.lent == 0 && hop.posted == 0;
-        while let Some(vi) = self.hops.iter().find(|(_, hop)| is_over(hop)).map(|(vi, _)| *vi) {
-            if let Some(hop) = self.hops.remove(&vi) {
+        let is_over = |connection: &PeerConnection| {
+            connection.state == ConnectionState::Closed
+                && connection.held_count == 0
+                && connection.posted == 0
+        };
+        while let Some(vi) =
+            self.connections.iter().find(|(_, connection)| is_over(connection)).map(|(vi, _)| *vi)
+        {
+            if let Some(connection) = self.connections.remove(&vi) {
                 match self.nic.destroy_vi(vi) {
                     Err(ViError::UnknownVi(_)) | Ok(()) => {}
                     Err(error) => return Err(error),
                 }
-                self.nic.deregister(hop.buffers.handle)?;
-                self.nic.deregister(hop.slots.handle)?;
+                self.nic.deregister(connection.buffers.handle)?;
+                self.nic.deregister(connection.slots.handle)?;
             }
         }
         Ok(())
@@ -327,22 +339,22 @@ impl<P: Provider> Port<P> {
 
     // ------------------------------------------------------------------ the engine
 
-    /// Does what there is to do. Returns whether anything was done.
-    pub(super) fn turn(&mut self) -> Result<bool, MessagesError> {
+    /// Does pending work. Returns whether anything was done.
+    pub(super) fn tick(&mut self) -> Result<bool, MessagesError> {
         let now = self.now();
         let mut has_worked = self.nic.progress(now);
-        // What a peer has said counts, also if it went right afterwards.
+        // Process what a peer has sent even if it left right afterwards.
         while let Some(completion) = self.nic.poll(self.cq) {
             has_worked = true;
-            self.completed(completion)?;
+            self.handle_completion(completion)?;
         }
         while let Some(event) = self.nic.event() {
             has_worked = true;
-            self.happened(event)?;
+            self.handle_event(event)?;
         }
-        let vis: Vec<ViId> = self.hops.keys().copied().collect();
+        let vis: Vec<ViId> = self.connections.keys().copied().collect();
         for vi in vis {
-            has_worked |= self.depart(vi, now)?;
+            has_worked |= self.transmit(vi, now)?;
         }
         self.reap()?;
         Ok(has_worked)
@@ -353,13 +365,21 @@ impl<P: Provider> Port<P> {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let fronts = self.hops.values().filter_map(|hop| hop.waiting.front());
-        let paced = fronts.map(|outgoing| outgoing.departs).min();
+        let fronts = self.connections.values().filter_map(|connection| connection.waiting.front());
+        let paced = fronts.map(|outgoing| outgoing.departs_at).min();
         [paced, self.nic.next_deadline()].into_iter().flatten().min()
     }
 
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.nic.descriptor()
+    }
+
+    pub(super) fn can_announce(&self) -> bool {
+        self.nic.can_announce()
+    }
+
+    pub(super) fn attach(&mut self, waker: Notifier) {
+        self.nic.attach(waker);
     }
 
     pub(super) fn arm(&mut self) -> std::io::Result<Armed> {
@@ -370,19 +390,24 @@ impl<P: Provider> Port<P> {
         self.nic.quiet();
     }
 
-    fn happened(&mut self, event: NicEvent) -> Result<(), MessagesError> {
+    fn handle_event(&mut self, event: NicEvent) -> Result<(), MessagesError> {
         match event {
-            NicEvent::Requested { request, greeting, .. } => self.requested(request, &greeting)?,
+            NicEvent::Requested { request, greeting, .. } => {
+                self.handle_request(request, &greeting)?
+            }
             NicEvent::Connected { vi, greeting } => {
-                let Some(hop) = self.hops.get(&vi) else { return Ok(()) };
-                let greeting = match hop.peer {
+                let Some(connection) = self.connections.get(&vi) else { return Ok(()) };
+                let greeting = match connection.peer {
                     Some(greeting) => Ok(greeting),
-                    None => Greeting::decode(&greeting).and_then(|found| self.fitting(found)),
+                    None => {
+                        Greeting::decode(&greeting).and_then(|found| self.check_greeting(found))
+                    }
                 };
                 match greeting {
                     Ok(greeting) => {
-                        if let Some(hop) = self.hops.get_mut(&vi) {
-                            (hop.state, hop.peer) = (State::Open, Some(greeting));
+                        if let Some(connection) = self.connections.get_mut(&vi) {
+                            (connection.state, connection.peer) =
+                                (ConnectionState::Open, Some(greeting));
                         }
                         self.events.push_back(PortEvent::Opened(vi, greeting));
                     }
@@ -397,7 +422,7 @@ impl<P: Provider> Port<P> {
         Ok(())
     }
 
-    fn completed(&mut self, completion: Completion) -> Result<(), MessagesError> {
+    fn handle_completion(&mut self, completion: Completion) -> Result<(), MessagesError> {
         let vi = completion.vi;
         match completion.queue {
             Queue::Send => {
@@ -405,15 +430,15 @@ impl<P: Provider> Port<P> {
                 if cookie == IS_CONTROL {
                     return Ok(());
                 }
-                if let Some(hop) = self.hops.get_mut(&vi) {
-                    hop.posted = hop.posted.saturating_sub(1);
+                if let Some(connection) = self.connections.get_mut(&vi) {
+                    connection.posted = connection.posted.saturating_sub(1);
                     if cookie & IS_OURS != 0 {
-                        hop.free.push(low_word(cookie));
+                        connection.free_slots.push(low_word(cookie));
                     }
                 }
                 if cookie & IS_OURS == 0 {
                     let from = ViId(low_word(cookie >> 32));
-                    self.give_back(from, low_word(cookie));
+                    self.return_buffer(from, low_word(cookie));
                 }
                 Ok(())
             }
@@ -424,63 +449,71 @@ impl<P: Provider> Port<P> {
                 }
                 Ok(())
             }
-            // Flushed: an event tells why.
+            // Flushed: an event gives the reason.
             Queue::Receive => Ok(()),
         }
     }
 
-    /// Takes a packet in. The inner result tells what is wrong with it.
+    /// Handles a received packet. The inner error says what is wrong with it.
     fn received(
         &mut self,
         vi: ViId,
         index: u32,
         length: u64,
     ) -> Result<Result<(), &'static str>, MessagesError> {
-        let Some(hop) = self.hops.get_mut(&vi) else { return Ok(Ok(())) };
-        if hop.state == State::Closed {
+        let Some(connection) = self.connections.get_mut(&vi) else { return Ok(Ok(())) };
+        if connection.state == ConnectionState::Closed {
             return Ok(Ok(()));
         }
+
         let mut bytes = [0; HEADER_BYTES];
-        hop.buffers.memory.read(u64::from(index) * u64::from(self.stride), &mut bytes)?;
+        connection.buffers.memory.read(u64::from(index) * u64::from(self.stride), &mut bytes)?;
         let payload_max = self.config.greeting.payload_bytes;
-        let header = match Header::decode(&bytes, length, payload_max) {
+        let header = match PacketHeader::decode(&bytes, length, payload_max) {
             Ok(header) => header,
             Err(what) => return Ok(Err(what)),
         };
-        if header.credit.wrapping_sub(hop.heard) > hop.sent.wrapping_sub(hop.heard) {
+
+        if header.credit.wrapping_sub(connection.credit_received)
+            > connection.sent.wrapping_sub(connection.credit_received)
+        {
             return Ok(Err("credit for packets that were not sent"));
         }
-        hop.heard = header.credit;
+
+        connection.credit_received = header.credit;
         if header.kind.is_in_order() {
-            if hop.arrived_count.wrapping_sub(hop.told) >= self.config.greeting.packets {
+            if connection.arrived_count.wrapping_sub(connection.credit_sent)
+                >= self.config.greeting.packets
+            {
                 return Ok(Err("more packets than it had credit for"));
             }
-            hop.arrived_count = hop.arrived_count.wrapping_add(1);
-            hop.lent += 1;
+            connection.arrived_count = connection.arrived_count.wrapping_add(1);
+            connection.held_count += 1;
             let payload = header.payload_bytes(payload_max).unwrap_or(0);
-            hop.arrived.push_back(Arrival { hop: vi, index, header, payload });
+            connection.arrived.push_back(Arrival { connection: vi, index, header, payload });
         } else {
-            if header.kind != Kind::Credit {
-                self.events.push_back(PortEvent::Told(vi, header));
+            if header.kind != PacketKind::Credit {
+                self.events.push_back(PortEvent::Control(vi, header));
             }
-            post_buffer(&mut self.nic, self.stride, vi, hop, index)?;
+            post_buffer(&mut self.nic, self.stride, vi, connection, index)?;
         }
+
         Ok(Ok(()))
     }
 
-    // ------------------------------------------------------------------ packets that have arrived
+    // ------------------------------------------------------------------ received packets
 
     /// Takes the next packet of a connection, in the order in which they were sent.
     pub(super) fn arrival(&mut self, vi: ViId) -> Option<Arrival> {
-        self.hops.get_mut(&vi)?.arrived.pop_front()
+        self.connections.get_mut(&vi)?.arrived.pop_front()
     }
 
-    /// Shows the header of the next packet of a connection.
-    pub(super) fn next_header(&self, vi: ViId) -> Option<&Header> {
-        self.hops.get(&vi)?.arrived.front().map(|arrival| &arrival.header)
+    /// Returns the header of the next packet of a connection.
+    pub(super) fn next_header(&self, vi: ViId) -> Option<&PacketHeader> {
+        self.connections.get(&vi)?.arrived.front().map(|arrival| &arrival.header)
     }
 
-    fn place(&self, arrival: &Arrival) -> u64 {
+    fn payload_offset(&self, arrival: &Arrival) -> u64 {
         u64::from(arrival.index) * u64::from(self.stride) + u64::from(HEADER_BYTES_U32)
     }
 
@@ -491,33 +524,33 @@ impl<P: Provider> Port<P> {
         length_max: usize,
         bytes: &mut Vec<u8>,
     ) -> Result<(), MessagesError> {
-        if let Some(hop) = self.hops.get(&arrival.hop) {
+        if let Some(connection) = self.connections.get(&arrival.connection) {
             let length = usize::try_from(arrival.payload).unwrap_or(0).min(length_max);
-            hop.buffers.memory.read_onto(self.place(arrival), length, bytes)?;
+            connection.buffers.memory.read_onto(self.payload_offset(arrival), length, bytes)?;
         }
         Ok(())
     }
 
-    /// Copies bytes over the beginning of the payload.
+    /// Overwrites the start of the payload.
     pub(super) fn write(&self, arrival: &Arrival, bytes: &[u8]) -> Result<(), MessagesError> {
-        if let Some(hop) = self.hops.get(&arrival.hop) {
+        if let Some(connection) = self.connections.get(&arrival.connection) {
             let length = usize::try_from(arrival.payload).unwrap_or(0).min(bytes.len());
-            hop.buffers.memory.write(self.place(arrival), &bytes[..length])?;
+            connection.buffers.memory.write(self.payload_offset(arrival), &bytes[..length])?;
         }
         Ok(())
     }
 
-    /// Is done with a packet.
+    /// Releases a packet.
     pub(super) fn release(&mut self, arrival: Arrival) {
-        self.give_back(arrival.hop, arrival.index);
+        self.return_buffer(arrival.connection, arrival.index);
     }
 
-    fn give_back(&mut self, vi: ViId, index: u32) {
-        let Some(hop) = self.hops.get_mut(&vi) else { return };
-        hop.lent = hop.lent.saturating_sub(1);
-        hop.done = hop.done.wrapping_add(1);
-        if hop.state != State::Closed
-            && let Err(error) = post_buffer(&mut self.nic, self.stride, vi, hop, index)
+    fn return_buffer(&mut self, vi: ViId, index: u32) {
+        let Some(connection) = self.connections.get_mut(&vi) else { return };
+        connection.held_count = connection.held_count.saturating_sub(1);
+        connection.released_count = connection.released_count.wrapping_add(1);
+        if connection.state != ConnectionState::Closed
+            && let Err(error) = post_buffer(&mut self.nic, self.stride, vi, connection, index)
         {
             let what = "no descriptor could be posted";
             debug_assert!(matches!(error, ViError::WrongState { .. }), "{error}");
@@ -525,132 +558,135 @@ impl<P: Provider> Port<P> {
         }
     }
 
-    // ------------------------------------------------------------------ packets to send
+    // ------------------------------------------------------------------ sending
 
     /// Whether the peer has room for another packet.
     pub(super) fn has_credit(&self, vi: ViId) -> bool {
-        self.hops.get(&vi).is_some_and(|hop| {
-            let packets = hop.peer.map_or(0, |peer| peer.packets);
-            hop.state == State::Open && hop.sent.wrapping_sub(hop.heard) < packets
+        self.connections.get(&vi).is_some_and(|connection| {
+            let packets = connection.peer.map_or(0, |peer| peer.packets);
+            connection.state == ConnectionState::Open
+                && connection.sent.wrapping_sub(connection.credit_received) < packets
         })
     }
 
-    /// Whether a packet of this node's own can be sent.
+    /// Whether a packet of this node can be sent.
     pub(super) fn can_send(&self, vi: ViId) -> bool {
-        self.has_credit(vi) && self.hops.get(&vi).is_some_and(|hop| !hop.free.is_empty())
+        self.has_credit(vi)
+            && self.connections.get(&vi).is_some_and(|connection| !connection.free_slots.is_empty())
     }
 
-    /// Sends a packet of this node's own. Returns whether there was room for it.
+    /// Sends a packet of this node. Returns whether there was room for it.
     pub(super) fn send(
         &mut self,
         vi: ViId,
-        header: Header,
+        header: PacketHeader,
         payload: &[u8],
     ) -> Result<bool, MessagesError> {
         if !self.can_send(vi) {
             return Ok(false);
         }
-        let Some(hop) = self.hops.get_mut(&vi) else { return Ok(false) };
-        let Some(slot) = hop.free.pop() else { return Ok(false) };
-        let place = u64::from(slot) * u64::from(self.stride) + u64::from(HEADER_BYTES_U32);
-        hop.slots.memory.write(place, payload)?;
+        let Some(connection) = self.connections.get_mut(&vi) else { return Ok(false) };
+        let Some(slot) = connection.free_slots.pop() else { return Ok(false) };
+        let payload_offset = u64::from(slot) * u64::from(self.stride) + u64::from(HEADER_BYTES_U32);
+        connection.slots.memory.write(payload_offset, payload)?;
         let payload = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        self.enqueue(vi, header, payload, Body::Slot(slot))?;
+        self.enqueue(vi, header, payload, OutgoingBody::Slot(slot))?;
         Ok(true)
     }
 
-    /// Sends a packet on, out of the buffer in which it has arrived. There must be [credit](Self::has_credit).
+    /// Forwards a packet from its receive buffer. There must be [credit](Self::has_credit).
     pub(super) fn pass(
         &mut self,
         vi: ViId,
-        header: Header,
+        header: PacketHeader,
         arrival: Arrival,
     ) -> Result<(), MessagesError> {
         let payload = arrival.payload;
-        self.enqueue(vi, header, payload, Body::Passing(arrival))
+        self.enqueue(vi, header, payload, OutgoingBody::Passing(arrival))
     }
 
-    /// Sends a packet without data.
-    pub(super) fn tell(&mut self, vi: ViId, header: Header) {
-        if let Some(hop) = self.hops.get_mut(&vi)
-            && hop.state == State::Open
+    /// Sends a control packet.
+    pub(super) fn send_control(&mut self, vi: ViId, header: PacketHeader) {
+        if let Some(connection) = self.connections.get_mut(&vi)
+            && connection.state == ConnectionState::Open
         {
-            hop.control.push_back(header);
+            connection.control.push_back(header);
         }
     }
 
     fn enqueue(
         &mut self,
         vi: ViId,
-        header: Header,
+        header: PacketHeader,
         payload: u32,
-        body: Body,
+        body: OutgoingBody,
     ) -> Result<(), MessagesError> {
         let pace = self.config.pace;
         let now = pace.map_or(Instant::from_nanos(0), |_| self.clock.now());
-        let Some(hop) = self.hops.get_mut(&vi) else {
-            if let Body::Passing(arrival) = body {
+        let Some(connection) = self.connections.get_mut(&vi) else {
+            if let OutgoingBody::Passing(arrival) = body {
                 self.release(arrival);
             }
             return Ok(());
         };
-        hop.sent = hop.sent.wrapping_add(1);
-        let mut departs = now;
+        connection.sent = connection.sent.wrapping_add(1);
+        let mut departs_at = now;
         if let Some(pace) = pace {
-            // A packet is there when its last byte has left.
-            departs = hop.free_at.max(now) + pace.time(u64::from(payload + HEADER_BYTES_U32));
-            hop.free_at = departs;
+            // A packet has arrived when its last byte has left.
+            departs_at =
+                connection.free_at.max(now) + pace.time(u64::from(payload + HEADER_BYTES_U32));
+            connection.free_at = departs_at;
         }
-        hop.waiting.push_back(Outgoing { header, payload, body, departs });
-        self.depart(vi, now).map(drop)
+        connection.waiting.push_back(Outgoing { header, payload, body, departs_at });
+        self.transmit(vi, now).map(drop)
     }
 
-    /// Posts what can be posted.
-    fn depart(&mut self, vi: ViId, now: Instant) -> Result<bool, MessagesError> {
+    /// Posts as many packets as possible.
+    fn transmit(&mut self, vi: ViId, now: Instant) -> Result<bool, MessagesError> {
         let mut has_worked = false;
         loop {
-            let Some(hop) = self.hops.get_mut(&vi) else { return Ok(has_worked) };
-            if hop.state != State::Open {
+            let Some(connection) = self.connections.get_mut(&vi) else { return Ok(has_worked) };
+            if connection.state != ConnectionState::Open {
                 return Ok(has_worked);
             }
-            if hop.waiting.front().is_none_or(|outgoing| outgoing.departs > now) {
+            if connection.waiting.front().is_none_or(|outgoing| outgoing.departs_at > now) {
                 break;
             }
-            let Some(mut outgoing) = hop.waiting.pop_front() else { break };
-            outgoing.header.credit = hop.done;
+            let Some(mut outgoing) = connection.waiting.pop_front() else { break };
+            outgoing.header.credit = connection.released_count;
             let posted = self.post(vi, &outgoing);
-            let Some(hop) = self.hops.get_mut(&vi) else { return Ok(has_worked) };
+            let Some(connection) = self.connections.get_mut(&vi) else { return Ok(has_worked) };
             match posted {
                 Ok(()) => {
-                    hop.posted += 1;
-                    hop.told = outgoing.header.credit;
+                    connection.posted += 1;
+                    connection.credit_sent = outgoing.header.credit;
                     has_worked = true;
                 }
                 Err(ViError::QueueFull { .. }) => {
-                    hop.waiting.push_front(outgoing);
+                    connection.waiting.push_front(outgoing);
                     break;
                 }
-                // It broke; an event tells why.
+                // The connection broke; an event gives the reason.
                 Err(ViError::WrongState { .. }) => {
-                    hop.waiting.push_front(outgoing);
+                    connection.waiting.push_front(outgoing);
                     return Ok(has_worked);
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(self.tell_all(vi)? || has_worked)
+        Ok(self.flush_control(vi)? || has_worked)
     }
 
     fn post(&mut self, vi: ViId, outgoing: &Outgoing) -> Result<(), ViError> {
         let (owner, index, cookie) = match &outgoing.body {
-            Body::Slot(slot) => (vi, *slot, IS_OURS | u64::from(*slot)),
-            Body::Passing(arrival) => {
-                let cookie = u64::from(arrival.hop.0) << 32 | u64::from(arrival.index);
-                (arrival.hop, arrival.index, cookie)
+            OutgoingBody::Slot(slot) => (vi, *slot, IS_OURS | u64::from(*slot)),
+            OutgoingBody::Passing(arrival) => {
+                let cookie = u64::from(arrival.connection.0) << 32 | u64::from(arrival.index);
+                (arrival.connection, arrival.index, cookie)
             }
         };
-        let Some(hop) = self.hops.get(&owner) else { return Ok(()) };
-        let region = if cookie & IS_OURS == 0 { &hop.buffers } else { &hop.slots };
+        let Some(connection) = self.connections.get(&owner) else { return Ok(()) };
+        let region = if cookie & IS_OURS == 0 { &connection.buffers } else { &connection.slots };
         let offset = u64::from(index) * u64::from(self.stride);
         let written = region.memory.write(offset, &outgoing.header.encode());
         debug_assert!(written.is_ok(), "a buffer is inside its region");
@@ -667,16 +703,19 @@ impl<P: Provider> Port<P> {
         self.nic.post_send(vi, &descriptor)
     }
 
-    /// Sends packets without data: what is to be told, and credit when half of the buffers are free again.
-    fn tell_all(&mut self, vi: ViId) -> Result<bool, MessagesError> {
-        let Some(hop) = self.hops.get_mut(&vi) else { return Ok(false) };
+    /// Sends control packets: notices, and credit when half of the buffers are free again.
+    fn flush_control(&mut self, vi: ViId) -> Result<bool, MessagesError> {
+        let Some(connection) = self.connections.get_mut(&vi) else { return Ok(false) };
         let half = (self.config.greeting.packets / 2).max(1);
-        if hop.control.is_empty() && hop.done.wrapping_sub(hop.told) >= half {
-            hop.control.push_back(Header::new(Kind::Credit, 0, 0));
+        if connection.control.is_empty()
+            && connection.released_count.wrapping_sub(connection.credit_sent) >= half
+        {
+            connection.control.push_back(PacketHeader::new(PacketKind::Credit, 0, 0));
         }
+
         let mut has_worked = false;
-        while let Some(mut header) = hop.control.pop_front() {
-            header.credit = hop.done;
+        while let Some(mut header) = connection.control.pop_front() {
+            header.credit = connection.released_count;
             let bytes = header.encode();
             let descriptor = SendDescriptor {
                 operation: Operation::Send,
@@ -688,17 +727,18 @@ impl<P: Provider> Port<P> {
             };
             match self.nic.post_send(vi, &descriptor) {
                 Ok(()) => {
-                    hop.told = hop.done;
+                    connection.credit_sent = connection.released_count;
                     has_worked = true;
                 }
                 Err(ViError::QueueFull { .. }) => {
-                    hop.control.push_front(header);
+                    connection.control.push_front(header);
                     break;
                 }
                 Err(ViError::WrongState { .. }) => break,
                 Err(error) => return Err(error.into()),
             }
         }
+
         Ok(has_worked)
     }
 }
@@ -707,11 +747,11 @@ fn post_buffer<P: Provider>(
     nic: &mut P,
     stride: u32,
     vi: ViId,
-    hop: &Hop,
+    connection: &PeerConnection,
     index: u32,
 ) -> Result<(), ViError> {
     let (offset, length) = (u64::from(index) * u64::from(stride), u64::from(stride));
-    let segment = LocalSegment { memory: hop.buffers.handle, offset, length };
+    let segment = LocalSegment { memory: connection.buffers.handle, offset, length };
     let descriptor = ReceiveDescriptor { cookie: u64::from(index), segments: &[segment] };
     nic.post_receive(vi, &descriptor)
 }

@@ -1,17 +1,16 @@
-//! What the nodes can be told.
+//! The settings of nodes.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vigie_detect::{Clock, Instant, clock::monotonic_now};
+use vigie_detect::{Clock, Instant, Reactivity, clock::monotonic_now};
 
+use super::algorithm::HEAD_BYTES;
 use super::error::MessagesError;
-use super::idle::Idle;
 use super::packet::PAYLOAD_BYTES_MAX;
 use super::packet::{Greeting, Role};
 use super::port::PortConfig;
-use super::work::HEAD_BYTES;
 use crate::cost::Bandwidth;
 
 /// The real clock.
@@ -24,10 +23,10 @@ impl Clock for Monotonic {
     }
 }
 
-/// What a node is like: source, forwarder or sink. Nodes that speak to each other must have the same `packet_bytes`.
+/// The settings of a node: source, forwarder or sink. Connected nodes must have the same `packet_bytes`.
 #[derive(Clone)]
 #[must_use = "a node takes it"]
-pub struct Settings {
+pub struct NodeSettings {
     packet_bytes: u32,
     packets: u32,
     message_bytes_max: u32,
@@ -35,12 +34,12 @@ pub struct Settings {
     peers_max: usize,
     pace: Option<Bandwidth>,
     pub(super) ends_with_sources: bool,
-    pub(super) patience: Duration,
-    pub(super) idle: Idle,
+    pub(super) timeout: Duration,
+    pub(super) reactivity: Reactivity,
     pub(super) clock: Arc<dyn Clock>,
 }
 
-impl Settings {
+impl NodeSettings {
     /// Returns the defaults.
     pub fn new() -> Self {
         Self {
@@ -51,67 +50,69 @@ impl Settings {
             peers_max: 16,
             pace: None,
             ends_with_sources: false,
-            patience: Duration::from_secs(10),
-            idle: Idle::Sleep,
+            timeout: Duration::from_secs(10),
+            reactivity: Reactivity::LowCpu,
             clock: Arc::new(Monotonic),
         }
     }
 
-    /// Sets sz, the bytes of a message in one packet. 64 to 60 000; default 2048, as in the paper.
+    /// Sets sz, the bytes of a message per packet. 64 to 60 000; default 2048, as in the paper.
     pub const fn packet_bytes(mut self, bytes: u32) -> Self {
         self.packet_bytes = bytes;
         self
     }
 
-    /// Sets how many packets of each peer fit into the node's interface. 4 to 512; default 128. By the interface,
-    /// store-and-forward, half of them must hold the longest message.
+    /// Sets how many packets of each peer fit into the node's interface. 4 to 512; default 128. For store-and-forward
+    /// on the interface, half of them must hold the longest message.
     pub const fn packets(mut self, count: u32) -> Self {
         self.packets = count;
         self
     }
 
-    /// Sets the longest message that the node takes, in bytes, at most 1 GiB. Default 1 MiB.
+    /// Sets the longest message that the node accepts, in bytes, at most 1 GiB. Default 1 MiB.
     pub const fn message_bytes_max(mut self, bytes: u32) -> Self {
         self.message_bytes_max = bytes;
         self
     }
 
-    /// Sets how many messages a source may have on their way to one destination. 1 to 65 536; default 1: with it the
-    /// node has one message at a time, as in the paper's model.
+    /// Sets how many messages a source may have in flight to one destination. 1 to 65 536; default 1: the node then has
+    /// one message at a time, as in the paper's model.
     pub const fn window(mut self, messages: u32) -> Self {
         self.window = messages;
         self
     }
 
-    /// Sets how many connections a node has at most. 1 to 64; default 16.
+    /// Sets the maximum number of connections of a node. 1 to 64; default 16.
     pub const fn peers_max(mut self, count: usize) -> Self {
         self.peers_max = count;
         self
     }
 
-    /// Makes the links that leave this node slower: a packet is handed to the provider when its last byte would have
-    /// left a link of this bandwidth. Default: as fast as they are.
+    /// Slows down the outgoing links of this node: a packet is handed to the provider when its last byte would have
+    /// left a link of this bandwidth. Default: unpaced.
     pub const fn pace(mut self, bandwidth: Option<Bandwidth>) -> Self {
         self.pace = bandwidth;
         self
     }
 
-    /// Makes a forwarder end when the last of its sources has gone. Default: it waits for others.
+    /// Makes a forwarder end when its last source has gone. Default: it waits for others.
     pub const fn ends_with_sources(mut self, ends: bool) -> Self {
         self.ends_with_sources = ends;
         self
     }
 
-    /// Sets after how long a call that gets nowhere gives up, in time in which the process ran: a stop counts for a second.
-    /// Default 10 s.
-    pub const fn patience(mut self, time: Duration) -> Self {
-        self.patience = time;
+    /// Sets how long a call waits without progress before it fails, counting only time in which the process ran: a stop
+    /// counts as one second. Default 10 s.
+    pub const fn timeout(mut self, time: Duration) -> Self {
+        self.timeout = time;
         self
     }
 
-    /// Sets what the node does when there is nothing to do. Default: sleep.
-    pub const fn idle(mut self, idle: Idle) -> Self {
-        self.idle = idle;
+    /// Sets how much processor time the node may spend to react earlier, by polling before it sleeps. Default
+    /// [`LowCpu`](Reactivity::LowCpu): it sleeps at once. [`LowLatency`](Reactivity::LowLatency) is for nodes with a
+    /// core of their own: the paper's network processor never sleeps.
+    pub const fn reactivity(mut self, reactivity: Reactivity) -> Self {
+        self.reactivity = reactivity;
         self
     }
 
@@ -135,7 +136,7 @@ impl Settings {
         self.message_bytes_max
     }
 
-    /// Checks everything, and makes what a port needs.
+    /// Checks all settings, and returns what a port needs.
     pub(super) fn port(
         &self,
         role: Role,
@@ -156,12 +157,14 @@ impl Settings {
                 return Err(MessagesError::Limit { what, value, least, most });
             }
         }
+
         let greeting = Greeting {
             role,
             payload_bytes: self.packet_bytes,
             packets: self.packets,
             message_bytes_max,
         };
+
         Ok(PortConfig {
             greeting,
             accepts,
@@ -172,21 +175,21 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
+impl Default for NodeSettings {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for NodeSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
+        f.debug_struct("NodeSettings")
             .field("packet_bytes", &self.packet_bytes)
             .field("packets", &self.packets)
             .field("message_bytes_max", &self.message_bytes_max)
             .field("window", &self.window)
             .field("pace", &self.pace)
-            .field("idle", &self.idle)
+            .field("reactivity", &self.reactivity)
             .finish_non_exhaustive()
     }
 }

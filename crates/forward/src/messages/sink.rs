@@ -7,18 +7,19 @@ use vigie_detect::Instant;
 use vigie_via::vi::{Address, Provider, Reason, ViId};
 
 use super::DISCRIMINATOR;
-use super::assembly::Sequence;
 use super::error::MessagesError;
-use super::idle::{Patience, Rest, sharpen};
-use super::packet::{Header, Kind, Role};
-use super::port::{Arrival, Port, PortEvent};
-use super::settings::Settings;
+use super::node::{BlockingNode, NodeMachine, StepResult};
+use super::packet::{PacketHeader, PacketKind, Role};
+use super::port::{Arrival, NodePort, PortEvent};
+use super::reassembly::Reassembly;
+use super::settings::NodeSettings;
+use super::wait_budget::WaitBudget;
 
-/// A message that has arrived.
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Received {
-    /// The number of its source, as the forwarder gives it out; zero without a forwarder.
+    /// The number of its source, assigned by the forwarder; zero without a forwarder.
     pub source: u32,
     /// Its destination's number, as the source knows it.
     pub destination: u32,
@@ -28,143 +29,183 @@ pub struct Received {
     pub bytes: Vec<u8>,
 }
 
-/// What comes to a sink.
+/// An event of a sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SinkEvent {
     /// A message.
     Message(Received),
-    /// A source has sent everything, and is given the final acknowledgement, if it is still there.
+    /// A source has sent everything, and gets the final acknowledgement if it is still connected.
     Finished {
         /// The number of the source.
         source: u32,
-        /// Messages of it that were taken.
+        /// How many of its messages were taken.
         messages: u32,
     },
-    /// A connection is over; what had begun to arrive over it is lost.
+    /// A connection has ended; incomplete messages on it are lost.
     Lost {
-        /// Why.
+        /// The cause.
         reason: Reason,
     },
 }
 
-/// A message that arrives, and what came before it.
+/// An incomplete message, and the counts before it.
 #[derive(Debug, Default)]
-struct Flow {
-    sequence: Sequence,
+struct SinkFlow {
+    reassembly: Reassembly,
     bytes: Vec<u8>,
-    /// Messages taken, and those that were dropped on the way.
+    /// Messages taken, and messages dropped on the way.
     taken: u32,
     dropped: u32,
 }
 
 /// A destination of messages.
 ///
-/// Its provider is driven by the calling thread, in each call. Nobody else takes messages from the interface: a sink that does not
-/// call [`receive`](Self::receive) fills the window and the buffers of those before it, which wait. If it does not call for
-/// longer than its provider's peers bear, it is taken for dead.
+/// The calling thread drives its provider, in each call. Only calls take messages from the interface: a sink that does
+/// not call [`receive`](Self::receive) fills the window and the buffers of the nodes before it, which wait. If it makes
+/// no call for longer than the provider's peers tolerate, it is considered dead.
 pub struct Sink<P: Provider> {
-    port: Port<P>,
-    settings: Settings,
-    /// Connections, in the order of their turns.
-    hops: VecDeque<ViId>,
-    /// Those of them that have ended: what came before that is taken first.
-    over: BTreeMap<ViId, Reason>,
-    flows: BTreeMap<(ViId, u32, u32), Flow>,
-    events: VecDeque<SinkEvent>,
-    rest: Rest,
+    node: BlockingNode<SinkNode<P>>,
 }
 
 impl<P: Provider> Sink<P> {
-    /// Opens a sink, which forwarders and sources can connect to at once.
+    /// Opens a sink; forwarders and sources can connect to it at once.
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn open(nic: P, settings: Settings) -> Result<Self, MessagesError> {
-        let accepts = &[Role::Forwarder, Role::Source];
-        let config = settings.port(Role::Sink, accepts, settings.longest())?;
-        let mut port = Port::new(nic, settings.clock.clone(), config)?;
-        port.listen(DISCRIMINATOR)?;
-        let rest = Rest::new(settings.idle);
-        let (hops, over, flows) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
-        Ok(Self { port, settings, hops, over, flows, events: VecDeque::new(), rest })
+    pub fn open(nic: P, settings: NodeSettings) -> Result<Self, MessagesError> {
+        let reactivity = settings.reactivity;
+        Ok(Self { node: BlockingNode::new(SinkNode::open(nic, settings)?, reactivity)? })
     }
 
-    /// Returns where nodes reach it.
+    /// Returns the address that other nodes connect to.
     #[must_use]
     pub fn address(&self) -> Address {
-        self.port.address()
+        self.node.with(|sink| sink.address())
     }
 
-    /// Waits for what comes next, within [`Settings::patience`]: `None` if nothing does.
+    /// Waits for the next event, within [`NodeSettings::timeout`]: `None` if there is none.
     ///
     /// # Errors
     /// [`MessagesError`].
     pub fn receive(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
-        sharpen();
-        let mut patience = Patience::new(self.settings.patience, self.port.now());
-        self.receive_while(|now| (!patience.is_over(now)).then(|| patience.until()))
+        let step = self.node.with(|sink| sink.receive_steps());
+        self.node.wait(step)
     }
 
-    /// The same, until an instant of the settings' clock.
+    /// As [`receive`](Self::receive), until an instant of the settings' clock.
     ///
     /// # Errors
     /// [`MessagesError`].
     pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<SinkEvent>, MessagesError> {
-        self.receive_while(|now| (now < deadline).then_some(deadline))
+        self.node
+            .wait(SinkNode::receive_steps_while(move |now| (now < deadline).then_some(deadline)))
     }
 
-    /// The same, as long as there is an instant to wait for.
-    fn receive_while(
-        &mut self,
-        mut until: impl FnMut(Instant) -> Option<Instant>,
-    ) -> Result<Option<SinkEvent>, MessagesError> {
-        loop {
-            if let Some(event) = self.poll()? {
-                self.rest.worked();
-                return Ok(Some(event));
-            }
-            // What was taken meanwhile makes credit, for which a sender may wait that has nothing else to wait for.
-            let has_worked = self.port.turn()?;
-            let Some(until) = until(self.port.now()) else { return Ok(None) };
-            if has_worked {
-                continue;
-            }
-            self.rest.rest(&mut self.port, None, until)?;
-        }
-    }
-
-    /// Takes what is there, without waiting.
+    /// Returns the next event if there is one, without waiting.
     ///
     /// # Errors
     /// [`MessagesError`].
     pub fn poll(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
+        self.node.with(SinkNode::poll)
+    }
+
+    /// Sends what is pending, without receiving: for callers that are busy otherwise.
+    ///
+    /// # Errors
+    /// [`MessagesError`].
+    pub fn tick(&mut self) -> Result<bool, MessagesError> {
+        self.node.with(SinkNode::tick)
+    }
+}
+
+/// A sink without a thread to drive it.
+pub(super) struct SinkNode<P: Provider> {
+    port: NodePort<P>,
+    settings: NodeSettings,
+    /// Connections, in round-robin order.
+    connections: VecDeque<ViId>,
+    /// Those that have ended: what they received before is taken first.
+    ended: BTreeMap<ViId, Reason>,
+    flows: BTreeMap<(ViId, u32, u32), SinkFlow>,
+    events: VecDeque<SinkEvent>,
+}
+
+impl<P: Provider> SinkNode<P> {
+    pub(super) fn open(nic: P, settings: NodeSettings) -> Result<Self, MessagesError> {
+        let accepts = &[Role::Forwarder, Role::Source];
+        let config = settings.port(Role::Sink, accepts, settings.longest())?;
+        let mut port = NodePort::new(nic, settings.clock.clone(), config)?;
+        port.listen(DISCRIMINATOR)?;
+        let (connections, ended, flows) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { port, settings, connections, ended, flows, events: VecDeque::new() })
+    }
+
+    pub(super) fn address(&self) -> Address {
+        self.port.address()
+    }
+
+    /// Returns the steps until an event comes, or the wait budget is exhausted.
+    pub(super) fn receive_steps(
+        &self,
+    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Option<SinkEvent>> + use<P> {
+        let mut budget = WaitBudget::new(self.settings.timeout, self.port.now());
+        Self::receive_steps_while(move |now| {
+            (!budget.is_exhausted(now)).then(|| budget.next_check())
+        })
+    }
+
+    /// The same, as long as there is an instant to wait for.
+    fn receive_steps_while(
+        mut wait_until: impl FnMut(Instant) -> Option<Instant>,
+    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Option<SinkEvent>> {
+        let mut has_turned = false;
+        move |sink, until| {
+            if let Some(event) = sink.take()? {
+                return Ok(Some(Some(event)));
+            }
+            if !std::mem::replace(&mut has_turned, true) {
+                return Ok(None);
+            }
+            *until = wait_until(sink.port.now());
+            if until.is_none() {
+                // Messages taken meanwhile free credit, which a sender may be waiting for.
+                let _ = sink.port.tick()?;
+                return Ok(Some(None));
+            }
+            Ok(None)
+        }
+    }
+
+    pub(super) fn poll(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
         if let Some(event) = self.take()? {
             return Ok(Some(event));
         }
-        self.port.turn()?;
+        self.port.tick()?;
         self.take()
     }
 
-    /// Takes what has arrived already.
+    /// Takes the next event that has already arrived.
     fn take(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
         while let Some(event) = self.port.event() {
             match event {
-                PortEvent::Opened(vi, _) => self.hops.push_back(vi),
-                PortEvent::Closed(vi, reason) if self.hops.contains(&vi) => {
-                    self.over.insert(vi, reason);
+                PortEvent::Opened(vi, _) => self.connections.push_back(vi),
+                PortEvent::Closed(vi, reason) if self.connections.contains(&vi) => {
+                    self.ended.insert(vi, reason);
                 }
                 PortEvent::Closed(_, reason) => self.events.push_back(SinkEvent::Lost { reason }),
-                PortEvent::Told(vi, _) => {
+                PortEvent::Control(vi, _) => {
                     self.port.close(vi, Reason::PeerFault("a packet that is not for a sink"));
                 }
             }
         }
+
         if let Some(event) = self.events.pop_front() {
             return Ok(Some(event));
         }
-        for _ in 0..self.hops.len() {
-            let Some(vi) = self.hops.front().copied() else { break };
+
+        for _ in 0..self.connections.len() {
+            let Some(vi) = self.connections.front().copied() else { break };
             while let Some(arrival) = self.port.arrival(vi) {
                 let header = arrival.header;
                 let found = self.arrived(vi, &header, &arrival)?;
@@ -172,52 +213,56 @@ impl<P: Provider> Sink<P> {
                 match found {
                     Ok(None) => {}
                     Ok(Some(event)) => {
-                        self.hops.rotate_left(1);
+                        self.connections.rotate_left(1);
                         return Ok(Some(event));
                     }
                     Err(what) => self.port.close(vi, Reason::PeerFault(what)),
                 }
             }
-            if let Some(reason) = self.over.remove(&vi) {
-                self.hops.retain(|hop| *hop != vi);
-                self.flows.retain(|(hop, ..), _| *hop != vi);
+            if let Some(reason) = self.ended.remove(&vi) {
+                self.connections.retain(|connection| *connection != vi);
+                self.flows.retain(|(connection, ..), _| *connection != vi);
                 return Ok(Some(SinkEvent::Lost { reason }));
             }
-            self.hops.rotate_left(1);
+            self.connections.rotate_left(1);
         }
+
         Ok(None)
     }
 
-    /// Takes a packet. The inner error tells what the peer did wrong.
+    /// Handles a packet. The inner error says what the peer did wrong.
     fn arrived(
         &mut self,
         vi: ViId,
-        header: &Header,
+        header: &PacketHeader,
         arrival: &Arrival,
     ) -> Result<Result<Option<SinkEvent>, &'static str>, MessagesError> {
         let (source, destination) = (header.source, header.destination);
-        if header.kind == Kind::Abort {
-            self.flows.retain(|(hop, number, _), _| (*hop, *number) != (vi, source));
+        if header.kind == PacketKind::Abort {
+            self.flows.retain(|(connection, number, _), _| (*connection, *number) != (vi, source));
             return Ok(Ok(None));
         }
-        // A hostile peer may make up sources: it has no more of them than packets here.
+
+        // A hostile peer may invent sources: it cannot have more of them than packets here.
         if self.flows.len() >= FLOWS_MAX && !self.flows.contains_key(&(vi, source, destination)) {
             return Ok(Err("more sources than a sink keeps count of"));
         }
+
         let flow = self.flows.entry((vi, source, destination)).or_default();
         match header.kind {
-            Kind::Data => {
+            PacketKind::Data => {
                 let longest = self.settings.longest();
-                let piece = match flow.sequence.take(header, self.port.payload_bytes(), longest) {
-                    Ok(piece) => piece,
-                    Err(what) => return Ok(Err(what)),
-                };
-                if piece.is_first {
+                let fragment =
+                    match flow.reassembly.take(header, self.port.payload_bytes(), longest) {
+                        Ok(fragment) => fragment,
+                        Err(what) => return Ok(Err(what)),
+                    };
+                if fragment.is_first {
                     let length = usize::try_from(header.length).unwrap_or(0);
                     flow.bytes = Vec::with_capacity(length);
                 }
                 self.port.read_onto(arrival, usize::MAX, &mut flow.bytes)?;
-                if !piece.is_last {
+                if !fragment.is_last {
                     return Ok(Ok(None));
                 }
                 flow.taken = flow.taken.wrapping_add(1);
@@ -228,50 +273,61 @@ impl<P: Provider> Sink<P> {
                 let received = Received { source, destination, tag, bytes };
                 Ok(Ok(Some(SinkEvent::Message(received))))
             }
-            Kind::Dropped if flow.sequence.is_open() => Ok(Err("an end in the middle")),
-            Kind::Dropped => {
+            PacketKind::Dropped if flow.reassembly.is_open() => Ok(Err("an end in the middle")),
+            PacketKind::Dropped => {
                 flow.dropped = flow.dropped.wrapping_add(1);
                 let count = flow.taken.wrapping_add(flow.dropped);
                 self.count(vi, header, count);
                 Ok(Ok(None))
             }
-            Kind::Finish if flow.sequence.is_open() => Ok(Err("an end in the middle")),
-            Kind::Finish => {
-                let mut answer = Header::new(Kind::Finished, destination, source);
+            PacketKind::Finish if flow.reassembly.is_open() => Ok(Err("an end in the middle")),
+            PacketKind::Finish => {
+                let mut answer = PacketHeader::new(PacketKind::Finished, destination, source);
                 (answer.message, answer.length) = (flow.taken, flow.dropped);
-                self.port.tell(vi, answer);
+                self.port.send_control(vi, answer);
                 Ok(Ok(Some(SinkEvent::Finished { source, messages: flow.taken })))
             }
             _ => Ok(Err("a packet that is not for a sink")),
         }
     }
 
-    /// Tells the source, if it wants that, how many of its messages are out of its window.
-    fn count(&mut self, vi: ViId, header: &Header, count: u32) {
+    /// Tells the source, if it wants that, how many of its messages have left its window.
+    fn count(&mut self, vi: ViId, header: &PacketHeader, count: u32) {
         if header.wants_delivered {
-            let mut answer = Header::new(Kind::Delivered, header.destination, header.source);
+            let mut answer =
+                PacketHeader::new(PacketKind::Delivered, header.destination, header.source);
             answer.message = count;
-            self.port.tell(vi, answer);
+            self.port.send_control(vi, answer);
         }
-    }
-
-    /// Sends what there is to send, without taking anything: for those who are busy with other things.
-    ///
-    /// # Errors
-    /// [`MessagesError`].
-    pub fn turn(&mut self) -> Result<bool, MessagesError> {
-        self.port.turn()
     }
 }
 
-/// The most sources of which a sink keeps count, whoever invents them.
+impl<P: Provider> NodeMachine for SinkNode<P> {
+    type Nic = P;
+
+    fn port(&self) -> &NodePort<P> {
+        &self.port
+    }
+
+    fn port_mut(&mut self) -> &mut NodePort<P> {
+        &mut self.port
+    }
+
+    fn tick(&mut self) -> Result<bool, MessagesError> {
+        self.port.tick()
+    }
+}
+
+/// The maximum number of sources that a sink keeps counts for, even if a peer invents them.
 const FLOWS_MAX: usize = 4096;
 
 impl<P: Provider> fmt::Debug for Sink<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sink")
-            .field("settings", &self.settings)
-            .field("flows", &self.flows.len())
-            .finish_non_exhaustive()
+        self.node.with(|sink| {
+            f.debug_struct("Sink")
+                .field("settings", &sink.settings)
+                .field("flows", &sink.flows.len())
+                .finish_non_exhaustive()
+        })
     }
 }

@@ -3,146 +3,106 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use vigie_detect::Instant;
 use vigie_via::vi::{Address, Provider, Reason, ViId};
 
 use super::DISCRIMINATOR;
 use super::error::MessagesError;
-use super::idle::{Patience, Rest, STOPPED_MAX, sharpen};
-use super::packet::{Greeting, Header, Kind, Role};
-use super::port::{Port, PortEvent};
-use super::settings::Settings;
+use super::node::{BlockingNode, NodeMachine, StepResult};
+use super::packet::{Greeting, PacketHeader, PacketKind, Role};
+use super::port::{NodePort, PortEvent};
+use super::settings::NodeSettings;
+use super::wait_budget::{STOPPED_MAX, WaitBudget};
 
-/// What the final acknowledgement says.
+/// The content of the final acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finished {
-    /// Messages that the sink has taken, since the connection began.
+    /// Messages that the sink has taken since the connection was established.
     pub delivered: u32,
     /// Messages that the forwarder's algorithm has dropped.
     pub dropped: u32,
 }
 
-/// Messages to one destination.
+/// The messages to one destination.
 #[derive(Debug, Default)]
-struct Flow {
+struct SourceFlow {
     /// Messages whose first packet was sent.
     sent: u32,
-    /// Messages that are out of the window, as far as is known.
+    /// Messages known to have left the window.
     delivered: u32,
     is_gone: bool,
     finished: Option<Finished>,
 }
 
-/// How long a caller still waits, and where it was when that was set.
+/// How long a call may still wait, and its position when that was set.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
-    place: u64,
-    patience: Patience,
+struct WaitState {
+    position: u64,
+    budget: WaitBudget,
 }
 
-/// Where a message is on its way out.
+/// The progress of sending a message.
 #[derive(Debug)]
-pub(super) struct Sending {
-    header: Header,
-    /// It has begun, and the window counts it.
+pub(super) struct SendState {
+    header: PacketHeader,
+    /// It has started, and counts towards the window.
     is_begun: bool,
 }
 
-/// A source of messages, connected with a forwarder, or with a sink without one between them.
+/// A source of messages, connected to a forwarder, or directly to a sink.
 ///
-/// Its provider is driven by the calling thread, in each call. Between calls nothing is: a source that is silent for longer than
-/// its provider's peers bear is taken for dead.
+/// The calling thread drives its provider, in each call, and only then: a source that makes no call for longer than its
+/// provider's peers tolerate is considered dead.
 pub struct Source<P: Provider> {
-    port: Port<P>,
-    hop: ViId,
-    peer: Greeting,
-    settings: Settings,
-    flows: BTreeMap<u32, Flow>,
-    lost: Option<Reason>,
-    rest: Rest,
+    node: BlockingNode<SourceNode<P>>,
 }
 
 impl<P: Provider> Source<P> {
-    /// Connects with the next node, within [`Settings::patience`].
+    /// Connects to the next node, within [`NodeSettings::timeout`].
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn connect(nic: P, address: &Address, settings: Settings) -> Result<Self, MessagesError> {
-        let mut source = Self::begin(nic, address, settings)?;
-        sharpen();
-        let mut patience = Patience::new(source.settings.patience, source.port.now());
-        while !source.is_connected()? {
-            if patience.is_over(source.port.now()) {
-                return Err(MessagesError::Refused(Reason::TimedOut));
-            }
-            source.rest.rest(&mut source.port, None, patience.until())?;
-        }
-        Ok(source)
-    }
-
-    /// Begins to connect.
-    pub(super) fn begin(
+    pub fn connect(
         nic: P,
         address: &Address,
-        settings: Settings,
+        settings: NodeSettings,
     ) -> Result<Self, MessagesError> {
-        let config = settings.port(Role::Source, &[Role::Forwarder, Role::Sink], 0)?;
-        let peer = config.greeting;
-        let mut port = Port::new(nic, settings.clock.clone(), config)?;
-        let deadline = port.now() + settings.patience + STOPPED_MAX;
-        let hop = port.connect(address, DISCRIMINATOR, deadline)?;
-        let rest = Rest::new(settings.idle);
-        Ok(Self { port, hop, peer, settings, flows: BTreeMap::new(), lost: None, rest })
+        let reactivity = settings.reactivity;
+        let source = SourceNode::begin(nic, address, settings)?;
+        let connect_steps = source.connect_steps();
+        let mut node = BlockingNode::new(source, reactivity)?;
+        node.wait(connect_steps)?;
+        Ok(Self { node })
     }
 
-    /// Goes on connecting. Returns whether that is done.
-    pub(super) fn is_connected(&mut self) -> Result<bool, MessagesError> {
-        self.port.turn()?;
-        match self.port.event() {
-            Some(PortEvent::Opened(_, greeting)) => {
-                self.peer = greeting;
-                Ok(true)
-            }
-            Some(PortEvent::Closed(_, Reason::Mismatch(what))) => {
-                Err(MessagesError::Mismatch(what))
-            }
-            Some(PortEvent::Closed(_, reason)) => Err(MessagesError::Refused(reason)),
-            _ => Ok(false),
-        }
-    }
-
-    /// Returns the longest message that the next node takes, in bytes.
+    /// Returns the longest message that the next node accepts, in bytes.
     #[must_use]
-    pub const fn message_bytes_max(&self) -> u32 {
-        self.peer.message_bytes_max
+    pub fn message_bytes_max(&self) -> u32 {
+        self.node.with(|source| source.message_bytes_max())
     }
 
-    /// Sends a message to `destination`, through the forwarder, and returns when all of it has been handed to the
-    /// interface: `bytes` may be used again. Blocks while the window is full.
+    /// Sends a message to `destination`, through the forwarder. Returns when all of it has been handed to the
+    /// interface: then `bytes` may be reused. Blocks while the window is full.
     ///
     /// # Source
     /// `bip_send_forward` [fast-forward, §3.3].
     ///
     /// # Errors
-    /// [`MessagesError::TooLong`], before anything was sent; [`MessagesError::Gone`], [`MessagesError::Lost`],
-    /// [`MessagesError::Stalled`] after [`Settings::patience`] without any room. After an error part of the message may have
-    /// been sent, and the source is of no more use, but for `TooLong` and, with other destinations, `Gone`.
+    /// [`MessagesError::TooLong`], before anything is sent; [`MessagesError::Gone`], [`MessagesError::Lost`],
+    /// [`MessagesError::Stalled`] after [`NodeSettings::timeout`] without any room. After an error part of the message
+    /// may have been sent, and the source is unusable, except after `TooLong` and, for other destinations, `Gone`.
     pub fn send_forward(
         &mut self,
         destination: u32,
         tag: u32,
         bytes: &[u8],
     ) -> Result<(), MessagesError> {
-        let mut sending = self.sending(destination, tag, bytes)?;
-        let mut waiting = None;
-        while !self.pump(&mut sending, bytes)? {
-            let place = u64::from(sending.is_begun) << 32 | u64::from(sending.header.offset);
-            self.wait(&mut waiting, place)?;
-        }
-        Ok(())
+        let sending = self.node.with(|source| source.begin_send(destination, tag, bytes))?;
+        self.node.wait(SourceNode::send_steps(sending, bytes))
     }
 
-    /// Waits until the destination has taken everything that was sent to it so far: the final acknowledgement.
+    /// Waits for the final acknowledgement: the destination has taken everything sent to it so far.
     ///
     /// # Source
     /// [fast-forward, §3.2].
@@ -150,66 +110,139 @@ impl<P: Provider> Source<P> {
     /// # Errors
     /// As [`send_forward`](Self::send_forward).
     pub fn finish(&mut self, destination: u32) -> Result<Finished, MessagesError> {
-        let mut is_asked = false;
-        let mut waiting = None;
-        loop {
-            if !is_asked {
-                is_asked = self.ask_finish(destination)?;
-            }
-            if let Some(finished) = self.finished(destination)? {
-                return Ok(finished);
-            }
-            let delivered = self.flows.get(&destination).map_or(0, |flow| flow.delivered);
-            self.wait(&mut waiting, u64::from(is_asked) << 32 | u64::from(delivered))?;
+        self.node.wait(SourceNode::finish_steps(destination))
+    }
+}
+
+/// A source without a thread to drive it.
+pub(super) struct SourceNode<P: Provider> {
+    port: NodePort<P>,
+    connection: ViId,
+    peer: Greeting,
+    settings: NodeSettings,
+    flows: BTreeMap<u32, SourceFlow>,
+    is_open: bool,
+    lost: Option<Reason>,
+}
+
+impl<P: Provider> SourceNode<P> {
+    /// Starts connecting.
+    pub(super) fn begin(
+        nic: P,
+        address: &Address,
+        settings: NodeSettings,
+    ) -> Result<Self, MessagesError> {
+        let config = settings.port(Role::Source, &[Role::Forwarder, Role::Sink], 0)?;
+        let peer = config.greeting;
+        let mut port = NodePort::new(nic, settings.clock.clone(), config)?;
+        let deadline = port.now() + settings.timeout + STOPPED_MAX;
+        let connection = port.connect(address, DISCRIMINATOR, deadline)?;
+        let (flows, is_open, lost) = (BTreeMap::new(), false, None);
+        Ok(Self { port, connection, peer, settings, flows, is_open, lost })
+    }
+
+    /// Returns whether the connection is established.
+    pub(super) fn is_open(&self) -> Result<bool, MessagesError> {
+        match self.lost {
+            Some(Reason::Mismatch(what)) if !self.is_open => Err(MessagesError::Mismatch(what)),
+            Some(reason) if !self.is_open => Err(MessagesError::Refused(reason)),
+            _ => Ok(self.is_open),
         }
     }
 
-    /// Makes a turn, or rests if there was nothing to do. Where the caller is tells whether it gets on.
-    fn wait(&mut self, waiting: &mut Option<Waiting>, place: u64) -> Result<(), MessagesError> {
-        let has_worked = self.turn()?;
-        if has_worked {
-            self.rest.worked();
-        }
-        let now = self.port.now();
-        let patience = match waiting {
-            Some(waiting) if waiting.place == place => &mut waiting.patience,
-            _ => {
-                let patience = Patience::new(self.settings.patience, now);
-                *waiting = Some(Waiting { place, patience });
-                return Ok(());
+    pub(super) const fn message_bytes_max(&self) -> u32 {
+        self.peer.message_bytes_max
+    }
+
+    /// Returns the steps until the connection is established.
+    pub(super) fn connect_steps(
+        &self,
+    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<()> + use<P> {
+        let mut budget = WaitBudget::new(self.settings.timeout, self.port.now());
+        move |source, until| {
+            if source.is_open()? {
+                return Ok(Some(()));
             }
-        };
-        // A peer that only shows signs of life is no progress.
-        if patience.is_over(now) {
-            return Err(MessagesError::Stalled { waited: self.settings.patience });
+            if budget.is_exhausted(source.port.now()) {
+                return Err(MessagesError::Refused(Reason::TimedOut));
+            }
+            *until = Some(budget.next_check());
+            Ok(None)
         }
-        if has_worked {
-            // What has come may be what the caller waits for.
-            return Ok(());
+    }
+
+    /// Returns the steps until all of a message has been handed to the interface.
+    pub(super) fn send_steps(
+        mut sending: SendState,
+        bytes: &[u8],
+    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<()> {
+        let mut waiting = None;
+        move |source, until| {
+            if source.pump(&mut sending, bytes)? {
+                return Ok(Some(()));
+            }
+            let position = u64::from(sending.is_begun) << 32 | u64::from(sending.header.offset);
+            *until = Some(source.wait_at(&mut waiting, position)?);
+            Ok(None)
         }
-        self.rest.rest(&mut self.port, None, patience.until())
+    }
+
+    /// Returns the steps until the final acknowledgement.
+    pub(super) fn finish_steps(
+        destination: u32,
+    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Finished> {
+        let (mut is_asked, mut waiting) = (false, None);
+        move |source, until| {
+            is_asked = is_asked || source.request_finish(destination)?;
+            if let Some(finished) = source.finished(destination)? {
+                return Ok(Some(finished));
+            }
+            let delivered = source.flows.get(&destination).map_or(0, |flow| flow.delivered);
+            let position = u64::from(is_asked) << 32 | u64::from(delivered);
+            *until = Some(source.wait_at(&mut waiting, position)?);
+            Ok(None)
+        }
+    }
+
+    /// Records that the caller has reached `position` and waits. Returns the latest time at which to look again.
+    fn wait_at(
+        &self,
+        waiting: &mut Option<WaitState>,
+        position: u64,
+    ) -> Result<Instant, MessagesError> {
+        let now = self.port.now();
+        let budget = WaitBudget::new(self.settings.timeout, now);
+        // Signs of life from the peer are not progress.
+        let is_same = waiting.is_some_and(|waiting| waiting.position == position);
+        let waiting = waiting.get_or_insert(WaitState { position, budget });
+        if !is_same {
+            *waiting = WaitState { position, budget };
+        } else if waiting.budget.is_exhausted(now) {
+            return Err(MessagesError::Stalled { waited: self.settings.timeout });
+        }
+        Ok(waiting.budget.next_check())
     }
 
     // ------------------------------------------------------------------ steps, without waiting
 
-    pub(super) fn sending(
+    pub(super) fn begin_send(
         &self,
         destination: u32,
         tag: u32,
         bytes: &[u8],
-    ) -> Result<Sending, MessagesError> {
+    ) -> Result<SendState, MessagesError> {
         let most = self.peer.message_bytes_max;
         let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= most);
         let length = length.ok_or(MessagesError::TooLong { bytes: bytes.len(), most })?;
-        let mut header = Header::new(Kind::Data, destination, 0);
+        let mut header = PacketHeader::new(PacketKind::Data, destination, 0);
         (header.tag, header.length) = (tag, length);
-        Ok(Sending { header, is_begun: false })
+        Ok(SendState { header, is_begun: false })
     }
 
-    /// Sends as much as there is room for. Returns whether that was the rest.
+    /// Sends as much as there is room for. Returns whether the message is complete.
     pub(super) fn pump(
         &mut self,
-        sending: &mut Sending,
+        sending: &mut SendState,
         bytes: &[u8],
     ) -> Result<bool, MessagesError> {
         self.check(sending.header.destination)?;
@@ -227,14 +260,15 @@ impl<P: Provider> Source<P> {
             flow.sent = flow.sent.wrapping_add(1);
             flow.finished = None;
         }
+
         let payload_max = self.port.payload_bytes();
         loop {
             let header = sending.header;
             let count = header.payload_bytes(payload_max).unwrap_or(0);
             let (from, count) = (usize::try_from(header.offset), usize::try_from(count));
             let (from, count) = (from.unwrap_or(usize::MAX), count.unwrap_or(0));
-            let piece = bytes.get(from..from.saturating_add(count)).unwrap_or(&[]);
-            if !self.port.send(self.hop, header, piece)? {
+            let fragment = bytes.get(from..from.saturating_add(count)).unwrap_or(&[]);
+            if !self.port.send(self.connection, header, fragment)? {
                 return Ok(false);
             }
             if header.is_last(payload_max) {
@@ -244,11 +278,11 @@ impl<P: Provider> Source<P> {
         }
     }
 
-    /// Asks for the final acknowledgement. Returns whether there was room for that.
-    pub(super) fn ask_finish(&mut self, destination: u32) -> Result<bool, MessagesError> {
+    /// Requests the final acknowledgement. Returns whether there was room for that.
+    pub(super) fn request_finish(&mut self, destination: u32) -> Result<bool, MessagesError> {
         self.check(destination)?;
         self.flows.entry(destination).or_default().finished = None;
-        self.port.send(self.hop, Header::new(Kind::Finish, destination, 0), &[])
+        self.port.send(self.connection, PacketHeader::new(PacketKind::Finish, destination, 0), &[])
     }
 
     pub(super) fn finished(&mut self, destination: u32) -> Result<Option<Finished>, MessagesError> {
@@ -256,7 +290,7 @@ impl<P: Provider> Source<P> {
         if finished.is_none() {
             self.check(destination)?;
         }
-        // A sink may go as soon as it has acknowledged everything.
+        // A sink may disconnect as soon as it has acknowledged everything.
         Ok(finished)
     }
 
@@ -265,45 +299,23 @@ impl<P: Provider> Source<P> {
             return Err(MessagesError::Lost { node: "next node", reason });
         }
         match self.flows.get(&destination) {
-            Some(Flow { is_gone: true, .. }) => Err(MessagesError::Gone { destination }),
+            Some(SourceFlow { is_gone: true, .. }) => Err(MessagesError::Gone { destination }),
             _ => Ok(()),
         }
     }
 
-    /// Does what there is to do. Returns whether anything was done.
-    pub(super) fn turn(&mut self) -> Result<bool, MessagesError> {
-        let mut has_worked = self.port.turn()?;
-        while let Some(event) = self.port.event() {
-            has_worked = true;
-            match event {
-                PortEvent::Closed(_, reason) => self.lost = Some(reason),
-                PortEvent::Opened(..) => {}
-                PortEvent::Told(vi, header) => {
-                    if let Err(what) = self.told(&header) {
-                        self.port.close(vi, Reason::PeerFault(what));
-                    }
-                }
-            }
-        }
-        // Nobody has data for a source.
-        if self.port.next_header(self.hop).is_some() {
-            self.port.close(self.hop, Reason::PeerFault("data for a source"));
-        }
-        Ok(has_worked)
-    }
-
-    fn told(&mut self, header: &Header) -> Result<(), &'static str> {
+    fn handle_control(&mut self, header: &PacketHeader) -> Result<(), &'static str> {
         let unknown = "word of messages that were not sent";
         let flow = self.flows.get_mut(&header.destination).ok_or(unknown)?;
         match header.kind {
-            Kind::Delivered => {
+            PacketKind::Delivered => {
                 let advance = header.message.wrapping_sub(flow.delivered);
                 if advance > flow.sent.wrapping_sub(flow.delivered) {
                     return Err(unknown);
                 }
                 flow.delivered = header.message;
             }
-            Kind::Finished => {
+            PacketKind::Finished => {
                 let (delivered, dropped) = (header.message, header.length);
                 if delivered.wrapping_add(dropped) != flow.sent {
                     return Err("a final acknowledgement of another number of messages");
@@ -311,19 +323,54 @@ impl<P: Provider> Source<P> {
                 flow.delivered = flow.sent;
                 flow.finished = Some(Finished { delivered, dropped });
             }
-            Kind::Gone => flow.is_gone = true,
+            PacketKind::Gone => flow.is_gone = true,
             _ => return Err("a packet that is not for a source"),
         }
         Ok(())
     }
 }
 
+impl<P: Provider> NodeMachine for SourceNode<P> {
+    type Nic = P;
+
+    fn port(&self) -> &NodePort<P> {
+        &self.port
+    }
+
+    fn port_mut(&mut self) -> &mut NodePort<P> {
+        &mut self.port
+    }
+
+    fn tick(&mut self) -> Result<bool, MessagesError> {
+        let mut has_worked = self.port.tick()?;
+        while let Some(event) = self.port.event() {
+            has_worked = true;
+            match event {
+                PortEvent::Closed(_, reason) => self.lost = Some(reason),
+                PortEvent::Opened(_, greeting) => (self.peer, self.is_open) = (greeting, true),
+                PortEvent::Control(vi, header) => {
+                    if let Err(what) = self.handle_control(&header) {
+                        self.port.close(vi, Reason::PeerFault(what));
+                    }
+                }
+            }
+        }
+        // A source never receives data.
+        if self.port.next_header(self.connection).is_some() {
+            self.port.close(self.connection, Reason::PeerFault("data for a source"));
+        }
+        Ok(has_worked)
+    }
+}
+
 impl<P: Provider> fmt::Debug for Source<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Source")
-            .field("settings", &self.settings)
-            .field("flows", &self.flows)
-            .field("lost", &self.lost)
-            .finish_non_exhaustive()
+        self.node.with(|source| {
+            f.debug_struct("Source")
+                .field("settings", &source.settings)
+                .field("flows", &source.flows)
+                .field("lost", &source.lost)
+                .finish_non_exhaustive()
+        })
     }
 }

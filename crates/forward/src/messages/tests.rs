@@ -1,4 +1,4 @@
-//! Messages in virtual time, in one thread: every node makes its turns, and the network its steps.
+//! Messages in virtual time, in one thread: every node ticks in turn, and the network makes its steps.
 
 use std::sync::Arc;
 
@@ -6,10 +6,12 @@ use vigie_detect::{Clock, Instant};
 use vigie_via::sim::{FaultPlan, NicId, SimNetwork, SimNic};
 use vigie_via::vi::{Address, Reason};
 
-use super::forwarder::{Engine, assemble};
-use super::hand_over::Program;
-use super::idle::Bell;
-use super::work::{Fate, Work, closure};
+use super::algorithm::{Algorithm, MessageVerdict, closure};
+use super::forwarder::{ForwarderEngine, assemble};
+use super::node::NodeMachine;
+use super::program_channel::HostProgram;
+use super::sink::SinkNode;
+use super::source::SourceNode;
 use super::*;
 use crate::model::{Path, Sees};
 
@@ -26,13 +28,13 @@ impl Clock for Virtual {
 /// One sink, one forwarder, some sources.
 struct World {
     network: SimNetwork,
-    sink: Sink<SimNic>,
-    /// How many messages the sink takes at most before it is slow.
+    sink: SinkNode<SimNic>,
+    /// How many messages the sink takes before it is slow.
     appetite: usize,
-    engine: Engine<SimNic>,
+    engine: ForwarderEngine<SimNic>,
     is_ready: bool,
-    program: Option<Program>,
-    sources: Vec<Source<SimNic>>,
+    program: Option<HostProgram>,
+    sources: Vec<SourceNode<SimNic>>,
     received: Vec<Received>,
     finished: Vec<(u32, u32)>,
     lost: Vec<Reason>,
@@ -41,34 +43,33 @@ struct World {
 
 const DESTINATION: u32 = 9;
 
-fn settings(network: &SimNetwork) -> Settings {
+fn settings(network: &SimNetwork) -> NodeSettings {
     let clock = Arc::new(Virtual(network.clone()));
-    Settings::new().packet_bytes(64).packets(8).window(4).clock(clock)
+    NodeSettings::new().packet_bytes(64).packets(8).window(4).clock(clock)
 }
 
 /// An algorithm that sees and changes the header: both modes must give the same bytes.
-fn stamp() -> impl Work {
+fn stamp() -> impl Algorithm {
     closure(Sees::Header, |envelope, bytes| {
         envelope.set_tag(envelope.tag() + 1000);
         bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(3).wrapping_add(1));
-        Fate::Forward
+        MessageVerdict::Forward
     })
 }
 
 impl World {
     fn new(
         network: SimNetwork,
-        settings: &Settings,
+        settings: &NodeSettings,
         path: Path,
-        work: impl Work,
+        algorithm: impl Algorithm,
         sources: usize,
     ) -> Self {
         let (sink_nic, nic) = (network.nic(), network.nic());
         let mut nics = vec![sink_nic.id(), nic.id()];
-        let sink = Sink::open(sink_nic, settings.clone()).expect("a sink");
-        let bell = Bell::new().expect("a bell");
+        let sink = SinkNode::open(sink_nic, settings.clone()).expect("a sink");
         let (mut engine, program) =
-            assemble(nic, settings, path, Box::new(work), &bell).expect("an engine");
+            assemble(nic, settings, path, Box::new(algorithm)).expect("an engine");
         engine.connect(&[(DESTINATION, sink.address())]).expect("a route");
         let address = engine.address();
         let mut world = Self {
@@ -95,17 +96,18 @@ impl World {
         world
     }
 
-    fn connect(&mut self, nic: SimNic, address: &Address, settings: &Settings) {
-        let mut source = Source::begin(nic, address, settings.clone()).expect("a source");
+    fn connect(&mut self, nic: SimNic, address: &Address, settings: &NodeSettings) {
+        let mut source = SourceNode::begin(nic, address, settings.clone()).expect("a source");
         self.until("a source is connected", |world| {
-            world.turn();
-            source.is_connected().expect("connected")
+            world.tick();
+            let _ = source.tick().expect("a source");
+            source.is_open().expect("connected")
         });
         self.sources.push(source);
     }
 
-    /// Lets everybody make a turn, and the network a step.
-    fn turn(&mut self) {
+    /// Ticks every node, and steps the network.
+    fn tick(&mut self) {
         while self.received.len() < self.appetite {
             match self.sink.poll().expect("a sink") {
                 Some(SinkEvent::Message(message)) => self.received.push(message),
@@ -116,13 +118,13 @@ impl World {
                 None => break,
             }
         }
-        let _ = self.sink.turn().expect("a sink");
+        let _ = self.sink.tick().expect("a sink");
         if self.is_ready {
-            let _ = self.engine.turn().expect("an engine");
+            let _ = self.engine.tick().expect("an engine");
         }
-        while self.program.as_mut().is_some_and(Program::turn) {}
+        while self.program.as_mut().is_some_and(HostProgram::tick) {}
         for source in &mut self.sources {
-            let _ = source.turn().expect("a source");
+            let _ = source.tick().expect("a source");
         }
         self.network.step();
     }
@@ -133,12 +135,12 @@ impl World {
             if is_done(self) {
                 return;
             }
-            self.turn();
+            self.tick();
         }
         panic!("it never came that {what}");
     }
 
-    /// Sends messages of all sources in turns, as windows allow.
+    /// Sends messages of all sources in turn, as windows allow.
     fn send_all(&mut self, messages: &[Vec<Vec<u8>>]) {
         let mut places: Vec<_> = messages.iter().map(|_| (0, None)).collect();
         self.until("all is sent", |world| {
@@ -150,7 +152,7 @@ impl World {
                 is_done = false;
                 let tag = u32::try_from(*at).expect("few");
                 let one = sending.get_or_insert_with(|| {
-                    source.sending(DESTINATION, tag, bytes).expect("short enough")
+                    source.begin_send(DESTINATION, tag, bytes).expect("short enough")
                 });
                 if source.pump(one, bytes).expect("sent") {
                     (*at, *sending) = (*at + 1, None);
@@ -160,8 +162,8 @@ impl World {
         });
     }
 
-    /// Sends until the source meets an error, or until the sink has heard that the source is dead. A crashed NIC fails every call,
-    /// which ends that node's turns.
+    /// Sends until the source gets an error, or until the sink learns that the source is dead. A crashed NIC fails
+    /// every call, which ends that node's turns.
     fn send_until_error(&mut self, sent: &[Vec<u8>], source_dies: bool) -> Option<MessagesError> {
         let mut at = 0;
         let mut sending = None;
@@ -174,13 +176,13 @@ impl World {
                     Ok(None) | Err(_) => break,
                 }
             }
-            let _ = self.engine.turn();
-            while self.program.as_mut().is_some_and(Program::turn) {}
+            let _ = self.engine.tick();
+            while self.program.as_mut().is_some_and(HostProgram::tick) {}
             let source = &mut self.sources[0];
-            let _ = source.turn();
+            let _ = source.tick();
             let bytes = &sent[at % sent.len()];
             let one = sending
-                .get_or_insert_with(|| source.sending(DESTINATION, 0, bytes).expect("short"));
+                .get_or_insert_with(|| source.begin_send(DESTINATION, 0, bytes).expect("short"));
             match source.pump(one, bytes) {
                 Ok(true) => (at, sending) = (at + 1, None),
                 Ok(false) => {}
@@ -191,7 +193,7 @@ impl World {
                 return None;
             }
         }
-        panic!("nobody noticed; {} sent", at);
+        panic!("no node noticed; {} sent", at);
     }
 
     fn finish_all(&mut self) -> Vec<Finished> {
@@ -201,7 +203,7 @@ impl World {
             let mut finished = None;
             self.until("it is acknowledged", |world| {
                 let source = &mut world.sources[at];
-                is_asked = is_asked || source.ask_finish(DESTINATION).expect("asked");
+                is_asked = is_asked || source.request_finish(DESTINATION).expect("asked");
                 finished = source.finished(DESTINATION).expect("a source");
                 is_asked && finished.is_some()
             });
@@ -229,8 +231,8 @@ fn messages(seed: u64, count: usize) -> Vec<Vec<u8>> {
 
 const PATHS: [Path; 3] = [Path::HOST, Path::NIC, Path::NIC_CUT_THROUGH];
 
-/// Goal: nothing is lost, doubled, or overtaken within a source, and all ways of forwarding give the same bytes: what the algorithm
-/// makes of what was sent. Method: three sources with random messages, on a network with jitter, for some seeds.
+/// Goal: nothing is lost, duplicated, or reordered within a source, and all paths deliver the same bytes: the
+/// algorithm's output. Method: three sources with random messages, on a network with jitter, for some seeds.
 #[test]
 fn every_path_forwards_every_message_once_and_in_order() {
     for seed in 0..12 {
@@ -267,18 +269,18 @@ fn every_path_forwards_every_message_once_and_in_order() {
     }
 }
 
-/// Goal: what the algorithm drops is counted to the end, and the window does not lose it. Method: every second message is
-/// dropped, with more messages than the window, on every path.
+/// Goal: messages dropped by the algorithm are counted at the end, and do not use up the window. Method: every second
+/// message is dropped, with more messages than the window, on every path.
 #[test]
 fn dropped_messages_are_counted_and_hold_no_window() {
     let sent = messages(7, 41);
     for path in PATHS {
         let network = SimNetwork::new(3, FaultPlan::reliable());
         let settings = settings(&network);
-        let work = closure(Sees::Nothing, |envelope, _| {
-            if envelope.tag() % 2 == 0 { Fate::Drop } else { Fate::Forward }
+        let algorithm = closure(Sees::Nothing, |envelope, _| {
+            if envelope.tag() % 2 == 0 { MessageVerdict::Drop } else { MessageVerdict::Forward }
         });
-        let mut world = World::new(network, &settings, path, work, 1);
+        let mut world = World::new(network, &settings, path, algorithm, 1);
         world.send_all(std::slice::from_ref(&sent));
         let finished = world.finish_all();
         assert_eq!((finished[0].delivered, finished[0].dropped), (20, 21), "{path}");
@@ -289,23 +291,23 @@ fn dropped_messages_are_counted_and_hold_no_window() {
     }
 }
 
-/// Goal: an algorithm that sees everything gets all bytes in one piece, wherever it runs, and cut-through refuses it with a
-/// reason. Method: a checksum over the message into its last byte, beside the same on this side.
+/// Goal: an algorithm that sees everything gets all bytes in one piece, wherever it runs, and cut-through refuses it
+/// with a reason. Method: a checksum of the message in its last byte, compared with one computed here.
 #[test]
 fn an_algorithm_may_see_everything() {
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_mul(31) ^ byte);
-    let work = move || {
+    let algorithm = move || {
         closure(Sees::Everything, move |_, bytes| {
             let found = sum(bytes);
             bytes.iter_mut().rev().take(1).for_each(|last| *last = found);
-            Fate::Forward
+            MessageVerdict::Forward
         })
     };
     let sent = messages(11, 40);
     for path in [Path::HOST, Path::NIC] {
         let network = SimNetwork::new(5, FaultPlan::reliable());
         let settings = settings(&network);
-        let mut world = World::new(network, &settings, path, work(), 1);
+        let mut world = World::new(network, &settings, path, algorithm(), 1);
         world.send_all(std::slice::from_ref(&sent));
         world.finish_all();
         for (message, sent) in world.received.iter().zip(&sent) {
@@ -317,32 +319,32 @@ fn an_algorithm_may_see_everything() {
         assert_eq!(world.received.len(), 40);
     }
     let network = SimNetwork::new(5, FaultPlan::reliable());
-    let bell = Bell::new().expect("a bell");
     let settings = settings(&network);
     let refused = |path| {
-        assemble(network.nic(), &settings, path, Box::new(work()), &bell).err().expect("refused")
+        assemble(network.nic(), &settings, path, Box::new(algorithm())).err().expect("refused")
     };
     assert!(matches!(refused(Path::NIC_CUT_THROUGH), MessagesError::WholeMessage));
     assert!(matches!(refused(Path::HOST_CUT_THROUGH), MessagesError::HostCutThrough));
 }
 
-/// Goal: a slow sink stops those before it, and memory stays bounded: of an endless source only as much leaves as windows and
-/// buffers hold; and when the sink goes on, so does everything. Method: a sink that takes three messages, then all.
+/// Goal: a slow sink stops the nodes before it, and memory stays bounded: an endless source sends only as many messages
+/// as windows and buffers hold; when the sink continues, so does everything. Method: a sink that takes three messages,
+/// then all.
 #[test]
 fn a_slow_sink_stops_the_source() {
     for path in PATHS {
         let network = SimNetwork::new(1, FaultPlan::reliable());
-        // The window is wider than all buffers, so that credit is what runs out.
+        // The window exceeds all buffers, so that credit runs out first.
         let settings = settings(&network).window(1000);
         let mut world = World::new(network, &settings, path, Basic, 1);
         world.appetite = 3;
         let bytes = vec![7; 200];
         let mut sent = 0;
         for tag in 0..400 {
-            let mut sending = world.sources[0].sending(DESTINATION, tag, &bytes).expect("short");
+            let mut sending = world.sources[0].begin_send(DESTINATION, tag, &bytes).expect("short");
             let mut patience = 300;
             while patience > 0 && !world.sources[0].pump(&mut sending, &bytes).expect("sent") {
-                world.turn();
+                world.tick();
                 patience -= 1;
             }
             if patience == 0 {
@@ -350,7 +352,7 @@ fn a_slow_sink_stops_the_source() {
                 break;
             }
         }
-        // Four packets each: eight here and eight there, and on the host's path 64 messages beside them.
+        // Four packets each: eight in each node, and on the host's path 64 messages in addition.
         let bound = if path == Path::HOST { 64 + 10 } else { 10 };
         assert!((3..=bound).contains(&sent), "{path}: {sent} messages left");
         world.appetite = usize::MAX;
@@ -362,8 +364,8 @@ fn a_slow_sink_stops_the_source() {
     }
 }
 
-/// Goal: a message that the next node does not take is refused before anything of it is sent, and the next one goes. Method: by
-/// the interface, store-and-forward, half of its packets is the limit.
+/// Goal: a message that the next node does not accept is refused before any of it is sent, and the next one is
+/// delivered. Method: on the interface, with store-and-forward, where half of its packets is the limit.
 #[test]
 fn a_message_that_is_too_long_is_refused() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
@@ -372,19 +374,19 @@ fn a_message_that_is_too_long_is_refused() {
     let most = world.sources[0].message_bytes_max();
     assert_eq!(most, 4 * 64);
     let bytes = vec![1; 257];
-    let error = world.sources[0].sending(DESTINATION, 0, &bytes).expect_err("too long");
+    let error = world.sources[0].begin_send(DESTINATION, 0, &bytes).expect_err("too long");
     assert!(matches!(error, MessagesError::TooLong { bytes: 257, most: 256 }), "{error}");
     world.send_all(&[vec![bytes[1..].to_vec()]]);
     assert_eq!(world.finish_all()[0].delivered, 1);
 }
 
-/// Goal: a source that asks for a destination that there is not learns it, and others are not disturbed. Method: one message each.
+/// Goal: a source learns that a destination does not exist, and others are not disturbed. Method: one message each.
 #[test]
 fn an_unknown_destination_is_told() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
     let settings = settings(&network);
     let mut world = World::new(network, &settings, Path::NIC_CUT_THROUGH, Basic, 2);
-    let mut sending = world.sources[0].sending(77, 0, b"lost").expect("short");
+    let mut sending = world.sources[0].begin_send(77, 0, b"lost").expect("short");
     assert!(world.sources[0].pump(&mut sending, b"lost").expect("sent"));
     world.until("the source knows", |world| {
         matches!(world.sources[0].finished(77), Err(MessagesError::Gone { destination: 77 }))
@@ -394,25 +396,27 @@ fn an_unknown_destination_is_told() {
     assert_eq!(world.engine.report().lost, 1);
 }
 
-/// Goal: what a source had sent completely before it went is not lost with it, also if word of both comes at the same time. Method:
-/// nobody looks between its last message and its death; to a sink, and on every path to a forwarder that ends with its sources.
+/// Goal: what a source had sent completely before it left is not lost, even if messages and end arrive together.
+/// Method: no node looks between its last message and its death; to a sink, and on every path to a forwarder that ends
+/// with its sources.
 #[test]
 fn what_came_before_the_end_counts() {
     let sent: Vec<_> = [10, 70, 64].map(|length| vec![7; length]).into();
     let quiet = |network: &SimNetwork| assert!((0..10_000).any(|_| !network.step()), "endless");
-    let send = |source: &mut Source<SimNic>| {
+    let send = |source: &mut SourceNode<SimNic>| {
         for bytes in &sent {
-            let mut sending = source.sending(DESTINATION, 0, bytes).expect("short");
+            let mut sending = source.begin_send(DESTINATION, 0, bytes).expect("short");
             assert!(source.pump(&mut sending, bytes).expect("sent"));
         }
     };
     let network = SimNetwork::new(1, FaultPlan::reliable());
     let settings = settings(&network).ends_with_sources(true);
-    let mut sink = Sink::open(network.nic(), settings.clone()).expect("a sink");
+    let mut sink = SinkNode::open(network.nic(), settings.clone()).expect("a sink");
     let nic = network.nic();
     let dies = nic.id();
-    let mut source = Source::begin(nic, &sink.address(), settings.clone()).expect("a source");
-    while !source.is_connected().expect("connected") {
+    let mut source = SourceNode::begin(nic, &sink.address(), settings.clone()).expect("a source");
+    while !source.is_open().expect("connected") {
+        let _ = source.tick().expect("a source");
         assert_eq!(sink.poll().expect("a sink"), None);
         network.step();
     }
@@ -446,30 +450,33 @@ fn what_came_before_the_end_counts() {
     }
 }
 
-/// Goal: a sink that has nothing to give to its caller, and rests, has told its sender of all credit. Method: the beginning of a
-/// message that is longer than all buffers; after one call that returns nothing, the source has room again without another.
+/// Goal: a sink that has nothing for its caller, and rests, has announced all credit to its sender. Method: the start
+/// of a message longer than all buffers; after one call that returns nothing, the source has room again without another
+/// call.
 #[test]
 fn credit_is_told_before_a_rest() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
     let settings = settings(&network);
     let mut sink = Sink::open(network.nic(), settings.clone()).expect("a sink");
-    let mut source = Source::begin(network.nic(), &sink.address(), settings).expect("a source");
-    while !source.is_connected().expect("connected") {
+    let mut source = SourceNode::begin(network.nic(), &sink.address(), settings).expect("a source");
+    while !source.is_open().expect("connected") {
+        let _ = source.tick().expect("a source");
         assert_eq!(sink.poll().expect("a sink"), None);
         network.step();
     }
     let bytes = vec![1; 64 * 13];
-    let mut sending = source.sending(DESTINATION, 0, &bytes).expect("short");
+    let mut sending = source.begin_send(DESTINATION, 0, &bytes).expect("short");
     assert!(!source.pump(&mut sending, &bytes).expect("sent"), "eight packets have room");
     while network.step() {}
     assert_eq!(sink.receive_until(network.now()).expect("a sink"), None);
     while network.step() {}
-    let _ = source.turn().expect("a source");
+    let _ = source.tick().expect("a source");
     assert!(source.pump(&mut sending, &bytes).expect("sent"), "the rest has room now");
 }
 
-/// Goal: whoever dies, the others hear of it by a typed error and nothing is made up: the sink has a beginning of what was sent, each
-/// message whole. Method: the forwarder, the sink and the source crash at many moments of a run, on every path.
+/// Goal: whichever node dies, the others get a typed error and nothing is invented: the sink has a prefix of the
+/// messages sent, each complete. Method: the forwarder, the sink and the source crash at many moments of a run, on
+/// every path.
 #[test]
 fn a_node_that_dies_is_noticed() {
     for path in PATHS {

@@ -36,13 +36,13 @@ impl Parameters {
         self.t_h_moves().saturating_add(t_algo_h)
     }
 
-    /// Returns the time in the node if the host forwards with cut-through, or nothing on a half-duplex bus:
+    /// Returns the time in the node if the host forwards with cut-through; `None` on a half-duplex bus:
     ///
     /// ```text
     /// max( T_rcv + T_pci + T_algoH + T_pci + T_snd + (nb − 1) × max(T_pci, T_snd),
     ///      T_rcv + T_pci           + T_pci + T_snd + (nb − 1) × max(T_rcv, T_pci) )
     /// ```
-    /// In the second line the algorithm hides behind packets that are still arriving.
+    /// In the second line the algorithm is hidden by packets that are still arriving.
     ///
     /// # Source
     /// *Deviation:* not in the paper, which excludes cut-through by the host since its bus is half-duplex
@@ -83,8 +83,8 @@ impl Parameters {
         departing.max(self.nb_times(self.t_rcv) + self.t_snd)
     }
 
-    /// Returns the time of one message alone in the node on a path, with the algorithm's time there; nothing
-    /// for cut-through by the host on a half-duplex bus.
+    /// Returns the time of one message alone in the node on a path, with the algorithm's time there; `None` for
+    /// cut-through by the host on a half-duplex bus.
     #[must_use]
     pub fn time(&self, path: Path, t_algo: Duration) -> Option<Duration> {
         match (path.placement, path.mode) {
@@ -110,7 +110,7 @@ impl Parameters {
     pub fn delta_star(&self, mode: Mode) -> Duration {
         let t_n = match mode {
             Mode::StoreAndForward => self.t_n_store_and_forward(Duration::ZERO),
-            // The branch in which T_algoN counts: T_H exceeds the other one by 2 T_pci at least.
+            // The branch in which T_algoN counts: T_H exceeds the other one by at least 2 T_pci.
             Mode::CutThrough => self.t_rcv + self.nb_times(self.t_snd),
         };
         self.t_h_moves().saturating_sub(t_n)
@@ -128,7 +128,7 @@ impl Parameters {
         self.crossover_to(mode, self.span(Placement::Host, self.t_h(t_algo_h), t_algo_h), t_algo_h)
     }
 
-    /// The same, against a host that lets as many messages as the window has leave in `span`.
+    /// The same, against a host from which as many messages as the window holds leave in `span`.
     pub(super) fn crossover_to(&self, mode: Mode, span: Duration, t_algo_h: Duration) -> Duration {
         let t_n = match mode {
             Mode::StoreAndForward => self.t_n_store_and_forward(t_algo_h),
@@ -141,7 +141,7 @@ impl Parameters {
         if self.work.processors == 0 {
             return least;
         }
-        // What all do on one message is at most what the processors can do in that time.
+        // The total work on one message is at most what the processors can do in that time.
         let moving = self.nb_times(self.work.links);
         let by_shared = ((span / self.window) * self.work.processors).saturating_sub(moving);
         least.min(by_shared.saturating_sub(t_algo_h))

@@ -2,13 +2,13 @@
 
 use thiserror::Error;
 
-/// Packets of one message, at most.
+/// The maximum number of packets of one message.
 pub const PACKETS_MAX: u32 = 1 << 20;
 
 /// A message of ℓ bytes in nb(ℓ) packets of sz(ℓ) bytes [fast-forward, §2.1].
 ///
-/// *Deviation:* the paper assumes ℓ = nb(ℓ) × sz(ℓ). Here any ℓ is cut into packets of equal size, rounded
-/// up, so that the last one may be short by less than nb bytes; the formulas take it as full.
+/// *Deviation:* the paper assumes ℓ = nb(ℓ) × sz(ℓ). Here any ℓ is cut into packets of equal size, rounded up, so that
+/// the last one may be up to nb − 1 bytes shorter; the formulas treat it as full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
     bytes: u64,
@@ -24,7 +24,7 @@ impl Message {
         if bytes == 0 { Err(MessageError::Empty) } else { Ok(Self { bytes, nb: 1 }) }
     }
 
-    /// Creates a message of `bytes` that travels in as few packets of at most `packet_bytes_max` as it can.
+    /// Creates a message of `bytes` in the fewest packets of at most `packet_bytes_max`.
     ///
     /// ```
     /// # use vigie_forward::Message;
@@ -67,17 +67,17 @@ impl Message {
     }
 }
 
-/// A message that cannot be.
+/// Why a message or its packets are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// No bytes.
+    /// A message without bytes.
     #[error("a message of no bytes has no bandwidth: give its length")]
     Empty,
     /// Packets without bytes.
     #[error("packets of no bytes carry nothing: give the largest packet of the network")]
     EmptyPackets,
-    /// More packets than the model takes.
+    /// More packets than the model accepts.
     #[error("{count} packets are more than {PACKETS_MAX}: use larger packets, or cut the message")]
     TooManyPackets {
         /// Packets that would be needed.

@@ -11,8 +11,8 @@
 //! | δ = T_algoN − T_algoH | `delta_ns`, signed |
 //! | δ* | [`Parameters::delta_star`] |
 //!
-//! The paper's times are those of one message alone in the node; [`Parameters::predict`] adds what
-//! happens with a window of several: see [`Prediction`].
+//! The paper's times are those of one message alone in the node; [`Parameters::predict`] extends them to a window of
+//! several: see [`Prediction`].
 
 mod formulas;
 mod message;
@@ -27,7 +27,7 @@ mod tests;
 
 pub use self::message::{Message, MessageError, PACKETS_MAX};
 pub use self::parameters::{
-    Bus, Node, Parameters, ParametersBuilder, ParametersError, Shared, WINDOW_MAX,
+    Bus, Node, Parameters, ParametersBuilder, ParametersError, SharedProcessors, WINDOW_MAX,
 };
 pub use self::path::{Mode, Path, Placement};
 pub use self::planner::{Candidate, Plan, Refusal};

@@ -1,4 +1,4 @@
-//! What the formulas need to know of a node and a message.
+//! The inputs of the formulas: parameters of a node and a message.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use thiserror::Error;
 use super::message::Message;
 use crate::cost::{Cost, TIME_MAX};
 
-/// Messages in the node at a time, at most.
+/// The maximum number of messages in the node at once.
 pub const WINDOW_MAX: u32 = 1 << 16;
 
-/// Whether the I/O bus carries both directions at a time.
+/// Whether the I/O bus carries both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[expect(clippy::exhaustive_enums, reason = "it does, or it does not")]
 pub enum Bus {
-    /// One transfer at a time, as on the paper's PCI bus [fast-forward, §3.2].
+    /// One transfer at once, as on the paper's PCI bus [fast-forward, §3.2].
     #[default]
     HalfDuplex,
-    /// One transfer per direction at a time, as on PCI Express or in memory.
+    /// One transfer per direction at once, as on PCI Express or in memory.
     FullDuplex,
 }
 
@@ -30,30 +30,30 @@ pub struct Parameters {
     pub(super) t_pci: Duration,
     pub(super) t_bell: Duration,
     pub(super) t_turn: Duration,
-    pub(super) work: Work,
+    pub(super) work: WorkCosts,
     pub(super) bus: Bus,
     pub(super) window: u32,
 }
 
-/// What a message costs the processors that all nodes of an experiment share, apart from the algorithm.
+/// The cost of a message on the processors that all nodes of an experiment share, apart from the algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Work {
-    /// How many processors; zero: every node has as many as it wants.
+pub(super) struct WorkCosts {
+    /// The number of processors; zero: every node has as many as it needs.
     pub(super) processors: u32,
     /// Of one packet on both links, at all their ends.
     pub(super) links: Duration,
     /// Of one packet on the bus, both ways.
     pub(super) bus: Duration,
-    /// Of one message by the host, both ways.
+    /// Of the hand-over of one message, both ways.
     pub(super) bell: Duration,
     /// Of one packet in the node's interface, on both links: part of `links`.
     pub(super) engine: Duration,
-    /// Of one message there, beside its packets.
+    /// Of one message there, besides its packets.
     pub(super) engine_message: Duration,
 }
 
 impl Parameters {
-    /// Begins with a message; times of its packets follow.
+    /// Starts with a message; the times of its packets follow.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -75,7 +75,7 @@ impl Parameters {
             t_pci: None,
             t_bell: Duration::ZERO,
             t_turn: Duration::ZERO,
-            work: Work {
+            work: WorkCosts {
                 processors: 0,
                 links: Duration::ZERO,
                 bus: Duration::ZERO,
@@ -112,31 +112,31 @@ impl Parameters {
         self.t_pci
     }
 
-    /// Returns the time of a hand-over to the host or back, beside T_pci of its last packet.
+    /// Returns the time of a hand-over to the host or back, in addition to T_pci of its last packet.
     #[must_use]
     pub const fn t_bell(&self) -> Duration {
         self.t_bell
     }
 
-    /// Returns the time of a message, on any path, in which nothing of the node is busy with it.
+    /// Returns the time per message, on any path, in which no resource of the node works on it.
     #[must_use]
     pub const fn t_turn(&self) -> Duration {
         self.t_turn
     }
 
-    /// Returns what the bus can do.
+    /// Returns the kind of bus.
     #[must_use]
     pub const fn bus(&self) -> Bus {
         self.bus
     }
 
-    /// Returns how many messages may be in the node at a time.
+    /// Returns how many messages may be in the node at once.
     #[must_use]
     pub const fn window(&self) -> u32 {
         self.window
     }
 
-    /// Whether they have what only live systems have.
+    /// Whether they include costs that only live systems have.
     pub(crate) fn is_live(&self) -> bool {
         !(self.t_bell.is_zero() && self.t_turn.is_zero()) || self.work.processors != 0
     }
@@ -163,7 +163,7 @@ pub struct ParametersBuilder {
     t_pci: Option<Duration>,
     t_bell: Duration,
     t_turn: Duration,
-    work: Work,
+    work: WorkCosts,
     bus: Bus,
     window: u32,
 }
@@ -192,44 +192,44 @@ impl ParametersBuilder {
         self
     }
 
-    /// Sets the time of a hand-over between interface and host, once for each message and way, beside T_pci of its
-    /// packets: an interrupt, a thread that wakes up. Default: nothing; at most [`TIME_MAX`].
+    /// Sets the time of a hand-over between interface and host, once per message and direction, in addition to T_pci of
+    /// its packets: an interrupt, a thread's wake-up. Default: zero; at most [`TIME_MAX`].
     ///
-    /// *Deviation:* the paper's library polls, and its T_pci is all.
+    /// *Deviation:* the paper's library polls, and T_pci includes everything.
     pub const fn t_bell(mut self, time: Duration) -> Self {
         self.t_bell = time;
         self
     }
 
-    /// Sets the time that each message takes beside all that is busy with it, until the next one may take its place in
-    /// the window: propagation, threads that wake up, and the way of the window back to the source. It counts once for each message,
-    /// whatever the path, and only where the window limits. Default: nothing; at most [`TIME_MAX`].
+    /// Sets the time per message in which no resource works on it, until the next one may take its place in the window:
+    /// propagation, wake-ups of threads, and the return of the window to the source. It counts once per message, on any
+    /// path, and only where the window limits. Default: zero; at most [`TIME_MAX`].
     pub const fn t_turn(mut self, time: Duration) -> Self {
         self.t_turn = time;
         self
     }
 
-    pub(super) const fn work(mut self, work: Work) -> Self {
+    pub(super) const fn work(mut self, work: WorkCosts) -> Self {
         self.work = work;
         self
     }
 
-    /// Sets what the bus can do. Default: half-duplex.
+    /// Sets the kind of bus. Default: half-duplex.
     pub const fn bus(mut self, bus: Bus) -> Self {
         self.bus = bus;
         self
     }
 
-    /// Sets how many messages may be in the node at a time. Default: 1; at most [`WINDOW_MAX`].
+    /// Sets how many messages may be in the node at once. Default: 1; at most [`WINDOW_MAX`].
     pub const fn window(mut self, window: u32) -> Self {
         self.window = window;
         self
     }
 
-    /// Checks everything.
+    /// Checks and returns the parameters.
     ///
     /// # Errors
-    /// [`ParametersError`] names what is missing or out of its range.
+    /// [`ParametersError`] names the parameter that is missing or out of range.
     pub fn build(self) -> Result<Parameters, ParametersError> {
         let parameters = Parameters {
             message: self.message,
@@ -258,7 +258,7 @@ fn checked(
     Ok(time)
 }
 
-/// What is known of a node whatever the message: costs by size.
+/// The parameters of a node for messages of any size: costs as functions of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a node makes parameters and plans"]
 pub struct Node {
@@ -267,35 +267,35 @@ pub struct Node {
     t_pci: Cost,
     t_bell: Duration,
     t_turn: Duration,
-    shared: Option<Shared>,
+    shared: Option<SharedProcessors>,
     bus: Bus,
     window: u32,
 }
 
-/// Processors that source, node and sink share, as they do on one machine, and what moving a message costs them.
+/// The processors that source, node and sink share on one machine, and the processor time of moving a message.
 ///
-/// *Deviation:* the paper's nodes are machines of their own, and its interface moves bytes without a processor.
+/// *Deviation:* the paper's nodes are separate machines, and its interface moves bytes without a processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "whoever has measured it writes one")]
-pub struct Shared {
-    /// How many processors; zero is taken as one.
+#[expect(clippy::exhaustive_structs, reason = "it is constructed from measured values")]
+pub struct SharedProcessors {
+    /// The number of processors; zero is treated as one.
     pub processors: u32,
     /// Processor time of a packet on one link, at both of its ends, by the packet's bytes.
     pub link: Cost,
-    /// Processor time of a packet on the bus, one way.
+    /// Processor time of a packet on the bus, one way, by the packet's bytes.
     pub bus: Cost,
     /// Processor time of a message's hand-over, one way.
     pub bell: Duration,
-    /// Processor time of a packet in the node's interface, on both links: what its processor cannot give to the
-    /// algorithm.
+    /// Processor time of a packet in the node's interface, on both links, by the packet's bytes: time that its
+    /// processor lacks for the algorithm.
     pub engine: Cost,
-    /// The same of a message, beside its packets.
+    /// The same per message, besides its packets.
     pub engine_message: Duration,
 }
 
 impl Node {
-    /// Creates a node from T_net and T_pci as functions of a packet's bytes, both measured or given. Its
-    /// bus is half-duplex and its window 1.
+    /// Creates a node from T_net and T_pci as functions of a packet's bytes, measured or given. Its bus is half-duplex
+    /// and its window 1.
     pub const fn new(t_net: Cost, t_pci: Cost) -> Self {
         Self {
             t_rcv: t_net,
@@ -309,37 +309,37 @@ impl Node {
         }
     }
 
-    /// Sets T_snd, where the link to the next node is another than that of T_net.
+    /// Sets T_snd, if the link to the next node differs from that of T_net.
     pub const fn t_snd(mut self, cost: Cost) -> Self {
         self.t_snd = cost;
         self
     }
 
-    /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_bell`]. Default: nothing.
+    /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_bell`]. Default: zero.
     pub const fn t_bell(mut self, time: Duration) -> Self {
         self.t_bell = time;
         self
     }
 
-    /// Sets the time of a message in which nothing is busy with it: see [`ParametersBuilder::t_turn`]. Default: nothing.
+    /// Sets the time per message in which no resource works on it: see [`ParametersBuilder::t_turn`]. Default: zero.
     pub const fn t_turn(mut self, time: Duration) -> Self {
         self.t_turn = time;
         self
     }
 
-    /// Says that all nodes share processors. Default: they do not.
-    pub const fn shared(mut self, shared: Shared) -> Self {
+    /// Sets the processors that all nodes share. Default: they share none.
+    pub const fn shared(mut self, shared: SharedProcessors) -> Self {
         self.shared = Some(shared);
         self
     }
 
-    /// Sets what the bus can do. Default: half-duplex.
+    /// Sets the kind of bus. Default: half-duplex.
     pub const fn bus(mut self, bus: Bus) -> Self {
         self.bus = bus;
         self
     }
 
-    /// Sets how many messages may be in the node at a time. Default: 1; at most [`WINDOW_MAX`].
+    /// Sets how many messages may be in the node at once. Default: 1; at most [`WINDOW_MAX`].
     pub const fn window(mut self, window: u32) -> Self {
         self.window = window;
         self
@@ -348,8 +348,7 @@ impl Node {
     /// Returns the parameters for one message.
     ///
     /// # Errors
-    /// [`ParametersError`] if a packet of it would take no time or too long, or the window is out of its
-    /// range.
+    /// [`ParametersError`] if one of its packets would take no time or too long, or the window is out of range.
     pub fn parameters(&self, message: Message) -> Result<Parameters, ParametersError> {
         let sz = message.sz();
         Parameters::builder(message)
@@ -358,7 +357,7 @@ impl Node {
             .t_pci(self.t_pci.at(sz))
             .t_bell(self.t_bell)
             .t_turn(self.t_turn)
-            .work(self.shared.map_or_else(Work::default, |shared| Work {
+            .work(self.shared.map_or_else(WorkCosts::default, |shared| WorkCosts {
                 processors: shared.processors.max(1),
                 links: shared.link.at(sz).saturating_mul(2),
                 bus: shared.bus.at(sz).saturating_mul(2),
@@ -372,30 +371,30 @@ impl Node {
     }
 }
 
-/// Parameters that are missing or make no sense.
+/// Parameters that are missing or out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParametersError {
-    /// Nothing is guessed.
+    /// A missing parameter: none is guessed.
     #[error("{symbol} is missing: measure it, or give it")]
     Missing {
         /// The paper's symbol.
         symbol: &'static str,
     },
-    /// A time out of its range.
+    /// A time out of range.
     #[error(
         "{symbol} of a packet is {time:?}: it must be more than nothing on a link, and at most {TIME_MAX:?}"
     )]
     Time {
         /// The paper's symbol.
         symbol: &'static str,
-        /// What was given.
+        /// The value given.
         time: Duration,
     },
-    /// A window out of its range.
+    /// A window out of range.
     #[error("a window of {window} messages: it must be 1 to {WINDOW_MAX}")]
     Window {
-        /// What was given.
+        /// The value given.
         window: u32,
     },
 }

@@ -1,8 +1,8 @@
-//! The ways through a forwarding node.
+//! The paths through a forwarding node.
 
 use std::fmt;
 
-/// Who runs the algorithm.
+/// The processor that runs the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a node has these two processors")]
 pub enum Placement {
@@ -22,11 +22,11 @@ pub enum Mode {
     CutThrough,
 }
 
-/// A way through the node: who runs the algorithm, and when the first byte may leave.
+/// A path through the node: which processor runs the algorithm, and when the first byte may leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "placement and mode are all there is to a path")]
 pub struct Path {
-    /// Who runs the algorithm.
+    /// The processor that runs the algorithm.
     pub placement: Placement,
     /// When the first byte may leave.
     pub mode: Mode,
@@ -35,15 +35,15 @@ pub struct Path {
 impl Path {
     /// The paper's HP forwarding.
     pub const HOST: Self = Self { placement: Placement::Host, mode: Mode::StoreAndForward };
-    /// Cut-through by the host, for which the model wants a full-duplex bus.
+    /// Cut-through by the host, which in the model requires a full-duplex bus.
     pub const HOST_CUT_THROUGH: Self = Self { placement: Placement::Host, mode: Mode::CutThrough };
     /// The paper's NP forwarding, store-and-forward.
     pub const NIC: Self = Self { placement: Placement::Nic, mode: Mode::StoreAndForward };
     /// The paper's NP forwarding, cut-through.
     pub const NIC_CUT_THROUGH: Self = Self { placement: Placement::Nic, mode: Mode::CutThrough };
 
-    /// All paths, in the order in which the planner prefers them where they are equally fast: the
-    /// interface leaves the host's processor alone, and store-and-forward forwards no damaged message.
+    /// All paths, in the planner's order of preference among equally fast ones: the interface relieves the host's
+    /// processor, and store-and-forward never forwards a damaged message.
     pub const ALL: [Self; 4] =
         [Self::NIC, Self::NIC_CUT_THROUGH, Self::HOST, Self::HOST_CUT_THROUGH];
 }

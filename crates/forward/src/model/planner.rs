@@ -11,7 +11,7 @@ use super::path::{Mode, Path, Placement};
 use super::prediction::Prediction;
 use super::stage::StageModel;
 
-/// Where a pipeline should run and how, what that gives, and why.
+/// Where and how a pipeline should run, with the prediction and the reason.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -43,13 +43,13 @@ pub struct Plan {
     candidates: [Candidate; 4],
 }
 
-/// A path and what the planner thought of it.
+/// A path, and the planner's verdict on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Candidate {
     /// The path.
     pub path: Path,
-    /// What it would give, or why it cannot be taken.
+    /// The prediction, or why the path cannot be taken.
     pub outcome: Result<Prediction, Refusal>,
 }
 
@@ -62,7 +62,7 @@ pub enum Refusal {
     Stage {
         /// Name of the stage.
         stage: String,
-        /// Why not.
+        /// The reason.
         because: String,
     },
     /// A stage needs the whole message.
@@ -77,16 +77,16 @@ pub enum Refusal {
 }
 
 impl Node {
-    /// Plans for one message and the stages that it passes, in their order.
+    /// Plans for one message and the stages that it passes, in order.
     ///
-    /// The fastest path wins; of equally fast ones the interface, which leaves the host's processor to
-    /// others, and store-and-forward. There is always one: the host can do everything.
+    /// The fastest path wins; among equally fast ones the interface, which relieves the host's processor, and
+    /// store-and-forward. There is always one: the host can do everything.
     ///
     /// # Cost
-    /// One look at each stage, a few dozen operations for each path, and one allocation per refusal.
+    /// One check per stage, a few dozen operations per path, and one allocation per refusal.
     ///
     /// # Errors
-    /// [`ParametersError`] if the parameters of this message are out of their ranges.
+    /// [`ParametersError`] if the parameters for this message are out of range.
     pub fn plan(&self, message: Message, stages: &[StageModel]) -> Result<Plan, ParametersError> {
         let host = stages.iter().map(StageModel::host_cost);
         let t_algo_h =
@@ -124,7 +124,7 @@ impl Plan {
         };
         let candidates = Path::ALL.map(|path| Candidate { path, outcome: judge(path) });
         let open = candidates.iter().filter_map(|one| one.outcome.as_ref().ok());
-        // Spans are exact, where bandwidths are rounded; of equal ones the first is taken.
+        // Spans are exact, while bandwidths are rounded; of equal ones the first is taken.
         let fastest = open.min_by_key(|one| one.span).copied();
         let host = || parameters.predicted(Path::HOST, parameters.t_h(t_algo_h), t_algo_h);
         let chosen = fastest.unwrap_or_else(host);
@@ -138,13 +138,13 @@ impl Plan {
         self.chosen.path
     }
 
-    /// Returns what it should give.
+    /// Returns the prediction for that path.
     #[must_use]
     pub const fn prediction(&self) -> Prediction {
         self.chosen
     }
 
-    /// Returns what the plan was made from.
+    /// Returns the parameters on which the plan is based.
     #[must_use]
     pub const fn parameters(&self) -> Parameters {
         self.parameters
@@ -156,15 +156,15 @@ impl Plan {
         &self.candidates
     }
 
-    /// Returns δ = T_algoN − T_algoH in nanoseconds, or nothing if the algorithm cannot run on the interface.
+    /// Returns δ = T_algoN − T_algoH in nanoseconds; `None` if the algorithm cannot run on the interface.
     #[must_use]
     pub fn delta_ns(&self) -> Option<i64> {
         let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         Some(nanos(self.t_algo_n?).saturating_sub(nanos(self.t_algo_h)))
     }
 
-    /// Returns how many times the bandwidth of the next best path of the *other* placement this one has, or
-    /// nothing if there is no other: close to 1, measurements should decide.
+    /// Returns the ratio of this path's bandwidth to that of the best path with the *other* placement; `None` if there
+    /// is no other. If it is close to 1, measure.
     #[must_use]
     pub fn margin(&self) -> Option<f64> {
         let other = self.best_of_other_placement()?;
@@ -200,14 +200,17 @@ impl Plan {
                 stage.map_or_else(String::new, ToString::to_string)
             }
         };
+
         let is_whole = |one: &&Candidate| {
             one.path.placement == self.path().placement
                 && matches!(one.outcome, Err(Refusal::WholeMessage { .. }))
         };
+
         if let Some(Candidate { outcome: Err(refusal), .. }) = self.candidates.iter().find(is_whole)
         {
             reason = format!("{reason}; no cut-through, since {refusal}");
         }
+
         format!("{reason}; limited by the {}", self.chosen.limit)
     }
 

@@ -1,17 +1,17 @@
-//! What a path gives with several messages in the node.
+//! Predictions for a path with several messages in the node.
 
 use std::fmt;
 use std::time::Duration;
 
-use super::parameters::{Bus, Parameters, Work};
+use super::parameters::{Bus, Parameters, WorkCosts};
 use super::path::{Path, Placement};
 use crate::cost::Bandwidth;
 
-/// What bounds the bandwidth of a path.
+/// The resource that limits the bandwidth of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limit {
-    /// The window: messages do not follow each other fast enough to keep anything busy.
+    /// The window: messages follow each other too slowly to keep any resource busy.
     Window,
     /// The link on which messages arrive.
     ReceiveLink,
@@ -40,16 +40,16 @@ impl fmt::Display for Limit {
 
 /// What the model predicts for one path.
 ///
-/// With one message in the node, a message takes T, and the bandwidth is ℓ / T, as in the paper. With a
-/// window of w, at most w messages leave per T, and no resource works faster than alone:
+/// With one message in the node, a message takes T, and the bandwidth is ℓ / T, as in the paper. With a window of w, at
+/// most w messages leave per T, and no resource works faster than for one message:
 ///
 /// ```text
 /// time per message ≥ max( (T + T_turn) / w, nb T_rcv, bus, T_algo, nb T_snd, shared )
 /// bus = 2 nb T_pci (half-duplex), nb T_pci (full-duplex), 0 (interface)
 /// shared = processor time of one message at all nodes / processors, if they share them; else 0
 /// ```
-/// This is exact at w = 1 and a bound beyond it: it does not know how messages meet at the bus. How far
-/// off it is, [`simulation`](crate::simulation) shows.
+/// This is exact at w = 1 and a bound beyond: it ignores how messages collide on the bus.
+/// [`simulation`](crate::simulation) shows the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Prediction {
@@ -57,20 +57,20 @@ pub struct Prediction {
     pub path: Path,
     /// T, the time of one message alone in the node.
     pub time: Duration,
-    /// The time in which as many messages as the window has leave the node.
+    /// The time in which as many messages as the window holds leave the node.
     pub span: Duration,
-    /// Messages in the node at a time.
+    /// The maximum number of messages in the node at once.
     pub window: u32,
     /// The bandwidth.
     pub bandwidth: Bandwidth,
-    /// What bounds it.
+    /// The limiting resource.
     pub limit: Limit,
     /// The algorithm's time.
     pub t_algo: Duration,
 }
 
 impl Prediction {
-    /// Returns the share of the host's processor that the algorithm takes, 0 to 1: none on the interface.
+    /// Returns the share of the host's processor that the algorithm uses, 0 to 1: 0 on the interface.
     #[must_use]
     pub fn host_share(&self) -> f64 {
         match self.path.placement {
@@ -84,14 +84,13 @@ impl Prediction {
 }
 
 impl Parameters {
-    /// Predicts a path with the algorithm's time there; nothing for cut-through by the host on a half-duplex
-    /// bus.
+    /// Predicts a path with the algorithm's time there; `None` for cut-through by the host on a half-duplex bus.
     #[must_use]
     pub fn predict(&self, path: Path, t_algo: Duration) -> Option<Prediction> {
         Some(self.predicted(path, self.time(path, t_algo)?, t_algo))
     }
 
-    /// Returns what follows from the time of one message alone in the node.
+    /// Returns the prediction that follows from the time of one message alone in the node.
     pub(super) fn predicted(&self, path: Path, time: Duration, t_algo: Duration) -> Prediction {
         let span = self.span(path.placement, time, t_algo);
         let bytes = self.message.bytes().saturating_mul(u64::from(self.window));
@@ -106,44 +105,48 @@ impl Parameters {
         Prediction { path, time, span, window: self.window, bandwidth, limit, t_algo }
     }
 
-    /// Returns the shortest time in which as many messages as the window has can leave: their latency, or
-    /// the work of the busiest resource on them.
+    /// Returns the shortest time in which as many messages as the window holds can leave: their latency, or the busiest
+    /// resource's work on them.
     pub(super) fn span(&self, placement: Placement, time: Duration, t_algo: Duration) -> Duration {
         let works = self.works(placement, t_algo).into_iter().map(|(_, work)| work);
         let busiest = works.max().unwrap_or_default();
         time.saturating_add(self.t_turn).max(busiest.saturating_mul(self.window))
     }
 
-    /// Returns what the interface's processor does for one message beside the algorithm.
+    /// Returns the time that the interface's processor spends on one message besides the algorithm.
     pub(super) fn engine(&self) -> Duration {
         self.nb_times(self.work.engine) + self.work.engine_message
     }
 
-    /// Returns the work of each resource on one message.
+    /// Returns each resource's work on one message.
     fn works(&self, placement: Placement, t_algo: Duration) -> [(Limit, Duration); 5] {
         let bus = match (placement, self.bus) {
             (Placement::Nic, _) => Duration::ZERO,
             (Placement::Host, Bus::HalfDuplex) => 2 * self.nb_times(self.t_pci),
             (Placement::Host, Bus::FullDuplex) => self.nb_times(self.t_pci),
         };
-        let Work { processors, links, bus: bus_work, bell, .. } = self.work;
+
+        let WorkCosts { processors, links, bus: bus_work, bell, .. } = self.work;
         let engine = self.engine();
         let moving = match placement {
             Placement::Nic => self.nb_times(links),
             Placement::Host => self.nb_times(links + bus_work) + bell,
         };
+
         let shared = moving.saturating_add(t_algo).checked_div(processors).unwrap_or_default();
-        // The interface's processor moves packets too; the host's has that done for it.
+
+        // The interface's processor moves packets too; for the host, the interface does that.
         let processor = match placement {
             Placement::Nic => t_algo.saturating_add(engine),
             Placement::Host => t_algo.max(engine + self.nb_times(bus_work)),
         };
+
         [
             (Limit::SharedProcessors, shared),
             (Limit::Processor, processor),
             (Limit::Bus, bus),
             (Limit::SendLink, self.nb_times(self.t_snd)),
-            // Of equals the last one is named: what arrives first, stalls first.
+            // Among equals the last one is named: the first resource on the way stalls first.
             (Limit::ReceiveLink, self.nb_times(self.t_rcv)),
         ]
     }

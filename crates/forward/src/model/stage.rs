@@ -1,10 +1,10 @@
-//! What the planner must know of a stage of a pipeline.
+//! The planner's view of a stage of a pipeline.
 
 use std::fmt;
 
 use crate::cost::Cost;
 
-/// What a stage must have seen of a message before it can let it pass.
+/// The part of a message that a stage must see before it can pass the message on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "nothing, a part, or everything")]
 pub enum Sees {
@@ -16,13 +16,13 @@ pub enum Sees {
     Everything,
 }
 
-/// Whether a stage decides what leaves: it changes bytes, or drops messages.
+/// Whether a stage alters the output: it changes bytes, or drops messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "it does, or it does not")]
 pub enum Writes {
-    /// What arrives leaves.
+    /// The output equals the input.
     No,
-    /// It changes bytes by what it has seen, or drops the message by it.
+    /// It changes bytes or drops the message, depending on what it has seen.
     Yes,
 }
 
@@ -38,7 +38,7 @@ pub struct StageModel {
 }
 
 impl StageModel {
-    /// Creates a stage that sees the header and writes, costs nothing, and can run on both processors.
+    /// Creates a stage that sees the header, writes, costs nothing, and can run on both processors.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -49,7 +49,7 @@ impl StageModel {
         }
     }
 
-    /// Sets what it must have seen of a message. Default: the header.
+    /// Sets the part of a message that it must see. Default: the header.
     pub const fn sees(mut self, sees: Sees) -> Self {
         self.sees = sees;
         self
@@ -61,19 +61,19 @@ impl StageModel {
         self
     }
 
-    /// Sets its part of T_algoH, by the message's bytes. Default: nothing.
+    /// Sets its share of T_algoH, as a function of the message's bytes. Default: zero.
     pub const fn on_host(mut self, cost: Cost) -> Self {
         self.on_host = cost;
         self
     }
 
-    /// Sets its part of T_algoN, by the message's bytes. Default: nothing.
+    /// Sets its share of T_algoN, as a function of the message's bytes. Default: zero.
     pub fn on_nic(mut self, cost: Cost) -> Self {
         self.on_nic = Ok(cost);
         self
     }
 
-    /// Says that it cannot run on the interface, and why.
+    /// Declares that it cannot run on the interface, and why.
     pub fn not_on_nic(mut self, because: impl Into<String>) -> Self {
         self.on_nic = Err(because.into());
         self
@@ -85,13 +85,13 @@ impl StageModel {
         &self.name
     }
 
-    /// Returns what it must have seen of a message.
+    /// Returns the part of a message that it must see.
     #[must_use]
     pub const fn seen(&self) -> Sees {
         self.sees
     }
 
-    /// Returns whether it decides what leaves.
+    /// Returns whether it changes or drops messages.
     #[must_use]
     pub const fn written(&self) -> Writes {
         self.writes
@@ -106,13 +106,13 @@ impl StageModel {
     /// Returns its cost on the interface.
     ///
     /// # Errors
-    /// Why it cannot run there.
+    /// The reason why it cannot run there.
     pub fn nic_cost(&self) -> Result<Cost, &str> {
         self.on_nic.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Tells whether the beginning of a message may leave before this stage has seen its end: it only reads,
-    /// or it writes regardless of the rest of the message.
+    /// Returns whether the start of a message may leave before this stage has seen its end: it only reads, or its
+    /// output does not depend on the rest of the message.
     ///
     /// # Source
     /// [fast-forward, §5].

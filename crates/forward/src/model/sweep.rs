@@ -1,4 +1,4 @@
-//! Predictions by δ: the curves behind figures 5 and 6 of [fast-forward, §3.4].
+//! Predictions as functions of δ: the curves of figures 5 and 6 of [fast-forward, §3.4].
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::parameters::Parameters;
 use super::path::Path;
 use super::prediction::Prediction;
 
-/// What every path gives for one δ = T_algoN − T_algoH.
+/// The predictions of every path for one δ = T_algoN − T_algoH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SweepPoint {

@@ -140,7 +140,7 @@ fn windows_end_at_the_bottleneck() {
 
 #[test]
 fn a_crossover_with_a_window_is_where_the_spans_meet() {
-    // Goal: up to it the interface is no slower, a nanosecond later it is. Method: windows, buses and modes.
+    // Goal: up to it the interface is not slower, a nanosecond later it is. Method: windows, buses and modes.
     for (bus, window, t_algo_h) in [
         (Bus::HalfDuplex, 2, us(0)),
         (Bus::HalfDuplex, 3, us(30)),
@@ -174,7 +174,7 @@ fn a_sweep_changes_sides_at_the_threshold() {
 
 #[test]
 fn parameters_are_checked() {
-    // Goal: what is missing or senseless is refused by name. Method: each once.
+    // Goal: each missing or invalid parameter is refused by name. Method: each once.
     let missing = Parameters::builder(Message::whole(64).unwrap()).t_net(us(1)).build();
     assert_eq!(missing, Err(ParametersError::Missing { symbol: "T_pci" }));
     let zero = table_2().t_rcv(us(0)).build();
@@ -288,7 +288,7 @@ fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
     let nic = predict(wide, Path::NIC);
     assert_eq!((nic.span, nic.limit), (us(8 * 60), Limit::ReceiveLink));
     // 4 packets × 2 links × 20 µs on two processors; the engine alone has 4 × 20 µs and 20 µs.
-    let shared = Shared {
+    let shared = SharedProcessors {
         processors: 2,
         link: Cost::fixed(us(20)),
         bus: Cost::ZERO,

@@ -7,52 +7,52 @@ use vigie_detect::Instant;
 
 use super::{
     NicCounters,
-    compile::{Compiled, NotCompiled, Settings, compile},
+    compile::{CompileError, Compiled, NicSettings, compile},
     follow::{FollowError, Follower, counters},
     layout::{Layout, port_key},
 };
 use crate::{
     bpf::{
-        Fault, Interpreter, MapError, PacketBuffer, ProgramKind, Put, Redirect, Surroundings,
-        Table, UserMap, XDP_DROP, XDP_PASS, XDP_REDIRECT,
+        BpfMap, Fault, Interpreter, MapError, PacketBuffer, ProgramKind, Redirect, RunContext,
+        UpdateMode, UserMap, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
     packet::Port,
     pipeline::Stage,
 };
 
-/// What became of a packet.
+/// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Fate {
-    /// It left by a port; and a copy of it by another one.
+pub enum EmulatorVerdict {
+    /// It was sent by a port, and possibly a copy of it by another.
     Sent {
         /// The port.
         port: Port,
         /// The port of the copy.
         copy: Option<Port>,
     },
-    /// It was dropped, but a copy of it left by this port.
+    /// It was dropped, but a copy was sent by this port.
     Copied(Port),
     /// It was dropped.
     Dropped,
-    /// It went up, as it came.
+    /// It went up, unchanged.
     PassedUp,
 }
 
-/// Why there is no emulator, or it has stopped.
+/// Why the emulator was not created, or has failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EmulatorError {
-    /// The pipeline runs on the host alone.
+    /// The pipeline can only run on the host.
     #[error(transparent)]
-    NotCompiled(#[from] NotCompiled),
-    /// A map is larger than the interpreter's may be.
+    Compile(#[from] CompileError),
+    /// A map that exceeds the interpreter's limit.
     #[error("a map of the interpreter: {0}")]
     Map(#[from] MapError),
-    /// The maps are not like the tables.
+    /// The maps differ from the tables.
     #[error(transparent)]
     Follow(#[from] FollowError),
-    /// The program did what no program may: a fault of the compiler.
+    /// The program made an illegal access: a bug in the compiler.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// No packets arrive on this port.
@@ -60,7 +60,7 @@ pub enum EmulatorError {
     NoPort(Port),
 }
 
-/// Runs the program of a pipeline without kernel and without privilege: for tests, and to see what it would do.
+/// Runs the program of a pipeline without the kernel or privileges: for tests, and to see its effect.
 #[derive(Debug)]
 pub struct Emulator {
     programs: BTreeMap<Port, Interpreter>,
@@ -69,7 +69,7 @@ pub struct Emulator {
     follower: Follower,
 }
 
-/// What stands for the interface of a port.
+/// The number that stands for a port's interface.
 fn number(port: Port) -> u32 {
     u32::from(port.0) + 1
 }
@@ -79,24 +79,28 @@ fn port_of(number: u32) -> Port {
 }
 
 impl Emulator {
-    /// Compiles stages for packets that arrive on these ports, which are all that there are.
+    /// Compiles stages for packets that arrive on these ports; there are no others.
     ///
     /// # Errors
-    /// [`EmulatorError::NotCompiled`], or that a map is too large for the interpreter.
+    /// [`EmulatorError::Compile`], or an error if a map is too large for the interpreter.
     pub fn new(
         stages: &[&dyn Stage],
         ports: &[Port],
-        settings: &Settings,
+        settings: &NicSettings,
     ) -> Result<Self, EmulatorError> {
         let Compiled { layout, programs } = compile(stages, ports, settings, ProgramKind::Xdp)?;
         let maps = layout.specs.iter().map(|spec| UserMap::new(*spec));
         let mut maps: Vec<UserMap> = maps.collect::<Result<_, _>>()?;
         for port in ports {
-            maps[layout.ports].put(&port_key(*port), &number(*port).to_ne_bytes(), Put::Any)?;
+            maps[layout.ports].put(
+                &port_key(*port),
+                &number(*port).to_ne_bytes(),
+                UpdateMode::Any,
+            )?;
             if let Some(to) = layout.needs.copies {
                 let pair = &mut maps[layout.pairs + usize::from(port.0)];
                 for (place, one) in [(0_u32, *port), (1, to)] {
-                    pair.put(&place.to_ne_bytes(), &number(one).to_ne_bytes(), Put::Any)?;
+                    pair.put(&place.to_ne_bytes(), &number(one).to_ne_bytes(), UpdateMode::Any)?;
                 }
             }
         }
@@ -107,7 +111,7 @@ impl Emulator {
         Ok(this)
     }
 
-    /// Takes over what has changed in the tables. Returns how many changes.
+    /// Applies changes of the tables to the maps. Returns the number of changes.
     ///
     /// # Errors
     /// [`EmulatorError::Follow`].
@@ -115,35 +119,39 @@ impl Emulator {
         Ok(self.follower.follow(&mut self.maps)?)
     }
 
-    /// Runs the program over a packet.
+    /// Runs the program on a packet.
     ///
     /// # Errors
-    /// [`EmulatorError::Fault`] would be a fault of the compiler; [`EmulatorError::NoPort`].
+    /// [`EmulatorError::NoPort`]; [`EmulatorError::Fault`] would be a bug in the compiler.
     pub fn process(
         &mut self,
-        arrival: Port,
+        ingress: Port,
         packet: &mut PacketBuffer,
         now: Instant,
-    ) -> Result<Fate, EmulatorError> {
-        let program = self.programs.get(&arrival).ok_or(EmulatorError::NoPort(arrival))?;
-        let surroundings = Surroundings::on(number(arrival)).at(now.as_nanos());
+    ) -> Result<EmulatorVerdict, EmulatorError> {
+        let program = self.programs.get(&ingress).ok_or(EmulatorError::NoPort(ingress))?;
+        let run_context = RunContext::on(number(ingress)).at(now.as_nanos());
         let before = self.drops()?;
-        let outcome = program.run(&surroundings, packet, &mut self.maps)?;
+        let outcome = program.run(&run_context, packet, &mut self.maps)?;
         let copies = self.layout.needs.copies;
         Ok(match (i32::try_from(outcome.action), outcome.redirect) {
-            (Ok(XDP_PASS), _) => Fate::PassedUp,
-            (Ok(XDP_DROP), _) => Fate::Dropped,
+            (Ok(XDP_PASS), _) => EmulatorVerdict::PassedUp,
+            (Ok(XDP_DROP), _) => EmulatorVerdict::Dropped,
             (Ok(XDP_REDIRECT), Some(Redirect::Entry { value, .. })) => {
                 let (port, after) = (port_of(value), self.drops()?);
-                // By one redirection leaves a packet, or the copy of one that was dropped.
-                if after > before { Fate::Copied(port) } else { Fate::Sent { port, copy: None } }
+                // A single redirection sends a packet, or the copy of a dropped one.
+                if after > before {
+                    EmulatorVerdict::Copied(port)
+                } else {
+                    EmulatorVerdict::Sent { port, copy: None }
+                }
             }
-            (Ok(XDP_REDIRECT), Some(Redirect::Everywhere { map, .. })) => {
+            (Ok(XDP_REDIRECT), Some(Redirect::Broadcast { map, .. })) => {
                 let pair = usize::try_from(map).unwrap_or(0).saturating_sub(self.layout.pairs);
                 let port = Port(u16::try_from(pair).unwrap_or(u16::MAX));
-                Fate::Sent { port, copy: copies }
+                EmulatorVerdict::Sent { port, copy: copies }
             }
-            _ => Fate::Dropped,
+            _ => EmulatorVerdict::Dropped,
         })
     }
 
@@ -154,16 +162,16 @@ impl Emulator {
         }
     }
 
-    /// Returns what was counted.
+    /// Returns the counters.
     ///
     /// # Errors
-    /// Never, of the interpreter's maps.
+    /// Never, with the interpreter's maps.
     pub fn counters(&self) -> Result<NicCounters, MapError> {
         Ok(NicCounters::new(&counters(&self.maps[self.layout.counters])?))
     }
 
-    /// Keeps flows alive in the host's table that are in use here; at most `count` lines are looked at. Returns how
-    /// many were.
+    /// Refreshes flows in the host's table that are in use here; examines at most `count` translations. Returns how
+    /// many.
     ///
     /// # Errors
     /// [`EmulatorError::Follow`].

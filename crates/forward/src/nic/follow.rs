@@ -1,4 +1,4 @@
-//! Keeps the maps of a program like the tables of the host, while it runs.
+//! Keeps a program's maps in step with the host's tables, while it runs.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,35 +14,35 @@ use super::layout::{
     route_key, route_value, version,
 };
 use crate::{
-    bpf::{MapError, Put, Table},
+    bpf::{BpfMap, MapError, UpdateMode},
     packet::Port,
-    pipeline::{Offload, Stage, Stock},
+    pipeline::{Offload, Stage, StockStage},
     tables::{
         Fib, FibChange, FibFeed, FibSnapshot, Interface, NatChange, NatFeed, NatFlow, NatTable,
         NatTuple, Prefix, Route, Update,
     },
 };
 
-/// Why the maps are not like the tables any more. Until they are, packets should not be forwarded by them.
+/// Why the maps no longer match the tables. Until they do, do not forward packets by them.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FollowError {
-    /// More entries than the map has room for.
+    /// A map is too small for its table.
     #[error(
-        "the interface's {table} are full with {entries_max} entries: make them larger, or forward on the host"
+        "the interface's map of {table} is full with {entries_max} entries: make it larger, or forward on the host"
     )]
     Full {
         /// Which map.
         table: &'static str,
-        /// How many it has.
+        /// Its capacity.
         entries_max: u32,
     },
-    /// The kernel said no.
+    /// An error from the kernel.
     #[error("the interface's {table}: {source}")]
     Map {
         /// Which map.
         table: &'static str,
-        /// What is wrong.
+        /// The cause.
         source: MapError,
     },
 }
@@ -54,7 +54,7 @@ fn failed(table: &'static str) -> impl Fn(MapError) -> FollowError {
     }
 }
 
-/// A removal of what may be gone already.
+/// Removes an entry that may be gone already.
 fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {
     match removed {
         Err(MapError::Missing) => Ok(()),
@@ -62,36 +62,36 @@ fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {
     }
 }
 
-/// A router: its place among the hops, and how many routes lead through it.
+/// A router: its index among the hops, and the number of routes through it.
 #[derive(Clone, Copy, Debug)]
-struct Hop {
+struct HopEntry {
     index: u32,
     routes: u32,
 }
 
-/// A line of a flow: the time of its last packet when it was looked at, and whether it is in the map.
+/// The translation of a flow: the time of its last packet when last read, and whether it is in the map.
 #[derive(Clone, Copy, Debug, Default)]
-struct Line {
+struct MappedTranslation {
     used: u64,
     is_mapped: bool,
 }
 
-/// Follows the tables of a pipeline.
+/// Applies changes of a pipeline's tables to the maps.
 #[derive(Debug)]
 pub(super) struct Follower {
     layout: Layout,
     fib: Option<(Fib, FibFeed)>,
     flows: Option<(NatTable, NatFeed)>,
     routes: BTreeMap<Prefix, Route>,
-    hops: BTreeMap<(Port, IpAddr), Hop>,
-    /// Places that are free; the one that was in use last comes last.
+    hops: BTreeMap<(Port, IpAddr), HopEntry>,
+    /// Free indices; the most recently freed one comes last.
     free: VecDeque<u32>,
     next_hop: u32,
     macs: BTreeMap<(Port, IpAddr), MacAddress>,
     interfaces: BTreeMap<Port, Interface>,
-    lines: BTreeMap<NatTuple, Line>,
-    /// Where looking for flows in use goes on.
-    looked: Option<NatTuple>,
+    translations: BTreeMap<NatTuple, MappedTranslation>,
+    /// Where the search for flows in use continues.
+    refreshed_to: Option<NatTuple>,
     unmapped: u64,
 }
 
@@ -107,16 +107,16 @@ impl Follower {
             next_hop: 0,
             macs: BTreeMap::new(),
             interfaces: BTreeMap::new(),
-            lines: BTreeMap::new(),
-            looked: None,
+            translations: BTreeMap::new(),
+            refreshed_to: None,
             unmapped: 0,
         };
         for stage in stages {
             match stage.offload() {
-                Offload::Stock(Stock::Route(route)) => {
+                Offload::Stock(StockStage::Route(route)) => {
                     this.fib = Some((route.fib().clone(), route.fib().follow()));
                 }
-                Offload::Stock(Stock::Nat(nat)) => {
+                Offload::Stock(StockStage::Nat(nat)) => {
                     this.flows = Some((nat.table().clone(), nat.table().follow()));
                 }
                 _ => {}
@@ -125,10 +125,10 @@ impl Follower {
         this
     }
 
-    /// Whether there is something to follow.
-    pub(super) fn has_news(&self) -> bool {
-        self.fib.as_ref().is_some_and(|(_, feed)| feed.has_news())
-            || self.flows.as_ref().is_some_and(|(_, feed)| feed.has_news())
+    /// Whether there are changes to apply.
+    pub(super) fn has_updates(&self) -> bool {
+        self.fib.as_ref().is_some_and(|(_, feed)| feed.has_updates())
+            || self.flows.as_ref().is_some_and(|(_, feed)| feed.has_updates())
     }
 
     /// Flows for which there was no room: the host translates them.
@@ -136,8 +136,8 @@ impl Follower {
         self.unmapped
     }
 
-    /// Takes over all changes that there are. Returns how many. After an error, the next call takes over everything anew.
-    pub(super) fn follow<T: Table>(&mut self, maps: &mut [T]) -> Result<usize, FollowError> {
+    /// Applies all pending changes. Returns how many. After an error, the next call copies the tables anew.
+    pub(super) fn follow<T: BpfMap>(&mut self, maps: &mut [T]) -> Result<usize, FollowError> {
         let followed = self.take_over(maps);
         if followed.is_err() {
             if let Some((fib, feed)) = &mut self.fib {
@@ -150,27 +150,27 @@ impl Follower {
         followed
     }
 
-    fn take_over<T: Table>(&mut self, maps: &mut [T]) -> Result<usize, FollowError> {
+    fn take_over<T: BpfMap>(&mut self, maps: &mut [T]) -> Result<usize, FollowError> {
         let mut count = 0;
         while let Some(update) = self.fib.as_mut().and_then(|(_, feed)| feed.take()) {
             count += 1;
             match update {
-                Update::All(snapshot) => self.all_routes(maps, &snapshot)?,
-                Update::One(change) => self.change_route(maps, change)?,
+                Update::Snapshot(snapshot) => self.all_routes(maps, &snapshot)?,
+                Update::Change(change) => self.change_route(maps, change)?,
             }
         }
         while let Some(update) = self.flows.as_mut().and_then(|(_, feed)| feed.take()) {
             count += 1;
             match update {
-                Update::All(flows) => self.all_flows(maps, &flows)?,
-                Update::One(NatChange::Added(flow)) => self.add_flow(maps, &flow)?,
-                Update::One(NatChange::Removed(flow)) => self.remove_flow(maps, &flow)?,
+                Update::Snapshot(flows) => self.all_flows(maps, &flows)?,
+                Update::Change(NatChange::Added(flow)) => self.add_flow(maps, &flow)?,
+                Update::Change(NatChange::Removed(flow)) => self.remove_flow(maps, &flow)?,
             }
         }
         Ok(count)
     }
 
-    fn all_routes<T: Table>(
+    fn all_routes<T: BpfMap>(
         &mut self,
         maps: &mut [T],
         all: &FibSnapshot,
@@ -180,37 +180,46 @@ impl Follower {
         all.each_route(|prefix, route| {
             routes.insert(prefix, route);
         });
+
         all.each_neighbour(|port, address, mac| {
             macs.insert((port, address), mac);
         });
+
         all.each_interface(|port, interface| {
             interfaces.insert(port, interface);
         });
+
         let lost = |kept: &Port| !interfaces.contains_key(kept);
         for port in self.interfaces.keys().copied().filter(lost).collect::<Vec<_>>() {
             self.set_interface(maps, port, None)?;
         }
+
         for (port, interface) in interfaces {
             self.set_interface(maps, port, Some(interface))?;
         }
+
         let lost = |kept: &(Port, IpAddr)| !macs.contains_key(kept);
         for (port, address) in self.macs.keys().copied().filter(lost).collect::<Vec<_>>() {
             self.set_neighbour(maps, port, address, None)?;
         }
+
         for ((port, address), mac) in macs {
             self.set_neighbour(maps, port, address, Some(mac))?;
         }
+
         let lost = |kept: &Prefix| !routes.contains_key(kept);
         for prefix in self.routes.keys().copied().filter(lost).collect::<Vec<_>>() {
             self.set_route(maps, prefix, None)?;
         }
+
         for (prefix, route) in routes {
             self.set_route(maps, prefix, Some(route))?;
         }
+
         Ok(())
     }
 
-    fn change_route<T: Table>(
+    fn change_route<T: BpfMap>(
         &mut self,
         maps: &mut [T],
         change: FibChange,
@@ -224,7 +233,7 @@ impl Follower {
         }
     }
 
-    fn set_interface<T: Table>(
+    fn set_interface<T: BpfMap>(
         &mut self,
         maps: &mut [T],
         port: Port,
@@ -233,7 +242,7 @@ impl Follower {
         let mtu = interface.map_or(0, |one| u32::try_from(one.mtu).unwrap_or(u32::MAX));
         let value = place_value(interface.map(|one| one.address), mtu);
         let map = &mut maps[self.layout.interfaces];
-        map.put(&port_key(port), &value, Put::Any).map_err(failed("ports"))?;
+        map.put(&port_key(port), &value, UpdateMode::Any).map_err(failed("ports"))?;
         match interface {
             Some(interface) => self.interfaces.insert(port, interface),
             None => self.interfaces.remove(&port),
@@ -241,7 +250,7 @@ impl Follower {
         Ok(())
     }
 
-    fn set_neighbour<T: Table>(
+    fn set_neighbour<T: BpfMap>(
         &mut self,
         maps: &mut [T],
         port: Port,
@@ -251,7 +260,7 @@ impl Follower {
         let map = &mut maps[self.layout.neighbours[version(address)]];
         let key = neighbour_key(port, address);
         let done = match mac {
-            Some(mac) => map.put(&key, &mac_value(mac), Put::Any),
+            Some(mac) => map.put(&key, &mac_value(mac), UpdateMode::Any),
             None => gone(map.remove(&key)),
         };
         done.map_err(failed("neighbours"))?;
@@ -265,17 +274,18 @@ impl Follower {
         }
     }
 
-    fn put_hop<T: Table>(
+    fn put_hop<T: BpfMap>(
         &self,
         maps: &mut [T],
         index: u32,
         mac: Option<MacAddress>,
     ) -> Result<(), FollowError> {
         let map = &mut maps[self.layout.hops];
-        map.put(&index.to_ne_bytes(), &place_value(mac, 0), Put::Any).map_err(failed("routers"))
+        map.put(&index.to_ne_bytes(), &place_value(mac, 0), UpdateMode::Any)
+            .map_err(failed("routers"))
     }
 
-    fn set_route<T: Table>(
+    fn set_route<T: BpfMap>(
         &mut self,
         maps: &mut [T],
         prefix: Prefix,
@@ -285,33 +295,39 @@ impl Follower {
         if before == route {
             return Ok(());
         }
-        // The new router has its place before a route leads there, and the old one as long as it does.
+
+        // The new router gets its index before a route refers to it, and the old one keeps its own as long as one does.
         let router = route.and_then(|route| Some((route.port, route.via?)));
         let hop = match router {
             Some(router) => self.take_hop(maps, router)? + 1,
             None => 0,
         };
+
         let map = &mut maps[self.layout.routes[version(prefix.address())]];
         let key = route_key(prefix);
         let done = match route {
-            Some(route) => map.put(&key, &route_value(route.port, hop), Put::Any),
+            Some(route) => map.put(&key, &route_value(route.port, hop), UpdateMode::Any),
             None => gone(map.remove(&key)),
         };
+
         if let Err(error) = done {
             router.into_iter().for_each(|router| self.leave_hop(router));
             return Err(failed("routes")(error));
         }
+
         match route {
             Some(route) => self.routes.insert(prefix, route),
             None => self.routes.remove(&prefix),
         };
+
         if let Some(router) = before.and_then(|route| Some((route.port, route.via?))) {
             self.leave_hop(router);
         }
+
         Ok(())
     }
 
-    fn take_hop<T: Table>(
+    fn take_hop<T: BpfMap>(
         &mut self,
         maps: &mut [T],
         router: (Port, IpAddr),
@@ -330,7 +346,7 @@ impl Follower {
             None => return Err(FollowError::Full { table: "routers", entries_max }),
         };
         self.put_hop(maps, index, self.macs.get(&router).copied())?;
-        self.hops.insert(router, Hop { index, routes: 1 });
+        self.hops.insert(router, HopEntry { index, routes: 1 });
         Ok(index)
     }
 
@@ -343,25 +359,26 @@ impl Follower {
         }
     }
 
-    fn all_flows<T: Table>(&mut self, maps: &mut [T], all: &[NatFlow]) -> Result<(), FollowError> {
-        let lines = all.iter().flat_map(|flow| flow.lines().map(|(says, _)| says));
-        let kept: std::collections::BTreeSet<NatTuple> = lines.collect();
-        let lost = |says: &NatTuple| !kept.contains(says);
-        for says in self.lines.keys().copied().filter(lost).collect::<Vec<_>>() {
-            self.remove_line(maps, &says)?;
+    fn all_flows<T: BpfMap>(&mut self, maps: &mut [T], all: &[NatFlow]) -> Result<(), FollowError> {
+        let translations = all.iter().flat_map(|flow| flow.translations().map(|(tuple, _)| tuple));
+        let kept: std::collections::BTreeSet<NatTuple> = translations.collect();
+        let lost = |tuple: &NatTuple| !kept.contains(tuple);
+        for tuple in self.translations.keys().copied().filter(lost).collect::<Vec<_>>() {
+            self.remove_translation(maps, &tuple)?;
         }
         all.iter().try_for_each(|flow| self.add_flow(maps, flow))
     }
 
-    fn add_flow<T: Table>(&mut self, maps: &mut [T], flow: &NatFlow) -> Result<(), FollowError> {
-        for (says, becomes) in flow.lines() {
-            if self.lines.get(&says).is_some_and(|line| line.is_mapped) {
+    fn add_flow<T: BpfMap>(&mut self, maps: &mut [T], flow: &NatFlow) -> Result<(), FollowError> {
+        for (tuple, becomes) in flow.translations() {
+            if self.translations.get(&tuple).is_some_and(|translation| translation.is_mapped) {
                 continue;
             }
-            let map = &mut maps[self.layout.flows[version(says.source.address)]];
-            let is_same_version = says.source.address.is_ipv4() == becomes.source.address.is_ipv4();
+            let map = &mut maps[self.layout.flows[version(tuple.source.address)]];
+            let is_same_version =
+                tuple.source.address.is_ipv4() == becomes.source.address.is_ipv4();
             let put = match is_same_version {
-                true => map.put(&flow_key(&says), &flow_value(&becomes), Put::Any),
+                true => map.put(&flow_key(&tuple), &flow_value(&becomes), UpdateMode::Any),
                 false => Err(MapError::Full { entries_max: 0 }),
             };
             let is_mapped = match put {
@@ -373,32 +390,36 @@ impl Follower {
                 }
                 Err(error) => return Err(failed("flows")(error)),
             };
-            self.lines.insert(says, Line { used: 0, is_mapped });
+            self.translations.insert(tuple, MappedTranslation { used: 0, is_mapped });
         }
         Ok(())
     }
 
-    fn remove_flow<T: Table>(&mut self, maps: &mut [T], flow: &NatFlow) -> Result<(), FollowError> {
-        flow.lines().iter().try_for_each(|(says, _)| self.remove_line(maps, says))
-    }
-
-    fn remove_line<T: Table>(
+    fn remove_flow<T: BpfMap>(
         &mut self,
         maps: &mut [T],
-        says: &NatTuple,
+        flow: &NatFlow,
     ) -> Result<(), FollowError> {
-        match self.lines.remove(says) {
-            Some(line) if line.is_mapped => {
-                let map = &mut maps[self.layout.flows[version(says.source.address)]];
-                gone(map.remove(&flow_key(says))).map_err(failed("flows"))
+        flow.translations().iter().try_for_each(|(tuple, _)| self.remove_translation(maps, tuple))
+    }
+
+    fn remove_translation<T: BpfMap>(
+        &mut self,
+        maps: &mut [T],
+        tuple: &NatTuple,
+    ) -> Result<(), FollowError> {
+        match self.translations.remove(tuple) {
+            Some(translation) if translation.is_mapped => {
+                let map = &mut maps[self.layout.flows[version(tuple.source.address)]];
+                gone(map.remove(&flow_key(tuple))).map_err(failed("flows"))
             }
             _ => Ok(()),
         }
     }
 
-    /// Keeps flows alive in the host's table whose packets the program has translated since they were looked at last; at
-    /// most `count` lines are looked at. Returns how many were in use.
-    pub(super) fn refresh<T: Table>(
+    /// Refreshes flows in the host's table whose packets the program has translated since they were last examined;
+    /// examines at most `count` entries. Returns how many were in use.
+    pub(super) fn refresh<T: BpfMap>(
         &mut self,
         maps: &[T],
         now: Instant,
@@ -406,18 +427,19 @@ impl Follower {
     ) -> Result<usize, FollowError> {
         let Some((table, _)) = &self.flows else { return Ok(0) };
         let mut in_use = 0;
-        let from = self.looked.take();
+        let from = self.refreshed_to.take();
         let behind = match from {
             Some(from) => (std::ops::Bound::Excluded(from), std::ops::Bound::Unbounded),
             None => (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded),
         };
-        for (says, line) in self.lines.range_mut(behind).take(count) {
-            self.looked = Some(*says);
-            if !line.is_mapped {
+
+        for (tuple, translation) in self.translations.range_mut(behind).take(count) {
+            self.refreshed_to = Some(*tuple);
+            if !translation.is_mapped {
                 continue;
             }
-            let version = version(says.source.address);
-            let value = match maps[self.layout.flows[version]].value(&flow_key(says)) {
+            let version = version(tuple.source.address);
+            let value = match maps[self.layout.flows[version]].value(&flow_key(tuple)) {
                 Ok(value) => value,
                 Err(MapError::Missing) => continue,
                 Err(error) => return Err(failed("flows")(error)),
@@ -425,20 +447,22 @@ impl Follower {
             let at = usize::try_from(USED_AT[version]).unwrap_or(0);
             let used = value.get(at..).and_then(|rest| rest.first_chunk::<8>());
             let used = used.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
-            if used != line.used {
-                line.used = used;
-                in_use += usize::from(table.touch(says, now));
+            if used != translation.used {
+                translation.used = used;
+                in_use += usize::from(table.touch(tuple, now));
             }
         }
-        if self.looked.is_some_and(|last| self.lines.range(last..).nth(1).is_none()) {
-            self.looked = None;
+
+        if self.refreshed_to.is_some_and(|last| self.translations.range(last..).nth(1).is_none()) {
+            self.refreshed_to = None;
         }
+
         Ok(in_use)
     }
 }
 
-/// The numbers of all processors, added.
-pub(super) fn counters<T: Table>(map: &T) -> Result<Vec<u64>, MapError> {
+/// The counters, summed over all processors.
+pub(super) fn counters<T: BpfMap>(map: &T) -> Result<Vec<u64>, MapError> {
     let values = map.value(&0_u32.to_ne_bytes())?;
     let count = usize::try_from(layout::counter_count()).unwrap_or(0);
     let mut sums = vec![0_u64; count];

@@ -1,4 +1,4 @@
-//! What programs and their makers agree on: maps, keys and values, counters.
+//! The layout shared by programs and user space: maps, keys and values, counters.
 
 use std::net::IpAddr;
 
@@ -11,30 +11,30 @@ use crate::{
     tables::{NatTuple, Prefix},
 };
 
-/// How large the maps are.
+/// The sizes of the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Sizes {
-    /// Ports, from 0 on: at most 64. Default: 16.
+pub struct MapSizes {
+    /// Ports, starting at 0: at most 64. Default: 16.
     pub ports: u16,
-    /// Routes of each version of IP. Default: 65 536.
+    /// Routes, for each version of IP. Default: 65 536.
     pub routes: u32,
-    /// Neighbours on the links themselves, of each version of IP, and routers. Default: 8192.
+    /// Neighbours on the links themselves, for each version of IP, and routers. Default: 8192.
     pub neighbours: u32,
-    /// Flows that are translated, of each version of IP. Default: 65 536.
+    /// Translated flows, for each version of IP. Default: 65 536.
     pub flows: u32,
 }
 
-impl Default for Sizes {
+impl Default for MapSizes {
     fn default() -> Self {
         Self { ports: 16, routes: 1 << 16, neighbours: 1 << 13, flows: 1 << 16 }
     }
 }
 
-/// The most ports: each has a map of its own where copies are made.
+/// The maximum number of ports: each has a map of its own where copies are made.
 pub const PORTS_MAX: u16 = 64;
 
-/// The number of each counter, in words of 8 bytes.
+/// The index of each counter, in words of 8 bytes.
 pub(super) const RECEIVED_PACKETS: u32 = 0;
 pub(super) const RECEIVED_BYTES: u32 = 1;
 pub(super) const SENT_PACKETS: u32 = 2;
@@ -42,7 +42,7 @@ pub(super) const SENT_BYTES: u32 = 3;
 pub(super) const PASSED_UP: u32 = 4;
 pub(super) const DROPPED: u32 = 5;
 
-/// How many counters there are.
+/// The number of counters.
 pub(super) fn counter_count() -> u32 {
     DROPPED + u32::try_from(Reason::ALL.len()).unwrap_or(0)
 }
@@ -51,23 +51,23 @@ pub(super) fn dropped(reason: Reason) -> u32 {
     DROPPED + u32::try_from(reason.number()).unwrap_or(0)
 }
 
-/// Which maps a pipeline needs.
+/// The maps that a pipeline needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(super) struct Needs {
+pub(super) struct MapRequirements {
     pub(super) routes: bool,
     pub(super) nat: bool,
     pub(super) meters: u32,
-    /// To which port copies go.
+    /// The port for copies.
     pub(super) copies: Option<Port>,
 }
 
-/// The maps of a pipeline's programs, of which all have the same.
+/// The maps of a pipeline's programs, the same for all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Layout {
-    pub(super) needs: Needs,
-    pub(super) sizes: Sizes,
+    pub(super) needs: MapRequirements,
+    pub(super) sizes: MapSizes,
     pub(super) counters: usize,
-    /// Of XDP a map of interfaces, of tcx an array of their numbers.
+    /// With XDP a map of interfaces, with tcx an array of their numbers.
     pub(super) ports: usize,
     pub(super) interfaces: usize,
     pub(super) hops: usize,
@@ -75,20 +75,20 @@ pub(super) struct Layout {
     pub(super) neighbours: [usize; 2],
     pub(super) flows: [usize; 2],
     pub(super) meters: usize,
-    /// The first of the maps of two interfaces each, one for every port: it, and where copies go.
+    /// The first of the maps with two interfaces each, one map for every port: the port, and the one for copies.
     pub(super) pairs: usize,
     pub(super) specs: Vec<MapSpec>,
 }
 
 /// An address of 4 or of 16 bytes.
 pub(super) const ADDRESS_BYTES: [u32; 2] = [4, 16];
-/// Where in a line of translations the time of the last packet is.
+/// The offset of the last packet's time in a translation.
 pub(super) const USED_AT: [i16; 2] = [16, 40];
 pub(super) const FLOW_KEY_BYTES: [u32; 2] = [16, 40];
 pub(super) const FLOW_VALUE_BYTES: [u32; 2] = [24, 48];
 
 impl Layout {
-    pub(super) fn new(needs: Needs, sizes: Sizes, kind: ProgramKind) -> Self {
+    pub(super) fn new(needs: MapRequirements, sizes: MapSizes, kind: ProgramKind) -> Self {
         let mut this = Self { needs, sizes, ..Self::default() };
         let ports = u32::from(sizes.ports);
         this.counters = this.add(MapSpec::per_cpu_array(counter_count() * 8, 1));
@@ -96,6 +96,7 @@ impl Layout {
             ProgramKind::Xdp => MapSpec::devices(ports),
             _ => MapSpec::array(4, ports),
         });
+
         if needs.routes {
             this.interfaces = this.add(MapSpec::array(16, ports));
             this.hops = this.add(MapSpec::array(16, sizes.neighbours));
@@ -105,21 +106,25 @@ impl Layout {
                 this.neighbours[version] = this.add(MapSpec::hash(4 + bytes, 8, sizes.neighbours));
             }
         }
+
         if needs.nat {
             for version in 0..2 {
                 let (key, value) = (FLOW_KEY_BYTES[version], FLOW_VALUE_BYTES[version]);
                 this.flows[version] = this.add(MapSpec::hash(key, value, sizes.flows * 2));
             }
         }
+
         if needs.meters > 0 {
             this.meters = this.add(MapSpec::array(8, needs.meters));
         }
+
         if needs.copies.is_some() {
             this.pairs = this.specs.len();
             for _ in 0..sizes.ports {
                 this.add(MapSpec::devices(2));
             }
         }
+
         this
     }
 
@@ -128,7 +133,7 @@ impl Layout {
         self.specs.len() - 1
     }
 
-    /// Gives a program all maps.
+    /// Adds all maps to a program.
     pub(super) fn put(&self, assembler: &mut Assembler) -> Vec<MapId> {
         self.specs.iter().map(|spec| assembler.map(*spec)).collect()
     }
@@ -154,7 +159,7 @@ pub(super) fn route_key(prefix: Prefix) -> Vec<u8> {
     [u32::from(prefix.length_bits()).to_ne_bytes().to_vec(), octets(prefix.address())].concat()
 }
 
-/// The port, and the router's place among the hops, counted from 1; 0: on the link itself.
+/// The port, and the router's index among the hops, counted from 1; 0: directly connected.
 pub(super) fn route_value(port: Port, hop: u32) -> Vec<u8> {
     [port_key(port), hop.to_ne_bytes()].concat()
 }
@@ -163,13 +168,13 @@ pub(super) fn neighbour_key(port: Port, address: IpAddr) -> Vec<u8> {
     [octets(address), port_key(port).to_vec()].concat()
 }
 
-/// An address of Ethernet, filled up to 8 bytes.
+/// An Ethernet address, padded to 8 bytes.
 pub(super) fn mac_value(mac: MacAddress) -> [u8; 8] {
     let [a, b, c, d, e, f] = mac.0;
     [a, b, c, d, e, f, 0, 0]
 }
 
-/// An address of Ethernet or nothing, a number that goes with it, and whether it is there.
+/// An Ethernet address or none, a number that belongs to it, and whether it is present.
 pub(super) fn place_value(mac: Option<MacAddress>, number: u32) -> Vec<u8> {
     let is_there = u32::from(mac.is_some());
     let mac = mac_value(mac.unwrap_or(MacAddress([0; 6])));
@@ -178,11 +183,11 @@ pub(super) fn place_value(mac: Option<MacAddress>, number: u32) -> Vec<u8> {
 
 pub(super) fn flow_key(tuple: &NatTuple) -> Vec<u8> {
     let mut key = ends(tuple);
-    key.extend([tuple.protocol, u8::from(tuple.is_answer), 0, 0]);
+    key.extend([tuple.protocol, u8::from(tuple.is_echo_reply), 0, 0]);
     key
 }
 
-/// What a packet becomes, filled up, and when the last one did.
+/// The translated addresses and ports, padded, and the time of the last packet.
 pub(super) fn flow_value(becomes: &NatTuple) -> Vec<u8> {
     let mut value = ends(becomes);
     let version = version(becomes.source.address);

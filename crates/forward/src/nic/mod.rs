@@ -1,18 +1,18 @@
-//! The network processor: a pipeline as a program at the driver, in the place of [fast-forward, §2]'s processor on the
-//! interface.
+//! The network processor: a pipeline as a program in the driver, which stands in for the interface's processor of
+//! [fast-forward, §2].
 //!
-//! Stock stages are data ([`Stock`](crate::pipeline::Stock)); what a program can express is compiled to XDP (or tcx),
-//! one program for each port of arrival, with maps that follow the tables of the host while it runs. What cannot be
-//! compiled says why ([`NotCompiled`]), and the pipeline runs on the host.
+//! Stock stages are data ([`StockStage`](crate::pipeline::StockStage)); pipelines that a program can express are compiled to
+//! XDP (or tcx), one program for each ingress port, with maps that follow the host's tables at run time. Otherwise
+//! [`CompileError`] gives the reason, and the pipeline runs on the host.
 //!
 //! # Main types
-//! - [`Nic`]: the program in the kernel. [`Nic::follow`] keeps its maps like the tables.
+//! - [`Nic`]: the program in the kernel. [`Nic::follow`] keeps its maps in step with the tables.
 //! - [`Emulator`]: the same program interpreted, without privilege.
-//! - [`Settings`]: sizes, and what becomes of packets that a program cannot handle.
+//! - [`NicSettings`]: sizes, and the treatment of packets that a program cannot handle.
 //!
 //! # Equality
-//! A packet has the same fate here as on the host, byte by byte and reason by reason, except for those that go up to it
-//! as they came: [`Exceptions`] lists them. `docs/design/forward-nic.md` says how that is tested.
+//! A packet gets the same verdict here as on the host, byte by byte and reason by reason, except for those that go up
+//! unchanged: [`Exceptions`] lists them. `docs/design/forward-nic.md` says how that is tested.
 
 mod compile;
 mod emulator;
@@ -21,10 +21,10 @@ mod layout;
 mod processor;
 
 pub use self::{
-    compile::{Exceptions, NotCompiled, Settings},
-    emulator::{Emulator, EmulatorError, Fate},
+    compile::{CompileError, Exceptions, NicSettings},
+    emulator::{Emulator, EmulatorError, EmulatorVerdict},
     follow::FollowError,
-    layout::{PORTS_MAX, Sizes},
+    layout::{MapSizes, PORTS_MAX},
     processor::{Nic, NicBuilder, NicError, PassAll},
 };
 use crate::{
@@ -32,14 +32,14 @@ use crate::{
     tables::{CounterSnapshot, Traffic},
 };
 
-/// What a program has counted.
+/// The counters of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NicCounters {
-    /// Packets received, sent and dropped. What is sent was handed to the outgoing interface; if that one loses it, its
-    /// own counters say so.
+    /// Packets received, sent and dropped. Sent packets were handed to the outgoing interface; those that it loses are
+    /// in its own counters.
     pub traffic: CounterSnapshot,
-    /// Packets that went up as they came.
+    /// Packets that went up unchanged.
     pub passed_up: u64,
 }
 
@@ -60,8 +60,8 @@ impl NicCounters {
                 sent: traffic(layout::SENT_PACKETS, layout::SENT_BYTES),
                 dropped,
                 // A program leaves them to the host.
-                answers: 0,
-                answers_suppressed: 0,
+                icmp_errors: 0,
+                icmp_errors_suppressed: 0,
             },
             passed_up: at(layout::PASSED_UP),
         }

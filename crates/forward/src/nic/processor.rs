@@ -9,14 +9,14 @@ use vigie_via::link::Capability;
 
 use super::{
     NicCounters,
-    compile::{Compiled, NotCompiled, Settings, compile},
+    compile::{CompileError, Compiled, NicSettings, compile},
     follow::{FollowError, Follower, counters},
     layout::{Layout, port_key},
 };
 use crate::{
     bpf::{
-        AttachError, Attachment, KernelMap, LoadError, LoadedProgram, MapError, Place,
-        PrivilegeError, ProgramKind, Put, XDP_PASS, constant_program,
+        AttachError, AttachMode, Attachment, KernelMap, LoadError, LoadedProgram, MapError,
+        PrivilegeError, ProgramKind, UpdateMode, XDP_PASS, constant_program,
     },
     packet::Port,
     pipeline::Stage,
@@ -26,21 +26,21 @@ use crate::{
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NicError {
-    /// It runs on the host alone.
+    /// It can only run on the host.
     #[error(transparent)]
-    NotCompiled(#[from] NotCompiled),
-    /// The kernel does not take the program.
+    Compile(#[from] CompileError),
+    /// The kernel refused the program.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A map was not made.
+    /// A map could not be created.
     #[error(transparent)]
     Privilege(#[from] PrivilegeError),
-    /// The program was not attached.
+    /// The program could not be attached.
     #[error("{port}: {source}")]
     Attach {
         /// The port.
         port: Port,
-        /// What is in the way.
+        /// The cause.
         source: AttachError,
     },
     /// The interface cannot be redirected to.
@@ -50,22 +50,22 @@ pub enum NicError {
         port: Port,
         /// The interface's index.
         interface: u32,
-        /// What is wrong.
+        /// The cause.
         source: MapError,
     },
-    /// The maps are not like the tables.
+    /// The maps differ from the tables.
     #[error(transparent)]
     Follow(#[from] FollowError),
     /// The pipeline has no such port.
     #[error("there is no {0} here")]
     NoPort(Port),
-    /// Another network namespace was not entered.
+    /// Entering another network namespace failed.
     #[error("entering a network namespace: {0}")]
     Namespace(#[source] io::Error),
 }
 
 impl NicError {
-    /// Returns the right that is missing, if that is it.
+    /// Returns the missing capability, if that is the cause.
     #[must_use]
     pub const fn missing_capability(&self) -> Option<Capability> {
         match self {
@@ -79,7 +79,7 @@ impl NicError {
 
 /// One port.
 #[derive(Debug)]
-struct Door {
+struct NicPort {
     interface: u32,
     program: Arc<LoadedProgram>,
     attachment: Option<Attachment>,
@@ -89,14 +89,14 @@ struct Door {
 #[derive(Clone, Debug, Default)]
 #[must_use = "`start` makes the processor"]
 pub struct NicBuilder {
-    settings: Settings,
+    settings: NicSettings,
     ports: BTreeMap<Port, u32>,
-    places: Option<Vec<Place>>,
+    modes: Option<Vec<AttachMode>>,
 }
 
 impl NicBuilder {
     /// Sets how the pipeline is compiled.
-    pub fn settings(mut self, settings: Settings) -> Self {
+    pub fn settings(mut self, settings: NicSettings) -> Self {
         self.settings = settings;
         self
     }
@@ -107,37 +107,37 @@ impl NicBuilder {
         self
     }
 
-    /// Sets which places are tried, in this order. Default: all of them, the fastest first.
-    pub fn places(mut self, places: &[Place]) -> Self {
-        self.places = Some(places.to_vec());
+    /// Sets the attach modes to try, in this order. Default: all of them, the fastest first.
+    pub fn attach_modes(mut self, modes: &[AttachMode]) -> Self {
+        self.modes = Some(modes.to_vec());
         self
     }
 
     /// Compiles the stages, loads the programs, fills the maps, and attaches the programs to all ports.
     ///
     /// # Errors
-    /// [`NicError`]; nothing is attached then.
+    /// [`NicError`]; then nothing is attached.
     pub fn start(self, stages: &[&dyn Stage]) -> Result<Nic, NicError> {
-        let places = self.places.as_deref().unwrap_or(&Place::ALL);
+        let modes = self.modes.as_deref().unwrap_or(&AttachMode::ALL);
         let mut last = None;
         for kind in [ProgramKind::Xdp, ProgramKind::Tcx] {
-            let places: Vec<Place> =
-                places.iter().copied().filter(|place| place.kind() == kind).collect();
-            if places.is_empty() {
+            let modes: Vec<AttachMode> =
+                modes.iter().copied().filter(|mode| mode.kind() == kind).collect();
+            if modes.is_empty() {
                 continue;
             }
-            match self.start_as(stages, kind, places) {
+            match self.start_as(stages, kind, modes) {
                 Ok(nic) => return Ok(nic),
-                // Tcx may have a place where XDP has none; but why XDP has none is what is to be said.
-                Err(error @ NicError::Attach { source: AttachError::NoPlace { .. }, .. })
+                // Tcx may be available where XDP is not; but report why XDP is not.
+                Err(error @ NicError::Attach { source: AttachError::NoAttachMode { .. }, .. })
                 | Err(error @ NicError::Attach { source: AttachError::Taken { .. }, .. }) => {
                     last.get_or_insert(error);
                 }
                 Err(error) => return Err(last.unwrap_or(error)),
             }
         }
-        Err(last.unwrap_or(NicError::NotCompiled(NotCompiled::Setting {
-            name: "places",
+        Err(last.unwrap_or(NicError::Compile(CompileError::Setting {
+            name: "attach_modes",
             value: 0,
             range: "at least one",
         })))
@@ -147,19 +147,19 @@ impl NicBuilder {
         &self,
         stages: &[&dyn Stage],
         kind: ProgramKind,
-        places: Vec<Place>,
+        modes: Vec<AttachMode>,
     ) -> Result<Nic, NicError> {
         let ports: Vec<Port> = self.ports.keys().copied().collect();
         let Compiled { layout, programs } = compile(stages, &ports, &self.settings, kind)?;
         let maps = layout.specs.iter().map(|spec| KernelMap::new(*spec, "vigie_nic"));
         let maps: Vec<KernelMap> = maps.collect::<Result<_, _>>()?;
         let follower = Follower::new(stages, layout.clone());
-        let mut doors = BTreeMap::new();
+        let mut nic_ports = BTreeMap::new();
         for ((port, interface), program) in self.ports.iter().zip(&programs) {
             let program = Arc::new(LoadedProgram::load_with(program, maps.clone())?);
-            doors.insert(*port, Door { interface: *interface, program, attachment: None });
+            nic_ports.insert(*port, NicPort { interface: *interface, program, attachment: None });
         }
-        let mut nic = Nic { layout, maps, follower, doors, places, kind };
+        let mut nic = Nic { layout, maps, follower, nic_ports, modes, kind };
         nic.follow()?;
         for port in &ports {
             nic.open(*port)?;
@@ -169,41 +169,41 @@ impl NicBuilder {
     }
 }
 
-/// A pipeline that runs on interfaces. Dropping it takes the programs away; so does the kernel when the process ends,
+/// A pipeline that runs on interfaces. Dropping it detaches the programs; the kernel does so too when the process ends,
 /// however it ends.
 #[derive(Debug)]
-#[must_use = "the programs are taken away when this is dropped"]
+#[must_use = "the programs are detached when this is dropped"]
 pub struct Nic {
     layout: Layout,
     maps: Vec<KernelMap>,
     follower: Follower,
-    doors: BTreeMap<Port, Door>,
-    places: Vec<Place>,
+    nic_ports: BTreeMap<Port, NicPort>,
+    modes: Vec<AttachMode>,
     kind: ProgramKind,
 }
 
 impl Nic {
-    /// Begins with the settings of a network processor.
+    /// Starts the settings of a network processor.
     pub fn builder() -> NicBuilder {
         NicBuilder::default()
     }
 
-    /// Returns why stages cannot run on interfaces, if so: for the planner.
+    /// Checks whether stages can run on interfaces: for the planner.
     ///
     /// # Errors
-    /// [`NotCompiled`] says why.
-    pub fn can_run(stages: &[&dyn Stage], settings: &Settings) -> Result<(), NotCompiled> {
+    /// [`CompileError`] gives the reason if they cannot.
+    pub fn can_run(stages: &[&dyn Stage], settings: &NicSettings) -> Result<(), CompileError> {
         compile(stages, &[Port(0)], settings, ProgramKind::Xdp).map(|_| ())
     }
 
-    /// Takes over what has changed in the tables. Returns how many changes. Packets are forwarded meanwhile, by the old
-    /// entry or the new one.
+    /// Applies changes of the tables to the maps. Returns the number of changes. Forwarding goes on meanwhile, by the
+    /// old entry or the new one.
     ///
     /// # Errors
-    /// [`NicError::Follow`]: the programs were taken away, so that nothing goes by maps that are not like the tables;
-    /// packets then go up to the host. Call [`resume`](Self::resume) when there is room again.
+    /// [`NicError::Follow`]: the programs were detached, so that no packet is forwarded by outdated maps; packets then
+    /// go up to the host. Call [`resume`](Self::resume) when there is room again.
     pub fn follow(&mut self) -> Result<usize, NicError> {
-        if !self.follower.has_news() {
+        if !self.follower.has_updates() {
             return Ok(0);
         }
         self.follower.follow(&mut self.maps).map_err(|error| {
@@ -212,20 +212,20 @@ impl Nic {
         })
     }
 
-    /// Takes the programs away; the maps stay.
+    /// Detaches the programs; the maps stay.
     pub fn pause(&mut self) {
-        for door in self.doors.values_mut() {
-            door.attachment = None;
+        for nic_port in self.nic_ports.values_mut() {
+            nic_port.attachment = None;
         }
     }
 
-    /// Attaches the programs where they are not, and takes over what has changed.
+    /// Attaches the programs where they are detached, and applies changes of the tables.
     ///
     /// # Errors
     /// [`NicError::Follow`], [`NicError::Attach`].
     pub fn resume(&mut self) -> Result<(), NicError> {
         self.follow()?;
-        let ports: Vec<Port> = self.doors.keys().copied().collect();
+        let ports: Vec<Port> = self.nic_ports.keys().copied().collect();
         for port in ports {
             self.attach(port)?;
         }
@@ -233,58 +233,59 @@ impl Nic {
     }
 
     fn attach(&mut self, port: Port) -> Result<(), NicError> {
-        let door = self.doors.get_mut(&port).ok_or(NicError::NoPort(port))?;
-        if door.attachment.as_ref().is_some_and(Attachment::is_attached) {
+        let nic_port = self.nic_ports.get_mut(&port).ok_or(NicError::NoPort(port))?;
+        if nic_port.attachment.as_ref().is_some_and(Attachment::is_attached) {
             return Ok(());
         }
         let mut last = None;
-        for place in &self.places {
-            match Attachment::new(&door.program, door.interface, *place) {
+        for mode in &self.modes {
+            match Attachment::new(&nic_port.program, nic_port.interface, *mode) {
                 Ok(attachment) => {
-                    door.attachment = Some(attachment);
+                    nic_port.attachment = Some(attachment);
                     return Ok(());
                 }
-                Err(source @ AttachError::NoPlace { .. }) => {
+                Err(source @ AttachError::NoAttachMode { .. }) => {
                     last.get_or_insert(source);
                 }
                 Err(source) => return Err(NicError::Attach { port, source }),
             }
         }
-        let interface = door.interface;
+        let interface = nic_port.interface;
         let source = last.unwrap_or(AttachError::NoInterface { interface });
         Err(NicError::Attach { port, source })
     }
 
-    /// Lets packets leave by a port.
+    /// Opens a port for outgoing packets.
     ///
     /// # Errors
-    /// [`NicError::Port`] if its interface is not there, [`NicError::NoPort`].
+    /// [`NicError::Port`] if its interface does not exist, [`NicError::NoPort`].
     pub fn open(&mut self, port: Port) -> Result<(), NicError> {
-        let interface = self.doors.get(&port).ok_or(NicError::NoPort(port))?.interface;
+        let interface = self.nic_ports.get(&port).ok_or(NicError::NoPort(port))?.interface;
         let failed = |source| NicError::Port { port, interface, source };
         let value = interface.to_ne_bytes();
         let ports = &self.maps[self.layout.ports];
-        ports.write(&port_key(port), &value, Put::Any).map_err(failed)?;
+        ports.write(&port_key(port), &value, UpdateMode::Any).map_err(failed)?;
         let Some(to) = self.layout.needs.copies else { return Ok(()) };
-        let watcher = self.doors.get(&to).ok_or(NicError::NoPort(to))?.interface;
+        let watcher = self.nic_ports.get(&to).ok_or(NicError::NoPort(to))?.interface;
         let pair = &self.maps[self.layout.pairs + usize::from(port.0)];
-        for (place, one) in [(0_u32, interface), (1, watcher)] {
-            pair.write(&place.to_ne_bytes(), &one.to_ne_bytes(), Put::Any).map_err(failed)?;
+        for (slot, one) in [(0_u32, interface), (1, watcher)] {
+            pair.write(&slot.to_ne_bytes(), &one.to_ne_bytes(), UpdateMode::Any).map_err(failed)?;
         }
         Ok(())
     }
 
-    /// Lets no packet leave by a port: they are dropped, and counted ([`Reason::Gone`](crate::pipeline::Reason::Gone)).
-    /// The kernel loses packets to an interface that is down without a word; who watches interfaces calls this.
+    /// Closes a port for outgoing packets: they are dropped and counted
+    /// ([`Reason::Gone`](crate::pipeline::Reason::Gone)). The kernel silently loses packets to an interface that is
+    /// down; call this when you see one go down.
     ///
     /// # Errors
-    /// [`NicError::NoPort`], or what the kernel said.
+    /// [`NicError::NoPort`], or the kernel's error.
     pub fn close(&mut self, port: Port) -> Result<(), NicError> {
-        let interface = self.doors.get(&port).ok_or(NicError::NoPort(port))?.interface;
+        let interface = self.nic_ports.get(&port).ok_or(NicError::NoPort(port))?.interface;
         let ports = &self.maps[self.layout.ports];
         let closed = match self.kind {
             ProgramKind::Xdp => ports.delete(&port_key(port)),
-            _ => ports.write(&port_key(port), &[0; 4], Put::Any),
+            _ => ports.write(&port_key(port), &[0; 4], UpdateMode::Any),
         };
         match closed {
             Ok(()) | Err(MapError::Missing) => Ok(()),
@@ -292,51 +293,57 @@ impl Nic {
         }
     }
 
-    /// Gives a port another interface: after the one before was removed and came back, say. The program is attached there.
+    /// Moves a port to another interface, for instance after its interface was removed and came back. Attaches the
+    /// program there.
     ///
     /// # Errors
-    /// [`NicError`]; the port is then without an interface.
+    /// [`NicError`]; then the port has no interface.
     pub fn replace(&mut self, port: Port, interface: u32) -> Result<(), NicError> {
-        let door = self.doors.get_mut(&port).ok_or(NicError::NoPort(port))?;
-        door.attachment = None;
-        door.interface = interface;
+        let nic_port = self.nic_ports.get_mut(&port).ok_or(NicError::NoPort(port))?;
+        nic_port.attachment = None;
+        nic_port.interface = interface;
         self.open(port)?;
         self.attach(port)
     }
 
-    /// Returns the ports whose interface was removed, or went to another network namespace. Packets to them are
-    /// dropped, and counted.
+    /// Returns the ports whose interface was removed or moved to another network namespace. Packets to them are dropped
+    /// and counted.
     #[must_use]
     pub fn lost_ports(&self) -> Vec<Port> {
-        let is_lost = |door: &Door| door.attachment.as_ref().is_some_and(|one| !one.is_attached());
-        self.doors.iter().filter(|(_, door)| is_lost(door)).map(|(port, _)| *port).collect()
+        let is_lost =
+            |nic_port: &NicPort| nic_port.attachment.as_ref().is_some_and(|one| !one.is_attached());
+        self.nic_ports
+            .iter()
+            .filter(|(_, nic_port)| is_lost(nic_port))
+            .map(|(port, _)| *port)
+            .collect()
     }
 
-    /// Returns where the program of a port runs, if it does.
+    /// Returns the attach mode of a port's program, if it is attached.
     #[must_use]
-    pub fn place(&self, port: Port) -> Option<Place> {
-        self.doors.get(&port)?.attachment.as_ref().map(Attachment::place)
+    pub fn attach_mode(&self, port: Port) -> Option<AttachMode> {
+        self.nic_ports.get(&port)?.attachment.as_ref().map(Attachment::mode)
     }
 
-    /// Returns the program of a port, to run tests with it or to feed it with live frames.
+    /// Returns the program of a port, for test runs or live frames.
     #[must_use]
     pub fn program(&self, port: Port) -> Option<Arc<LoadedProgram>> {
-        self.doors.get(&port).map(|door| Arc::clone(&door.program))
+        self.nic_ports.get(&port).map(|nic_port| Arc::clone(&nic_port.program))
     }
 
-    /// Returns what was counted, over all ports.
+    /// Returns the counters, summed over all ports.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn counters(&self) -> Result<NicCounters, MapError> {
         Ok(NicCounters::new(&counters(&self.maps[self.layout.counters])?))
     }
 
-    /// Keeps flows alive in the host's table that are in use here; at most `count` lines are looked at, and the next call
-    /// goes on behind them. Returns how many were.
+    /// Refreshes flows in the host's table that are in use here; examines at most `count` translations, and the next
+    /// call continues after them. Returns how many.
     ///
     /// # Cost
-    /// A system call for each line.
+    /// A system call for each translation.
     ///
     /// # Errors
     /// [`NicError::Follow`].
@@ -344,17 +351,17 @@ impl Nic {
         Ok(self.follower.refresh(&self.maps, now, count)?)
     }
 
-    /// Returns how many lines of flows had no room in the maps: the host translates those.
+    /// Returns how many translations had no room in the maps: the host handles those.
     #[must_use]
     pub const fn unmapped_flows(&self) -> u64 {
         self.follower.unmapped()
     }
 }
 
-/// The program that lets everything pass, on the peer of a veth pair: without any program there, frames that are
-/// redirected into the pair vanish.
+/// The program that passes everything, for the peer of a veth pair: without any program there, frames redirected into
+/// the pair are lost.
 #[derive(Debug)]
-#[must_use = "the program is taken away when this is dropped"]
+#[must_use = "the program is detached when this is dropped"]
 pub struct PassAll {
     attachment: Attachment,
 }
@@ -366,16 +373,16 @@ impl PassAll {
     /// [`NicError::Load`], [`NicError::Attach`].
     pub fn new(interface: u32) -> Result<Self, NicError> {
         let program = LoadedProgram::load(&constant_program(ProgramKind::Xdp, XDP_PASS))?;
-        let attached = Attachment::new(&program, interface, Place::Native);
+        let attached = Attachment::new(&program, interface, AttachMode::Native);
         let attachment =
             attached.map_err(|source| NicError::Attach { port: Port::default(), source })?;
         Ok(Self { attachment })
     }
 
-    /// Attaches it to an interface of another network namespace. It blocks for a moment: a thread goes there.
+    /// Attaches it to an interface of another network namespace. Blocks briefly, while a thread enters that namespace.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and [`NicError::Namespace`], which takes `CAP_SYS_ADMIN`.
+    /// As [`new`](Self::new), and [`NicError::Namespace`]; entering requires `CAP_SYS_ADMIN`.
     pub fn inside(namespace: BorrowedFd<'_>, interface: u32) -> Result<Self, NicError> {
         thread::scope(|scope| {
             let enter = || {
@@ -388,7 +395,7 @@ impl PassAll {
         })
     }
 
-    /// Returns whether the interface is still there.
+    /// Returns whether the interface still exists.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.attachment.is_attached()

@@ -1,4 +1,4 @@
-//! Address resolution of IPv4 over Ethernet.
+//! The address resolution protocol (ARP), for IPv4 over Ethernet.
 
 use std::net::Ipv4Addr;
 
@@ -6,27 +6,27 @@ use vigie_via::link::MacAddress;
 
 use super::error::{ParseError, Protocol, bytes_at};
 
-/// Bytes of a packet.
+/// The length of an ARP packet in bytes.
 pub const ARP_BYTES: usize = 28;
 
-/// A packet of address resolution.
+/// An ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Arp {
-    /// 1 asks, 2 answers.
+    /// 1 is a request, 2 a reply.
     pub operation: u16,
-    /// The sender's address of Ethernet.
+    /// The sender's Ethernet address.
     pub sender: MacAddress,
-    /// The sender's address of IPv4.
+    /// The sender's IPv4 address.
     pub sender_ip: Ipv4Addr,
-    /// The target's address of Ethernet.
+    /// The target's Ethernet address.
     pub target: MacAddress,
-    /// The target's address of IPv4.
+    /// The target's IPv4 address.
     pub target_ip: Ipv4Addr,
 }
 
 impl Arp {
-    /// Reads the packet at the beginning of `bytes`.
+    /// Parses the packet at the start of `bytes`.
     ///
     /// # Errors
     /// [`ParseError::Short`], [`ParseError::Arp`].

@@ -1,20 +1,20 @@
-//! The checksum of IP, TCP, UDP and ICMP, in whole and by what has changed.
+//! The checksum of IP, TCP, UDP and ICMP, computed in full or updated.
 
 use super::headers::{Fragment, Headers, Network, Transport};
 
-/// A sum of 16-bit words in one's complement, of which a checksum is the complement (RFC 1071).
+/// A one's complement sum of 16-bit words, whose complement is a checksum (RFC 1071).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Nothing.
+    /// The empty sum.
     pub const ZERO: Self = Self(0);
 
-    /// Adds bytes, which begin at an even place. Of an odd number the last counts as if a zero followed.
+    /// Adds bytes that start at an even offset. An odd number of bytes is padded with a zero.
     #[must_use]
     #[inline]
     pub fn bytes(self, bytes: &[u8]) -> Self {
-        // One's complement addition may be done in wider words, whose carries are folded in later.
+        // One's complement addition may use wider words, whose carries are folded in later.
         let (wide, rest) = bytes.as_chunks::<4>();
         let sum: u64 = wide.iter().map(|word| u64::from(u32::from_be_bytes(*word))).sum();
         let (words, last) = rest.as_chunks::<2>();
@@ -30,14 +30,14 @@ impl Sum {
         self.add(word as u64)
     }
 
-    /// Adds the complement of a word, which takes it away.
+    /// Subtracts a word, by adding its complement.
     #[must_use]
     #[inline]
     pub const fn less_word(self, word: u16) -> Self {
         self.add(!word as u64)
     }
 
-    /// Adds the complement of bytes that begin and end at even places, which takes them away.
+    /// Subtracts bytes that start and end at even offsets, by adding their complement.
     #[must_use]
     #[inline]
     pub fn less_bytes(self, bytes: &[u8]) -> Self {
@@ -50,7 +50,7 @@ impl Sum {
         Self(sum + carry as u64)
     }
 
-    /// Returns the sum in 16 bits, its carries added.
+    /// Returns the sum folded to 16 bits.
     #[must_use]
     #[inline]
     pub const fn folded(self) -> u16 {
@@ -70,7 +70,7 @@ impl Sum {
     }
 }
 
-/// Returns the checksum of what had `checksum`, and in which bytes or words `taken` were replaced by `put`.
+/// Returns `checksum` updated for the replacement of `taken` by `put` in the covered bytes or words.
 ///
 /// # Source
 /// RFC 1624, equation 3: HC' = ~(~HC + ~m + m').
@@ -80,7 +80,7 @@ pub(crate) const fn updated(checksum: u16, taken: u16, put: u16) -> u16 {
     Sum::ZERO.word(!checksum).less_word(taken).word(put).checksum()
 }
 
-/// The sum over what the checksum of TCP, UDP and ICMPv6 covers beside their bytes (RFC 793, RFC 8200 §8.1).
+/// The sum of the pseudo header of TCP, UDP and ICMPv6 (RFC 793, RFC 8200 §8.1).
 pub(crate) fn pseudo_header(frame: &[u8], headers: &Headers) -> Option<Sum> {
     let addresses = match headers.network {
         Network::Ipv4 => headers.network_at + 12..headers.network_at + 20,
@@ -93,15 +93,15 @@ pub(crate) fn pseudo_header(frame: &[u8], headers: &Headers) -> Option<Sum> {
     Some(sum.word(low).word(high).word(u16::from(headers.protocol)))
 }
 
-/// What is known of the checksums of a packet.
+/// The result of verifying a packet's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verified {
-    /// All that are there are right.
+    /// All checksums present are right.
     Right,
-    /// There is none that could be looked at: no IP, a fragment, or UDP without one.
+    /// There is none to verify: not IP, a fragment, or UDP without one.
     Absent,
-    /// One is wrong.
+    /// At least one is wrong.
     Wrong,
 }
 
@@ -111,12 +111,12 @@ fn covered<'a>(frame: &'a [u8], headers: &Headers) -> Option<&'a [u8]> {
     if headers.transport != Transport::Udp {
         return Some(bytes);
     }
-    // UDP says its own length, which may be shorter than the packet.
+    // UDP has its own length, which may be shorter than the packet.
     let says = usize::from(u16::from_be_bytes([*bytes.get(4)?, *bytes.get(5)?]));
     bytes.get(..says)
 }
 
-/// The sum over a whole transport packet with its pseudo header, its checksum among it.
+/// The sum over a whole transport packet with its pseudo header, including its checksum.
 fn transport_sum(frame: &[u8], headers: &Headers) -> Option<Sum> {
     let bytes = covered(frame, headers)?;
     if !headers.covers_addresses() {
@@ -125,11 +125,11 @@ fn transport_sum(frame: &[u8], headers: &Headers) -> Option<Sum> {
     let all = headers.end_at - headers.transport_at;
     let sum = pseudo_header(frame, headers)?;
     let [a, b, ..] = (all - bytes.len()).to_le_bytes();
-    // The pseudo header was made with the length of the packet.
+    // The pseudo header was computed with the length of the packet.
     Some(sum.less_word(u16::from_le_bytes([a, b])).bytes(bytes))
 }
 
-/// Looks whether the checksums of a packet are right.
+/// Verifies the checksums of a packet.
 ///
 /// # Cost
 /// One pass over the packet.
@@ -146,7 +146,7 @@ pub(crate) fn verify(frame: &[u8], headers: &Headers) -> Verified {
     };
     let stands = frame.get(place..).and_then(|rest| rest.first_chunk::<2>());
     if headers.transport == Transport::Udp && stands == Some(&[0, 0]) {
-        // Only version 4 may leave it out (RFC 8200, §8.1; tunnels of RFC 6935 apart).
+        // Only version 4 may omit it (RFC 8200, §8.1; tunnels of RFC 6935 apart).
         return if headers.network == Network::Ipv4 { Verified::Right } else { Verified::Wrong };
     }
     match transport_sum(frame, headers) {
@@ -160,7 +160,7 @@ fn ipv4_end(frame: &[u8], headers: &Headers) -> usize {
     headers.network_at + usize::from(first & 0xf) * 4
 }
 
-/// Computes the checksum of IPv4's header, if it is IPv4, and writes it.
+/// Computes and writes the header checksum of IPv4; does nothing for other protocols.
 pub(crate) fn fill_network(frame: &mut [u8], headers: &Headers) {
     if headers.network != Network::Ipv4 {
         return;
@@ -178,15 +178,15 @@ pub(crate) fn fill_network(frame: &mut [u8], headers: &Headers) {
     }
 }
 
-/// Computes the checksum of the transport, and writes it. Returns whether there was one to compute: fragments
-/// and unknown protocols stay as they are.
+/// Computes and writes the checksum of the transport. Returns whether there was one to compute: fragments and unknown
+/// protocols are left unchanged.
 pub(crate) fn fill_transport(frame: &mut [u8], headers: &Headers) -> bool {
     let place = headers.checksum_at().filter(|_| headers.fragment == Fragment::Whole);
     let Some(place) = place.filter(|place| place + 2 <= headers.end_at) else { return false };
     put(frame, place, [0, 0]);
     let Some(sum) = transport_sum(frame, headers) else { return false };
     let checksum = match sum.checksum() {
-        // For UDP, zero would say that there is none.
+        // For UDP, zero would mean no checksum.
         0 if headers.transport == Transport::Udp => 0xffff,
         checksum => checksum,
     };
@@ -194,10 +194,10 @@ pub(crate) fn fill_transport(frame: &mut [u8], headers: &Headers) -> bool {
     true
 }
 
-/// Returns whether the checksum of TCP or UDP was left to a network card by a sender of this host: what stands
-/// there is the sum over the pseudo header.
+/// Returns whether a sender on this host left the checksum of TCP or UDP to a network card: the field then holds the
+/// sum over the pseudo header.
 ///
-/// A right checksum looks like that once in 65 536 times, and is the same when it is computed again.
+/// A right checksum equals that sum once in 65 536 times, and recomputing it does not change it.
 pub(crate) fn is_left_out(frame: &[u8], headers: &Headers) -> bool {
     if headers.fragment != Fragment::Whole
         || !matches!(headers.transport, Transport::Tcp | Transport::Udp)
@@ -209,7 +209,7 @@ pub(crate) fn is_left_out(frame: &[u8], headers: &Headers) -> bool {
     stands.map(|bytes| u16::from_be_bytes(*bytes)) == sum
 }
 
-/// Writes bytes at a place that is there.
+/// Writes bytes at an offset, which must be in the frame.
 #[inline]
 pub(crate) fn put<const N: usize>(frame: &mut [u8], at: usize, bytes: [u8; N]) {
     if let Some(place) = frame.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<N>()) {

@@ -1,4 +1,4 @@
-//! Changes of a packet in place, with its checksums kept right by what has changed (RFC 1624).
+//! Editing packets in place, with incremental updates of their checksums (RFC 1624).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,74 +12,74 @@ use super::{
     headers::{Headers, Network, Transport},
 };
 
-/// A change that a packet cannot have.
+/// Why a packet was not edited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EditError {
-    /// The packet cannot be read.
+    /// The packet cannot be parsed.
     #[error(transparent)]
     Parse(#[from] ParseError),
-    /// It has no such field: no IP, another version, or no ports.
+    /// It has no such field: not IP, another version, or no ports.
     #[error("the packet has no {field}")]
     NoField {
-        /// What was to be changed.
+        /// The field.
         field: &'static str,
     },
-    /// It may cross no more routers.
-    #[error("the packet may cross no more routers")]
+    /// Its hop limit would reach zero.
+    #[error("the hop limit of the packet is exhausted")]
     Expired,
 }
 
 #[derive(Clone, Copy)]
-enum Side {
+enum AddressSide {
     Source,
     Destination,
 }
 
 impl Packet {
-    /// Sets whom the frame is for.
+    /// Sets the frame's destination address.
     #[inline]
     pub fn set_destination_mac(&mut self, address: MacAddress) {
         put(self.bytes_kept(), 0, address.0);
     }
 
-    /// Sets who says to have sent the frame.
+    /// Sets the frame's source address.
     #[inline]
     pub fn set_source_mac(&mut self, address: MacAddress) {
         put(self.bytes_kept(), 6, address.0);
     }
 
-    /// Sets the sender's address of IP, with the checksums.
+    /// Sets the IP source address, and updates the checksums.
     ///
     /// # Errors
-    /// [`EditError::NoField`] if it is no packet of that version of IP, [`EditError::Parse`].
+    /// [`EditError::NoField`] if it is not a packet of that version of IP, [`EditError::Parse`].
     #[inline]
     pub fn set_source(&mut self, address: IpAddr) -> Result<(), EditError> {
-        self.set_address(Side::Source, address)
+        self.set_address(AddressSide::Source, address)
     }
 
-    /// Sets the receiver's address of IP, with the checksums.
+    /// Sets the IP destination address, and updates the checksums.
     ///
     /// # Errors
     /// As [`set_source`](Self::set_source).
     #[inline]
     pub fn set_destination(&mut self, address: IpAddr) -> Result<(), EditError> {
-        self.set_address(Side::Destination, address)
+        self.set_address(AddressSide::Destination, address)
     }
 
-    fn set_address(&mut self, side: Side, address: IpAddr) -> Result<(), EditError> {
+    fn set_address(&mut self, side: AddressSide, address: IpAddr) -> Result<(), EditError> {
         let headers = self.headers()?;
         match (headers.network, address, side) {
-            (Network::Ipv4, IpAddr::V4(address), Side::Source) => {
+            (Network::Ipv4, IpAddr::V4(address), AddressSide::Source) => {
                 self.replace_v4(&headers, headers.network_at + 12, address);
             }
-            (Network::Ipv4, IpAddr::V4(address), Side::Destination) => {
+            (Network::Ipv4, IpAddr::V4(address), AddressSide::Destination) => {
                 self.replace_v4(&headers, headers.network_at + 16, address);
             }
-            (Network::Ipv6, IpAddr::V6(address), Side::Source) => {
+            (Network::Ipv6, IpAddr::V6(address), AddressSide::Source) => {
                 self.replace_v6(&headers, headers.network_at + 8, address);
             }
-            (Network::Ipv6, IpAddr::V6(address), Side::Destination) => {
+            (Network::Ipv6, IpAddr::V6(address), AddressSide::Destination) => {
                 self.replace_v6(&headers, headers.network_at + 24, address);
             }
             (_, IpAddr::V4(_), _) => return Err(EditError::NoField { field: "IPv4 address" }),
@@ -112,7 +112,7 @@ impl Packet {
         }
     }
 
-    /// Sets the sender's port of TCP or UDP, with the checksum.
+    /// Sets the source port of TCP or UDP, and updates the checksum.
     ///
     /// # Errors
     /// [`EditError::NoField`] for other protocols and later fragments, [`EditError::Parse`].
@@ -121,7 +121,7 @@ impl Packet {
         self.set_port(0, port)
     }
 
-    /// Sets the receiver's port of TCP or UDP, with the checksum.
+    /// Sets the destination port of TCP or UDP, and updates the checksum.
     ///
     /// # Errors
     /// As [`set_source_port`](Self::set_source_port).
@@ -139,10 +139,10 @@ impl Packet {
         Ok(())
     }
 
-    /// Sets the identifier of an echo of ICMP, with the checksum.
+    /// Sets the identifier of an ICMP echo, and updates the checksum.
     ///
     /// # Errors
-    /// [`EditError::NoField`] for everything that is no ICMP, [`EditError::Parse`].
+    /// [`EditError::NoField`] for everything but ICMP, [`EditError::Parse`].
     pub fn set_identifier(&mut self, identifier: u16) -> Result<(), EditError> {
         let headers = self.headers()?;
         if !matches!(headers.transport, Transport::Icmp | Transport::Icmpv6) {
@@ -160,11 +160,11 @@ impl Packet {
         update_transport(frame, headers, u16::from_be_bytes(before), word);
     }
 
-    /// Lets it cross one router less, with the checksum. Returns how many are left, at least one.
+    /// Decrements the TTL or hop limit, and updates the checksum. Returns the new value, at least one.
     ///
     /// # Errors
-    /// [`EditError::Expired`] if none would be left, and then nothing is changed; [`EditError::NoField`]
-    /// without IP; [`EditError::Parse`].
+    /// [`EditError::Expired`] if it would reach zero, in which case nothing is changed; [`EditError::NoField`] without
+    /// IP; [`EditError::Parse`].
     #[inline]
     pub fn decrement_ttl(&mut self) -> Result<u8, EditError> {
         let headers = self.headers()?;
@@ -186,21 +186,21 @@ impl Packet {
         Ok(before - 1)
     }
 
-    /// Puts a tag in front of those that are there.
+    /// Inserts a tag before the existing ones.
     ///
     /// # Errors
-    /// [`ParseError`] of a frame that is no Ethernet, or would have more than [`TAGS_MAX`] tags.
+    /// [`ParseError`] if the frame is not Ethernet, or would have more than [`TAGS_MAX`] tags.
     pub fn push_tag(&mut self, tag: Tag) -> Result<(), ParseError> {
         let ethernet = super::Ethernet::parse(self.bytes())?;
         if ethernet.tags.iter().all(Option::is_some) {
             return Err(ParseError::Tags { max: TAGS_MAX });
         }
         if self.begin < TAG_BYTES {
-            // Tags were pushed until no room was left: as no frame keeps more than two, after many were
-            // taken out at the other end. Everything moves back to where it began.
+            // Tags were pushed until the room was used up. A frame never keeps more than two, so many must have been
+            // removed again: move everything back to its original place.
             let bytes = self.bytes().to_vec();
-            let (arrival, part) = (self.arrival, self.part);
-            self.fill(arrival, bytes.len(), |place| place.copy_from_slice(&bytes));
+            let (ingress, part) = (self.ingress, self.part);
+            self.fill(ingress, bytes.len(), |place| place.copy_from_slice(&bytes));
             self.part = part;
         }
         debug_assert!(self.begin <= HEADROOM_BYTES + TAG_BYTES * TAGS_MAX);
@@ -213,10 +213,10 @@ impl Packet {
         Ok(())
     }
 
-    /// Takes the outermost tag out, if there is one.
+    /// Removes the outermost tag, if there is one.
     ///
     /// # Errors
-    /// [`ParseError`] of a frame that is no Ethernet.
+    /// [`ParseError`] if the frame is not Ethernet.
     pub fn pop_tag(&mut self) -> Result<Option<Tag>, ParseError> {
         let header = bytes_at::<ETHERNET_BYTES>(self.bytes(), 0, Protocol::Ethernet)?;
         let [addresses @ .., high, low] = header;
@@ -231,7 +231,7 @@ impl Packet {
     }
 }
 
-/// Updates the checksum at a place.
+/// Updates the checksum at an offset.
 #[inline]
 fn update(frame: &mut [u8], at: usize, taken: u16, new: u16) {
     if let Ok(before) = bytes_at::<2>(frame, at, Protocol::Ipv4) {
@@ -239,14 +239,15 @@ fn update(frame: &mut [u8], at: usize, taken: u16, new: u16) {
     }
 }
 
-/// Updates the checksum of the transport, if it has one; also in the first fragment, where it stands for all.
+/// Updates the checksum of the transport, if it has one; also in the first fragment, whose checksum covers all
+/// fragments.
 #[inline]
 fn update_transport(frame: &mut [u8], headers: &Headers, taken: u16, new: u16) {
     let Some(at) = headers.checksum_at() else { return };
     let Ok(before) = bytes_at::<2>(frame, at, Protocol::Udp) else { return };
     let is_udp = headers.transport == Transport::Udp;
     if is_udp && before == [0, 0] {
-        // The sender has made none.
+        // The sender did not compute one.
         return;
     }
     let after = match updated(u16::from_be_bytes(before), taken, new) {

@@ -1,30 +1,30 @@
-//! What is wrong with a frame that cannot be read.
+//! Errors of parsing.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// A header that a frame may hold.
+/// A header in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Protocol {
-    /// The addresses of Ethernet, and the protocol.
+    /// The Ethernet header.
     Ethernet,
-    /// A tag of a VLAN.
+    /// A VLAN tag.
     Vlan,
-    /// Address resolution.
+    /// ARP.
     Arp,
     /// IP version 4.
     Ipv4,
     /// IP version 6.
     Ipv6,
-    /// An extension header of IP version 6.
+    /// An IPv6 extension header.
     Extension,
     /// TCP.
     Tcp,
     /// UDP.
     Udp,
-    /// ICMP of version 4 or 6.
+    /// ICMP of either version.
     Icmp,
 }
 
@@ -44,24 +44,24 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Why bytes are not the headers that they begin like. Anybody on the network can send such bytes.
+/// Why bytes could not be parsed. Any sender on the network can cause these errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// It ends within a header.
-    #[error("the {header} header needs {needs} bytes, and {has} are there")]
+    /// The frame ends within a header.
+    #[error("the {header} header needs {needs} bytes, but there are {has}")]
     Short {
         /// Which header.
         header: Protocol,
-        /// Bytes that it needs.
+        /// Bytes required.
         needs: usize,
-        /// Bytes that are there.
+        /// Bytes available.
         has: usize,
     },
-    /// More VLAN tags than are looked into.
-    #[error("more than {max} VLAN tags, one in the other")]
+    /// More VLAN tags than supported.
+    #[error("more than {max} nested VLAN tags")]
     Tags {
-        /// As many are read.
+        /// The limit.
         max: usize,
     },
     /// The version in the header is not the one that the frame announced.
@@ -69,47 +69,47 @@ pub enum ParseError {
     Version {
         /// Which header.
         header: Protocol,
-        /// What it says.
+        /// The version in it.
         version: u8,
     },
-    /// A header says a length that it cannot have.
+    /// An invalid header length.
     #[error("the {header} header says that it is {says} bytes long")]
     HeaderLength {
         /// Which header.
         header: Protocol,
-        /// What it says.
+        /// The length in it.
         says: usize,
     },
-    /// A packet says a length that its frame, or its own header, contradicts.
-    #[error("the {header} header announces {says} bytes, and {has} are there")]
+    /// A length that contradicts the frame or the packet's own header.
+    #[error("the {header} header announces {says} bytes, but there are {has}")]
     Length {
         /// Which header.
         header: Protocol,
-        /// What it says.
+        /// The length in it.
         says: usize,
-        /// Bytes that are there.
+        /// Bytes available.
         has: usize,
     },
-    /// A fragment that would end beyond the longest packet.
+    /// A fragment that would end beyond the maximum packet length.
     #[error("a fragment at {offset} of {length} bytes ends beyond the longest packet")]
     Fragment {
-        /// Where it begins in its packet, in bytes.
+        /// Where it starts in its packet, in bytes.
         offset: usize,
         /// Its length in bytes.
         length: usize,
     },
-    /// More extension headers than are looked into.
+    /// More extension headers than supported.
     #[error("more than {max} IPv6 extension headers")]
     Extensions {
-        /// As many are read.
+        /// The limit.
         max: usize,
     },
-    /// Addresses of resolution that are not those of IPv4 over Ethernet.
-    #[error("ARP for hardware {hardware} and protocol {protocol:#06x}, which this does not know")]
+    /// ARP for other addresses than IPv4 over Ethernet.
+    #[error("ARP for unsupported hardware {hardware} and protocol {protocol:#06x}")]
     Arp {
-        /// The kind of hardware.
+        /// The hardware type.
         hardware: u16,
-        /// The protocol's number.
+        /// The protocol type.
         protocol: u16,
     },
 }

@@ -1,23 +1,23 @@
-//! Frames of Ethernet and their tags.
+//! Ethernet frames and their VLAN tags.
 
 use vigie_via::link::{EtherType, MacAddress};
 
 use super::error::{ParseError, Protocol, bytes_at};
 
-/// Bytes of the header without tags: two addresses and the protocol.
+/// The length of the header without tags, in bytes: two addresses and the protocol.
 pub const ETHERNET_BYTES: usize = 14;
-/// Bytes of a tag.
+/// The length of a tag in bytes.
 pub const TAG_BYTES: usize = 4;
-/// Tags that are looked into, one in the other (802.1ad). A frame with more is [`ParseError::Tags`].
+/// The maximum number of nested tags (802.1ad). A frame with more is [`ParseError::Tags`].
 pub const TAGS_MAX: usize = 2;
 
-/// The tag of a VLAN, as it stands in the frame.
+/// A VLAN tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tag {
-    /// The protocol that announces it: 0x8100, or 0x88a8 for an outer tag.
+    /// The protocol number before it: 0x8100, or 0x88a8 for an outer tag.
     pub ether_type: EtherType,
-    /// Priority (3 bits), drop eligibility (1), number of the VLAN (12).
+    /// Priority (3 bits), drop eligibility (1), VLAN number (12).
     pub control: u16,
 }
 
@@ -27,13 +27,13 @@ impl Tag {
     /// The protocol number of 802.1ad.
     pub const OUTER: EtherType = EtherType(0x88a8);
 
-    /// Creates a tag of 802.1Q with a number of 12 bits, and priority 0.
+    /// Creates an 802.1Q tag with a VLAN number of 12 bits, and priority 0.
     #[must_use]
     pub const fn of_vlan(number: u16) -> Self {
         Self { ether_type: Self::INNER, control: number & 0xfff }
     }
 
-    /// Returns the number of the VLAN.
+    /// Returns the VLAN number.
     #[must_use]
     pub const fn vlan(self) -> u16 {
         self.control & 0xfff
@@ -48,20 +48,20 @@ impl Tag {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ethernet {
-    /// Whom it is for.
+    /// The destination address.
     pub destination: MacAddress,
-    /// Who says to have sent it.
+    /// The source address.
     pub source: MacAddress,
     /// The tags, outermost first.
     pub tags: [Option<Tag>; TAGS_MAX],
-    /// The protocol behind the tags. Numbers below 0x600 are lengths of frames of IEEE 802.3.
+    /// The protocol after the tags. Numbers below 0x600 are lengths of IEEE 802.3 frames.
     pub ether_type: EtherType,
-    /// Where the payload begins, in bytes.
+    /// Where the payload starts, in bytes.
     pub payload_at: usize,
 }
 
 impl Ethernet {
-    /// Reads the header at the beginning of a frame.
+    /// Parses the header at the start of a frame.
     ///
     /// # Errors
     /// [`ParseError::Short`], [`ParseError::Tags`].

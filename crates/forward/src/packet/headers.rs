@@ -1,4 +1,4 @@
-//! Where everything is in a frame: all its headers, read once.
+//! The positions of all headers in a frame, found in one pass.
 
 use std::net::IpAddr;
 
@@ -12,16 +12,16 @@ use super::{
     transport::{Icmp, Tcp, Udp},
 };
 
-/// The number of TCP in a header of IP.
+/// The IP protocol number of TCP.
 pub const TCP: u8 = 6;
-/// The number of UDP.
+/// The IP protocol number of UDP.
 pub const UDP: u8 = 17;
-/// The number of ICMP in IPv4.
+/// The IP protocol number of ICMP, in IPv4.
 pub const ICMP: u8 = 1;
-/// The number of ICMP in IPv6.
+/// The IP protocol number of ICMPv6.
 pub const ICMPV6: u8 = 58;
 
-/// Which part of a packet a packet of IP is.
+/// Which part of a packet an IP fragment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there are no others")]
 pub enum Fragment {
@@ -33,7 +33,7 @@ pub enum Fragment {
     Later,
 }
 
-/// What a frame carries.
+/// The network protocol of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Network {
@@ -41,13 +41,13 @@ pub enum Network {
     Ipv4,
     /// IP version 6.
     Ipv6,
-    /// Address resolution.
+    /// ARP.
     Arp,
     /// Something else.
     Other,
 }
 
-/// What a packet of IP carries.
+/// The transport protocol of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
@@ -57,41 +57,41 @@ pub enum Transport {
     Udp,
     /// ICMP.
     Icmp,
-    /// ICMP of version 6.
+    /// ICMPv6.
     Icmpv6,
-    /// Something else, or a later fragment, or no IP.
+    /// Something else, a later fragment, or not IP.
     Other,
 }
 
-/// Where everything is in a frame. Places are in bytes from the beginning of the frame.
+/// The positions of all headers in a frame, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
-    /// How many VLAN tags there are.
+    /// The number of VLAN tags.
     pub tags: usize,
-    /// The protocol behind the tags.
+    /// The protocol after the tags.
     pub ether_type: EtherType,
-    /// What it is.
+    /// The network protocol.
     pub network: Network,
-    /// Where its header begins.
+    /// Where the network header starts.
     pub network_at: usize,
     /// Which part of a packet it is.
     pub fragment: Fragment,
-    /// The number of the protocol in IP; 0 without IP.
+    /// The IP protocol number; 0 without IP.
     pub protocol: u8,
-    /// What it is.
+    /// The transport protocol.
     pub transport: Transport,
-    /// Where its header begins, in IP.
+    /// Where the transport header starts, in IP.
     pub transport_at: usize,
-    /// Where the packet ends. Behind that, Ethernet pads short frames.
+    /// Where the packet ends. After it, Ethernet pads short frames.
     pub end_at: usize,
 }
 
 impl Headers {
-    /// Reads all headers of a frame.
+    /// Parses all headers of a frame.
     ///
-    /// A frame of a protocol that is not known has no faults but those of its Ethernet header. What is known
-    /// has to be right, except for checksums and options.
+    /// A frame of an unknown protocol is checked up to its Ethernet header only. Known headers must be valid, except
+    /// for checksums and options.
     ///
     /// # Cost
     /// One pass over the headers, without copies: some 10 ns.
@@ -113,6 +113,7 @@ impl Headers {
             transport_at: frame.len(),
             end_at: frame.len(),
         };
+
         let bytes = frame.get(network_at..).unwrap_or_default();
         let has_transport = match ethernet.ether_type {
             EtherType::IPV4 => {
@@ -140,9 +141,11 @@ impl Headers {
             }
             _ => false,
         };
+
         if has_transport && this.fragment != Fragment::Later {
             this.transport = this.parse_transport(frame)?;
         }
+
         Ok(this)
     }
 
@@ -158,13 +161,13 @@ impl Headers {
         }
     }
 
-    /// Returns whether the packet is one of IP.
+    /// Returns whether this is an IP packet.
     #[must_use]
     pub const fn is_ip(&self) -> bool {
         matches!(self.network, Network::Ipv4 | Network::Ipv6)
     }
 
-    /// Returns the addresses of a packet of IP, source first.
+    /// Returns the addresses of an IP packet, source first.
     #[must_use]
     #[inline]
     pub fn addresses(&self, frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
@@ -183,7 +186,7 @@ impl Headers {
         }
     }
 
-    /// Returns the ports of TCP or UDP, source first; not of later fragments.
+    /// Returns the ports of TCP or UDP, source first; `None` for later fragments.
     #[must_use]
     #[inline]
     pub fn ports(&self, frame: &[u8]) -> Option<(u16, u16)> {
@@ -194,7 +197,7 @@ impl Headers {
         Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
     }
 
-    /// Where the checksum of the transport stands, in bytes from the beginning of the frame.
+    /// Returns the position of the transport's checksum, in bytes from the start of the frame.
     #[must_use]
     pub const fn checksum_at(&self) -> Option<usize> {
         match self.transport {
@@ -205,13 +208,13 @@ impl Headers {
         }
     }
 
-    /// Whether the checksum of the transport covers the addresses.
+    /// Whether the transport's checksum covers the addresses.
     pub(crate) const fn covers_addresses(&self) -> bool {
         matches!(self.transport, Transport::Tcp | Transport::Udp | Transport::Icmpv6)
     }
 }
 
-/// The bytes of a header that was read before.
+/// The bytes of a header that was parsed before.
 #[inline]
 fn bytes_at<const N: usize>(frame: &[u8], at: usize) -> Option<[u8; N]> {
     super::error::bytes_at(frame, at, Protocol::Ethernet).ok()

@@ -1,4 +1,4 @@
-//! The header of IP version 4.
+//! IPv4 packets.
 
 use std::net::Ipv4Addr;
 
@@ -7,12 +7,12 @@ use super::{
     headers::Fragment,
 };
 
-/// Bytes of the header without options.
+/// The length of the header without options, in bytes.
 pub const IPV4_BYTES: usize = 20;
 /// The longest packet.
 const PACKET_BYTES_MAX: usize = 65_535;
 
-/// A packet of IP version 4, its bytes left where they are.
+/// An IPv4 packet, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it only looks at bytes"]
 pub struct Ipv4<'a> {
@@ -22,10 +22,10 @@ pub struct Ipv4<'a> {
 }
 
 impl<'a> Ipv4<'a> {
-    /// Reads the packet at the beginning of `bytes`; what is behind its length is left out.
+    /// Parses the packet at the start of `bytes`; bytes after its end are ignored.
     ///
     /// # Errors
-    /// [`ParseError`]: everything that is wrong with it but the checksum.
+    /// [`ParseError`] for any defect except a wrong checksum.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let header = bytes_at::<IPV4_BYTES>(bytes, 0, Protocol::Ipv4)?;
@@ -54,19 +54,19 @@ impl<'a> Ipv4<'a> {
         Ok(this)
     }
 
-    /// Returns the bytes of the header, options among them.
+    /// Returns the length of the header in bytes, including options.
     #[must_use]
     pub const fn header_bytes(&self) -> usize {
         self.header_bytes
     }
 
-    /// Returns the bytes of the packet, header and payload.
+    /// Returns the length of the packet in bytes, header and payload.
     #[must_use]
     pub const fn total_bytes(&self) -> usize {
         self.packet.len()
     }
 
-    /// Returns the options, padding among them.
+    /// Returns the options, including padding.
     #[must_use]
     pub fn options(&self) -> &'a [u8] {
         self.packet.get(IPV4_BYTES..self.header_bytes).unwrap_or_default()
@@ -78,7 +78,7 @@ impl<'a> Ipv4<'a> {
         self.packet.get(self.header_bytes..).unwrap_or_default()
     }
 
-    /// Returns the number that all fragments of a packet share.
+    /// Returns the identification, which all fragments of a packet share.
     #[must_use]
     pub const fn identification(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
@@ -86,7 +86,7 @@ impl<'a> Ipv4<'a> {
 
     /// Returns whether routers must not fragment it.
     #[must_use]
-    pub const fn is_whole_wanted(&self) -> bool {
+    pub const fn dont_fragment(&self) -> bool {
         self.header[6] & 0x40 != 0
     }
 
@@ -109,19 +109,19 @@ impl<'a> Ipv4<'a> {
         }
     }
 
-    /// Returns how many routers it may still cross.
+    /// Returns the time to live: how many routers it may still cross.
     #[must_use]
     pub const fn ttl(&self) -> u8 {
         self.header[8]
     }
 
-    /// Returns the number of the protocol in the payload.
+    /// Returns the protocol number of the payload.
     #[must_use]
     pub const fn protocol(&self) -> u8 {
         self.header[9]
     }
 
-    /// Returns the checksum of the header, as it stands there.
+    /// Returns the header checksum, unverified.
     #[must_use]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[10], self.header[11]])

@@ -1,4 +1,4 @@
-//! The header of IP version 6, and its extension headers.
+//! IPv6 packets, and their extension headers.
 
 use std::net::Ipv6Addr;
 
@@ -7,9 +7,9 @@ use super::{
     headers::Fragment,
 };
 
-/// Bytes of the header without extensions.
+/// The length of the header without extensions, in bytes.
 pub const IPV6_BYTES: usize = 40;
-/// Extension headers that are looked into; a packet with more is [`ParseError::Extensions`].
+/// The maximum number of extension headers; a packet with more is [`ParseError::Extensions`].
 pub const EXTENSIONS_MAX: usize = 8;
 /// The longest payload.
 const PAYLOAD_BYTES_MAX: usize = 65_535;
@@ -23,7 +23,7 @@ const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
 const SHIM6: u8 = 140;
 
-/// A packet of IP version 6, its bytes left where they are.
+/// An IPv6 packet, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it only looks at bytes"]
 pub struct Ipv6<'a> {
@@ -36,11 +36,11 @@ pub struct Ipv6<'a> {
 }
 
 impl<'a> Ipv6<'a> {
-    /// Reads the packet at the beginning of `bytes` with its extension headers; what is behind its length is
-    /// left out. A routing header is passed over like the others: the destination is that of the header.
+    /// Parses the packet at the start of `bytes` with its extension headers; bytes after its end are ignored. A routing
+    /// header is skipped like the others: the destination is that of the IPv6 header.
     ///
     /// # Errors
-    /// [`ParseError`]. A payload of length 0 is one of no bytes: jumbograms do not fit a frame.
+    /// [`ParseError`]. A payload length of 0 means an empty payload: jumbograms do not fit into a frame.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let header = bytes_at::<IPV6_BYTES>(bytes, 0, Protocol::Ipv6)?;
@@ -82,7 +82,7 @@ impl<'a> Ipv6<'a> {
                     }
                     self.identification = u32::from_be_bytes(rest);
                     self.fragment = match (offset, is_last) {
-                        // "Atomic": a fragment header, and nothing was cut.
+                        // An "atomic" fragment: a fragment header, but not fragmented.
                         (0, true) => Fragment::Whole,
                         (0, false) => Fragment::First,
                         _ => Fragment::Later,
@@ -101,7 +101,7 @@ impl<'a> Ipv6<'a> {
             }
             self.protocol = next;
             self.transport_at = end;
-            // What follows in a later fragment is the middle of something.
+            // A later fragment contains no further headers.
             if self.fragment == Fragment::Later || !is_extension(next) {
                 return Ok(());
             }
@@ -109,25 +109,25 @@ impl<'a> Ipv6<'a> {
         Err(ParseError::Extensions { max: EXTENSIONS_MAX })
     }
 
-    /// Returns the bytes of the packet, header and payload.
+    /// Returns the length of the packet in bytes, header and payload.
     #[must_use]
     pub const fn total_bytes(&self) -> usize {
         self.packet.len()
     }
 
-    /// Returns where what is behind the extension headers begins, in bytes from the beginning of the packet.
+    /// Returns where the data after the extension headers starts, in bytes from the start of the packet.
     #[must_use]
     pub const fn transport_at(&self) -> usize {
         self.transport_at
     }
 
-    /// Returns the extension headers, one after the other.
+    /// Returns the extension headers, in order.
     #[must_use]
     pub fn extensions(&self) -> &'a [u8] {
         self.packet.get(IPV6_BYTES..self.transport_at).unwrap_or_default()
     }
 
-    /// Returns what is behind the extension headers.
+    /// Returns the data after the extension headers.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.packet.get(self.transport_at..).unwrap_or_default()
@@ -139,7 +139,7 @@ impl<'a> Ipv6<'a> {
         self.fragment
     }
 
-    /// Returns the number that all fragments of a packet share; 0 if it is not cut.
+    /// Returns the identification, which all fragments of a packet share; 0 if it is not fragmented.
     #[must_use]
     pub const fn identification(&self) -> u32 {
         self.identification
@@ -151,8 +151,8 @@ impl<'a> Ipv6<'a> {
         self.header[7]
     }
 
-    /// Returns the number of the protocol behind the extension headers; in a later fragment, of what its
-    /// first part begins with behind the fragment header.
+    /// Returns the protocol number after the extension headers; in a later fragment, that of the header after the
+    /// fragment header in the first one.
     #[must_use]
     pub const fn protocol(&self) -> u8 {
         self.protocol
@@ -172,7 +172,7 @@ impl<'a> Ipv6<'a> {
     }
 }
 
-/// What has a length behind its first byte. What is encrypted (50), or nothing (59), ends the row.
+/// Headers whose second byte is their length. Encrypted data (50), or no next header (59), ends the chain.
 const fn is_extension(protocol: u8) -> bool {
     matches!(
         protocol,

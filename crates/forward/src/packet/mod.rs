@@ -1,7 +1,6 @@
-//! Packets: frames of Ethernet in memory of their own, read without copies and changed in place.
+//! Packets: Ethernet frames in owned memory, parsed without copying and edited in place.
 //!
-//! Nothing in a frame is to be believed: reading it gives headers or a typed [`ParseError`], and nothing here
-//! panics on any bytes.
+//! Frames are untrusted: parsing returns headers or a typed [`ParseError`], and no bytes cause a panic here.
 
 mod arp;
 mod checksum;
@@ -32,7 +31,7 @@ pub use self::{
     transport::{ICMP_BYTES, Icmp, TCP_BYTES, Tcp, TcpFlags, UDP_BYTES, Udp},
 };
 
-/// Room that is kept in front of a frame, for tags that are pushed.
+/// Room before a frame, for tags that are pushed.
 const HEADROOM_BYTES: usize = 32;
 
 /// An interface of a forwarder, by number.
@@ -46,49 +45,49 @@ impl fmt::Display for Port {
     }
 }
 
-/// Which packet of which message it is.
+/// The position of a packet in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Part {
-    /// The message, by a number that no other message in the pipeline has.
+    /// The message's number, unique in the pipeline.
     pub message: u64,
     /// The packet's number in the message, from 0.
     pub index: u32,
-    /// It is the last one.
+    /// Whether it is the last one.
     pub is_last: bool,
 }
 
 impl Part {
-    /// Creates the place of a packet in a message.
+    /// Creates the position of a packet in a message.
     #[must_use]
     pub const fn new(message: u64, index: u32, is_last: bool) -> Self {
         Self { message, index, is_last }
     }
 }
 
-/// A frame in memory of its own, with room to change it in place, and the port on which it arrived.
+/// A frame in owned memory, editable in place, with the port on which it arrived.
 ///
-/// The memory is used again: [`fill`](Self::fill) puts another frame in it.
+/// The memory is reusable: [`fill`](Self::fill) replaces the frame.
 #[derive(Clone)]
 pub struct Packet {
     memory: Vec<u8>,
     begin: usize,
     end: usize,
-    arrival: Port,
+    ingress: Port,
     part: Option<Part>,
-    /// What reading the headers gave, as long as they have not changed.
+    /// The parsed headers, until they change.
     headers: Option<Result<Headers, ParseError>>,
 }
 
 impl Packet {
-    /// Creates a packet that holds nothing, with memory for frames of `bytes`.
+    /// Creates an empty packet, with memory for frames of `bytes`.
     #[must_use]
     pub fn empty(bytes: usize) -> Self {
         Self {
             memory: vec![0; HEADROOM_BYTES + bytes],
             begin: HEADROOM_BYTES,
             end: HEADROOM_BYTES,
-            arrival: Port(0),
+            ingress: Port(0),
             part: None,
             headers: None,
         }
@@ -96,36 +95,36 @@ impl Packet {
 
     /// Creates a packet from a frame that arrived on a port.
     #[must_use]
-    pub fn new(arrival: Port, frame: &[u8]) -> Self {
+    pub fn new(ingress: Port, frame: &[u8]) -> Self {
         let mut packet = Self::empty(frame.len());
-        packet.fill(arrival, frame.len(), |bytes| bytes.copy_from_slice(frame));
+        packet.fill(ingress, frame.len(), |bytes| bytes.copy_from_slice(frame));
         packet
     }
 
-    /// Puts another frame of `length` bytes into the memory, which `write` writes. What it does not write is
-    /// undetermined: bytes of frames before.
+    /// Replaces the frame by one of `length` bytes, which `write` writes. Bytes that it does not write are unspecified:
+    /// they stem from earlier frames.
     #[inline]
-    pub fn fill(&mut self, arrival: Port, length: usize, write: impl FnOnce(&mut [u8])) {
+    pub fn fill(&mut self, ingress: Port, length: usize, write: impl FnOnce(&mut [u8])) {
         let end = HEADROOM_BYTES + length;
         if end > self.memory.len() {
             self.memory.resize(end, 0);
         }
         self.begin = HEADROOM_BYTES;
         self.end = end;
-        self.arrival = arrival;
+        self.ingress = ingress;
         self.part = None;
         self.headers = None;
         write(self.memory.get_mut(HEADROOM_BYTES..end).unwrap_or_default());
     }
 
-    /// Sets its place in a message of several packets. Default: it is a message by itself.
+    /// Sets its position in a message of several packets. Default: the packet is a whole message.
     #[must_use]
     pub const fn part_of(mut self, part: Part) -> Self {
         self.part = Some(part);
         self
     }
 
-    /// Returns its place in a message of several packets, if it is not one by itself.
+    /// Returns its position in a message of several packets; `None` if it is a whole message.
     #[must_use]
     pub const fn part(&self) -> Option<Part> {
         self.part
@@ -133,8 +132,8 @@ impl Packet {
 
     /// Returns the port on which it arrived.
     #[must_use]
-    pub const fn arrival(&self) -> Port {
-        self.arrival
+    pub const fn ingress(&self) -> Port {
+        self.ingress
     }
 
     /// Returns the length of the frame in bytes.
@@ -156,7 +155,7 @@ impl Packet {
         self.memory.get(self.begin..self.end).unwrap_or_default()
     }
 
-    /// Returns the frame to change anything; its headers are read again afterwards.
+    /// Returns the frame for any changes; its headers are parsed again afterwards.
     #[must_use]
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
@@ -164,13 +163,13 @@ impl Packet {
         self.bytes_kept()
     }
 
-    /// The frame, to change what does not move its headers.
+    /// The frame, for changes that do not move its headers.
     #[inline]
     fn bytes_kept(&mut self) -> &mut [u8] {
         self.memory.get_mut(self.begin..self.end).unwrap_or_default()
     }
 
-    /// Returns where its headers are. They are read once, and again after [`bytes_mut`](Self::bytes_mut).
+    /// Returns the positions of its headers, parsed once, and again after [`bytes_mut`](Self::bytes_mut).
     ///
     /// # Errors
     /// [`ParseError`].
@@ -184,7 +183,7 @@ impl Packet {
         headers
     }
 
-    /// Makes it longer or shorter at its end, with zeros.
+    /// Truncates it, or extends it with zeros.
     pub fn resize(&mut self, length: usize) {
         let end = self.begin + length;
         if end > self.memory.len() {
@@ -197,9 +196,9 @@ impl Packet {
         self.headers = None;
     }
 
-    /// Computes the checksums, and cuts it into packets of at most `mtu` bytes (of IP, with its headers), if
-    /// it is one of TCP and longer: a sender of this host has left both to a network card. TCP does not mind
-    /// where it is cut. `None` if it cannot be cut, or need not be.
+    /// Cuts a TCP packet longer than `mtu` bytes (of IP, with its headers) into packets of at most that length, with
+    /// their checksums: a sender on this host left both to a network card. TCP does not depend on where it is cut.
+    /// `None` if the packet cannot be cut, or need not be.
     ///
     /// # Errors
     /// [`ParseError`].
@@ -207,7 +206,7 @@ impl Packet {
         segment::cut(self, mtu)
     }
 
-    /// Looks whether the checksums of IPv4's header and of the transport are right.
+    /// Verifies the checksums of the IPv4 header and of the transport.
     ///
     /// # Cost
     /// One pass over the packet.
@@ -219,8 +218,8 @@ impl Packet {
         Ok(checksum::verify(self.bytes(), &headers))
     }
 
-    /// Computes the checksums of IPv4's header and of the transport. Returns whether there was one of the
-    /// transport: fragments and unknown protocols have none that could be computed.
+    /// Computes the checksums of the IPv4 header and of the transport. Returns whether there was one of the transport:
+    /// fragments and unknown protocols have none that could be computed.
     ///
     /// # Errors
     /// [`ParseError`].
@@ -230,10 +229,10 @@ impl Packet {
         Ok(checksum::fill_transport(self.bytes_kept(), &headers))
     }
 
-    /// Computes the checksum of TCP or UDP if a sender of this host has left it to a network card: what
-    /// stands there is the sum over the pseudo header. Returns whether it did.
+    /// Computes the checksum of TCP or UDP if a sender on this host left it to a network card: the field then holds the
+    /// sum over the pseudo header. Returns whether it did.
     ///
-    /// A right checksum looks like that once in 65 536 times, and is the same when it is computed again.
+    /// A right checksum equals that sum once in 65 536 times, and recomputing it does not change it.
     ///
     /// # Errors
     /// [`ParseError`].
@@ -249,17 +248,17 @@ impl Packet {
 impl fmt::Debug for Packet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Packet")
-            .field("arrival", &self.arrival)
+            .field("arrival", &self.ingress)
             .field("part", &self.part)
             .field("bytes", &self.bytes())
             .finish_non_exhaustive()
     }
 }
 
-/// Equal if they hold the same frame, from the same port, at the same place of a message.
+/// Two packets are equal if they hold the same frame, from the same port, at the same position in a message.
 impl PartialEq for Packet {
     fn eq(&self, other: &Self) -> bool {
-        self.arrival == other.arrival && self.part == other.part && self.bytes() == other.bytes()
+        self.ingress == other.ingress && self.part == other.part && self.bytes() == other.bytes()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Segments of TCP that a sender of this host has left to be cut by a network card.
+//! TCP segments that a sender on this host left for a network card to cut.
 
 use super::{
     Packet, ParseError,
@@ -13,14 +13,14 @@ const LAST_ONLY: u8 = 0b1001;
 /// A flag that only the first segment has: CWR.
 const FIRST_ONLY: u8 = 0x80;
 
-/// Cuts a packet of TCP into such whose packets of IP have at most `mtu` bytes, with their checksums. Returns
-/// `None` for what cannot be cut: other protocols, fragments, an urgent pointer, headers that leave no room, or
-/// nothing to cut.
+/// Cuts a TCP packet into IP packets of at most `mtu` bytes, with their checksums. Returns `None` if it cannot be cut:
+/// another protocol, a fragment, an urgent pointer, headers that leave no room, or nothing to cut.
 pub(crate) fn cut(packet: &mut Packet, mtu: usize) -> Result<Option<Vec<Packet>>, ParseError> {
     let headers = packet.headers()?;
     if headers.transport != Transport::Tcp || headers.fragment != Fragment::Whole {
         return Ok(None);
     }
+
     let frame = packet.bytes();
     let segment = frame.get(headers.transport_at..headers.end_at).unwrap_or_default();
     let tcp = Tcp::parse(segment)?;
@@ -31,12 +31,13 @@ pub(crate) fn cut(packet: &mut Packet, mtu: usize) -> Result<Option<Vec<Packet>>
     if room == 0 || payload.len() <= room || is_urgent {
         return Ok(None);
     }
+
     let begin = frame.get(..payload_at).unwrap_or_default();
     let count = payload.len().div_ceil(room);
-    let arrival = packet.arrival();
+    let ingress = packet.ingress();
     let pieces = payload.chunks(room).enumerate().map(|(number, piece)| {
         let mut one = Packet::empty(begin.len() + piece.len());
-        one.fill(arrival, begin.len() + piece.len(), |bytes| {
+        one.fill(ingress, begin.len() + piece.len(), |bytes| {
             let (front, rest) = bytes.split_at_mut(begin.len());
             front.copy_from_slice(begin);
             rest.copy_from_slice(piece);
@@ -45,16 +46,18 @@ pub(crate) fn cut(packet: &mut Packet, mtu: usize) -> Result<Option<Vec<Packet>>
         one.fill_checksums()?;
         Ok(one)
     });
+
     pieces.collect::<Result<Vec<_>, _>>().map(Some)
 }
 
-/// Makes the headers of the first segment those of the `number`-th.
+/// Turns the headers of the first segment into those of the `number`-th.
 fn adapt(frame: &mut [u8], headers: &Headers, (number, count): (usize, usize), room: usize) {
     let length = frame.len() - headers.network_at;
     let low = |value: usize| {
         let [a, b, ..] = value.to_le_bytes();
         [b, a]
     };
+
     if headers.network == Network::Ipv4 {
         put(frame, headers.network_at + 2, low(length));
         let at = headers.network_at + 4;
@@ -65,11 +68,13 @@ fn adapt(frame: &mut [u8], headers: &Headers, (number, count): (usize, usize), r
     } else {
         put(frame, headers.network_at + 4, low(length - super::IPV6_BYTES));
     }
+
     let at = headers.transport_at + 4;
     if let Ok(first) = bytes_at::<4>(frame, at, Protocol::Tcp) {
         let offset = u32::try_from(number * room).unwrap_or(0);
         put(frame, at, u32::from_be_bytes(first).wrapping_add(offset).to_be_bytes());
     }
+
     let at = headers.transport_at + 13;
     if let Ok([mut flags]) = bytes_at::<1>(frame, at, Protocol::Tcp) {
         if number > 0 {

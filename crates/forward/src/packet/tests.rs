@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::pipeline::conformance::frame;
 
-/// A frame of the suite's generator that can be read, whose checksums were computed.
+/// A parsable frame from the suite's generator, with computed checksums.
 fn whole_frame(rng: &mut Rng) -> Packet {
     loop {
         let mut packet = Packet::new(Port(0), &frame(rng));
@@ -101,8 +101,8 @@ proptest! {
         prop_assert!(packet.verify().map_or(true, |verified| verified == Verified::Wrong));
     }
 
-    /// Goal: of any bytes, places lie in order and in the frame. Method: frames of the generator, cut and
-    /// spoiled, and bytes of any kind.
+    /// Goal: for any bytes, positions are ordered and inside the frame. Method: frames of the generator, cut and
+    /// corrupted, and random bytes.
     #[test]
     fn places_are_in_the_frame(seed in any::<u64>(), noise in prop::collection::vec(any::<u8>(), 0..80)) {
         let made = frame(&mut Rng::with_seed(seed));
@@ -119,7 +119,7 @@ proptest! {
         }
     }
 
-    /// Goal: tags are put in and taken out, and nothing else changes. Method: there and back, as many as fit.
+    /// Goal: pushing and popping tags changes nothing else. Method: there and back, as many as fit.
     #[test]
     fn tags_go_in_and_out(seed in any::<u64>(), control in any::<u16>(), rounds in 1..20_u32) {
         let mut packet = Packet::new(Port(3), &frame(&mut Rng::with_seed(seed)));
@@ -208,7 +208,7 @@ fn tcp(payload: &[u8], is_v6: bool, flags: u8, sequence: u32) -> Packet {
 
 #[test]
 fn a_checksum_that_was_left_out_is_completed_and_no_other() {
-    // Goal: what the kernel leaves between the ends of a veth pair becomes right, and what is wrong stays
+    // Goal: checksums that the kernel leaves out between the ends of a veth pair become right, and wrong ones stay
     // wrong. Method: the sum over the pseudo header in its place, and any other.
     for is_v6 in [false, true] {
         let mut packet = tcp(b"some bytes", is_v6, 16, 7);

@@ -2,14 +2,14 @@
 
 use super::error::{ParseError, Protocol, bytes_at};
 
-/// Bytes of TCP's header without options.
+/// The length of a TCP header without options, in bytes.
 pub const TCP_BYTES: usize = 20;
-/// Bytes of UDP's header.
+/// The length of a UDP header in bytes.
 pub const UDP_BYTES: usize = 8;
-/// Bytes of ICMP's header, both versions.
+/// The length of an ICMP header in bytes, both versions.
 pub const ICMP_BYTES: usize = 8;
 
-/// A segment of TCP, its bytes left where they are.
+/// A TCP segment, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it only looks at bytes"]
 pub struct Tcp<'a> {
@@ -19,7 +19,7 @@ pub struct Tcp<'a> {
 }
 
 impl<'a> Tcp<'a> {
-    /// Reads the segment that `bytes` are.
+    /// Parses the segment.
     ///
     /// # Errors
     /// [`ParseError::Short`], [`ParseError::HeaderLength`], [`ParseError::Length`].
@@ -49,7 +49,7 @@ impl<'a> Tcp<'a> {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
-    /// Returns the number of the first byte of the payload.
+    /// Returns the sequence number of the first byte of the payload.
     #[must_use]
     pub const fn sequence(&self) -> u32 {
         u32::from_be_bytes([self.header[4], self.header[5], self.header[6], self.header[7]])
@@ -61,19 +61,19 @@ impl<'a> Tcp<'a> {
         TcpFlags(self.header[13])
     }
 
-    /// Returns the checksum, as it stands there.
+    /// Returns the checksum, unverified.
     #[must_use]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[16], self.header[17]])
     }
 
-    /// Returns the bytes of the header, options among them.
+    /// Returns the length of the header in bytes, including options.
     #[must_use]
     pub const fn header_bytes(&self) -> usize {
         self.header_bytes
     }
 
-    /// Returns the options, padding among them.
+    /// Returns the options, including padding.
     #[must_use]
     pub fn options(&self) -> &'a [u8] {
         self.segment.get(TCP_BYTES..self.header_bytes).unwrap_or_default()
@@ -86,20 +86,20 @@ impl<'a> Tcp<'a> {
     }
 }
 
-/// Flags of TCP: a set of bits.
+/// The flags of TCP, as a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFlags(pub(crate) u8);
 
 impl TcpFlags {
-    /// The sender sends no more.
+    /// The sender has no more data.
     pub const FIN: Self = Self(1);
-    /// The connection begins.
+    /// Opens the connection.
     pub const SYN: Self = Self(2);
-    /// The connection is broken off.
+    /// Resets the connection.
     pub const RST: Self = Self(4);
-    /// What came before is wanted now.
+    /// Data should be delivered at once.
     pub const PSH: Self = Self(8);
-    /// Something is acknowledged.
+    /// The acknowledgement number is valid.
     pub const ACK: Self = Self(16);
 
     /// Returns whether all bits of `other` are set.
@@ -109,7 +109,7 @@ impl TcpFlags {
     }
 }
 
-/// A datagram of UDP, its bytes left where they are.
+/// A UDP datagram, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it only looks at bytes"]
 pub struct Udp<'a> {
@@ -118,8 +118,8 @@ pub struct Udp<'a> {
 }
 
 impl<'a> Udp<'a> {
-    /// Reads the datagram that begins with `bytes`. If they are `whole`, its length must fit them; the first
-    /// fragment says the length of all.
+    /// Parses the datagram at the start of `bytes`. If `is_whole`, its length must fit them; the length in a first
+    /// fragment is that of the whole datagram.
     ///
     /// # Errors
     /// [`ParseError::Short`], [`ParseError::Length`].
@@ -147,7 +147,7 @@ impl<'a> Udp<'a> {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
-    /// Returns the checksum, as it stands there: 0 if the sender has made none.
+    /// Returns the checksum, unverified; 0 if the sender computed none.
     #[must_use]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[6], self.header[7]])
@@ -160,7 +160,7 @@ impl<'a> Udp<'a> {
     }
 }
 
-/// A message of ICMP, of version 4 or 6, its bytes left where they are.
+/// An ICMP message of version 4 or 6, borrowed from its bytes.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it only looks at bytes"]
 pub struct Icmp<'a> {
@@ -169,7 +169,7 @@ pub struct Icmp<'a> {
 }
 
 impl<'a> Icmp<'a> {
-    /// Reads the message that `bytes` are.
+    /// Parses the message.
     ///
     /// # Errors
     /// [`ParseError::Short`].
@@ -178,19 +178,19 @@ impl<'a> Icmp<'a> {
         Ok(Self { message, header: bytes_at(message, 0, Protocol::Icmp)? })
     }
 
-    /// Returns what it is.
+    /// Returns the type.
     #[must_use]
     pub const fn kind(&self) -> u8 {
         self.header[0]
     }
 
-    /// Returns which of its kind it is.
+    /// Returns the code.
     #[must_use]
     pub const fn code(&self) -> u8 {
         self.header[1]
     }
 
-    /// Returns the checksum, as it stands there.
+    /// Returns the checksum, unverified.
     #[must_use]
     pub const fn checksum(&self) -> u16 {
         u16::from_be_bytes([self.header[2], self.header[3]])
@@ -202,13 +202,13 @@ impl<'a> Icmp<'a> {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
 
-    /// Returns the number of an echo.
+    /// Returns the sequence number of an echo.
     #[must_use]
     pub const fn sequence(&self) -> u16 {
         u16::from_be_bytes([self.header[6], self.header[7]])
     }
 
-    /// Returns what is behind the header; in an error, the packet that it is about.
+    /// Returns the bytes after the header; in an error, the quoted packet.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.message.get(ICMP_BYTES..).unwrap_or_default()

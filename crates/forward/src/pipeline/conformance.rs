@@ -1,4 +1,4 @@
-//! The suite for implementers of [`Stage`].
+//! The conformance suite for implementers of [`Stage`].
 
 use fastrand::Rng;
 use thiserror::Error;
@@ -10,67 +10,71 @@ use crate::{
     packet::{Packet, Port},
 };
 
-/// A stage that does not keep its contract.
+/// A violation of the contract by a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum Breach {
-    /// It says that it only reads, and has changed bytes (contract 4).
+pub enum Violation {
+    /// It claims to be read-only, but changed bytes (contract 4).
     #[error(
-        "stage {stage:?} says that it only reads, and changed packet {number}: declare `Writes::Yes`"
+        "stage {stage:?} claims to be read-only, but changed packet {number}: declare `Writes::Yes`"
     )]
     Changed {
         /// The stage.
         stage: String,
-        /// Which packet of the run.
+        /// The number of the packet in the run.
         number: u32,
     },
-    /// It says that it only reads, and drops (contract 4).
+    /// It claims to be read-only, but dropped a packet (contract 4).
     #[error(
-        "stage {stage:?} says that it only reads, and dropped packet {number}: declare `Writes::Yes`"
+        "stage {stage:?} claims to be read-only, but dropped packet {number}: declare `Writes::Yes`"
     )]
     Dropped {
         /// The stage.
         stage: String,
-        /// Which packet of the run.
+        /// The number of the packet in the run.
         number: u32,
     },
-    /// Two stages that were made alike did different things (contract 2).
+    /// Two equal stages acted differently (contract 2).
     #[error(
-        "two stages {stage:?} made alike differ at packet {number}: what else does it depend on?"
+        "two equal stages {stage:?} differ at packet {number}: what else does the stage depend on?"
     )]
     Differs {
         /// The stage.
         stage: String,
-        /// Which packet of the run.
+        /// The number of the packet in the run.
         number: u32,
     },
-    /// It decides by what is behind the headers, and says that it sees the header alone (contract 3).
+    /// It claims to see only the header, but its verdict depends on later bytes (contract 3).
     #[error(
-        "stage {stage:?} says that it sees headers, and its verdict on packet {number} depends on the payload"
+        "stage {stage:?} claims to see only headers, but its verdict on packet {number} depends on the payload"
     )]
     Saw {
         /// The stage.
         stage: String,
-        /// Which packet of the run.
+        /// The number of the packet in the run.
         number: u32,
     },
-    /// What it says of itself has changed (contract 5).
-    #[error("what stage {stage:?} says in `model` has changed")]
+    /// Its model has changed (contract 5).
+    #[error("the `model` of stage {stage:?} has changed")]
     Model {
         /// The stage.
         stage: String,
     },
 }
 
-/// Tries the contract of [`Stage`] on what `make` makes, with `count` packets, well-formed and not, from a
-/// seed. Each call of `make` must give a stage in the same state, with tables of its own.
+/// Tests the contract of [`Stage`] on stages from `make`, with `count` packets, well-formed and not, from a seed. Each
+/// call of `make` must return a stage in the same state, with its own tables.
 ///
 /// # Errors
-/// [`Breach`], the first that was found.
+/// The first [`Violation`] found.
 ///
 /// # Panics
 /// If the stage does.
-pub fn check<S: Stage>(mut make: impl FnMut() -> S, seed: u64, count: u32) -> Result<(), Breach> {
+pub fn check<S: Stage>(
+    mut make: impl FnMut() -> S,
+    seed: u64,
+    count: u32,
+) -> Result<(), Violation> {
     let mut rng = Rng::with_seed(seed);
     let (mut one, mut two, mut blind) = (make(), make(), make());
     let model = one.model();
@@ -79,49 +83,52 @@ pub fn check<S: Stage>(mut make: impl FnMut() -> S, seed: u64, count: u32) -> Re
     for number in 0..count {
         now = Instant::from_nanos(now.as_nanos() + rng.u64(0..2_000_000));
         let before = frame(&mut rng);
-        let arrival = Port(rng.u16(0..3));
-        let mut packet = Packet::new(arrival, &before);
+        let ingress = Port(rng.u16(0..3));
+        let mut packet = Packet::new(ingress, &before);
         let verdict = one.process(&mut packet, now);
         if model.written() == Writes::No {
             if packet.bytes() != before {
-                return Err(Breach::Changed { stage: stage(), number });
+                return Err(Violation::Changed { stage: stage(), number });
             }
             if matches!(verdict, Verdict::Drop(_)) {
-                return Err(Breach::Dropped { stage: stage(), number });
+                return Err(Violation::Dropped { stage: stage(), number });
             }
         }
-        let mut other = Packet::new(arrival, &before);
+        let mut other = Packet::new(ingress, &before);
         if two.process(&mut other, now) != verdict || other != packet {
-            return Err(Breach::Differs { stage: stage(), number });
+            return Err(Violation::Differs { stage: stage(), number });
         }
         if model.seen() != Sees::Everything {
-            let mut other = Packet::new(arrival, &before);
+            let mut other = Packet::new(ingress, &before);
             let headers = other.headers();
-            // Where the payload begins nobody knows in what cannot be read.
+            // In an unreadable frame it is unknown where the payload starts.
             if let Ok(headers) = headers {
                 let behind = (headers.transport_at + 60).min(headers.end_at);
                 other.bytes_mut()[behind..headers.end_at].fill(0xa5);
             }
             if blind.process(&mut other, now) != verdict {
-                return Err(Breach::Saw { stage: stage(), number });
+                return Err(Violation::Saw { stage: stage(), number });
             }
         }
         if one.model().seen() != model.seen() || one.model().written() != model.written() {
-            return Err(Breach::Model { stage: stage() });
+            return Err(Violation::Model { stage: stage() });
         }
     }
+
     Ok(())
 }
 
-/// A frame: mostly a packet of few flows, often with a fault, sometimes anything.
+/// A frame: mostly a packet of few flows, often with a fault, sometimes random bytes.
 pub(crate) fn frame(rng: &mut Rng) -> Vec<u8> {
     if rng.u8(..) < 16 {
         return (0..rng.usize(0..100)).map(|_| rng.u8(..)).collect();
     }
+
     let mut frame = vec![2, 0, 0, 0, 0, rng.u8(0..3), 2, 0, 0, 0, 0, rng.u8(0..3)];
     for _ in 0..rng.u8(..) / 100 {
         frame.extend([0x81, 0, 0, rng.u8(0..3)]);
     }
+
     let is_v4 = rng.u8(..) < 160;
     let protocol = [6, 17, if is_v4 { 1 } else { 58 }, 17][rng.usize(0..4)];
     let transport = transport(rng, protocol);
@@ -172,6 +179,7 @@ pub(crate) fn frame(rng: &mut Rng) -> Vec<u8> {
         }
         frame.extend(extensions);
     }
+
     frame.extend(transport);
     if rng.bool() {
         let mut packet = Packet::new(Port(0), &frame);
@@ -179,6 +187,7 @@ pub(crate) fn frame(rng: &mut Rng) -> Vec<u8> {
             frame = packet.bytes().to_vec();
         }
     }
+
     spoil(&mut frame, rng);
     frame
 }
@@ -203,7 +212,7 @@ fn transport(rng: &mut Rng, protocol: u8) -> Vec<u8> {
     bytes
 }
 
-/// Makes one frame in four wrong.
+/// Corrupts one frame in four.
 fn spoil(frame: &mut Vec<u8>, rng: &mut Rng) {
     match rng.u8(0..16) {
         0 => frame.truncate(rng.usize(..=frame.len())),

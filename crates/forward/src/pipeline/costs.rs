@@ -1,4 +1,4 @@
-//! What stages cost, as measured on packets that pass.
+//! The costs of stages, measured on packets that pass.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -6,21 +6,21 @@ use vigie_detect::{Clock, Instant};
 
 use crate::cost::Cost;
 
-/// Packets of one class after which a mean is believed.
+/// The number of packets of one class that a mean requires.
 const SAMPLES_MIN: u64 = 32;
-/// Packets from here on are long ones: two classes give the two points of a line.
+/// The length from which packets count as long: the two classes give the two points of a line.
 const LONG_BYTES: usize = 512;
 
 /// Sums over the packets of one class.
 #[derive(Clone, Copy, Debug, Default)]
-struct Class {
+struct SizeClass {
     count: u64,
     bytes: u64,
     time: Duration,
 }
 
-impl Class {
-    /// The mean packet and its mean time, if there were enough.
+impl SizeClass {
+    /// The mean length and the mean time, if there were enough packets.
     fn mean(&self) -> Option<(u64, Duration)> {
         if self.count < SAMPLES_MIN {
             return None;
@@ -37,10 +37,10 @@ pub(super) struct Costs {
     clock: Arc<dyn Clock>,
     every: NonZeroU32,
     until_next: u32,
-    /// What reading the clock itself takes.
+    /// The time of reading the clock.
     reading: Duration,
     /// Short and long packets of each stage.
-    stages: Vec<[Class; 2]>,
+    stages: Vec<[SizeClass; 2]>,
 }
 
 impl Costs {
@@ -50,11 +50,11 @@ impl Costs {
             clock.now() - begin
         };
         let reading = (0..64).map(between).min().unwrap_or_default();
-        let stages = vec![[Class::default(); 2]; stages];
+        let stages = vec![[SizeClass::default(); 2]; stages];
         Self { clock, every, until_next: 0, reading, stages }
     }
 
-    /// Counts a packet. Returns whether it is to be measured.
+    /// Counts a packet. Returns whether to measure it.
     #[inline]
     pub(super) const fn is_due(&mut self) -> bool {
         if self.until_next == 0 {
@@ -69,7 +69,7 @@ impl Costs {
         self.clock.now()
     }
 
-    /// Notes what a stage took, from `begin` until now.
+    /// Records the time of a stage, from `begin` until now.
     pub(super) fn took(&mut self, stage: usize, bytes: usize, begin: Instant) {
         let time = (self.clock.now() - begin).saturating_sub(self.reading);
         let Some(classes) = self.stages.get_mut(stage) else { return };
@@ -79,7 +79,7 @@ impl Costs {
         class.time = class.time.saturating_add(time);
     }
 
-    /// Returns what a stage costs, if enough packets were measured: a line where there were short and long ones.
+    /// Returns the cost of a stage, if enough packets were measured: a line if there were both short and long ones.
     pub(super) fn of(&self, stage: usize) -> Option<Cost> {
         let [short, long] = self.stages.get(stage)?;
         match (short.mean(), long.mean()) {

@@ -1,4 +1,4 @@
-//! Messages of several packets: stored until they are whole, or cut through.
+//! Messages of several packets: stored until complete, or cut through.
 //!
 //! ```text
 //!                        1 first packet                2 last packet
@@ -6,40 +6,41 @@
 //!       ▲                                 │ 3 a gap, too long, or a drop
 //!       └──────────── 4 last packet ──── Dead
 //! ```
-//! 1 `enter`, 2 `store` and `cut_through`, 3 `Open::kill`; 4: what comes of a dead message is dropped
-//! until its last packet. Packets of unknown messages that are no first ones are dropped. The oldest message gives way if there are too many.
+//! 1 `enter`, 2 `store` and `cut_through`, 3 `OpenMessage::kill`; 4: packets of a dead message are dropped up to its
+//! last. Packets of unknown messages that are not first ones are dropped. If there are too many messages, the oldest is
+//! dropped.
 
 use indexmap::IndexMap;
 use vigie_detect::Instant;
 
-use super::{OnFull, Stages, output::Outputs, reason::Reason, stage::Verdict};
+use super::{OnFull, Stages, output::OutputQueues, reason::Reason, stage::Verdict};
 use crate::{
     model::{Sees, StageModel},
     packet::{Packet, Part, Port},
-    tables::Counters,
+    tables::TrafficCounters,
 };
 
 #[derive(Debug)]
-struct Open {
+struct OpenMessage {
     /// The number of the next packet.
     next: u32,
-    /// Where its packets go, once that is known; or why they do not.
-    fate: Option<Result<Port, Reason>>,
-    /// What is stored of it.
+    /// The port of its packets, once known; or why they are dropped.
+    verdict: Option<Result<Port, Reason>>,
+    /// Its stored packets.
     packets: Vec<Packet>,
 }
 
-/// Those that are not over.
+/// The messages that are not finished.
 #[derive(Debug)]
-pub(super) struct Messages {
-    open: IndexMap<u64, Open>,
+pub(super) struct OpenMessages {
+    open: IndexMap<u64, OpenMessage>,
     messages_max: usize,
     packets_max: usize,
-    /// Which stages see every packet.
+    /// Which stages must see every packet.
     sees_all: Vec<bool>,
 }
 
-impl Messages {
+impl OpenMessages {
     pub(super) fn new(messages_max: usize, packets_max: usize, models: &[StageModel]) -> Self {
         let sees_all = models.iter().map(|model| model.seen() == Sees::Everything).collect();
         Self { open: IndexMap::new(), messages_max, packets_max, sees_all }
@@ -49,87 +50,97 @@ impl Messages {
         self.open.values().map(|open| open.packets.len()).sum()
     }
 
-    /// Finds the message of a packet, or begins it.
-    fn enter(&mut self, part: Part, counters: &Counters) -> Result<&mut Open, Reason> {
+    /// Finds the message of a packet, or starts it.
+    fn enter(
+        &mut self,
+        part: Part,
+        counters: &TrafficCounters,
+    ) -> Result<&mut OpenMessage, Reason> {
         if part.index == 0 {
             let before = self.open.shift_remove(&part.message);
             let is_new = before.is_none();
-            // The same number again: what was before never ended.
+            // The same number again: the earlier message never ended.
             let mut given_up = before;
             if is_new && self.open.len() >= self.messages_max {
                 given_up = self.open.shift_remove_index(0).map(|(_, open)| open);
             }
             if let Some(open) = given_up {
-                counters.dropped(Reason::Incomplete, wide(open.packets.len()));
+                counters.dropped(Reason::Incomplete, to_u64(open.packets.len()));
             }
-            let open = Open { next: 0, fate: None, packets: Vec::new() };
+            let open = OpenMessage { next: 0, verdict: None, packets: Vec::new() };
             self.open.insert(part.message, open);
         }
+
         let packets_max = self.packets_max;
         let open = self.open.get_mut(&part.message).ok_or(Reason::Incomplete)?;
-        if !matches!(open.fate, Some(Err(_))) {
+        if !matches!(open.verdict, Some(Err(_))) {
             if part.index != open.next {
                 open.kill(Reason::Incomplete, counters);
             } else if usize::try_from(part.index).is_ok_and(|index| index >= packets_max) {
                 open.kill(Reason::TooLong, counters);
             }
         }
+
         open.next = part.index.saturating_add(1);
         Ok(open)
     }
 
-    /// Takes a packet in; with the last one, the message goes through the stages.
+    /// Takes in a packet; with the last one, the message passes through the stages.
     pub(super) fn store(
         &mut self,
         packet: Packet,
         now: Instant,
         stages: &mut Stages,
-        outputs: &mut Outputs,
-        counters: &Counters,
+        outputs: &mut OutputQueues,
+        counters: &TrafficCounters,
     ) {
         let Some(part) = packet.part() else { return };
         match self.enter(part, counters) {
-            Ok(Open { fate: Some(Err(_)), .. }) => counters.dropped(Reason::Message, 1),
+            Ok(OpenMessage { verdict: Some(Err(_)), .. }) => counters.dropped(Reason::Message, 1),
             Ok(open) => open.packets.push(packet),
             Err(reason) => counters.dropped(reason, 1),
         }
+
         if !part.is_last {
             return;
         }
+
         let Some(mut open) = self.open.shift_remove(&part.message) else { return };
         if open.packets.is_empty() {
             return;
         }
+
         let count = open.packets.len();
-        let fate = decide(&mut open.packets, now, stages, outputs);
-        let fate = match fate {
-            // In part it would be a damaged message.
+        let verdict = decide(&mut open.packets, now, stages, outputs);
+        let verdict = match verdict {
+            // Only a part of it would be a damaged message.
             Ok(port) if outputs.drops() && !outputs.has_room(port, count) => {
                 Err(Reason::BufferFull)
             }
-            fate => fate,
+            verdict => verdict,
         };
-        match fate {
+
+        match verdict {
             Ok(port) => open.packets.into_iter().for_each(|packet| outputs.push(port, packet)),
-            Err(reason) => counters.dropped(reason, wide(count)),
+            Err(reason) => counters.dropped(reason, to_u64(count)),
         }
     }
 
-    /// Lets a packet pass at once; the first one goes through all stages, the others through those that see
-    /// everything, which only read.
+    /// Passes a packet on at once; the first one goes through all stages, later ones through those that see everything,
+    /// which only read.
     pub(super) fn cut_through(
         &mut self,
         mut packet: Packet,
         now: Instant,
         stages: &mut Stages,
-        outputs: &mut Outputs,
-        counters: &Counters,
+        outputs: &mut OutputQueues,
+        counters: &TrafficCounters,
     ) {
         let Some(part) = packet.part() else { return };
         let sees_all = std::mem::take(&mut self.sees_all);
         match self.enter(part, counters) {
             Err(reason) => counters.dropped(reason, 1),
-            Ok(open) => match open.fate {
+            Ok(open) => match open.verdict {
                 Some(Err(_)) => counters.dropped(Reason::Message, 1),
                 Some(Ok(port)) => {
                     for (stage, _) in
@@ -143,15 +154,16 @@ impl Messages {
                 }
                 None => {
                     let copy = &mut |port, packet: &Packet| outputs.copy(port, packet);
-                    let fate = stages.decide(&mut packet, now, copy);
-                    open.fate = Some(fate);
-                    match fate {
+                    let verdict = stages.decide(&mut packet, now, copy);
+                    open.verdict = Some(verdict);
+                    match verdict {
                         Ok(port) => outputs.push(port, packet),
                         Err(reason) => counters.dropped(reason, 1),
                     }
                 }
             },
         }
+
         self.sees_all = sees_all;
         if part.is_last {
             self.open.shift_remove(&part.message);
@@ -159,29 +171,29 @@ impl Messages {
     }
 }
 
-impl Open {
-    /// Gives the message up, and what is stored of it.
-    fn kill(&mut self, reason: Reason, counters: &Counters) {
-        counters.dropped(reason, wide(self.packets.len()));
+impl OpenMessage {
+    /// Drops the message, and its stored packets.
+    fn kill(&mut self, reason: Reason, counters: &TrafficCounters) {
+        counters.dropped(reason, to_u64(self.packets.len()));
         self.packets = Vec::new();
-        self.fate = Some(Err(reason));
+        self.verdict = Some(Err(reason));
     }
 }
 
-impl Outputs {
+impl OutputQueues {
     const fn drops(&self) -> bool {
         matches!(self.on_full(), OnFull::Drop)
     }
 }
 
-/// Leads a whole message through the stages.
+/// Passes a complete message through the stages.
 fn decide(
     packets: &mut [Packet],
     now: Instant,
     stages: &mut Stages,
-    outputs: &mut Outputs,
+    outputs: &mut OutputQueues,
 ) -> Result<Port, Reason> {
-    let mut port = stages.otherwise;
+    let mut port = stages.default_port;
     for stage in &mut stages.stages {
         match stage.process_message(packets, now) {
             Verdict::Pass => {}
@@ -193,6 +205,6 @@ fn decide(
     port.ok_or(Reason::NoPort)
 }
 
-fn wide(count: usize) -> u64 {
+fn to_u64(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Pipelines: packets come in, stages work on them, and they wait at the ports by which they leave.
+//! Pipelines: packets are offered, pass through stages, and wait at their outgoing ports.
 //!
 //! ```
 //! use vigie_detect::Instant;
@@ -26,22 +26,22 @@
 //!                               ▼                             full: `run` waits, or the packet is dropped
 //!                            counters
 //! ```
-//! Nothing here waits, reads a clock or does I/O: a [`host`](crate::host) or a
-//! [`Rehearsal`] brings packets and time. Every packet that was taken in is in a buffer, was taken out, or was counted
-//! as dropped with its [`Reason`]. A router [tells](PipelineBuilder::answers) senders of what it drops; those answers are packets
-//! of its own.
+//! Nothing here waits, reads a clock or does I/O: a [`host`](crate::host) or a [`PipelineSimulation`] provides packets
+//! and time. Every accepted packet is in a buffer, was taken out, or was counted as dropped with its [`Reason`]. A
+//! router [reports](PipelineBuilder::icmp_errors) drops to senders; these answers are packets of its own.
 //!
 //! # Messages of several packets
-//! A packet with a [`Part`](crate::packet::Part) belongs to a message. In [`Mode::StoreAndForward`] its packets wait for the last
-//! one, and go out together or not at all. In [`Mode::CutThrough`], which all stages must allow [fast-forward, §5], what
-//! the stages say of the first packet holds for the message, and each packet leaves as it comes.
+//! A packet with a [`Part`](crate::packet::Part) belongs to a message. In [`Mode::StoreAndForward`] its packets wait
+//! for the last one, and leave together or not at all. In [`Mode::CutThrough`], which all stages must allow
+//! [fast-forward, §5], the verdict about the first packet holds for the whole message, and each packet leaves as it
+//! comes.
 
 pub mod conformance;
 mod costs;
 mod messages;
 mod output;
 mod reason;
-mod rehearsal;
+mod simulation;
 mod stage;
 
 #[cfg(test)]
@@ -52,44 +52,44 @@ use std::{collections::VecDeque, fmt, num::NonZeroU32, sync::Arc};
 use thiserror::Error;
 use vigie_detect::{Clock, Instant};
 
-use self::{costs::Costs, messages::Messages, output::Outputs};
+use self::{costs::Costs, messages::OpenMessages, output::OutputQueues};
 pub use self::{
     reason::Reason,
-    rehearsal::{Rehearsal, RehearsalReport},
-    stage::{Offload, Stage, Stock, Verdict},
+    simulation::{PipelineSimulation, PipelineSimulationReport},
+    stage::{Offload, Stage, StockStage, Verdict},
 };
 use crate::{
-    icmp::Answers,
+    icmp::IcmpErrorSender,
     model::{Mode, StageModel},
     packet::{Packet, Port},
-    tables::Counters,
+    tables::TrafficCounters,
 };
 
-/// What happens to a packet for which a buffer has no room.
+/// The treatment of a packet for which a buffer has no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "it waits, or it does not")]
 pub enum OnFull {
-    /// It waits, and all behind it: back-pressure up to whoever offers packets.
+    /// It waits, and all behind it: back-pressure that reaches the caller of `offer`.
     #[default]
     Wait,
     /// It is dropped ([`Reason::BufferFull`]); others pass.
     Drop,
 }
 
-/// A pipeline that cannot be.
+/// Why a pipeline cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PipelineError {
     /// A stage needs whole messages.
     #[error(
-        "stage {stage:?} must see a whole message before its beginning may leave: use store-and-forward, or \
+        "stage {stage:?} must see a whole message before its start may leave: use store-and-forward, or \
          leave the stage out"
     )]
     NeedsWhole {
         /// The stage.
         stage: String,
     },
-    /// A setting out of its range.
+    /// A setting out of range.
     #[error("{name} is {value}, and must be at least 1")]
     Setting {
         /// The setting.
@@ -103,7 +103,7 @@ pub enum PipelineError {
 #[must_use = "`build` makes the pipeline"]
 pub struct PipelineBuilder {
     stages: Vec<Box<dyn Stage>>,
-    otherwise: Option<Port>,
+    default_port: Option<Port>,
     mode: Mode,
     input_packets: usize,
     output_packets: usize,
@@ -111,99 +111,99 @@ pub struct PipelineBuilder {
     message_packets: usize,
     batch: usize,
     on_full: OnFull,
-    counters: Counters,
+    counters: TrafficCounters,
     clock: Option<(Arc<dyn Clock>, NonZeroU32)>,
-    answers: Option<Answers>,
+    icmp_errors: Option<IcmpErrorSender>,
 }
 
 impl PipelineBuilder {
-    /// Adds a stage behind the others.
+    /// Appends a stage.
     pub fn stage(mut self, stage: impl Stage + 'static) -> Self {
         self.stages.push(Box::new(stage));
         self
     }
 
-    /// Adds a stage that was chosen at run time.
+    /// Appends a stage that was chosen at run time.
     pub fn boxed(mut self, stage: Box<dyn Stage>) -> Self {
         self.stages.push(stage);
         self
     }
 
-    /// Sets by which port packets leave of which no stage says it. Default: they are dropped
-    /// ([`Reason::NoPort`]).
-    pub const fn otherwise(mut self, port: Port) -> Self {
-        self.otherwise = Some(port);
+    /// Sets the port of packets for which no stage names one. Default: they are dropped ([`Reason::NoPort`]).
+    pub const fn default_port(mut self, port: Port) -> Self {
+        self.default_port = Some(port);
         self
     }
 
-    /// Sets what happens to messages of several packets. Default: [`Mode::StoreAndForward`].
+    /// Sets how messages of several packets are forwarded. Default: [`Mode::StoreAndForward`].
     pub const fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Sets how many packets wait before the stages, at most. Default: 256.
+    /// Sets the maximum number of packets that wait before the stages. Default: 256.
     pub const fn input_packets(mut self, count: usize) -> Self {
         self.input_packets = count;
         self
     }
 
-    /// Sets how many packets wait at each port, at most. Default: 256.
+    /// Sets the maximum number of packets that wait at each port. Default: 256.
     pub const fn output_packets(mut self, count: usize) -> Self {
         self.output_packets = count;
         self
     }
 
-    /// Sets how many messages of several packets are in work at the same time; the oldest is dropped for one more. Default: 64.
+    /// Sets the maximum number of unfinished messages of several packets; beyond that the oldest is dropped. Default:
+    /// 64.
     pub const fn messages(mut self, count: usize) -> Self {
         self.messages = count;
         self
     }
 
-    /// Sets how many packets a message has at most. Default: 256.
+    /// Sets the maximum number of packets of a message. Default: 256.
     pub const fn message_packets(mut self, count: usize) -> Self {
         self.message_packets = count;
         self
     }
 
-    /// Sets how many packets [`run`](Pipeline::run) works on at most. Default: 64.
+    /// Sets the maximum number of packets that one [`run`](Pipeline::run) processes. Default: 64.
     pub const fn batch(mut self, count: usize) -> Self {
         self.batch = count;
         self
     }
 
-    /// Sets what happens where a buffer is full. Default: [`OnFull::Wait`].
+    /// Sets what happens when a buffer is full. Default: [`OnFull::Wait`].
     pub const fn on_full(mut self, on_full: OnFull) -> Self {
         self.on_full = on_full;
         self
     }
 
-    /// Sets where is counted. Default: counters of its own.
-    pub fn counters(mut self, counters: Counters) -> Self {
+    /// Sets the counters to use. Default: new ones.
+    pub fn counters(mut self, counters: TrafficCounters) -> Self {
         self.counters = counters;
         self
     }
 
-    /// Measures what the stages cost, by a clock that is read around each stage for one packet of so many.
-    /// Default: not at all.
+    /// Measures the costs of the stages, reading a clock around each stage for one in `every` packets. Default: not
+    /// measured.
     ///
     /// # Cost
-    /// Two readings of the clock for each stage and measured packet.
+    /// Two readings of the clock per stage and measured packet.
     pub fn measure(mut self, clock: Arc<dyn Clock>, every: NonZeroU32) -> Self {
         self.clock = Some((clock, every));
         self
     }
 
-    /// Tells senders by ICMP why their packets are dropped. Answers leave by the port of the arrival, like copies: they hold nothing
-    /// up, and are dropped where there is no room. Default: nobody is told.
+    /// Tells senders by ICMP why their packets are dropped. Answers leave by the ingress port and are treated like
+    /// copies: they never hold anything up, and are dropped if there is no room. Default: no answers.
     ///
-    /// Packets of messages of several packets are not answered.
-    pub fn answers(mut self, answers: Answers) -> Self {
-        self.answers = Some(answers);
+    /// Packets of multi-packet messages are not answered.
+    pub fn icmp_errors(mut self, icmp_errors: IcmpErrorSender) -> Self {
+        self.icmp_errors = Some(icmp_errors);
         self
     }
 
-    /// Creates the pipeline.
+    /// Builds the pipeline.
     ///
     /// # Errors
     /// [`PipelineError`].
@@ -225,15 +225,20 @@ impl PipelineBuilder {
         {
             return Err(PipelineError::NeedsWhole { stage: stage.name().to_owned() });
         }
-        let answers = self.answers.map(|answers| (answers, self.counters.clone()));
+        let icmp_errors = self.icmp_errors.map(|icmp_errors| (icmp_errors, self.counters.clone()));
         let costs = self.clock.map(|(clock, every)| Costs::new(clock, every, models.len()));
         Ok(Pipeline {
-            stages: Stages { stages: self.stages, otherwise: self.otherwise, costs, answers },
+            stages: Stages {
+                stages: self.stages,
+                default_port: self.default_port,
+                costs,
+                icmp_errors,
+            },
             mode: self.mode,
             input: VecDeque::new(),
             input_packets: self.input_packets,
-            outputs: Outputs::new(self.output_packets, self.on_full),
-            messages: Messages::new(self.messages, self.message_packets, &models),
+            outputs: OutputQueues::new(self.output_packets, self.on_full),
+            messages: OpenMessages::new(self.messages, self.message_packets, &models),
             batch: self.batch,
             on_full: self.on_full,
             counters: self.counters,
@@ -249,17 +254,17 @@ impl fmt::Debug for PipelineBuilder {
     }
 }
 
-/// The stages in a row, and where packets go of which none says it.
+/// The stages in order, and the port of packets for which none names one.
 struct Stages {
     stages: Vec<Box<dyn Stage>>,
-    otherwise: Option<Port>,
+    default_port: Option<Port>,
     costs: Option<Costs>,
-    /// What tells senders of drops, and where that is counted.
-    answers: Option<(Answers, Counters)>,
+    /// The sender of ICMP errors, and the counters for suppressed ones.
+    icmp_errors: Option<(IcmpErrorSender, TrafficCounters)>,
 }
 
 impl Stages {
-    /// Leads a packet through all stages. `copy` takes copies, and what tells its sender that it is dropped.
+    /// Passes a packet through all stages. `copy` gets copies, and the ICMP error if the packet is dropped.
     #[inline]
     fn decide(
         &mut self,
@@ -267,22 +272,22 @@ impl Stages {
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
     ) -> Result<Port, Reason> {
-        if self.answers.is_none() || packet.part().is_some() {
+        if self.icmp_errors.is_none() || packet.part().is_some() {
             return self.walk(packet, now, copy);
         }
-        if let Some((answers, _)) = &mut self.answers {
-            answers.keep(packet);
+        if let Some((icmp_errors, _)) = &mut self.icmp_errors {
+            icmp_errors.keep(packet);
         }
-        let fate = self.walk(packet, now, copy);
-        if let (Err(reason), Some((answers, counters))) = (fate, &mut self.answers)
-            && let Some(answer) = answers.answer(packet, reason, now, counters)
+        let verdict = self.walk(packet, now, copy);
+        if let (Err(reason), Some((icmp_errors, counters))) = (verdict, &mut self.icmp_errors)
+            && let Some(answer) = icmp_errors.error_reply(packet, reason, now, counters)
         {
-            copy(answer.arrival(), &answer);
+            copy(answer.ingress(), &answer);
         }
-        fate
+        verdict
     }
 
-    /// Leads a packet through all stages.
+    /// Passes a packet through all stages.
     #[inline]
     fn walk(
         &mut self,
@@ -295,7 +300,7 @@ impl Stages {
         {
             return self.walk_measured(packet, now, copy);
         }
-        let mut port = self.otherwise;
+        let mut port = self.default_port;
         for stage in &mut self.stages {
             match stage.process(packet, now) {
                 Verdict::Pass => {}
@@ -314,7 +319,7 @@ impl Stages {
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
     ) -> Result<Port, Reason> {
-        let mut port = self.otherwise;
+        let mut port = self.default_port;
         for (number, stage) in self.stages.iter_mut().enumerate() {
             let begin = self.costs.as_ref().map(Costs::now);
             let verdict = stage.process(packet, now);
@@ -332,25 +337,25 @@ impl Stages {
     }
 }
 
-/// Stages in a row, with buffers before and behind them.
+/// A sequence of stages, with buffers before and after them.
 pub struct Pipeline {
     stages: Stages,
     mode: Mode,
     input: VecDeque<Packet>,
     input_packets: usize,
-    outputs: Outputs,
-    messages: Messages,
+    outputs: OutputQueues,
+    messages: OpenMessages,
     batch: usize,
     on_full: OnFull,
-    counters: Counters,
+    counters: TrafficCounters,
 }
 
 impl Pipeline {
-    /// Begins with the settings of a pipeline.
+    /// Starts the settings of a pipeline.
     pub fn builder() -> PipelineBuilder {
         PipelineBuilder {
             stages: Vec::new(),
-            otherwise: None,
+            default_port: None,
             mode: Mode::StoreAndForward,
             input_packets: 256,
             output_packets: 256,
@@ -358,13 +363,13 @@ impl Pipeline {
             message_packets: 256,
             batch: 64,
             on_full: OnFull::Wait,
-            counters: Counters::default(),
+            counters: TrafficCounters::default(),
             clock: None,
-            answers: None,
+            icmp_errors: None,
         }
     }
 
-    /// Returns what the planner must know of the stages, with their measured costs where there are any
+    /// Returns the stages as the planner sees them, with their measured costs if there are any
     /// ([`PipelineBuilder::measure`]).
     #[must_use]
     pub fn model(&self) -> Vec<StageModel> {
@@ -385,29 +390,29 @@ impl Pipeline {
         self.stages.stages.iter().map(|stage| stage.offload()).collect()
     }
 
-    /// Returns by which port packets leave of which no stage says it.
+    /// Returns the port of packets for which no stage names one.
     #[must_use]
-    pub const fn otherwise(&self) -> Option<Port> {
-        self.stages.otherwise
+    pub const fn default_port(&self) -> Option<Port> {
+        self.stages.default_port
     }
 
     /// Returns its counters.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
+    pub const fn counters(&self) -> &TrafficCounters {
         &self.counters
     }
 
-    /// Returns what happens where a buffer is full.
+    /// Returns what happens when a buffer is full.
     #[must_use]
     pub const fn on_full(&self) -> OnFull {
         self.on_full
     }
 
-    /// Leads one packet through the stages at once, past all buffers: for a host that has packets in hand and
-    /// room to send. `copy` takes copies and [answers](PipelineBuilder::answers). What is dropped is not counted.
+    /// Passes one packet through the stages at once, bypassing all buffers: for a host that has a packet and room to
+    /// send it. `copy` gets copies and [answers](PipelineBuilder::icmp_errors). Drops are not counted.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// The reason for the drop.
     #[inline]
     pub fn decide(
         &mut self,
@@ -418,11 +423,11 @@ impl Pipeline {
         self.stages.decide(packet, now, copy)
     }
 
-    /// Takes a packet into the buffer before the stages. If that is full, it is dropped and counted where
-    /// the pipeline is to drop.
+    /// Takes a packet into the buffer before the stages. If that is full and the pipeline drops, the packet is dropped
+    /// and counted.
     ///
     /// # Errors
-    /// Gives the packet back if the buffer is full and the pipeline is to wait.
+    /// Returns the packet if the buffer is full and the pipeline waits.
     pub fn offer(&mut self, packet: Packet) -> Result<(), Packet> {
         let bytes = u64::try_from(packet.len()).unwrap_or(u64::MAX);
         if self.input.len() >= self.input_packets {
@@ -438,8 +443,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Works on at most a batch of the packets that wait. Stops where the next packet has no room behind the
-    /// stages, if the pipeline is to wait. Returns how many packets left the buffer before the stages.
+    /// Processes at most a batch of the waiting packets. If the pipeline waits, stops when the next packet has no room
+    /// after the stages. Returns how many packets left the buffer before the stages.
     pub fn run(&mut self, now: Instant) -> usize {
         let mut worked = 0;
         while worked < self.batch {
@@ -478,21 +483,21 @@ impl Pipeline {
         }
     }
 
-    /// Takes the oldest packet that waits at a port.
+    /// Takes the oldest packet waiting at a port.
     pub fn take(&mut self, port: Port) -> Option<Packet> {
         let packet = self.outputs.take(port)?;
         self.counters.sent(1, u64::try_from(packet.len()).unwrap_or(u64::MAX));
         Some(packet)
     }
 
-    /// Returns how many packets wait in all buffers, and in messages that are not complete.
+    /// Returns how many packets wait in all buffers and incomplete messages.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.input.len() + self.outputs.len() + self.messages.len()
     }
 
-    /// Returns whether packets wait that leave without others that come: all but those of messages that are not
-    /// complete.
+    /// Returns whether there are packets that can leave without the arrival of others: all but those of incomplete
+    /// messages.
     #[must_use]
     pub fn has_departures(&self) -> bool {
         !self.input.is_empty() || self.outputs.len() > 0

@@ -1,32 +1,32 @@
-//! The buffers behind the stages, one for each port.
+//! The buffers after the stages, one for each port.
 
 use std::collections::VecDeque;
 
 use super::{OnFull, reason::Reason};
 use crate::{
     packet::{Packet, Port},
-    tables::Counters,
+    tables::TrafficCounters,
 };
 
 #[derive(Debug)]
-struct Output {
+struct OutputQueue {
     port: Port,
     packets: VecDeque<Packet>,
 }
 
-/// What has left the stages.
+/// Packets that have left the stages.
 #[derive(Debug)]
-pub(super) struct Outputs {
-    /// Few, and found by looking at each.
-    ports: Vec<Output>,
-    /// Packets, copies among them, that were decided about and are not at their port yet: at most those of
-    /// one step of the stages.
+pub(super) struct OutputQueues {
+    /// Few, and searched linearly.
+    ports: Vec<OutputQueue>,
+    /// Packets, including copies, that have a verdict but are not at their port yet: at most those of one step of the
+    /// stages.
     decided: VecDeque<(Port, Packet, bool)>,
     packets_max: usize,
     on_full: OnFull,
 }
 
-impl Outputs {
+impl OutputQueues {
     pub(super) const fn new(packets_max: usize, on_full: OnFull) -> Self {
         Self { ports: Vec::new(), decided: VecDeque::new(), packets_max, on_full }
     }
@@ -39,7 +39,7 @@ impl Outputs {
         self.decided.len() + self.ports.iter().map(|output| output.packets.len()).sum::<usize>()
     }
 
-    /// Returns whether so many packets have room at a port.
+    /// Returns whether a port has room for `count` packets.
     pub(super) fn has_room(&self, port: Port, count: usize) -> bool {
         let used = self.ports.iter().find(|output| output.port == port);
         used.map_or(0, |output| output.packets.len()) + count <= self.packets_max
@@ -53,12 +53,12 @@ impl Outputs {
         self.decided.push_back((port, packet.clone(), true));
     }
 
-    /// Brings packets to their ports. Returns whether all are there.
-    pub(super) fn settle(&mut self, counters: &Counters) -> bool {
+    /// Moves packets to their ports. Returns whether all are there.
+    pub(super) fn settle(&mut self, counters: &TrafficCounters) -> bool {
         while let Some((port, _, is_copy)) = self.decided.front() {
             let (port, is_copy) = (*port, *is_copy);
             let has_room = self.has_room(port, 1);
-            // A copy never holds up what it was copied from.
+            // A copy never holds up its original.
             let may_drop = is_copy || self.on_full == OnFull::Drop;
             if !has_room && !may_drop {
                 return false;
@@ -73,9 +73,9 @@ impl Outputs {
         true
     }
 
-    fn output(&mut self, port: Port) -> &mut Output {
+    fn output(&mut self, port: Port) -> &mut OutputQueue {
         let at = self.ports.iter().position(|output| output.port == port).unwrap_or_else(|| {
-            self.ports.push(Output { port, packets: VecDeque::new() });
+            self.ports.push(OutputQueue { port, packets: VecDeque::new() });
             self.ports.len() - 1
         });
         &mut self.ports[at]

@@ -12,10 +12,10 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// All of them, in the order of their numbers.
+            /// All reasons, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// Returns it in a few words, which stay the same.
+            /// Returns a short name, which is stable.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -27,37 +27,37 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Its headers cannot be read.
+    /// Its headers cannot be parsed.
     Malformed => "malformed",
-    /// It is no IP, and a stage wanted IP.
+    /// It is not IP, and a stage requires IP.
     NotIp => "not IP",
-    /// It may cross no more routers.
+    /// Its hop limit ran out.
     TtlExpired => "TTL expired",
-    /// A filter did not want it.
+    /// A filter refused it.
     Filtered => "filtered",
     /// A checksum is wrong.
     ChecksumWrong => "checksum wrong",
-    /// More came than the meter allows.
+    /// It exceeds the rate of a meter.
     Metered => "over the rate",
     /// No route leads to its destination.
     NoRoute => "no route",
-    /// Nobody has told the Ethernet address of the next hop.
+    /// The Ethernet address of the next hop is unknown.
     NoNeighbour => "no neighbour",
-    /// No stage said where it goes, and there is no port for the rest.
+    /// No stage named its port, and there is no default port.
     NoPort => "no port",
-    /// It is longer than what the outgoing interface takes.
+    /// It exceeds the MTU of the outgoing interface.
     TooLong => "longer than the MTU",
-    /// Several segments in one frame, which are not cut here.
+    /// It holds several segments, which are not cut here.
     Segments => "uncut segments",
-    /// All ports of the address that it was to be translated to are in use.
+    /// All ports of the outside address are in use.
     NatPorts => "NAT ports exhausted",
     /// The table of translations is full.
     NatFull => "NAT table full",
     /// A later fragment whose first one was not seen.
     NatFragment => "NAT fragment without its first",
-    /// A protocol that has nothing that could be translated.
+    /// Its protocol has nothing that could be translated.
     NatProtocol => "NAT cannot translate it",
-    /// Nobody inside has asked for it.
+    /// It belongs to no flow begun from inside.
     NatUnknown => "NAT knows no such flow",
     /// A buffer was full, and is configured to drop.
     BufferFull => "buffer full",
@@ -65,16 +65,16 @@ reasons! {
     Down => "interface down",
     /// The outgoing interface is gone.
     Gone => "interface gone",
-    /// A packet of its message was lost.
+    /// Another packet of its message was lost.
     Incomplete => "message incomplete",
-    /// Its message was dropped before it came.
+    /// Its message was dropped before it arrived.
     Message => "message dropped",
-    /// The user's own code did not want it.
+    /// The user's code dropped it.
     User => "user code",
 }
 
 impl Reason {
-    /// Returns its number: it counts up from 0 without gaps.
+    /// Returns its number; numbers start at 0 and have no gaps.
     #[must_use]
     pub const fn number(self) -> usize {
         self as usize

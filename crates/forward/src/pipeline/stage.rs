@@ -1,4 +1,4 @@
-//! [`Stage`]: what happens to a packet between its arrival and its departure.
+//! [`Stage`]: the processing of a packet between arrival and departure.
 
 use std::borrow::Cow;
 
@@ -11,94 +11,92 @@ use crate::{
     stages::{Checksum, Filter, Meter, Mirror, Nat, Rewrite, RouteStage, Ttl},
 };
 
-/// What a stage says of a packet.
+/// A stage's decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a verdict that is not followed forwards what was to be dropped"]
+#[must_use = "ignoring a verdict forwards packets that should be dropped"]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It goes on to the next stage.
+    /// It continues to the next stage.
     Pass,
-    /// It goes on to the next stage, and leaves by this port unless a later stage names another one.
+    /// It continues to the next stage, and leaves by this port unless a later stage names another.
     Send(Port),
-    /// It goes on to the next stage, and a copy of it, as it is now, leaves by this port.
+    /// It continues to the next stage, and a copy of it, as it is now, leaves by this port.
     Copy(Port),
-    /// It is dropped, and counted.
+    /// It is dropped and counted.
     Drop(Reason),
 }
 
-/// Where else a stage can run.
+/// Where a stage can run besides the host.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Offload<'a> {
-    /// On the host alone, for this reason.
+    /// Only on the host, for this reason.
     HostOnly(Cow<'static, str>),
-    /// On the network processor too, which compiles this description.
-    Stock(Stock<'a>),
+    /// On the network processor too, for which this description is compiled.
+    Stock(StockStage<'a>),
 }
 
 impl Offload<'_> {
-    /// Says that a stage runs on the host alone, and why.
+    /// Declares that a stage can only run on the host, and why.
     pub fn host_only(because: impl Into<Cow<'static, str>>) -> Self {
         Self::HostOnly(because.into())
     }
 }
 
-/// A stock stage: its settings and tables are all that it does, so that a compiler for another processor can
-/// read them.
+/// A stock stage: fully described by its settings and tables, so that it can be compiled for another processor.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Stock<'a> {
-    /// Addresses that are replaced.
+pub enum StockStage<'a> {
+    /// Replaces addresses.
     Rewrite(&'a Rewrite),
-    /// One router less.
+    /// Decrements the TTL.
     Ttl(&'a Ttl),
-    /// Address translation.
+    /// Translates addresses.
     Nat(&'a Nat),
-    /// Rules.
+    /// Applies rules.
     Filter(&'a Filter),
-    /// Copies.
+    /// Sends copies.
     Mirror(&'a Mirror),
-    /// Checksums of whole packets.
+    /// Verifies or fills checksums.
     Checksum(&'a Checksum),
-    /// A rate.
+    /// Limits the rate.
     Meter(&'a Meter),
-    /// Routes.
+    /// Looks up routes.
     Route(&'a RouteStage),
 }
 
-/// A step of a pipeline: it looks at packets, changes them, drops them, or says where they go.
+/// A step of a pipeline: it inspects packets, changes them, drops them, or names their port.
 ///
 /// # Source
-/// [fast-forward, §2]: the algorithm between receiving and sending; here it is a row of stages.
+/// [fast-forward, §2]: the algorithm between receiving and sending; here a sequence of stages.
 ///
 /// # Implementing
-/// [`process`](Self::process) does the work, and [`model`](Self::model) tells the planner what it must see
-/// and what it costs. A stage that decides by a whole message, and changes its beginning, implements
-/// [`process_message`](Self::process_message) too. A closure is a stage with [`Closure`](crate::stages::Closure).
+/// [`process`](Self::process) does the work, and [`model`](Self::model) tells the planner what the stage must see and
+/// what it costs. A stage that changes the start of a message depending on all of it implements
+/// [`process_message`](Self::process_message) too. [`Closure`](crate::stages::Closure) makes a stage of a closure.
 ///
 /// # Contract
-/// 1. Neither call blocks, and neither reads a clock: `now` is the time, and never goes back.
-/// 2. What the stage does depends on what it was given, on its tables and on the time alone; of any bytes it
-///    makes a verdict, and never panics.
-/// 3. It sees no more than [`Sees`] says: of a message of several packets, a stage that sees the header is
-///    given the first packet alone, and its verdict is the message's. One that sees everything is given every
-///    packet, in order.
-/// 4. If it only reads ([`Writes::No`](crate::model::Writes::No)), it changes no byte and drops nothing.
-/// 5. [`model`](Self::model) and [`offload`](Self::offload) stay the same for life, except for costs.
+/// 1. No call blocks or reads a clock: `now` is the time, and never goes back.
+/// 2. The result depends only on the arguments, the stage's tables and the time; any bytes get a verdict and never
+///    cause a panic.
+/// 3. It sees no more than [`Sees`] says: of a message of several packets, a stage that sees the header gets only the
+///    first packet, and its verdict holds for the message. One that sees everything gets every packet, in order.
+/// 4. If it only reads ([`Writes::No`](crate::model::Writes::No)), it changes no bytes and drops nothing.
+/// 5. [`model`](Self::model) and [`offload`](Self::offload) never change, except for costs.
 /// 6. Its memory is bounded.
 ///
 /// # Conformance
-/// [`conformance::check`](super::conformance::check) tries the contract on any stage.
+/// [`conformance::check`](super::conformance::check) tests the contract of any stage.
 pub trait Stage: Send {
-    /// Returns what the planner must know.
+    /// Returns the planner's view of this stage.
     fn model(&self) -> StageModel;
 
-    /// Works on one packet.
+    /// Processes one packet.
     fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict;
 
-    /// Works on a whole message of several packets, in store-and-forward. By default
-    /// [`process`](Self::process)es what the stage sees of it: the first packet, or each; the first drop
-    /// drops all, and the last port named is where all go.
+    /// Processes a complete message of several packets, in store-and-forward. By default calls
+    /// [`process`](Self::process) for the packets that the stage sees, the first or all; the first drop drops the
+    /// message, and the last port named is the message's.
     fn process_message(&mut self, packets: &mut [Packet], now: Instant) -> Verdict {
         let seen = if self.model().seen() == Sees::Everything { packets.len() } else { 1 };
         let mut all = Verdict::Pass;
@@ -112,7 +110,7 @@ pub trait Stage: Send {
         all
     }
 
-    /// Returns where else it can run. Default: on the host alone.
+    /// Returns where else it can run. Default: only on the host.
     fn offload(&self) -> Offload<'_> {
         Offload::host_only("it runs user code")
     }

@@ -13,7 +13,7 @@ use crate::{
 
 const NOW: Instant = Instant::from_nanos(0);
 
-/// A frame that no stage knows, with a number in it.
+/// A frame of unknown protocol, with a number in it.
 fn numbered(number: u64) -> Packet {
     let frame = [[2; 12].as_slice(), &[0x88, 0xb5], &number.to_be_bytes()].concat();
     Packet::new(Port(0), &frame)
@@ -35,7 +35,7 @@ fn spread(ports: u16) -> impl Stage {
 
 #[test]
 fn settings_are_checked() {
-    // Goal: what cannot work is refused. Method: each setting at zero, and cut-through through a checksum.
+    // Goal: invalid settings are refused. Method: each setting at zero, and cut-through with a checksum stage.
     let begin = Pipeline::builder;
     for (builder, name) in [
         (begin().input_packets(0), "input_packets"),
@@ -55,11 +55,11 @@ fn settings_are_checked() {
 
 #[test]
 fn a_full_port_holds_up_or_drops() {
-    // Goal: with back-pressure nothing is lost and the sender is told; without, the rest is dropped and counted.
-    // Method: a port that nobody empties.
+    // Goal: with back-pressure nothing is lost and the sender is told; without, the excess is dropped and counted.
+    // Method: a port that is never emptied.
     for on_full in [OnFull::Wait, OnFull::Drop] {
         let mut pipeline = Pipeline::builder()
-            .otherwise(Port(1))
+            .default_port(Port(1))
             .input_packets(4)
             .output_packets(3)
             .on_full(on_full)
@@ -110,7 +110,7 @@ fn copies_are_what_was_there() {
     assert_eq!(pipeline.counters().snapshot().of(Reason::BufferFull), 3);
 }
 
-/// A message of so many packets.
+/// A message of `count` packets.
 fn message(id: u64, count: u32) -> Vec<Packet> {
     let part = |index| Part::new(id, index, index + 1 == count);
     (0..count).map(|index| numbered(id * 100 + u64::from(index)).part_of(part(index))).collect()
@@ -118,8 +118,8 @@ fn message(id: u64, count: u32) -> Vec<Packet> {
 
 #[test]
 fn messages_are_stored_or_cut_through() {
-    // Goal: stored, a message leaves when it is whole; cut through, each packet as it comes, all by what was said
-    // of the first. Method: messages packet by packet, a gap, and a drop.
+    // Goal: stored, a message leaves when it is complete; cut through, each packet leaves as it comes, with the verdict
+    // on the first. Method: messages packet by packet, a gap, and a drop.
     for mode in [Mode::StoreAndForward, Mode::CutThrough] {
         let header = StageModel::new("header").sees(Sees::Header).writes(Writes::Yes);
         let mut seen = 0;
@@ -158,9 +158,9 @@ fn messages_are_stored_or_cut_through() {
 
 #[test]
 fn messages_that_never_end_give_way() {
-    // Goal: memory is bounded whatever comes. Method: beginnings of many messages, and one without end.
+    // Goal: memory is bounded whatever comes. Method: starts of many messages, and one without end.
     let mut pipeline =
-        Pipeline::builder().messages(5).message_packets(10).otherwise(Port(1)).build().unwrap();
+        Pipeline::builder().messages(5).message_packets(10).default_port(Port(1)).build().unwrap();
     for id in 0..100 {
         for packet in message(id, 4).into_iter().take(2) {
             pipeline.offer(packet).unwrap();
@@ -195,7 +195,7 @@ fn costs_are_measured_where_a_clock_is_given() {
     let build = |clock: Arc<dyn Clock>, slow| {
         Pipeline::builder().stage(slow).stage(Mirror::to(Port(2))).measure(clock, every)
     };
-    let mut pipeline = build(clock, slow).otherwise(Port(1)).build().unwrap();
+    let mut pipeline = build(clock, slow).default_port(Port(1)).build().unwrap();
     let cost = |pipeline: &Pipeline, bytes| pipeline.model()[0].host_cost().at(bytes);
     assert_eq!(cost(&pipeline, 1000), Duration::ZERO, "nothing is known yet");
     for number in 0..200 {
@@ -214,33 +214,33 @@ fn descriptions_tell_what_cannot_leave_the_host() {
     // Goal: a closure is bound to the host with a reason, stock stages describe themselves. Method: one of each.
     let pipeline = Pipeline::builder().stage(Rewrite::new()).stage(spread(1)).build().unwrap();
     let offloads = pipeline.offloads();
-    assert!(matches!(offloads[0], Offload::Stock(Stock::Rewrite(_))));
+    assert!(matches!(offloads[0], Offload::Stock(StockStage::Rewrite(_))));
     assert!(matches!(&offloads[1], Offload::HostOnly(reason) if reason.contains("user code")));
     assert!(pipeline.model()[1].nic_cost().is_err());
 }
 
-/// What a run may be made of.
-fn rehearsals() -> impl Strategy<Value = (u64, Rehearsal, OnFull, Mode, usize, u32)> {
+/// The parameters of a run.
+fn rehearsals() -> impl Strategy<Value = (u64, PipelineSimulation, OnFull, Mode, usize, u32)> {
     let numbers = (any::<u64>(), 0..300_u32, 0..300_u32, 0..3_000_u64, 1..20_usize, 1..6_u32);
     (numbers, any::<bool>(), any::<bool>()).prop_map(
         |((seed, loss, stalls, departure, buffer, parts), drops, cuts)| {
-            let rehearsal = Rehearsal::new(seed, 400, &[Port(0), Port(1), Port(2)])
+            let simulation = PipelineSimulation::new(seed, 400, &[Port(0), Port(1), Port(2)])
                 .loss_per_mille(loss)
                 .departure(Duration::from_nanos(departure))
                 .stalls(stalls, Duration::from_micros(30));
             let on_full = if drops { OnFull::Drop } else { OnFull::Wait };
             let mode = if cuts { Mode::CutThrough } else { Mode::StoreAndForward };
-            (seed, rehearsal, on_full, mode, buffer, parts)
+            (seed, simulation, on_full, mode, buffer, parts)
         },
     )
 }
 
 proptest! {
-    /// Goal: whatever is lost and stalls, every packet that was taken left, was dropped and counted, or waits for
-    /// the rest of its message; memory is bounded; nothing leaves twice or out of order at a port; and the
-    /// same seed gives the same run. Method: random runs, each twice.
+    /// Goal: despite loss and stalls every accepted packet left, was dropped and counted, or waits for the rest of its
+    /// message; memory is bounded; nothing leaves twice or out of order at a port; and the same seed gives the same
+    /// run. Method: random runs, each twice.
     #[test]
-    fn nothing_disappears((seed, rehearsal, on_full, mode, buffer, parts) in rehearsals()) {
+    fn nothing_disappears((seed, simulation, on_full, mode, buffer, parts) in rehearsals()) {
         let run = || {
             let stage = Closure::new(StageModel::new("spread").sees(Sees::Header), |packet, _| {
                 match number(packet) {
@@ -258,7 +258,7 @@ proptest! {
                 .messages(8)
                 .build()
                 .unwrap();
-            let report = rehearsal.run(&mut pipeline, |count, rng: &mut Rng| {
+            let report = simulation.run(&mut pipeline, |count, rng: &mut Rng| {
                 let parts = u64::from(parts);
                 let part = Part::new(
                     count / parts,

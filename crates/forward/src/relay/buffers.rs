@@ -1,8 +1,8 @@
 //! The memory of a relay: buffers of a few sizes, and one bound for all of them.
 //!
-//! Every direction of every connection may always have a buffer of [`FLOOR_BYTES`]. Larger ones come out of a
-//! common budget, of which half is for messages that are stored (*stores*). So no connection waits for another's slow
-//! receiver unless it has a message to store, and memory is bounded by budget + connections · 2 · [`FLOOR_BYTES`].
+//! Every direction of every connection may always have a buffer of [`FLOOR_BYTES`]. Larger ones come out of a common
+//! budget, half of which is for stored messages (*stores*). So no connection waits for another's slow receiver unless
+//! it has a message to store, and memory is bounded by budget + connections · 2 · [`FLOOR_BYTES`].
 
 use std::{
     fmt,
@@ -12,26 +12,26 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// What needs no permit.
+/// The largest buffer that needs no permit.
 pub(super) const FLOOR_BYTES: usize = 4 << 10;
 
-/// The sizes that are kept for the next user.
+/// The sizes kept for reuse.
 const KEPT_SIZES: [usize; 4] = [FLOOR_BYTES, 16 << 10, 64 << 10, 256 << 10];
 
 /// How many of each size are kept.
 const KEPT_MAX: usize = 32;
 
-/// How many stores are kept, and of what size at most.
+/// How many stores are kept, and their maximum size.
 const STORES_KEPT_MAX: usize = 8;
 const STORE_KEPT_BYTES_MAX: usize = 4 << 20;
 
-/// Permits are for so many bytes.
+/// The number of bytes per permit.
 const UNIT_BYTES: usize = 1 << 10;
 
-/// A buffer, whose bytes are all initialised. Dropping it gives it back.
+/// A buffer, fully initialised. Dropping it returns it to its pool.
 pub(super) struct Buffer {
     bytes: Vec<u8>,
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     is_store: bool,
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -76,20 +76,20 @@ impl fmt::Debug for Buffer {
 /// The buffers of a relay.
 #[derive(Clone, Debug)]
 pub(super) struct Buffers {
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
 }
 
-struct Pool {
+struct BufferPool {
     kept: [Mutex<Vec<Vec<u8>>>; KEPT_SIZES.len()],
     stores: Mutex<Vec<Vec<u8>>>,
     budget: Arc<Semaphore>,
     store_budget: Arc<Semaphore>,
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let free = self.budget.available_permits() * UNIT_BYTES;
-        f.debug_struct("Pool").field("free_bytes", &free).finish_non_exhaustive()
+        f.debug_struct("BufferPool").field("free_bytes", &free).finish_non_exhaustive()
     }
 }
 
@@ -98,10 +98,10 @@ impl Buffers {
         let permits = (budget_bytes / 2 / UNIT_BYTES).min(Semaphore::MAX_PERMITS);
         let [budget, store_budget] = [(); 2].map(|()| Arc::new(Semaphore::new(permits)));
         let (kept, stores) = Default::default();
-        Self { pool: Arc::new(Pool { kept, stores, budget, store_budget }) }
+        Self { pool: Arc::new(BufferPool { kept, stores, budget, store_budget }) }
     }
 
-    /// Returns a buffer of `size_bytes`, if the budget allows; one of [`FLOOR_BYTES`] or less is always there.
+    /// Returns a buffer of `size_bytes`, if the budget allows; one of up to [`FLOOR_BYTES`] is always available.
     pub(super) fn take(&self, size_bytes: usize) -> Option<Buffer> {
         let permit = if size_bytes <= FLOOR_BYTES {
             None
@@ -126,7 +126,7 @@ impl Buffers {
 
     /// Waits for a store of at least `size_bytes`, which the budget must hold: first come, first served.
     ///
-    /// Who waits here must hold no other store.
+    /// The caller must hold no other store.
     pub(super) fn wait_store(
         &self,
         size_bytes: usize,
@@ -150,12 +150,12 @@ impl Buffers {
     }
 }
 
-/// The memory that a relay needs to store one message of `size_bytes`.
+/// The budget that a relay needs to store one message of `size_bytes`.
 pub(super) const fn budget_for(size_bytes: usize) -> usize {
     store_bytes(size_bytes).saturating_mul(2)
 }
 
-/// Sizes of stores are of few kinds, so that one serves the next message too.
+/// Stores come in few sizes, so that they can be reused for the next message.
 const fn store_bytes(size_bytes: usize) -> usize {
     const STEP: usize = 64 << 10;
     size_bytes.div_ceil(STEP).saturating_mul(STEP)
@@ -169,8 +169,8 @@ fn units(size_bytes: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// Goal: the budget bounds what is larger than the floor, and nothing else. Method: take all of it, then
-    /// both kinds.
+    /// Goal: the budget bounds what is larger than the floor, and nothing else. Method: take all of it, then both
+    /// kinds.
     #[test]
     fn the_budget_bounds_what_is_above_the_floor() {
         let buffers = Buffers::new(160 << 10);

@@ -1,4 +1,4 @@
-//! Streams of either family behind one type, and listeners likewise.
+//! One type for TCP and Unix streams, and one for their listeners.
 
 use std::{io, net::SocketAddr, task::Context, task::Poll, time::Duration};
 
@@ -12,26 +12,26 @@ use vigie_detect::{
 use super::{
     endpoint::Endpoint,
     pipes::Pipe,
+    stream::RelayStream,
     sys::{set_low_water, unsent_bytes},
-    transport::Transport,
 };
 
 /// A connected stream: TCP or Unix.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Connection {
-    /// Over TCP.
+    /// A TCP stream.
     Tcp(TcpStream),
-    /// Within the host.
+    /// A Unix socket, within the host.
     Unix(UnixStream),
 }
 
 impl Connection {
-    /// Connects to `endpoint`, watched at `server`. Small writes are sent at once (`TCP_NODELAY`): a relay
-    /// must not add the delay of a gatherer to that of the sender.
+    /// Connects to `endpoint`, watched by `server`. Small writes are sent at once (`TCP_NODELAY`): a relay must not add
+    /// the delay of Nagle's algorithm to that of the sender.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropping the future gives the connection up.
+    /// Cancel safe: dropping the future abandons the connection.
     ///
     /// # Errors
     /// As [`TcpStream::connect`] and [`UnixStream::connect`].
@@ -68,7 +68,7 @@ impl From<UnixStream> for Connection {
     }
 }
 
-impl Transport for Connection {
+impl RelayStream for Connection {
     fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(stream) => read(stream, cx, room),
@@ -84,7 +84,7 @@ impl Transport for Connection {
     }
 
     fn wake_at(&self, bytes: usize) {
-        // A Unix socket wakes its reader at each byte.
+        // A Unix socket wakes its reader for each byte.
         if let Self::Tcp(stream) = self {
             set_low_water(stream, bytes);
         }
@@ -115,11 +115,11 @@ impl Transport for Connection {
         }
     }
 
-    /// A reset when it is dropped. A Unix socket knows none: its peer sees an error only if bytes of its own were
-    /// left unread here.
+    /// Makes dropping it reset the connection. Unix sockets have no reset: the peer sees an error only if bytes of its
+    /// own were left unread here.
     fn reset(&self) {
         if let Self::Tcp(stream) = self {
-            // A connection that is over already needs no reset.
+            // A connection that has ended needs no reset.
             let _ = stream.set_linger(Some(Duration::ZERO));
         }
     }
@@ -127,7 +127,7 @@ impl Transport for Connection {
     fn unsent_bytes(&self) -> usize {
         match self {
             Self::Tcp(stream) => unsent_bytes(stream).unwrap_or(0),
-            // What was written is in the peer's queue, and no reset takes it back.
+            // Written bytes are in the peer's queue, and no reset removes them.
             Self::Unix(_) => 0,
         }
     }
@@ -137,11 +137,12 @@ impl Transport for Connection {
     }
 }
 
-/// A client before it has an upstream: reset if its task ends in between, so that it takes no end for an answer.
+/// A client without an upstream yet: reset if its task ends in between, so that it does not take an end of stream for
+/// an answer.
 #[derive(Debug)]
-pub(super) struct Unserved(Option<Connection>);
+pub(super) struct PendingClient(Option<Connection>);
 
-impl Unserved {
+impl PendingClient {
     pub(super) const fn new(client: Connection) -> Self {
         Self(Some(client))
     }
@@ -150,13 +151,13 @@ impl Unserved {
         self.0.as_ref().expect("invariant: taken only with the whole")
     }
 
-    /// Returns the client, to be served or sent away.
+    /// Returns the client, to be served or refused.
     pub(super) fn take(mut self) -> Connection {
         self.0.take().expect("invariant: taken only with the whole")
     }
 }
 
-impl Drop for Unserved {
+impl Drop for PendingClient {
     fn drop(&mut self) {
         if let Some(client) = &self.0 {
             client.reset();
@@ -180,7 +181,7 @@ fn write<S: StreamSocket>(
     retry(|| stream.try_write(bytes), || stream.poll_write_ready(cx))
 }
 
-/// The pipe is empty, so it is the socket that would block.
+/// The pipe is empty, so only the socket can block.
 fn fill<S: StreamSocket>(
     stream: &Stream<S>,
     cx: &Context<'_>,
@@ -193,7 +194,7 @@ fn fill<S: StreamSocket>(
     })
 }
 
-/// The pipe holds bytes, so it is the socket that would block.
+/// The pipe holds bytes, so only the socket can block.
 fn empty<S: StreamSocket>(
     stream: &Stream<S>,
     cx: &Context<'_>,
@@ -206,7 +207,7 @@ fn empty<S: StreamSocket>(
     })
 }
 
-/// Tries, and waits where the attempt would block. The attempt clears the readiness that it has used up.
+/// Tries, and waits if the attempt would block. The attempt clears the readiness that it used up.
 fn retry(
     mut attempt: impl FnMut() -> io::Result<usize>,
     ready: impl Fn() -> Poll<io::Result<()>>,
@@ -222,7 +223,7 @@ fn retry(
     }
 }
 
-/// A socket that brings connections of either family.
+/// A listening socket of either family.
 #[derive(Debug)]
 pub(super) enum Acceptor {
     Tcp(TcpListener),
@@ -241,7 +242,7 @@ impl Acceptor {
         match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // A peer that has gone already is found by the first read.
+                // If the peer has already gone, the first read reports it.
                 let _ = stream.set_nodelay(true);
                 Ok(Connection::Tcp(stream))
             }

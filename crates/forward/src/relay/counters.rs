@@ -1,8 +1,8 @@
-//! What a relay has done, in numbers.
+//! The counters of a relay.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that only grows, or a gauge. Statistics: nothing is published by it.
+/// A counter or a gauge. Statistics only: it synchronises no other memory.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
@@ -15,7 +15,7 @@ impl Counter {
         self.0.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Counts one, and returns how many there were before.
+    /// Adds one, and returns the previous value.
     pub(super) fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed)
     }
@@ -27,20 +27,19 @@ impl Counter {
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $name:ident,)*) => {
-        /// The living numbers.
+        /// The live counters.
         #[derive(Debug, Default)]
-        pub(super) struct Counters {
+        pub(super) struct RelayCounters {
             $(pub(super) $name: Counter,)*
         }
 
-        impl Counters {
+        impl RelayCounters {
             pub(super) fn snapshot(&self) -> RelayStats {
                 RelayStats { $($name: self.$name.value(),)* }
             }
         }
 
-        /// What a relay has done so far. Read one by one while it runs, so that sums may be off by what happened
-        /// in between.
+        /// The counters of a relay. They are read one by one while it runs, so sums may be off by changes in between.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct RelayStats {
@@ -50,49 +49,49 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Connections that were accepted.
+    /// Connections accepted.
     accepted,
-    /// Connections that are being relayed, or are about to be.
+    /// Connections being relayed, or about to be.
     active,
     /// Connections that ended in both directions.
     finished,
-    /// Connections for which no upstream could be reached.
+    /// Connections for which no upstream was reachable.
     refused,
-    /// Connections that one of the peers reset, or that failed otherwise.
+    /// Connections reset by a peer, or failed otherwise.
     reset,
-    /// Connections in which nothing moved for the idle time-out.
+    /// Connections without traffic for the idle time-out.
     timed_out,
-    /// Attempts to reach an upstream that failed, for whatever reason.
+    /// Failed attempts to reach an upstream, for any reason.
     connects_failed,
-    /// Attempts to reach an upstream that took longer than the connect time-out.
+    /// Attempts to reach an upstream that exceeded the connect time-out.
     connects_timed_out,
-    /// Connections whose upstream was sent something, and had answered nothing when it failed or the idle time-out came.
+    /// Connections whose upstream was sent data, but failed or reached the idle time-out without an answer.
     unanswered,
-    /// Connections whose peer broke the protocol: a header of the PROXY protocol, a length of a message.
+    /// Connections whose peer violated the protocol: a PROXY protocol header, or the length of a message.
     malformed,
-    /// Connections that a drain cut off at its deadline.
+    /// Connections that a drain cut at its deadline.
     cut,
-    /// How often accepting paused for want of descriptors or memory.
+    /// How often accepting paused for lack of descriptors or memory.
     pauses,
     /// Bytes from clients to upstreams.
     bytes_up,
     /// Bytes from upstreams to clients.
     bytes_down,
-    /// Bytes that went through buffers.
+    /// Bytes moved through buffers.
     bytes_copied,
-    /// Bytes that went through pipes.
+    /// Bytes moved through pipes.
     bytes_spliced,
-    /// How often bytes were copied since there was no pipe for them.
+    /// How often bytes were copied because no pipe was available.
     pipes_missing,
-    /// Messages that were forwarded, in framed relays.
+    /// Messages forwarded, in framed relays.
     messages,
-    /// Of these, how many began to leave before they had arrived.
+    /// Messages that began to leave before they had arrived completely.
     messages_cut_through,
-    /// Messages that went cut-through for want of memory to store them.
+    /// Messages that were cut through for lack of memory to store them.
     messages_unstored,
-    /// Messages of which a receiver got a part only, and then a reset: they were cut through, and their sender
-    /// broke off.
+    /// Messages of which a receiver got only a part, and then a reset: they were cut through, and their sender broke
+    /// off.
     messages_torn,
-    /// Messages of which a part arrived, and nothing was forwarded.
+    /// Messages that arrived incomplete and were not forwarded.
     messages_dropped,
 }

@@ -1,4 +1,4 @@
-//! Where streams come from and go to.
+//! Endpoints: addresses of streams.
 
 use std::{
     fmt,
@@ -9,7 +9,7 @@ use std::{
 
 use thiserror::Error;
 
-/// An address of a stream: TCP or Unix.
+/// The address of a stream: TCP or Unix.
 ///
 /// ```
 /// use vigie_forward::relay::Endpoint;
@@ -22,14 +22,14 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Endpoint {
-    /// An address of TCP.
+    /// A TCP address.
     Tcp(SocketAddr),
     /// The path of a Unix socket, at most 107 bytes.
     Unix(PathBuf),
 }
 
 impl Endpoint {
-    /// Returns the path, if this is a Unix socket's.
+    /// Returns the path of a Unix socket; `None` for TCP.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -38,7 +38,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the address, if this is TCP's.
+    /// Returns the TCP address; `None` for a Unix socket.
     #[must_use]
     pub const fn address(&self) -> Option<SocketAddr> {
         match self {
@@ -69,9 +69,11 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A text is no endpoint.
+/// A text that is not an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{text}` is no endpoint: write `tcp:ADDRESS:PORT`, `tcp:[ADDRESS]:PORT` or `unix:PATH`")]
+#[error(
+    "`{text}` is not an endpoint: write `tcp:ADDRESS:PORT`, `tcp:[ADDRESS]:PORT` or `unix:PATH`"
+)]
 #[non_exhaustive]
 pub struct ParseEndpointError {
     /// The text.
@@ -81,7 +83,7 @@ pub struct ParseEndpointError {
 impl FromStr for Endpoint {
     type Err = ParseEndpointError;
 
-    /// Takes `tcp:ADDRESS:PORT` and `unix:PATH`; an address without `tcp:` is TCP's. Names are not resolved.
+    /// Parses `tcp:ADDRESS:PORT` and `unix:PATH`; an address without `tcp:` is TCP. Names are not resolved.
     fn from_str(text: &str) -> Result<Self, ParseEndpointError> {
         let wrong = || ParseEndpointError { text: text.to_owned() };
         match text.strip_prefix("unix:") {
@@ -99,8 +101,7 @@ impl FromStr for Endpoint {
 mod tests {
     use super::*;
 
-    /// Goal: what is shown is read back, and nonsense is refused. Method: both families, and texts that miss a
-    /// part.
+    /// Goal: a displayed endpoint parses, and nonsense is refused. Method: both families, and texts that lack a part.
     #[test]
     fn shown_endpoints_are_read_back() {
         for text in ["tcp:127.0.0.1:80", "tcp:[::1]:443", "unix:/run/a b"] {

@@ -1,4 +1,4 @@
-//! How a relayed connection can end before its time.
+//! Why a relayed connection ends early.
 
 use std::{fmt, io, time::Duration};
 
@@ -7,18 +7,18 @@ use thiserror::Error;
 use super::{endpoint::Endpoint, framed::FrameError, proxy::ProxyError};
 use crate::model::Mode;
 
-/// An end of a connection.
+/// A peer of the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a relay stands between two")]
 pub enum Peer {
-    /// Who connected to the relay.
+    /// The peer that connected to the relay.
     Client,
-    /// Whom the relay connected to.
+    /// The peer that the relay connected to.
     Upstream,
 }
 
 impl Peer {
-    /// Returns the one at the other side of the relay.
+    /// Returns the peer on the other side of the relay.
     pub(super) const fn other(self) -> Self {
         match self {
             Self::Client => Self::Upstream,
@@ -36,59 +36,59 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Why a relayed connection ended before both peers had said all.
+/// Why a relayed connection ended before both peers had finished.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RelayError {
-    /// No upstream could be reached.
-    #[error("no upstream can be reached: {}", listed(attempts))]
+    /// No upstream was reachable.
+    #[error("no upstream is reachable: {}", listed(attempts))]
     NoUpstream {
-        /// Each upstream in the order in which they were tried, and what came of it.
+        /// The upstreams in the order of the attempts, each with its error.
         attempts: Vec<(Endpoint, io::Error)>,
     },
-    /// A peer reset the connection, or the kernel failed it.
+    /// A peer reset the connection, or the kernel closed it with an error.
     #[error("the connection to the {peer} failed")]
     Failed {
-        /// Which.
+        /// Which peer.
         peer: Peer,
-        /// How.
+        /// The error.
         #[source]
         source: io::Error,
     },
-    /// Nothing moved in either direction.
-    #[error("nothing moved for {after:?}: raise the idle time-out if peers may be silent longer")]
+    /// No traffic in either direction for the idle time-out.
+    #[error("no traffic for {after:?}: raise the idle time-out if peers may be silent longer")]
     Idle {
         /// The idle time-out.
         after: Duration,
     },
-    /// A peer ended or reset its stream in the middle of a message.
-    #[error("the {peer} broke off after {received} of {length} bytes of a message ({})", fate(*mode))]
+    /// A peer closed or reset its stream in the middle of a message.
+    #[error("the {peer} broke off after {received} of {length} bytes of a message ({})", outcome(*mode))]
     Torn {
-        /// Who broke off.
+        /// The sender of the message.
         peer: Peer,
-        /// Bytes of the message that arrived, with its header.
+        /// Bytes of the message received, including its header.
         received: u64,
-        /// Bytes that it should have had, with its header; 0 if not even the header was complete.
+        /// Bytes of the whole message, including its header; 0 if the header was incomplete.
         length: u64,
-        /// Whether the receiver has got a part of it.
+        /// Cut-through if the receiver has got a part of it.
         mode: Mode,
-        /// The reset, if it was no end.
+        /// The reset; `None` if the stream was closed.
         #[source]
         source: Option<io::Error>,
     },
-    /// A message's length cannot be.
+    /// A message with an invalid length.
     #[error("a message of the {peer} is refused")]
     Frame {
-        /// Who sent it.
+        /// The sender of the message.
         peer: Peer,
-        /// Why.
+        /// The cause.
         #[source]
         source: FrameError,
     },
-    /// What should have been a header of the PROXY protocol was none.
+    /// The client sent no valid PROXY protocol header.
     #[error("the client's header is refused")]
     Proxy(#[from] ProxyError),
-    /// The relay was drained, and its deadline came.
+    /// The relay was drained, and the deadline passed.
     #[error("the relay ended before the connection did")]
     Cut,
 }
@@ -101,7 +101,7 @@ fn listed(attempts: &[(Endpoint, io::Error)]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-const fn fate(mode: Mode) -> &'static str {
+const fn outcome(mode: Mode) -> &'static str {
     match mode {
         Mode::StoreAndForward => "nothing of it was forwarded, but a reset",
         Mode::CutThrough => "a part was forwarded, then a reset",
@@ -110,30 +110,30 @@ const fn fate(mode: Mode) -> &'static str {
 
 /// Which end of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum StreamSide {
     From,
     To,
 }
 
 /// How one direction failed.
 #[derive(Debug)]
-pub(super) enum Fault {
-    Io { side: Side, source: io::Error },
+pub(super) enum PumpError {
+    Io { side: StreamSide, source: io::Error },
     Torn { received: u64, length: u64, mode: Mode, source: Option<io::Error> },
     Frame(FrameError),
 }
 
-impl Fault {
-    pub(super) const fn io(side: Side, source: io::Error) -> Self {
+impl PumpError {
+    pub(super) const fn io(side: StreamSide, source: io::Error) -> Self {
         Self::Io { side, source }
     }
 
-    /// Says which peers it was, given who sends in this direction.
+    /// Names the peers, given the sender of this direction.
     pub(super) fn between(self, from: Peer) -> RelayError {
         let to = from.other();
         match self {
             Self::Io { side, source } => {
-                let peer = if side == Side::From { from } else { to };
+                let peer = if side == StreamSide::From { from } else { to };
                 RelayError::Failed { peer, source }
             }
             Self::Torn { received, length, mode, source } => {

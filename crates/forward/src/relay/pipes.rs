@@ -1,4 +1,4 @@
-//! Pipes through which the kernel moves bytes from socket to socket, kept for the next use.
+//! Pooled pipes, through which the kernel moves bytes from socket to socket.
 
 use std::{
     io, mem,
@@ -11,17 +11,17 @@ use std::{
 
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
-/// What a pipe is asked to hold: 64 places, each for a piece of a packet. Two directions of a hundred
-/// connections stay below what a user may have without privilege (`pipe-user-pages-soft`).
+/// The requested capacity of a pipe: 64 slots, each for a piece of a packet. Two directions of a hundred connections
+/// stay below a user's limit without privileges (`pipe-user-pages-soft`).
 pub(super) const PIPE_BYTES: usize = 256 << 10;
 
-/// An empty pipe, or one whose bytes its user counts.
+/// A pipe that is empty, or whose bytes its user counts.
 #[derive(Debug)]
 pub(super) struct Pipe {
-    /// Gone only in `drop`.
+    /// `None` only in `drop`.
     ends: Option<(OwnedFd, OwnedFd)>,
-    pool: Arc<Pool>,
-    /// Whether bytes were left in it: then it is closed, not kept.
+    pool: Arc<PipePool>,
+    /// Whether it is empty; otherwise it is closed, not kept.
     pub(super) is_clean: bool,
 }
 
@@ -53,27 +53,27 @@ impl Drop for Pipe {
 /// The pipes of a relay.
 #[derive(Clone, Debug)]
 pub(super) struct Pipes {
-    pool: Arc<Pool>,
+    pool: Arc<PipePool>,
 }
 
 #[derive(Debug)]
-struct Pool {
+struct PipePool {
     free: Mutex<Vec<(OwnedFd, OwnedFd)>>,
-    /// Pipes in use. A count alone: no memory is published by it.
+    /// Pipes in use. Only a count: it synchronises no memory.
     out: AtomicUsize,
     out_max: usize,
     kept_max: usize,
 }
 
 impl Pipes {
-    /// At most `out_max` are in use at a time, each of which takes two descriptors.
+    /// Creates a pool with at most `out_max` pipes in use, each of two descriptors.
     pub(super) fn new(out_max: usize) -> Self {
         let kept_max = out_max.min(64);
         let free = Mutex::new(Vec::new());
-        Self { pool: Arc::new(Pool { free, out: AtomicUsize::new(0), out_max, kept_max }) }
+        Self { pool: Arc::new(PipePool { free, out: AtomicUsize::new(0), out_max, kept_max }) }
     }
 
-    /// Returns an empty pipe, unless too many are in use or the kernel gives none.
+    /// Returns an empty pipe; `None` if too many are in use or the kernel refuses.
     pub(super) fn take(&self) -> Option<Pipe> {
         if self.pool.out.fetch_add(1, Ordering::Relaxed) >= self.pool.out_max {
             self.pool.out.fetch_sub(1, Ordering::Relaxed);
@@ -83,13 +83,13 @@ impl Pipes {
         let kept = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         pipe.ends = Some(match kept {
             Some(ends) => ends,
-            // Dropping the pipe gives its place back.
+            // Dropping the pipe frees its slot.
             None => make().ok()?,
         });
         Some(pipe)
     }
 
-    /// Closes the pipes that are not in use: somebody lacks descriptors.
+    /// Closes the unused pipes, when descriptors are scarce.
     pub(super) fn close_free(&self) {
         let free = mem::take(&mut *self.pool.free.lock().unwrap_or_else(PoisonError::into_inner));
         drop(free);
@@ -103,7 +103,7 @@ impl Pipes {
 
 fn make() -> io::Result<(OwnedFd, OwnedFd)> {
     let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    // The default of 64 KiB serves too, if the user may have no more.
+    // The default of 64 KiB will do, if the user may not have more.
     let _ = fcntl_setpipe_size(&inlet, PIPE_BYTES);
     Ok((outlet, inlet))
 }
@@ -112,8 +112,8 @@ fn make() -> io::Result<(OwnedFd, OwnedFd)> {
 mod tests {
     use super::*;
 
-    /// Goal: the pool is bounded, and a pipe with bytes in it is not given to the next. Method: take more than
-    /// there are; leave a byte in one, and look for it in its successors.
+    /// Goal: the pool is bounded, and a pipe that holds bytes is not reused. Method: take more than there are; leave a
+    /// byte in one, and look for it in its successors.
     #[test]
     fn the_pool_is_bounded_and_clean() {
         let pipes = Pipes::new(2);

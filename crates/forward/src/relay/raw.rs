@@ -1,4 +1,4 @@
-//! Bytes in one direction, as they come: copied through a buffer, or moved by the kernel through a pipe.
+//! One direction of a raw relay: bytes are copied through a buffer, or moved by the kernel through a pipe.
 //!
 //! ```text
 //!            1 nothing yet: end, finish the other side          take(): buffer of the present size, or pipe
@@ -6,8 +6,8 @@
 //!   Empty ─┴─ 2 read or fill ──▶ Buffer / Pipe ─────┴─ 3 write or empty ──▶ Empty, if all of it went
 //! ```
 //!
-//! While the receiver is slow, nothing is read: the kernel's own queues fill, and then the sender waits. While
-//! nothing comes, nothing is held.
+//! While the receiver is slow, nothing is read: the kernel's own queues fill up, and then the sender waits. While
+//! nothing arrives, no memory is held.
 
 use std::{
     task::{Context, Poll, ready},
@@ -21,30 +21,30 @@ use vigie_detect::{
 
 use super::{
     buffers::{Buffer, FLOOR_BYTES},
-    chooser::{Engine, picos_per_byte},
-    courtesy::POLL_BYTES_MAX,
-    error::{Fault, Side},
-    means::Means,
+    chooser::{TransferEngine, picos_per_byte},
+    error::{PumpError, StreamSide},
     pipes::{PIPE_BYTES, Pipe},
-    transport::Transport,
+    resources::RelayResources,
+    stream::RelayStream,
+    yielder::POLL_BYTES_MAX,
 };
 
 /// The sizes of buffers that a direction grows through, when it fills them.
 const SIZES: [usize; 4] = [FLOOR_BYTES, 16 << 10, 64 << 10, 256 << 10];
 
-/// From this size on, an index of [`SIZES`], a direction carries a stream and no longer small messages.
+/// From this index of [`SIZES`] on, a direction carries a stream rather than small messages.
 const BULK: usize = 2;
 
-/// Fewer bytes than this through a pipe are a small message.
+/// Fewer bytes than this through a pipe count as a small message.
 const SPLICED_BYTES_MIN: usize = 16 << 10;
 
-/// After how many reads that would have fitted into the size below the buffer shrinks.
+/// The buffer shrinks after this many reads that would have fitted into the next smaller size.
 const SMALL_READS_MAX: u8 = 16;
 
-/// A poll that moved fewer bytes says little of what a byte costs.
+/// A poll that moved fewer bytes says little about the cost per byte.
 const SAMPLE_BYTES_MIN: usize = 64 << 10;
 
-/// After so many bytes a direction asks again which engine it should use; after so much time, if it has moved a few by then.
+/// A direction chooses its engine anew after this many bytes, or after this much time if it has moved a few by then.
 const CHOICE_BYTES: usize = 16 << 20;
 const CHOICE_BYTES_MIN: usize = 1 << 20;
 const CHOICE_TIME: Duration = Duration::from_millis(50);
@@ -56,13 +56,13 @@ pub(super) struct RawPump {
     /// An index of [`SIZES`].
     size: usize,
     small_reads: u8,
-    engine: Engine,
-    /// Bytes since the last choice of an engine; only a direction that fills its buffers comes to choose.
+    engine: TransferEngine,
+    /// Bytes since the last choice of an engine; only a direction that fills its buffers makes choices.
     since_choice: usize,
-    /// When the window of bytes since the last choice began, of a stream that goes on.
+    /// When the current window of a continuous stream began, at the last choice.
     window_began: Option<Instant>,
-    /// How the window before did, in picoseconds per byte.
-    window_before: Option<(Engine, u64)>,
+    /// The previous window's engine, and its time in picoseconds per byte.
+    window_before: Option<(TransferEngine, u64)>,
     is_bulk: bool,
     has_ended: bool,
 }
@@ -78,10 +78,10 @@ impl RawPump {
     pub(super) const fn new() -> Self {
         Self {
             store: Store::Empty,
-            // Small messages need no part of the budget.
+            // Small messages use none of the budget.
             size: 0,
             small_reads: 0,
-            engine: Engine::Copy,
+            engine: TransferEngine::Copy,
             since_choice: CHOICE_BYTES,
             window_began: None,
             window_before: None,
@@ -90,7 +90,7 @@ impl RawPump {
         }
     }
 
-    /// Returns whether bytes were taken that have not been given on.
+    /// Returns whether bytes were read that have not been written.
     pub(super) const fn holds_bytes(&self) -> bool {
         match self.store {
             Store::Empty => false,
@@ -99,61 +99,64 @@ impl RawPump {
         }
     }
 
-    /// Moves what can be moved, adds it to `moved`, and is ready once the end has been passed on.
-    pub(super) fn poll<A: Transport, B: Transport>(
+    /// Moves as many bytes as possible, adds them to `moved`, and is ready once the end has been passed on.
+    pub(super) fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &Context<'_>,
         (from, to): (&A, &B),
-        means: &Means,
+        resources: &RelayResources,
         moved: &mut u64,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), PumpError>> {
         let began = self.is_bulk.then(thread_cpu_time);
         let before = *moved;
         let engine = self.engine;
-        let ended = self.turn(cx, (from, to), means, moved);
+        let ended = self.pump(cx, (from, to), resources, moved);
         let bytes = usize::try_from(*moved - before).unwrap_or(usize::MAX);
-        means.tally(engine, *moved - before);
+        resources.count_bytes(engine, *moved - before);
         if let Some(began) = began
             && bytes >= SAMPLE_BYTES_MIN
             && engine == self.engine
         {
-            means.chooser.note(engine, bytes, thread_cpu_time().saturating_sub(began));
+            resources.chooser.note(engine, bytes, thread_cpu_time().saturating_sub(began));
         }
         self.since_choice = self.since_choice.saturating_add(bytes);
         ended
     }
 
-    fn turn<A: Transport, B: Transport>(
+    fn pump<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &Context<'_>,
         (from, to): (&A, &B),
-        means: &Means,
+        resources: &RelayResources,
         moved: &mut u64,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), PumpError>> {
         let stop = *moved + POLL_BYTES_MAX;
         loop {
-            *moved += ready!(self.give(cx, to)).map_err(|source| Fault::io(Side::To, source))?;
+            *moved += ready!(self.give(cx, to))
+                .map_err(|source| PumpError::io(StreamSide::To, source))?;
             if self.holds_bytes() {
                 continue;
             }
             if self.has_ended {
                 self.store = Store::Empty;
                 return Poll::Ready(
-                    to.finish_writing().map_err(|error| Fault::io(Side::To, error)),
+                    to.finish_writing().map_err(|error| PumpError::io(StreamSide::To, error)),
                 );
             }
             if *moved >= stop {
-                means.courtesy.yield_now();
+                resources.yielder.yield_now(&resources.server, resources.counters.active.value());
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            self.prepare(means, from.can_splice() && to.can_splice());
+            self.prepare(resources, from.can_splice() && to.can_splice());
             match self.take(cx, from) {
                 Poll::Ready(Ok(0)) => self.has_ended = true,
                 Poll::Ready(Ok(_)) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(Fault::io(Side::From, error))),
+                Poll::Ready(Err(error)) => {
+                    return Poll::Ready(Err(PumpError::io(StreamSide::From, error)));
+                }
                 Poll::Pending => {
-                    // Memory and pipes are for those that move something.
+                    // Only directions that move bytes hold memory and pipes.
                     self.store = Store::Empty;
                     return Poll::Pending;
                 }
@@ -161,8 +164,8 @@ impl RawPump {
         }
     }
 
-    /// Gives on what is held; `Ready` with 0 if nothing is.
-    fn give<B: Transport>(&mut self, cx: &Context<'_>, to: &B) -> Poll<std::io::Result<u64>> {
+    /// Writes the held bytes; `Ready` with 0 if there are none.
+    fn give<B: RelayStream>(&mut self, cx: &Context<'_>, to: &B) -> Poll<std::io::Result<u64>> {
         let given = match &mut self.store {
             Store::Buffer { buffer, start, end } if *start < *end => {
                 let given = ready!(to.poll_write(cx, &buffer[*start..*end]))?;
@@ -183,43 +186,50 @@ impl RawPump {
         Poll::Ready(Ok(given as u64))
     }
 
-    /// Sees to a place for the next bytes.
-    fn prepare(&mut self, means: &Means, can_splice: bool) {
+    /// Gets a buffer or a pipe for the next bytes.
+    fn prepare(&mut self, resources: &RelayResources, can_splice: bool) {
         if self.is_bulk && self.is_window_over() {
-            self.end_window(means);
+            self.end_window(resources);
             let before = self.window_before.map(|(engine, _)| engine);
-            self.engine = if can_splice { means.chooser.choose(before) } else { Engine::Copy };
+            self.engine =
+                if can_splice { resources.chooser.choose(before) } else { TransferEngine::Copy };
             self.since_choice = 0;
         }
+
         match (&self.store, self.engine) {
-            (Store::Pipe { .. }, Engine::Splice) => return,
-            (Store::Buffer { buffer, .. }, Engine::Copy) if buffer.len() == SIZES[self.size] => {
+            (Store::Pipe { .. }, TransferEngine::Splice) => return,
+            (Store::Buffer { buffer, .. }, TransferEngine::Copy)
+                if buffer.len() == SIZES[self.size] =>
+            {
                 return;
             }
             _ => {}
         }
-        if self.engine == Engine::Splice {
-            if let Some(pipe) = means.pipes.take() {
+
+        if self.engine == TransferEngine::Splice {
+            if let Some(pipe) = resources.pipes.take() {
                 self.store = Store::Pipe { pipe, held: 0 };
                 return;
             }
-            means.note_no_pipe();
-            self.engine = Engine::Copy;
-            // Of both engines, it says nothing of either.
+            resources.count_missing_pipe();
+            self.engine = TransferEngine::Copy;
+            // A window that used both engines says nothing about either.
             (self.window_began, self.window_before) = (None, None);
         }
-        // The old buffer first: its bytes may be what the new one needs.
+
+        // Free the old buffer first: the new one may need its bytes.
         self.store = Store::Empty;
         let buffer = loop {
-            match means.buffers.take(SIZES[self.size]) {
+            match resources.buffers.take(SIZES[self.size]) {
                 Some(buffer) => break buffer,
                 None => self.size -= 1,
             }
         };
+
         self.store = Store::Buffer { buffer, start: 0, end: 0 };
     }
 
-    /// Many streams at once are slow each, and would know nothing for long by bytes alone.
+    /// With many concurrent streams each is slow; counting only bytes, their windows would last too long.
     fn is_window_over(&self) -> bool {
         let is_late = || {
             let began = self.window_began.unwrap_or(Instant::MAX);
@@ -228,20 +238,20 @@ impl RawPump {
         self.since_choice >= CHOICE_BYTES || (self.since_choice >= CHOICE_BYTES_MIN && is_late())
     }
 
-    /// Compares the window that has ended with the one before it.
-    fn end_window(&mut self, means: &Means) {
+    /// Compares the finished window with the previous one.
+    fn end_window(&mut self, resources: &RelayResources) {
         let now = monotonic_now();
         let window = self
             .window_began
             .replace(now)
             .map(|began| (self.engine, picos_per_byte(self.since_choice, now - began)));
         if let Some((before, after)) = self.window_before.zip(window) {
-            means.chooser.compare(before, after);
+            resources.chooser.compare(before, after);
         }
         self.window_before = window;
     }
 
-    fn take<A: Transport>(&mut self, cx: &Context<'_>, from: &A) -> Poll<std::io::Result<usize>> {
+    fn take<A: RelayStream>(&mut self, cx: &Context<'_>, from: &A) -> Poll<std::io::Result<usize>> {
         match &mut self.store {
             Store::Pipe { pipe, held } => {
                 let taken = ready!(from.poll_fill(cx, pipe, PIPE_BYTES))?;
@@ -286,7 +296,7 @@ impl RawPump {
             self.size = self.size.saturating_sub(1);
             if self.size < BULK {
                 self.is_bulk = false;
-                self.engine = Engine::Copy;
+                self.engine = TransferEngine::Copy;
                 self.since_choice = CHOICE_BYTES;
                 (self.window_began, self.window_before) = (None, None);
             }

@@ -19,20 +19,20 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use vigie_detect::{Instant, Server};
 
 use super::{
-    connection::{Acceptor, Connection, Unserved},
+    connection::{Acceptor, Connection, PendingClient},
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
-    health::Health,
-    means::Means,
+    health::UpstreamHealth,
     proxy::ProxyHeader,
+    resources::RelayResources,
     session::Session,
-    settings::{RelayBuilder, Settings},
+    settings::{RelayBuilder, RelaySettings},
     upstream,
-    wait::{First, at_most, first, is_exhausted, until},
+    wait::{Either, is_exhausted, select, timeout, timeout_at},
 };
 
-/// A relay that listens, and relays once [`serve`](Self::serve) is polled.
+/// A relay that listens, and forwards once [`serve`](Self::serve) is polled.
 ///
 /// # Examples
 /// ```
@@ -75,55 +75,55 @@ use super::{
 pub struct Relay {
     acceptor: Acceptor,
     endpoint: Endpoint,
-    shared: Arc<Shared>,
-    /// A descriptor to be duplicated: a place for an upstream's.
+    shared: Arc<RelayShared>,
+    /// A descriptor to duplicate as a placeholder for an upstream's.
     spare: OwnedFd,
     _file: Option<SocketFile>,
 }
 
-/// The task of one connection. It ends by itself. If it is dropped before, or panics, both peers get a reset.
+/// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset.
 pub type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a drain has come to.
+/// The result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drained {
-    /// Connections that ended by themselves after the drain began.
+    /// Connections that ended on their own after the drain began.
     pub finished: u64,
-    /// Connections that were cut off at the deadline.
+    /// Connections cut at the deadline.
     pub cut: u64,
 }
 
-/// Looks at a relay, and ends it. Clones are for the same relay.
+/// A handle to observe and end a relay. Clones refer to the same relay.
 #[derive(Clone, Debug)]
 pub struct RelayHandle {
-    shared: Arc<Shared>,
+    shared: Arc<RelayShared>,
 }
 
-/// What all connections share.
+/// The state shared by all connections.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) settings: Settings,
-    pub(super) means: Means,
-    /// Of each upstream, in their order.
-    pub(super) healths: Vec<Arc<Health>>,
-    /// Told when a connection has ended, and left its descriptors.
+pub(super) struct RelayShared {
+    pub(super) settings: RelaySettings,
+    pub(super) resources: RelayResources,
+    /// For each upstream, in order.
+    pub(super) upstream_health: Vec<Arc<UpstreamHealth>>,
+    /// Notified when a connection has ended and freed its descriptors.
     pub(super) ended: Notify,
     emptied: Notify,
-    /// Set before connections are told by `cut` to end, so that they need not ask at every poll.
+    /// Set before `cut` tells connections to end, so that they need not check at every poll.
     is_cutting: AtomicBool,
     cut: Notify,
-    phase: watch::Sender<Phase>,
-    places: Arc<Semaphore>,
+    phase: watch::Sender<RelayPhase>,
+    permits: Arc<Semaphore>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum RelayPhase {
     Serving,
     Draining(Instant),
 }
 
-/// How long accepting pauses for want of descriptors, unless a connection ends before.
+/// How long accepting pauses for lack of descriptors, unless a connection ends before.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Relay {
@@ -132,69 +132,73 @@ impl Relay {
         RelayBuilder::new(listen.into())
     }
 
-    pub(super) fn new(settings: Settings, server: &Server) -> io::Result<Self> {
+    pub(super) fn new(settings: RelaySettings, server: &Server) -> io::Result<Self> {
         if let Some(path) = settings.listen.path() {
             remove_stale(path);
         }
+
         let acceptor = Acceptor::bind_on(server, &settings.listen)?;
         let file = settings.listen.path().map(|path| SocketFile(path.into()));
         let spare = eventfd(0, EventfdFlags::CLOEXEC)?;
         let endpoint = acceptor.endpoint()?;
-        let means = Means::new(
+        let resources = RelayResources::new(
             server.clone(),
             settings.memory_bytes_max,
             settings.pipes_max,
             settings.transfer,
         );
-        let places = Arc::new(Semaphore::new(settings.connections_max.min(Semaphore::MAX_PERMITS)));
+        let permits =
+            Arc::new(Semaphore::new(settings.connections_max.min(Semaphore::MAX_PERMITS)));
         let (ended, emptied) = (Notify::new(), Notify::new());
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
-        let phase = watch::Sender::new(Phase::Serving);
-        let healths = settings.upstreams.iter().map(|to| Arc::new(Health::new(to))).collect();
-        let shared = Arc::new(Shared {
+        let phase = watch::Sender::new(RelayPhase::Serving);
+        let upstream_health =
+            settings.upstreams.iter().map(|to| Arc::new(UpstreamHealth::new(to))).collect();
+        let shared = Arc::new(RelayShared {
             settings,
-            means,
-            healths,
+            resources,
+            upstream_health,
             ended,
             emptied,
             is_cutting,
             cut,
             phase,
-            places,
+            permits,
         });
+
         Ok(Self { acceptor, endpoint, shared, spare, _file: file })
     }
 
-    /// Returns where the relay listens.
+    /// Returns the endpoint on which the relay listens.
     #[must_use]
     pub const fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Returns a handle for looking at the relay, and for ending it.
+    /// Returns a handle to observe and end the relay.
     #[must_use]
     pub fn handle(&self) -> RelayHandle {
         RelayHandle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Accepts connections, and gives each as a task to `spawn`, which lets an executor run it. Returns once the relay
-    /// was [drained](RelayHandle::drain).
+    /// Accepts connections, and passes the task of each to `spawn`, which must run it on an executor. Returns once the
+    /// relay has been [drained](RelayHandle::drain).
     ///
-    /// Out of descriptors or memory, it pauses until a connection has ended; those that come meanwhile wait in the
-    /// kernel's queue.
+    /// If it runs out of descriptors or memory, it pauses until a connection has ended; new connections meanwhile wait
+    /// in the kernel's queue.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropped, it accepts no more, and the connections go on.
+    /// Cancel safe: if dropped, no more connections are accepted, and existing ones continue.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] if the detection server was shut down.
     pub async fn serve(self, spawn: impl FnMut(ConnectionTask)) -> io::Result<Drained> {
         let mut phase = self.shared.phase.subscribe();
         let draining = drain_begun(&mut phase);
-        if let First::Right(Err(error)) = first(draining, self.accept_all(spawn)).await {
+        if let Either::Right(Err(error)) = select(draining, self.accept_all(spawn)).await {
             return Err(error);
         }
-        // Who connects from here on is refused.
+        // New connections are refused from here on.
         let Self { acceptor, shared, _file: file, .. } = self;
         drop((acceptor, file));
         shared.drained().await
@@ -203,18 +207,18 @@ impl Relay {
     async fn accept_all(&self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
         let shared = &self.shared;
         loop {
-            let permit = Arc::clone(&shared.places).acquire_owned().await;
+            let permit = Arc::clone(&shared.permits).acquire_owned().await;
             let permit = permit.expect("invariant: the semaphore is never closed");
             let accepted = match self.spare.try_clone() {
-                // The upstream's place is kept before the client takes one.
-                Ok(place) => self.acceptor.accept().await.map(|client| (client, place)),
+                // Reserve the upstream's descriptor before the client takes one.
+                Ok(reserved) => self.acceptor.accept().await.map(|client| (client, reserved)),
                 Err(error) => Err(error),
             };
             match accepted {
-                Ok((client, place)) => {
-                    shared.means.counters.accepted.add(1);
-                    let guard = Active::new(Arc::clone(shared), permit);
-                    spawn(Box::pin(guard.relay(Unserved::new(client), place)));
+                Ok((client, reserved)) => {
+                    shared.resources.counters.accepted.add(1);
+                    let guard = ActiveGuard::new(Arc::clone(shared), permit);
+                    spawn(Box::pin(guard.relay(PendingClient::new(client), reserved)));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => return Err(error),
                 Err(error) => self.pause(&error).await?,
@@ -222,10 +226,10 @@ impl Relay {
         }
     }
 
-    /// Waits until another attempt is worth it.
+    /// Waits until another attempt is worthwhile.
     async fn pause(&self, error: &io::Error) -> io::Result<()> {
         let shared = &self.shared;
-        if shared.means.counters.pauses.next() == 0 {
+        if shared.resources.counters.pauses.next() == 0 {
             if is_exhausted(error) {
                 tracing::warn!(
                     %error,
@@ -236,57 +240,57 @@ impl Relay {
             }
         }
         if is_exhausted(error) {
-            shared.means.pipes.close_free();
+            shared.resources.pipes.close_free();
         }
-        at_most(&shared.means.server, PAUSE, shared.ended.notified()).await
+        timeout(&shared.resources.server, PAUSE, shared.ended.notified()).await
     }
 }
 
 impl RelayHandle {
-    /// Returns what the relay has done so far.
+    /// Returns the relay's counters.
     #[must_use]
     pub fn stats(&self) -> RelayStats {
-        self.shared.means.counters.snapshot()
+        self.shared.resources.counters.snapshot()
     }
 
-    /// Returns what a byte of a raw stream has cost so far, in picoseconds of processor time: copied, and spliced.
+    /// Returns the cost per byte of raw streams so far, in picoseconds of processor time: copied, and spliced.
     #[must_use]
     pub fn costs(&self) -> (Option<u64>, Option<u64>) {
-        self.shared.means.chooser.costs()
+        self.shared.resources.chooser.costs()
     }
 
-    /// Lets the relay accept no more, and cuts off the connections that are left after `time`. Waits for nothing:
-    /// [`Relay::serve`] returns when it is over. A later call can only bring the end nearer.
+    /// Stops accepting, and cuts the remaining connections after `time`. Does not wait: [`Relay::serve`] returns at the
+    /// end. A later call can only move the deadline forward.
     pub fn drain(&self, time: Duration) {
-        let deadline = self.shared.means.server.now() + time;
+        let deadline = self.shared.resources.server.now() + time;
         self.shared.phase.send_if_modified(|phase| {
             let is_sooner = match *phase {
-                Phase::Serving => true,
-                Phase::Draining(other) => deadline < other,
+                RelayPhase::Serving => true,
+                RelayPhase::Draining(other) => deadline < other,
             };
             if is_sooner {
-                *phase = Phase::Draining(deadline);
+                *phase = RelayPhase::Draining(deadline);
             }
             is_sooner
         });
     }
 }
 
-impl Shared {
-    /// Waits for the connections that are left, and cuts them off at the deadline.
+impl RelayShared {
+    /// Waits for the remaining connections, and cuts them at the deadline.
     async fn drained(&self) -> io::Result<Drained> {
-        let counters = &self.means.counters;
+        let counters = &self.resources.counters;
         let (active, cut) = (counters.active.value(), counters.cut.value());
         let mut phase = self.phase.subscribe();
         loop {
-            let Phase::Draining(deadline) = *phase.borrow_and_update() else { break };
-            let waited = first(self.empty(), phase.changed());
-            match until(&self.means.server, deadline, waited).await? {
-                Some(First::Left(())) => break,
-                // The deadline has moved.
-                Some(First::Right(_)) => {}
+            let RelayPhase::Draining(deadline) = *phase.borrow_and_update() else { break };
+            let waited = select(self.empty(), phase.changed());
+            match timeout_at(&self.resources.server, deadline, waited).await? {
+                Some(Either::Left(())) => break,
+                // The deadline has changed.
+                Some(Either::Right(_)) => {}
                 None => {
-                    // Release: who is told next sees it (acquire, in `Cut::poll`).
+                    // Release: a connection that is notified next sees it (acquire, in `Cut::poll`).
                     self.is_cutting.store(true, Ordering::Release);
                     self.cut.notify_waiters();
                     self.empty().await;
@@ -302,15 +306,15 @@ impl Shared {
     async fn empty(&self) {
         loop {
             let emptied = self.emptied.notified();
-            if self.means.counters.active.value() == 0 {
+            if self.resources.counters.active.value() == 0 {
                 return;
             }
             emptied.await;
         }
     }
 
-    /// Waits until connections are cut off.
-    async fn told(&self) {
+    /// Waits until connections are to be cut.
+    async fn cut_requested(&self) {
         loop {
             let cut = self.cut.notified();
             if self.is_cutting.load(Ordering::Acquire) {
@@ -320,23 +324,23 @@ impl Shared {
         }
     }
 
-    async fn relay(&self, client: Unserved, place: OwnedFd) -> Result<(), RelayError> {
-        let told = pin!(self.told());
-        let mut cutting = Cut { told, waker: None, is_cutting: &self.is_cutting };
-        let connected = first(&mut cutting, self.connect(client.client(), place)).await;
-        let First::Right(upstream) = connected else { return Err(RelayError::Cut) };
+    async fn relay(&self, client: PendingClient, reserved: OwnedFd) -> Result<(), RelayError> {
+        let cut_requested = pin!(self.cut_requested());
+        let mut cutting = Cut { cut_requested, waker: None, is_cutting: &self.is_cutting };
+        let connected = select(&mut cutting, self.connect(client.client(), reserved)).await;
+        let Either::Right(upstream) = connected else { return Err(RelayError::Cut) };
         let client = client.take();
-        // Who has no upstream has got nothing, and sees an end.
+        // A client without an upstream has received nothing, and sees an end of stream.
         let (upstream, health) = upstream?;
         let (framing, idle) = (self.settings.framing, self.settings.idle_timeout);
-        let mut session = Session::new((client, upstream), framing, idle, &self.means);
-        session.tells(health);
-        // The session first: most wake-ups are its.
-        let ended = first(session.run(&self.means), cutting).await;
+        let mut session = Session::new((client, upstream), framing, idle, &self.resources);
+        session.report_to(health);
+        // The session first: most wake-ups are for it.
+        let ended = select(session.run(&self.resources), cutting).await;
         match ended {
-            First::Left(ended) => ended,
-            First::Right(_) => {
-                session.tell(&RelayError::Cut, &self.means);
+            Either::Left(ended) => ended,
+            Either::Right(_) => {
+                session.close(&RelayError::Cut, &self.resources);
                 Err(RelayError::Cut)
             }
         }
@@ -345,13 +349,13 @@ impl Shared {
     async fn connect(
         &self,
         client: &Connection,
-        place: OwnedFd,
-    ) -> Result<(Connection, Arc<Health>), RelayError> {
+        reserved: OwnedFd,
+    ) -> Result<(Connection, Arc<UpstreamHealth>), RelayError> {
         let addresses = client.addresses();
         let own = ProxyHeader::of(addresses);
         let header = if self.is_trusted(client) {
             match upstream::accept_header(self, client).await? {
-                // It speaks for itself.
+                // The sender itself.
                 ProxyHeader::Local => own,
                 header => header,
             }
@@ -359,7 +363,7 @@ impl Shared {
             own
         };
         let header = self.settings.sends_proxy.then_some(header);
-        upstream::connect(self, header, Some(place)).await
+        upstream::connect(self, header, Some(reserved)).await
     }
 
     fn is_trusted(&self, client: &Connection) -> bool {
@@ -373,7 +377,7 @@ impl Shared {
     }
 
     fn count(&self, ended: &Result<(), RelayError>) {
-        let counters = &self.means.counters;
+        let counters = &self.resources.counters;
         let counter = match ended {
             Ok(()) => &counters.finished,
             Err(RelayError::NoUpstream { .. }) => &counters.refused,
@@ -389,15 +393,15 @@ impl Shared {
     }
 }
 
-/// Waits for the beginning of a drain; the sender of phases lives as long as who waits here.
-async fn drain_begun(phase: &mut watch::Receiver<Phase>) {
-    let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
+/// Waits for a drain to begin; the sender of phases lives as long as its receivers.
+async fn drain_begun(phase: &mut watch::Receiver<RelayPhase>) {
+    let _ = phase.wait_for(|phase| *phase != RelayPhase::Serving).await;
 }
 
-/// Waits for the relay to cut its connections off. Beside a busy session it is polled with every message: nothing but
-/// the cut wakes `told`, so that while the same waker waits there, a look at the flag suffices.
+/// Waits until the relay cuts its connections. In a busy session it is polled with every message: only the cut wakes
+/// `cut_requested`, so while the same waker waits there, checking the flag suffices.
 struct Cut<'a, F> {
-    told: Pin<&'a mut F>,
+    cut_requested: Pin<&'a mut F>,
     waker: Option<Waker>,
     is_cutting: &'a AtomicBool,
 }
@@ -406,46 +410,46 @@ impl<F: Future<Output = ()>> Future for Cut<'_, F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let will_be_told = self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
-        if will_be_told && !self.is_cutting.load(Ordering::Acquire) {
+        let will_be_woken = self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        if will_be_woken && !self.is_cutting.load(Ordering::Acquire) {
             return Poll::Pending;
         }
-        let polled = self.told.as_mut().poll(cx);
+        let polled = self.cut_requested.as_mut().poll(cx);
         self.waker = Some(cx.waker().clone());
         polled
     }
 }
 
-/// Counts a connection for as long as its task lives, however that ends.
-struct Active {
-    shared: Arc<Shared>,
+/// Counts a connection as active while its task lives, however that ends.
+struct ActiveGuard {
+    shared: Arc<RelayShared>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Active {
-    fn new(shared: Arc<Shared>, permit: OwnedSemaphorePermit) -> Self {
-        shared.means.counters.active.add(1);
+impl ActiveGuard {
+    fn new(shared: Arc<RelayShared>, permit: OwnedSemaphorePermit) -> Self {
+        shared.resources.counters.active.add(1);
         Self { shared, _permit: permit }
     }
 
-    async fn relay(self, client: Unserved, place: OwnedFd) {
-        // Both connections are closed when this returns, and only then it counts as ended.
-        let ended = self.shared.relay(client, place).await;
+    async fn relay(self, client: PendingClient, reserved: OwnedFd) {
+        // Both connections are closed when this returns, and only then does it count as ended.
+        let ended = self.shared.relay(client, reserved).await;
         self.shared.count(&ended);
     }
 }
 
-impl Drop for Active {
+impl Drop for ActiveGuard {
     fn drop(&mut self) {
-        self.shared.means.counters.active.subtract(1);
+        self.shared.resources.counters.active.subtract(1);
         self.shared.ended.notify_one();
-        if self.shared.means.counters.active.value() == 0 {
+        if self.shared.resources.counters.active.value() == 0 {
             self.shared.emptied.notify_waiters();
         }
     }
 }
 
-/// The file of a Unix socket that we listen on; removed with the relay.
+/// The file of a Unix socket on which the relay listens; removed with the relay.
 #[derive(Debug)]
 struct SocketFile(std::path::PathBuf);
 
@@ -457,7 +461,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Removes the file of a socket on which nobody listens any more.
+/// Removes the file of a socket that no process listens on any more.
 fn remove_stale(path: &Path) {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     let is_stale = || {

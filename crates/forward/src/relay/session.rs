@@ -7,8 +7,8 @@
 //!                 down: the same                      idle: nothing moved in either direction
 //! ```
 //!
-//! A peer that resets its connection lets the other be reset too, so that nobody takes for complete what is not; and
-//! so does a session that is dropped before it is over.
+//! If a peer resets its connection, the other is reset too, so that it never takes a part for the whole; the same
+//! happens if a session is dropped before its end.
 
 use std::{
     future::poll_fn,
@@ -21,12 +21,12 @@ use std::{
 use vigie_detect::{Instant, Timers, Wait};
 
 use super::{
-    error::{Fault, Peer, RelayError},
+    error::{Peer, PumpError, RelayError},
     framed::{FramedPump, Framing},
-    health::Health,
-    means::Means,
+    health::UpstreamHealth,
     raw::RawPump,
-    transport::Transport,
+    resources::RelayResources,
+    stream::RelayStream,
 };
 use crate::model::Mode;
 
@@ -34,7 +34,7 @@ use crate::model::Mode;
 #[derive(Debug)]
 enum Pump {
     Raw(RawPump),
-    /// Beside raw ones, of which there may be many.
+    /// Boxed, since there may be many raw ones beside it.
     Framed(Box<FramedPump>),
 }
 
@@ -46,16 +46,16 @@ impl Pump {
         }
     }
 
-    fn poll<A: Transport, B: Transport>(
+    fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
         peers: (&A, &B),
-        means: &Means,
+        resources: &RelayResources,
         moved: &mut u64,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), PumpError>> {
         match self {
-            Self::Raw(pump) => pump.poll(cx, peers, means, moved),
-            Self::Framed(pump) => pump.poll(cx, peers, means, moved),
+            Self::Raw(pump) => pump.poll(cx, peers, resources, moved),
+            Self::Framed(pump) => pump.poll(cx, peers, resources, moved),
         }
     }
 
@@ -76,47 +76,47 @@ impl Pump {
 
 /// A relayed connection.
 #[derive(Debug)]
-pub(super) struct Session<A: Transport, B: Transport> {
+pub(super) struct Session<A: RelayStream, B: RelayStream> {
     client: A,
     upstream: B,
     up: Pump,
     down: Pump,
     up_is_over: bool,
     down_is_over: bool,
-    /// Whether the peers may see how their connections are closed; else they are reset.
-    is_told: bool,
-    is_asked: bool,
-    is_answered: bool,
-    /// The upstream's.
-    health: Option<Arc<Health>>,
-    idle: Option<Idle>,
+    /// Whether the connections may be closed normally; otherwise they are reset.
+    is_closed: bool,
+    has_request: bool,
+    has_reply: bool,
+    /// The health of the upstream.
+    health: Option<Arc<UpstreamHealth>>,
+    idle: Option<IdleTimer>,
 }
 
-/// How often one looks whether what was written has arrived: with doubling pauses.
-const LOOK_FIRST: Duration = Duration::from_millis(1);
-const LOOK_LAST: Duration = Duration::from_millis(64);
+/// The initial interval for checking whether written bytes have arrived; it doubles.
+const POLL_DELAY_MIN: Duration = Duration::from_millis(1);
+const POLL_DELAY_MAX: Duration = Duration::from_millis(64);
 
-/// A receiver that takes nothing for so long gets its reset before what was written for it.
-const LOOK_PATIENCE: Duration = Duration::from_secs(10);
+/// If a receiver accepts nothing for this long, it is reset even though bytes for it are lost.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-struct Idle {
+struct IdleTimer {
     after: Duration,
     last_move: Instant,
     timer: Wait<Timers>,
 }
 
-impl<A: Transport, B: Transport> Session<A, B> {
+impl<A: RelayStream, B: RelayStream> Session<A, B> {
     pub(super) fn new(
         (client, upstream): (A, B),
         framing: Option<Framing>,
         idle: Option<Duration>,
-        means: &Means,
+        resources: &RelayResources,
     ) -> Self {
         let idle = idle.map(|after| {
-            let last_move = means.server.now();
-            let timer = means.server.timers().wait_owned(last_move + after);
-            Idle { after, last_move, timer }
+            let last_move = resources.server.now();
+            let timer = resources.server.timers().wait_owned(last_move + after);
+            IdleTimer { after, last_move, timer }
         });
         let (up, down) = (Pump::new(framing), Pump::new(framing));
         Self {
@@ -126,50 +126,50 @@ impl<A: Transport, B: Transport> Session<A, B> {
             down,
             up_is_over: false,
             down_is_over: false,
-            is_told: false,
-            is_asked: false,
-            is_answered: false,
+            is_closed: false,
+            has_request: false,
+            has_reply: false,
             health: None,
             idle,
         }
     }
 
-    /// Lets `health` know whether the upstream answers.
-    pub(super) fn tells(&mut self, health: Arc<Health>) {
+    /// Reports to `health` whether the upstream answers.
+    pub(super) fn report_to(&mut self, health: Arc<UpstreamHealth>) {
         self.health = Some(health);
     }
 
-    /// Relays until both directions have ended, or something went wrong. Both connections are closed when the
-    /// session is dropped, and reset if that is before.
-    pub(super) async fn run(&mut self, means: &Means) -> Result<(), RelayError> {
-        let ended = poll_fn(|cx| self.poll(cx, means)).await;
+    /// Relays until both directions have ended, or an error occurs. Dropping the session closes both connections, or
+    /// resets them if it has not ended.
+    pub(super) async fn run(&mut self, resources: &RelayResources) -> Result<(), RelayError> {
+        let ended = poll_fn(|cx| self.poll(cx, resources)).await;
         match &ended {
-            Ok(()) => self.is_told = true,
+            Ok(()) => self.is_closed = true,
             Err(error) => {
-                self.note_silence(error, means);
+                self.note_silence(error, resources);
                 if let Some(receiver) = self.receiver_of_messages(error) {
-                    self.arrived(receiver, means).await;
+                    self.wait_delivered(receiver, resources).await;
                 }
-                self.tell(error, means);
+                self.close(error, resources);
             }
         }
         ended
     }
 
-    fn note_silence(&self, error: &RelayError, means: &Means) {
+    fn note_silence(&self, error: &RelayError, resources: &RelayResources) {
         let is_over = matches!(
             error,
             RelayError::Idle { .. } | RelayError::Failed { peer: Peer::Upstream, .. }
         );
-        if is_over && self.is_asked && !self.is_answered {
-            means.counters.unanswered.add(1);
+        if is_over && self.has_request && !self.has_reply {
+            resources.counters.unanswered.add(1);
             if let Some(health) = &self.health {
-                health.note_silent(error, means.server.now());
+                health.note_silent(error, resources.server.now());
             }
         }
     }
 
-    /// Returns for whom whole messages may still be on their way, which a reset would take back.
+    /// Returns the peer to which complete messages may still be in flight, which a reset would discard.
     fn receiver_of_messages(&self, error: &RelayError) -> Option<Peer> {
         match (&self.up, error) {
             (
@@ -189,67 +189,76 @@ impl<A: Transport, B: Transport> Session<A, B> {
         }
     }
 
-    /// Waits until `peer` has what was written for it, or has taken nothing for too long.
-    async fn arrived(&mut self, peer: Peer, means: &Means) {
-        let (mut left, mut last_move) = (self.unsent_bytes(peer), means.server.now());
-        let mut pause = LOOK_FIRST;
-        while left > 0 && means.server.now() - last_move < LOOK_PATIENCE {
-            if means.server.timers().wait(means.server.now() + pause).await.is_err() {
+    /// Waits until everything written has reached `peer`, or it has accepted nothing for too long.
+    async fn wait_delivered(&mut self, peer: Peer, resources: &RelayResources) {
+        let (mut left, mut last_move) = (self.unsent_bytes(peer), resources.server.now());
+        let mut pause = POLL_DELAY_MIN;
+        while left > 0 && resources.server.now() - last_move < DELIVERY_TIMEOUT {
+            if resources.server.timers().wait(resources.server.now() + pause).await.is_err() {
                 return;
             }
-            pause = (pause * 2).min(LOOK_LAST);
+            pause = (pause * 2).min(POLL_DELAY_MAX);
             let now_left = self.unsent_bytes(peer);
             if now_left < left {
-                (left, last_move) = (now_left, means.server.now());
+                (left, last_move) = (now_left, resources.server.now());
             }
         }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>, means: &Means) -> Poll<Result<(), RelayError>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        resources: &RelayResources,
+    ) -> Poll<Result<(), RelayError>> {
         let (mut up, mut down) = (0, 0);
         let mut ended = Ok(());
         if !self.up_is_over {
             let peers = (&self.client, &self.upstream);
-            if let Poll::Ready(result) = self.up.poll(cx, peers, means, &mut up) {
+            if let Poll::Ready(result) = self.up.poll(cx, peers, resources, &mut up) {
                 self.up_is_over = true;
                 ended = result.map_err(|fault| fault.between(Peer::Client));
             }
         }
+
         if ended.is_ok() && !self.down_is_over {
             let peers = (&self.upstream, &self.client);
-            if let Poll::Ready(result) = self.down.poll(cx, peers, means, &mut down) {
+            if let Poll::Ready(result) = self.down.poll(cx, peers, resources, &mut down) {
                 self.down_is_over = true;
                 ended = result.map_err(|fault| fault.between(Peer::Upstream));
             }
         }
+
         if up > 0 {
-            means.counters.bytes_up.add(up);
-            self.is_asked = true;
+            resources.counters.bytes_up.add(up);
+            self.has_request = true;
         }
+
         if down > 0 {
-            means.counters.bytes_down.add(down);
-            if !std::mem::replace(&mut self.is_answered, true)
+            resources.counters.bytes_down.add(down);
+            if !std::mem::replace(&mut self.has_reply, true)
                 && let Some(health) = &self.health
             {
-                health.note_answered(|| means.server.now());
+                health.note_answered(|| resources.server.now());
             }
         }
+
         if ended.is_err() || (self.up_is_over && self.down_is_over) {
             return Poll::Ready(ended);
         }
-        self.poll_idle(cx, up + down > 0, means)
+
+        self.poll_idle(cx, up + down > 0, resources)
     }
 
     fn poll_idle(
         &mut self,
         cx: &mut Context<'_>,
         has_moved: bool,
-        means: &Means,
+        resources: &RelayResources,
     ) -> Poll<Result<(), RelayError>> {
         let Some(idle) = &mut self.idle else { return Poll::Pending };
         if has_moved {
-            // The timer is left where it is: what moves bytes shall not move timers too.
-            idle.last_move = means.server.now();
+            // The timer is left alone: moving bytes must not move timers too.
+            idle.last_move = resources.server.now();
         }
         loop {
             match Pin::new(&mut idle.timer).poll(cx) {
@@ -261,23 +270,23 @@ impl<A: Transport, B: Transport> Session<A, B> {
                 }
             }
             let deadline = idle.last_move + idle.after;
-            if deadline <= means.server.now() {
+            if deadline <= resources.server.now() {
                 return Poll::Ready(Err(RelayError::Idle { after: idle.after }));
             }
-            idle.timer = means.server.timers().wait_owned(deadline);
+            idle.timer = resources.server.timers().wait_owned(deadline);
         }
     }
 
-    /// Lets the peers know how it ended, as far as an end of a stream would say something else.
-    pub(super) fn tell(&mut self, error: &RelayError, means: &Means) {
-        self.count_torn(error, means);
+    /// Lets the peers see how it ended, if an end of stream would be misleading.
+    pub(super) fn close(&mut self, error: &RelayError, resources: &RelayResources) {
+        self.count_torn(error, resources);
         let lacks = |pump: &Pump| pump.holds_bytes() || pump.torn_mode().is_some();
         let is_whole = matches!(error, RelayError::Idle { .. });
-        // Idle peers that have got all that was sent for them see an end.
+        // Idle peers that have got everything sent to them see an end of stream.
         if !is_whole || lacks(&self.up) || lacks(&self.down) {
             self.reset();
         }
-        self.is_told = true;
+        self.is_closed = true;
     }
 
     fn reset(&self) {
@@ -285,12 +294,12 @@ impl<A: Transport, B: Transport> Session<A, B> {
         self.upstream.reset();
     }
 
-    /// Counts the messages that ended in the middle, in both directions.
-    fn count_torn(&self, error: &RelayError, means: &Means) {
+    /// Counts the messages that were cut short, in both directions.
+    fn count_torn(&self, error: &RelayError, resources: &RelayResources) {
         for pump in [&self.up, &self.down] {
             match pump.torn_mode() {
-                Some(Mode::CutThrough) => means.counters.messages_torn.add(1),
-                Some(Mode::StoreAndForward) => means.counters.messages_dropped.add(1),
+                Some(Mode::CutThrough) => resources.counters.messages_torn.add(1),
+                Some(Mode::StoreAndForward) => resources.counters.messages_dropped.add(1),
                 None => {}
             }
         }
@@ -298,10 +307,10 @@ impl<A: Transport, B: Transport> Session<A, B> {
     }
 }
 
-/// A panic, or an executor that drops the task: the peers shall not take it for an end.
-impl<A: Transport, B: Transport> Drop for Session<A, B> {
+/// After a panic, or if an executor drops the task, the peers must not see a normal end.
+impl<A: RelayStream, B: RelayStream> Drop for Session<A, B> {
     fn drop(&mut self) {
-        if !self.is_told {
+        if !self.is_closed {
             self.reset();
         }
     }

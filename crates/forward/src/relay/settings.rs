@@ -1,4 +1,4 @@
-//! What a relay is told, and checked once.
+//! The settings of a relay, and their checks.
 
 use std::{io, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
 };
 
 #[derive(Clone, Debug)]
-pub(super) struct Settings {
+pub(super) struct RelaySettings {
     pub(super) listen: Endpoint,
     pub(super) upstreams: Vec<Endpoint>,
     pub(super) connect_timeout: Duration,
@@ -29,14 +29,14 @@ pub(super) struct Settings {
     pub(super) trusted: Vec<Network>,
 }
 
-/// Makes a [`Relay`].
+/// Builds a [`Relay`].
 #[derive(Clone, Debug)]
 #[must_use = "`bind` makes the relay"]
 pub struct RelayBuilder {
-    settings: Settings,
+    settings: RelaySettings,
 }
 
-/// Descriptors that are left to the rest of the program, where the limit is derived from the process's.
+/// Descriptors left to the rest of the program, if the limit is derived from the process's.
 const DESCRIPTORS_LEFT: u64 = 64;
 
 impl RelayBuilder {
@@ -46,7 +46,7 @@ impl RelayBuilder {
         // An eighth for pipes, of two descriptors each; the rest for connections, of two each.
         let to_usize = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         Self {
-            settings: Settings {
+            settings: RelaySettings {
                 listen,
                 upstreams: Vec::new(),
                 connect_timeout: Duration::from_secs(5),
@@ -62,40 +62,41 @@ impl RelayBuilder {
         }
     }
 
-    /// Adds an upstream. They are tried in the order in which they were added, for each connection anew.
+    /// Adds an upstream. Each connection tries them in the order in which they were added.
     pub fn upstream(mut self, endpoint: impl Into<Endpoint>) -> Self {
         self.settings.upstreams.push(endpoint.into());
         self
     }
 
-    /// Sets how long one upstream may take to be reached, and a client to send its header of the PROXY protocol.
-    /// Default 5 s; at least 1 ms.
+    /// Sets the time limit for connecting to one upstream, and for a client to send its PROXY protocol header. Default
+    /// 5 s; at least 1 ms.
     pub const fn connect_timeout(mut self, time: Duration) -> Self {
         self.settings.connect_timeout = time;
         self
     }
 
-    /// Sets after how long without a byte in either direction a connection is closed. Default `None`: never.
+    /// Sets the time without a byte in either direction after which a connection is closed. Default `None`: never.
     pub const fn idle_timeout(mut self, time: Option<Duration>) -> Self {
         self.settings.idle_timeout = time;
         self
     }
 
-    /// Sets how many connections are relayed at a time, at least 1; further ones wait in the kernel's queue. Default:
-    /// as many as the process's limit of descriptors allows when this is called, less 64 descriptors and those for pipes.
+    /// Sets the maximum number of concurrent connections, at least 1; further ones wait in the kernel's queue. Default:
+    /// as many as the process's limit of descriptors allows when this builder is created, less 64 descriptors and those
+    /// for pipes.
     pub const fn connections_max(mut self, count: usize) -> Self {
         self.settings.connections_max = count;
         self
     }
 
-    /// Sets the memory for buffers. Default 256 MiB. Beside it each connection may take 8 KiB. Half is for messages
-    /// that are stored; if that is used up, messages are cut through, or wait where they must be stored.
+    /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB. Half is for stored
+    /// messages; when that is used up, messages are cut through, or wait if they must be stored.
     pub const fn memory_bytes_max(mut self, bytes: usize) -> Self {
         self.settings.memory_bytes_max = bytes;
         self
     }
 
-    /// Sets how many pipes are in use at a time, 0 for none. Default: a sixteenth of the descriptors, at most 1024.
+    /// Sets the maximum number of pipes in use, 0 for none. Default: a sixteenth of the descriptors, at most 1024.
     pub const fn pipes_max(mut self, count: usize) -> Self {
         self.settings.pipes_max = count;
         self
@@ -107,28 +108,28 @@ impl RelayBuilder {
         self
     }
 
-    /// Takes the streams apart into messages, in both directions. Default: none, bytes are relayed as they come.
+    /// Divides the streams into messages, in both directions. Default: no framing, bytes are relayed as they arrive.
     pub const fn framing(mut self, framing: Framing) -> Self {
         self.settings.framing = Some(framing);
         self
     }
 
-    /// Tells upstreams who the client is, by a header of the PROXY protocol, version 2. Default off.
+    /// Tells upstreams the client's address, in a PROXY protocol header, version 2. Default off.
     pub const fn send_proxy_header(mut self) -> Self {
         self.settings.sends_proxy = true;
         self
     }
 
-    /// Takes the client's address from the header of the PROXY protocol, version 2, that clients of `network` begin
-    /// with. Such a client must send one; what others send is relayed as it is, also if it looks like one.
-    /// Default: nobody is trusted. Clients of a Unix socket are trusted if anybody is: let the permissions of its
-    /// path say who may connect.
+    /// Takes the client's address from the PROXY protocol header, version 2, that clients in `network` send first. Such
+    /// a client must send one; other clients' bytes are relayed unchanged, even if they look like a header. Default: no
+    /// client is trusted. Clients of a Unix socket are trusted if any network is: let the permissions of its path
+    /// decide who may connect.
     pub fn trust_proxy_header(mut self, network: impl Into<Network>) -> Self {
         self.settings.trusted.push(network.into());
         self
     }
 
-    /// Listens, watched at the current server.
+    /// Listens, watched by the current server.
     ///
     /// # Errors
     /// As [`bind_on`](Self::bind_on), and [`vigie_detect::NoServer`] as an [`io::Error`].
@@ -137,8 +138,8 @@ impl RelayBuilder {
         self.bind_on(&server)
     }
 
-    /// Listens, watched at `server`, and so are all connections. The path of a Unix socket is taken over from a
-    /// listener that is gone.
+    /// Listens; the listener and all connections are watched by `server`. Takes over the path of a Unix socket whose
+    /// listener is gone.
     ///
     /// # Errors
     /// [`BindError`].
@@ -156,17 +157,19 @@ impl RelayBuilder {
         if settings.idle_timeout.is_some_and(|time| time < Duration::from_millis(1)) {
             return Err(BindError::IdleTimeout);
         }
+
         if let Some(framing) = &settings.framing
             && framing.mode != FrameMode::CutThrough
         {
             let message = usize::try_from(framing.message_bytes_max).unwrap_or(usize::MAX);
-            // With its header, and what is read beyond it.
+            // With its header, and the bytes read beyond it.
             let needed = budget_for(message.saturating_add(2 * FLOOR_BYTES));
             if settings.memory_bytes_max < needed {
                 let given = settings.memory_bytes_max;
                 return Err(BindError::Memory { needed, given });
             }
         }
+
         let listen = settings.listen.clone();
         Relay::new(self.settings, server)
             .map_err(|source| BindError::Listen { endpoint: listen, source })
@@ -177,42 +180,42 @@ impl RelayBuilder {
     }
 }
 
-/// A relay that cannot be.
+/// Why a relay could not be started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BindError {
     /// No upstream was given.
     #[error("there is nowhere to relay to: give at least one upstream")]
     NoUpstream,
-    /// No connection would be allowed.
+    /// The limit of connections is zero.
     #[error("at least one connection must be allowed")]
     NoConnections,
     /// The connect time-out is too short.
     #[error("a connect time-out of {time:?}: give at least 1 ms")]
     ConnectTimeout {
-        /// What was given.
+        /// The value given.
         time: Duration,
     },
     /// The idle time-out is too short.
-    #[error("an idle time-out below 1 ms would close every connection: give more, or none")]
+    #[error("an idle time-out below 1 ms would close every connection: use a longer one, or none")]
     IdleTimeout,
-    /// One message may be larger than the memory for messages.
+    /// A message may exceed the memory for messages.
     #[error(
-        "{needed} bytes of memory are needed to store the longest message, and {given} are allowed: raise \
+        "{needed} bytes of memory are needed to store the longest message, but only {given} are allowed: raise \
          `memory_bytes_max`, lower `message_bytes_max`, or let messages be cut through"
     )]
     Memory {
-        /// Bytes that are needed.
+        /// Bytes needed.
         needed: usize,
-        /// Bytes that are allowed.
+        /// Bytes allowed.
         given: usize,
     },
-    /// The endpoint cannot be listened on.
+    /// Listening on the endpoint failed.
     #[error("cannot listen on {endpoint}")]
     Listen {
         /// The endpoint.
         endpoint: Endpoint,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },

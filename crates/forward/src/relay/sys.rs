@@ -1,4 +1,4 @@
-//! What the kernel tells of a socket and may be told, and no crate of ours asks for.
+//! Socket queries and options that no crate in use offers.
 
 #![expect(
     unsafe_code,
@@ -10,7 +10,7 @@ use std::{
     ptr,
 };
 
-/// Returns how many bytes were written to a stream that its peer's kernel has not got yet; `None` if the socket does not
+/// Returns how many bytes written to a stream have not reached the peer's kernel yet; `None` if the socket does not
 /// say.
 pub(super) fn unsent_bytes(socket: &impl AsFd) -> Option<usize> {
     let mut count: libc::c_int = 0;
@@ -20,8 +20,8 @@ pub(super) fn unsent_bytes(socket: &impl AsFd) -> Option<usize> {
     if asked == 0 { usize::try_from(count).ok() } else { None }
 }
 
-/// Lets whoever waits for a stream of TCP sleep until `bytes` are there (`SO_RCVLOWAT`), it has ended, or the kernel has no room for
-/// more of it. A kernel that refuses wakes at each byte.
+/// Lets readers of a TCP stream sleep until `bytes` are available (`SO_RCVLOWAT`), the stream has ended, or the kernel
+/// has no room for more. If the kernel refuses, it wakes for each byte.
 pub(super) fn set_low_water(socket: &impl AsFd, bytes: usize) {
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX).max(1);
     let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
@@ -34,12 +34,13 @@ pub(super) fn set_low_water(socket: &impl AsFd, bytes: usize) {
     }
 }
 
-/// The numbers of `SO_MEMINFO` as this was written, and which of them counts drops (`SK_MEMINFO_DROPS`).
+/// The number of values of `SO_MEMINFO` at the time of writing, and the index of the one that counts drops
+/// (`SK_MEMINFO_DROPS`).
 const MEMINFO_COUNT: usize = MEMINFO_DROPS + 1;
 const MEMINFO_DROPS: usize = 8;
 
-/// Returns how many datagrams the kernel has dropped in front of a socket, mostly since its queue was full. It counts
-/// modulo 2^32; 0 if the kernel does not say (before 4.12).
+/// Returns how many datagrams the kernel has dropped at a socket, mostly because its queue was full. Counts modulo
+/// 2^32; 0 if the kernel does not say (before 4.12).
 pub(super) fn dropped_datagrams(socket: &impl AsFd) -> u32 {
     let mut numbers = [0_u32; MEMINFO_COUNT];
     let mut length = libc::socklen_t::try_from(size_of_val(&numbers)).unwrap_or(0);
@@ -62,8 +63,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: nobody is woken for less than was asked for, unless nothing more comes. Method: bytes over loopback, which are there
-    /// when they have been written, and a look at each count.
+    /// Goal: no reader is woken for less than it asked for, unless nothing more comes. Method: bytes over loopback,
+    /// which are available as soon as they have been written, and a check at each count.
     #[test]
     fn readers_sleep_below_the_low_water_mark() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

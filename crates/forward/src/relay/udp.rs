@@ -1,12 +1,12 @@
-//! Datagrams: each client has a session, which is a socket of its own towards the upstream.
+//! Datagrams: each client has a session, with its own socket towards the upstream.
 //!
 //! ```text
 //!   clients ──▶ listening socket ──▶ table: address → session ──▶ connected socket ──▶ upstream
 //!           ◀──────────────────────────────── session's task ◀──────────────────────
 //! ```
 //!
-//! A session expires when nothing has come from either side for a time. Datagrams that cannot be sent at once are
-//! dropped and counted, as a router would.
+//! A session expires when nothing has come from either side for a time. Datagrams that cannot be sent immediately are
+//! dropped and counted, as in a router.
 
 use std::{
     collections::BTreeMap,
@@ -26,22 +26,23 @@ use vigie_detect::{Instant, Server, net::UdpSocket};
 use super::{
     buffers::Buffers,
     counters::Counter,
-    health::Health,
+    health::UpstreamHealth,
     relay::ConnectionTask,
     sys::dropped_datagrams,
-    wait::{First, first, until},
+    wait::{Either, select, timeout_at},
 };
 
-/// The longest datagram of UDP, rounded up.
+/// The maximum length of a UDP datagram, rounded up.
 const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 
-/// After so many datagrams of one session, others are let run.
+/// A session yields after this many datagrams.
 const BATCH_MAX: usize = 64;
 
-/// How many sessions can receive at the same instant: one for each thread of an executor. A budget, not memory in use.
+/// The maximum number of sessions that receive at the same time, one for each thread of an executor. A budget, not
+/// memory in use.
 const RECEIVING_MAX: usize = 256;
 
-/// Makes a [`UdpRelay`].
+/// Builds a [`UdpRelay`].
 #[derive(Clone, Debug)]
 #[must_use = "`bind_on` makes the relay"]
 pub struct UdpRelayBuilder {
@@ -52,20 +53,20 @@ pub struct UdpRelayBuilder {
 }
 
 impl UdpRelayBuilder {
-    /// Sets after how long without a datagram in either direction a session ends. Default 60 s; at least 1 ms.
+    /// Sets the time without a datagram in either direction after which a session ends. Default 60 s; at least 1 ms.
     pub const fn expire_after(mut self, time: Duration) -> Self {
         self.expire_after = time;
         self
     }
 
-    /// Sets how many sessions there are at a time, at least 1; datagrams of further clients are dropped and counted.
-    /// Default 4096. Each takes a descriptor.
+    /// Sets the maximum number of sessions, at least 1; datagrams of further clients are dropped and counted. Default
+    /// 4096. Each takes a descriptor.
     pub const fn sessions_max(mut self, count: usize) -> Self {
         self.sessions_max = count;
         self
     }
 
-    /// Binds the listening socket, watched at `server`, and so will be those of the sessions.
+    /// Binds the listening socket, watched by `server`, as are those of the sessions.
     ///
     /// # Errors
     /// [`UdpBindError`].
@@ -76,7 +77,7 @@ impl UdpRelayBuilder {
         let cannot = |source| UdpBindError::Listen { address: self.listen, source };
         let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
-        let health = Health::new(format_args!("udp:{}", self.upstream));
+        let health = UpstreamHealth::new(format_args!("udp:{}", self.upstream));
         let shared = UdpShared {
             server: server.clone(),
             socket,
@@ -93,25 +94,25 @@ impl UdpRelayBuilder {
     }
 }
 
-/// A relay of datagrams that cannot be.
+/// Why a relay of datagrams could not be started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum UdpBindError {
-    /// No session could be, or would last.
+    /// The limit of sessions is zero, or they would expire too soon.
     #[error("at least one session must be allowed, and sessions must last for at least 1 ms")]
     Settings,
-    /// The address cannot be listened on.
+    /// Listening on the address failed.
     #[error("cannot listen on udp:{address}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// A relay of datagrams, which relays once [`serve`](Self::serve) is polled.
+/// A relay of datagrams, which forwards once [`serve`](Self::serve) is polled.
 #[derive(Debug)]
 #[must_use = "nothing is relayed before `serve` is polled"]
 pub struct UdpRelay {
@@ -119,7 +120,7 @@ pub struct UdpRelay {
     shared: Arc<UdpShared>,
 }
 
-/// Looks at a relay of datagrams, and ends it. Clones are for the same relay.
+/// A handle to observe and end a relay of datagrams. Clones refer to the same relay.
 #[derive(Clone, Debug)]
 pub struct UdpRelayHandle {
     shared: Arc<UdpShared>,
@@ -133,9 +134,9 @@ struct UdpShared {
     settings: UdpRelayBuilder,
     sessions: Mutex<Sessions>,
     counters: UdpCounters,
-    /// What the kernel had dropped in front of the listening socket when it was asked last.
+    /// The kernel's count of drops at the listening socket, when last read.
     listener_dropped: Mutex<u32>,
-    health: Health,
+    health: UpstreamHealth,
     draining: watch::Sender<Option<Instant>>,
     emptied: Notify,
 }
@@ -146,10 +147,10 @@ type Sessions = BTreeMap<SocketAddr, Arc<UdpSession>>;
 struct UdpSession {
     client: SocketAddr,
     upstream: UdpSocket,
-    /// When a datagram last went through, in nanoseconds of the server's clock. Raised by the two tasks that relay,
-    /// read by the session's. Its end is decided under the table's lock.
+    /// When a datagram last passed, in nanoseconds of the server's clock. Raised by the two tasks that relay, read by
+    /// the session's. Expiry is decided under the table's lock.
     last_move: AtomicU64,
-    /// Whether anything has come from the upstream. A statistic.
+    /// Whether anything has come from the upstream. Statistics only.
     is_answered: AtomicBool,
 }
 
@@ -169,22 +170,22 @@ struct UdpCounters {
     unreachable: Counter,
 }
 
-/// What a relay of datagrams has done so far.
+/// The counters of a relay of datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UdpRelayStats {
-    /// Sessions that were opened.
+    /// Sessions opened.
     pub opened: u64,
-    /// Sessions that there are.
+    /// Current sessions.
     pub active: u64,
-    /// Sessions that have expired.
+    /// Expired sessions.
     pub expired: u64,
-    /// Datagrams that were dropped since there was no session for them: too many, or no descriptors.
+    /// Datagrams dropped for lack of a session: too many, or no descriptors.
     pub refused: u64,
-    /// Sessions, of those that have expired, in which the upstream has answered nothing.
+    /// Expired sessions in which the upstream never answered.
     pub unanswered: u64,
-    /// Datagrams that the kernel dropped in front of the relay's sockets, on either side: their queues were full, or a
-    /// checksum was wrong. Of sessions that are over as of those that there are; 0 before Linux 4.12.
+    /// Datagrams that the kernel dropped at the relay's sockets, on either side: their queues were full, or a checksum
+    /// was wrong. Includes expired sessions; 0 before Linux 4.12.
     pub overflowed: u64,
     /// Datagrams to the upstream.
     pub datagrams_up: u64,
@@ -194,9 +195,9 @@ pub struct UdpRelayStats {
     pub bytes_up: u64,
     /// Bytes to clients.
     pub bytes_down: u64,
-    /// Datagrams that were dropped since there was no room to send them.
+    /// Datagrams dropped because there was no room to send them.
     pub dropped: u64,
-    /// How often a network said that a datagram did not arrive.
+    /// How often a network reported that a datagram did not arrive.
     pub unreachable: u64,
 }
 
@@ -207,20 +208,20 @@ impl UdpRelay {
         UdpRelayBuilder { listen, upstream, expire_after, sessions_max }
     }
 
-    /// Returns where the relay listens.
+    /// Returns the address on which the relay listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns a handle for looking at the relay, and for ending it.
+    /// Returns a handle to observe and end the relay.
     #[must_use]
     pub fn handle(&self) -> UdpRelayHandle {
         UdpRelayHandle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Relays datagrams of clients, and gives each session's other direction as a task to `spawn`. Returns once the
-    /// relay was drained.
+    /// Relays clients' datagrams, and passes the task for the other direction of each session to `spawn`. Returns once
+    /// the relay has been drained.
     ///
     /// # Cancel safety
     /// Cancel safe; sessions end when they expire.
@@ -236,30 +237,30 @@ impl UdpRelay {
             if deadline.is_some() && shared.counters.active.value() == 0 {
                 return Ok(());
             }
-            let changed = first(draining.changed(), shared.emptied.notified());
-            let received = first(shared.socket.recv_from(&mut buffer), changed);
+            let changed = select(draining.changed(), shared.emptied.notified());
+            let received = select(shared.socket.recv_from(&mut buffer), changed);
             let received = match deadline {
                 None => Some(received.await),
-                Some(deadline) => until(&shared.server, deadline, received).await?,
+                Some(deadline) => timeout_at(&shared.server, deadline, received).await?,
             };
             match received {
                 None => return Ok(()),
-                Some(First::Right(_)) => {}
-                Some(First::Left(Ok((bytes, client)))) => {
+                Some(Either::Right(_)) => {}
+                Some(Either::Left(Ok((bytes, client)))) => {
                     shared.forward(client, &buffer[..bytes], deadline.is_some(), &mut spawn);
                 }
-                Some(First::Left(Err(error))) if error.kind() == io::ErrorKind::NotConnected => {
+                Some(Either::Left(Err(error))) if error.kind() == io::ErrorKind::NotConnected => {
                     return Err(error);
                 }
-                // What was sent to a client that is gone.
-                Some(First::Left(Err(_))) => shared.counters.unreachable.add(1),
+                // An error about a datagram to a client that is gone.
+                Some(Either::Left(Err(_))) => shared.counters.unreachable.add(1),
             }
         }
     }
 }
 
 impl UdpRelayHandle {
-    /// Returns what the relay has done so far.
+    /// Returns the relay's counters.
     #[must_use]
     pub fn stats(&self) -> UdpRelayStats {
         let counters = &self.shared.counters;
@@ -279,7 +280,7 @@ impl UdpRelayHandle {
         }
     }
 
-    /// Lets the relay open no more sessions, and ends those that are left after `time`.
+    /// Opens no more sessions, and ends the remaining ones after `time`.
     pub fn drain(&self, time: Duration) {
         self.shared.draining.send_replace(Some(self.shared.server.now() + time));
     }
@@ -310,7 +311,8 @@ impl UdpShared {
                 }
             },
         };
-        // A refusal that the network told of an earlier datagram is told instead of sending this one.
+
+        // An error about an earlier datagram is reported instead of sending this one.
         let mut sent = session.upstream.try_send(datagram);
         if let Err(error) = &sent
             && error.kind() == io::ErrorKind::ConnectionRefused
@@ -318,6 +320,7 @@ impl UdpShared {
             self.note_unreachable(error);
             sent = session.upstream.try_send(datagram);
         }
+
         match sent {
             Ok(_) => {
                 self.counters.datagrams_up.add(1);
@@ -327,7 +330,7 @@ impl UdpShared {
         }
     }
 
-    /// Returns the session of a client, which lives on from now.
+    /// Returns the session of a client, and renews it.
     fn session(&self, client: SocketAddr) -> Option<Arc<UdpSession>> {
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let session = sessions.get(&client)?;
@@ -355,7 +358,7 @@ impl UdpShared {
         Ok(session)
     }
 
-    /// Sends what the upstream has sent to the client, as far as it is there.
+    /// Sends the upstream's available datagrams to the client.
     fn back(&self, session: &UdpSession) {
         let Some(mut buffer) = self.buffers.take(DATAGRAM_BYTES_MAX) else {
             return self.counters.dropped.add(1);
@@ -386,21 +389,21 @@ impl UdpShared {
         self.health.note_unreachable(error, self.server.now());
     }
 
-    /// Returns how many datagrams the kernel has dropped in front of all sockets so far.
+    /// Returns how many datagrams the kernel has dropped at all sockets so far.
     fn overflowed(&self) -> u64 {
         let mut last = self.listener_dropped.lock().unwrap_or_else(PoisonError::into_inner);
         let now = dropped_datagrams(&self.socket);
         self.counters.overflowed.add(now.wrapping_sub(*last).into());
         *last = now;
         drop(last);
-        // Under the lock, no session goes from one sum to the other meanwhile.
+        // Under the lock, no session moves from one sum to the other meanwhile.
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let of_session =
             |session: &Arc<UdpSession>| u64::from(dropped_datagrams(&session.upstream));
         sessions.values().map(of_session).sum::<u64>() + self.counters.overflowed.value()
     }
 
-    /// Takes a session out of the table.
+    /// Removes a session from the table.
     fn remove(&self, sessions: &mut Sessions, session: &UdpSession) {
         sessions.remove(&session.client);
         self.counters.overflowed.add(dropped_datagrams(&session.upstream).into());
@@ -414,11 +417,11 @@ impl UdpShared {
             let last_move = Instant::from_nanos(session.last_move.load(Ordering::Relaxed));
             let expiry = last_move + self.settings.expire_after;
             let end = draining.borrow_and_update().map_or(expiry, |deadline| deadline.min(expiry));
-            let readable = first(session.upstream.readable(), draining.changed());
-            match until(&self.server, end, readable).await {
-                Ok(Some(First::Left(Ok(())))) => self.back(&session),
-                Ok(Some(First::Left(Err(_)))) => return,
-                Ok(Some(First::Right(_))) => {}
+            let readable = select(session.upstream.readable(), draining.changed());
+            match timeout_at(&self.server, end, readable).await {
+                Ok(Some(Either::Left(Ok(())))) => self.back(&session),
+                Ok(Some(Either::Left(Err(_)))) => return,
+                Ok(Some(Either::Right(_))) => {}
                 Ok(None) if guard.expire() => return,
                 Ok(None) => {}
                 Err(_) => return,
@@ -433,14 +436,14 @@ impl UdpSession {
     }
 }
 
-/// A session that stands in the table for as long as its task lives.
+/// A session that is in the table while its task lives.
 struct Listed<'a> {
     shared: &'a UdpShared,
     session: &'a Arc<UdpSession>,
 }
 
 impl Listed<'_> {
-    /// Takes the session out of the table, unless a datagram has come meanwhile.
+    /// Removes the session from the table, unless a datagram has come meanwhile.
     fn expire(&self) -> bool {
         let shared = self.shared;
         let mut sessions = shared.sessions.lock().unwrap_or_else(PoisonError::into_inner);

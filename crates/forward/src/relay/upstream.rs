@@ -1,4 +1,4 @@
-//! From an accepted connection to a connected pair: the client's header, an upstream, the header for it.
+//! From an accepted connection to a connected pair: the client's header, an upstream, and the header for it.
 
 use std::{future::poll_fn, io, os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -8,25 +8,25 @@ use super::{
     connection::Connection,
     endpoint::Endpoint,
     error::{Peer, RelayError},
-    health::Health,
+    health::UpstreamHealth,
     proxy::{ProxyError, ProxyHeader, ProxyParse},
-    relay::Shared,
-    transport::Transport,
-    wait::{at_most, is_exhausted, until},
+    relay::RelayShared,
+    stream::RelayStream,
+    wait::{is_exhausted, timeout, timeout_at},
 };
 
-/// The first pause before what failed for want of descriptors, or at a full queue, is tried again; it doubles.
+/// The first pause before retrying after a lack of descriptors or a full queue; it doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(1);
 const RETRY_LAST: Duration = Duration::from_millis(100);
 
-/// Reads the header that a trusted client begins with, and not a byte beyond it.
+/// Reads the header that a trusted client sends first, and no byte beyond it.
 pub(super) async fn accept_header(
-    shared: &Shared,
+    shared: &RelayShared,
     client: &Connection,
 ) -> Result<ProxyHeader, RelayError> {
-    let server = &shared.means.server;
+    let server = &shared.resources.server;
     let deadline = server.now() + shared.settings.connect_timeout;
-    let ended = until(server, deadline, read_header(client)).await;
+    let ended = timeout_at(server, deadline, read_header(client)).await;
     let failed = |source| RelayError::Failed { peer: Peer::Client, source };
     ended.map_err(failed)?.unwrap_or_else(|| Err(ProxyError::Late.into()))
 }
@@ -48,33 +48,33 @@ async fn read_header(client: &Connection) -> Result<ProxyHeader, RelayError> {
     }
 }
 
-/// Connects to the first upstream that can be reached, and sends it the header if it is to have one.
+/// Connects to the first reachable upstream, and sends it the header if configured.
 ///
-/// `place` is a descriptor that is held in the place of the upstream's.
+/// `reserved` is a descriptor that holds the upstream's place.
 pub(super) async fn connect(
-    shared: &Shared,
+    shared: &RelayShared,
     header: Option<ProxyHeader>,
-    mut place: Option<OwnedFd>,
-) -> Result<(Connection, Arc<Health>), RelayError> {
+    mut reserved: Option<OwnedFd>,
+) -> Result<(Connection, Arc<UpstreamHealth>), RelayError> {
     let mut attempts = Vec::new();
-    for (endpoint, health) in shared.settings.upstreams.iter().zip(&shared.healths) {
-        let deadline = shared.means.server.now() + shared.settings.connect_timeout;
-        let attempt = connect_once(shared, endpoint, header, deadline, place.take());
-        let error = match until(&shared.means.server, deadline, attempt).await {
+    for (endpoint, health) in shared.settings.upstreams.iter().zip(&shared.upstream_health) {
+        let deadline = shared.resources.server.now() + shared.settings.connect_timeout;
+        let attempt = connect_once(shared, endpoint, header, deadline, reserved.take());
+        let error = match timeout_at(&shared.resources.server, deadline, attempt).await {
             Ok(Some(Ok(connection))) => {
-                health.note_reached(|| shared.means.server.now());
+                health.note_reached(|| shared.resources.server.now());
                 return Ok((connection, Arc::clone(health)));
             }
             Ok(Some(Err(error))) | Err(error) => error,
             Ok(None) => {
-                shared.means.counters.connects_timed_out.add(1);
+                shared.resources.counters.connects_timed_out.add(1);
                 io::ErrorKind::TimedOut.into()
             }
         };
-        shared.means.counters.connects_failed.add(1);
-        // Where we are short of something, the target may be well.
+        shared.resources.counters.connects_failed.add(1);
+        // If this process lacks resources, the target may be healthy.
         if !is_exhausted(&error) {
-            health.note_unreachable(&error, shared.means.server.now());
+            health.note_unreachable(&error, shared.resources.server.now());
         }
         attempts.push((endpoint.clone(), error));
     }
@@ -82,38 +82,41 @@ pub(super) async fn connect(
 }
 
 async fn connect_once(
-    shared: &Shared,
+    shared: &RelayShared,
     endpoint: &Endpoint,
     header: Option<ProxyHeader>,
     deadline: Instant,
-    place: Option<OwnedFd>,
+    reserved: Option<OwnedFd>,
 ) -> io::Result<Connection> {
-    let server = &shared.means.server;
-    // From here on the place is the upstream's.
-    drop(place);
+    let server = &shared.resources.server;
+
+    // From here on the upstream's descriptor takes its place.
+    drop(reserved);
     let mut pause = RETRY_FIRST;
     let upstream = loop {
         match Connection::connect_on(server, endpoint).await {
             Ok(upstream) => break upstream,
-            // Another connection may end; a Unix listener may accept those before us.
+            // Another connection may end; a Unix listener may accept earlier ones.
             Err(error)
                 if (is_exhausted(&error) || error.kind() == io::ErrorKind::WouldBlock)
                     && server.now() < deadline =>
             {
                 if is_exhausted(&error) {
-                    shared.means.pipes.close_free();
+                    shared.resources.pipes.close_free();
                 }
-                at_most(server, pause, shared.ended.notified()).await?;
+                timeout(server, pause, shared.ended.notified()).await?;
                 pause = (pause * 2).min(RETRY_LAST);
             }
             Err(error) => return Err(error),
         }
     };
+
     if let Some(header) = header {
         let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
         let bytes = header.write(&mut room);
         write_all(&upstream, &room[..bytes]).await?;
     }
+
     Ok(upstream)
 }
 

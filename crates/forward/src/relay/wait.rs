@@ -4,8 +4,8 @@ use std::{future::poll_fn, io, pin::pin, task::Poll, time::Duration};
 
 use vigie_detect::{Instant, Server};
 
-/// Waits for `future` until `deadline`; `None` then.
-pub(super) async fn until<T>(
+/// Waits for `future` until `deadline`; then returns `None`.
+pub(super) async fn timeout_at<T>(
     server: &Server,
     deadline: Instant,
     future: impl Future<Output = T>,
@@ -21,36 +21,36 @@ pub(super) async fn until<T>(
     .await
 }
 
-/// Waits for `future`, or for `time`.
-pub(super) async fn at_most(
+/// Waits for `future`, for at most `time`.
+pub(super) async fn timeout(
     server: &Server,
     time: Duration,
     future: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    until(server, server.now() + time, future).await.map(|_| ())
+    timeout_at(server, server.now() + time, future).await.map(|_| ())
 }
 
-/// The first of two; the left one if both are ready.
-pub(super) enum First<A, B> {
+/// The first of two results; the left one if both are ready.
+pub(super) enum Either<A, B> {
     Left(A),
     Right(B),
 }
 
-pub(super) async fn first<A, B>(
+pub(super) async fn select<A, B>(
     left: impl Future<Output = A>,
     right: impl Future<Output = B>,
-) -> First<A, B> {
+) -> Either<A, B> {
     let (mut left, mut right) = (pin!(left), pin!(right));
     poll_fn(|cx| {
         if let Poll::Ready(value) = left.as_mut().poll(cx) {
-            return Poll::Ready(First::Left(value));
+            return Poll::Ready(Either::Left(value));
         }
-        right.as_mut().poll(cx).map(First::Right)
+        right.as_mut().poll(cx).map(Either::Right)
     })
     .await
 }
 
-/// Tells whether the process, or the machine, is out of descriptors or memory.
+/// Returns whether the error means that the process, or the machine, is out of descriptors or memory.
 pub(super) fn is_exhausted(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::NOSPC];

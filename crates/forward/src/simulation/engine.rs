@@ -1,4 +1,4 @@
-//! The events: a resource ends a job, the job goes on, the resource begins the next.
+//! The events: a resource ends a job, the job moves on, the resource starts the next.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::Flow;
 use super::report::{FlowReport, ResourceReport, SimulationReport};
-use super::resource::{Resource, Server};
+use super::resource::{Resource, ResourceServer};
 use crate::model::{Bus, Mode, Placement};
 
-/// What a resource does for a message.
+/// The work of a resource for a message.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum JobStep {
     Receive,
     BusIn,
     Algorithm,
@@ -19,41 +19,41 @@ enum Step {
     Send,
 }
 
-/// A packet, or for [`Step::Algorithm`] a message, that a resource works on.
+/// A packet, or for [`JobStep::Algorithm`] a message, that a resource processes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Job {
+pub(super) struct ResourceJob {
     flow: usize,
     message: u32,
-    step: Step,
+    step: JobStep,
 }
 
-impl Job {
-    /// Tells whether it goes before others on a half-duplex bus: what leaves makes room for what comes.
+impl ResourceJob {
+    /// Returns whether it goes before others on a half-duplex bus: departures make room for arrivals.
     pub(super) const fn is_urgent(self) -> bool {
-        matches!(self.step, Step::BusOut)
+        matches!(self.step, JobStep::BusOut)
     }
 }
 
-/// The end of a job: when, which in order of beginning, and where.
-type End = Reverse<(u64, u64, Resource)>;
+/// The end of a job: the time, the sequence number of its start, and the resource.
+type JobEnd = Reverse<(u64, u64, Resource)>;
 
 #[derive(Debug)]
-pub(super) struct Engine {
+pub(super) struct SimulationEngine {
     now_ns: u64,
     begun_count: u64,
-    ends: BinaryHeap<End>,
-    servers: BTreeMap<Resource, Server>,
-    flows: Vec<Passage>,
+    ends: BinaryHeap<JobEnd>,
+    servers: BTreeMap<Resource, ResourceServer>,
+    flows: Vec<FlowProgress>,
 }
 
-impl Engine {
+impl SimulationEngine {
     pub(super) fn new(flows: &[Flow]) -> Self {
         Self {
             now_ns: 0,
             begun_count: 0,
             ends: BinaryHeap::new(),
             servers: BTreeMap::new(),
-            flows: flows.iter().map(Passage::new).collect(),
+            flows: flows.iter().map(FlowProgress::new).collect(),
         }
     }
 
@@ -63,7 +63,7 @@ impl Engine {
         }
         while let Some(Reverse((at_ns, _, resource))) = self.ends.pop() {
             self.now_ns = at_ns;
-            if let Some(job) = self.servers.get_mut(&resource).and_then(Server::end) {
+            if let Some(job) = self.servers.get_mut(&resource).and_then(ResourceServer::end) {
                 self.advance(job);
             }
             self.begin(resource);
@@ -71,27 +71,27 @@ impl Engine {
         self.report()
     }
 
-    /// Does what follows from the end of a job.
-    fn advance(&mut self, job: Job) {
-        let Job { flow, message, step } = job;
+    /// Moves a finished job on to its next step.
+    fn advance(&mut self, job: ResourceJob) {
+        let ResourceJob { flow, message, step } = job;
         match step {
-            Step::Receive => {
+            JobStep::Receive => {
                 self.flows[flow].is_receiving = false;
                 match self.flows[flow].flow.path.placement {
-                    Placement::Host => self.enter(Job { step: Step::BusIn, ..job }),
+                    Placement::Host => self.enter(ResourceJob { step: JobStep::BusIn, ..job }),
                     Placement::Nic => self.arrived(flow, message),
                 }
                 self.receive_next(flow);
             }
-            Step::BusIn => self.arrived(flow, message),
-            Step::Algorithm => {
-                let live = self.flows[flow].live(message);
-                live.is_processed = true;
-                let ready = live.arrived_count;
+            JobStep::BusIn => self.arrived(flow, message),
+            JobStep::Algorithm => {
+                let in_flight = self.flows[flow].in_flight(message);
+                in_flight.is_processed = true;
+                let ready = in_flight.arrived_count;
                 self.depart(flow, message, ready);
             }
-            Step::BusOut => self.enter(Job { step: Step::Send, ..job }),
-            Step::Send => {
+            JobStep::BusOut => self.enter(ResourceJob { step: JobStep::Send, ..job }),
+            JobStep::Send => {
                 if self.flows[flow].sent(message, self.now_ns) {
                     self.receive_next(flow);
                 }
@@ -99,38 +99,38 @@ impl Engine {
         }
     }
 
-    /// A packet is where the algorithm runs.
+    /// Handles a packet that has arrived where the algorithm runs.
     fn arrived(&mut self, flow: usize, message: u32) {
         let passage = &mut self.flows[flow];
         let first_needed = passage.first_needed;
-        let live = passage.live(message);
-        live.arrived_count += 1;
-        if live.is_processed {
+        let in_flight = passage.in_flight(message);
+        in_flight.arrived_count += 1;
+        if in_flight.is_processed {
             self.depart(flow, message, 1);
-        } else if live.arrived_count == first_needed {
-            self.enter(Job { flow, message, step: Step::Algorithm });
+        } else if in_flight.arrived_count == first_needed {
+            self.enter(ResourceJob { flow, message, step: JobStep::Algorithm });
         }
     }
 
     /// Sends packets on their way out.
     fn depart(&mut self, flow: usize, message: u32, count: u32) {
         let step = match self.flows[flow].flow.path.placement {
-            Placement::Host => Step::BusOut,
-            Placement::Nic => Step::Send,
+            Placement::Host => JobStep::BusOut,
+            Placement::Nic => JobStep::Send,
         };
         for _ in 0..count {
-            self.enter(Job { flow, message, step });
+            self.enter(ResourceJob { flow, message, step });
         }
     }
 
-    /// Puts a flow's next packet before its receive link, if one may enter the node and none is there.
+    /// Queues a flow's next packet at its receive link, if one may enter the node and none is there.
     fn receive_next(&mut self, flow: usize) {
         if let Some(message) = self.flows[flow].next_packet(self.now_ns) {
-            self.enter(Job { flow, message, step: Step::Receive });
+            self.enter(ResourceJob { flow, message, step: JobStep::Receive });
         }
     }
 
-    fn enter(&mut self, job: Job) {
+    fn enter(&mut self, job: ResourceJob) {
         let passage = &self.flows[job.flow];
         let (resource, length_ns) = (passage.resource(job.step), passage.length_ns(job.step));
         self.servers.entry(resource).or_default().enter(job, length_ns);
@@ -138,14 +138,14 @@ impl Engine {
     }
 
     fn begin(&mut self, resource: Resource) {
-        if let Some(length_ns) = self.servers.get_mut(&resource).and_then(Server::begin) {
+        if let Some(length_ns) = self.servers.get_mut(&resource).and_then(ResourceServer::begin) {
             self.begun_count += 1;
             self.ends.push(Reverse((self.now_ns + length_ns, self.begun_count, resource)));
         }
     }
 
     fn report(self) -> SimulationReport {
-        let flows: Vec<_> = self.flows.iter().map(Passage::report).collect();
+        let flows: Vec<_> = self.flows.iter().map(FlowProgress::report).collect();
         let resources = self.servers.iter().map(|(resource, server)| ResourceReport {
             resource: *resource,
             busy: Duration::from_nanos(server.busy_ns),
@@ -158,17 +158,17 @@ impl Engine {
     }
 }
 
-/// A flow and where its messages are.
+/// A flow, and the progress of its messages.
 #[derive(Debug)]
-struct Passage {
+struct FlowProgress {
     flow: Flow,
-    /// Packets that the algorithm waits for.
+    /// The number of packets that the algorithm waits for.
     first_needed: u32,
     /// Messages in the node, the oldest first.
-    live: VecDeque<Live>,
-    /// Number of the oldest message in the node.
+    in_flight: VecDeque<InFlightMessage>,
+    /// The number of the oldest message in the node.
     oldest: u32,
-    /// Packets of the youngest message that have come to the receive link.
+    /// Packets of the newest message that have reached the receive link.
     entered_count: u32,
     /// Whether a packet is at the receive link.
     is_receiving: bool,
@@ -179,14 +179,14 @@ struct Passage {
 
 /// A message in the node.
 #[derive(Debug, Default)]
-struct Live {
+struct InFlightMessage {
     entered_ns: u64,
     arrived_count: u32,
     sent_count: u32,
     is_processed: bool,
 }
 
-impl Passage {
+impl FlowProgress {
     fn new(flow: &Flow) -> Self {
         let nb = flow.parameters.message().nb();
         let first_needed = match flow.path.mode {
@@ -196,7 +196,7 @@ impl Passage {
         Self {
             flow: *flow,
             first_needed,
-            live: VecDeque::new(),
+            in_flight: VecDeque::new(),
             oldest: 0,
             entered_count: nb,
             is_receiving: false,
@@ -210,12 +210,12 @@ impl Passage {
         self.flow.parameters.message().nb()
     }
 
-    /// Returns the message whose next packet comes to the receive link now.
+    /// Returns the message whose next packet reaches the receive link now.
     fn next_packet(&mut self, now_ns: u64) -> Option<u32> {
         if self.is_receiving {
             return None;
         }
-        let in_node = u32::try_from(self.live.len()).ok()?;
+        let in_node = u32::try_from(self.in_flight.len()).ok()?;
         let mut message = self.oldest + in_node;
         if self.entered_count < self.nb() {
             message -= 1;
@@ -223,7 +223,8 @@ impl Passage {
             if message == self.flow.messages || in_node >= self.flow.parameters.window() {
                 return None;
             }
-            self.live.push_back(Live { entered_ns: now_ns, ..Live::default() });
+            self.in_flight
+                .push_back(InFlightMessage { entered_ns: now_ns, ..InFlightMessage::default() });
             self.entered_count = 0;
         }
         self.entered_count += 1;
@@ -231,49 +232,49 @@ impl Passage {
         Some(message)
     }
 
-    /// Counts a packet of a message as sent, and tells whether the message has left.
+    /// Counts a packet as sent, and returns whether its message has left.
     fn sent(&mut self, message: u32, now_ns: u64) -> bool {
         let nb = self.nb();
-        let live = self.live(message);
-        live.sent_count += 1;
-        if live.sent_count < nb {
+        let in_flight = self.in_flight(message);
+        in_flight.sent_count += 1;
+        if in_flight.sent_count < nb {
             return false;
         }
-        let latency_ns = now_ns - live.entered_ns;
+        let latency_ns = now_ns - in_flight.entered_ns;
         self.latency_ns = (self.latency_ns.0.min(latency_ns), self.latency_ns.1.max(latency_ns));
         if self.oldest == 0 {
             self.first_left_ns = now_ns;
         }
         self.last_left_ns = now_ns;
-        // Everything on a flow's path serves it in order, so the oldest leaves first.
+        // Every resource serves a flow in order, so the oldest message leaves first.
         debug_assert_eq!(message, self.oldest, "messages of a flow leave in order");
-        self.live.pop_front();
+        self.in_flight.pop_front();
         self.oldest += 1;
         true
     }
 
-    fn live(&mut self, message: u32) -> &mut Live {
+    fn in_flight(&mut self, message: u32) -> &mut InFlightMessage {
         let index = usize::try_from(message - self.oldest);
-        &mut self.live[index.expect("invariant: at most a window of messages is in the node")]
+        &mut self.in_flight[index.expect("invariant: at most a window of messages is in the node")]
     }
 
-    fn resource(&self, step: Step) -> Resource {
+    fn resource(&self, step: JobStep) -> Resource {
         match (step, self.flow.path.placement, self.flow.parameters.bus()) {
-            (Step::Receive, ..) => Resource::Receive(self.flow.port_in),
-            (Step::Send, ..) => Resource::Send(self.flow.port_out),
-            (Step::Algorithm, Placement::Host, _) => Resource::HostProcessor,
-            (Step::Algorithm, Placement::Nic, _) => Resource::NicProcessor,
-            (Step::BusOut, _, Bus::FullDuplex) => Resource::BusOut,
-            (Step::BusIn, ..) | (Step::BusOut, _, Bus::HalfDuplex) => Resource::BusIn,
+            (JobStep::Receive, ..) => Resource::Receive(self.flow.port_in),
+            (JobStep::Send, ..) => Resource::Send(self.flow.port_out),
+            (JobStep::Algorithm, Placement::Host, _) => Resource::HostProcessor,
+            (JobStep::Algorithm, Placement::Nic, _) => Resource::NicProcessor,
+            (JobStep::BusOut, _, Bus::FullDuplex) => Resource::BusOut,
+            (JobStep::BusIn, ..) | (JobStep::BusOut, _, Bus::HalfDuplex) => Resource::BusIn,
         }
     }
 
-    fn length_ns(&self, step: Step) -> u64 {
+    fn length_ns(&self, step: JobStep) -> u64 {
         let time = match step {
-            Step::Receive => self.flow.parameters.t_rcv(),
-            Step::Send => self.flow.parameters.t_snd(),
-            Step::BusIn | Step::BusOut => self.flow.parameters.t_pci(),
-            Step::Algorithm => self.flow.t_algo,
+            JobStep::Receive => self.flow.parameters.t_rcv(),
+            JobStep::Send => self.flow.parameters.t_snd(),
+            JobStep::BusIn | JobStep::BusOut => self.flow.parameters.t_pci(),
+            JobStep::Algorithm => self.flow.t_algo,
         };
         u64::try_from(time.as_nanos()).expect("invariant: times are at most TIME_MAX")
     }

@@ -1,4 +1,4 @@
-//! The pipeline of a forwarding node, packet by packet: what the closed form cannot show.
+//! The pipeline of a forwarding node, packet by packet: effects that the closed form does not cover.
 //!
 //! ```text
 //!            NIC                                                host
@@ -8,15 +8,14 @@
 //!                           │                           │
 //!   port ◀── send link ◀────┴──────────── ◀── bus ──────┘
 //! ```
-//! Discrete events in integer nanoseconds: no chance, no float, so that a run is the same everywhere. Each
-//! link, each direction of a full-duplex bus, the half-duplex bus as a whole and each processor serves one
-//! packet (or message) at a time, in the order in which they came, except that the half-duplex bus takes
-//! what leaves first, which makes room; buffers between them hold what the windows allow. A flow sends its messages one after the other, packet by packet, with at most its window
-//! of them in the node; the next one enters when the oldest has left [fast-forward, §3.2].
+//! Discrete events in integer nanoseconds, without randomness or floats, so that a run is the same everywhere. Each
+//! link, each direction of a full-duplex bus, the half-duplex bus as a whole and each processor serves one packet (or
+//! message) at once, in order of arrival, except that the half-duplex bus serves departures first, which make room;
+//! buffers between them hold as much as the windows allow. A flow sends its messages in sequence, packet by packet,
+//! with at most its window of them in the node; the next one enters when the oldest has left [fast-forward, §3.2].
 //!
-//! With one message in the node a run takes exactly the time of the closed form
-//! [fast-forward, §2.2]. With windows it shows how messages meet at the bus and the links, and with several
-//! flows how they share them.
+//! With one message in the node a run takes exactly the time of the closed form [fast-forward, §2.2]. With windows it
+//! shows how messages collide at the bus and the links, and with several flows how they share them.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -39,13 +38,13 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use self::engine::Engine;
+use self::engine::SimulationEngine;
 pub use self::report::{FlowReport, ResourceReport, SimulationReport};
 pub use self::resource::Resource;
 use crate::cost::TIME_MAX;
 use crate::model::{Bus, Parameters, Path};
 
-/// Transfers and algorithms of one run, at most.
+/// The maximum number of transfers and runs of algorithms in one simulation.
 pub const STEPS_MAX: u64 = 50_000_000;
 
 /// Messages of one kind on one path through the node.
@@ -68,7 +67,7 @@ impl Flow {
         Self { parameters, path, t_algo, messages: 1, port_in: 0, port_out: 0 }
     }
 
-    /// Sets how many messages it has. Default: 1.
+    /// Sets the number of messages. Default: 1.
     pub const fn messages(mut self, count: u32) -> Self {
         self.messages = count;
         self
@@ -82,13 +81,13 @@ impl Flow {
         self
     }
 
-    /// Steps of one message: it crosses two links, maybe the bus twice, and is worked on.
+    /// The steps of one message: two links, possibly two crossings of the bus, and the algorithm.
     fn steps(&self) -> u64 {
         u64::from(self.messages) * (4 * u64::from(self.parameters.message().nb()) + 1)
     }
 }
 
-/// A node with the flows that cross it at the same time.
+/// A node with the flows that cross it concurrently.
 #[derive(Clone, Debug)]
 #[must_use = "`run` simulates it"]
 pub struct Simulation {
@@ -96,7 +95,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Creates a node with flows; they all begin at time 0, and of equals the first goes first.
+    /// Creates a node with flows; all start at time 0, and of simultaneous events the first flow's goes first.
     pub const fn new(flows: Vec<Flow>) -> Self {
         Self { flows }
     }
@@ -110,7 +109,7 @@ impl Simulation {
     /// [`SimulationError`] before anything runs.
     pub fn run(&self) -> Result<SimulationReport, SimulationError> {
         self.check()?;
-        Ok(Engine::new(&self.flows).run())
+        Ok(SimulationEngine::new(&self.flows).run())
     }
 
     fn check(&self) -> Result<(), SimulationError> {
@@ -138,34 +137,34 @@ impl Simulation {
     }
 }
 
-/// A simulation that cannot run.
+/// Why a simulation cannot run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SimulationError {
-    /// Nothing to forward.
+    /// There is nothing to forward.
     #[error("a flow without messages, or no flow: give each at least one")]
     NoMessages,
-    /// Flows that want different nodes.
+    /// Flows that require different nodes.
     #[error("a node has one bus, and the first flow's is {first:?}: give all flows the same")]
     TwoBuses {
-        /// What the first flow has.
+        /// The bus of the first flow.
         first: Bus,
     },
-    /// What only live systems have.
+    /// Costs that only live systems have.
     #[error(
         "bells, turns and shared processors are not simulated: leave them out of the parameters"
     )]
     Live,
-    /// An algorithm that is too slow to be meant.
+    /// An algorithm that is too slow to be intended.
     #[error("an algorithm of {time:?}: it must be at most {TIME_MAX:?}")]
     Algorithm {
-        /// What was given.
+        /// The value given.
         time: Duration,
     },
-    /// More steps than anybody waits for.
+    /// Too many steps.
     #[error("{steps} steps are more than {STEPS_MAX}: simulate fewer messages, or larger packets")]
     TooLong {
-        /// Steps that would be needed.
+        /// The steps that would be needed.
         steps: u64,
     },
 }

@@ -1,27 +1,27 @@
-//! What a simulation gives.
+//! The results of a simulation.
 
 use std::time::Duration;
 
 use super::resource::Resource;
 use crate::cost::Bandwidth;
 
-/// A whole run.
+/// The result of a whole run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SimulationReport {
-    /// Until the last message has left.
+    /// The time until the last message has left.
     pub elapsed: Duration,
-    /// What became of each flow, in their order.
+    /// The result of each flow, in order.
     pub flows: Vec<FlowReport>,
-    /// How long each part of the node that was used was busy, in the order of [`Resource`].
+    /// The busy time of each resource of the node that was used, in the order of [`Resource`].
     pub resources: Vec<ResourceReport>,
 }
 
-/// What became of a flow.
+/// The result of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlowReport {
-    /// Messages that went through.
+    /// Messages forwarded.
     pub messages: u32,
     /// Bytes of one message.
     pub message_bytes: u64,
@@ -29,23 +29,22 @@ pub struct FlowReport {
     pub first_left: Duration,
     /// When its last message had left.
     pub last_left: Duration,
-    /// The shortest time from the moment when a message's first packet was to be received until its last
-    /// one had been sent.
+    /// The shortest time from when a message's first packet was ready to be received until its last one was sent.
     pub latency_min: Duration,
-    /// The longest.
+    /// The longest such time.
     pub latency_max: Duration,
 }
 
 impl FlowReport {
-    /// Returns all bytes over all of the time.
+    /// Returns all bytes divided by the total time.
     #[must_use]
     pub fn bandwidth(&self) -> Bandwidth {
         let bytes = self.message_bytes.saturating_mul(u64::from(self.messages));
         Bandwidth::measured(bytes, self.last_left).unwrap_or(Bandwidth::SLOWEST)
     }
 
-    /// Returns the bandwidth between the first message's departure and the last one's: without the time to
-    /// fill the pipeline. Of one message, the same as [`bandwidth`](Self::bandwidth).
+    /// Returns the bandwidth between the departures of the first message and the last: without the time to fill the
+    /// pipeline. For one message, the same as [`bandwidth`](Self::bandwidth).
     #[must_use]
     pub fn steady_bandwidth(&self) -> Bandwidth {
         let bytes = self.message_bytes.saturating_mul(u64::from(self.messages.saturating_sub(1)));
@@ -54,11 +53,11 @@ impl FlowReport {
     }
 }
 
-/// How much a part of the node did.
+/// The use of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceReport {
-    /// Which part.
+    /// The resource.
     pub resource: Resource,
     /// How long it was busy.
     pub busy: Duration,

@@ -1,11 +1,11 @@
-//! What packets wait for: a server and its queue.
+//! Resources: servers with queues.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::engine::Job;
+use super::engine::ResourceJob;
 
-/// A part of the node that serves one packet or message at a time.
+/// A part of the node that serves one packet or message at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Resource {
@@ -36,23 +36,23 @@ impl fmt::Display for Resource {
     }
 }
 
-/// A server with its queues: first come, first served among the urgent, then among the others.
+/// A server with its queues: urgent jobs first, each queue in order of arrival.
 #[derive(Debug, Default)]
-pub(super) struct Server {
-    urgent: VecDeque<(Job, u64)>,
-    queue: VecDeque<(Job, u64)>,
-    serving: Option<Job>,
+pub(super) struct ResourceServer {
+    urgent: VecDeque<(ResourceJob, u64)>,
+    queue: VecDeque<(ResourceJob, u64)>,
+    serving: Option<ResourceJob>,
     pub(super) busy_ns: u64,
 }
 
-impl Server {
-    /// Takes a job of this length into its queue.
-    pub(super) fn enter(&mut self, job: Job, length_ns: u64) {
+impl ResourceServer {
+    /// Queues a job of this length.
+    pub(super) fn enter(&mut self, job: ResourceJob, length_ns: u64) {
         let queue = if job.is_urgent() { &mut self.urgent } else { &mut self.queue };
         queue.push_back((job, length_ns));
     }
 
-    /// Begins the next job if there is one and nothing is being served, and returns its length.
+    /// Starts the next job if there is one and the server is free, and returns its length.
     pub(super) fn begin(&mut self) -> Option<u64> {
         if self.serving.is_some() {
             return None;
@@ -63,8 +63,8 @@ impl Server {
         Some(length_ns)
     }
 
-    /// Ends the job that is being served.
-    pub(super) fn end(&mut self) -> Option<Job> {
+    /// Ends the current job.
+    pub(super) fn end(&mut self) -> Option<ResourceJob> {
         self.serving.take()
     }
 }

@@ -7,23 +7,23 @@ use crate::{
     cost::{Bandwidth, Cost},
     model::{Sees, StageModel, Writes},
     packet::{Packet, Verified},
-    pipeline::{Offload, Reason, Stage, Stock, Verdict},
+    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
 };
 
-/// What is done with checksums.
+/// The treatment of checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChecksumWork {
-    /// Packets with a wrong one are dropped ([`Reason::ChecksumWrong`]).
+    /// Packets with a wrong checksum are dropped ([`Reason::ChecksumWrong`]).
     Verify,
-    /// They are computed again.
+    /// Checksums are recomputed.
     Fill,
 }
 
-/// Looks at, or computes, the checksums of IPv4's header and of TCP, UDP and ICMP. It must see everything, and
-/// so a message never cuts through it [fast-forward, §5].
+/// Verifies or computes the checksums of the IPv4 header and of TCP, UDP and ICMP. It must see everything, so messages
+/// never cut through it [fast-forward, §5].
 ///
-/// What is no IP, and fragments, pass as they are.
+/// Frames that are not IP, and fragments, pass unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Checksum {
@@ -36,12 +36,12 @@ impl Checksum {
         Self { work: ChecksumWork::Verify }
     }
 
-    /// Creates a stage that computes them again.
+    /// Creates a stage that recomputes checksums.
     pub const fn fill() -> Self {
         Self { work: ChecksumWork::Fill }
     }
 
-    /// Returns what is done.
+    /// Returns the treatment.
     #[must_use]
     pub const fn work(&self) -> ChecksumWork {
         self.work
@@ -50,7 +50,7 @@ impl Checksum {
 
 impl Stage for Checksum {
     fn model(&self) -> StageModel {
-        // About 10 GB/s on one core, for want of a measurement.
+        // Unmeasured, assume about 10 GB/s on one core.
         let cost = Bandwidth::new(10_000_000_000).map_or(Cost::ZERO, Cost::per_byte);
         let model = StageModel::new("checksum").sees(Sees::Everything).writes(Writes::Yes);
         model.on_host(cost).on_nic(cost)
@@ -69,6 +69,6 @@ impl Stage for Checksum {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Checksum(self))
+        Offload::Stock(StockStage::Checksum(self))
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     pipeline::{Stage, Verdict},
 };
 
-/// A closure as a stage. It runs on the host alone.
+/// A closure as a stage. It runs only on the host.
 ///
 /// ```
 /// use vigie_forward::StageModel;
@@ -28,8 +28,8 @@ pub struct Closure<F> {
 }
 
 impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Closure<F> {
-    /// Creates a stage that calls `work` with each packet and the time. `model` says what it sees and whether
-    /// it writes; that it is bound to the host is added.
+    /// Creates a stage that calls `work` with each packet and the time. `model` says what it sees and whether it
+    /// writes; it is marked as running only on the host.
     pub fn new(model: StageModel, work: F) -> Self {
         Self { model: model.not_on_nic("it runs user code"), work }
     }

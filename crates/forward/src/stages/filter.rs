@@ -1,4 +1,4 @@
-//! Rules for what may pass.
+//! Rules for the packets that may pass.
 
 use std::ops::RangeInclusive;
 
@@ -9,11 +9,11 @@ use super::unreadable;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Headers, Packet, Port},
-    pipeline::{Offload, Reason, Stage, Stock, Verdict},
+    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
     tables::Prefix,
 };
 
-/// What a rule does with a packet.
+/// The action of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "it passes, or it does not")]
 pub enum Action {
@@ -23,12 +23,12 @@ pub enum Action {
     Drop,
 }
 
-/// Which packets are meant, and what is done with them. What is not said matches everything.
+/// An action, and conditions for the packets to which it applies. Without conditions a rule matches everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a filter takes it"]
 pub struct Rule {
     action: Action,
-    arrival: Option<Port>,
+    ingress: Option<Port>,
     ether_type: Option<EtherType>,
     source: Option<Prefix>,
     destination: Option<Prefix>,
@@ -42,7 +42,7 @@ impl Rule {
     pub const fn new(action: Action) -> Self {
         Self {
             action,
-            arrival: None,
+            ingress: None,
             ether_type: None,
             source: None,
             destination: None,
@@ -52,83 +52,85 @@ impl Rule {
         }
     }
 
-    /// Means what has arrived on a port.
-    pub const fn arrival(mut self, port: Port) -> Self {
-        self.arrival = Some(port);
+    /// Matches packets that arrived on a port.
+    pub const fn ingress(mut self, port: Port) -> Self {
+        self.ingress = Some(port);
         self
     }
 
-    /// Means frames of a protocol, behind VLAN tags.
+    /// Matches frames of a protocol, after VLAN tags.
     pub const fn ether_type(mut self, ether_type: EtherType) -> Self {
         self.ether_type = Some(ether_type);
         self
     }
 
-    /// Means packets of IP from these addresses.
+    /// Matches IP packets from these addresses.
     pub const fn source(mut self, prefix: Prefix) -> Self {
         self.source = Some(prefix);
         self
     }
 
-    /// Means packets of IP to these addresses.
+    /// Matches IP packets to these addresses.
     pub const fn destination(mut self, prefix: Prefix) -> Self {
         self.destination = Some(prefix);
         self
     }
 
-    /// Means packets of IP with a protocol of this number: of fragments, the later ones too.
+    /// Matches IP packets with this protocol number, including later fragments.
     pub const fn protocol(mut self, number: u8) -> Self {
         self.protocol = Some(number);
         self
     }
 
-    /// Means TCP and UDP from these ports. A later fragment has none, and is not meant.
+    /// Matches TCP and UDP from these ports. A later fragment has none, and does not match.
     pub const fn source_ports(mut self, ports: RangeInclusive<u16>) -> Self {
         self.source_ports = Some(ports);
         self
     }
 
-    /// Means TCP and UDP to these ports. A later fragment has none, and is not meant.
+    /// Matches TCP and UDP to these ports. A later fragment has none, and does not match.
     pub const fn destination_ports(mut self, ports: RangeInclusive<u16>) -> Self {
         self.destination_ports = Some(ports);
         self
     }
 
-    /// Returns what is done.
+    /// Returns the action.
     #[must_use]
     pub const fn action(&self) -> Action {
         self.action
     }
 
-    /// Returns the port and the protocol of Ethernet that are meant.
+    /// Returns the port and the Ethernet protocol to match.
     #[must_use]
     pub const fn frames(&self) -> (Option<Port>, Option<EtherType>) {
-        (self.arrival, self.ether_type)
+        (self.ingress, self.ether_type)
     }
 
-    /// Returns the addresses and the protocol of IP that are meant.
+    /// Returns the addresses and the IP protocol to match.
     #[must_use]
     pub const fn packets(&self) -> (Option<Prefix>, Option<Prefix>, Option<u8>) {
         (self.source, self.destination, self.protocol)
     }
 
-    /// Returns the ports of TCP and UDP that are meant.
+    /// Returns the ports of TCP and UDP to match.
     #[must_use]
     pub const fn ports(&self) -> (Option<&RangeInclusive<u16>>, Option<&RangeInclusive<u16>>) {
         (self.source_ports.as_ref(), self.destination_ports.as_ref())
     }
 
-    fn means(&self, arrival: Port, headers: &Headers, frame: &[u8]) -> bool {
-        if self.arrival.is_some_and(|port| port != arrival)
+    fn means(&self, ingress: Port, headers: &Headers, frame: &[u8]) -> bool {
+        if self.ingress.is_some_and(|port| port != ingress)
             || self.ether_type.is_some_and(|ether_type| ether_type != headers.ether_type)
         {
             return false;
         }
+
         if let Some(protocol) = self.protocol
             && (!headers.is_ip() || protocol != headers.protocol)
         {
             return false;
         }
+
         if self.source.is_some() || self.destination.is_some() {
             let Some((source, destination)) = headers.addresses(frame) else { return false };
             if self.source.is_some_and(|prefix| !prefix.contains(source))
@@ -137,6 +139,7 @@ impl Rule {
                 return false;
             }
         }
+
         if self.source_ports.is_some() || self.destination_ports.is_some() {
             let Some((source, destination)) = headers.ports(frame) else { return false };
             if self.source_ports.as_ref().is_some_and(|ports| !ports.contains(&source))
@@ -148,28 +151,29 @@ impl Rule {
                 return false;
             }
         }
+
         true
     }
 }
 
-/// Lets pass what its rules accept. The first rule that means a packet decides.
+/// Passes or drops packets by its rules. The first matching rule decides.
 ///
-/// Later fragments have no ports: a filter that drops by ports lets them pass, and they are useless without
-/// their first one; one that accepts by ports, and drops the rest, drops them.
+/// Later fragments have no ports: a filter that drops by ports lets them pass, but they are useless without their first
+/// one; a filter that accepts by ports, and drops the rest, drops them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Filter {
     rules: Vec<Rule>,
-    otherwise: Action,
+    default_action: Action,
 }
 
 impl Filter {
-    /// Creates a filter that does `otherwise` with every packet.
-    pub const fn otherwise(action: Action) -> Self {
-        Self { rules: Vec::new(), otherwise: action }
+    /// Creates a filter that applies `action` to packets that no rule matches.
+    pub const fn with_default(action: Action) -> Self {
+        Self { rules: Vec::new(), default_action: action }
     }
 
-    /// Adds a rule behind the others.
+    /// Appends a rule.
     pub fn rule(mut self, rule: Rule) -> Self {
         self.rules.push(rule);
         self
@@ -180,10 +184,10 @@ impl Filter {
         &self.rules
     }
 
-    /// Returns what is done with packets that no rule means.
+    /// Returns the action for packets that no rule matches.
     #[must_use]
     pub const fn default_action(&self) -> Action {
-        self.otherwise
+        self.default_action
     }
 }
 
@@ -199,14 +203,14 @@ impl Stage for Filter {
             Err(error) => return unreadable(&error),
         };
         let rule =
-            self.rules.iter().find(|rule| rule.means(packet.arrival(), &headers, packet.bytes()));
-        match rule.map_or(self.otherwise, Rule::action) {
+            self.rules.iter().find(|rule| rule.means(packet.ingress(), &headers, packet.bytes()));
+        match rule.map_or(self.default_action, Rule::action) {
             Action::Accept => Verdict::Pass,
             Action::Drop => Verdict::Drop(Reason::Filtered),
         }
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Filter(self))
+        Offload::Stock(StockStage::Filter(self))
     }
 }

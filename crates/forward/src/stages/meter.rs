@@ -1,4 +1,4 @@
-//! A rate.
+//! A rate limit.
 
 use std::time::Duration;
 
@@ -9,41 +9,41 @@ use crate::{
     cost::Bandwidth,
     model::{Sees, StageModel, Writes},
     packet::Packet,
-    pipeline::{Offload, Reason, Stage, Stock, Verdict},
+    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
 };
 
-/// Lets pass what a rate and a burst allow, by a token bucket, and drops the rest
-/// ([`Reason::Metered`]). Frames count with their headers of Ethernet.
+/// Passes packets within a rate and a burst, by a token bucket, and drops the rest ([`Reason::Metered`]). Frames count
+/// with their Ethernet headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Meter {
     rate: Bandwidth,
     burst_bytes: u64,
-    /// When the bucket would be full if nothing more came: how far that lies ahead says how much is missing.
-    /// As one number it loses nothing to rounding, however short the times between packets are.
+    /// When the bucket will be full if nothing more comes: the time until then gives the missing tokens. This single
+    /// number loses nothing to rounding, however short the intervals between packets are.
     full_at: Instant,
 }
 
-/// A meter that lets nothing pass.
+/// A meter that would pass nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum MeterError {
-    /// No packet fits the bucket.
-    #[error("a burst of {bytes} bytes lets no packet pass: give at least the MTU and 14")]
+    /// No packet fits into the bucket.
+    #[error("a burst of {bytes} bytes passes no packet: give at least the MTU plus 14")]
     Burst {
-        /// What was given, in bytes.
+        /// The burst given, in bytes.
         bytes: u64,
     },
 }
 
-/// The longest header of Ethernet with one byte behind it.
+/// The longest Ethernet header plus one byte.
 const BURST_MIN: u64 = 64;
 
 impl Meter {
-    /// Creates a meter of a rate, and of the bytes that may pass at once after a pause.
+    /// Creates a meter with a rate, and a burst: the bytes that may pass at once after a pause.
     ///
     /// # Errors
-    /// [`MeterError::Burst`] if no frame fits the burst: below 64 bytes.
+    /// [`MeterError::Burst`] if no frame fits into the burst: below 64 bytes.
     pub const fn new(rate: Bandwidth, burst_bytes: u64) -> Result<Self, MeterError> {
         if burst_bytes < BURST_MIN {
             return Err(MeterError::Burst { bytes: burst_bytes });
@@ -57,7 +57,7 @@ impl Meter {
         self.rate
     }
 
-    /// Returns the bytes that may pass at once.
+    /// Returns the burst in bytes.
     #[must_use]
     pub const fn burst_bytes(&self) -> u64 {
         self.burst_bytes
@@ -78,7 +78,7 @@ impl Meter {
 
 impl Stage for Meter {
     fn model(&self) -> StageModel {
-        // It needs the length of every packet before it can let the first one go.
+        // It needs the lengths of all packets before it can pass the first one.
         StageModel::new("meter").sees(Sees::Everything).writes(Writes::Yes)
     }
 
@@ -88,7 +88,7 @@ impl Stage for Meter {
         if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(Reason::Metered) }
     }
 
-    /// A message that would not fit passes not in part.
+    /// A message that does not fit is not passed in part.
     fn process_message(&mut self, packets: &mut [Packet], now: Instant) -> Verdict {
         let bytes: usize = packets.iter().map(Packet::len).sum();
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
@@ -96,6 +96,6 @@ impl Stage for Meter {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Meter(self))
+        Offload::Stock(StockStage::Meter(self))
     }
 }

@@ -1,16 +1,16 @@
-//! Copies for somebody who watches.
+//! Copies of packets, for monitoring.
 
 use vigie_detect::Instant;
 
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Packet, Port},
-    pipeline::{Offload, Stage, Stock, Verdict},
+    pipeline::{Offload, Stage, StockStage, Verdict},
 };
 
-/// Sends a copy of each packet, as it is when it comes to this stage, to a port.
+/// Sends a copy of each packet, as it is at this stage, to a port.
 ///
-/// A copy for which there is no room is dropped and counted; what was copied goes on.
+/// A copy for which there is no room is dropped and counted; the original is unaffected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Mirror {
@@ -24,34 +24,34 @@ impl Mirror {
         Self { to, from: None }
     }
 
-    /// Copies only what has arrived on a port.
+    /// Copies only packets that arrived on a port.
     pub const fn from(mut self, port: Port) -> Self {
         self.from = Some(port);
         self
     }
 
-    /// Returns where copies go.
+    /// Returns the port for copies.
     #[must_use]
     pub const fn port(&self) -> Port {
         self.to
     }
 
-    /// Returns on which port has arrived what is copied; without one, on any.
+    /// Returns the ingress port whose packets are copied; `None` for all.
     #[must_use]
-    pub const fn arrival(&self) -> Option<Port> {
+    pub const fn ingress(&self) -> Option<Port> {
         self.from
     }
 }
 
 impl Stage for Mirror {
     fn model(&self) -> StageModel {
-        // It needs no byte, but every packet.
+        // It needs no bytes, but every packet.
         StageModel::new("mirror").sees(Sees::Everything).writes(Writes::No)
     }
 
     #[inline]
     fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
-        if self.from.is_none_or(|from| from == packet.arrival()) {
+        if self.from.is_none_or(|from| from == packet.ingress()) {
             Verdict::Copy(self.to)
         } else {
             Verdict::Pass
@@ -59,6 +59,6 @@ impl Stage for Mirror {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Mirror(self))
+        Offload::Stock(StockStage::Mirror(self))
     }
 }

@@ -1,5 +1,5 @@
-//! Stock stages. Each is data: its settings and its tables are all that it does, so that the compiler for
-//! the network processor ([`Stock`](crate::pipeline::Stock)) and the host do the same.
+//! Stock stages. Each is data: it is fully described by its settings and tables, so that the compiler for the network
+//! processor ([`StockStage`](crate::pipeline::StockStage)) and the host do the same.
 
 mod checksum;
 mod closure;
@@ -30,7 +30,7 @@ use crate::{
     pipeline::{Reason, Verdict},
 };
 
-/// What becomes of a packet that cannot be changed as a stage wants.
+/// The verdict on a packet that a stage could not edit.
 const fn refused(error: &EditError) -> Verdict {
     Verdict::Drop(match error {
         EditError::Parse(_) => Reason::Malformed,
@@ -39,7 +39,7 @@ const fn refused(error: &EditError) -> Verdict {
     })
 }
 
-/// What becomes of a packet that cannot be read.
+/// The verdict on a packet that cannot be parsed.
 const fn unreadable(_: &ParseError) -> Verdict {
     Verdict::Drop(Reason::Malformed)
 }

@@ -1,4 +1,4 @@
-//! Addresses that are replaced.
+//! Replaces addresses.
 
 use std::net::IpAddr;
 
@@ -9,13 +9,13 @@ use super::refused;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{EditError, Packet, Port},
-    pipeline::{Offload, Stage, Stock, Verdict},
+    pipeline::{Offload, Stage, StockStage, Verdict},
 };
 
-/// Replaces addresses of Ethernet and IP, with the checksums, and may say by which port packets leave.
+/// Replaces Ethernet and IP addresses, updates the checksums, and may name the port of packets.
 ///
-/// A packet that has no address of that version of IP is dropped
-/// ([`Reason::NotIp`](crate::pipeline::Reason::NotIp)) if one is to be replaced.
+/// A packet without an IP address of the version to be replaced is dropped
+/// ([`Reason::NotIp`](crate::pipeline::Reason::NotIp)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Rewrite {
@@ -24,7 +24,7 @@ pub struct Rewrite {
     source: Option<IpAddr>,
     destination: Option<IpAddr>,
     port: Option<Port>,
-    arrival: Option<Port>,
+    ingress: Option<Port>,
 }
 
 impl Rewrite {
@@ -33,68 +33,68 @@ impl Rewrite {
         Self::default()
     }
 
-    /// Sets the sender's address of Ethernet.
+    /// Sets the Ethernet source address.
     pub const fn source_mac(mut self, address: MacAddress) -> Self {
         self.source_mac = Some(address);
         self
     }
 
-    /// Sets the receiver's address of Ethernet.
+    /// Sets the Ethernet destination address.
     pub const fn destination_mac(mut self, address: MacAddress) -> Self {
         self.destination_mac = Some(address);
         self
     }
 
-    /// Sets the sender's address of IP.
+    /// Sets the IP source address.
     pub const fn source(mut self, address: IpAddr) -> Self {
         self.source = Some(address);
         self
     }
 
-    /// Sets the receiver's address of IP.
+    /// Sets the IP destination address.
     pub const fn destination(mut self, address: IpAddr) -> Self {
         self.destination = Some(address);
         self
     }
 
-    /// Sets the port by which all leave.
+    /// Sets the outgoing port.
     pub const fn send(mut self, port: Port) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// Means only what has arrived on a port. Default: everything.
-    pub const fn arrival(mut self, port: Port) -> Self {
-        self.arrival = Some(port);
+    /// Applies only to packets that arrived on a port. Default: all packets.
+    pub const fn ingress(mut self, port: Port) -> Self {
+        self.ingress = Some(port);
         self
     }
 
-    /// Returns both addresses of Ethernet, source first.
+    /// Returns both Ethernet addresses, source first.
     #[must_use]
     pub const fn macs(&self) -> (Option<MacAddress>, Option<MacAddress>) {
         (self.source_mac, self.destination_mac)
     }
 
-    /// Returns both addresses of IP, source first.
+    /// Returns both IP addresses, source first.
     #[must_use]
     pub const fn addresses(&self) -> (Option<IpAddr>, Option<IpAddr>) {
         (self.source, self.destination)
     }
 
-    /// Returns on which port what is meant arrives; none: on any.
+    /// Returns the ingress port to which it applies; `None` for all.
     #[must_use]
     pub const fn arrives(&self) -> Option<Port> {
-        self.arrival
+        self.ingress
     }
 
-    /// Returns the port by which all leave.
+    /// Returns the outgoing port.
     #[must_use]
     pub const fn port(&self) -> Option<Port> {
         self.port
     }
 
     fn apply(&self, packet: &mut Packet) -> Result<(), EditError> {
-        // What can fail goes first, so that nothing is changed then.
+        // Fallible edits come first, so that nothing is changed on failure.
         if self.source.is_some() || self.destination.is_some() {
             let headers = packet.headers()?;
             let families = [self.source, self.destination];
@@ -106,6 +106,7 @@ impl Rewrite {
                 return Err(EditError::NoField { field: "address of that version of IP" });
             }
         }
+
         if let Some(address) = self.source {
             packet.set_source(address)?;
         }
@@ -118,6 +119,7 @@ impl Rewrite {
         if let Some(address) = self.destination_mac {
             packet.set_destination_mac(address);
         }
+
         Ok(())
     }
 }
@@ -129,7 +131,7 @@ impl Stage for Rewrite {
 
     #[inline]
     fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
-        if self.arrival.is_some_and(|port| port != packet.arrival()) {
+        if self.ingress.is_some_and(|port| port != packet.ingress()) {
             return Verdict::Pass;
         }
         match self.apply(packet) {
@@ -139,6 +141,6 @@ impl Stage for Rewrite {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Rewrite(self))
+        Offload::Stock(StockStage::Rewrite(self))
     }
 }

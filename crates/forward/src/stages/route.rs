@@ -8,23 +8,23 @@ use super::unreadable;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Fragment, Packet},
-    pipeline::{Offload, Reason, Stage, Stock, Verdict},
-    tables::{Fib, FibReader, NoHop},
+    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
+    tables::{Fib, FibReader, NextHopError},
 };
 
-/// Sends each packet of IP where a [`Fib`] says: the longest prefix of its destination names the port and the
-/// next hop, whose address of Ethernet, and that of the port, are put into the frame.
+/// Routes IP packets by a [`Fib`]: the longest prefix of the destination gives the port and the next hop. The frame
+/// gets the next hop's Ethernet address as its destination, and the port's as its source.
 ///
-/// What has no route, no neighbour, or is longer than the outgoing interface takes, is dropped and counted;
-/// the pipeline tells its sender, if it [is to](crate::pipeline::PipelineBuilder::answers). Nothing is fragmented. How many routers a packet may still cross is
-/// [`Ttl`](super::Ttl)'s matter.
+/// Packets without a route or a neighbour, or longer than the outgoing MTU, are dropped and counted; the pipeline tells
+/// the sender, if [configured](crate::pipeline::PipelineBuilder::icmp_errors). Nothing is fragmented. Use
+/// [`Ttl`](super::Ttl) to decrement the hop limit.
 pub struct RouteStage {
     fib: Fib,
     reader: FibReader,
 }
 
 impl RouteStage {
-    /// Creates a stage that follows a table.
+    /// Creates a stage that uses a table.
     #[must_use]
     pub fn new(fib: Fib) -> Self {
         let reader = fib.reader();
@@ -59,7 +59,7 @@ impl Stage for RouteStage {
         let Some((_, destination)) = headers.addresses(packet.bytes()) else {
             return Verdict::Drop(Reason::NotIp);
         };
-        match self.reader.get().hop(destination) {
+        match self.reader.get().next_hop(destination) {
             Ok(hop) if headers.end_at - headers.network_at > hop.mtu => {
                 Verdict::Drop(Reason::TooLong)
             }
@@ -68,12 +68,12 @@ impl Stage for RouteStage {
                 packet.set_source_mac(hop.from);
                 Verdict::Send(hop.port)
             }
-            Err(NoHop::Route) => Verdict::Drop(Reason::NoRoute),
-            Err(NoHop::Neighbour { .. }) => Verdict::Drop(Reason::NoNeighbour),
+            Err(NextHopError::Route) => Verdict::Drop(Reason::NoRoute),
+            Err(NextHopError::Neighbour { .. }) => Verdict::Drop(Reason::NoNeighbour),
         }
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Route(self))
+        Offload::Stock(StockStage::Route(self))
     }
 }

@@ -12,9 +12,9 @@ use crate::{
     packet::{Headers, Packet, Port, Transport, UDP, Verified},
     pipeline::{
         Reason, Stage, Verdict,
-        conformance::{self, Breach},
+        conformance::{self, Violation},
     },
-    tables::{Endpoint, Fib, Interface, NatTable, NatTimeouts, NatTuple, Prefix, Route},
+    tables::{Fib, Interface, NatEndpoint, NatTable, NatTimeouts, NatTuple, Prefix, Route},
 };
 
 const START: Instant = Instant::from_nanos(0);
@@ -31,8 +31,8 @@ fn at(time: Duration) -> Instant {
     START + time
 }
 
-/// A datagram of UDP over version 4.
-fn udp(arrival: Port, from: (&str, u16), to: (&str, u16)) -> Packet {
+/// A UDP datagram over IPv4.
+fn udp(ingress: Port, from: (&str, u16), to: (&str, u16)) -> Packet {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (ip(from.0), ip(to.0)) else {
         panic!("version 4")
     };
@@ -43,7 +43,7 @@ fn udp(arrival: Port, from: (&str, u16), to: (&str, u16)) -> Packet {
     frame.extend(from.1.to_be_bytes());
     frame.extend(to.1.to_be_bytes());
     frame.extend([0, 12, 0, 0, 1, 2, 3, 4]);
-    let mut packet = Packet::new(arrival, &frame);
+    let mut packet = Packet::new(ingress, &frame);
     packet.fill_checksums().unwrap();
     packet
 }
@@ -71,11 +71,11 @@ fn nat(seed: u64) -> Nat {
     Nat::new(table)
         .rule(NatRule::Destination {
             protocol: UDP,
-            external: Endpoint::new(ip("10.0.1.1"), 80),
-            internal: Endpoint::new(ip("10.0.0.2"), 8080),
+            external: NatEndpoint::new(ip("10.0.1.1"), 80),
+            internal: NatEndpoint::new(ip("10.0.0.2"), 8080),
         })
         .rule(NatRule::Source {
-            arrival: Port(0),
+            ingress: Port(0),
             from: prefix("10.0.0.0/24"),
             external: ip("10.0.1.1"),
         })
@@ -97,14 +97,14 @@ fn stock_stages_keep_the_contract() {
         conformance::check(|| RouteStage::new(fib()), seed, count).unwrap();
         conformance::check(|| nat(seed), seed, count).unwrap();
         let rule = Rule::new(Action::Drop).protocol(17).destination_ports(81..=90);
-        conformance::check(|| Filter::otherwise(Action::Accept).rule(rule.clone()), seed, count)
+        conformance::check(|| Filter::with_default(Action::Accept).rule(rule.clone()), seed, count)
             .unwrap();
     }
 }
 
 #[test]
 fn the_suite_finds_breaches() {
-    // Goal: a stage that breaks the contract is found. Method: one breach of each kind.
+    // Goal: each violation of the contract is found. Method: one of each kind.
     let closure = |model: StageModel, work: fn(&mut Packet, Instant) -> Verdict| {
         conformance::check(|| Closure::new(model.clone(), work), 1, 500)
     };
@@ -113,14 +113,14 @@ fn the_suite_finds_breaches() {
         packet.bytes_mut().reverse();
         Verdict::Pass
     };
-    assert!(matches!(closure(reads(), spoil), Err(Breach::Changed { .. })));
+    assert!(matches!(closure(reads(), spoil), Err(Violation::Changed { .. })));
     let drop = |_: &mut Packet, _| Verdict::Drop(Reason::User);
-    assert!(matches!(closure(reads(), drop), Err(Breach::Dropped { .. })));
+    assert!(matches!(closure(reads(), drop), Err(Violation::Dropped { .. })));
     let peeks = |packet: &mut Packet, _| match packet.bytes().last() {
         Some(last) if last & 1 != 0 => Verdict::Drop(Reason::User),
         _ => Verdict::Pass,
     };
-    assert!(matches!(closure(StageModel::new("x"), peeks), Err(Breach::Saw { .. })));
+    assert!(matches!(closure(StageModel::new("x"), peeks), Err(Violation::Saw { .. })));
     let everything = StageModel::new("x").sees(Sees::Everything);
     assert_eq!(closure(everything, peeks), Ok(()));
     let mut number = 0;
@@ -129,13 +129,13 @@ fn the_suite_finds_breaches() {
         let of = number;
         Closure::new(StageModel::new("x"), move |_, _| Verdict::Send(Port(of)))
     };
-    assert!(matches!(conformance::check(counts, 1, 500), Err(Breach::Differs { .. })));
+    assert!(matches!(conformance::check(counts, 1, 500), Err(Violation::Differs { .. })));
 }
 
 #[test]
 fn translated_flows_come_back() {
-    // Goal: what leaves says the external address with a port of its own, answers find back, and checksums are
-    // right. Method: flows of several sources there and back.
+    // Goal: outgoing packets have the external address with a port of its own, answers find their way back, and
+    // checksums are right. Method: flows of several sources there and back.
     let mut stage = nat(7);
     let mut ports = std::collections::BTreeSet::new();
     for source in 0..10_u16 {
@@ -145,13 +145,13 @@ fn translated_flows_come_back() {
         assert_eq!(packet.verify().unwrap(), Verified::Right);
         let outside = tuple(&mut packet);
         assert_eq!(outside.source.address, ip("10.0.1.1"));
-        assert_eq!(outside.destination, Endpoint::new(ip("10.0.1.2"), 53));
+        assert_eq!(outside.destination, NatEndpoint::new(ip("10.0.1.2"), 53));
         assert!(ports.insert(outside.source.port), "a port of its own");
         let mut answer = udp(Port(1), ("10.0.1.2", 53), ("10.0.1.1", outside.source.port));
         assert_eq!(stage.process(&mut answer, START), Verdict::Pass);
         assert_eq!(answer.verify().unwrap(), Verified::Right);
-        assert_eq!(tuple(&mut answer).destination, Endpoint::new(ip("10.0.0.2"), from.1));
-        // Somebody else is not let in by it.
+        assert_eq!(tuple(&mut answer).destination, NatEndpoint::new(ip("10.0.0.2"), from.1));
+        // Another host cannot use that port to get in.
         let mut other = udp(Port(1), ("10.0.1.9", 53), ("10.0.1.1", outside.source.port));
         assert_eq!(stage.process(&mut other, START), Verdict::Drop(Reason::NatUnknown));
     }
@@ -159,7 +159,7 @@ fn translated_flows_come_back() {
     let before = eleventh.clone();
     assert_eq!(stage.process(&mut eleventh, START), Verdict::Drop(Reason::NatPorts));
     assert_eq!(eleventh, before, "what is dropped is not changed");
-    // After the time of UDP all ports are free again.
+    // After UDP's time-out all ports are free again.
     let later = at(Duration::from_secs(300));
     assert_eq!(stage.process(&mut eleventh, later), Verdict::Pass);
     stage.table().expire(later);
@@ -168,16 +168,16 @@ fn translated_flows_come_back() {
 
 #[test]
 fn forwarded_ports_lead_inside() {
-    // Goal: a flow to an external endpoint goes inside, and its answers say the external one. Method: there and
+    // Goal: a flow to an external endpoint goes inside, and its answers carry the external address. Method: there and
     // back, until the table is full.
     let mut stage = nat(8);
     let mut packet = udp(Port(1), ("10.0.1.7", 999), ("10.0.1.1", 80));
     assert_eq!(stage.process(&mut packet, START), Verdict::Pass);
-    assert_eq!(tuple(&mut packet).destination, Endpoint::new(ip("10.0.0.2"), 8080));
+    assert_eq!(tuple(&mut packet).destination, NatEndpoint::new(ip("10.0.0.2"), 8080));
     assert_eq!(packet.verify().unwrap(), Verified::Right);
     let mut answer = udp(Port(0), ("10.0.0.2", 8080), ("10.0.1.7", 999));
     assert_eq!(stage.process(&mut answer, START), Verdict::Pass);
-    assert_eq!(tuple(&mut answer).source, Endpoint::new(ip("10.0.1.1"), 80));
+    assert_eq!(tuple(&mut answer).source, NatEndpoint::new(ip("10.0.1.1"), 80));
     for source in 0..19 {
         let mut packet = udp(Port(1), ("10.0.1.8", source), ("10.0.1.1", 80));
         assert_eq!(stage.process(&mut packet, START), Verdict::Pass);
@@ -190,14 +190,14 @@ fn forwarded_ports_lead_inside() {
 
 #[test]
 fn connections_live_by_their_state() {
-    // Goal: a connection of TCP has a long time once it is open, and a short one before and after. Method: the
-    // table itself, at the edges of the times.
+    // Goal: a TCP connection has a long time-out once it is open, and a short one before and after. Method: the table
+    // itself, just before and after each time-out.
     let table = NatTable::builder().seed(1).build();
     let flow = NatTuple {
         protocol: crate::packet::TCP,
-        source: Endpoint::new(ip("10.0.0.2"), 5),
-        destination: Endpoint::new(ip("10.0.1.2"), 80),
-        is_answer: false,
+        source: NatEndpoint::new(ip("10.0.0.2"), 5),
+        destination: NatEndpoint::new(ip("10.0.1.2"), 80),
+        is_echo_reply: false,
     };
     use crate::packet::TcpFlags;
     let times = NatTimeouts::default();
@@ -211,7 +211,7 @@ fn connections_live_by_their_state() {
     let before = at(times.tcp_transitory).as_nanos() - 1;
     assert!(table.peek(&flow).is_some());
     assert_eq!(table.expire(Instant::from_nanos(before)), 0);
-    assert!(there(at(times.tcp_transitory)).is_none(), "nobody has answered");
+    assert!(there(at(times.tcp_transitory)).is_none(), "no answer yet");
     let back = open(START);
     assert!(table.translate(&back, Some(TcpFlags::ACK), START).is_some());
     let now = Instant::from_nanos(at(times.tcp_established).as_nanos() - 1);
@@ -255,8 +255,8 @@ fn fragments_follow_their_first() {
 
 #[test]
 fn errors_are_about_the_packet_that_was_sent() {
-    // Goal: an error that quotes a translated packet reaches its sender, quoting what he sent, all checksums
-    // right. Method: the quote of a packet that left, in an error from a router.
+    // Goal: an error that quotes a translated packet reaches the packet's sender, quoting the packet as sent, all
+    // checksums right. Method: the quote of a packet that left, in an error from a router.
     let mut stage = nat(10);
     let sent = udp(Port(0), ("10.0.0.2", 5), ("10.0.7.7", 53));
     let mut left = sent.clone();
@@ -283,9 +283,9 @@ fn errors_are_about_the_packet_that_was_sent() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Goal: translation loses nobody: whoever is translated there is translated back to what was sent, as long
-    /// as his flow lives, and ports are never shared; followers of the table agree. Method: random packets and
-    /// times against the table's own lines.
+    /// Goal: every translation can be undone: a translated packet is translated back to the original, as long as its
+    /// flow lives, and ports are never shared; followers of the table agree. Method: random packets and times against
+    /// the table's own entries.
     #[test]
     fn translation_can_be_undone(seed in any::<u64>()) {
         let mut rng = Rng::with_seed(seed);
@@ -310,9 +310,9 @@ proptest! {
             while let Some(update) = feed.take() {
                 use crate::tables::{NatChange, Update};
                 match update {
-                    Update::All(flows) => copy = flows.into_iter().collect(),
-                    Update::One(NatChange::Added(flow)) => prop_assert!(copy.insert(flow)),
-                    Update::One(NatChange::Removed(flow)) => prop_assert!(copy.remove(&flow)),
+                    Update::Snapshot(flows) => copy = flows.into_iter().collect(),
+                    Update::Change(NatChange::Added(flow)) => prop_assert!(copy.insert(flow)),
+                    Update::Change(NatChange::Removed(flow)) => prop_assert!(copy.remove(&flow)),
                 }
             }
             let flows = stage.table().flows();
@@ -325,7 +325,7 @@ proptest! {
         }
     }
 
-    /// Goal: no more passes than rate and burst allow in any interval, and no less than nine tenths under load.
+    /// Goal: no more passes than rate and burst allow in any interval, and at least nine tenths of that under load.
     /// Method: packets of random lengths at random times.
     #[test]
     fn a_meter_keeps_its_rate(seed in any::<u64>(), rate in 10_000..1_000_000_000_u64) {
@@ -355,8 +355,8 @@ proptest! {
 
 #[test]
 fn packets_go_where_the_longest_prefix_says() {
-    // Goal: ports, next hops and addresses of frames by the table, as it is now; what has no way is dropped with
-    // its reason. Method: destinations of each kind, and a change between two.
+    // Goal: ports, next hops and frame addresses follow the current table; packets that cannot be routed are dropped
+    // with their reason. Method: destinations of each kind, and a change in between.
     let fib = fib();
     let mut stage = RouteStage::new(fib.clone());
     let mut go = |to: &str| {
@@ -378,18 +378,18 @@ fn packets_go_where_the_longest_prefix_says() {
 
 #[test]
 fn rules_mean_what_they_say() {
-    // Goal: each condition of a rule counts, and the first rule that means a packet decides. Method: one rule
-    // for each condition, on a packet that meets all and one that misses it.
+    // Goal: each condition of a rule counts, and the first matching rule decides. Method: one rule for each condition,
+    // on a packet that meets all and one that misses it.
     let packet = || udp(Port(1), ("10.0.0.2", 5), ("10.0.1.2", 53));
     let meets = |rule: Rule| {
-        let mut filter = Filter::otherwise(Action::Accept).rule(rule);
+        let mut filter = Filter::with_default(Action::Accept).rule(rule);
         filter.process(&mut packet(), START) == Verdict::Drop(Reason::Filtered)
     };
     let drop = || Rule::new(Action::Drop);
     for (rule, is_met) in [
         (drop(), true),
-        (drop().arrival(Port(1)), true),
-        (drop().arrival(Port(0)), false),
+        (drop().ingress(Port(1)), true),
+        (drop().ingress(Port(0)), false),
         (drop().ether_type(EtherType::IPV4), true),
         (drop().ether_type(EtherType::IPV6), false),
         (drop().source(prefix("10.0.0.0/24")), true),
@@ -405,15 +405,16 @@ fn rules_mean_what_they_say() {
     ] {
         assert_eq!(meets(rule.clone()), is_met, "{rule:?}");
     }
-    let accept_first = Filter::otherwise(Action::Drop)
+    let accept_first = Filter::with_default(Action::Drop)
         .rule(Rule::new(Action::Accept).protocol(17))
-        .rule(drop().arrival(Port(1)));
+        .rule(drop().ingress(Port(1)));
     assert_eq!(accept_first.clone().process(&mut packet(), START), Verdict::Pass);
 }
 
 #[test]
 fn hops_are_counted_down() {
-    // Goal: one router less with a right checksum, and nothing at the last. Method: all values.
+    // Goal: the TTL is decremented with a right checksum, and a packet at its last hop is dropped unchanged. Method:
+    // all values.
     for ttl in 0..=255_u8 {
         let mut packet = udp(Port(0), ("10.0.0.2", 5), ("10.0.1.2", 53));
         packet.bytes_mut()[22] = ttl;

@@ -1,4 +1,4 @@
-//! One router less.
+//! Decrements the TTL.
 
 use vigie_detect::Instant;
 
@@ -6,13 +6,13 @@ use super::refused;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::Packet,
-    pipeline::{Offload, Stage, Stock, Verdict},
+    pipeline::{Offload, Stage, StockStage, Verdict},
 };
 
-/// Lets each packet of IP cross one router less, and drops what would cross none
-/// ([`Reason::TtlExpired`](crate::pipeline::Reason::TtlExpired)). What is no IP is dropped.
+/// Decrements the TTL or hop limit of each IP packet, and drops packets whose limit runs out
+/// ([`Reason::TtlExpired`](crate::pipeline::Reason::TtlExpired)). Frames that are not IP are dropped.
 ///
-/// The pipeline tells its sender, if it [is to](crate::pipeline::PipelineBuilder::answers).
+/// The pipeline tells the sender, if [configured](crate::pipeline::PipelineBuilder::icmp_errors).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 #[expect(clippy::exhaustive_structs, reason = "there is nothing to set")]
@@ -39,6 +39,6 @@ impl Stage for Ttl {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Ttl(self))
+        Offload::Stock(StockStage::Ttl(self))
     }
 }

@@ -1,4 +1,4 @@
-//! What went through, and what was dropped for which reason.
+//! Counters of forwarded packets, and of drops by reason.
 
 use std::{
     fmt,
@@ -16,118 +16,119 @@ use crate::pipeline::Reason;
 pub struct Traffic {
     /// Packets.
     pub packets: u64,
-    /// Their bytes, headers of Ethernet among them.
+    /// Their bytes, including Ethernet headers.
     pub bytes: u64,
 }
 
 #[derive(Default)]
-struct Words {
+struct CounterCells {
     received_packets: AtomicU64,
     received_bytes: AtomicU64,
     sent_packets: AtomicU64,
     sent_bytes: AtomicU64,
     dropped: [AtomicU64; Reason::ALL.len()],
-    answers: AtomicU64,
-    answers_suppressed: AtomicU64,
+    icmp_errors: AtomicU64,
+    icmp_errors_suppressed: AtomicU64,
 }
 
-/// Counters that any thread adds to and reads. Clones are the same ones.
+/// Counters that any thread may update and read. Clones share them.
 #[derive(Clone, Default)]
-pub struct Counters {
-    words: Arc<Words>,
+pub struct TrafficCounters {
+    cells: Arc<CounterCells>,
 }
 
-/// What [`Counters`] said at one time.
+/// The values of [`TrafficCounters`] at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CounterSnapshot {
-    /// What was received.
+    /// Packets received.
     pub received: Traffic,
-    /// What was sent, copies among it.
+    /// Packets sent, including copies.
     pub sent: Traffic,
-    /// What was dropped, by [`Reason::number`].
+    /// Packets dropped, by [`Reason::number`].
     pub dropped: [u64; Reason::ALL.len()],
-    /// Senders that were told by ICMP why a packet was dropped ([`Answers`](crate::icmp::Answers)). These answers are among
-    /// what was sent.
-    pub answers: u64,
-    /// Senders that were not told, since their interface tells no more at a time.
-    pub answers_suppressed: u64,
+    /// ICMP errors sent about dropped packets ([`IcmpErrorSender`](crate::icmp::IcmpErrorSender)). They are included in
+    /// `sent`.
+    pub icmp_errors: u64,
+    /// ICMP errors suppressed because their interface had reached its rate.
+    pub icmp_errors_suppressed: u64,
 }
 
-/// Adds to a counter of which nothing depends: the number alone carries meaning.
+/// Adds to a counter. Only the number matters: it synchronises no other memory.
 #[inline]
 fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
-impl Counters {
-    /// Counts what was received.
+impl TrafficCounters {
+    /// Counts received packets.
     #[inline]
     pub fn received(&self, packets: u64, bytes: u64) {
-        add(&self.words.received_packets, packets);
-        add(&self.words.received_bytes, bytes);
+        add(&self.cells.received_packets, packets);
+        add(&self.cells.received_bytes, bytes);
     }
 
-    /// Counts what was sent.
+    /// Counts sent packets.
     #[inline]
     pub fn sent(&self, packets: u64, bytes: u64) {
-        add(&self.words.sent_packets, packets);
-        add(&self.words.sent_bytes, bytes);
+        add(&self.cells.sent_packets, packets);
+        add(&self.cells.sent_bytes, bytes);
     }
 
-    /// Counts what was dropped.
+    /// Counts dropped packets.
     #[inline]
     pub fn dropped(&self, reason: Reason, packets: u64) {
-        if let Some(counter) = self.words.dropped.get(reason.number()) {
+        if let Some(counter) = self.cells.dropped.get(reason.number()) {
             add(counter, packets);
         }
     }
 
-    /// Counts an answer to what was dropped.
-    pub(crate) fn answered(&self) {
-        add(&self.words.answers, 1);
+    /// Counts an ICMP error sent.
+    pub(crate) fn icmp_error_sent(&self) {
+        add(&self.cells.icmp_errors, 1);
     }
 
-    /// Counts an answer that was one too many.
-    pub(crate) fn answer_suppressed(&self) {
-        add(&self.words.answers_suppressed, 1);
+    /// Counts an ICMP error suppressed by the rate.
+    pub(crate) fn icmp_error_suppressed(&self) {
+        add(&self.cells.icmp_errors_suppressed, 1);
     }
 
-    /// Returns what they say now. Each is exact; several may be of slightly different times.
+    /// Returns the current values. Each is exact, but they may be read at slightly different times.
     #[must_use]
     pub fn snapshot(&self) -> CounterSnapshot {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let words = &self.words;
+        let cells = &self.cells;
         let received =
-            Traffic { packets: load(&words.received_packets), bytes: load(&words.received_bytes) };
-        let sent = Traffic { packets: load(&words.sent_packets), bytes: load(&words.sent_bytes) };
-        let (answers, suppressed) = (load(&words.answers), load(&words.answers_suppressed));
-        let dropped = words.dropped.each_ref().map(load);
-        CounterSnapshot { received, sent, dropped, answers, answers_suppressed: suppressed }
+            Traffic { packets: load(&cells.received_packets), bytes: load(&cells.received_bytes) };
+        let sent = Traffic { packets: load(&cells.sent_packets), bytes: load(&cells.sent_bytes) };
+        let (icmp_errors, suppressed) =
+            (load(&cells.icmp_errors), load(&cells.icmp_errors_suppressed));
+        let dropped = cells.dropped.each_ref().map(load);
+        CounterSnapshot { received, sent, dropped, icmp_errors, icmp_errors_suppressed: suppressed }
     }
 }
 
 impl CounterSnapshot {
-    /// Returns how many were dropped for a reason.
+    /// Returns the number of packets dropped for a reason.
     #[must_use]
     pub fn of(&self, reason: Reason) -> u64 {
         self.dropped.get(reason.number()).copied().unwrap_or(0)
     }
 
-    /// Returns how many were dropped for any reason.
+    /// Returns the number of packets dropped for any reason.
     #[must_use]
     pub fn dropped_total(&self) -> u64 {
         self.dropped.iter().sum()
     }
 }
 
-impl fmt::Debug for Counters {
+impl fmt::Debug for TrafficCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.snapshot().fmt(f)
     }
 }
 
-/// What was received, sent, and dropped for each reason that there was.
+/// Shows packets received and sent, and drops for each reason that occurred.
 impl fmt::Display for CounterSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { received, sent, .. } = self;

@@ -1,4 +1,4 @@
-//! Values that one side changes and others follow: readers by snapshots, maps of the kernel by changes.
+//! Values that one side changes and others follow: readers by snapshots, kernel maps by changes.
 
 use std::{
     collections::VecDeque,
@@ -9,30 +9,30 @@ use std::{
     },
 };
 
-/// Changes that are kept for those who follow.
+/// The number of changes kept for followers.
 const CHANGES_MAX: usize = 8192;
 
-/// The last changes of a table.
-pub(super) struct Log<C> {
+/// The latest changes of a table.
+pub(super) struct ChangeLog<C> {
     changes: VecDeque<C>,
-    /// The number of the change behind the last one.
+    /// The number of the next change.
     next: u64,
 }
 
-/// What a [`Log`] has for somebody.
-pub(super) enum Taken<C> {
+/// The result of reading a [`ChangeLog`].
+pub(super) enum LogRead<C> {
     Nothing,
     One(C),
-    /// What comes next is not kept any more.
+    /// The next change is no longer kept.
     All,
 }
 
-impl<C> Log<C> {
+impl<C> ChangeLog<C> {
     pub(super) const fn new() -> Self {
         Self { changes: VecDeque::new(), next: 0 }
     }
 
-    /// Adds a change. Returns how many there were.
+    /// Appends a change. Returns the number of changes so far.
     pub(super) fn push(&mut self, change: C) -> u64 {
         if self.changes.len() == CHANGES_MAX {
             self.changes.pop_front();
@@ -43,11 +43,11 @@ impl<C> Log<C> {
     }
 }
 
-impl<C: Clone> Log<C> {
-    /// Takes the change with the number `next`, or says that all is to be taken; and moves the number.
-    pub(super) fn take(&self, next: &mut Option<u64>) -> Taken<C> {
+impl<C: Clone> ChangeLog<C> {
+    /// Takes the change with the number `next`, or says that the whole table must be taken; and advances the number.
+    pub(super) fn take(&self, next: &mut Option<u64>) -> LogRead<C> {
         if *next == Some(self.next) {
-            return Taken::Nothing;
+            return LogRead::Nothing;
         }
         let first = self.next - u64::try_from(self.changes.len()).unwrap_or(0);
         let kept = next.and_then(|next| next.checked_sub(first));
@@ -56,43 +56,45 @@ impl<C: Clone> Log<C> {
             (Some(_), Some(next)) => Some(next + 1),
             _ => Some(self.next),
         };
-        change.map_or(Taken::All, Taken::One)
+        change.map_or(LogRead::All, LogRead::One)
     }
 }
 
-struct State<T, C> {
+struct TableState<T, C> {
     value: Arc<T>,
-    log: Log<C>,
+    log: ChangeLog<C>,
 }
 
-struct Inner<T, C> {
-    /// How many changes there were. Written under the lock; read by anybody who asks whether there is news.
-    /// `Relaxed` suffices: what is new is then read under the lock.
+struct TableInner<T, C> {
+    /// The number of changes so far. Written under the lock; read without it to check for news. `Relaxed` suffices: the
+    /// changes themselves are read under the lock.
     version: AtomicU64,
-    state: Mutex<State<T, C>>,
+    state: Mutex<TableState<T, C>>,
 }
 
-/// A table, and its last changes. Clones are the same one.
-pub(super) struct Table<T, C> {
-    inner: Arc<Inner<T, C>>,
+/// A table, and its latest changes. Clones share it.
+pub(super) struct VersionedTable<T, C> {
+    inner: Arc<TableInner<T, C>>,
 }
 
-impl<T, C> Clone for Table<T, C> {
+impl<T, C> Clone for VersionedTable<T, C> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
     }
 }
 
-impl<T: Default, C> Default for Table<T, C> {
+impl<T: Default, C> Default for VersionedTable<T, C> {
     fn default() -> Self {
-        let state = State { value: Arc::new(T::default()), log: Log::new() };
-        Self { inner: Arc::new(Inner { version: AtomicU64::new(0), state: Mutex::new(state) }) }
+        let state = TableState { value: Arc::new(T::default()), log: ChangeLog::new() };
+        Self {
+            inner: Arc::new(TableInner { version: AtomicU64::new(0), state: Mutex::new(state) }),
+        }
     }
 }
 
-impl<T, C> Table<T, C> {
-    /// Nothing behind the lock is left half done by a panic: no foreign code is called.
-    fn lock(&self) -> MutexGuard<'_, State<T, C>> {
+impl<T, C> VersionedTable<T, C> {
+    /// A panic cannot leave anything behind the lock half done: no foreign code is called.
+    fn lock(&self) -> MutexGuard<'_, TableState<T, C>> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,11 +107,11 @@ impl<T, C> Table<T, C> {
     }
 }
 
-impl<T: Clone, C: Clone> Table<T, C> {
-    /// Changes the value by a function that says what the change was, if it changed anything.
+impl<T: Clone, C: Clone> VersionedTable<T, C> {
+    /// Changes the value by a function that also returns the change, if there was one.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut T) -> (R, Option<C>)) -> R {
         let mut state = self.lock();
-        // Readers keep the value that they have: one that is shared is copied first.
+        // Readers keep the value that they have: a shared one is copied first.
         let (result, said) = change(Arc::make_mut(&mut state.value));
         if let Some(said) = said {
             let version = state.log.push(said);
@@ -118,9 +120,13 @@ impl<T: Clone, C: Clone> Table<T, C> {
         result
     }
 
-    pub(super) fn reader(&self) -> Reader<T, C> {
+    pub(super) fn reader(&self) -> TableReader<T, C> {
         let state = self.lock();
-        Reader { table: self.clone(), value: Arc::clone(&state.value), version: state.log.next }
+        TableReader {
+            table: self.clone(),
+            value: Arc::clone(&state.value),
+            version: state.log.next,
+        }
     }
 
     pub(super) fn follow(&self) -> Feed<T, C> {
@@ -128,15 +134,15 @@ impl<T: Clone, C: Clone> Table<T, C> {
     }
 }
 
-/// A reader that keeps the newest value at hand.
-pub(super) struct Reader<T, C> {
-    table: Table<T, C>,
+/// A reader that caches the latest value.
+pub(super) struct TableReader<T, C> {
+    table: VersionedTable<T, C>,
     value: Arc<T>,
     version: u64,
 }
 
-impl<T, C> Reader<T, C> {
-    /// Returns the newest value.
+impl<T, C> TableReader<T, C> {
+    /// Returns the latest value.
     ///
     /// # Cost
     /// A load, unless it has changed.
@@ -158,46 +164,45 @@ impl<T, C> Reader<T, C> {
     }
 }
 
-/// What has happened to a table since the last look.
+/// An update of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "what is not followed is lost"]
+#[must_use = "updates that are not applied are lost"]
 #[expect(clippy::exhaustive_enums, reason = "all, or what has changed")]
 pub enum Update<T, C> {
-    /// All that is in it: at the first look, or since more has changed than is kept. What was followed before
-    /// is to be forgotten.
-    All(T),
+    /// The whole table: at first, or because more has changed than is kept. Discard the earlier copy.
+    Snapshot(T),
     /// One change.
-    One(C),
+    Change(C),
 }
 
-/// Follows the changes of a table, in order, so that a copy elsewhere can be kept like it.
+/// Follows the changes of a table, in order, to keep a copy elsewhere in step.
 ///
-/// A follower that is slow costs no memory: beyond the last 8192 changes it is given everything anew.
+/// A slow follower costs no memory: beyond the last 8192 changes it gets the whole table again.
 pub struct Feed<T, C> {
-    table: Table<T, C>,
+    table: VersionedTable<T, C>,
     next: Option<u64>,
 }
 
 impl<T, C: Clone> Feed<T, C> {
-    /// Returns whether there is something that was not taken.
+    /// Returns whether there is an update to take.
     ///
     /// # Cost
-    /// A load: it can be asked in every loop.
+    /// A load: cheap enough for every iteration of a loop.
     #[must_use]
-    pub fn has_news(&self) -> bool {
+    pub fn has_updates(&self) -> bool {
         self.next.is_none_or(|next| next != self.table.version())
     }
 
     /// Takes the next update, if there is one.
     pub fn take(&mut self) -> Option<Update<Arc<T>, C>> {
-        if !self.has_news() {
+        if !self.has_updates() {
             return None;
         }
         let state = self.table.lock();
         match state.log.take(&mut self.next) {
-            Taken::Nothing => None,
-            Taken::One(change) => Some(Update::One(change)),
-            Taken::All => Some(Update::All(Arc::clone(&state.value))),
+            LogRead::Nothing => None,
+            LogRead::One(change) => Some(Update::Change(change)),
+            LogRead::All => Some(Update::Snapshot(Arc::clone(&state.value))),
         }
     }
 }
@@ -208,15 +213,15 @@ impl<T, C> fmt::Debug for Feed<T, C> {
     }
 }
 
-impl<T, C> fmt::Debug for Table<T, C> {
+impl<T, C> fmt::Debug for VersionedTable<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").field("version", &self.version()).finish_non_exhaustive()
+        f.debug_struct("VersionedTable").field("version", &self.version()).finish_non_exhaustive()
     }
 }
 
-impl<T, C> fmt::Debug for Reader<T, C> {
+impl<T, C> fmt::Debug for TableReader<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reader").field("version", &self.version).finish_non_exhaustive()
+        f.debug_struct("TableReader").field("version", &self.version).finish_non_exhaustive()
     }
 }
 
@@ -226,27 +231,27 @@ mod tests {
 
     #[test]
     fn a_feed_gives_everything_once_and_then_changes() {
-        // Goal: who follows is like the table after each look; one who is too slow begins anew. Method: a row
-        // of numbers that is followed.
-        let table = Table::<Vec<u32>, u32>::default();
+        // Goal: a follower equals the table after each look; one that is too slow starts anew. Method: a followed list
+        // of numbers.
+        let table = VersionedTable::<Vec<u32>, u32>::default();
         let push = |number| table.change(|row| (row.push(number), Some(number)));
         push(1);
         let mut feed = table.follow();
         let mut reader = table.reader();
-        assert_eq!(feed.take(), Some(Update::All(Arc::new(vec![1]))));
-        assert_eq!((feed.has_news(), feed.take()), (false, None));
+        assert_eq!(feed.take(), Some(Update::Snapshot(Arc::new(vec![1]))));
+        assert_eq!((feed.has_updates(), feed.take()), (false, None));
         push(2);
         push(3);
         assert_eq!(reader.get(), &[1, 2, 3]);
-        assert_eq!(feed.take(), Some(Update::One(2)));
-        assert_eq!(feed.take(), Some(Update::One(3)));
+        assert_eq!(feed.take(), Some(Update::Change(2)));
+        assert_eq!(feed.take(), Some(Update::Change(3)));
         assert_eq!(feed.take(), None);
         for number in 0..=u32::try_from(CHANGES_MAX).unwrap() {
             push(number);
         }
-        assert!(matches!(feed.take(), Some(Update::All(_))));
+        assert!(matches!(feed.take(), Some(Update::Snapshot(_))));
         assert_eq!(feed.take(), None);
         table.change(|_| ((), None));
-        assert!(!feed.has_news(), "nothing has changed");
+        assert!(!feed.has_updates(), "nothing has changed");
     }
 }

@@ -1,17 +1,17 @@
-//! Prefixes of addresses.
+//! Address prefixes.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
 use thiserror::Error;
 
-/// The addresses that begin with the same bits.
+/// The addresses that share their first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
     address: IpAddr,
     length: u8,
 }
 
-/// What is no prefix.
+/// Why a prefix is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PrefixError {
@@ -20,13 +20,13 @@ pub enum PrefixError {
     Length {
         /// The address.
         address: IpAddr,
-        /// Bits that were given.
+        /// The length given.
         length: u8,
-        /// Bits that there are.
+        /// The maximum length.
         max: u8,
     },
-    /// A text that is none.
-    #[error("{text:?} is no prefix: an address, a slash, and how many bits count")]
+    /// A text that is not a prefix.
+    #[error("{text:?} is not a prefix: write an address, a slash, and the number of bits")]
     Text {
         /// The text.
         text: String,
@@ -66,13 +66,13 @@ impl Prefix {
         self.address
     }
 
-    /// Returns how many bits count.
+    /// Returns its length in bits.
     #[must_use]
     pub const fn length_bits(&self) -> u8 {
         self.length
     }
 
-    /// Returns whether an address begins with it; one of the other version never does.
+    /// Returns whether an address has this prefix; one of the other version never does.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.address.is_ipv4() == address.is_ipv4()
@@ -80,12 +80,12 @@ impl Prefix {
     }
 }
 
-/// Bits of an address.
+/// The length of an address in bits.
 const fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-/// The bits of an address, the first of them on top.
+/// The bits of an address, the first one most significant.
 #[inline]
 pub(super) fn key(address: IpAddr) -> u128 {
     match address {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn prefixes_are_read_as_they_are_printed() {
-        // Goal: text there and back, bits behind the prefix cleared, nonsense refused. Method: texts.
+        // Goal: text round-trips, bits behind the prefix are cleared, nonsense is refused. Method: texts.
         for (text, shown) in [
             ("10.1.2.3/8", "10.0.0.0/8"),
             ("10.1.2.3", "10.1.2.3/32"),

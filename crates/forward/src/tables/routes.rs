@@ -1,4 +1,4 @@
-//! Where packets go: routes, neighbours and ports.
+//! Routes, neighbours and interfaces.
 
 use std::{
     collections::BTreeMap,
@@ -9,24 +9,24 @@ use std::{
 use vigie_via::link::MacAddress;
 
 use super::{
-    feed::{Feed, Reader, Table},
+    feed::{Feed, TableReader, VersionedTable},
     prefix::Prefix,
     trie::Trie,
 };
 use crate::packet::Port;
 
-/// Where a prefix is reached.
+/// The next hop of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Route {
-    /// By this port.
+    /// The outgoing port.
     pub port: Port,
-    /// Through this router; without one, the destination is on the link itself.
+    /// The router; `None` if the destination is directly on the link.
     pub via: Option<IpAddr>,
 }
 
 impl Route {
-    /// Creates a route to what is on the link of a port.
+    /// Creates a route to destinations on the link of a port.
     #[must_use]
     pub const fn on_link(port: Port) -> Self {
         Self { port, via: None }
@@ -43,24 +43,24 @@ impl Route {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Interface {
-    /// Its own address, which frames say that leave by it.
+    /// Its Ethernet address, the source of frames sent by it.
     pub address: MacAddress,
-    /// The longest payload of a frame, in bytes.
+    /// The MTU: the longest payload of a frame, in bytes.
     pub mtu: usize,
-    /// From whom [errors](crate::icmp) come that are sent by it, in version 4 of IP.
+    /// The source of ICMPv4 [errors](crate::icmp) sent by it.
     pub ipv4: Option<Ipv4Addr>,
-    /// The same in version 6.
+    /// The same for ICMPv6.
     pub ipv6: Option<Ipv6Addr>,
 }
 
 impl Interface {
-    /// Creates an interface without addresses of IP.
+    /// Creates an interface without IP addresses.
     #[must_use]
     pub const fn new(address: MacAddress, mtu: usize) -> Self {
         Self { address, mtu, ipv4: None, ipv6: None }
     }
 
-    /// Sets its address of this version of IP.
+    /// Sets its address for this version of IP.
     #[must_use]
     pub const fn ip(mut self, address: IpAddr) -> Self {
         match address {
@@ -75,60 +75,60 @@ impl Interface {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FibChange {
-    /// A prefix has this route now, or none.
+    /// The new route of a prefix, or `None` if it was removed.
     Route(Prefix, Option<Route>),
-    /// An address on the link of a port has this address of Ethernet now, or none that is known.
+    /// The new Ethernet address of an address on the link of a port, or `None` if it is no longer known.
     Neighbour(Port, IpAddr, Option<MacAddress>),
-    /// A port is this interface now, or none.
+    /// The new interface of a port, or `None` if it was removed.
     Interface(Port, Option<Interface>),
 }
 
-/// What is in a [`Fib`] at one time.
+/// The contents of a [`Fib`] at one time.
 #[derive(Clone, Debug, Default)]
 pub struct FibSnapshot {
     routes: Trie<Route>,
-    /// By port, since addresses of a link are alone there. The inner map is shared until it changes.
+    /// By port, since the addresses of a link are a namespace of their own. The inner map is shared until it changes.
     neighbours: BTreeMap<Port, Arc<BTreeMap<IpAddr, MacAddress>>>,
     interfaces: BTreeMap<Port, Interface>,
 }
 
-/// Where a packet goes, all looked up.
+/// The result of a look-up: everything needed to send a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Hop {
-    /// By this port.
+pub struct NextHop {
+    /// The outgoing port.
     pub port: Port,
-    /// To this address of Ethernet.
+    /// The destination Ethernet address.
     pub to: MacAddress,
-    /// From this one.
+    /// The source Ethernet address.
     pub from: MacAddress,
-    /// The longest payload of a frame there, in bytes.
+    /// The MTU of the port, in bytes.
     pub mtu: usize,
 }
 
-/// Why a destination has no [`Hop`].
+/// Why a destination has no [`NextHop`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum NoHop {
-    /// No route leads there, or to a port that is not there.
+pub enum NextHopError {
+    /// There is no route, or its port has no interface.
     Route,
-    /// The next hop's address of Ethernet is not known.
+    /// The Ethernet address of the next hop is unknown.
     Neighbour {
         /// On the link of this port.
         port: Port,
-        /// Whose it is.
+        /// The next hop.
         next: IpAddr,
     },
 }
 
 impl FibSnapshot {
-    /// Returns the route of the longest prefix of an address.
+    /// Returns the route with the longest prefix of an address.
     #[must_use]
     pub fn route(&self, address: IpAddr) -> Option<Route> {
         self.routes.lookup(address).copied()
     }
 
-    /// Returns the address of Ethernet of an address on the link of a port.
+    /// Returns the Ethernet address of an address on the link of a port.
     #[must_use]
     pub fn neighbour(&self, port: Port, address: IpAddr) -> Option<MacAddress> {
         self.neighbours.get(&port)?.get(&address).copied()
@@ -140,21 +140,21 @@ impl FibSnapshot {
         self.interfaces.get(&port).copied()
     }
 
-    /// Looks up where a packet to an address goes.
+    /// Looks up the next hop of an address.
     ///
     /// # Cost
-    /// A step for each branch of the prefixes on the way, and a search among the neighbours of one port.
+    /// A step for each branch of the trie on the way, and a search among the neighbours of one port.
     ///
     /// # Errors
-    /// [`NoHop`].
+    /// [`NextHopError`].
     #[inline]
-    pub fn hop(&self, address: IpAddr) -> Result<Hop, NoHop> {
-        let route = self.routes.lookup(address).ok_or(NoHop::Route)?;
-        let interface = self.interfaces.get(&route.port).ok_or(NoHop::Route)?;
+    pub fn next_hop(&self, address: IpAddr) -> Result<NextHop, NextHopError> {
+        let route = self.routes.lookup(address).ok_or(NextHopError::Route)?;
+        let interface = self.interfaces.get(&route.port).ok_or(NextHopError::Route)?;
         let next = route.via.unwrap_or(address);
         let to = self.neighbour(route.port, next);
-        let to = to.ok_or(NoHop::Neighbour { port: route.port, next })?;
-        Ok(Hop { port: route.port, to, from: interface.address, mtu: interface.mtu })
+        let to = to.ok_or(NextHopError::Neighbour { port: route.port, next })?;
+        Ok(NextHop { port: route.port, to, from: interface.address, mtu: interface.mtu })
     }
 
     /// Visits all routes, in the order of their prefixes.
@@ -174,17 +174,17 @@ impl FibSnapshot {
         self.interfaces.iter().for_each(|(port, interface)| visit(*port, *interface));
     }
 
-    /// Returns how many routes there are.
+    /// Returns the number of routes.
     #[must_use]
     pub const fn route_count(&self) -> usize {
         self.routes.len()
     }
 }
 
-/// The forwarding information base: routes, neighbours and interfaces, changed by one side while others
-/// forward by it. Clones are the same one.
+/// The forwarding information base: routes, neighbours and interfaces, changed by one side while others forward. Clones
+/// share it.
 ///
-/// Forwarding sees each change whole and in order, and is never stopped for one.
+/// Forwarding sees each change atomically and in order, and never stops for one.
 ///
 /// ```
 /// use vigie_forward::packet::Port;
@@ -195,17 +195,17 @@ impl FibSnapshot {
 /// fib.set_interface(Port(1), Some(Interface::new(MacAddress([2, 0, 0, 0, 0, 1]), 1500)));
 /// fib.set_route("10.0.0.0/8".parse()?, Some(Route::on_link(Port(1))));
 /// fib.set_neighbour(Port(1), "10.1.2.3".parse()?, Some(MacAddress([2, 0, 0, 0, 0, 9])));
-/// let hop = fib.snapshot().hop("10.1.2.3".parse()?).expect("a hop");
-/// assert_eq!(hop.to, MacAddress([2, 0, 0, 0, 0, 9]));
+/// let next_hop = fib.snapshot().next_hop("10.1.2.3".parse()?).expect("a next hop");
+/// assert_eq!(next_hop.to, MacAddress([2, 0, 0, 0, 0, 9]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Fib {
-    table: Table<FibSnapshot, FibChange>,
+    table: VersionedTable<FibSnapshot, FibChange>,
 }
 
 impl Fib {
-    /// Sets the route of a prefix, or removes it. Returns what it was.
+    /// Sets the route of a prefix, or removes it. Returns the previous one.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn set_route(&self, prefix: Prefix, route: Option<Route>) -> Option<Route> {
         self.table.change(|fib| {
@@ -217,7 +217,7 @@ impl Fib {
         })
     }
 
-    /// Sets the address of Ethernet of an address on the link of a port, or forgets it. Returns what it was.
+    /// Sets the Ethernet address of an address on the link of a port, or removes it. Returns the previous one.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn set_neighbour(
         &self,
@@ -239,7 +239,7 @@ impl Fib {
         })
     }
 
-    /// Sets the interface of a port, or removes it. Returns what it was.
+    /// Sets the interface of a port, or removes it. Returns the previous one.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn set_interface(&self, port: Port, interface: Option<Interface>) -> Option<Interface> {
         self.table.change(|fib| {
@@ -251,19 +251,19 @@ impl Fib {
         })
     }
 
-    /// Returns what is in it now.
+    /// Returns the current contents.
     #[must_use]
     pub fn snapshot(&self) -> Arc<FibSnapshot> {
         self.table.snapshot()
     }
 
-    /// Follows what changes from now on, after all that is in it.
+    /// Follows the table: first all its contents, then each change.
     #[must_use]
     pub fn follow(&self) -> FibFeed {
         self.table.follow()
     }
 
-    /// Reads it for forwarding.
+    /// Returns a reader for forwarding.
     #[must_use]
     pub fn reader(&self) -> FibReader {
         FibReader { reader: self.table.reader() }
@@ -273,14 +273,14 @@ impl Fib {
 /// The changes of a [`Fib`].
 pub type FibFeed = Feed<FibSnapshot, FibChange>;
 
-/// Reads a [`Fib`] packet by packet: a load, and a look where packets go.
+/// Reads a [`Fib`] for each packet: a load, and a look-up.
 #[derive(Debug)]
 pub struct FibReader {
-    reader: Reader<FibSnapshot, FibChange>,
+    reader: TableReader<FibSnapshot, FibChange>,
 }
 
 impl FibReader {
-    /// Returns what is in it now.
+    /// Returns the current contents.
     #[inline]
     pub fn get(&mut self) -> &FibSnapshot {
         self.reader.get()

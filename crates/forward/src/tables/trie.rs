@@ -1,7 +1,7 @@
-//! Longest-prefix match: a binary trie whose rows of single children are cut short.
+//! Longest-prefix match: a binary trie with compressed paths.
 //!
-//! It is persistent: a change makes new nodes along one path and shares all others, so that whoever has an
-//! older one keeps it undisturbed, and a change costs as much as a look.
+//! It is persistent: a change makes new nodes along one path and shares all others, so that holders of an older version
+//! are not affected, and a change costs as much as a look-up.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -10,8 +10,8 @@ use super::prefix::{Prefix, address_of, key, mask};
 /// Values by prefixes of both versions of IP.
 #[derive(Clone, Debug)]
 pub(super) struct Trie<V> {
-    v4: Option<Arc<Node<V>>>,
-    v6: Option<Arc<Node<V>>>,
+    v4: Option<Arc<TrieNode<V>>>,
+    v6: Option<Arc<TrieNode<V>>>,
     count: usize,
 }
 
@@ -21,27 +21,27 @@ impl<V> Default for Trie<V> {
     }
 }
 
-/// All prefixes below begin with its own. A node without a value has both children.
+/// All prefixes below extend its own. A node without a value has two children.
 #[derive(Clone, Debug)]
-struct Node<V> {
+struct TrieNode<V> {
     bits: u128,
     length: u8,
     value: Option<V>,
     children: [Option<Arc<Self>>; 2],
 }
 
-/// The bit at a place, the first on top.
+/// The bit at a position, counted from the most significant.
 #[inline]
 const fn bit(bits: u128, at: u8) -> usize {
     ((bits >> (127 - at)) & 1) as usize
 }
 
-/// How many bits both begin with, at most `max`.
+/// The number of leading bits in common, at most `max`.
 fn common(a: u128, b: u128, max: u8) -> u8 {
     u8::try_from((a ^ b).leading_zeros()).map_or(max, |same| same.min(max))
 }
 
-impl<V: Clone> Node<V> {
+impl<V: Clone> TrieNode<V> {
     const fn leaf(bits: u128, length: u8, value: V) -> Self {
         Self { bits, length, value: Some(value), children: [None, None] }
     }
@@ -55,7 +55,7 @@ impl<V: Clone> Node<V> {
         let Some(node) = node else { return (Arc::new(Self::leaf(bits, length, value)), None) };
         let shared = common(node.bits, bits, node.length.min(length));
         if shared < node.length {
-            // The new prefix ends, or parts, above this node.
+            // The new prefix ends, or branches off, above this node.
             let mut parent = Self {
                 bits: bits & mask(shared),
                 length: shared,
@@ -71,18 +71,20 @@ impl<V: Clone> Node<V> {
             }
             return (Arc::new(parent), None);
         }
+
         let mut changed = Self::clone(node);
         if length == node.length {
             let before = changed.value.replace(value);
             return (Arc::new(changed), before);
         }
+
         let side = bit(bits, node.length);
         let (child, before) = Self::insert(node.children[side].as_ref(), bits, length, value);
         changed.children[side] = Some(child);
         (Arc::new(changed), before)
     }
 
-    /// Returns the node without a prefix, and what it had; `None` if it had nothing.
+    /// Returns the node without a prefix, and its previous value; `None` if it had none.
     fn remove(node: &Arc<Self>, bits: u128, length: u8) -> Option<(Option<Arc<Self>>, V)> {
         if length < node.length || (node.bits ^ bits) & mask(node.length) != 0 {
             return None;
@@ -100,7 +102,7 @@ impl<V: Clone> Node<V> {
         Some((changed.shortened(), before))
     }
 
-    /// Leaves out a node that neither has a value nor parts anything.
+    /// Removes a node that has neither a value nor two children.
     fn shortened(mut self) -> Option<Arc<Self>> {
         if self.value.is_some() {
             return Some(Arc::new(self));
@@ -131,14 +133,15 @@ impl<V: Clone> Trie<V> {
         self.count
     }
 
-    const fn root_mut(&mut self, is_v4: bool) -> &mut Option<Arc<Node<V>>> {
+    const fn root_mut(&mut self, is_v4: bool) -> &mut Option<Arc<TrieNode<V>>> {
         if is_v4 { &mut self.v4 } else { &mut self.v6 }
     }
 
     pub(super) fn insert(&mut self, prefix: Prefix, value: V) -> Option<V> {
         let address = prefix.address();
         let root = self.root_mut(address.is_ipv4());
-        let (node, before) = Node::insert(root.as_ref(), key(address), prefix.length_bits(), value);
+        let (node, before) =
+            TrieNode::insert(root.as_ref(), key(address), prefix.length_bits(), value);
         *root = Some(node);
         self.count += usize::from(before.is_none());
         before
@@ -147,13 +150,13 @@ impl<V: Clone> Trie<V> {
     pub(super) fn remove(&mut self, prefix: Prefix) -> Option<V> {
         let address = prefix.address();
         let root = self.root_mut(address.is_ipv4());
-        let (node, before) = Node::remove(root.as_ref()?, key(address), prefix.length_bits())?;
+        let (node, before) = TrieNode::remove(root.as_ref()?, key(address), prefix.length_bits())?;
         *root = node;
         self.count -= 1;
         Some(before)
     }
 
-    /// Returns the value of the longest prefix with which the address begins.
+    /// Returns the value of the longest prefix of the address.
     #[inline]
     pub(super) fn lookup(&self, address: IpAddr) -> Option<&V> {
         let bits = key(address);
@@ -192,7 +195,7 @@ mod tests {
 
     fn prefixes() -> impl Strategy<Value = Prefix> {
         let v4 = (any::<u32>(), 0..=32_u8).prop_map(|(bits, length)| {
-            // Few different first bits, so that prefixes lie in each other.
+            // Few distinct leading bits, so that prefixes are nested.
             let bits = bits & 0xc30c_0003;
             Prefix::new(Ipv4Addr::from(bits).into(), length).unwrap()
         });
@@ -203,8 +206,8 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: it finds what a look through all prefixes finds, after any changes, and older ones stay as they
-        /// were. Method: an ordered map as the oracle.
+        /// Goal: it finds the same as a search through all prefixes, after any changes, and older versions stay
+        /// unchanged. Method: an ordered map as the oracle.
         #[test]
         fn the_longest_prefix_wins(
             changes in prop::collection::vec((prefixes(), prop::option::weighted(0.7, any::<u32>())), 1..60),

@@ -1,7 +1,7 @@
 //! Network namespaces of a test's own, for tests that load programs into the kernel: they need root.
 //!
-//! A test runs itself again in a new network namespace. Where that is not possible, or the kernel takes no programs
-//! from this process, it is skipped, and says so on the standard error of the whole run.
+//! A test runs itself again in a new network namespace. Where that is not possible, or this process may not load
+//! programs, it is skipped, with a message on the standard error of the whole run.
 
 use std::{
     env,
@@ -15,7 +15,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use vigie_forward::bpf::Support;
 
 const MARK: &str = "VIGIE_FORWARD_IN_NAMESPACE";
-/// No test lasts longer, in seconds.
+/// The time limit of a test, in seconds.
 const BOUND: &str = "120";
 
 fn skip(test: &str, why: &str) {
@@ -23,7 +23,7 @@ fn skip(test: &str, why: &str) {
     std::io::stderr().write_all(said.as_bytes()).expect("standard error");
 }
 
-/// Runs `body` in a network namespace of its own, in which it may make others.
+/// Runs `body` in a network namespace of its own, in which it may create others.
 #[track_caller]
 pub(crate) fn inside(test: &str, body: impl FnOnce()) {
     if env::var_os(MARK).is_some() {
@@ -49,7 +49,7 @@ pub(crate) fn inside(test: &str, body: impl FnOnce()) {
     assert!(said.contains("1 passed"), "the test did not run in its namespace:\n{said}");
 }
 
-/// Runs a line of shell.
+/// Runs a shell command.
 #[track_caller]
 pub(crate) fn run(command: &str) -> String {
     let output = Command::new("sh").args(["-ec", command]).output().expect("sh");
@@ -82,12 +82,12 @@ impl Namespace {
         Self(keeper)
     }
 
-    /// By this number `ip` knows it.
+    /// The number by which `ip` knows it.
     pub(crate) fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// Runs a line of shell there.
+    /// Runs a shell command there.
     #[track_caller]
     pub(crate) fn run(&self, command: &str) -> String {
         let quoted = command.replace('\'', "'\\''");

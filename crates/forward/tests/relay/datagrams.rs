@@ -46,8 +46,8 @@ async fn ask(socket: &UdpSocket, relay: SocketAddr, question: &[u8]) -> io::Resu
     }
 }
 
-/// Goal: clients have sessions of their own, datagrams of all sizes keep their borders, and a further client is
-/// refused and counted. Method: two clients of a relay for two; sizes from none to the longest.
+/// Goal: clients have sessions of their own, datagrams of all sizes keep their boundaries, and a further client is
+/// refused and counted. Method: two clients of a relay for two; sizes from zero to the maximum.
 #[test]
 fn clients_have_sessions_of_their_own() {
     run(async {
@@ -75,8 +75,8 @@ fn clients_have_sessions_of_their_own() {
     });
 }
 
-/// Goal: a session expires and leaves its place, and its client gets a new one. Method: sessions of 20 ms, and
-/// room for one.
+/// Goal: a session expires and frees its slot, and its client gets a new one. Method: sessions of 20 ms, and room for
+/// one.
 #[test]
 fn sessions_expire() {
     run(async {
@@ -93,8 +93,8 @@ fn sessions_expire() {
     });
 }
 
-/// Goal: an upstream that is not there harms nobody. Method: a closed port, which the network tells of; then one
-/// that answers at the same port.
+/// Goal: a missing upstream does no harm. Method: a closed port, which the network reports; then an upstream that
+/// answers at the same port.
 #[test]
 fn an_upstream_may_come_later() {
     run(async {
@@ -121,9 +121,9 @@ fn an_upstream_may_come_later() {
     });
 }
 
-/// Goal: datagrams that the kernel drops in front of the relay's sockets are counted, on both sides, and stay counted
-/// when their session is over. Method: more than any queue holds, before the relay looks at its socket, and before a
-/// session's task runs; every datagram was relayed or counted.
+/// Goal: datagrams that the kernel drops at the relay's sockets are counted, on both sides, and stay counted after
+/// their session. Method: more than any queue holds, before the relay looks at its socket, and before a session's task
+/// runs; every datagram was relayed or counted.
 #[test]
 fn overflows_are_counted() {
     const COUNT: u64 = 4000;

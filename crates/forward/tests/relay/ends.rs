@@ -1,4 +1,4 @@
-//! Ends that are none: resets, drains, upstreams that are not there.
+//! Abnormal ends: resets, drains, missing upstreams.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ fn resets_are_passed_on() {
     });
 }
 
-/// Each way of moving bytes, as a relay of it.
+/// One relay for each way of moving bytes.
 fn ways(upstream: SocketAddr) -> [(&'static str, RelayBuilder); 3] {
     let framing = Framing::new(LengthFormat::U64Be).message_bytes_max(1 << 40);
     [
@@ -51,7 +51,7 @@ fn ways(upstream: SocketAddr) -> [(&'static str, RelayBuilder); 3] {
     ]
 }
 
-/// Sends a message of 2^39 bytes, or at least its beginning, until the connection fails.
+/// Sends a message of 2^39 bytes, or at least its start, until the connection fails.
 async fn send_endlessly(stream: &mut TcpStream) -> io::Error {
     let mut piece = vec![0; 256 << 10];
     piece[..8].copy_from_slice(&(1_u64 << 39).to_be_bytes());
@@ -63,8 +63,8 @@ async fn send_endlessly(stream: &mut TcpStream) -> io::Error {
     }
 }
 
-/// Goal: a reset in the middle of a stream is a reset at the other side, whoever moves the bytes. Method: 4 MiB of an
-/// endless stream, then linger 0 at its sender or its receiver.
+/// Goal: a reset in the middle of a stream is a reset at the other side, with each way of moving bytes. Method: 4 MiB
+/// of an endless stream, then linger 0 at its sender or its receiver.
 #[test]
 fn resets_in_the_middle_are_passed_on() {
     for sender_resets in [true, false] {
@@ -111,8 +111,8 @@ fn resets_in_the_middle_are_passed_on() {
     }
 }
 
-/// Goal: a panic in the task of a connection is a reset for both peers, whoever moves the bytes, and the relay goes
-/// on. Method: tasks that panic when they are told, in the middle of a stream, and before there is an upstream.
+/// Goal: a panic in the task of a connection is a reset for both peers, with each way of moving bytes, and the relay
+/// continues. Method: tasks that panic when told to, in the middle of a stream, and before there is an upstream.
 #[test]
 fn a_panic_is_no_end() {
     for way in 0..3 {
@@ -183,8 +183,8 @@ fn upstreams_are_tried_in_order() {
     });
 }
 
-/// Goal: an upstream that takes what it is sent and never answers is counted, one that answers is not. Method: both
-/// let a connection idle.
+/// Goal: an upstream that accepts data but never answers is counted; one that answers is not. Method: both let a
+/// connection idle.
 #[test]
 fn silent_upstreams_are_counted() {
     run(async {
@@ -200,8 +200,8 @@ fn silent_upstreams_are_counted() {
     });
 }
 
-/// Goal: a drain lets what is under way end, refuses what is new, and cuts off the rest at its deadline. Method: one
-/// connection that ends and one that does not, and a deadline that is brought nearer.
+/// Goal: a drain lets existing connections end, refuses new ones, and cuts the rest at its deadline. Method: one
+/// connection that ends and one that does not, and a deadline that is moved forward.
 #[test]
 fn a_drain_lets_connections_end() {
     run(async {
@@ -214,7 +214,7 @@ fn a_drain_lets_connections_end() {
         }
         relay.handle.drain(crate::PATIENCE);
         let address = relay.endpoint.address().expect("it listens on TCP");
-        // The listener closes when the drain is seen.
+        // The listener closes once the relay notices the drain.
         while TcpStream::connect(address).await.is_ok() {
             time::sleep(Duration::from_millis(1)).await;
         }
@@ -229,7 +229,7 @@ fn a_drain_lets_connections_end() {
     });
 }
 
-/// Goal: settings that cannot work are refused with what to do. Method: one of each.
+/// Goal: invalid settings are refused with advice. Method: one of each.
 #[test]
 fn impossible_relays_are_refused() {
     run(async {

@@ -44,8 +44,8 @@ fn messages_arrive_unchanged() {
     }
 }
 
-/// Goal: a receiver of stored messages never gets a half one, neither after an end nor after a reset, and both modes
-/// tell it by a reset that something is missing. Method: whole messages, then a part of one, then either.
+/// Goal: a receiver of stored messages never gets half of one, neither after an end nor after a reset, and in both
+/// modes a reset says that something is missing. Method: complete messages, then a part of one, then either.
 #[test]
 fn half_a_message_is_never_taken_for_a_whole_one() {
     for mode in [FrameMode::StoreAndForward, FrameMode::CutThrough] {
@@ -88,8 +88,8 @@ fn half_a_message_is_never_taken_for_a_whole_one() {
     }
 }
 
-/// Goal: a message that is too long is refused, after all before it were delivered. Method: one byte more than is
-/// allowed, behind one that is allowed.
+/// Goal: a message that is too long is refused, after all earlier ones were delivered. Method: one byte more than
+/// allowed, after a message of the allowed length.
 #[test]
 fn long_messages_are_refused() {
     run(async {
@@ -112,8 +112,8 @@ fn long_messages_are_refused() {
     });
 }
 
-/// Goal: whole messages arrive before the reset of their sender does, also those that the receiver's kernel has no
-/// room for yet. Method: a receiver that reads nothing until the sender is gone, with small queues.
+/// Goal: complete messages arrive before their sender's reset, even those that the receiver's kernel has no room for
+/// yet. Method: a receiver that reads nothing until the sender is gone, with small queues.
 #[test]
 fn whole_messages_arrive_before_a_reset() {
     for mode in MODES {
@@ -131,7 +131,7 @@ fn whole_messages_arrive_before_a_reset() {
             drop(client);
             let (mut heard, mut room) = (Vec::new(), vec![0; 8 << 10]);
             let error = loop {
-                // Slower than the relay learns of the reset.
+                // Slower than the relay notices the reset.
                 time::sleep(Duration::from_millis(2)).await;
                 match served.read(&mut room).await {
                     Ok(0) => panic!("{mode:?}: no end of a stream"),
@@ -147,9 +147,9 @@ fn whole_messages_arrive_before_a_reset() {
     }
 }
 
-/// Goal: with less memory than the messages under way want, all of them still arrive, stored or, where that is
-/// allowed, cut through. Method: memory for one message, and eight connections that have sent the half of one each
-/// before anybody sends more.
+/// Goal: with less memory than the messages in flight need, all of them still arrive, stored or, where allowed, cut
+/// through. Method: memory for one message, and eight connections that have each sent half of one before any sends
+/// more.
 #[test]
 fn memory_is_shared_without_a_deadlock() {
     for mode in [FrameMode::Planned, FrameMode::StoreAndForward] {
@@ -180,9 +180,8 @@ fn memory_is_shared_without_a_deadlock() {
     }
 }
 
-/// Goal: memory for a stored message is given back before what follows it is read, so that a longer one after it finds
-/// room. Method: again and again a message that is stored, one that ends where the read behind it ends, and one that
-/// is longer.
+/// Goal: memory for a stored message is freed before the next bytes are read, so that a longer message finds room.
+/// Method: repeatedly a message that is stored, one that ends where the read behind it ends, and one that is longer.
 #[test]
 fn a_longer_message_finds_room() {
     for mode in MODES {

@@ -1,4 +1,4 @@
-//! What happens at the bounds: connections, descriptors, slow receivers.
+//! Limits: connections, descriptors, slow receivers.
 
 use std::{io, time::Duration};
 
@@ -8,7 +8,7 @@ use vigie_runtime::time;
 
 use crate::{Serving, echo, exchange, local, pattern, run, tcp};
 
-/// Goal: beyond the bound connections wait, and none is lost. Method: thirty connections of a relay for two.
+/// Goal: connections beyond the limit wait, and all are served. Method: thirty connections of a relay for two.
 #[test]
 fn connections_beyond_the_bound_wait() {
     run(async {
@@ -28,7 +28,7 @@ fn connections_beyond_the_bound_wait() {
     });
 }
 
-/// Goal: a slow receiver stops its sender, and nobody else. Method: a client that writes to an upstream that does
+/// Goal: a slow receiver stops its sender, and no other client. Method: a client that writes to an upstream that does
 /// not read, until nothing moves; meanwhile others are served; then the upstream reads everything.
 #[test]
 fn a_slow_receiver_stops_its_sender() {
@@ -70,7 +70,7 @@ const UPSTREAM: &str = "VIGIE_TEST_RELAY_UPSTREAM";
 const FEW: u64 = 96;
 
 /// A relay with few descriptors, in a process of its own, for the test below. Prints its address, serves until its
-/// standard input ends, and prints what it has counted.
+/// standard input ends, and prints its counters.
 #[test]
 #[ignore = "a part of ten_thousand_connections_and_few_descriptors, which runs it"]
 fn few_descriptors() {
@@ -84,7 +84,7 @@ fn few_descriptors() {
         ended.send(read).expect("the test waits");
     });
     run(async {
-        // More than there are descriptors for, so that the kernel is the one who says no.
+        // More than there are descriptors for, so that the kernel sets the limit.
         let builder = tcp(upstream.parse().expect("an address"));
         let builder = builder.connections_max(10_000).connect_timeout(crate::PATIENCE);
         let relay = Serving::start(builder);
@@ -102,9 +102,9 @@ fn few_descriptors() {
     });
 }
 
-/// Goal: with far fewer descriptors than connections, none is lost, and the relay does not run in circles while it
-/// waits. Method: 10 000 connections, 250 at a time, through a process that may have 96 descriptors; a pause ends with a
-/// connection or after 100 ms, which bounds their number.
+/// Goal: with far fewer descriptors than connections, all are served, and the relay does not spin while it waits.
+/// Method: 10 000 connections, 250 concurrently, through a process that may have 96 descriptors; a pause ends with a
+/// connection or after 100 ms, which bounds the number of pauses.
 #[test]
 fn ten_thousand_connections_and_few_descriptors() {
     use std::io::{BufRead, BufReader};
@@ -152,7 +152,7 @@ fn ten_thousand_connections_and_few_descriptors() {
         let counted: Vec<u64> = counted.split(' ').filter_map(|text| text.parse().ok()).collect();
         let [accepted, finished, refused, pauses] = counted[..] else { panic!("{counted:?}") };
         assert_eq!((accepted, refused), (AT_A_TIME * EACH, 0));
-        // The last ones may not have been counted when the relay was asked.
+        // The last ones may not have been counted when the counters were read.
         assert!(accepted - finished <= FEW, "{counted:?}");
         assert!(pauses > 0, "the limit was never met: {counted:?}");
         let ticks = u64::try_from(crate::PATIENCE.as_millis() / 100).unwrap_or(u64::MAX);

@@ -1,7 +1,7 @@
 //! Relays over real sockets, under vigie's runtimes and under tokio.
 //!
-//! Nothing here asserts a time: time-outs run in virtual time, in the unit tests of `relay::session`. Every test has a
-//! bound, after which it fails.
+//! No test here asserts a time: time-outs are tested in virtual time, in the unit tests of `relay::session`. Every test
+//! has a bound, after which it fails.
 
 mod datagrams;
 mod ends;
@@ -27,12 +27,12 @@ use vigie_detect::{
 use vigie_forward::relay::{Endpoint, Relay, RelayBuilder, RelayHandle};
 use vigie_runtime::{Flavor, JoinHandle, Runtime, spawn, time};
 
-/// After this a test hangs.
+/// After this time a test counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a test on two workers.
 fn run(test: impl Future<Output = io::Result<()>>) {
-    // All tests of this process together may have more connections than the usual limit allows.
+    // All tests of this process together may exceed the usual limit of connections.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let limit = rustix::process::Rlimit { current: limit.maximum, ..limit };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)
@@ -72,7 +72,7 @@ impl Serving {
         TcpStream::connect(self.endpoint.address().expect("it listens on TCP")).await
     }
 
-    /// Waits until a number of the relay is as it should be.
+    /// Waits until a counter of the relay has the expected value.
     async fn until(&self, is_so: impl Fn(&vigie_forward::relay::RelayStats) -> bool) {
         while !is_so(&self.handle.stats()) {
             time::sleep(Duration::from_millis(1)).await;
@@ -89,7 +89,7 @@ fn tcp(upstream: SocketAddr) -> RelayBuilder {
     Relay::builder(local()).upstream(upstream)
 }
 
-/// Starts a server that sends back what it gets, until the end of each stream.
+/// Starts a server that echoes its input, until the end of each stream.
 fn echo() -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(local())?;
     let address = listener.local_addr()?;
@@ -111,7 +111,7 @@ fn echo() -> io::Result<SocketAddr> {
     Ok(address)
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that reveal their position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..bytes)
@@ -124,7 +124,7 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Sends everything, ends, and returns what comes back until the end.
+/// Sends everything, ends, and returns the answer until its end.
 async fn exchange<S>(stream: S, bytes: Vec<u8>) -> io::Result<Vec<u8>>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,

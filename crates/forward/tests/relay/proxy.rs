@@ -58,8 +58,8 @@ fn a_header_passes_through_two_relays() {
     });
 }
 
-/// Goal: what is no header of a trusted client is refused without a word to the upstream, and the header of one that
-/// is not trusted is nothing but bytes. Method: version 1, other text, a truncated header; then an address range that
+/// Goal: a trusted client without a valid header is refused, and the upstream sees nothing; the header of an untrusted
+/// client is relayed as ordinary bytes. Method: version 1, other text, a truncated header; then an address range that
 /// this host is not in.
 #[test]
 fn headers_are_taken_from_the_trusted_alone() {

@@ -12,8 +12,8 @@ use vigie_runtime::spawn;
 
 use crate::{Serving, echo, exchange, local, path, pattern, run, tcp};
 
-/// Goal: every byte arrives in order, whoever moves it, and the counters say who did. Method: 24 MiB there and back
-/// by each engine; adaptive relays learn on the way.
+/// Goal: every byte arrives in order with each engine, and the counters show which one moved it. Method: 24 MiB there
+/// and back by each engine; adaptive relays learn on the way.
 #[test]
 fn every_byte_arrives_by_every_engine() {
     for transfer in [Transfer::Adaptive, Transfer::Copy, Transfer::Splice] {
@@ -104,7 +104,7 @@ fn half_closed_streams_stay_half_open() {
     });
 }
 
-/// Goal: connections do not mix, and none is lost. Method: 200 at a time, with sizes around those of buffers.
+/// Goal: connections do not mix, and all are served. Method: 200 concurrently, with sizes around those of buffers.
 #[test]
 fn many_connections_do_not_mix() {
     run(async {

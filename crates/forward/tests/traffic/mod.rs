@@ -1,4 +1,4 @@
-//! Packets and pipelines of chance, and what the host's stages make of a packet.
+//! Random packets and pipelines, and the output of the host's stages.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use vigie_forward::{
     packet::{Headers, Network, Packet, Port},
     pipeline::{Reason, Stage, Verdict},
     stages::{Action, Filter, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Rule, Ttl},
-    tables::{Endpoint, Fib, Interface, NatTable, Prefix, Route},
+    tables::{Fib, Interface, NatEndpoint, NatTable, Prefix, Route},
 };
 use vigie_via::link::{EtherType, MacAddress};
 
@@ -19,7 +19,7 @@ fn one_of<T: Copy>(rng: &mut Rng, choices: &[T]) -> T {
     choices[rng.usize(..choices.len())]
 }
 
-/// An address of few, so that tables and rules mean some of them.
+/// One of few addresses, so that tables and rules match some of them.
 pub(crate) fn address(rng: &mut Rng, is_v6: bool) -> IpAddr {
     let last = rng.u8(..6);
     if is_v6 {
@@ -42,7 +42,7 @@ fn port(rng: &mut Rng) -> u16 {
     1000 + rng.u16(..4)
 }
 
-/// What TCP, UDP, ICMP or something else is in a packet, without its checksum.
+/// A TCP, UDP, ICMP or other payload of a packet, without its checksum.
 fn transport(rng: &mut Rng, is_v6: bool) -> (u8, Vec<u8>) {
     let payload = rng.usize(..40);
     let mut ports = Vec::new();
@@ -77,7 +77,7 @@ fn transport(rng: &mut Rng, is_v6: bool) -> (u8, Vec<u8>) {
     (protocol, bytes)
 }
 
-/// Mostly enough routers.
+/// Mostly a sufficient hop limit.
 fn hops(rng: &mut Rng) -> u8 {
     if rng.u8(..8) == 0 { rng.u8(..3) } else { rng.u8(3..) }
 }
@@ -119,7 +119,7 @@ fn v6(rng: &mut Rng) -> Vec<u8> {
     [header, payload].concat()
 }
 
-/// A frame: mostly well formed, sometimes cut, padded or with bytes that were changed; never shorter than a header.
+/// A frame: mostly well formed, sometimes cut, padded or with changed bytes; never shorter than a header.
 pub(crate) fn frame(rng: &mut Rng) -> Vec<u8> {
     let mut frame = vec![0; 12];
     rng.fill(&mut frame);
@@ -191,7 +191,7 @@ fn rule(rng: &mut Rng) -> Rule {
     let mut rule = Rule::new(if rng.bool() { Action::Accept } else { Action::Drop });
     let is_v6 = rng.bool();
     if rng.u8(..4) == 0 {
-        rule = rule.arrival(one_of(rng, &PORTS));
+        rule = rule.ingress(one_of(rng, &PORTS));
     }
     if rng.u8(..4) == 0 {
         rule = rule.ether_type(EtherType(one_of(rng, &[0x0800, 0x86dd, 0x0806, 0x88cc])));
@@ -214,7 +214,7 @@ fn rule(rng: &mut Rng) -> Rule {
     rule
 }
 
-/// Routes, with and without routers, neighbours that are known and some that are not.
+/// Routes, with and without routers; some neighbours are known.
 pub(crate) fn fib(rng: &mut Rng) -> Fib {
     let fib = Fib::default();
     for port in &PORTS[..rng.usize(1..=3)] {
@@ -251,12 +251,12 @@ fn nat(rng: &mut Rng) -> Nat {
         nat = if rng.bool() {
             let external = address(rng, is_v6);
             nat.rule(NatRule::Source {
-                arrival: one_of(rng, &PORTS),
+                ingress: one_of(rng, &PORTS),
                 from: prefix(rng, is_v6),
                 external,
             })
         } else {
-            let mut end = || Endpoint::new(address(rng, is_v6), port(rng));
+            let mut end = || NatEndpoint::new(address(rng, is_v6), port(rng));
             let (external, internal) = (end(), end());
             nat.rule(NatRule::Destination { protocol: one_of(rng, &[6, 17]), external, internal })
         };
@@ -264,7 +264,7 @@ fn nat(rng: &mut Rng) -> Nat {
     nat
 }
 
-/// A row of stages of chance. The same seed makes the same row, with tables of its own.
+/// A random sequence of stages. The same seed makes the same sequence, with tables of its own.
 pub(crate) fn stages(seed: u64) -> (Vec<Box<dyn Stage>>, Option<Fib>) {
     let rng = &mut Rng::with_seed(seed);
     let mut row: Vec<Box<dyn Stage>> = Vec::new();
@@ -283,7 +283,7 @@ pub(crate) fn stages(seed: u64) -> (Vec<Box<dyn Stage>>, Option<Fib>) {
             6 => {
                 let otherwise = if rng.bool() { Action::Accept } else { Action::Drop };
                 let filter = (0..rng.u8(..5))
-                    .fold(Filter::otherwise(otherwise), |all, _| all.rule(rule(rng)));
+                    .fold(Filter::with_default(otherwise), |all, _| all.rule(rule(rng)));
                 row.push(Box::new(filter));
             }
             7 => row.push(Box::new(nat(rng))),
@@ -302,7 +302,7 @@ pub(crate) fn borrowed(stages: &[Box<dyn Stage>]) -> Vec<&dyn Stage> {
     stages.iter().map(|stage| &**stage).collect()
 }
 
-/// What the host makes of a packet.
+/// The host's output for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) dropped: Option<Reason>,
@@ -314,12 +314,12 @@ pub(crate) struct Made {
 /// Sends a packet through stages of the host, one after the other.
 pub(crate) fn on_host(
     stages: &mut [Box<dyn Stage>],
-    arrival: Port,
+    ingress: Port,
     frame: &[u8],
     otherwise: Option<Port>,
     now: Instant,
 ) -> Made {
-    let mut packet = Packet::new(arrival, frame);
+    let mut packet = Packet::new(ingress, frame);
     let (mut port, mut copy) = (otherwise, None);
     for stage in stages {
         match stage.process(&mut packet, now) {
@@ -340,7 +340,7 @@ pub(crate) fn on_host(
 /// Whether a program may leave a packet to the host: extension headers, and, if flows are translated, everything of IP.
 pub(crate) fn may_go_up(frame: &[u8], translates: bool) -> bool {
     let Ok(headers) = Headers::parse(frame) else {
-        // Extension headers are not read: what is wrong in them, or behind, is the host's to say.
+        // Extension headers are not read: errors in them, or behind, are for the host to report.
         return frame.windows(2).any(|bytes| bytes == [0x86, 0xdd]);
     };
     let has_extensions =

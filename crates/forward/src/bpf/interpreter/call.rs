@@ -1,9 +1,9 @@
-//! The kernel's functions, in this process.
+//! The kernel's functions, implemented in this process.
 
 use super::{Fault, Redirect, Run, extended, lower};
 use crate::bpf::{
     helper::Helper,
-    map::{MapError, MapKind, Put, Table},
+    map::{BpfMap, MapError, MapKind, UpdateMode},
     program::ProgramKind,
 };
 
@@ -14,7 +14,7 @@ const SOCKET_PASS: u64 = 1;
 /// `BPF_F_BROADCAST`, `BPF_F_EXCLUDE_INGRESS`.
 const BROADCAST: u64 = 8;
 const BUT_INGRESS: u64 = 16;
-/// What a redirection returns if there is no such entry: the lower bits of its flags.
+/// The lower bits of a redirection's flags: its result if the entry is missing.
 const OTHERWISE: u64 = 3;
 
 /// The negative error that a program sees.
@@ -37,8 +37,8 @@ impl Run<'_> {
             Helper::MapLookup => self.look_up(at, a, b)?,
             Helper::MapUpdate => self.update(at, [a, b, c, d])?,
             Helper::MapDelete => self.delete(at, a, b)?,
-            Helper::MonotonicTime | Helper::MonotonicTimeCoarse => self.surroundings.time_ns,
-            Helper::Processor => u64::from(self.surroundings.processor),
+            Helper::MonotonicTime | Helper::MonotonicTimeCoarse => self.run_context.time_ns,
+            Helper::Processor => u64::from(self.run_context.processor),
             Helper::CloneRedirect if !is_xdp && !is_socket => {
                 self.clones.push(lower(b));
                 0
@@ -48,7 +48,7 @@ impl Run<'_> {
                 if is_xdp { XDP_REDIRECT } else { TC_REDIRECT }
             }
             Helper::PullData if !is_xdp => {
-                // Everything is there already.
+                // The whole frame is already readable.
                 let has = u64::try_from(self.memory.packet.frame().len()).unwrap_or(0) >= b;
                 if has { 0 } else { extended(-12) }
             }
@@ -65,6 +65,7 @@ impl Run<'_> {
             }
             _ => return Err(Fault::Helper { at }),
         };
+
         Ok(result)
     }
 
@@ -95,7 +96,7 @@ impl Run<'_> {
         if spec.kind == MapKind::PerCpuArray {
             value.resize(value.len().next_multiple_of(8), 0);
         }
-        let Some(put) = Put::from_flag(flags) else { return Ok(extended(-22)) };
+        let Some(put) = UpdateMode::from_flag(flags) else { return Ok(extended(-22)) };
         let done = self.memory.maps[map].put(&key, &value, put);
         Ok(done.map_or_else(|error| error_code(&error), |()| 0))
     }
@@ -125,8 +126,8 @@ impl Run<'_> {
         }
         let index = u32::try_from(map).unwrap_or(u32::MAX);
         if flags & BROADCAST != 0 {
-            let but_ingress = flags & BUT_INGRESS != 0;
-            self.redirect = Some(Redirect::Everywhere { map: index, but_ingress });
+            let exclude_ingress = flags & BUT_INGRESS != 0;
+            self.redirect = Some(Redirect::Broadcast { map: index, exclude_ingress });
             return Ok(XDP_REDIRECT);
         }
         if flags & !OTHERWISE != 0 {

@@ -1,9 +1,9 @@
-//! What a program sees as memory: places that are checked at every access.
+//! The memory of a program: regions that are checked at every access.
 
-use super::{Fault, PacketBuffer, Surroundings};
+use super::{Fault, PacketBuffer, RunContext};
 use crate::bpf::{insn::Size, program::ProgramKind, user_map::UserMap};
 
-/// The highest 16 bits of an address say what it points into.
+/// The highest 16 bits of an address say which region it points into.
 const CONTEXT: u64 = 1 << 48;
 const PACKET: u64 = 2 << 48;
 const STACK: u64 = 3 << 48;
@@ -15,7 +15,7 @@ pub(super) const STACK_BYTES: usize = 512;
 /// Words of `struct __sk_buff`.
 const FIELDS: usize = 48;
 
-/// Offsets in `struct __sk_buff` of what programs can read; what they can write too.
+/// Offsets in `struct __sk_buff` that programs can read, and those that they can also write.
 const SKB_READ: [u64; 6] = [0, 16, 36, 40, 132, 136];
 const SKB_WRITE: [u64; 7] = [8, 32, 48, 52, 56, 60, 64];
 const SKB_DATA: u64 = 76;
@@ -34,30 +34,30 @@ fn low32(value: u64) -> u32 {
     u32::try_from(value & 0xffff_ffff).unwrap_or(0)
 }
 
-fn wide(value: usize) -> u64 {
+fn to_u64(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }
 
 impl<'a> Memory<'a> {
     pub(super) fn new(
         kind: ProgramKind,
-        surroundings: &Surroundings,
+        run_context: &RunContext,
         packet: &'a mut PacketBuffer,
         maps: &'a mut [UserMap],
     ) -> Self {
         let mut fields = [0; FIELDS];
         let length = u32::try_from(packet.frame().len()).unwrap_or(u32::MAX);
         if kind == ProgramKind::Xdp {
-            fields[3] = surroundings.interface;
-            fields[4] = surroundings.queue;
+            fields[3] = run_context.interface;
+            fields[4] = run_context.queue;
         } else {
             fields[0] = length;
             let protocol = packet.frame().get(12..14).and_then(|bytes| bytes.try_into().ok());
             fields[4] = u32::from(protocol.map_or(0, u16::from_ne_bytes));
-            fields[9] = surroundings.interface;
-            fields[10] = surroundings.interface;
-            fields[33] = u32::from(surroundings.ports.0.to_be()) << 16;
-            fields[34] = u32::from(surroundings.ports.1);
+            fields[9] = run_context.interface;
+            fields[10] = run_context.interface;
+            fields[33] = u32::from(run_context.ports.0.to_be()) << 16;
+            fields[34] = u32::from(run_context.ports.1);
         }
         Self { kind, packet, maps, stack: [0; STACK_BYTES], fields }
     }
@@ -71,7 +71,7 @@ impl<'a> Memory<'a> {
     }
 
     pub(super) fn stack_end() -> u64 {
-        STACK + wide(STACK_BYTES)
+        STACK + to_u64(STACK_BYTES)
     }
 
     pub(super) fn map(index: u32) -> u64 {
@@ -86,10 +86,10 @@ impl<'a> Memory<'a> {
 
     /// The address of a value.
     pub(super) fn value(map: usize, slot: u32) -> u64 {
-        VALUE | wide(map) << 40 | u64::from(slot) << 20
+        VALUE | to_u64(map) << 40 | u64::from(slot) << 20
     }
 
-    /// The bytes at an address, if all of them are one thing's.
+    /// The bytes at an address, if all of them are in one region.
     fn place(&mut self, address: u64, length: usize) -> Option<&mut [u8]> {
         let at = |mask: u64| usize::try_from(address & mask).ok();
         let (whole, start): (&mut [u8], usize) = match address & REGION {
@@ -111,10 +111,10 @@ impl<'a> Memory<'a> {
         whole.get_mut(start..start.checked_add(length)?)
     }
 
-    /// What a program reads of its context.
+    /// Reads a field of the context.
     fn field(&self, offset: u64, size: Size) -> Option<u64> {
-        let start = PACKET + wide(self.packet.start);
-        let end = PACKET + wide(self.packet.end);
+        let start = PACKET + to_u64(self.packet.start);
+        let end = PACKET + to_u64(self.packet.end);
         let word = || self.fields.get(usize::try_from(offset / 4).ok()?).copied().map(u64::from);
         if size != Size::Word {
             return None;
@@ -137,7 +137,7 @@ impl<'a> Memory<'a> {
         Some(())
     }
 
-    /// Reads as many bytes as a load does.
+    /// Executes a load.
     pub(super) fn load(&mut self, at: usize, address: u64, size: Size) -> Result<u64, Fault> {
         let bytes = size.bytes();
         let fault = Fault::Memory { at, address, bytes, is_write: false };
@@ -149,7 +149,7 @@ impl<'a> Memory<'a> {
         Ok(read(place, size))
     }
 
-    /// Writes as many bytes as a store does.
+    /// Executes a store.
     pub(super) fn store(
         &mut self,
         at: usize,
@@ -176,7 +176,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Reads bytes that a helper was given.
+    /// Reads the bytes that a helper's argument points to.
     pub(super) fn bytes(
         &mut self,
         at: usize,
@@ -189,7 +189,7 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// As many bytes as `size` has, in the machine's order.
+/// Reads `size` bytes, in native order.
 fn read(place: &[u8], size: Size) -> u64 {
     match (size, place) {
         (Size::Byte, [a, ..]) => u64::from(*a),

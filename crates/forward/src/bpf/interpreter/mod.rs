@@ -1,4 +1,4 @@
-//! Runs programs in user space: no privilege, no kernel, and no way to reach anything but what it was given.
+//! Runs programs in user space: without privileges or the kernel, and confined to the memory that they are given.
 
 mod call;
 mod memory;
@@ -14,27 +14,27 @@ use super::{
     user_map::UserMap,
 };
 
-/// Instructions after which a run ends, if no other bound was given: as many as the kernel looks at.
+/// The default limit of instructions per run: as many as the kernel's verifier examines.
 pub const INSTRUCTIONS_MAX: u64 = 1_000_000;
 
-/// What a program can ask for, beside its packet and its maps.
+/// What a program can query, besides its packet and its maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Surroundings {
+pub struct RunContext {
     /// The interface's index.
     pub interface: u32,
-    /// The queue on which the packet came.
+    /// The queue on which the packet arrived.
     pub queue: u32,
     /// The number of the processor.
     pub processor: u32,
-    /// Time in nanoseconds, since any moment.
+    /// Time in nanoseconds, from an arbitrary origin.
     pub time_ns: u64,
-    /// Of programs of sockets: the peer's port and the own one.
+    /// For socket programs: the peer's port and the local one.
     pub ports: (u16, u16),
 }
 
-impl Surroundings {
-    /// Returns surroundings in which a packet came from this interface.
+impl RunContext {
+    /// Returns a context for a packet that arrived at this interface.
     #[must_use]
     pub fn on(interface: u32) -> Self {
         Self { interface, ..Self::default() }
@@ -53,19 +53,19 @@ impl Surroundings {
 pub enum Redirect {
     /// To an interface.
     Interface(u32),
-    /// To the entry of a map, of which the value is given: an interface or a socket.
+    /// To the entry of a map, whose value is given: an interface or a socket.
     Entry {
         /// The map's index in the program.
         map: u32,
-        /// The number that was put in.
+        /// The value that was stored.
         value: u32,
     },
-    /// Copies to all entries of a map, except the interface on which it came if so asked for.
-    Everywhere {
+    /// Copies to all entries of a map, except the ingress interface if so requested.
+    Broadcast {
         /// The map's index in the program.
         map: u32,
-        /// Not back.
-        but_ingress: bool,
+        /// Whether the ingress interface is excluded.
+        exclude_ingress: bool,
     },
 }
 
@@ -73,75 +73,75 @@ pub enum Redirect {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// What the program returned, as the kernel takes it.
+    /// The program's return value, as the kernel reads it.
     pub action: u32,
     /// Where the packet goes if the action is a redirection.
     pub redirect: Option<Redirect>,
-    /// To which interfaces copies went (at tcx).
+    /// The interfaces to which copies were sent (at tcx).
     pub clones: Vec<u32>,
-    /// How many instructions there were.
+    /// The number of instructions executed.
     pub instructions: u64,
 }
 
-/// Why a run was ended: the kernel would not have taken the program.
+/// Why a run was aborted: the kernel would have refused the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// An access beyond what is the program's.
-    #[error("word {at}: {} of {bytes} bytes at {address:#x}, where the program has nothing", if *is_write { "writing" } else { "reading" })]
+    /// An access outside the program's memory.
+    #[error("word {at}: {} of {bytes} bytes at {address:#x}, outside the memory of the program", if *is_write { "writing" } else { "reading" })]
     Memory {
-        /// Which word.
+        /// The index of its word.
         at: usize,
         /// The address.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u32,
-        /// It was a write.
+        /// Whether it was a write.
         is_write: bool,
     },
-    /// R10 was to be written.
+    /// An attempt to write R10.
     #[error("word {at}: r10 cannot be written")]
     FramePointer {
-        /// Which word.
+        /// The index of its word.
         at: usize,
     },
-    /// The program did not come to its end in time.
+    /// The program exceeded the instruction limit.
     #[error("no end after {limit} instructions")]
     Limit {
-        /// How many there may be.
+        /// The limit.
         limit: u64,
     },
-    /// A helper was called with what it does not take, or where there is none.
-    #[error("word {at}: this helper does not take that, or not in this kind of program")]
+    /// A helper was called with invalid arguments, or in a program whose kind does not have it.
+    #[error("word {at}: invalid arguments for this helper, or a kind of program that lacks it")]
     Helper {
-        /// Which word.
+        /// The index of its word.
         at: usize,
     },
 }
 
-/// A program that can be run.
+/// A program, ready to run.
 ///
 /// # Cost
-/// About 2 to 5 ns an instruction; the kernel's compiled programs take a tenth of it.
+/// About 2 to 5 ns per instruction; the kernel's compiled programs take a tenth of it.
 ///
 /// # Examples
 /// ```
 /// use vigie_forward::bpf::{
-///     Assembler, Interpreter, PacketBuffer, ProgramKind, Register::R0, Surroundings, XDP_DROP,
+///     Assembler, Interpreter, PacketBuffer, ProgramKind, Register::R0, RunContext, XDP_DROP,
 /// };
 ///
 /// let mut a = Assembler::new("all_drop", ProgramKind::Xdp);
 /// a.set(R0, XDP_DROP).exit();
 /// let interpreter = Interpreter::new(&a.finish()?);
 /// let mut packet = PacketBuffer::new(&[0; 60]);
-/// let outcome = interpreter.run(&Surroundings::on(1), &mut packet, &mut [])?;
+/// let outcome = interpreter.run(&RunContext::on(1), &mut packet, &mut [])?;
 /// assert_eq!(outcome.action, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Interpreter {
     kind: ProgramKind,
-    /// By word; the second word of a long instruction is an exit that no jump reaches.
+    /// Indexed by word; the second word of a long instruction is an exit that no jump reaches.
     words: Vec<Insn>,
     limit: u64,
 }
@@ -150,12 +150,12 @@ pub struct Interpreter {
 struct Run<'a> {
     registers: [u64; 11],
     memory: Memory<'a>,
-    surroundings: &'a Surroundings,
+    run_context: &'a RunContext,
     redirect: Option<Redirect>,
     clones: Vec<u32>,
 }
 
-/// What comes after an instruction.
+/// What follows an instruction.
 enum Next {
     Behind,
     Over(i16),
@@ -163,7 +163,7 @@ enum Next {
 }
 
 impl Interpreter {
-    /// Makes a program ready.
+    /// Prepares a program.
     #[must_use]
     pub fn new(program: &Program) -> Self {
         let mut words = Vec::with_capacity(program.insns().len());
@@ -176,32 +176,32 @@ impl Interpreter {
         Self { kind: program.kind(), words, limit: INSTRUCTIONS_MAX }
     }
 
-    /// Bounds the instructions of a run; [`INSTRUCTIONS_MAX`] by default.
+    /// Limits the instructions of a run; [`INSTRUCTIONS_MAX`] by default.
     #[must_use]
     pub const fn limit(mut self, instructions: u64) -> Self {
         self.limit = instructions;
         self
     }
 
-    /// Runs the program over a packet. `maps` are those of the program, in its order.
+    /// Runs the program on a packet. `maps` are the program's maps, in its order.
     ///
     /// # Errors
-    /// [`Fault`]: the program did what the kernel's verifier does not let it do. The packet is then as the program left
-    /// it, with all changes up to the fault.
+    /// [`Fault`] if the program does something that the kernel's verifier would not allow. The packet keeps all changes
+    /// made up to the fault.
     pub fn run(
         &self,
-        surroundings: &Surroundings,
+        run_context: &RunContext,
         packet: &mut PacketBuffer,
         maps: &mut [UserMap],
     ) -> Result<Outcome, Fault> {
         let mut registers = [0; 11];
         registers[1] = Memory::context();
         registers[10] = Memory::stack_end();
-        let memory = Memory::new(self.kind, surroundings, packet, maps);
-        let mut run = Run { registers, memory, surroundings, redirect: None, clones: Vec::new() };
+        let memory = Memory::new(self.kind, run_context, packet, maps);
+        let mut run = Run { registers, memory, run_context, redirect: None, clones: Vec::new() };
         let mut at = 0_usize;
         for count in 0..self.limit {
-            // Every jump leads to an instruction, and the last one is a jump or the end: `Program::new`.
+            // Every jump leads to an instruction, and the last one is a jump or an exit: `Program::new` checks it.
             let Some(insn) = self.words.get(at) else { break };
             match run.step(at, insn)? {
                 Next::Behind => at += insn.words(),

@@ -1,11 +1,11 @@
 //! The packet of a run.
 
-/// Room in front of a frame, as the kernel leaves it for XDP.
+/// Room before a frame, as the kernel leaves it for XDP.
 const HEADROOM: usize = 256;
 /// A frame is never shorter.
 const FRAME_MIN: usize = 14;
 
-/// A frame with room in front of it.
+/// A frame with room before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketBuffer {
     pub(super) bytes: Vec<u8>,
@@ -22,7 +22,7 @@ impl PacketBuffer {
         Self { end: bytes.len(), bytes, start: HEADROOM }
     }
 
-    /// Puts another frame in; its memory is used again.
+    /// Replaces the frame, reusing the memory.
     pub fn replace(&mut self, frame: &[u8]) {
         self.bytes.resize(HEADROOM, 0);
         self.bytes.extend_from_slice(frame);
@@ -36,7 +36,7 @@ impl PacketBuffer {
         &self.bytes[self.start..self.end]
     }
 
-    /// Moves the frame's beginning, back if `by` is positive. Returns whether there was room.
+    /// Moves the frame's start, forward if `by` is positive. Returns whether there was room.
     pub(super) fn adjust_head(&mut self, by: i64) -> bool {
         let start = i64::try_from(self.start).ok().and_then(|start| start.checked_add(by));
         let Some(start) = start.and_then(|start| usize::try_from(start).ok()) else {

@@ -1,12 +1,12 @@
-//! The engine: it alone touches the provider, and on the interface's path it does everything.
+//! The engine: it alone touches the provider; on the interface's path it does everything.
 //!
 //! ```text
 //!                    +--------------------- cut-through: each packet at once ----------------------+
 //!   port: packets ---+-- store-and-forward: held until the last, algorithm ------------------------+--> routes --> port
 //!   of each source   +-- host: copied out, handed over -> program: algorithm -> copied in ----------+
 //! ```
-//! Each source has one message in the middle at a time. What the next node has no room for stays in its route; a source whose
-//! packets have nowhere to go is not listened to, so that its credit runs out.
+//! Each source has at most one unfinished message. Packets that the next node has no room for stay in its route; a
+//! source whose packets cannot leave is not read, so that its credit runs out.
 
 use std::collections::BTreeMap;
 
@@ -15,94 +15,95 @@ use vigie_detect::clock::monotonic_now;
 use vigie_via::vi::{Address, Provider, Reason, ViId};
 
 use super::ForwarderReport;
-use super::route::{Out, Route};
+use super::route_queue::{Outbound, RouteQueue};
 use crate::messages::DISCRIMINATOR;
-use crate::messages::assembly::{Piece, Sequence};
+use crate::messages::algorithm::{Algorithm, Envelope, HEAD_BYTES, MessageVerdict};
 use crate::messages::error::MessagesError;
-use crate::messages::hand_over::{HandOver, Item};
-use crate::messages::idle::STOPPED_MAX;
-use crate::messages::packet::{Header, Kind, Role};
-use crate::messages::port::{Arrival, Port, PortEvent};
-use crate::messages::settings::Settings;
-use crate::messages::work::{Envelope, Fate, HEAD_BYTES, Work};
+use crate::messages::node::{NodeMachine, StepResult};
+use crate::messages::packet::{PacketHeader, PacketKind, Role};
+use crate::messages::port::{Arrival, NodePort, PortEvent};
+use crate::messages::program_channel::{ProgramChannel, ProgramMessage};
+use crate::messages::reassembly::{FragmentPosition, Reassembly};
+use crate::messages::settings::NodeSettings;
+use crate::messages::wait_budget::{STOPPED_MAX, WaitBudget};
 use crate::model::Sees;
 
-/// How many packets of one source are taken before it is the next one's turn.
+/// The maximum number of packets taken from one source before it is the next one's turn.
 const PACKETS_PER_TURN: usize = 32;
 
 /// Where the algorithm runs, and how.
-pub(in crate::messages) enum Way {
-    Nic { work: Box<dyn Work>, is_cut: bool },
-    Host(HandOver),
+pub(in crate::messages) enum Execution {
+    Nic { algorithm: Box<dyn Algorithm>, is_cut: bool },
+    Host(ProgramChannel),
 }
 
-/// What becomes of the rest of a message whose beginning was looked at.
+/// The fate of the rest of a message after its first packet was processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rest {
-    /// It goes on under this tag.
+enum Remainder {
+    /// It is forwarded under this tag.
     Goes(u32),
     /// Its packets are released.
     Dropped,
 }
 
 /// A source.
-struct Origin {
+struct SourceState {
     number: u32,
-    sequence: Sequence,
-    /// By cut-through, or of a message that goes nowhere.
-    rest: Rest,
+    reassembly: Reassembly,
+    /// For cut-through, and for a message without a destination.
+    rest: Remainder,
     /// Store-and-forward: packets that wait for the last one.
     held: Vec<Arrival>,
-    /// Host: the message so far.
+    /// Host: the bytes received so far.
     bytes: Vec<u8>,
-    /// Host: what the program had no room for.
-    stalled: Option<Item>,
-    /// It has gone: what it had sent before is taken first.
+    /// Host: a message that the program had no room for.
+    stalled: Option<ProgramMessage>,
+    /// It has disconnected; the packets it had sent are processed first.
     is_over: bool,
 }
 
 /// The engine of a forwarder.
-pub(in crate::messages) struct Engine<P: Provider> {
-    port: Port<P>,
-    way: Way,
+pub(in crate::messages) struct ForwarderEngine<P: Provider> {
+    port: NodePort<P>,
+    execution: Execution,
     longest: u32,
-    patience_until: Instant,
-    settings: Settings,
+    connect_deadline: Instant,
+    settings: NodeSettings,
     is_listening: bool,
-    routes: BTreeMap<u32, Route>,
-    origins: BTreeMap<ViId, Origin>,
+    routes: BTreeMap<u32, RouteQueue>,
+    sources: BTreeMap<ViId, SourceState>,
     next_number: u32,
-    /// Its sources have gone, and it was to end with them.
+    /// Its sources have gone, and it was set to end with them.
     is_over: bool,
-    /// Where the algorithm's bytes are while it sees them, on the interface.
+    /// The buffer in which the algorithm sees a message's bytes, on the interface.
     scratch: Vec<u8>,
     report: ForwarderReport,
 }
 
-impl<P: Provider> Engine<P> {
+impl<P: Provider> ForwarderEngine<P> {
     pub(in crate::messages) fn new(
         nic: P,
-        settings: &Settings,
-        way: Way,
+        settings: &NodeSettings,
+        execution: Execution,
     ) -> Result<Self, MessagesError> {
-        // What is stored in the interface must fit there.
-        let longest = match way {
-            Way::Nic { is_cut: false, .. } => settings.half_bytes(),
+        // A stored message must fit into the interface.
+        let longest = match execution {
+            Execution::Nic { is_cut: false, .. } => settings.half_bytes(),
             _ => settings.longest(),
         };
         let accepts = &[Role::Source, Role::Sink];
         let config = settings.port(Role::Forwarder, accepts, longest)?;
-        let port = Port::new(nic, settings.clock.clone(), config)?;
-        let patience_until = port.now() + settings.patience + STOPPED_MAX;
+        let port = NodePort::new(nic, settings.clock.clone(), config)?;
+        let connect_deadline = port.now() + settings.timeout + STOPPED_MAX;
         Ok(Self {
             port,
-            way,
+            execution,
             longest,
-            patience_until,
+            connect_deadline,
             settings: settings.clone(),
             is_listening: false,
             routes: BTreeMap::new(),
-            origins: BTreeMap::new(),
+            sources: BTreeMap::new(),
             next_number: 1,
             is_over: false,
             scratch: Vec::new(),
@@ -118,8 +119,21 @@ impl<P: Provider> Engine<P> {
         self.settings.clock.now()
     }
 
-    pub(in crate::messages) const fn port(&mut self) -> &mut Port<P> {
-        &mut self.port
+    /// Returns the steps until it accepts sources: until it is connected to all sinks.
+    pub(in crate::messages) fn connect_steps(
+        &self,
+    ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<()> + use<P> {
+        let mut budget = WaitBudget::new(self.settings.timeout, self.now());
+        move |engine, until| {
+            if engine.is_listening {
+                return Ok(Some(()));
+            }
+            if budget.is_exhausted(engine.now()) {
+                return Err(MessagesError::Refused(Reason::TimedOut));
+            }
+            *until = Some(budget.next_check());
+            Ok(None)
+        }
     }
 
     pub(in crate::messages) const fn is_over(&self) -> bool {
@@ -127,165 +141,173 @@ impl<P: Provider> Engine<P> {
     }
 
     pub(in crate::messages) fn report(&self) -> ForwarderReport {
-        let hand_over = match &self.way {
-            Way::Nic { .. } => Default::default(),
-            Way::Host(host) => host.times,
+        let channel = match &self.execution {
+            Execution::Nic { .. } => Default::default(),
+            Execution::Host(host) => host.times,
         };
-        ForwarderReport { hand_over, ..self.report }
+        ForwarderReport { channel, ..self.report }
     }
 
-    /// Begins to connect with the sinks.
+    /// Starts connecting to the sinks.
     pub(in crate::messages) fn connect(
         &mut self,
         routes: &[(u32, Address)],
     ) -> Result<(), MessagesError> {
         for (destination, address) in routes {
-            let hop = self.port.connect(address, DISCRIMINATOR, self.patience_until)?;
-            self.routes.insert(*destination, Route::new(hop));
+            let connection = self.port.connect(address, DISCRIMINATOR, self.connect_deadline)?;
+            self.routes.insert(*destination, RouteQueue::new(connection));
         }
         Ok(())
     }
 
-    /// Goes on connecting; then it listens for sources. Returns whether it does.
+    /// Continues connecting; once done, listens for sources. Returns whether it does.
     pub(in crate::messages) fn is_ready(&mut self) -> Result<bool, MessagesError> {
-        self.port.turn()?;
+        self.port.tick()?;
         while let Some(event) = self.port.event() {
             match event {
                 PortEvent::Opened(vi, greeting) => {
                     if greeting.role != Role::Sink {
-                        return Err(MessagesError::Mismatch("the next node is no sink"));
+                        return Err(MessagesError::Mismatch("the next node is not a sink"));
                     }
                     self.longest = self.longest.min(greeting.message_bytes_max);
                     self.routes
                         .values_mut()
-                        .filter(|route| route.hop == vi)
+                        .filter(|route| route.connection == vi)
                         .for_each(|route| route.is_open = true);
                 }
                 PortEvent::Closed(_, Reason::Mismatch(what)) => {
                     return Err(MessagesError::Mismatch(what));
                 }
                 PortEvent::Closed(_, reason) => return Err(MessagesError::Refused(reason)),
-                PortEvent::Told(..) => {}
+                PortEvent::Control(..) => {}
             }
         }
+
         if !self.is_listening && self.routes.values().all(|route| route.is_open) {
             self.port.limit_messages(self.longest);
             self.port.listen(DISCRIMINATOR)?;
             self.is_listening = true;
         }
+
         Ok(self.is_listening)
     }
 
-    /// Does what there is to do, without waiting. Returns whether anything was done.
-    pub(in crate::messages) fn turn(&mut self) -> Result<bool, MessagesError> {
-        let mut has_worked = self.port.turn()?;
+    /// Takes packets that have arrived, and sends those that can leave. Returns whether anything was done.
+    fn forward(&mut self) -> Result<bool, MessagesError> {
+        let mut has_worked = self.port.tick()?;
         while let Some(event) = self.port.event() {
             has_worked = true;
             match event {
-                PortEvent::Opened(vi, _) => self.came(vi),
-                PortEvent::Closed(vi, _) => match self.origins.get_mut(&vi) {
-                    Some(origin) => origin.is_over = true,
+                PortEvent::Opened(vi, _) => self.add_source(vi),
+                PortEvent::Closed(vi, _) => match self.sources.get_mut(&vi) {
+                    Some(source) => source.is_over = true,
                     None => {
                         self.port.forget(vi);
-                        self.went(vi);
+                        self.remove_peer(vi);
                     }
                 },
-                PortEvent::Told(vi, header) => {
-                    if let Err(what) = self.relay(vi, header) {
+                PortEvent::Control(vi, header) => {
+                    if let Err(what) = self.relay_control(vi, header) {
                         self.port.close(vi, Reason::PeerFault(what));
                     }
                 }
             }
         }
+
         has_worked |= self.take_from_program()?;
-        let sources: Vec<ViId> = self.origins.keys().copied().collect();
+        let sources: Vec<ViId> = self.sources.keys().copied().collect();
         for vi in sources {
-            has_worked |= self.listen_to(vi)?;
+            has_worked |= self.poll_source(vi)?;
         }
+
         Ok(self.pump()? || has_worked)
     }
 
-    // ------------------------------------------------------------------ who comes and goes
+    // ------------------------------------------------------------------ connections
 
-    fn came(&mut self, vi: ViId) {
+    fn add_source(&mut self, vi: ViId) {
         let number = self.next_number;
         self.next_number = self.next_number.wrapping_add(1).max(1);
-        let sequence = Sequence::default();
+        let reassembly = Reassembly::default();
         let (held, bytes) = (Vec::new(), Vec::new());
-        let rest = Rest::Dropped;
+        let rest = Remainder::Dropped;
         let (stalled, is_over) = (None, false);
-        let origin = Origin { number, sequence, rest, held, bytes, stalled, is_over };
-        self.origins.insert(vi, origin);
+        let source = SourceState { number, reassembly, rest, held, bytes, stalled, is_over };
+        self.sources.insert(vi, source);
     }
 
-    fn went(&mut self, vi: ViId) {
-        if let Some(origin) = self.origins.remove(&vi) {
-            for arrival in origin.held {
+    fn remove_peer(&mut self, vi: ViId) {
+        if let Some(source) = self.sources.remove(&vi) {
+            for arrival in source.held {
                 self.port.release(arrival);
             }
-            self.report.lost += u64::from(origin.sequence.is_open());
-            // Behind what it has sent completely: that goes on.
-            let mark = |destination| Header::new(Kind::Abort, destination, origin.number);
+            self.report.lost += u64::from(source.reassembly.is_open());
+            // Queued after its complete messages: those are still forwarded.
+            let mark =
+                |destination| PacketHeader::new(PacketKind::Abort, destination, source.number);
             let destinations: Vec<u32> = self.routes.keys().copied().collect();
             for destination in destinations {
-                self.leave(destination, Item::new(mark(destination), Vec::new()));
+                self.enqueue(destination, ProgramMessage::new(mark(destination), Vec::new()));
             }
-            self.is_over = self.settings.ends_with_sources && self.origins.is_empty();
+            self.is_over = self.settings.ends_with_sources && self.sources.is_empty();
             return;
         }
-        let lost = self.routes.iter_mut().filter(|(_, route)| route.hop == vi);
+        let lost = self.routes.iter_mut().filter(|(_, route)| route.connection == vi);
         for (destination, route) in lost {
             route.is_gone = true;
             for out in route.out.drain(..) {
                 match out {
-                    Out::Passing(_, arrival) => self.port.release(arrival),
-                    Out::Message(..) => {
+                    Outbound::Passing(_, arrival) => self.port.release(arrival),
+                    Outbound::Message(..) => {
                         self.report.lost += 1;
-                        if let Way::Host(host) = &mut self.way {
-                            host.inside = host.inside.saturating_sub(1);
+                        if let Execution::Host(host) = &mut self.execution {
+                            host.in_flight = host.in_flight.saturating_sub(1);
                         }
                     }
-                    Out::Mark(_) => {}
+                    Outbound::Mark(_) => {}
                 }
             }
-            for (origin, Origin { number, .. }) in &self.origins {
-                self.port.tell(*origin, Header::new(Kind::Gone, *destination, *number));
+            for (source, SourceState { number, .. }) in &self.sources {
+                self.port.send_control(
+                    *source,
+                    PacketHeader::new(PacketKind::Gone, *destination, *number),
+                );
             }
         }
     }
 
-    /// Passes word of a sink on to the source that it is about.
-    fn relay(&mut self, vi: ViId, header: Header) -> Result<(), &'static str> {
-        let route = self.routes.get(&header.destination).filter(|route| route.hop == vi);
-        if route.is_none() || !matches!(header.kind, Kind::Delivered | Kind::Finished) {
+    /// Relays a sink's control packet to the source that it concerns.
+    fn relay_control(&mut self, vi: ViId, header: PacketHeader) -> Result<(), &'static str> {
+        let route = self.routes.get(&header.destination).filter(|route| route.connection == vi);
+        if route.is_none() || !matches!(header.kind, PacketKind::Delivered | PacketKind::Finished) {
             return Err("a packet that is not for a forwarder");
         }
-        let is_meant = |(_, origin): &(&ViId, &Origin)| origin.number == header.source;
-        // A source that has gone needs no word.
-        if let Some((origin, _)) = self.origins.iter().find(is_meant) {
-            self.port.tell(*origin, header);
+        let is_meant = |(_, source): &(&ViId, &SourceState)| source.number == header.source;
+        // A source that has gone needs no notice.
+        if let Some((source, _)) = self.sources.iter().find(is_meant) {
+            self.port.send_control(*source, header);
         }
         Ok(())
     }
 
     // ------------------------------------------------------------------ packets of sources
 
-    fn listen_to(&mut self, vi: ViId) -> Result<bool, MessagesError> {
+    fn poll_source(&mut self, vi: ViId) -> Result<bool, MessagesError> {
         let mut has_worked = false;
         for _ in 0..PACKETS_PER_TURN {
-            let Some(origin) = self.origins.get_mut(&vi) else { break };
-            if let Some(item) = origin.stalled.take() {
+            let Some(source) = self.sources.get_mut(&vi) else { break };
+            if let Some(item) = source.stalled.take() {
                 self.give(vi, item)?;
-                if self.origins.get(&vi).is_some_and(|origin| origin.stalled.is_some()) {
+                if self.sources.get(&vi).is_some_and(|source| source.stalled.is_some()) {
                     break;
                 }
                 has_worked = true;
                 continue;
             }
-            let is_over = origin.is_over;
+            let is_over = source.is_over;
             let Some(arrival) = self.port.arrival(vi) else {
                 if is_over {
-                    self.went(vi);
+                    self.remove_peer(vi);
                     has_worked = true;
                 }
                 break;
@@ -298,24 +320,25 @@ impl<P: Provider> Engine<P> {
         Ok(has_worked)
     }
 
-    /// Takes a packet. The inner error tells what the peer did wrong.
+    /// Handles a packet. The inner error says what the peer did wrong.
     fn arrived(
         &mut self,
         vi: ViId,
         arrival: Arrival,
     ) -> Result<Result<(), &'static str>, MessagesError> {
-        let Some(origin) = self.origins.get_mut(&vi) else {
+        let Some(source) = self.sources.get_mut(&vi) else {
             self.port.release(arrival);
             return Ok(Ok(()));
         };
+
         let mut header = arrival.header;
-        header.source = origin.number;
-        let piece = match header.kind {
-            Kind::Finish if !origin.sequence.is_open() => None,
-            Kind::Data => {
+        header.source = source.number;
+        let fragment = match header.kind {
+            PacketKind::Finish if !source.reassembly.is_open() => None,
+            PacketKind::Data => {
                 let payload_max = self.port.payload_bytes();
-                match origin.sequence.take(&header, payload_max, self.longest) {
-                    Ok(piece) => Some(piece),
+                match source.reassembly.take(&header, payload_max, self.longest) {
+                    Ok(fragment) => Some(fragment),
                     Err(what) => {
                         self.port.release(arrival);
                         return Ok(Err(what));
@@ -327,45 +350,60 @@ impl<P: Provider> Engine<P> {
                 return Ok(Err("a packet that is not for a forwarder"));
             }
         };
+
         let is_open = self.routes.get(&header.destination).is_some_and(|route| !route.is_gone);
         if !is_open {
-            self.lose(vi, header, arrival, piece);
+            self.lose(vi, header, arrival, fragment);
             return Ok(Ok(()));
         }
-        let Some(piece) = piece else {
+
+        let Some(fragment) = fragment else {
             self.port.release(arrival);
             self.give_mark(vi, header)?;
             return Ok(Ok(()));
         };
-        match &self.way {
-            Way::Nic { is_cut: true, .. } => self.cut_through(vi, header, arrival, piece)?,
-            Way::Nic { .. } => self.store(vi, header, arrival, piece)?,
-            Way::Host(_) => self.copy_out(vi, header, arrival, piece)?,
+
+        match &self.execution {
+            Execution::Nic { is_cut: true, .. } => {
+                self.cut_through(vi, header, arrival, fragment)?
+            }
+            Execution::Nic { .. } => self.store(vi, header, arrival, fragment)?,
+            Execution::Host(_) => self.copy_out(vi, header, arrival, fragment)?,
         }
+
         Ok(Ok(()))
     }
 
-    /// Loses a packet for a destination that there is not, and tells the source once for each message.
-    fn lose(&mut self, vi: ViId, header: Header, arrival: Arrival, piece: Option<Piece>) {
-        let Some(origin) = self.origins.get_mut(&vi) else { return };
-        origin.bytes = Vec::new();
-        for held in origin.held.drain(..) {
+    /// Discards a packet for an unknown destination, and tells the source once per message.
+    fn lose(
+        &mut self,
+        vi: ViId,
+        header: PacketHeader,
+        arrival: Arrival,
+        fragment: Option<FragmentPosition>,
+    ) {
+        let Some(source) = self.sources.get_mut(&vi) else { return };
+        source.bytes = Vec::new();
+        for held in source.held.drain(..) {
             self.port.release(held);
         }
         self.port.release(arrival);
-        if piece.is_none_or(|piece| piece.is_last) {
-            self.report.lost += u64::from(piece.is_some());
-            self.port.tell(vi, Header::new(Kind::Gone, header.destination, header.source));
+        if fragment.is_none_or(|fragment| fragment.is_last) {
+            self.report.lost += u64::from(fragment.is_some());
+            self.port.send_control(
+                vi,
+                PacketHeader::new(PacketKind::Gone, header.destination, header.source),
+            );
         }
     }
 
-    /// A packet of ours that takes its turn among the messages.
-    fn give_mark(&mut self, vi: ViId, header: Header) -> Result<(), MessagesError> {
-        let item = Item::new(header, Vec::new());
-        match &self.way {
-            Way::Host(_) => self.give(vi, item),
-            Way::Nic { .. } => {
-                self.leave(header.destination, item);
+    /// Queues a control packet in order among the messages.
+    fn give_mark(&mut self, vi: ViId, header: PacketHeader) -> Result<(), MessagesError> {
+        let item = ProgramMessage::new(header, Vec::new());
+        match &self.execution {
+            Execution::Host(_) => self.give(vi, item),
+            Execution::Nic { .. } => {
+                self.enqueue(header.destination, item);
                 Ok(())
             }
         }
@@ -373,14 +411,22 @@ impl<P: Provider> Engine<P> {
 
     // ------------------------------------------------------------------ on the interface
 
-    /// Runs the algorithm on a message whose packets from the first on are `arrivals`.
-    fn run(&mut self, header: &Header, arrivals: &[Arrival]) -> Result<Rest, MessagesError> {
-        let Way::Nic { work, .. } = &mut self.way else { return Ok(Rest::Dropped) };
-        let seen = match work.sees() {
+    /// Runs the algorithm on a message whose first packets are `arrivals`.
+    fn run(
+        &mut self,
+        header: &PacketHeader,
+        arrivals: &[Arrival],
+    ) -> Result<Remainder, MessagesError> {
+        let Execution::Nic { algorithm, .. } = &mut self.execution else {
+            return Ok(Remainder::Dropped);
+        };
+
+        let seen = match algorithm.sees() {
             Sees::Nothing => 0,
             Sees::Header => HEAD_BYTES,
             Sees::Everything => usize::MAX,
         };
+
         let begun = monotonic_now();
         self.scratch.clear();
         for arrival in arrivals {
@@ -390,179 +436,181 @@ impl<P: Provider> Engine<P> {
             }
             self.port.read_onto(arrival, room, &mut self.scratch)?;
         }
-        let Header { source, destination, tag, length, .. } = *header;
+
+        let PacketHeader { source, destination, tag, length, .. } = *header;
         let mut envelope = Envelope { source, destination, tag, length };
-        let fate = work.run(&mut envelope, &mut self.scratch);
-        if fate == Fate::Forward {
+        let verdict = algorithm.run(&mut envelope, &mut self.scratch);
+        if verdict == MessageVerdict::Forward {
             let mut rest = &self.scratch[..];
             for arrival in arrivals {
                 let count = usize::try_from(arrival.payload).unwrap_or(0).min(rest.len());
-                let (piece, others) = rest.split_at(count);
-                self.port.write(arrival, piece)?;
+                let (fragment, others) = rest.split_at(count);
+                self.port.write(arrival, fragment)?;
                 rest = others;
             }
         }
+
         self.report.nic_runs += 1;
         self.report.nic_algorithm += monotonic_now() - begun;
-        match fate {
-            Fate::Forward => {
+        match verdict {
+            MessageVerdict::Forward => {
                 self.report.forwarded += 1;
                 self.report.bytes += u64::from(length);
-                Ok(Rest::Goes(envelope.tag))
+                Ok(Remainder::Goes(envelope.tag))
             }
-            Fate::Drop => {
+            MessageVerdict::Drop => {
                 self.report.dropped += 1;
-                Ok(Rest::Dropped)
+                Ok(Remainder::Dropped)
             }
         }
     }
 
-    /// Sends each packet on as it comes.
+    /// Sends each packet on as it arrives.
     fn cut_through(
         &mut self,
         vi: ViId,
-        mut header: Header,
+        mut header: PacketHeader,
         arrival: Arrival,
-        piece: Piece,
+        fragment: FragmentPosition,
     ) -> Result<(), MessagesError> {
-        if piece.is_first {
+        if fragment.is_first {
             let rest = self.run(&header, std::slice::from_ref(&arrival))?;
-            if let Some(origin) = self.origins.get_mut(&vi) {
-                origin.rest = rest;
+            if let Some(source) = self.sources.get_mut(&vi) {
+                source.rest = rest;
             }
-            if rest == Rest::Dropped {
-                self.leave_mark(header, Kind::Dropped);
+            if rest == Remainder::Dropped {
+                self.enqueue_marker(header, PacketKind::Dropped);
             }
         }
-        match self.origins.get(&vi).map(|origin| origin.rest) {
-            Some(Rest::Goes(tag)) => {
+        match self.sources.get(&vi).map(|source| source.rest) {
+            Some(Remainder::Goes(tag)) => {
                 header.tag = tag;
-                self.depart(header.destination, Out::Passing(header, arrival));
+                self.enqueue_outbound(header.destination, Outbound::Passing(header, arrival));
             }
             _ => self.port.release(arrival),
         }
         Ok(())
     }
 
-    /// Holds packets until the last one, and sends all on then.
+    /// Holds packets until the last one, and then sends all.
     fn store(
         &mut self,
         vi: ViId,
-        header: Header,
+        header: PacketHeader,
         arrival: Arrival,
-        piece: Piece,
+        fragment: FragmentPosition,
     ) -> Result<(), MessagesError> {
-        let Some(origin) = self.origins.get_mut(&vi) else { return Ok(()) };
-        origin.held.push(arrival);
-        if !piece.is_last {
+        let Some(source) = self.sources.get_mut(&vi) else { return Ok(()) };
+        source.held.push(arrival);
+        if !fragment.is_last {
             return Ok(());
         }
-        let held = std::mem::take(&mut origin.held);
+        let held = std::mem::take(&mut source.held);
         match self.run(&header, &held)? {
-            Rest::Goes(tag) => {
+            Remainder::Goes(tag) => {
                 for arrival in held {
                     let mut header = arrival.header;
                     (header.source, header.tag) = (self.number(vi), tag);
-                    self.depart(header.destination, Out::Passing(header, arrival));
+                    self.enqueue_outbound(header.destination, Outbound::Passing(header, arrival));
                 }
             }
-            Rest::Dropped => {
+            Remainder::Dropped => {
                 held.into_iter().for_each(|arrival| self.port.release(arrival));
-                self.leave_mark(header, Kind::Dropped);
+                self.enqueue_marker(header, PacketKind::Dropped);
             }
         }
         Ok(())
     }
 
     fn number(&self, vi: ViId) -> u32 {
-        self.origins.get(&vi).map_or(0, |origin| origin.number)
+        self.sources.get(&vi).map_or(0, |source| source.number)
     }
 
     // ------------------------------------------------------------------ by the host
 
-    /// Copies a packet into the program's memory, and hands the message over when it is there.
+    /// Copies a packet into the program's memory, and hands over the message when it is complete.
     fn copy_out(
         &mut self,
         vi: ViId,
-        header: Header,
+        header: PacketHeader,
         arrival: Arrival,
-        piece: Piece,
+        fragment: FragmentPosition,
     ) -> Result<(), MessagesError> {
-        let Some(origin) = self.origins.get_mut(&vi) else { return Ok(()) };
-        let Way::Host(host) = &mut self.way else { return Ok(()) };
+        let Some(source) = self.sources.get_mut(&vi) else { return Ok(()) };
+        let Execution::Host(host) = &mut self.execution else { return Ok(()) };
         let begun = monotonic_now();
-        if piece.is_first {
+        if fragment.is_first {
             let length = usize::try_from(header.length).unwrap_or(0);
-            origin.bytes = Vec::with_capacity(length);
+            source.bytes = Vec::with_capacity(length);
         }
-        self.port.read_onto(&arrival, usize::MAX, &mut origin.bytes)?;
+        self.port.read_onto(&arrival, usize::MAX, &mut source.bytes)?;
         self.port.release(arrival);
         host.times.packets += 1;
         host.times.copying += monotonic_now() - begun;
-        if !piece.is_last {
+        if !fragment.is_last {
             return Ok(());
         }
-        let bytes = std::mem::take(&mut origin.bytes);
+        let bytes = std::mem::take(&mut source.bytes);
         let mut header = header;
         header.offset = 0;
-        self.give(vi, Item::new(header, bytes))
+        self.give(vi, ProgramMessage::new(header, bytes))
     }
 
-    fn give(&mut self, vi: ViId, item: Item) -> Result<(), MessagesError> {
-        let Way::Host(host) = &mut self.way else { return Ok(()) };
+    fn give(&mut self, vi: ViId, item: ProgramMessage) -> Result<(), MessagesError> {
+        let Execution::Host(host) = &mut self.execution else { return Ok(()) };
         let refused = host.give(item)?;
-        if let Some(origin) = self.origins.get_mut(&vi) {
-            origin.stalled = refused;
+        if let Some(source) = self.sources.get_mut(&vi) {
+            source.stalled = refused;
         }
         Ok(())
     }
 
     fn take_from_program(&mut self) -> Result<bool, MessagesError> {
         let mut has_worked = false;
-        while let Way::Host(host) = &mut self.way {
+        while let Execution::Host(host) = &mut self.execution {
             let Some(item) = host.take()? else { break };
             has_worked = true;
             match item.header.kind {
-                Kind::Data => {
+                PacketKind::Data => {
                     self.report.forwarded += 1;
                     self.report.bytes += u64::from(item.header.length);
                 }
-                Kind::Dropped => self.report.dropped += 1,
+                PacketKind::Dropped => self.report.dropped += 1,
                 _ => {}
             }
-            if item.header.kind != Kind::Data {
-                host.inside = host.inside.saturating_sub(1);
+            if item.header.kind != PacketKind::Data {
+                host.in_flight = host.in_flight.saturating_sub(1);
             }
-            self.leave(item.header.destination, item);
+            self.enqueue(item.header.destination, item);
         }
         Ok(has_worked)
     }
 
-    // ------------------------------------------------------------------ what leaves
+    // ------------------------------------------------------------------ sending
 
-    fn leave_mark(&mut self, header: Header, kind: Kind) {
-        let header = Header { kind, length: 0, offset: 0, ..header };
-        self.leave(header.destination, Item::new(header, Vec::new()));
+    fn enqueue_marker(&mut self, header: PacketHeader, kind: PacketKind) {
+        let header = PacketHeader { kind, length: 0, offset: 0, ..header };
+        self.enqueue(header.destination, ProgramMessage::new(header, Vec::new()));
     }
 
-    fn leave(&mut self, destination: u32, item: Item) {
-        let Item { header, bytes, .. } = item;
+    fn enqueue(&mut self, destination: u32, item: ProgramMessage) {
+        let ProgramMessage { header, bytes, .. } = item;
         let out = match header.kind {
-            Kind::Data => Out::Message(header, bytes),
-            _ => Out::Mark(header),
+            PacketKind::Data => Outbound::Message(header, bytes),
+            _ => Outbound::Mark(header),
         };
-        self.depart(destination, out);
+        self.enqueue_outbound(destination, out);
     }
 
-    fn depart(&mut self, destination: u32, out: Out) {
+    fn enqueue_outbound(&mut self, destination: u32, out: Outbound) {
         match self.routes.get_mut(&destination) {
             Some(route) if !route.is_gone => route.out.push_back(out),
             _ => {
-                self.report.lost += u64::from(matches!(out, Out::Message(..)));
-                match (out, &mut self.way) {
-                    (Out::Passing(_, arrival), _) => self.port.release(arrival),
-                    (Out::Message(..), Way::Host(host)) => {
-                        host.inside = host.inside.saturating_sub(1);
+                self.report.lost += u64::from(matches!(out, Outbound::Message(..)));
+                match (out, &mut self.execution) {
+                    (Outbound::Passing(_, arrival), _) => self.port.release(arrival),
+                    (Outbound::Message(..), Execution::Host(host)) => {
+                        host.in_flight = host.in_flight.saturating_sub(1);
                     }
                     _ => {}
                 }
@@ -579,12 +627,33 @@ impl<P: Provider> Engine<P> {
             let begun = monotonic_now();
             let departed = route.pump(&mut self.port)?;
             has_worked |= departed.packets > 0;
-            if let Way::Host(host) = &mut self.way {
-                host.inside = host.inside.saturating_sub(departed.messages);
+            if let Execution::Host(host) = &mut self.execution {
+                host.in_flight = host.in_flight.saturating_sub(departed.messages);
                 host.times.packets += departed.packets;
                 host.times.copying += monotonic_now() - begun;
             }
         }
         Ok(has_worked)
+    }
+}
+
+impl<P: Provider> NodeMachine for ForwarderEngine<P> {
+    type Nic = P;
+
+    fn port(&self) -> &NodePort<P> {
+        &self.port
+    }
+
+    fn port_mut(&mut self) -> &mut NodePort<P> {
+        &mut self.port
+    }
+
+    fn tick(&mut self) -> Result<bool, MessagesError> {
+        if self.is_listening { self.forward() } else { self.is_ready() }
+    }
+
+    /// Its user waits for its start and its end only.
+    fn has_updates(&self) -> bool {
+        !self.is_listening || self.is_over
     }
 }

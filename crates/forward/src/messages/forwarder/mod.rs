@@ -1,51 +1,53 @@
 //! The forwarder: the node in the middle.
 
 mod engine;
-mod route;
+mod route_queue;
 
 use std::fmt;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use vigie_detect::Server;
 use vigie_detect::clock::{monotonic_now, thread_cpu_time};
-use vigie_via::vi::{Address, Provider, Reason};
+use vigie_via::vi::{Address, Provider};
 
-pub(super) use self::engine::Engine;
+pub(super) use self::engine::ForwarderEngine;
+use super::algorithm::Algorithm;
 use super::error::MessagesError;
-use super::hand_over::{HandOverTimes, hand_over, mean};
-use super::idle::{Bell, Patience, Rest, sharpen};
-use super::settings::Settings;
-use super::work::Work;
+use super::node::BlockingNode;
+use super::program_channel::{ChannelTimes, mean, program_channel};
+use super::settings::NodeSettings;
 use crate::model::{Mode, Path, Placement};
 
-/// How many messages the program has at most, or has given back and the links have not taken yet.
+/// The maximum number of messages in the program, or returned by it and not yet sent.
 const HOST_MESSAGES_MAX: usize = 64;
 
-/// What a forwarder has done.
+/// The statistics of a forwarder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ForwarderReport {
-    /// Messages that went on, whole.
+    /// Messages forwarded completely.
     pub forwarded: u64,
     /// Their bytes.
     pub bytes: u64,
     /// Messages that the algorithm dropped.
     pub dropped: u64,
-    /// Messages for destinations that there are not, or not any more, and such whose source ended before they did.
+    /// Messages for unknown or disconnected destinations, and those whose source ended before they were complete.
     pub lost: u64,
     /// How long the engine ran.
     pub elapsed: Duration,
-    /// Processor time of the engine's thread: the paper's network processor.
+    /// Processor time of the engine's thread, the paper's network processor.
     pub engine_cpu: Duration,
-    /// Processor time of the program's thread: what forwarding takes from the host.
+    /// Processor time of the program's thread: the cost of forwarding to the host.
     pub program_cpu: Duration,
-    /// Runs of the algorithm in the engine, and their time.
+    /// Runs of the algorithm in the engine.
     pub nic_runs: u64,
-    /// See [`nic_runs`](Self::nic_runs).
+    /// The total time of those runs.
     pub nic_algorithm: Duration,
-    /// What hand-overs to the program took.
-    pub hand_over: HandOverTimes,
+    /// The cost of hand-overs to the program.
+    pub channel: ChannelTimes,
 }
 
 impl ForwarderReport {
@@ -56,103 +58,89 @@ impl ForwarderReport {
     }
 }
 
-/// A forwarder that runs: an engine on a thread of its own, which alone touches the provider, and a program on another
+/// A running forwarder: an engine on its own thread, which alone touches the provider, and a program on another thread
 /// if the algorithm runs on the host.
 pub struct Forwarder {
     address: Address,
-    stop: Sender<()>,
-    bell: Bell,
+    is_stopped: Arc<AtomicBool>,
+    server: Server,
     engine: JoinHandle<Result<ForwarderReport, MessagesError>>,
     program: Option<JoinHandle<Duration>>,
 }
 
 impl Forwarder {
-    /// Connects with the sinks, and begins to forward on `path`: on [`Path::NIC`] and [`Path::NIC_CUT_THROUGH`] the
-    /// algorithm runs in the engine, and messages never come to the program; on [`Path::HOST`] it runs in
-    /// the program. `routes`: which destination is where.
+    /// Connects to the sinks, and starts forwarding on `path`: on [`Path::NIC`] and [`Path::NIC_CUT_THROUGH`] the
+    /// algorithm runs in the engine, and messages never reach the program; on [`Path::HOST`] it runs in the program.
+    /// `routes` gives the address of each destination.
     ///
     /// # Errors
-    /// [`MessagesError::WholeMessage`], [`MessagesError::HostCutThrough`]: the algorithm or the host does not allow
-    /// the path; all others of a connection.
+    /// [`MessagesError::WholeMessage`], [`MessagesError::HostCutThrough`]: the algorithm or the host does not allow the
+    /// path; otherwise any error of connecting.
     pub fn start<P: Provider>(
         nic: P,
-        settings: Settings,
+        settings: NodeSettings,
         routes: &[(u32, Address)],
         path: Path,
-        work: impl Work,
+        algorithm: impl Algorithm,
     ) -> Result<Self, MessagesError> {
-        let bell = Bell::new()?;
-        let (engine, program) = assemble(nic, &settings, path, Box::new(work), &bell)?;
-        let mut engine = engine;
-        sharpen();
+        let (mut engine, program) = assemble(nic, &settings, path, Box::new(algorithm))?;
         engine.connect(routes)?;
-        let mut patience = Patience::new(settings.patience, engine.now());
-        let mut rest = Rest::new(settings.idle);
-        while !engine.is_ready()? {
-            if patience.is_over(engine.now()) {
-                return Err(MessagesError::Refused(Reason::TimedOut));
-            }
-            rest.rest(engine.port(), None, patience.until())?;
-        }
-        let address = engine.address();
-        let (stop, stopped) = channel();
+        let (address, connect_steps) = (engine.address(), engine.connect_steps());
+        let mut node = BlockingNode::new(engine, settings.reactivity)?;
+        node.wait(connect_steps)?;
         let program = match program {
             None => None,
             Some(program) => {
-                let thread = thread::Builder::new().name("forward-program".to_owned());
-                Some(thread.spawn(move || program.serve())?)
+                let (thread, waker) = (thread::Builder::new(), node.waker());
+                let thread = thread.name("forward-program".to_owned());
+                Some(thread.spawn(move || program.serve(&waker))?)
             }
         };
-        let idle = settings.idle;
-        let heard = bell.clone();
+
+        let (is_stopped, server) = (Arc::new(AtomicBool::new(false)), node.server().clone());
+        let is_told = Arc::clone(&is_stopped);
         let thread = thread::Builder::new().name("forward-engine".to_owned());
         let engine = thread.spawn(move || {
-            sharpen();
             let (begun, cpu) = (monotonic_now(), thread_cpu_time());
-            let mut rest = Rest::new(idle);
-            while stopped.try_recv() != Ok(()) && !engine.is_over() {
-                if engine.turn()? {
-                    rest.worked();
-                    continue;
-                }
-                rest.rest(engine.port(), Some(&heard), vigie_detect::Instant::MAX)?;
-                heard.quiet();
-            }
-            let mut report = engine.report();
+            node.wait(|engine, _| {
+                let is_over = is_told.load(Ordering::Acquire) || engine.is_over();
+                Ok(is_over.then_some(()))
+            })?;
+            let mut report = node.with(|engine| engine.report());
             report.elapsed = monotonic_now() - begun;
             report.engine_cpu = thread_cpu_time().saturating_sub(cpu);
             Ok(report)
         })?;
-        Ok(Self { address, stop, bell, engine, program })
+
+        Ok(Self { address, is_stopped, server, engine, program })
     }
 
-    /// Returns where sources reach it.
+    /// Returns the address that sources connect to.
     #[must_use]
     pub const fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Returns whether its engine has ended by itself: [`stop`](Self::stop) tells why.
+    /// Returns whether its engine has ended without [`stop`](Self::stop), which then returns the reason.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.engine.is_finished()
     }
 
-    /// Ends it, and returns what it has done. Messages that have not left are lost, which their sources will notice.
+    /// Stops it, and returns its statistics. Messages not yet sent are lost; their sources get an error.
     ///
     /// # Errors
-    /// What ended the engine before.
+    /// The error that ended the engine before.
     pub fn stop(self) -> Result<ForwarderReport, MessagesError> {
-        // An engine that has ended hears nothing.
-        let _ = self.stop.send(());
-        self.bell.ring();
+        self.is_stopped.store(true, Ordering::Release);
+        self.server.unpark();
         self.join()
     }
 
-    /// Waits until it has ended by itself: see [`Settings::ends_with_sources`].
+    /// Waits until it ends without [`stop`](Self::stop): see [`NodeSettings::ends_with_sources`].
     ///
     /// # Errors
-    /// What ended the engine.
+    /// The error that ended the engine.
     pub fn join(self) -> Result<ForwarderReport, MessagesError> {
         let report = self.engine.join().map_err(|_| MessagesError::ThreadEnded("engine"))?;
         let program_cpu = match self.program {
@@ -172,26 +160,36 @@ impl fmt::Debug for Forwarder {
     }
 }
 
-/// Makes an engine, and the program if there is to be one.
+/// Builds an engine, and the program if the path needs one.
 pub(super) fn assemble<P: Provider>(
     nic: P,
-    settings: &Settings,
+    settings: &NodeSettings,
     path: Path,
-    work: Box<dyn Work>,
-    bell: &Bell,
-) -> Result<(Engine<P>, Option<super::hand_over::Program>), MessagesError> {
-    let sees_all = work.sees() == crate::model::Sees::Everything;
-    match (path.placement, path.mode) {
-        (Placement::Nic, Mode::CutThrough) if sees_all => Err(MessagesError::WholeMessage),
-        (Placement::Host, Mode::CutThrough) => Err(MessagesError::HostCutThrough),
-        (Placement::Host, _) => {
-            let (host, program) = hand_over(work, bell.clone(), HOST_MESSAGES_MAX);
-            let way = engine::Way::Host(host);
-            Ok((Engine::new(nic, settings, way)?, Some(program)))
-        }
-        (Placement::Nic, mode) => {
-            let way = engine::Way::Nic { work, is_cut: mode == Mode::CutThrough };
-            Ok((Engine::new(nic, settings, way)?, None))
-        }
+    algorithm: Box<dyn Algorithm>,
+) -> Result<(ForwarderEngine<P>, Option<super::program_channel::HostProgram>), MessagesError> {
+    if (path.placement, path.mode) == (Placement::Host, Mode::CutThrough) {
+        return Err(MessagesError::HostCutThrough);
     }
+    if path.placement == Placement::Nic {
+        return Ok((assemble_nic(nic, settings, path, algorithm)?, None));
+    }
+    let (host, program) = program_channel(algorithm, HOST_MESSAGES_MAX);
+    Ok((ForwarderEngine::new(nic, settings, engine::Execution::Host(host))?, Some(program)))
+}
+
+/// Builds an engine that runs the algorithm itself.
+pub(super) fn assemble_nic<P: Provider>(
+    nic: P,
+    settings: &NodeSettings,
+    path: Path,
+    algorithm: Box<dyn Algorithm>,
+) -> Result<ForwarderEngine<P>, MessagesError> {
+    let is_cut = path.mode == Mode::CutThrough;
+    if path.placement == Placement::Host {
+        return Err(MessagesError::NoProgram);
+    }
+    if is_cut && algorithm.sees() == crate::model::Sees::Everything {
+        return Err(MessagesError::WholeMessage);
+    }
+    ForwarderEngine::new(nic, settings, engine::Execution::Nic { algorithm, is_cut })
 }

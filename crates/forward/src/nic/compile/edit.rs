@@ -1,26 +1,26 @@
-//! Changes of a packet in place, with its checksums: as `packet::Packet` does them, to the last bit (RFC 1624).
+//! Editing packets in place, with their checksums: exactly as `packet::Packet` does it (RFC 1624).
 //!
-//! Words are added as the machine sees them: a sum in one's complement is the same in either order of bytes, except
-//! that its own bytes are exchanged.
+//! Words are added in native order: a one's complement sum is the same in either byte order, except that its own bytes
+//! are swapped.
 
-use super::emitter::{Emitter, ICMP, Kind, OTHER, TCP, TRANSPORT, VALUE};
+use super::emitter::{Emitter, ICMP, NetworkKind, OTHER, TCP, TRANSPORT, VALUE};
 use crate::bpf::{
     Condition, Operation,
     Register::{self, R0, R1, R2, R3, R4, R5, R8, R9},
     Size,
 };
 
-/// What is put into a field.
+/// The new contents of a field.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum New<'a> {
+pub(super) enum NewValue<'a> {
     /// These bytes.
     Bytes(&'a [u8]),
-    /// What the value, whose address is in [`VALUE`], has at this offset.
+    /// The bytes at this offset of the value whose address is in [`VALUE`].
     Value(i16),
 }
 
 impl Emitter<'_> {
-    /// Folds the 64 bits of a register into 16, with another one to work with.
+    /// Folds the 64 bits of a register into 16, using another as scratch.
     fn fold_wide(&mut self, sum: Register, work: Register) {
         for _ in 0..2 {
             self.a.set(work, sum).compute(Operation::ShiftRight, work, 32);
@@ -41,14 +41,14 @@ impl Emitter<'_> {
         self.a.compute(Operation::And, sum, 0xffff).add(sum, work);
     }
 
-    /// Updates the checksum at an offset from an address: R1 was taken away, R3 put in. Both stay.
+    /// Updates the checksum at an offset from an address: R1 was removed, R3 added. Both stay.
     fn update(&mut self, at: Register, offset: i16) {
         self.a.load(Size::Half, R0, at, offset);
         self.updated();
         self.a.store(Size::Half, at, offset, R0);
     }
 
-    /// R0, a checksum, with R1 taken away and R3 put in. R2 is lost.
+    /// R0, a checksum, with R1 removed and R3 added. R2 is clobbered.
     fn updated(&mut self) {
         self.a.compute(Operation::Xor, R0, 0xffff).set(R2, R1).compute(Operation::Xor, R2, 0xffff);
         self.a.add(R0, R2).add(R0, R3);
@@ -57,18 +57,18 @@ impl Emitter<'_> {
         self.a.compute(Operation::Xor, R0, 0xffff);
     }
 
-    /// Updates the checksum of the transport, if it has one; of ICMP in IPv4 only if `of_payload` has changed.
-    fn update_transport(&mut self, kind: Kind, of_payload: bool) {
+    /// Updates the checksum of the transport, if it has one; with ICMP in IPv4 only if `of_payload` has changed.
+    fn update_transport(&mut self, kind: NetworkKind, of_payload: bool) {
         let [go, end] = [(); 2].map(|()| self.a.label());
         self.get(R0, TRANSPORT);
         self.a.branch(Condition::Equal, R0, OTHER, end);
-        if kind == Kind::V4 && !of_payload {
+        if kind == NetworkKind::V4 && !of_payload {
             self.a.branch(Condition::Equal, R0, ICMP, end);
         }
         self.a.set(R4, R9).add(R4, 16).branch(Condition::Equal, R0, TCP, go);
         self.a.set(R4, R9).add(R4, 2).branch(Condition::Equal, R0, ICMP, go);
         self.a.set(R4, R9).add(R4, 6);
-        // Of UDP, 0 says that there is none.
+        // With UDP, 0 means no checksum.
         self.a.load(Size::Half, R0, R4, 0).branch(Condition::Equal, R0, 0, end);
         self.updated();
         let some = self.a.label();
@@ -78,37 +78,40 @@ impl Emitter<'_> {
         self.a.bind(end);
     }
 
-    /// Replaces an address of IP at an offset from R8.
-    pub(super) fn replace_address(&mut self, kind: Kind, at: i16, new: New<'_>) {
-        let words: i16 = if kind == Kind::V4 { 1 } else { 4 };
-        // R1 = the sum of what was there, R3 = of what comes.
+    /// Replaces an IP address at an offset from R8.
+    pub(super) fn replace_address(&mut self, kind: NetworkKind, at: i16, new: NewValue<'_>) {
+        let words: i16 = if kind == NetworkKind::V4 { 1 } else { 4 };
+
+        // R1 = the sum of the old words, R3 = of the new ones.
         self.a.set(R1, 0).set(R3, 0);
         for word in 0..words {
             self.a.load(Size::Word, R2, R8, at + word * 4).add(R1, R2);
             match new {
-                New::Bytes(bytes) => {
+                NewValue::Bytes(bytes) => {
                     let from = usize::try_from(word * 4).unwrap_or(0);
                     let bytes = bytes.get(from..).and_then(|rest| rest.first_chunk::<4>());
                     let constant = bytes.map_or(0, |bytes| i32::from_ne_bytes(*bytes));
                     self.a.compute32(Operation::Move, R2, constant);
                 }
-                New::Value(offset) => {
+                NewValue::Value(offset) => {
                     self.get(R5, VALUE);
                     self.a.load(Size::Word, R2, R5, offset + word * 4);
                 }
             }
             self.a.store(Size::Word, R8, at + word * 4, R2).add(R3, R2);
         }
+
         self.fold_wide(R1, R2);
         self.fold_wide(R3, R2);
-        if kind == Kind::V4 {
+        if kind == NetworkKind::V4 {
             self.update(R8, 10);
         }
+
         self.update_transport(kind, false);
     }
 
-    /// Replaces a port or an identifier at an offset from R9 by what the value has at another one.
-    pub(super) fn replace_word(&mut self, kind: Kind, at: i16, from: i16) {
+    /// Replaces a port or an identifier at an offset from R9 by the word at another offset of the value.
+    pub(super) fn replace_word(&mut self, kind: NetworkKind, at: i16, from: i16) {
         self.get(R5, VALUE);
         self.a.load(Size::Half, R1, R9, at).load(Size::Half, R3, R5, from);
         self.a.store(Size::Half, R9, at, R3);
@@ -116,17 +119,17 @@ impl Emitter<'_> {
     }
 
     /// As [`replace_word`](Self::replace_word), with the new word in R3.
-    pub(super) fn replace_identifier(&mut self, kind: Kind) {
+    pub(super) fn replace_identifier(&mut self, kind: NetworkKind) {
         self.a.load(Size::Half, R1, R9, 4).store(Size::Half, R9, 4, R3);
         self.update_transport(kind, true);
     }
 
-    /// Lets the packet cross one router less.
-    pub(super) fn decrement(&mut self, kind: Kind, expired: crate::bpf::Label) {
-        let at = if kind == Kind::V4 { 8 } else { 7 };
+    /// Decrements the hop limit.
+    pub(super) fn decrement(&mut self, kind: NetworkKind, expired: crate::bpf::Label) {
+        let at = if kind == NetworkKind::V4 { 8 } else { 7 };
         self.a.load(Size::Byte, R1, R8, at).branch(Condition::AtMost, R1, 1, expired);
         self.a.set(R3, R1).add(R3, -1).store(Size::Byte, R8, at, R3);
-        if kind == Kind::V4 {
+        if kind == NetworkKind::V4 {
             if cfg!(target_endian = "big") {
                 self.a.compute(Operation::ShiftLeft, R1, 8).compute(Operation::ShiftLeft, R3, 8);
             }
@@ -134,7 +137,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Writes an address of Ethernet at an offset from an address.
+    /// Writes an Ethernet address at an offset from an address.
     pub(super) fn put_mac(&mut self, at: Register, offset: i16, mac: [u8; 6]) {
         let [a, b, c, d, e, f] = mac;
         self.a.store(Size::Word, at, offset, i32::from_ne_bytes([a, b, c, d]));

@@ -1,10 +1,10 @@
-//! The frame of a program: its beginning, its ends, and what it keeps where.
+//! The frame of a program: its prologue, its exits, and its register and stack allocation.
 //!
 //! Registers: R6 counters, R7 the frame, R8 the network header, R9 the transport header. The stack:
 
 use std::collections::BTreeMap;
 
-use super::{Exceptions, Settings};
+use super::{Exceptions, NicSettings};
 use crate::{
     bpf::{
         AssembleError, Assembler, Condition, Helper, Label, MapId, Operand, Operation, Program,
@@ -17,50 +17,50 @@ use crate::{
     pipeline::Reason,
 };
 
-/// Bytes of the frame.
+/// The length of the frame in bytes.
 pub(super) const LENGTH: i16 = -8;
 /// Where the frame ends.
 pub(super) const END: i16 = -16;
-/// Bytes of the packet of IP, and of what is behind its header.
+/// The length of the IP packet, and of what follows its header, in bytes.
 pub(super) const PACKET_LENGTH: i16 = -24;
 pub(super) const TRANSPORT_LENGTH: i16 = -32;
-/// The number of the protocol in IP, what was found behind it, which fragment it is.
+/// The protocol number in IP, the transport found, and the kind of fragment.
 pub(super) const PROTOCOL: i16 = -40;
 pub(super) const TRANSPORT: i16 = -48;
 pub(super) const FRAGMENT: i16 = -56;
-/// Where it goes: a port, or [`NOWHERE`].
+/// The outgoing port, or [`NOWHERE`].
 pub(super) const OUT: i16 = -64;
 pub(super) const NOW: i16 = -72;
 /// Whether a copy is to be sent.
 pub(super) const COPY: i16 = -80;
-/// The protocol of Ethernet, behind tags, as it stands there.
+/// The EtherType after the tags, in network order.
 pub(super) const ETHER_TYPE: i16 = -88;
 /// A value of a map.
 pub(super) const VALUE: i16 = -104;
-/// Working room of a stage: four words of 8 bytes.
+/// Scratch space of a stage: four words of 8 bytes.
 pub(super) const WORK: [i16; 4] = [-112, -120, -128, -136];
 /// A key of at most 48 bytes.
 pub(super) const KEY: i16 = -184;
-/// What is put back before a packet goes up.
+/// Saved fields, restored before a packet goes up.
 pub(super) const SAVED_MACS: i16 = -200;
 pub(super) const SAVED_NETWORK: i16 = -240;
 pub(super) const SAVED_TRANSPORT: i16 = -256;
 
-/// What [`TRANSPORT`] says.
+/// The values of [`TRANSPORT`].
 pub(super) const OTHER: i32 = 0;
 pub(super) const TCP: i32 = 1;
 pub(super) const UDP: i32 = 2;
 pub(super) const ICMP: i32 = 3;
-/// What [`FRAGMENT`] says.
+/// The values of [`FRAGMENT`].
 pub(super) const WHOLE: i32 = 0;
 pub(super) const FIRST: i32 = 1;
 pub(super) const LATER: i32 = 2;
 
 const NOWHERE: i32 = -1;
 
-/// What is known of packets in a part of the program.
+/// What is known about packets in a part of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum NetworkKind {
     /// Nothing: headers were not read.
     Unread,
     V4,
@@ -70,7 +70,7 @@ pub(super) enum Kind {
     Other,
 }
 
-impl Kind {
+impl NetworkKind {
     /// 0 or 1 for IP.
     pub(super) const fn version(self) -> Option<usize> {
         match self {
@@ -85,13 +85,13 @@ impl Kind {
 pub(super) struct Emitter<'a> {
     pub(super) a: Assembler,
     pub(super) maps: Vec<MapId>,
-    pub(super) arrival: Port,
-    pub(super) settings: &'a Settings,
+    pub(super) ingress: Port,
+    pub(super) settings: &'a NicSettings,
     pub(super) layout: &'a Layout,
     program: ProgramKind,
-    /// Where packets are dropped for a reason.
+    /// The exits for dropping, by reason.
     drops: BTreeMap<Reason, Label>,
-    /// Where packets go up from here, as they came.
+    /// The exit for packets that go up unchanged.
     up: Label,
     /// The same before anything was read, and where nothing was changed yet.
     up_unread: Label,
@@ -102,19 +102,19 @@ pub(super) struct Emitter<'a> {
 
 impl<'a> Emitter<'a> {
     pub(super) fn new(
-        arrival: Port,
-        settings: &'a Settings,
+        ingress: Port,
+        settings: &'a NicSettings,
         layout: &'a Layout,
         program: ProgramKind,
     ) -> Self {
-        let mut a = Assembler::new(format!("vigie_nic_{}", arrival.0), program).without_dead_code();
+        let mut a = Assembler::new(format!("vigie_nic_{}", ingress.0), program).without_dead_code();
         let maps = layout.put(&mut a);
         let [up_unread, pass, send, abort] = [(); 4].map(|()| a.label());
         let (drops, up) = (BTreeMap::new(), pass);
         Self {
             a,
             maps,
-            arrival,
+            ingress,
             settings,
             layout,
             program,
@@ -141,7 +141,7 @@ impl<'a> Emitter<'a> {
         self.a.store(Size::Double, R10, slot, value);
     }
 
-    /// Looks up the key at [`KEY`], whose first byte is at that offset. The value's address is in R0.
+    /// Looks up the key whose first byte is at this offset in [`KEY`]. The value's address is in R0.
     pub(super) fn look_up(&mut self, map: usize) {
         let map = self.map(map);
         self.a.load_map(R1, map).set(R2, R10).add(R2, i32::from(KEY)).call(Helper::MapLookup);
@@ -153,14 +153,14 @@ impl<'a> Emitter<'a> {
         self.a.load(Size::Double, R1, R6, offset).add(R1, by).store(Size::Double, R6, offset, R1);
     }
 
-    /// The frame's address into R7, its end into R2.
+    /// Loads the frame's address into R7, its end into R2.
     fn bounds(&mut self) {
         let (start, end) = if self.program == ProgramKind::Xdp { (0, 4) } else { (76, 80) };
         self.a.load(Size::Word, R7, R9, start).load(Size::Word, R2, R9, end);
         self.keep(END, R2);
     }
 
-    /// Counts the packet and finds its bytes. With `saves`, what stages change can be put back.
+    /// Counts the packet and locates its bytes. With `saves`, changes by stages can be undone.
     pub(super) fn prologue(&mut self, needs_time: bool, saves: bool) {
         self.a.set(R9, R1).store(Size::Word, R10, KEY, 0);
         self.look_up(self.layout.counters);
@@ -170,23 +170,27 @@ impl<'a> Emitter<'a> {
         } else {
             self.a.load(Size::Word, R8, R9, 0);
         }
+
         self.keep(LENGTH, R8);
         self.count(layout::RECEIVED_PACKETS, 1);
         self.count(layout::RECEIVED_BYTES, R8);
         if self.program != ProgramKind::Xdp {
-            // A tag that the driver took out is not in the frame; what cannot be read in one piece goes up too.
+            // A tag that the driver stripped is not in the frame; frames that are not contiguous go up too.
             self.a.load(Size::Word, R1, R9, 20).branch(Condition::NotEqual, R1, 0, self.pass);
             self.a.set(R1, R9).set(R2, R8).call(Helper::PullData);
             self.a.branch(Condition::NotEqual, R0, 0, self.pass);
         }
+
         self.keep(OUT, NOWHERE);
         if self.layout.needs.copies.is_some() {
             self.keep(COPY, 0);
         }
+
         if needs_time {
             self.a.call(Helper::MonotonicTime);
             self.keep(NOW, R0);
         }
+
         self.bounds();
         self.a.set(R1, R7).add(R1, 14);
         let malformed = self.drop_label(Reason::Malformed);
@@ -200,8 +204,8 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Begins what is done with one kind of packets.
-    pub(super) fn begin(&mut self, kind: Kind, label: Label, saves: bool) {
+    /// Starts the part for one kind of packet.
+    pub(super) fn begin(&mut self, kind: NetworkKind, label: Label, saves: bool) {
         self.a.bind(label);
         self.read(kind);
         if saves && kind.version().is_some() {
@@ -210,8 +214,8 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Ends it: what comes to the end is sent.
-    pub(super) fn end(&mut self, kind: Kind, saved: bool) {
+    /// Ends the part: packets that reach its end are sent.
+    pub(super) fn end(&mut self, kind: NetworkKind, saved: bool) {
         self.a.jump(self.send);
         if saved && kind.version().is_some() {
             self.a.bind(self.up);
@@ -221,7 +225,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Where packets are dropped for a reason, or go up for it.
+    /// The exit where packets are dropped, or go up, for a reason.
     pub(super) fn drop_label(&mut self, reason: Reason) -> Label {
         if self.settings.pass_up.contains(&reason) {
             return self.up;
@@ -230,13 +234,13 @@ impl<'a> Emitter<'a> {
         *self.drops.entry(reason).or_insert_with(|| a.label())
     }
 
-    /// Drops now.
+    /// Drops the packet.
     pub(super) fn drop_now(&mut self, reason: Reason) {
         let label = self.drop_label(reason);
         self.a.jump(label);
     }
 
-    /// Where exceptions go.
+    /// The exit for exceptions.
     pub(super) fn exception(&mut self, reason: Reason) -> Label {
         match self.settings.exceptions {
             Exceptions::PassUp => self.up,
@@ -248,10 +252,10 @@ impl<'a> Emitter<'a> {
         self.a.set(R0, if self.program == ProgramKind::Xdp { xdp } else { tcx }).exit();
     }
 
-    /// Writes the ends, and makes the program.
+    /// Writes the exits, and returns the program.
     pub(super) fn finish(mut self) -> Result<Program, AssembleError> {
         self.write_send();
-        // Only what saves leads here.
+        // Reached only if fields were saved.
         self.a.bind(self.up_unread);
         self.get(R1, SAVED_MACS);
         self.a.store(Size::Double, R7, 0, R1);
@@ -270,7 +274,7 @@ impl<'a> Emitter<'a> {
         self.a.finish()
     }
 
-    /// Ends a packet that is dropped: its copy, if there is one, still leaves.
+    /// Ends a dropped packet: its copy, if there is one, is still sent.
     fn drop_or_copy(&mut self) {
         let Some(port) = self.layout.needs.copies else { return self.leave(XDP_DROP, TCX_DROP) };
         let drop = self.a.label();
@@ -299,16 +303,18 @@ impl<'a> Emitter<'a> {
         let (go, gone) = (self.a.label(), self.drop_label(Reason::Gone));
         self.get(R2, OUT);
         self.a.branch(Condition::NotEqual, R2, NOWHERE, go);
-        if let Some(port) = self.settings.otherwise {
+        if let Some(port) = self.settings.default_port {
             self.a.set(R2, i32::from(port.0));
         } else {
             let nowhere = self.drop_label(Reason::NoPort);
             self.a.jump(nowhere);
         }
+
         self.a.bind(go);
         if self.layout.needs.copies.is_some() {
             self.write_copies();
         }
+
         let ports = self.map(self.layout.ports);
         if self.program == ProgramKind::Xdp {
             self.a.load_map(R1, ports).set(R3, XDP_DROP).call(Helper::RedirectMap);
@@ -325,7 +331,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Sends a packet and its copy: by the map that has both interfaces. The port is in R2.
+    /// Sends a packet and its copy, by the map that has both interfaces. The port is in R2.
     fn write_copies(&mut self) {
         let (plain, both) = (self.a.label(), self.a.label());
         self.get(R3, COPY);
@@ -347,9 +353,9 @@ impl<'a> Emitter<'a> {
         self.a.bind(plain);
     }
 
-    /// Keeps what later stages may change of a packet of IP.
-    fn save(&mut self, kind: Kind) {
-        let (from, words): (i16, i16) = if kind == Kind::V4 { (8, 3) } else { (4, 9) };
+    /// Saves what later stages may change of an IP packet.
+    fn save(&mut self, kind: NetworkKind) {
+        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (8, 3) } else { (4, 9) };
         for word in 0..words {
             self.a.load(Size::Word, R1, R8, from + word * 4);
             self.a.store(Size::Word, R10, SAVED_NETWORK + word * 4, R1);
@@ -364,8 +370,7 @@ impl<'a> Emitter<'a> {
         });
     }
 
-    /// Writes something for each transport that there may be: with the place of its checksum, and of the identifier
-    /// of an echo.
+    /// Writes code for each possible transport: `write` gets the offsets of its checksum and of an echo's identifier.
     fn each_transport(&mut self, mut write: impl FnMut(&mut Self, i16, i16)) {
         let end = self.a.label();
         for (transport, checksum) in [(TCP, 16), (UDP, 6), (ICMP, 2)] {
@@ -378,8 +383,8 @@ impl<'a> Emitter<'a> {
         self.a.bind(end);
     }
 
-    fn put_back(&mut self, kind: Kind) {
-        let (from, words): (i16, i16) = if kind == Kind::V4 { (8, 3) } else { (4, 9) };
+    fn put_back(&mut self, kind: NetworkKind) {
+        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (8, 3) } else { (4, 9) };
         for word in 0..words {
             self.a.load(Size::Word, R1, R10, SAVED_NETWORK + word * 4);
             self.a.store(Size::Word, R8, from + word * 4, R1);

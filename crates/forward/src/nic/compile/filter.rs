@@ -1,9 +1,9 @@
-//! Filter: rules, unrolled.
+//! Filter: unrolled rules.
 
 use std::{net::IpAddr, ops::RangeInclusive};
 
 use super::{
-    emitter::{ETHER_TYPE, Emitter, Kind, PROTOCOL, TCP, TRANSPORT, UDP},
+    emitter::{ETHER_TYPE, Emitter, NetworkKind, PROTOCOL, TCP, TRANSPORT, UDP},
     headers::half,
 };
 use crate::{
@@ -17,31 +17,31 @@ use crate::{
     tables::Prefix,
 };
 
-/// Whether a rule can mean packets of a kind that arrive here: what is known without looking at one.
-fn may_mean(rule: &Rule, kind: Kind, arrival: crate::packet::Port) -> bool {
+/// Whether a rule can match packets of a kind that arrive here, as far as known at compile time.
+fn may_mean(rule: &Rule, kind: NetworkKind, ingress: crate::packet::Port) -> bool {
     let (port, ether_type) = rule.frames();
     let (source, destination, protocol) = rule.packets();
     let (source_ports, destination_ports) = rule.ports();
     let is_ip = kind.version().is_some();
     let kind_fits = match (kind, ether_type.map(|one| one.0)) {
         (_, None) => true,
-        (Kind::V4, Some(number)) => number == 0x0800,
-        (Kind::V6, Some(number)) => number == 0x86dd,
-        (Kind::Arp, Some(number)) => number == 0x0806,
+        (NetworkKind::V4, Some(number)) => number == 0x0800,
+        (NetworkKind::V6, Some(number)) => number == 0x86dd,
+        (NetworkKind::Arp, Some(number)) => number == 0x0806,
         (_, Some(number)) => ![0x0800, 0x86dd, 0x0806].contains(&number),
     };
     let version_fits = |prefix: Option<Prefix>| {
         prefix.is_none_or(|prefix| kind.version() == Some(usize::from(prefix.address().is_ipv6())))
     };
     let needs_ip = protocol.is_some() || source_ports.is_some() || destination_ports.is_some();
-    port.is_none_or(|port| port == arrival)
+    port.is_none_or(|port| port == ingress)
         && kind_fits
         && version_fits(source)
         && version_fits(destination)
         && (is_ip || !needs_ip)
 }
 
-/// A prefix as words of the machine: what counts, and what it must be.
+/// A prefix as native words: the masks, and the values under them.
 fn words(prefix: Prefix) -> Vec<(u32, u32)> {
     let bits = usize::from(prefix.length_bits());
     let bytes = match prefix.address() {
@@ -59,10 +59,10 @@ fn words(prefix: Prefix) -> Vec<(u32, u32)> {
 }
 
 impl Emitter<'_> {
-    pub(super) fn filter(&mut self, filter: &Filter, kind: Kind) {
+    pub(super) fn filter(&mut self, filter: &Filter, kind: NetworkKind) {
         let end = self.a.label();
         for rule in filter.rules() {
-            if !may_mean(rule, kind, self.arrival) {
+            if !may_mean(rule, kind, self.ingress) {
                 continue;
             }
             let next = self.a.label();
@@ -83,17 +83,19 @@ impl Emitter<'_> {
         }
     }
 
-    fn conditions(&mut self, rule: &Rule, kind: Kind, next: Label) {
+    fn conditions(&mut self, rule: &Rule, kind: NetworkKind, next: Label) {
         let (source, destination, protocol) = rule.packets();
-        if let (Kind::Other, Some(ether_type)) = (kind, rule.frames().1) {
+        if let (NetworkKind::Other, Some(ether_type)) = (kind, rule.frames().1) {
             self.get(R0, ETHER_TYPE);
             self.a.branch(Condition::NotEqual, R0, half(ether_type.0), next);
         }
+
         if let Some(protocol) = protocol {
             self.get(R0, PROTOCOL);
             self.a.branch(Condition::NotEqual, R0, i32::from(protocol), next);
         }
-        let places: [i16; 2] = if kind == Kind::V4 { [12, 16] } else { [8, 24] };
+
+        let places: [i16; 2] = if kind == NetworkKind::V4 { [12, 16] } else { [8, 24] };
         for (place, prefix) in places.into_iter().zip([source, destination]) {
             let words = prefix.map(words).unwrap_or_default();
             for (offset, (mask, value)) in (place..).step_by(4).zip(words) {
@@ -107,10 +109,12 @@ impl Emitter<'_> {
                 self.a.branch32(Condition::NotEqual, R0, value.cast_signed(), next);
             }
         }
+
         let (source, destination) = rule.ports();
         if source.is_none() && destination.is_none() {
             return;
         }
+
         let has_ports = self.a.label();
         self.get(R1, TRANSPORT);
         self.a.branch(Condition::Equal, R1, TCP, has_ports);

@@ -1,8 +1,8 @@
-//! Reading headers, with the faults that `packet::Headers` finds.
+//! Reading headers, with the same errors as `packet::Headers`.
 
 use super::emitter::{
-    END, ETHER_TYPE, Emitter, FIRST, FRAGMENT, ICMP, Kind, LATER, OTHER, PACKET_LENGTH, PROTOCOL,
-    TCP, TRANSPORT, TRANSPORT_LENGTH, UDP, WHOLE,
+    END, ETHER_TYPE, Emitter, FIRST, FRAGMENT, ICMP, LATER, NetworkKind, OTHER, PACKET_LENGTH,
+    PROTOCOL, TCP, TRANSPORT, TRANSPORT_LENGTH, UDP, WHOLE,
 };
 use crate::{
     bpf::{
@@ -14,7 +14,7 @@ use crate::{
     pipeline::Reason,
 };
 
-/// As it stands in a frame, seen as a number of the machine.
+/// A number as it appears in a frame, read in native order.
 pub(super) fn half(number: u16) -> i32 {
     i32::from(number.to_be())
 }
@@ -23,14 +23,14 @@ const TAGS: [u16; 2] = [0x8100, 0x88a8];
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const ARP: u16 = 0x0806;
-/// Numbers of extension headers of IPv6 below 64, as bits; and the others.
+/// The protocol numbers of IPv6 extension headers below 64, as bits; and the others.
 const EXTENSIONS_LOW: u64 = 1 | 1 << 43 | 1 << 44 | 1 << 51 | 1 << 60;
 const EXTENSIONS_HIGH: [i32; 3] = [135, 139, 140];
 
 impl Emitter<'_> {
-    /// Reads the tags, and leads each kind of packets to a part of its own.
-    pub(super) fn headers(&mut self) -> [(Kind, Label); 4] {
-        let kinds = [Kind::V4, Kind::V6, Kind::Arp, Kind::Other];
+    /// Reads the tags, and branches to a separate part for each kind of packet.
+    pub(super) fn headers(&mut self) -> [(NetworkKind, Label); 4] {
+        let kinds = [NetworkKind::V4, NetworkKind::V6, NetworkKind::Arp, NetworkKind::Other];
         let labels = kinds.map(|kind| (kind, self.a.label()));
         let [(_, v4), (_, v6), (_, arp), (_, other)] = labels;
         let (malformed, end) = (self.drop_label(Reason::Malformed), self.a.label());
@@ -57,16 +57,16 @@ impl Emitter<'_> {
     }
 
     /// Reads the headers of one kind.
-    pub(super) fn read(&mut self, kind: Kind) {
+    pub(super) fn read(&mut self, kind: NetworkKind) {
         match kind {
-            Kind::V4 => self.read_v4(),
-            Kind::V6 => self.read_v6(),
-            Kind::Arp => self.read_arp(),
-            Kind::Unread | Kind::Other => {}
+            NetworkKind::V4 => self.read_v4(),
+            NetworkKind::V6 => self.read_v6(),
+            NetworkKind::Arp => self.read_arp(),
+            NetworkKind::Unread | NetworkKind::Other => {}
         }
     }
 
-    /// Faults if there are not as many bytes from R8 on.
+    /// Fails if fewer bytes follow R8.
     fn needs(&mut self, bytes: i32, malformed: Label) {
         self.get(R2, END);
         self.a.set(R1, R8).add(R1, bytes).branch(Condition::Greater, R1, R2, malformed);
@@ -106,7 +106,7 @@ impl Emitter<'_> {
         self.a.bind(end);
     }
 
-    /// R4 = which fragment it is. The packet's length is in R1 and stays there, as does R0.
+    /// R4 = the kind of fragment. The packet's length stays in R1, and R0 is kept.
     fn read_fragment(&mut self, malformed: Label) {
         let [later, first, end] = [(); 3].map(|()| self.a.label());
         self.a.load(Size::Half, R4, R8, 6).network_order(Size::Half, R4).set(R5, R4);
@@ -135,10 +135,12 @@ impl Emitter<'_> {
         self.a.set(R3, R1).add(R3, 40);
         self.keep(PACKET_LENGTH, R3);
         self.a.load(Size::Byte, R0, R8, 6);
-        // Extension headers are the host's: a program of bounded length would follow some of them only.
+
+        // Extension headers are left to the host: a program of bounded length could follow only some of them.
         for number in EXTENSIONS_HIGH {
             self.a.branch(Condition::Equal, R0, number, exception);
         }
+
         let high = self.a.label();
         self.a.branch(Condition::Greater, R0, 63, high);
         self.a.constant(R3, EXTENSIONS_LOW).compute(Operation::ShiftRight, R3, R0);
@@ -150,7 +152,7 @@ impl Emitter<'_> {
         self.a.bind(end);
     }
 
-    /// R0 = protocol, R1 = bytes behind the header of IP, R9 = where they begin. Ends by a jump.
+    /// R0 = protocol, R1 = bytes after the IP header, R9 = where they start. Ends with a jump.
     fn read_transport(&mut self, icmp: u8, malformed: Label, end: Label) {
         let [tcp, udp] = [(); 2].map(|()| self.a.label());
         self.get(R2, END);

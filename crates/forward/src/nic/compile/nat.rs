@@ -1,9 +1,9 @@
-//! Nat: whole packets of flows that the host has begun. All others are exceptions.
+//! Nat: complete packets of flows that the host has begun. All others are exceptions.
 
 use super::{
-    edit::New,
+    edit::NewValue,
     emitter::{
-        Emitter, FRAGMENT, ICMP, KEY, Kind, NOW, PROTOCOL, TCP, TRANSPORT, UDP, VALUE, WHOLE,
+        Emitter, FRAGMENT, ICMP, KEY, NOW, NetworkKind, PROTOCOL, TCP, TRANSPORT, UDP, VALUE, WHOLE,
     },
 };
 use crate::{
@@ -20,10 +20,10 @@ use crate::{
 const TURNING_POINTS: i32 = 1 | 2 | 4;
 
 impl Emitter<'_> {
-    pub(super) fn nat(&mut self, kind: Kind) {
+    pub(super) fn nat(&mut self, kind: NetworkKind) {
         let Some(version) = kind.version() else { return };
         let exception = self.exception(Reason::NatUnknown);
-        // The host keeps what later fragments follow.
+        // The host keeps the state for later fragments.
         self.get(R0, FRAGMENT);
         self.a.branch(Condition::NotEqual, R0, WHOLE, exception);
         self.put_key(kind, version, exception);
@@ -35,21 +35,24 @@ impl Emitter<'_> {
         self.translate(kind, version);
     }
 
-    /// What the packet says of its flow, as a key. What says nothing is an exception: errors that quote a packet, say.
-    fn put_key(&mut self, kind: Kind, version: usize, exception: Label) {
-        let (from, words): (i16, i16) = if kind == Kind::V4 { (12, 2) } else { (8, 8) };
+    /// Writes the key of the packet's flow. A packet without one is an exception: an error that quotes a packet, for
+    /// instance.
+    fn put_key(&mut self, kind: NetworkKind, version: usize, exception: Label) {
+        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (12, 2) } else { (8, 8) };
         for word in 0..words {
             self.a.load(Size::Word, R1, R8, from + word * 4);
             self.a.store(Size::Word, R10, KEY + word * 4, R1);
         }
+
         let ports = KEY + words * 4;
         let [tcp, udp, asks, done] = [(); 4].map(|()| self.a.label());
-        // Whether it answers an echo.
+
+        // Whether it is an echo reply.
         self.a.set(R3, 0);
         self.get(R0, TRANSPORT);
         self.a.branch(Condition::Equal, R0, TCP, tcp).branch(Condition::Equal, R0, UDP, udp);
         self.a.branch(Condition::NotEqual, R0, ICMP, exception);
-        let (ask, answer) = if kind == Kind::V4 { (8, 0) } else { (128, 129) };
+        let (ask, answer) = if kind == NetworkKind::V4 { (8, 0) } else { (128, 129) };
         self.a.load(Size::Byte, R1, R9, 0).load(Size::Half, R2, R9, 4);
         self.a.branch(Condition::Equal, R1, ask, asks);
         self.a.branch(Condition::NotEqual, R1, answer, exception);
@@ -60,16 +63,18 @@ impl Emitter<'_> {
         self.a.branch(Condition::HasBits, R1, TURNING_POINTS, exception).bind(udp);
         self.a.load(Size::Word, R1, R9, 0).store(Size::Word, R10, ports, R1).bind(done);
         self.get(R1, PROTOCOL);
-        // One byte, and three zeros behind it, in any order of bytes.
+
+        // One byte, followed by three zeros, in either byte order.
         if cfg!(target_endian = "big") {
             self.a.compute(Operation::ShiftLeft, R1, 24);
         }
+
         self.a.store(Size::Word, R10, ports + 4, R1).store(Size::Byte, R10, ports + 5, R3);
         debug_assert_eq!(u32::try_from(words * 4 + 8), Ok(FLOW_KEY_BYTES[version]));
     }
 
-    /// Makes the packet say what its line says; fields that stay are left alone.
-    fn translate(&mut self, kind: Kind, version: usize) {
+    /// Rewrites the packet by its translation; unchanged fields are left alone.
+    fn translate(&mut self, kind: NetworkKind, version: usize) {
         let bytes: i16 = if version == 0 { 4 } else { 16 };
         let places: [i16; 2] = if version == 0 { [12, 16] } else { [8, 24] };
         for (at, from) in places.into_iter().zip([0, bytes]) {
@@ -80,9 +85,10 @@ impl Emitter<'_> {
                 self.a.branch(Condition::NotEqual, R1, R2, differs);
             }
             self.a.jump(same).bind(differs);
-            self.replace_address(kind, at, New::Value(from));
+            self.replace_address(kind, at, NewValue::Value(from));
             self.a.bind(same);
         }
+
         let ports = 2 * bytes;
         let [echo, end, first] = [(); 3].map(|()| self.a.label());
         self.get(R0, TRANSPORT);
@@ -95,6 +101,7 @@ impl Emitter<'_> {
             self.replace_word(kind, offset, ports + offset);
             self.a.bind(same);
         }
+
         self.a.jump(end).bind(echo);
         self.get(R5, VALUE);
         self.a.load(Size::Half, R3, R5, ports).branch(Condition::NotEqual, R3, 0, first);

@@ -1,6 +1,6 @@
 //! Route: the longest prefix, the interface, the neighbour.
 
-use super::emitter::{Emitter, KEY, Kind, OUT, PACKET_LENGTH, WORK};
+use super::emitter::{Emitter, KEY, NetworkKind, OUT, PACKET_LENGTH, WORK};
 use crate::{
     bpf::{
         Condition,
@@ -17,7 +17,7 @@ const MAC: i16 = WORK[2];
 const MTU: i16 = WORK[3];
 
 impl Emitter<'_> {
-    pub(super) fn route(&mut self, kind: Kind) {
+    pub(super) fn route(&mut self, kind: NetworkKind) {
         let Some(version) = kind.version() else { return self.drop_now(Reason::NotIp) };
         let no_route = self.drop_label(Reason::NoRoute);
         let no_neighbour = self.drop_label(Reason::NoNeighbour);
@@ -49,17 +49,17 @@ impl Emitter<'_> {
         self.keep(OUT, R1);
     }
 
-    /// The receiver's address to a place on the stack.
-    fn put_destination(&mut self, kind: Kind, to: i16) {
-        let (from, words): (i16, i16) = if kind == Kind::V4 { (16, 1) } else { (24, 4) };
+    /// Copies the destination address to a place on the stack.
+    fn put_destination(&mut self, kind: NetworkKind, to: i16) {
+        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (16, 1) } else { (24, 4) };
         for word in 0..words {
             self.a.load(Size::Word, R1, R8, from + word * 4);
             self.a.store(Size::Word, R10, to + word * 4, R1);
         }
     }
 
-    /// R0 = where the next hop's address of Ethernet is.
-    fn next_hop(&mut self, kind: Kind, version: usize, no_neighbour: crate::bpf::Label) {
+    /// R0 = the address of the next hop's Ethernet address.
+    fn next_hop(&mut self, kind: NetworkKind, version: usize, no_neighbour: crate::bpf::Label) {
         let [on_link, found] = [(); 2].map(|()| self.a.label());
         self.get(R3, HOP);
         self.a.branch(Condition::Equal, R3, 0, on_link);

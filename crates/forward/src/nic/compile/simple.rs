@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::{
     depth_ns,
-    edit::New,
-    emitter::{COPY, Emitter, KEY, Kind, LENGTH, NOW, OUT, WORK},
+    edit::NewValue,
+    emitter::{COPY, Emitter, KEY, LENGTH, NOW, NetworkKind, OUT, WORK},
 };
 use crate::{
     bpf::{
@@ -17,7 +17,7 @@ use crate::{
     stages::{Meter, Mirror, Rewrite},
 };
 
-/// Looks into a bucket that others change at the same time; who loses all of them is dropped.
+/// Attempts to update a bucket that others change concurrently; a packet that loses all of them is dropped.
 const ATTEMPTS: i32 = 16;
 
 fn octets(address: IpAddr) -> Vec<u8> {
@@ -28,8 +28,8 @@ fn octets(address: IpAddr) -> Vec<u8> {
 }
 
 impl Emitter<'_> {
-    pub(super) fn rewrite(&mut self, rewrite: &Rewrite, kind: Kind) {
-        if rewrite.arrives().is_some_and(|port| port != self.arrival) {
+    pub(super) fn rewrite(&mut self, rewrite: &Rewrite, kind: NetworkKind) {
+        if rewrite.arrives().is_some_and(|port| port != self.ingress) {
             return;
         }
         let (source, destination) = rewrite.addresses();
@@ -38,10 +38,10 @@ impl Emitter<'_> {
         if [source, destination].into_iter().flatten().any(is_other) {
             return self.drop_now(Reason::NotIp);
         }
-        let places = if kind == Kind::V4 { [12, 16] } else { [8, 24] };
+        let places = if kind == NetworkKind::V4 { [12, 16] } else { [8, 24] };
         for (at, address) in places.into_iter().zip([source, destination]) {
             if let Some(address) = address {
-                self.replace_address(kind, at, New::Bytes(&octets(address)));
+                self.replace_address(kind, at, NewValue::Bytes(&octets(address)));
             }
         }
         let (source, destination) = rewrite.macs();
@@ -55,7 +55,7 @@ impl Emitter<'_> {
         }
     }
 
-    pub(super) fn ttl(&mut self, kind: Kind) {
+    pub(super) fn ttl(&mut self, kind: NetworkKind) {
         if kind.version().is_none() {
             return self.drop_now(Reason::NotIp);
         }
@@ -64,12 +64,12 @@ impl Emitter<'_> {
     }
 
     pub(super) fn mirror(&mut self, mirror: &Mirror) {
-        if mirror.arrival().is_none_or(|port| port == self.arrival) {
+        if mirror.ingress().is_none_or(|port| port == self.ingress) {
             self.keep(COPY, 1);
         }
     }
 
-    /// One number says when the bucket would be full; it is exchanged as a whole.
+    /// One number says when the bucket will be full; it is exchanged atomically.
     pub(super) fn meter(&mut self, meter: &Meter, number: u32) {
         let over = self.drop_label(Reason::Metered);
         let [again, is_later, done] = [(); 3].map(|()| self.a.label());
@@ -77,6 +77,7 @@ impl Emitter<'_> {
         self.a.store(Size::Word, R10, KEY, i32::try_from(number).unwrap_or(i32::MAX));
         self.look_up(self.layout.meters);
         self.a.branch(Condition::Equal, R0, 0, over).set(R2, R0);
+
         // R1 = the time of the frame at that rate, to the nearest nanosecond.
         let rate = meter.rate().bytes_per_s();
         self.get(R1, LENGTH);
@@ -86,7 +87,8 @@ impl Emitter<'_> {
         self.keep(attempts, 0);
         self.a.bind(again);
         self.get(R3, NOW);
-        // R4 = full_at as it was, R5 = as it will be.
+
+        // R4 = the old `full_at`, R5 = the new one.
         self.a.load(Size::Double, R4, R2, 0).set(R5, R4);
         self.a.branch(Condition::AtLeast, R5, R3, is_later).set(R5, R3).bind(is_later);
         self.a.add(R5, R1).set(R0, R5).compute(Operation::Subtract, R0, R3);

@@ -1,10 +1,10 @@
-//! How the length of a message is written before it.
+//! The encodings of a message's length.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// How a message's length is written before its bytes. The length counts the bytes that follow it, not itself.
+/// How a message's length is encoded before its bytes. The length counts the bytes that follow it, not itself.
 ///
 /// | format | bytes | used by |
 /// | --- | --- | --- |
@@ -12,7 +12,7 @@ use thiserror::Error;
 /// | [`U32Be`](Self::U32Be) | 4, most significant first | Kafka, Thrift (framed), most others |
 /// | [`U32Le`](Self::U32Le) | 4, least significant first | Chrome's native messages on common machines |
 /// | [`U64Be`](Self::U64Be) | 8, most significant first | |
-/// | [`Varint`](Self::Varint) | 1 to 10: seven bits each, least significant first, the eighth says that more follow | "delimited" messages of protocol buffers |
+/// | [`Varint`](Self::Varint) | 1 to 10: 7 bits each, least significant first, the 8th set if more follow | "delimited" protocol buffers |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LengthFormat {
@@ -33,13 +33,13 @@ impl LengthFormat {
     /// All formats.
     pub const ALL: [Self; 5] = [Self::U16Be, Self::U32Be, Self::U32Le, Self::U64Be, Self::Varint];
 
-    /// Reads the header of a message from the first bytes of it. `None`: more bytes are needed.
+    /// Decodes the header at the start of a message. `None` if more bytes are needed.
     ///
     /// # Errors
-    /// [`FrameError::Varint`] for a varint that is longer than a length can be.
-    pub fn read(self, bytes: &[u8]) -> Result<Option<Header>, FrameError> {
+    /// [`FrameError::Varint`] for a varint longer than any length.
+    pub fn read(self, bytes: &[u8]) -> Result<Option<FrameHeader>, FrameError> {
         let fixed = |header_bytes: usize, body_bytes: Option<u64>| {
-            Ok(body_bytes.map(|body_bytes| Header { header_bytes, body_bytes }))
+            Ok(body_bytes.map(|body_bytes| FrameHeader { header_bytes, body_bytes }))
         };
         match self {
             Self::U16Be => fixed(2, bytes.first_chunk().map(|it| u16::from_be_bytes(*it).into())),
@@ -50,8 +50,8 @@ impl LengthFormat {
         }
     }
 
-    /// Writes the header of a message of `body_bytes` into `room` and returns how many bytes of it that took;
-    /// `None` if the format has no room for such a length.
+    /// Writes the header of a message of `body_bytes` into `room` and returns the header's length; `None` if the format
+    /// cannot express the length.
     pub fn write(self, body_bytes: u64, room: &mut [u8; 10]) -> Option<usize> {
         match self {
             Self::U16Be => put(room, &u16::try_from(body_bytes).ok()?.to_be_bytes()),
@@ -79,33 +79,33 @@ fn put(room: &mut [u8; 10], bytes: &[u8]) -> Option<usize> {
     Some(bytes.len())
 }
 
-fn varint(bytes: &[u8]) -> Result<Option<Header>, FrameError> {
+fn varint(bytes: &[u8]) -> Result<Option<FrameHeader>, FrameError> {
     let mut body_bytes = 0_u64;
     for (index, byte) in bytes.iter().take(10).enumerate() {
         let bits = u64::from(byte & 0x7f);
-        // Of the tenth byte one bit is left of 64.
+        // Of 64 bits, one is left for the tenth byte.
         if index == 9 && *byte > 1 {
             return Err(FrameError::Varint);
         }
         body_bytes |= bits << (7 * index);
         if byte & 0x80 == 0 {
-            return Ok(Some(Header { header_bytes: index + 1, body_bytes }));
+            return Ok(Some(FrameHeader { header_bytes: index + 1, body_bytes }));
         }
     }
     Ok(None)
 }
 
-/// What stands before a message.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Header {
-    /// Bytes of the header itself.
+pub struct FrameHeader {
+    /// The length of the header itself, in bytes.
     pub header_bytes: usize,
-    /// Bytes that follow it.
+    /// The number of bytes that follow it.
     pub body_bytes: u64,
 }
 
-impl Header {
+impl FrameHeader {
     /// Returns the bytes of header and body.
     #[must_use]
     pub const fn total(self) -> u64 {
@@ -125,24 +125,24 @@ impl fmt::Display for LengthFormat {
     }
 }
 
-/// A length that cannot be.
+/// An invalid length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The message is longer than the relay allows.
+    /// The message exceeds the relay's limit.
     #[error(
-        "its length is {length} bytes and {max} are allowed: raise `message_bytes_max`, or look whether both sides use \
+        "its length is {length} bytes, but only {max} are allowed: raise `message_bytes_max`, or check that both sides use \
          the same length format"
     )]
     TooLong {
         /// Bytes after the header.
         length: u64,
-        /// The most that are allowed.
+        /// The limit.
         max: u64,
     },
     /// A varint of more than ten bytes, or above 2^64 − 1.
     #[error(
-        "its length is no varint of 64 bits: look whether both sides use the same length format"
+        "its length is not a varint of 64 bits: check that both sides use the same length format"
     )]
     Varint,
 }
@@ -154,14 +154,14 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Goal: what is written is read back, and never from fewer bytes. Method: random lengths in all
+        /// Goal: an encoded length decodes to itself, and never from fewer bytes. Method: random lengths in all
         /// formats, cut at each byte.
         #[test]
         fn headers_are_read_back(length in prop_oneof![0_u64..300, 65_000_u64..66_000, any::<u64>()]) {
             for format in LengthFormat::ALL {
                 let mut room = [0xaa; 10];
                 let Some(bytes) = format.write(length, &mut room) else { continue };
-                let header = Header { header_bytes: bytes, body_bytes: length };
+                let header = FrameHeader { header_bytes: bytes, body_bytes: length };
                 prop_assert_eq!(format.read(&room), Ok(Some(header)));
                 for cut in 0..bytes {
                     prop_assert_eq!(format.read(&room[..cut]), Ok(None));
@@ -169,7 +169,7 @@ mod tests {
             }
         }
 
-        /// Goal: nothing that comes in panics or is read past its end. Method: random bytes.
+        /// Goal: no input causes a panic or a read past its end. Method: random bytes.
         #[test]
         fn random_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..16)) {
             for format in LengthFormat::ALL {
@@ -180,14 +180,14 @@ mod tests {
         }
     }
 
-    /// Goal: a varint that never ends, or is too large, is refused. Method: both.
+    /// Goal: a varint that is endless or too large is refused. Method: both.
     #[test]
     fn long_varints_are_refused() {
         assert_eq!(LengthFormat::Varint.read(&[0xff; 12]), Err(FrameError::Varint));
         assert_eq!(LengthFormat::Varint.read(&[0x80; 9]), Ok(None));
         let mut largest = [0xff; 10];
         largest[9] = 1;
-        let header = Header { header_bytes: 10, body_bytes: u64::MAX };
+        let header = FrameHeader { header_bytes: 10, body_bytes: u64::MAX };
         assert_eq!(LengthFormat::Varint.read(&largest), Ok(Some(header)));
         assert_eq!(LengthFormat::U16Be.write(65_536, &mut [0; 10]), None);
     }

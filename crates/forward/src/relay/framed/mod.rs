@@ -1,14 +1,14 @@
-//! Messages with their length before them, forwarded whole or as they come.
+//! Length-prefixed messages, forwarded whole or as they arrive.
 
 mod format;
 mod planner;
 mod pump;
 
-pub use format::{FrameError, Header, LengthFormat};
+pub use format::{FrameError, FrameHeader, LengthFormat};
 pub use planner::FrameMode;
 pub(super) use pump::FramedPump;
 
-/// How a relay takes streams apart into messages.
+/// How a relay divides streams into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "give it to `RelayBuilder::framing`"]
 pub struct Framing {
@@ -18,7 +18,7 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// Messages with lengths in `format`, of at most 16 MiB, forwarded as the planner says.
+    /// Messages with lengths in `format`, of at most 16 MiB, forwarded as planned.
     pub const fn new(format: LengthFormat) -> Self {
         Self { format, mode: FrameMode::Planned, message_bytes_max: 16 << 20 }
     }
@@ -29,8 +29,8 @@ impl Framing {
         self
     }
 
-    /// Sets how many bytes may follow a header. Default 16 MiB. Unless messages are always cut through, the memory
-    /// of the relay must hold one such message.
+    /// Sets the maximum length of a message after its header, in bytes. Default 16 MiB. Unless messages are always cut
+    /// through, the relay's memory must hold one such message.
     pub const fn message_bytes_max(mut self, bytes: u64) -> Self {
         self.message_bytes_max = bytes;
         self

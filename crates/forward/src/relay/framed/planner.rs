@@ -1,64 +1,63 @@
-//! Store-and-forward or cut-through, for each message of a flow, by what the flow was measured to be.
+//! Chooses store-and-forward or cut-through for each message of a flow, from measurements of the flow.
 //!
-//! The relay is the paper's interface with a processor: it receives, works, sends [fast-forward, §2.2]. What the
-//! paper calls T_rcv and T_snd is measured at the sockets, and the algorithm is the relay's own work on a message
-//! (reads, writes, wake-ups), which is not the same in both modes: a message that is cut through wakes the relay once
-//! per piece.
+//! The relay is the paper's interface with a processor: it receives, works, sends [fast-forward, §2.2]. The paper's
+//! T_rcv and T_snd are measured at the sockets; the algorithm is the relay's own work on a message (reads, writes,
+//! wake-ups), which differs between the modes: a message that is cut through wakes the relay once per piece.
 //!
-//! Cut-through is chosen if it is predicted to save a twentieth of a message's time *and* to keep the bandwidth of a
-//! stream of messages. On a slow link it does both. Where the processor is the bottleneck, as on loopback, its wake-ups cost
-//! bandwidth, and the message is stored.
+//! Cut-through is chosen if it is predicted to save at least a twentieth of a message's time *and* to keep the
+//! bandwidth of a stream of messages. On a slow link it does both. Where the processor is the bottleneck, as on
+//! loopback, its wake-ups cost bandwidth, and the message is stored.
 
 use std::time::Duration;
 
 use crate::model::{Message, Mode, Parameters, Path};
 
-/// A flow is looked at in pieces of so many bytes. A message that is no longer arrives in one read as a rule, and is
+/// A flow is modelled in pieces of this many bytes. A message of at most one piece usually arrives in one read, and is
 /// stored.
 pub(super) const PIECE_BYTES: u64 = 64 << 10;
 
-/// What a wake-up costs beside the work that is measured, where cut-through was not measured yet: as on the machine
-/// of `docs/design/forward-relay.md` with a busy processor.
+/// The cost of a wake-up besides the measured work, until cut-through has been measured: the value on the machine of
+/// `docs/design/forward-relay.md` with a busy processor.
 const WAKE_UP: Duration = Duration::from_micros(3);
 
-/// Messages of a stream that the prediction assumes to be under way.
+/// The number of messages in flight that the prediction assumes for a stream.
 const WINDOW: u32 = 8;
 
-/// After so many stored messages, what cut-through cost then is forgotten.
+/// The measured cost of cut-through is forgotten after this many stored messages.
 const FORGET_AFTER: u32 = 64;
 
-/// Costs are smoothed over about so many messages.
+/// The number of messages over which costs are smoothed.
 const SMOOTHING: u64 = 4;
 
 /// How messages of a framed relay are forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameMode {
-    /// Each message as the model predicts to be best, for the links as they were measured.
+    /// Each message in the mode that the model predicts to be best for the measured links.
     #[default]
     Planned,
-    /// No byte leaves before the message has arrived.
+    /// No byte leaves before the whole message has arrived.
     StoreAndForward,
     /// Bytes leave as they come.
     CutThrough,
 }
 
-/// What was seen of one message.
+/// The measurements of one message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct MessageSample {
     pub(super) bytes: u64,
     pub(super) mode: Mode,
-    /// From the first piece to the last.
+    /// The time from the first piece to the last.
     pub(super) arriving: Duration,
-    /// Bytes that came in that time: all but the first piece.
+    /// Bytes that arrived in that time: all but the first piece.
     pub(super) arrived: u64,
-    /// Time in which the receiver took nothing.
+    /// The time in which the receiver accepted nothing.
     pub(super) blocked: Duration,
     /// Processor time of the relay, if it was measured.
     pub(super) work: Option<Duration>,
 }
 
-/// What a flow was measured to be: picoseconds per byte, smoothed.
+/// The measurements of a flow: picoseconds per byte, smoothed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FlowPlanner {
     receive: Option<u64>,
@@ -70,7 +69,7 @@ pub(super) struct FlowPlanner {
 }
 
 impl FlowPlanner {
-    /// Says how a message of `bytes` is best forwarded.
+    /// Chooses the mode for a message of `bytes`.
     pub(super) fn choose(&self, bytes: u64) -> Mode {
         self.predict(bytes).map_or(Mode::StoreAndForward, |[stored, cut]| {
             let keeps_bandwidth = cut.span.as_nanos() * 20 <= stored.span.as_nanos() * 21;
@@ -79,17 +78,19 @@ impl FlowPlanner {
         })
     }
 
-    /// Predicts both modes; nothing before the first measurement, or for a message of one piece.
+    /// Predicts both modes; `None` before the first measurement, or for a message of one piece.
     fn predict(&self, bytes: u64) -> Option<[Predicted; 2]> {
         if bytes <= PIECE_BYTES {
             return None;
         }
+
         let message = Message::cut(bytes, PIECE_BYTES).ok()?;
         let piece = message.sz();
         let least = Duration::from_nanos(1);
         let receive = self.receive?;
-        // What a link takes is hidden by the kernel's queue until that is full. Until then it is taken to be like the
-        // other one, as in the paper.
+
+        // The speed of the outgoing link is hidden by the kernel's queue until that is full. Until then assume that it
+        // equals the other one's, as in the paper.
         let send = self.send.unwrap_or(0).max(receive);
         let parameters = Parameters::builder(message)
             .t_rcv(at(receive, piece).max(least))
@@ -105,16 +106,17 @@ impl FlowPlanner {
             let time = parameters.predict(path, work)?.time;
             Some(Predicted { time, span: streamed.predict(path, work)?.span })
         };
+
         Some([predicted(Path::NIC, stored)?, predicted(Path::NIC_CUT_THROUGH, cut)?])
     }
 
-    /// Returns whether the work on the next message should be measured, which costs two system calls per turn.
+    /// Returns whether to measure the work on the next message, which costs two system calls per turn.
     pub(super) const fn wants_work(&self) -> bool {
         self.messages < 8 || self.messages.is_multiple_of(8)
     }
 
-    /// Learns from a message.
-    pub(super) fn note(&mut self, seen: Seen) {
+    /// Records the measurements of a message.
+    pub(super) fn note(&mut self, seen: MessageSample) {
         self.messages = self.messages.wrapping_add(1);
         if seen.bytes <= PIECE_BYTES {
             return;
@@ -169,10 +171,10 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn seen(mode: Mode, receive_ns_per_kib: u64, work: Duration) -> Seen {
+    fn seen(mode: Mode, receive_ns_per_kib: u64, work: Duration) -> MessageSample {
         let arriving = Duration::from_nanos(receive_ns_per_kib * (MIB / 1024));
         let blocked = Duration::ZERO;
-        Seen { bytes: MIB, mode, arriving, arrived: MIB, blocked, work: Some(work) }
+        MessageSample { bytes: MIB, mode, arriving, arrived: MIB, blocked, work: Some(work) }
     }
 
     fn after(receive_ns_per_kib: u64, stored: Duration) -> FlowPlanner {
@@ -199,8 +201,8 @@ mod tests {
         assert_eq!(after(8192, work).choose(8192), Mode::StoreAndForward);
     }
 
-    /// Goal: measurements overrule guesses. Method: cut-through that costs twice as much as storing, on a link that
-    /// is no slower than that; then storing for so long that it is forgotten.
+    /// Goal: measurements overrule guesses. Method: cut-through that costs twice as much as storing, on a link that is
+    /// no slower than that; then storing until it is forgotten.
     #[test]
     fn a_costly_cut_through_is_given_up() {
         let work = Duration::from_micros(350);
@@ -224,8 +226,14 @@ mod tests {
         let (longest, bytes) = (Duration::MAX, u64::MAX);
         let blocked = longest;
         let mode = Mode::StoreAndForward;
-        let seen =
-            Seen { bytes, mode, arriving: longest, arrived: 0, blocked, work: Some(longest) };
+        let seen = MessageSample {
+            bytes,
+            mode,
+            arriving: longest,
+            arrived: 0,
+            blocked,
+            work: Some(longest),
+        };
         planner.note(seen);
         assert_eq!(planner.choose(bytes), Mode::StoreAndForward);
         assert_eq!(planner.choose(MIB), Mode::StoreAndForward);

@@ -5,8 +5,8 @@
 //!             └─ to be sent ─┘└ of a message that is stored ─┘└ header, in part ┘
 //! ```
 //!
-//! `sendable` is the end of the last message that is complete, or, while a message is cut through, the end of all
-//! that has come. Whatever may be sent is sent before more is read, so that a slow receiver stops the sender.
+//! `sendable` is the end of the last complete message, or, while a message is cut through, the end of all received
+//! bytes. Sendable bytes are sent before more are read, so that a slow receiver stops the sender.
 
 use std::{
     fmt, io,
@@ -20,29 +20,29 @@ use vigie_detect::{Instant, clock::thread_cpu_time};
 use super::{
     Framing,
     format::FrameError,
-    planner::{FlowPlanner, FrameMode, PIECE_BYTES, Seen},
+    planner::{FlowPlanner, FrameMode, MessageSample, PIECE_BYTES},
 };
 use crate::{
     model::Mode,
     relay::{
         buffers::{Buffer, FLOOR_BYTES},
-        chooser::Engine,
-        courtesy::POLL_BYTES_MAX,
-        error::{Fault, Side},
-        means::Means,
-        transport::Transport,
+        chooser::TransferEngine,
+        error::{PumpError, StreamSide},
+        resources::RelayResources,
+        stream::RelayStream,
+        yielder::POLL_BYTES_MAX,
     },
 };
 
 /// The sizes of buffers that a direction grows through, when it fills them.
 const SIZES: [usize; 4] = [FLOOR_BYTES, 16 << 10, 64 << 10, 256 << 10];
 
-/// What is read beyond the end of a stored message: the next header, and small messages.
+/// Room for bytes read beyond the end of a stored message: the next header, and small messages.
 const BEYOND_BYTES: usize = FLOOR_BYTES;
 
-/// In the middle of a long message the kernel wakes the relay for so many bytes, not for each packet: on a slow link, waking up is
-/// most of the work. A message that is cut through takes longer by what this many bytes need on the link. (Not where the user asks for
-/// cut-through: there, a sender may wait in the middle of a message until it has arrived so far.)
+/// In the middle of a long message the kernel wakes the relay for this many bytes, not for each packet: on a slow link,
+/// wake-ups are most of the work. This delays a message that is cut through by the time of these bytes on the link.
+/// (Not if the user asks for cut-through: then a sender may pause within a message until the part so far has arrived.)
 const WAKE_BYTES: u64 = 32 << 10;
 
 /// One direction of a framed relay.
@@ -51,37 +51,37 @@ pub(in crate::relay) struct FramedPump {
     framing: Framing,
     planner: FlowPlanner,
     buffer: Option<Buffer>,
-    /// Whether the buffer is of the budget for messages.
+    /// Whether the buffer comes from the budget for messages.
     is_store: bool,
     /// An index of [`SIZES`].
     size: usize,
-    waiting: Option<Waiting>,
+    waiting: Option<StoreWait>,
     start: usize,
     sendable: usize,
     scanned: usize,
     end: usize,
-    current: Option<Current>,
-    /// For how many bytes the kernel wakes us.
+    current: Option<CurrentMessage>,
+    /// The low-water mark at which the kernel wakes us.
     wakes_at: u64,
-    /// Of the last message; what is written of it counts to the work of the next one.
+    /// The mode of the last message; the work of sending it counts towards the next one.
     last_mode: Option<Mode>,
-    /// When the receiver began to take nothing, and how long it had done so before, since the last message ended.
+    /// When the receiver stopped accepting bytes, and for how long it had done so earlier, since the last message
+    /// ended.
     blocked_since: Option<Instant>,
     blocked: Duration,
-    /// Processor time since the last message ended, if it is measured: what was read of this one and written of
-    /// the one before.
+    /// Processor time since the last message ended, if measured: for reading this one and writing the previous one.
     work: Option<Duration>,
     /// The thread's processor time up to which `work` is counted, while a turn is measured.
     counted_to: Option<Duration>,
-    /// Why no more is read. What came whole before is sent first.
+    /// Why reading has stopped. Messages received completely before are sent first.
     refused: Option<FrameError>,
     has_ended: bool,
 }
 
-/// A message of which not all has come.
+/// A message that has not arrived completely.
 #[derive(Clone, Copy, Debug)]
-struct Current {
-    /// With its header.
+struct CurrentMessage {
+    /// In bytes, including its header.
     total: u64,
     seen: u64,
     mode: Mode,
@@ -89,9 +89,9 @@ struct Current {
     first_bytes: u64,
 }
 
-struct Waiting(Pin<Box<dyn Future<Output = Buffer> + Send>>);
+struct StoreWait(Pin<Box<dyn Future<Output = Buffer> + Send>>);
 
-impl fmt::Debug for Waiting {
+impl fmt::Debug for StoreWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Waiting")
     }
@@ -122,23 +122,23 @@ impl FramedPump {
         }
     }
 
-    /// Returns whether bytes were taken that have not been given on.
+    /// Returns whether bytes were read that have not been written.
     pub(in crate::relay) const fn holds_bytes(&self) -> bool {
         self.start < self.end
     }
 
-    /// Moves what can be moved, adds it to `moved`, and is ready once the end has been passed on.
-    pub(in crate::relay) fn poll<A: Transport, B: Transport>(
+    /// Moves as many bytes as possible, adds them to `moved`, and is ready once the end has been passed on.
+    pub(in crate::relay) fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
         (from, to): (&A, &B),
-        means: &Means,
+        resources: &RelayResources,
         moved: &mut u64,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), PumpError>> {
         let before = *moved;
         self.counted_to = self.work.map(|_| thread_cpu_time());
-        let ended = self.turn(cx, (from, to), means, moved);
-        means.tally(Engine::Copy, *moved - before);
+        let ended = self.pump(cx, (from, to), resources, moved);
+        resources.count_bytes(TransferEngine::Copy, *moved - before);
         self.count_work();
         self.counted_to = None;
         ended
@@ -152,35 +152,35 @@ impl FramedPump {
         }
     }
 
-    fn turn<A: Transport, B: Transport>(
+    fn pump<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
         (from, to): (&A, &B),
-        means: &Means,
+        resources: &RelayResources,
         moved: &mut u64,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), PumpError>> {
         let stop = *moved + POLL_BYTES_MAX;
         loop {
-            ready!(self.give(cx, to, means, moved))?;
+            ready!(self.give(cx, to, resources, moved))?;
             if let Some(error) = self.refused {
-                return Poll::Ready(Err(Fault::Frame(error)));
+                return Poll::Ready(Err(PumpError::Frame(error)));
             }
             if self.has_ended {
                 return Poll::Ready(self.end(to));
             }
             if *moved >= stop {
-                means.courtesy.yield_now();
+                resources.yielder.yield_now(&resources.server, resources.counters.active.value());
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            ready!(self.prepare(cx, means));
+            ready!(self.prepare(cx, resources));
             let taken = match self.take(cx, from) {
                 Poll::Ready(Ok(taken)) => taken,
                 Poll::Ready(Err(source)) => return Poll::Ready(Err(self.broken(source))),
                 Poll::Pending => {
                     self.set_wakes(from);
                     if !self.holds_bytes() {
-                        // Memory is for those that hold something.
+                        // Only directions that hold bytes keep memory.
                         self.drop_buffer();
                     }
                     return Poll::Pending;
@@ -189,13 +189,13 @@ impl FramedPump {
             if taken == 0 {
                 self.has_ended = true;
             } else {
-                self.refused = self.scan(means).err();
+                self.refused = self.scan(resources).err();
             }
         }
     }
 
-    /// Sees to it that we are woken for as many bytes as are worth it. Here nothing can be read.
-    fn set_wakes<A: Transport>(&mut self, from: &A) {
+    /// Sets the low-water mark to a worthwhile number of bytes. Called when nothing can be read.
+    fn set_wakes<A: RelayStream>(&mut self, from: &A) {
         let rest = self.current.map_or(0, |current| match current.total {
             total if total > PIECE_BYTES && self.framing.mode != FrameMode::CutThrough => {
                 total - current.seen
@@ -209,27 +209,27 @@ impl FramedPump {
         }
     }
 
-    /// Sends what may be sent.
-    fn give<B: Transport>(
+    /// Sends the sendable bytes.
+    fn give<B: RelayStream>(
         &mut self,
         cx: &Context<'_>,
         to: &B,
-        means: &Means,
+        resources: &RelayResources,
         moved: &mut u64,
-    ) -> Poll<Result<(), Fault>> {
+    ) -> Poll<Result<(), PumpError>> {
         while self.start < self.sendable {
             let Some(buffer) = &self.buffer else { break };
             let given = match to.poll_write(cx, &buffer[self.start..self.sendable]) {
                 Poll::Ready(Ok(0)) => Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(given) => given,
                 Poll::Pending => {
-                    self.blocked_since.get_or_insert_with(|| means.server.now());
+                    self.blocked_since.get_or_insert_with(|| resources.server.now());
                     return Poll::Pending;
                 }
             };
-            let given = given.map_err(|source| Fault::io(Side::To, source))?;
+            let given = given.map_err(|source| PumpError::io(StreamSide::To, source))?;
             if let Some(since) = self.blocked_since.take() {
-                self.blocked += means.server.now() - since;
+                self.blocked += resources.server.now() - since;
             }
             self.start += given;
             *moved += given as u64;
@@ -237,47 +237,51 @@ impl FramedPump {
         Poll::Ready(Ok(()))
     }
 
-    /// The sender has ended its stream.
-    fn end<B: Transport>(&mut self, to: &B) -> Result<(), Fault> {
+    /// Handles the end of the sender's stream.
+    fn end<B: RelayStream>(&mut self, to: &B) -> Result<(), PumpError> {
         if self.is_torn() {
             return Err(self.torn(None));
         }
         self.drop_buffer();
-        to.finish_writing().map_err(|source| Fault::io(Side::To, source))
+        to.finish_writing().map_err(|source| PumpError::io(StreamSide::To, source))
     }
 
     const fn is_torn(&self) -> bool {
         self.current.is_some() || self.holds_bytes()
     }
 
-    fn broken(&self, source: io::Error) -> Fault {
-        if self.is_torn() { self.torn(Some(source)) } else { Fault::io(Side::From, source) }
+    fn broken(&self, source: io::Error) -> PumpError {
+        if self.is_torn() {
+            self.torn(Some(source))
+        } else {
+            PumpError::io(StreamSide::From, source)
+        }
     }
 
-    fn torn(&self, source: Option<io::Error>) -> Fault {
+    fn torn(&self, source: Option<io::Error>) -> PumpError {
         match self.current {
-            Some(Current { total, seen, mode, .. }) => {
-                Fault::Torn { received: seen, length: total, mode, source }
+            Some(CurrentMessage { total, seen, mode, .. }) => {
+                PumpError::Torn { received: seen, length: total, mode, source }
             }
             None => {
                 let received = (self.end - self.start) as u64;
-                Fault::Torn { received, length: 0, mode: Mode::StoreAndForward, source }
+                PumpError::Torn { received, length: 0, mode: Mode::StoreAndForward, source }
             }
         }
     }
 
-    /// Returns the mode of the message that is under way, if one is.
+    /// Returns the mode of the unfinished message, if there is one.
     pub(in crate::relay) fn torn_mode(&self) -> Option<Mode> {
         self.is_torn().then(|| self.current.map_or(Mode::StoreAndForward, |current| current.mode))
     }
 
-    /// Sees to room for the next bytes. Here all that may be sent has been.
-    fn prepare(&mut self, cx: &mut Context<'_>, means: &Means) -> Poll<()> {
+    /// Makes room for the next bytes. Called when all sendable bytes have been sent.
+    fn prepare(&mut self, cx: &mut Context<'_>, resources: &RelayResources) -> Poll<()> {
         let stored = self.current.filter(|current| current.mode == Mode::StoreAndForward);
         if let Some(current) = stored {
             let needed = usize::try_from(current.total).unwrap_or(usize::MAX);
             if self.buffer.as_ref().is_none_or(|buffer| buffer.len() < needed) {
-                return self.grow_to(cx, means, needed);
+                return self.grow_to(cx, resources, needed);
             }
             let room = self.buffer.as_ref().map_or(0, |buffer| buffer.len() - self.start);
             if room < needed {
@@ -285,23 +289,32 @@ impl FramedPump {
             }
             return Poll::Ready(());
         }
+
         self.compact();
         let wanted = SIZES[self.size];
-        // A store is for the message that is stored in it. Whoever kept it for what comes next would fill it, and
-        // could not leave it for a larger one. What is held here is a part of a header at most.
+
+        // A store is only for the message stored in it: if kept, it would be filled by later bytes that could not leave
+        // it for a larger one. Here it holds at most a part of a header.
         let kept = self.buffer.as_ref().filter(|_| !self.is_store).map_or(0, |buffer| buffer.len());
         if kept < wanted {
-            let taken = SIZES[..=self.size].iter().rev().find_map(|size| means.buffers.take(*size));
+            let taken =
+                SIZES[..=self.size].iter().rev().find_map(|size| resources.buffers.take(*size));
             let floor = kept;
             if let Some(taken) = taken.filter(|taken| taken.len() > floor) {
                 self.move_to(taken, false);
             }
         }
+
         Poll::Ready(())
     }
 
-    /// Sees to memory for a message that is stored.
-    fn grow_to(&mut self, cx: &mut Context<'_>, means: &Means, needed: usize) -> Poll<()> {
+    /// Gets memory for a message that is to be stored.
+    fn grow_to(
+        &mut self,
+        cx: &mut Context<'_>,
+        resources: &RelayResources,
+        needed: usize,
+    ) -> Poll<()> {
         let size_bytes = needed.saturating_add(BEYOND_BYTES);
         if let Some(waiting) = &mut self.waiting {
             let store = ready!(waiting.0.as_mut().poll(cx));
@@ -309,42 +322,46 @@ impl FramedPump {
             self.move_to(store, true);
             return Poll::Ready(());
         }
+
         if self.is_store {
-            // A store that is too small, with no more in it than what was read beyond its message. Whoever waits for
-            // memory holds none of the same budget, so that those who hold some can always finish.
-            if let Some(floor) = means.buffers.take(FLOOR_BYTES) {
+            // A store that is too small, with only the bytes that were read beyond its message. A task that waits for
+            // memory holds none of the same budget, so that tasks that hold some can always finish.
+            if let Some(floor) = resources.buffers.take(FLOOR_BYTES) {
                 self.move_to(floor, false);
             }
         }
-        if let Some(store) = means.buffers.take_store(size_bytes) {
+
+        if let Some(store) = resources.buffers.take_store(size_bytes) {
             self.move_to(store, true);
             return Poll::Ready(());
         }
+
         if self.framing.mode == FrameMode::Planned {
-            means.counters.messages_unstored.add(1);
+            resources.counters.messages_unstored.add(1);
             if let Some(current) = &mut self.current {
                 current.mode = Mode::CutThrough;
             }
-            means.counters.messages_cut_through.add(1);
+            resources.counters.messages_cut_through.add(1);
             self.sendable = self.scanned;
-            // What is there already goes first.
+            // The bytes already held go first.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let mut waiting = Box::pin(means.buffers.wait_store(size_bytes));
+
+        let mut waiting = Box::pin(resources.buffers.wait_store(size_bytes));
         match waiting.as_mut().poll(cx) {
             Poll::Ready(store) => {
                 self.move_to(store, true);
                 Poll::Ready(())
             }
             Poll::Pending => {
-                self.waiting = Some(Waiting(waiting));
+                self.waiting = Some(StoreWait(waiting));
                 Poll::Pending
             }
         }
     }
 
-    /// Moves what is held into `buffer`, which has room for it.
+    /// Moves the held bytes into `buffer`, which has room for them.
     fn move_to(&mut self, mut buffer: Buffer, is_store: bool) {
         if let Some(old) = &self.buffer {
             let held = &old[self.start..self.end];
@@ -355,7 +372,7 @@ impl FramedPump {
         self.is_store = is_store;
     }
 
-    /// Moves what is held to the front of its buffer.
+    /// Moves the held bytes to the front of their buffer.
     fn compact(&mut self) {
         if self.start > 0 {
             if let Some(buffer) = &mut self.buffer {
@@ -378,7 +395,7 @@ impl FramedPump {
         (self.start, self.sendable, self.scanned, self.end) = (0, 0, 0, 0);
     }
 
-    fn take<A: Transport>(&mut self, cx: &Context<'_>, from: &A) -> Poll<io::Result<usize>> {
+    fn take<A: RelayStream>(&mut self, cx: &Context<'_>, from: &A) -> Poll<io::Result<usize>> {
         let Some(buffer) = &mut self.buffer else { unreachable!("invariant: prepared before") };
         let mut stop = buffer.len();
         if self.is_store
@@ -401,9 +418,9 @@ impl FramedPump {
         Poll::Ready(Ok(taken))
     }
 
-    /// Looks for headers and ends of messages in what has come.
-    fn scan(&mut self, means: &Means) -> Result<(), FrameError> {
-        let now = means.server.now();
+    /// Finds headers and ends of messages in the received bytes.
+    fn scan(&mut self, resources: &RelayResources) -> Result<(), FrameError> {
+        let now = resources.server.now();
         loop {
             let rest = self.end - self.scanned;
             let Some(current) = &mut self.current else {
@@ -416,7 +433,7 @@ impl FramedPump {
                 if length > max {
                     return Err(FrameError::TooLong { length, max });
                 }
-                self.begin(header.total(), now, means);
+                self.begin(header.total(), now, resources);
                 continue;
             };
             let wanted = current.total - current.seen;
@@ -429,7 +446,7 @@ impl FramedPump {
             }
             if current.seen == current.total {
                 let ended = *current;
-                self.complete(ended, now, means);
+                self.complete(ended, now, resources);
             } else {
                 if mode == Mode::CutThrough {
                     self.sendable = self.scanned;
@@ -439,37 +456,39 @@ impl FramedPump {
         }
     }
 
-    fn begin(&mut self, total: u64, now: Instant, means: &Means) {
+    fn begin(&mut self, total: u64, now: Instant, resources: &RelayResources) {
         let mode = match self.framing.mode {
             FrameMode::StoreAndForward => Mode::StoreAndForward,
             FrameMode::CutThrough => Mode::CutThrough,
             FrameMode::Planned => self.planner.choose(total),
         };
-        // Of a message that is there already in whole, nothing is gained.
+        // Cutting through gains nothing for a message that has already arrived completely.
         let is_whole = total <= (self.end - self.scanned) as u64;
         let mode = if is_whole { Mode::StoreAndForward } else { mode };
         if mode == Mode::CutThrough {
-            means.counters.messages_cut_through.add(1);
+            resources.counters.messages_cut_through.add(1);
         }
-        self.current = Some(Current { total, seen: 0, mode, began: now, first_bytes: 0 });
+        self.current = Some(CurrentMessage { total, seen: 0, mode, began: now, first_bytes: 0 });
     }
 
-    fn complete(&mut self, message: Current, now: Instant, means: &Means) {
+    fn complete(&mut self, message: CurrentMessage, now: Instant, resources: &RelayResources) {
         self.sendable = self.scanned;
         self.current = None;
-        means.counters.messages.add(1);
+        resources.counters.messages.add(1);
         if self.framing.mode != FrameMode::Planned {
             return;
         }
+
         self.count_work();
         let blocked = std::mem::take(&mut self.blocked);
         let while_arriving = match message.mode {
             Mode::StoreAndForward => Duration::ZERO,
-            // What could not be sent was not read either.
+            // While nothing could be sent, nothing was read either.
             Mode::CutThrough => blocked,
         };
+
         let is_like_last = self.last_mode.replace(message.mode) == Some(message.mode);
-        self.planner.note(Seen {
+        self.planner.note(MessageSample {
             bytes: message.total,
             mode: message.mode,
             arriving: (now - message.began).saturating_sub(while_arriving),
@@ -477,6 +496,7 @@ impl FramedPump {
             blocked,
             work: self.work.filter(|_| is_like_last),
         });
+
         let is_measured = self.planner.wants_work();
         self.work = is_measured.then_some(Duration::ZERO);
         self.counted_to = is_measured.then(|| self.counted_to.unwrap_or_else(thread_cpu_time));

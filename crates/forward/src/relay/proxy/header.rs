@@ -1,4 +1,4 @@
-//! Headers as bytes and as values.
+//! PROXY protocol headers, decoded and encoded.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,15 +10,15 @@ const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Signature, version and command, family and protocol, length.
 const FIXED_BYTES: usize = 16;
 
-/// What may follow the fixed part: addresses and additional fields. The protocol allows 65 535; senders that are
-/// known stay far below, and a relay waits for all of it.
+/// The maximum length after the fixed part: addresses and additional fields. The protocol allows 65 535; known senders
+/// stay far below, and a relay waits for all of it.
 const VARIABLE_BYTES_MAX: usize = 4096;
 
-/// A header of version 2: the connection that the sender speaks for.
+/// A header of version 2, which describes the sender's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProxyHeader {
-    /// The sender speaks for itself: a health check, for example.
+    /// The sender itself: a health check, for example.
     Local,
     /// A TCP connection, from the first address to the second.
     Tcp {
@@ -27,35 +27,35 @@ pub enum ProxyHeader {
         /// The address that the client connected to.
         destination: SocketAddr,
     },
-    /// A connection of a kind that has no addresses here: Unix, UDP or unknown.
+    /// A connection without addresses here: Unix, UDP or unknown.
     Unknown,
 }
 
-/// What the first bytes of a stream are.
+/// The result of decoding the first bytes of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProxyParse {
-    /// So many bytes are needed in all, before more can be said.
+    /// Incomplete: at least this many bytes are needed in total.
     Needs(usize),
-    /// A header of so many bytes.
+    /// A complete header, and its length in bytes.
     Complete(ProxyHeader, usize),
 }
 
-/// Bytes that are no header of version 2.
+/// Bytes that are not a header of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProxyError {
-    /// A header of version 1, the one in words.
+    /// A header of version 1, the textual one.
     #[error(
         "it is of the PROXY protocol's version 1: let the sender use version 2 (`send-proxy-v2`)"
     )]
     Version1,
-    /// The signature of version 2, and another version behind it.
+    /// The signature of version 2, followed by another version.
     #[error("it is of version {0} of the PROXY protocol: only 2 is known")]
     Version(u8),
     /// Something else.
     #[error(
-        "no PROXY protocol: let the sender speak it, or do not list it among those that are trusted to"
+        "it is not a PROXY protocol header: let the sender send one, or remove it from the trusted networks"
     )]
     NoSignature,
     /// A command that is neither LOCAL nor PROXY.
@@ -64,44 +64,44 @@ pub enum ProxyError {
     /// A family or a protocol that does not exist.
     #[error("its family and protocol are {0:#04x}, which do not exist")]
     Family(u8),
-    /// Fewer bytes than the addresses take.
+    /// Too few bytes for the addresses.
     #[error("it has {length} bytes for addresses that take {needed}")]
     Short {
-        /// Bytes that it says it has.
+        /// The length in the header.
         length: usize,
-        /// Bytes of the addresses.
+        /// The length of the addresses.
         needed: usize,
     },
-    /// More bytes than anybody sends.
+    /// More bytes than are accepted.
     #[error("it has {length} bytes after the fixed part: at most {VARIABLE_BYTES_MAX} are taken")]
     Long {
-        /// Bytes that it says it has.
+        /// The length in the header.
         length: usize,
     },
     /// The stream ended first.
     #[error("it ended after {received} bytes")]
     Truncated {
-        /// Bytes that came.
+        /// Bytes received.
         received: usize,
     },
-    /// It did not come within the connect time-out.
-    #[error("it did not come in time")]
+    /// It did not arrive within the connect time-out.
+    #[error("it did not arrive in time")]
     Late,
 }
 
 impl ProxyHeader {
-    /// Bytes of the longest header that is written.
+    /// The maximum length of an encoded header, in bytes.
     pub const WRITTEN_BYTES_MAX: usize = FIXED_BYTES + 36;
 
-    /// Returns the header for a connection of a client with these addresses, if it has some.
+    /// Returns the header for a client's connection with these addresses: [`Unknown`](Self::Unknown) if there are none.
     #[must_use]
     pub fn of(addresses: Option<(SocketAddr, SocketAddr)>) -> Self {
         addresses.map_or(Self::Unknown, |(source, destination)| Self::Tcp { source, destination })
     }
 
-    /// Writes the header into `room` and returns how many bytes it took.
+    /// Writes the header into `room` and returns its length.
     ///
-    /// Addresses of different families are both written as IPv6, the one of IPv4 as a mapped one.
+    /// Addresses of different families are both written as IPv6, with the IPv4 one mapped.
     pub fn write(&self, room: &mut [u8; Self::WRITTEN_BYTES_MAX]) -> usize {
         let (head, addresses) = room.split_at_mut(FIXED_BYTES);
         let (command, family, length) = match self {
@@ -119,7 +119,7 @@ impl ProxyHeader {
         FIXED_BYTES + usize::from(length)
     }
 
-    /// Reads a header from the first bytes of a stream. Additional fields (TLVs) are passed over.
+    /// Decodes a header at the start of a stream. Additional fields (TLVs) are skipped.
     ///
     /// ```
     /// use vigie_forward::relay::{ProxyError, ProxyHeader, ProxyParse};
@@ -137,7 +137,7 @@ impl ProxyHeader {
     /// ```
     ///
     /// # Errors
-    /// [`ProxyError`], as soon as the bytes show it.
+    /// [`ProxyError`], as soon as the bytes received show it.
     pub fn read(bytes: &[u8]) -> Result<ProxyParse, ProxyError> {
         let known = bytes.len().min(SIGNATURE.len());
         if bytes[..known] != SIGNATURE[..known] {
@@ -149,9 +149,11 @@ impl ProxyHeader {
                 (false, _) => Err(ProxyError::NoSignature),
             };
         }
+
         let Some(fixed) = bytes.first_chunk::<FIXED_BYTES>() else {
             return Ok(ProxyParse::Needs(FIXED_BYTES));
         };
+
         let (version, command, family) = (fixed[12] >> 4, fixed[12] & 0x0f, fixed[13]);
         if version != 2 {
             return Err(ProxyError::Version(version));
@@ -159,18 +161,22 @@ impl ProxyHeader {
         if command > 1 {
             return Err(ProxyError::Command(command));
         }
+
         let length = usize::from(u16::from_be_bytes([fixed[14], fixed[15]]));
         if length > VARIABLE_BYTES_MAX {
             return Err(ProxyError::Long { length });
         }
+
         let needed = address_bytes(family).ok_or(ProxyError::Family(family))?;
         if command == 1 && length < needed {
             return Err(ProxyError::Short { length, needed });
         }
+
         let total = FIXED_BYTES + length;
         let Some(variable) = bytes.get(FIXED_BYTES..total) else {
             return Ok(ProxyParse::Needs(total));
         };
+
         let header = match (command, family) {
             (0, _) => Self::Local,
             (_, TCP4) => Self::Tcp {
@@ -183,6 +189,7 @@ impl ProxyHeader {
             },
             _ => Self::Unknown,
         };
+
         Ok(ProxyParse::Complete(header, total))
     }
 }
@@ -191,10 +198,10 @@ impl ProxyHeader {
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 
-/// Bytes of both addresses; `None` for what does not exist.
+/// The length of both addresses; `None` for undefined values.
 const fn address_bytes(family: u8) -> Option<usize> {
     match family {
-        // Unspecified; what follows is passed over.
+        // Unspecified; the rest is skipped.
         0x00 => Some(0),
         TCP4 | 0x12 => Some(12),
         TCP6 | 0x22 => Some(36),
@@ -254,7 +261,7 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: what is written is read back, from any split. Method: random addresses; every prefix asks for
+        /// Goal: an encoded header decodes to itself, from any split. Method: random addresses; every prefix asks for
         /// more, and never for more than there is.
         #[test]
         fn headers_are_read_back(source in address(), destination in address()) {
@@ -275,8 +282,8 @@ mod tests {
             }
         }
 
-        /// Goal: nothing panics, and what asks for more asks for a bounded number. Method: random bytes, and valid
-        /// headers with random bytes in them.
+        /// Goal: nothing panics, and an incomplete header asks for a bounded number of bytes. Method: random bytes, and
+        /// valid headers with random bytes in them.
         #[test]
         fn damaged_headers_are_read(
             bytes in prop::collection::vec(any::<u8>(), 0..300),

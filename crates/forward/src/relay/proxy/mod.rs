@@ -1,4 +1,4 @@
-//! The PROXY protocol, version 2: who the client was, said to an upstream before the client's first byte.
+//! The PROXY protocol, version 2: tells an upstream the client's address, before the client's first byte.
 //!
 //! # Source
 //! The PROXY protocol, versions 1 and 2 (W. Tarreau, HAProxy Technologies, 2020), [proxy-protocol, §2.2].

@@ -1,4 +1,4 @@
-//! Ranges of addresses.
+//! Networks: ranges of addresses.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 
 use thiserror::Error;
 
-/// A range of addresses: those that share the first bits with one.
+/// A range of addresses that share a prefix.
 ///
 /// ```
 /// use vigie_forward::relay::Network;
@@ -25,7 +25,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns whether `address` is of the range. An IPv4 address that is mapped into IPv6 counts as what it is.
+    /// Returns whether `address` is in the range. An IPv4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address.to_canonical()) {
@@ -47,7 +47,7 @@ impl Network {
 }
 
 impl From<IpAddr> for Network {
-    /// The range of this address alone.
+    /// The range with only this address.
     fn from(address: IpAddr) -> Self {
         let address = address.to_canonical();
         Self { address, prefix_bits: if address.is_ipv4() { 32 } else { 128 } }
@@ -60,9 +60,11 @@ impl fmt::Display for Network {
     }
 }
 
-/// A text is no range of addresses.
+/// A text that is not a network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{text}` is no network: write an address, or `ADDRESS/BITS` with at most 32 or 128 bits")]
+#[error(
+    "`{text}` is not a network: write an address, or `ADDRESS/BITS` with at most 32 or 128 bits"
+)]
 #[non_exhaustive]
 pub struct ParseNetworkError {
     /// The text.
@@ -88,7 +90,7 @@ impl FromStr for Network {
 mod tests {
     use super::*;
 
-    /// Goal: prefixes of all lengths hold what they should. Method: the ends of ranges, both families.
+    /// Goal: prefixes of all lengths contain the right addresses. Method: the ends of ranges, both families.
     #[test]
     fn ranges_hold_what_they_should() {
         for (network, inside, outside) in [

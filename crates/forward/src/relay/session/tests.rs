@@ -1,4 +1,4 @@
-//! Sessions between simulated streams, in virtual time: every order and every time comes from a seed.
+//! Sessions between simulated streams, in virtual time: all orders and times come from a seed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,8 +16,8 @@ use super::Session;
 use crate::{
     model::Mode,
     relay::{
-        FrameMode, Framing, LengthFormat, Peer, RelayError, Transfer, means::Means,
-        transport::Transport, wait::until,
+        FrameMode, Framing, LengthFormat, Peer, RelayError, Transfer, resources::RelayResources,
+        stream::RelayStream, wait::timeout_at,
     },
 };
 
@@ -28,7 +28,7 @@ struct Half {
     capacity: usize,
     has_ended: bool,
     is_reset: bool,
-    /// Nothing is there for the reader before so much is.
+    /// The reader sees nothing until this many bytes are available.
     low_water: usize,
     waiting: Vec<Waker>,
 }
@@ -58,7 +58,7 @@ fn stream(capacity: usize) -> (End, End) {
     (near, End { incoming: other, outgoing: one })
 }
 
-impl Transport for End {
+impl RelayStream for End {
     fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
         let half = &mut *self.incoming.borrow_mut();
         if half.is_reset {
@@ -129,7 +129,7 @@ impl End {
         Ok(())
     }
 
-    /// Reads to the end; what came before an error, and whether there was one.
+    /// Reads until the end; returns the bytes before an error, and whether there was one.
     async fn read_exact(&self, length: usize) -> Vec<u8> {
         let mut heard = vec![0; length];
         let mut at = 0;
@@ -153,8 +153,8 @@ impl End {
     }
 }
 
-fn means(server: &Server) -> Means {
-    Means::new(server.clone(), 1 << 20, 0, Transfer::Copy)
+fn resources(server: &Server) -> RelayResources {
+    RelayResources::new(server.clone(), 1 << 20, 0, Transfer::Copy)
 }
 
 async fn sleep(server: &Server, time: Duration) {
@@ -163,8 +163,8 @@ async fn sleep(server: &Server, time: Duration) {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Goal: a connection ends when nothing has moved for the idle time-out, to the nanosecond, and not before. Method:
-/// a byte at 10 s one way and at 25 s the other, with a time-out of 20 s.
+/// Goal: a connection ends when nothing has moved for the idle time-out, exact to the nanosecond. Method: a byte at 10
+/// s one way and at 25 s the other, with a time-out of 20 s.
 #[test]
 fn idle_connections_end_on_time() {
     let mut simulation = Simulation::new(1);
@@ -179,10 +179,10 @@ fn idle_connections_end_on_time() {
         upstream.write_all(b"y").await.expect("open");
         client.read(&mut [0; 8]).await.expect("open");
     });
-    let means = means(&server);
-    let mut session = Session::new((near, far), None, Some(20 * SECOND), &means);
+    let resources = resources(&server);
+    let mut session = Session::new((near, far), None, Some(20 * SECOND), &resources);
     let ended = simulation.block_on(async {
-        let ended = session.run(&means).await;
+        let ended = session.run(&resources).await;
         talk.await;
         ended
     });
@@ -193,24 +193,24 @@ fn idle_connections_end_on_time() {
     assert_eq!(simulation.now(), Instant::from_nanos(45_000_000_000));
 }
 
-/// Goal: a wait ends at its deadline, and what comes before it wins. Method: something that never comes, and
-/// something that comes at the same instant.
+/// Goal: a wait ends at its deadline, and an event at the same time wins. Method: one that never comes, and one at the
+/// same instant.
 #[test]
 fn waits_end_at_their_deadline() {
     let mut simulation = Simulation::new(2);
     let server = simulation.server().clone();
     let deadline = server.now() + SECOND;
-    let late = simulation.block_on(until(&server, deadline, pending::<()>()));
+    let late = simulation.block_on(timeout_at(&server, deadline, pending::<()>()));
     assert!(matches!(late, Ok(Ok(None))));
     assert_eq!(simulation.now(), deadline);
     let now = simulation.now();
-    let both = simulation.block_on(until(&server, now, async { 5 }));
+    let both = simulation.block_on(timeout_at(&server, now, async { 5 }));
     assert!(matches!(both, Ok(Ok(Some(5)))));
 }
 
 /// Goal: every byte arrives in order in both directions, whatever the order of events and the sizes of queues; and a
-/// run is a function of its seed. Method: 64 seeds; pieces, pauses and queues are drawn, and one side ends
-/// long before the other. One run in eight is made twice.
+/// run is a function of its seed. Method: 64 seeds; pieces, pauses and queues are random, and one side ends long before
+/// the other. One run in eight is made twice.
 #[test]
 fn every_byte_arrives_in_every_order() {
     for seed in 0..64 {
@@ -246,9 +246,9 @@ fn exchange(seed: u64) -> u64 {
         let piece = simulation.random().usize(1..10_000);
         heard.push((said, simulation.spawn(async move { end.read_all(piece).await })));
     }
-    let means = means(&server);
-    let mut session = Session::new((near, far), None, None, &means);
-    let ended = simulation.block_on(session.run(&means));
+    let resources = resources(&server);
+    let mut session = Session::new((near, far), None, None, &resources);
+    let ended = simulation.block_on(session.run(&resources));
     assert!(matches!(ended, Ok(Ok(()))), "seed {seed}: {ended:?}");
     let (_, from_client) = heard.pop().expect("two sides");
     let (said_by_client, from_upstream) = heard.pop().expect("two sides");
@@ -256,15 +256,15 @@ fn exchange(seed: u64) -> u64 {
     let at_client = simulation.block_on(from_upstream).expect("it ends");
     assert!(at_upstream == (said_by_client, false), "seed {seed}");
     assert!(!at_client.1, "seed {seed}");
-    let stats = means.counters.snapshot();
+    let stats = resources.counters.snapshot();
     assert_eq!(stats.bytes_up, at_upstream.0.len() as u64, "seed {seed}");
     assert_eq!(stats.bytes_down, at_client.0.len() as u64, "seed {seed}");
     simulation.trace_hash()
 }
 
-/// Goal: wherever a stream of messages breaks off, a receiver of stored messages has whole ones, and one of messages
-/// that are cut through has what came, and knows. Method: 200 seeds: random messages, cut at a random byte, by an
-/// end or a reset.
+/// Goal: wherever a stream of messages breaks off, a receiver of stored messages gets complete ones, and a receiver of
+/// cut-through messages gets the bytes that arrived, and an error. Method: 200 seeds: random messages, cut at a random
+/// byte, by an end or a reset.
 #[test]
 fn streams_break_off_anywhere() {
     for seed in 0..200 {
@@ -294,7 +294,7 @@ fn break_off(seed: u64, mode: FrameMode) {
     drop(simulation.spawn(async move {
         client.write_all(&said).await.expect("open");
         if is_reset {
-            // What was written is read first: the kernel lets go of it, however little it is.
+            // Wait until the written bytes have been read: the kernel delivers them all.
             while !client.outgoing.borrow().bytes.is_empty() {
                 client.outgoing.borrow_mut().set_low_water(0);
                 sleep(&timed, Duration::from_micros(10)).await;
@@ -310,10 +310,10 @@ fn break_off(seed: u64, mode: FrameMode) {
         reader.finish_writing().expect("the other direction is open or over");
         heard
     });
-    let means = means(&server);
+    let resources = resources(&server);
     let framing = Framing::new(LengthFormat::U32Be).mode(mode).message_bytes_max(100_000);
-    let mut session = Session::new((near, far), Some(framing), None, &means);
-    let ended = simulation.block_on(session.run(&means)).expect("no deadlock");
+    let mut session = Session::new((near, far), Some(framing), None, &resources);
+    let ended = simulation.block_on(session.run(&resources)).expect("no deadlock");
     // Dropping real streams ends them.
     drop(upstream);
     session.upstream.finish_writing().expect("a simulated stream");
@@ -321,7 +321,7 @@ fn break_off(seed: u64, mode: FrameMode) {
     let whole = ends.iter().copied().filter(|end| *end <= cut).max().unwrap_or(0);
     let is_torn = whole < cut;
     assert!(heard == text[..heard.len()], "seed {seed} {mode:?}: bytes differ");
-    let stats = means.counters.snapshot();
+    let stats = resources.counters.snapshot();
     match &ended {
         Err(RelayError::Torn { peer: Peer::Client, received, mode: torn, .. }) => {
             assert!(is_torn, "seed {seed}");
@@ -343,8 +343,8 @@ fn break_off(seed: u64, mode: FrameMode) {
     }
 }
 
-/// Goal: whole messages for a receiver that takes nothing keep a broken session for a bounded time, and for longer
-/// while it takes some. Method: a sender that is reset behind messages which nobody reads, or somebody now and then.
+/// Goal: complete messages for a receiver that accepts nothing keep a broken session for a bounded time, and longer
+/// while it accepts some. Method: a sender that is reset after messages that are never read, or only now and then.
 #[test]
 fn whole_messages_wait_for_their_receiver() {
     for reads in [0_u64, 3] {
@@ -364,10 +364,10 @@ fn whole_messages_wait_for_their_receiver() {
                 reader.read(&mut [0; 100]).await.expect("not reset yet");
             }
         }));
-        let means = means(&server);
+        let resources = resources(&server);
         let framing = Framing::new(LengthFormat::U32Be);
-        let mut session = Session::new((near, far), Some(framing), None, &means);
-        let ended = simulation.block_on(session.run(&means));
+        let mut session = Session::new((near, far), Some(framing), None, &resources);
+        let ended = simulation.block_on(session.run(&resources));
         assert!(matches!(ended, Ok(Err(RelayError::Failed { .. }))), "{ended:?}");
         let took = (simulation.now() - Instant::from_nanos(0)).as_secs();
         assert_eq!(took, 8 * reads + 10, "{reads} reads");
@@ -375,18 +375,18 @@ fn whole_messages_wait_for_their_receiver() {
     }
 }
 
-/// Goal: a session that is dropped before it is over resets both peers, and one that is over none. Method: drop it
-/// after its first bytes; then let both peers end.
+/// Goal: a session that is dropped early resets both peers; a finished one resets none. Method: drop it after its first
+/// bytes; then let both peers end.
 #[test]
 fn a_dropped_session_is_no_end() {
     for is_over in [false, true] {
         let mut simulation = Simulation::new(4);
         let server = simulation.server().clone();
         let ((client, near), (far, upstream)) = (stream(64), stream(64));
-        let means = means(&server);
-        let mut session = Session::new((near, far), None, None, &means);
+        let resources = resources(&server);
+        let mut session = Session::new((near, far), None, None, &resources);
         let heard = simulation.block_on(async {
-            let mut running = std::pin::pin!(session.run(&means));
+            let mut running = std::pin::pin!(session.run(&resources));
             client.write_all(b"half").await.expect("open");
             poll_fn(|cx| {
                 assert!(running.as_mut().poll(cx).is_pending());
@@ -438,18 +438,19 @@ fn pieces_are_cut_through_as_they_come() {
             upstream.read_all(1 << 20).await;
             upstream.finish_writing().expect("open");
         }));
-        let means = means(&server);
-        let means = Means { buffers: crate::relay::buffers::Buffers::new(4 << 20), ..means };
+        let resources = resources(&server);
+        let resources =
+            RelayResources { buffers: crate::relay::buffers::Buffers::new(4 << 20), ..resources };
         let framing = Framing::new(LengthFormat::U32Be).mode(mode);
-        let mut session = Session::new((near, far), Some(framing), None, &means);
-        let ended = simulation.block_on(session.run(&means));
+        let mut session = Session::new((near, far), Some(framing), None, &resources);
+        let ended = simulation.block_on(session.run(&resources));
         assert!(matches!(ended, Ok(Ok(()))), "{ended:?}");
         assert_eq!(first.get(), Some(Instant::from_nanos(expected)), "{mode:?}");
     }
 }
 
-/// Goal: a receiver that takes nothing costs one buffer, and its sender is not read any more. Method: an
-/// endless sender, raw and framed, until nothing moves.
+/// Goal: a receiver that accepts nothing costs one buffer, and its sender is not read any more. Method: an endless
+/// sender, raw and framed, until nothing moves.
 #[test]
 fn a_stalled_receiver_costs_one_buffer() {
     let framing = Framing::new(LengthFormat::U32Be).mode(FrameMode::CutThrough);
@@ -465,16 +466,16 @@ fn a_stalled_receiver_costs_one_buffer() {
                 count.set(count.get() + message.len());
             }
         }));
-        let means = means(&server);
-        let mut session = Session::new((near, far), framing, Some(SECOND), &means);
-        let ended = simulation.block_on(session.run(&means));
+        let resources = resources(&server);
+        let mut session = Session::new((near, far), framing, Some(SECOND), &resources);
+        let ended = simulation.block_on(session.run(&resources));
         assert!(matches!(ended, Ok(Err(RelayError::Idle { .. }))), "{ended:?}");
         assert!(sent.get() <= 300_000, "{} bytes", sent.get());
     }
 }
 
-/// Goal: no message waits for bytes behind it. Method: requests of random lengths in random pieces, each of which is answered
-/// only when it is whole, and followed by the next only then.
+/// Goal: no message waits for bytes behind it. Method: requests of random lengths in random pieces, each answered only
+/// when complete, and followed by the next only then.
 #[test]
 fn no_message_waits_for_the_next() {
     for mode in [FrameMode::Planned, FrameMode::StoreAndForward, FrameMode::CutThrough] {
@@ -512,10 +513,10 @@ fn no_message_waits_for_the_next() {
                 }
                 upstream.finish_writing().expect("open");
             }));
-            let means = means(&server);
+            let resources = resources(&server);
             let framing = Framing::new(LengthFormat::U32Be).mode(mode);
-            let mut session = Session::new((near, far), Some(framing), None, &means);
-            let ended = simulation.block_on(session.run(&means));
+            let mut session = Session::new((near, far), Some(framing), None, &resources);
+            let ended = simulation.block_on(session.run(&resources));
             assert!(matches!(ended, Ok(Ok(()))), "seed {seed} {mode:?}: {ended:?}");
             simulation.block_on(talk).expect("it ends");
         }

@@ -12,46 +12,45 @@ use super::{refused, unreadable};
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{EditError, Fragment, Headers, Packet, Port, Tcp, TcpFlags, Transport},
-    pipeline::{Offload, Reason, Stage, Stock, Verdict},
-    tables::{Endpoint, NatError, NatTable, NatTuple, Prefix},
+    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
+    tables::{NatEndpoint, NatError, NatTable, NatTuple, Prefix},
 };
 
-/// Which flows are translated, and how.
+/// The flows to translate, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NatRule {
-    /// Flows that arrive on a port, from these addresses to others than these, say to come from `external`, with ports
-    /// of its own.
+    /// Flows that arrive on a port, from these addresses to other ones, get the source `external`, with a port from it.
     Source {
-        /// Where they arrive.
-        arrival: Port,
-        /// From whom.
+        /// Their ingress port.
+        ingress: Port,
+        /// Their source addresses.
         from: Prefix,
-        /// What they say instead.
+        /// Their new source address.
         external: IpAddr,
     },
-    /// Flows to an endpoint go to another one.
+    /// Flows to an endpoint are redirected to another one.
     Destination {
         /// The protocol's number: TCP or UDP.
         protocol: u8,
-        /// To whom they are sent.
-        external: Endpoint,
-        /// Who gets them.
-        internal: Endpoint,
+        /// The original destination.
+        external: NatEndpoint,
+        /// The new destination.
+        internal: NatEndpoint,
     },
 }
 
-/// Translates addresses and ports of TCP and UDP, and addresses and identifiers of echoes.
+/// Translates the addresses and ports of TCP and UDP, and the addresses and identifiers of echoes.
 ///
-/// Packets of a flow of the table are translated, in both directions. Others begin a flow if a rule means them, the
-/// first that does; others pass as they are, except that what is sent to an external address and belongs to
-/// no flow is dropped ([`Reason::NatUnknown`]), and so is what a rule means and what has nothing to be told by
+/// Packets of flows in the table are translated, in both directions. Other packets start a flow if a rule matches them,
+/// the first one that does; the rest pass unchanged, with two exceptions: packets to an external address that belong to
+/// no flow are dropped ([`Reason::NatUnknown`]), and so are packets that match a rule but have no ports or identifier
 /// ([`Reason::NatProtocol`]).
 ///
 /// - Later fragments follow their first one, for a minute; one that comes before it is dropped
 ///   ([`Reason::NatFragment`]).
-/// - Errors of ICMP are translated with what they quote.
-/// - A flow is not led back to where it came from ("hairpinning"): inside, use inside addresses.
+/// - ICMP errors are translated together with the packet that they quote.
+/// - A flow is not returned to the network it came from ("hairpinning"): inside, use inside addresses.
 #[derive(Debug)]
 pub struct Nat {
     table: NatTable,
@@ -66,7 +65,7 @@ impl Nat {
         Self { table, rules: Vec::new(), fragments: Fragments::default() }
     }
 
-    /// Adds a rule behind the others.
+    /// Appends a rule.
     #[must_use]
     pub fn rule(mut self, rule: NatRule) -> Self {
         self.rules.push(rule);
@@ -85,7 +84,7 @@ impl Nat {
         &self.rules
     }
 
-    /// Begins a flow, if a rule means it. An answer begins none.
+    /// Starts a flow, if a rule matches. An answer starts none.
     fn open(
         &self,
         packet: &Packet,
@@ -93,13 +92,13 @@ impl Nat {
         flags: Option<TcpFlags>,
         now: Instant,
     ) -> Result<Option<NatTuple>, NatError> {
-        if tuple.is_answer {
+        if tuple.is_echo_reply {
             return Ok(None);
         }
         for rule in &self.rules {
             match *rule {
-                NatRule::Source { arrival, from, external }
-                    if packet.arrival() == arrival
+                NatRule::Source { ingress, from, external }
+                    if packet.ingress() == ingress
                         && from.contains(tuple.source.address)
                         && !from.contains(tuple.destination.address)
                         && tuple.source.address.is_ipv4() == external.is_ipv4() =>
@@ -124,20 +123,20 @@ impl Nat {
         })
     }
 
-    /// Returns whether a packet that cannot be told to a flow would have to be translated.
-    fn is_meant(&self, arrival: Port, source: IpAddr, destination: IpAddr) -> bool {
+    /// Returns whether a packet without ports or identifier would have to be translated.
+    fn is_meant(&self, ingress: Port, source: IpAddr, destination: IpAddr) -> bool {
         self.rules.iter().any(|rule| match rule {
-            NatRule::Source { arrival: port, from, .. } => {
-                *port == arrival && from.contains(source) && !from.contains(destination)
+            NatRule::Source { ingress: port, from, .. } => {
+                *port == ingress && from.contains(source) && !from.contains(destination)
             }
             NatRule::Destination { .. } => false,
         })
     }
 
-    /// What becomes of a packet without a flow.
+    /// The verdict on a packet without a flow.
     fn without_flow(
         &self,
-        arrival: Port,
+        ingress: Port,
         addresses: (IpAddr, IpAddr),
         otherwise: Reason,
     ) -> Verdict {
@@ -146,26 +145,26 @@ impl Nat {
             let is_fragment = otherwise == Reason::NatFragment;
             return Verdict::Drop(if is_fragment { otherwise } else { Reason::NatUnknown });
         }
-        if self.is_meant(arrival, source, destination) {
+        if self.is_meant(ingress, source, destination) {
             Verdict::Drop(otherwise)
         } else {
             Verdict::Pass
         }
     }
 
-    /// Lets a later fragment follow its first.
+    /// Translates a later fragment like its first.
     fn follow(&self, packet: &mut Packet, headers: &Headers, now: Instant) -> Verdict {
         let Some(key) = fragments::key(headers, packet.bytes()) else { return Verdict::Pass };
         let Some((source, destination)) = self.fragments.find(&key, now) else {
             let addresses = (key.0, key.1);
-            return self.without_flow(packet.arrival(), addresses, Reason::NatFragment);
+            return self.without_flow(packet.ingress(), addresses, Reason::NatFragment);
         };
         let done = packet.set_source(source).and_then(|()| packet.set_destination(destination));
         done.map_or_else(|error| refused(&error), |()| Verdict::Pass)
     }
 }
 
-/// The flags of a segment of TCP.
+/// The flags of a TCP segment.
 fn flags(headers: &Headers, frame: &[u8]) -> Option<TcpFlags> {
     if headers.transport != Transport::Tcp {
         return None;
@@ -174,7 +173,7 @@ fn flags(headers: &Headers, frame: &[u8]) -> Option<TcpFlags> {
     Tcp::parse(segment).ok().map(|tcp| tcp.flags())
 }
 
-/// Makes a packet say what it becomes.
+/// Applies a translation to a packet.
 fn replace(packet: &mut Packet, before: &NatTuple, after: &NatTuple) -> Result<(), EditError> {
     if before.source.address != after.source.address {
         packet.set_source(after.source.address)?;
@@ -205,36 +204,41 @@ impl Stage for Nat {
             Ok(headers) => headers,
             Err(error) => return unreadable(&error),
         };
+
         let Some(addresses) = headers.addresses(packet.bytes()) else { return Verdict::Pass };
         if headers.fragment == Fragment::Later {
             return self.follow(packet, &headers, now);
         }
-        let arrival = packet.arrival();
+
+        let ingress = packet.ingress();
         let Some(tuple) = NatTuple::of(&headers, packet.bytes()) else {
             return match quoted::translate(&self.table, packet, &headers) {
                 Some(Ok(())) => Verdict::Pass,
                 Some(Err(error)) => refused(&error),
-                None => self.without_flow(arrival, addresses, Reason::NatProtocol),
+                None => self.without_flow(ingress, addresses, Reason::NatProtocol),
             };
         };
+
         let flags = flags(&headers, packet.bytes());
         let becomes = match self.table.translate(&tuple, flags, now) {
             Some(becomes) => becomes,
             None => match self.open(packet, tuple, flags, now) {
                 Ok(Some(becomes)) => becomes,
-                Ok(None) => return self.without_flow(arrival, addresses, Reason::NatUnknown),
+                Ok(None) => return self.without_flow(ingress, addresses, Reason::NatUnknown),
                 Err(NatError::Ports { .. }) => return Verdict::Drop(Reason::NatPorts),
                 Err(NatError::Full { .. } | NatError::Conflict) => {
                     return Verdict::Drop(Reason::NatFull);
                 }
             },
         };
+
         if headers.fragment == Fragment::First
             && let Some(key) = fragments::key(&headers, packet.bytes())
         {
             let becomes = (becomes.source.address, becomes.destination.address);
             self.fragments.note(key, becomes, now);
         }
+
         match replace(packet, &tuple, &becomes) {
             Ok(()) => Verdict::Pass,
             Err(error) => refused(&error),
@@ -242,6 +246,6 @@ impl Stage for Nat {
     }
 
     fn offload(&self) -> Offload<'_> {
-        Offload::Stock(Stock::Nat(self))
+        Offload::Stock(StockStage::Nat(self))
     }
 }

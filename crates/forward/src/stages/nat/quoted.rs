@@ -1,5 +1,5 @@
-//! Errors of ICMP, which quote the packet that they are about: what is quoted is translated back, so that whoever sent
-//! it knows it again (RFC 5508, §4.2).
+//! ICMP errors, which quote the packet that they are about: the quote is translated back, so that the sender recognises
+//! its packet (RFC 5508, §4.2).
 
 use std::net::IpAddr;
 
@@ -8,20 +8,20 @@ use crate::{
         EditError, Headers, ICMP, ICMP_BYTES, ICMPV6, IPV4_BYTES, IPV6_BYTES, Packet, Sum, TCP,
         Transport, UDP, put, updated,
     },
-    tables::{Endpoint, NatTable, NatTuple},
+    tables::{NatEndpoint, NatTable, NatTuple},
 };
 
-/// A packet that is quoted, mostly cut off.
+/// A quoted packet, usually truncated.
 struct Quote {
     tuple: NatTuple,
-    /// Places in the quote.
+    /// Offsets in the quote.
     source_at: usize,
     destination_at: usize,
     address_bytes: usize,
     transport_at: usize,
 }
 
-/// Returns whether a message of ICMP is an error, which quotes a packet.
+/// Returns whether an ICMP message is an error, which quotes a packet.
 const fn is_error(transport: Transport, kind: u8) -> bool {
     match transport {
         Transport::Icmp => matches!(kind, 3 | 4 | 11 | 12),
@@ -34,7 +34,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
 }
 
-/// Reads what is quoted, of which no more than eight bytes behind the header of IP need be there.
+/// Parses a quote, which may contain as little as eight bytes after the IP header.
 fn read(bytes: &[u8]) -> Option<Quote> {
     let first = *bytes.first()?;
     let (source, destination, protocol, places) = match first >> 4 {
@@ -57,8 +57,9 @@ fn read(bytes: &[u8]) -> Option<Quote> {
         }
         _ => return None,
     };
+
     let at = places.3;
-    let (ports, is_answer) = match protocol {
+    let (ports, is_echo_reply) = match protocol {
         TCP | UDP => ((word(bytes, at)?, word(bytes, at + 2)?), false),
         ICMP | ICMPV6 => match *bytes.get(at)? {
             8 | 128 => ((word(bytes, at + 4)?, 0), false),
@@ -67,17 +68,19 @@ fn read(bytes: &[u8]) -> Option<Quote> {
         },
         _ => return None,
     };
+
     let tuple = NatTuple {
         protocol,
-        source: Endpoint::new(source, ports.0),
-        destination: Endpoint::new(destination, ports.1),
-        is_answer,
+        source: NatEndpoint::new(source, ports.0),
+        destination: NatEndpoint::new(destination, ports.1),
+        is_echo_reply,
     };
+
     let (source_at, destination_at, address_bytes, transport_at) = places;
     Some(Quote { tuple, source_at, destination_at, address_bytes, transport_at })
 }
 
-/// Translates an error about a packet of a flow. `None` if it is no error, or about no flow.
+/// Translates an error about a packet of a flow. `None` if it is not an error, or not about a flow.
 pub(super) fn translate(
     table: &NatTable,
     packet: &mut Packet,
@@ -101,7 +104,7 @@ pub(super) fn translate(
     let at = headers.transport_at + 2;
     let checksum = word(frame, at)?;
     put(frame, at, updated(checksum, before, after).to_be_bytes());
-    // The header of the error itself: to whom the answer would go, and from whom if he sent it himself.
+    // The error's own header: the destination of an answer, and its source if the error comes from that host itself.
     let mut done = packet.set_destination(answer.destination.address);
     if done.is_ok() && source == quote.tuple.destination.address {
         done = packet.set_source(answer.source.address);
@@ -109,7 +112,7 @@ pub(super) fn translate(
     Some(done)
 }
 
-/// Makes a quote that of another packet, with the checksums of which it has enough.
+/// Rewrites a quote, and as many of its checksums as it contains.
 fn rewrite(quoted: &mut [u8], quote: &Quote, becomes: &NatTuple) {
     let address_sum = |bytes: &[u8]| {
         let source = bytes.get(quote.source_at..quote.source_at + quote.address_bytes);
@@ -117,6 +120,7 @@ fn rewrite(quoted: &mut [u8], quote: &Quote, becomes: &NatTuple) {
             bytes.get(quote.destination_at..quote.destination_at + quote.address_bytes);
         Sum::ZERO.bytes(source.unwrap_or_default()).bytes(destination.unwrap_or_default()).folded()
     };
+
     let before = address_sum(quoted);
     for (at, address) in [
         (quote.source_at, becomes.source.address),
@@ -127,10 +131,12 @@ fn rewrite(quoted: &mut [u8], quote: &Quote, becomes: &NatTuple) {
             IpAddr::V6(address) => put(quoted, at, address.octets()),
         }
     }
+
     let after = address_sum(quoted);
     if quote.address_bytes == 4 {
         change(quoted, 10, before, after);
     }
+
     let at = quote.transport_at;
     let protocol = quote.tuple.protocol;
     let (old, new, covers) = if quote.tuple.is_echo() {
@@ -145,22 +151,25 @@ fn rewrite(quoted: &mut [u8], quote: &Quote, becomes: &NatTuple) {
         };
         (sum(&quote.tuple), sum(becomes), true)
     };
+
     let checksum_at = at
         + match protocol {
             TCP => 16,
             UDP => 6,
             _ => 2,
         };
+
     if protocol == UDP && word(quoted, checksum_at) == Some(0) {
         return;
     }
+
     change(quoted, checksum_at, old, new);
     if covers {
         change(quoted, checksum_at, before, after);
     }
 }
 
-/// Updates a checksum, if it is quoted.
+/// Updates a checksum, if the quote contains it.
 fn change(quoted: &mut [u8], at: usize, before: u16, after: u16) {
     if let Some(checksum) = word(quoted, at) {
         put(quoted, at, updated(checksum, before, after).to_be_bytes());

@@ -1,4 +1,4 @@
-//! What a flow is known by.
+//! The identification of flows.
 
 use std::{
     fmt,
@@ -11,14 +11,14 @@ use crate::packet::{Headers, ICMP, ICMPV6, Icmp, Transport};
 /// One end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "an address and a port")]
-pub struct Endpoint {
+pub struct NatEndpoint {
     /// Its address.
     pub address: IpAddr,
-    /// Its port; of an echo, the identifier on the side that asks, and 0 on the other.
+    /// Its port; for an echo, the identifier on the requesting side, and 0 on the other.
     pub port: u16,
 }
 
-impl Endpoint {
+impl NatEndpoint {
     /// Creates an end.
     #[must_use]
     pub const fn new(address: IpAddr, port: u16) -> Self {
@@ -26,37 +26,37 @@ impl Endpoint {
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for NatEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         std::net::SocketAddr::new(self.address, self.port).fmt(f)
     }
 }
 
-/// What a packet says of the flow to which it belongs.
+/// The fields of a packet that identify its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "what identifies a flow, and no more")]
 pub struct NatTuple {
-    /// The protocol's number.
+    /// The protocol number.
     pub protocol: u8,
-    /// Who sends.
-    pub source: Endpoint,
-    /// To whom.
-    pub destination: Endpoint,
-    /// Whether it answers an echo; nothing else has a direction. With the identifier 0, question and answer have the same
-    /// ends.
-    pub is_answer: bool,
+    /// The source.
+    pub source: NatEndpoint,
+    /// The destination.
+    pub destination: NatEndpoint,
+    /// Whether it is an echo reply; only echoes need the direction. With the identifier 0, request and reply have the
+    /// same ends.
+    pub is_echo_reply: bool,
 }
 
-/// Echoes: what asks, and what answers, in version 4 and 6.
+/// The ICMP types of echo requests and replies, in versions 4 and 6.
 const ECHO: [(u8, u8); 2] = [(8, 0), (128, 129)];
 
 impl NatTuple {
-    /// Reads what a frame says. `None` if it has no ports and is no echo.
+    /// Reads the fields from a frame. `None` if it has no ports and is not an echo.
     #[must_use]
     #[inline]
     pub fn of(headers: &Headers, frame: &[u8]) -> Option<Self> {
         let (source, destination) = headers.addresses(frame)?;
-        let (ports, is_answer) = match headers.transport {
+        let (ports, is_echo_reply) = match headers.transport {
             Transport::Tcp | Transport::Udp => (headers.ports(frame)?, false),
             Transport::Icmp | Transport::Icmpv6 => {
                 let icmp = Icmp::parse(frame.get(headers.transport_at..headers.end_at)?).ok()?;
@@ -71,30 +71,30 @@ impl NatTuple {
         };
         Some(Self {
             protocol: headers.protocol,
-            source: Endpoint::new(source, ports.0),
-            destination: Endpoint::new(destination, ports.1),
-            is_answer,
+            source: NatEndpoint::new(source, ports.0),
+            destination: NatEndpoint::new(destination, ports.1),
+            is_echo_reply,
         })
     }
 
-    /// Returns what a packet in the other direction says.
+    /// Returns the tuple of packets in the other direction.
     #[must_use]
     pub const fn reversed(self) -> Self {
         Self {
             protocol: self.protocol,
             source: self.destination,
             destination: self.source,
-            is_answer: self.is_echo() && !self.is_answer,
+            is_echo_reply: self.is_echo() && !self.is_echo_reply,
         }
     }
 
-    /// Whether it is one of echoes, which have one number for both sides.
+    /// Whether it is of an echo, which has one identifier for both sides.
     pub(crate) const fn is_echo(&self) -> bool {
         matches!(self.protocol, ICMP | ICMPV6)
     }
 }
 
-/// In one piece, since hashing many small ones takes longer than looking up.
+/// Hashed in one piece, since hashing many small pieces takes longer than the look-up.
 impl Hash for NatTuple {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         let mut bytes = [0; 38];
@@ -112,26 +112,26 @@ impl Hash for NatTuple {
             }
             put(&end.port.to_ne_bytes());
         }
-        put(&[self.protocol, u8::from(self.is_answer)]);
+        put(&[self.protocol, u8::from(self.is_echo_reply)]);
         hasher.write(bytes.get(..length).unwrap_or_default());
     }
 }
 
-/// A flow that is translated: its packets, as they are sent at first, become `translated`, and answers to those become
-/// answers to `original`.
+/// A translated flow: packets of `original` become `translated`, and answers to `translated` become answers to
+/// `original`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct NatFlow {
-    /// What packets say before.
+    /// The tuple of packets before translation.
     pub original: NatTuple,
-    /// What they say afterwards.
+    /// The tuple after translation.
     pub translated: NatTuple,
 }
 
 impl NatFlow {
-    /// Returns both lines of a map from what packets say to what they become.
+    /// Returns the translations of both directions: the tuples before and after.
     #[must_use]
-    pub const fn lines(&self) -> [(NatTuple, NatTuple); 2] {
+    pub const fn translations(&self) -> [(NatTuple, NatTuple); 2] {
         [(self.original, self.translated), (self.translated.reversed(), self.original.reversed())]
     }
 }

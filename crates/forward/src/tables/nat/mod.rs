@@ -1,4 +1,4 @@
-//! Flows whose addresses are translated, in both directions, and the ports that they have.
+//! Flows whose addresses are translated in both directions, and their ports.
 
 mod flow;
 mod pool;
@@ -17,24 +17,24 @@ use std::{
 use thiserror::Error;
 use vigie_detect::Instant;
 
-pub use self::flow::{Endpoint, NatFlow, NatTuple};
-use self::state::State;
-use super::feed::{Taken, Update};
+pub use self::flow::{NatEndpoint, NatFlow, NatTuple};
+use self::state::NatState;
+use super::feed::{LogRead, Update};
 use crate::packet::TcpFlags;
 
-/// How long a flow stays without a packet.
+/// How long a flow lives without packets.
 ///
-/// Defaults are those that RFC 5382, RFC 4787 and RFC 5508 require or recommend.
+/// The defaults are those that RFC 5382, RFC 4787 and RFC 5508 require or recommend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NatTimeouts {
-    /// A connection of TCP that both sides have opened: 2 h 4 min.
+    /// A TCP connection that both sides have opened: 2 h 4 min.
     pub tcp_established: Duration,
-    /// One that opens or closes: 4 min.
+    /// A TCP connection that is opening or closing: 4 min.
     pub tcp_transitory: Duration,
     /// UDP: 5 min.
     pub udp: Duration,
-    /// Echoes of ICMP: 60 s.
+    /// ICMP echoes: 60 s.
     pub icmp: Duration,
 }
 
@@ -54,9 +54,9 @@ impl Default for NatTimeouts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NatChange {
-    /// A flow is translated from now on.
+    /// A flow was added.
     Added(NatFlow),
-    /// A flow is not translated any more.
+    /// A flow was removed.
     Removed(NatFlow),
 }
 
@@ -64,23 +64,23 @@ pub enum NatChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NatError {
-    /// All ports of the address have flows.
+    /// All ports of the address are in use.
     #[error(
         "all ports of {address} for protocol {protocol} are in use: add an address, or shorten the timeouts"
     )]
     Ports {
         /// The address.
         address: IpAddr,
-        /// The protocol's number.
+        /// The protocol number.
         protocol: u8,
     },
-    /// As many flows as the table holds.
+    /// The table is full.
     #[error("the table holds {max} flows: make it larger, or shorten the timeouts")]
     Full {
-        /// How many.
+        /// Its capacity.
         max: usize,
     },
-    /// Packets of the flow could not be told from those of another one.
+    /// Packets of the flow would be indistinguishable from another's.
     #[error("another flow has the same endpoints on one side")]
     Conflict,
 }
@@ -96,26 +96,26 @@ pub struct NatTableBuilder {
 }
 
 impl NatTableBuilder {
-    /// Sets how many flows there are at most; 0 counts as 1. Default: 65 536.
+    /// Sets the maximum number of flows; 0 counts as 1. Default: 65 536.
     pub const fn flows_max(mut self, count: usize) -> Self {
         self.flows_max = count;
         self
     }
 
-    /// Sets which ports, or identifiers of echoes, are given to flows: from the first to the last. Default: 1024 to 65 535.
+    /// Sets the range of ports, or echo identifiers, assigned to flows, inclusive. Default: 1024 to 65 535.
     pub const fn ports(mut self, first: u16, last: u16) -> Self {
         self.ports = (first, last);
         self
     }
 
-    /// Sets how long flows stay.
+    /// Sets the time-outs of flows.
     pub const fn timeouts(mut self, timeouts: NatTimeouts) -> Self {
         self.timeouts = timeouts;
         self
     }
 
-    /// Sets the chance from which the order of ports comes, and the places of flows in memory; strangers
-    /// should not know it. Default: the machine's.
+    /// Seeds the order of ports and the hashes of flows; keep it secret from strangers. Default: the machine's
+    /// randomness.
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -124,31 +124,30 @@ impl NatTableBuilder {
     /// Creates the table.
     #[must_use]
     pub fn build(self) -> NatTable {
-        let state = State::new(self.flows_max.max(1), self.ports, self.timeouts, self.seed);
-        let inner = Inner { version: AtomicU64::new(0), state: Mutex::new(state) };
+        let state = NatState::new(self.flows_max.max(1), self.ports, self.timeouts, self.seed);
+        let inner = NatTableInner { version: AtomicU64::new(0), state: Mutex::new(state) };
         NatTable { inner: Arc::new(inner) }
     }
 }
 
-struct Inner {
-    /// How many changes there were. Written under the lock; `Relaxed` suffices, since what is new is read
-    /// under the lock.
+struct NatTableInner {
+    /// The number of changes so far. Written under the lock; `Relaxed` suffices, since the changes are read under the
+    /// lock.
     version: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<NatState>,
 }
 
-/// The flows that are translated. Clones are the same table.
+/// The translated flows. Clones share the table.
 ///
-/// A flow is known by what its packets say before they are translated, in each direction. Ports are given
-/// out in an order that nobody can foretell, and come back at the end of the row, so that one that was in use
-/// rests as long as possible.
+/// In each direction, a flow is identified by its packets before translation. Ports are assigned in an unpredictable
+/// order, and a freed one goes to the end of the queue, so that it rests as long as possible.
 #[derive(Clone)]
 pub struct NatTable {
-    inner: Arc<Inner>,
+    inner: Arc<NatTableInner>,
 }
 
 impl NatTable {
-    /// Begins with the settings of a table.
+    /// Starts the settings of a table.
     pub fn builder() -> NatTableBuilder {
         NatTableBuilder {
             flows_max: 1 << 16,
@@ -158,23 +157,23 @@ impl NatTable {
         }
     }
 
-    /// Nothing behind the lock is left half done by a panic: no foreign code is called.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// A panic cannot leave anything behind the lock half done: no foreign code is called.
+    fn lock(&self) -> MutexGuard<'_, NatState> {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn changed<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn changed<T>(&self, change: impl FnOnce(&mut NatState) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state);
         self.inner.version.store(state.version(), Ordering::Relaxed);
         result
     }
 
-    /// Returns what a packet becomes, if it belongs to a flow, and keeps the flow alive. A flow whose time is
-    /// over has gone.
+    /// Returns the translation of a packet, if it belongs to a flow, and refreshes the flow. Expired flows no longer
+    /// exist.
     ///
     /// # Cost
-    /// A lock, and one look into a hash table.
+    /// A lock, and one look-up in a hash table.
     #[must_use]
     pub fn translate(
         &self,
@@ -185,13 +184,13 @@ impl NatTable {
         self.changed(|state| state.translate(tuple, flags, now))
     }
 
-    /// Returns what a packet would become; the flow is as it was.
+    /// Returns the translation of a packet without refreshing the flow.
     #[must_use]
     pub fn peek(&self, tuple: &NatTuple) -> Option<NatTuple> {
         self.lock().peek(tuple)
     }
 
-    /// Begins a flow whose packets say to come from `external`, with a port of its own.
+    /// Starts a flow whose source becomes `external`, with a port of its own.
     ///
     /// # Errors
     /// [`NatError`].
@@ -205,58 +204,58 @@ impl NatTable {
         self.changed(|state| state.open_source(original, external, flags, now))
     }
 
-    /// Begins a flow whose packets go to `internal`.
+    /// Starts a flow whose destination becomes `internal`.
     ///
     /// # Errors
     /// [`NatError::Full`], [`NatError::Conflict`].
     pub fn open_destination(
         &self,
         original: NatTuple,
-        internal: Endpoint,
+        internal: NatEndpoint,
         flags: Option<TcpFlags>,
         now: Instant,
     ) -> Result<NatTuple, NatError> {
         self.changed(|state| state.open_destination(original, internal, flags, now))
     }
 
-    /// Ends flows whose time is over. Returns how many.
+    /// Removes expired flows. Returns how many.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn expire(&self, now: Instant) -> usize {
         self.changed(|state| state.expire(now, usize::MAX))
     }
 
-    /// Returns when the next flow can end, at the earliest.
+    /// Returns the earliest time at which a flow may expire.
     #[must_use]
     pub fn next_expiry(&self) -> Option<Instant> {
         self.lock().next_expiry()
     }
 
-    /// Keeps a flow alive of which another processor has translated a packet: one with this tuple, before it
-    /// was translated. Returns whether there is such a flow.
+    /// Refreshes a flow of which another processor has translated a packet, whose tuple was `tuple` before translation.
+    /// Returns whether the flow exists.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn touch(&self, tuple: &NatTuple, now: Instant) -> bool {
         self.changed(|state| state.translate(tuple, None, now).is_some())
     }
 
-    /// Returns how many flows there are.
+    /// Returns the number of flows.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no flows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns all flows, oldest place first.
+    /// Returns all flows, in the order of their slots.
     #[must_use]
     pub fn flows(&self) -> Vec<NatFlow> {
         self.lock().flows()
     }
 
-    /// Follows what changes from now on, after all flows that there are.
+    /// Follows the table: first all existing flows, then each change.
     #[must_use]
     pub fn follow(&self) -> NatFeed {
         NatFeed { table: self.clone(), next: None }
@@ -269,7 +268,7 @@ impl fmt::Debug for NatTable {
     }
 }
 
-/// Follows a [`NatTable`], so that maps of another processor can be kept like it.
+/// Follows a [`NatTable`], to keep the maps of another processor in step.
 #[derive(Debug)]
 pub struct NatFeed {
     table: NatTable,
@@ -277,26 +276,26 @@ pub struct NatFeed {
 }
 
 impl NatFeed {
-    /// Returns whether there is something that was not taken.
+    /// Returns whether there is an update to take.
     ///
     /// # Cost
     /// A load.
     #[must_use]
-    pub fn has_news(&self) -> bool {
+    pub fn has_updates(&self) -> bool {
         let version = self.table.inner.version.load(Ordering::Relaxed);
         self.next.is_none_or(|next| next != version)
     }
 
     /// Takes the next update, if there is one.
     pub fn take(&mut self) -> Option<Update<Vec<NatFlow>, NatChange>> {
-        if !self.has_news() {
+        if !self.has_updates() {
             return None;
         }
         let state = self.table.lock();
         match state.log().take(&mut self.next) {
-            Taken::Nothing => None,
-            Taken::One(change) => Some(Update::One(change)),
-            Taken::All => Some(Update::All(state.flows())),
+            LogRead::Nothing => None,
+            LogRead::One(change) => Some(Update::Change(change)),
+            LogRead::All => Some(Update::Snapshot(state.flows())),
         }
     }
 }

@@ -1,17 +1,17 @@
-//! The ports of one address that are free.
+//! The free ports of one address.
 
 use std::collections::VecDeque;
 
 use fastrand::Rng;
 
-/// Free ports, in the order in which they are given out.
+/// Free ports, in the order of assignment.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct PortPool {
     free: VecDeque<u16>,
 }
 
-impl Pool {
-    /// All ports of a range, shuffled (RFC 6056: nobody should foretell the next one).
+impl PortPool {
+    /// All ports of a range, shuffled, so that the next one is unpredictable (RFC 6056).
     pub(super) fn new(ports: (u16, u16), rng: &mut Rng) -> Self {
         let mut free: Vec<u16> = (ports.0..=ports.1).collect();
         rng.shuffle(&mut free);

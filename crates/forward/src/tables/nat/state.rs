@@ -1,11 +1,11 @@
-//! The table behind its lock: flows, the lines that lead to them, and when they end.
+//! The table behind its lock: flows, the translations that lead to them, and their expiry.
 //!
 //! ```text
 //!                 both sides answered            FIN from both, or RST
 //!   Opening ───────────────────▶ Established ───────────────▶ Closing
 //!      └───────────────────────── RST ───────────────────────────▲
 //! ```
-//! These are states of TCP; flows of other protocols have one time for all. A flow ends when its state's time has
+//! These are states of TCP; each other protocol has a single time-out. A flow expires when its state's time-out has
 //! passed since its last packet.
 
 use std::{
@@ -22,20 +22,20 @@ use siphasher::sip::SipHasher13;
 use slab::Slab;
 use vigie_detect::Instant;
 
-use super::{Endpoint, NatChange, NatError, NatFlow, NatTimeouts, NatTuple, pool::Pool};
+use super::{NatChange, NatEndpoint, NatError, NatFlow, NatTimeouts, NatTuple, pool::PortPool};
 use crate::{
     packet::{TCP, TcpFlags, UDP},
-    tables::feed::Log,
+    tables::feed::ChangeLog,
 };
 
-/// Flows that are looked at with each new one, whether they have ended.
+/// The number of flows checked for expiry with each new one.
 const EXPIRED_PER_OPEN: usize = 4;
 
-/// A hash that strangers cannot foretell, so that they cannot make all flows meet in one place.
+/// A keyed hash, so that strangers cannot make all flows collide.
 #[derive(Clone, Copy)]
-struct Keyed(u64, u64);
+struct KeyedHashBuilder(u64, u64);
 
-impl BuildHasher for Keyed {
+impl BuildHasher for KeyedHashBuilder {
     type Hasher = SipHasher13;
 
     fn build_hasher(&self) -> SipHasher13 {
@@ -53,21 +53,21 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct NatEntry {
     flow: NatFlow,
-    /// The address and port that were taken out of a pool.
-    port: Option<Endpoint>,
+    /// The address and port taken from a pool.
+    port: Option<NatEndpoint>,
     last_used: Instant,
     phase: Phase,
-    /// Which sides have closed: those who began the flow, and the others.
+    /// Which sides have closed: the initiator, and the other side.
     closed: [bool; 2],
-    /// The number of its only valid place in the row of ends.
+    /// The number of its only valid entry in the expiry queue.
     ticket: u64,
 }
 
-impl Entry {
-    /// Takes in a packet. Returns whether it ends sooner than the row of ends says.
-    fn used(&mut self, is_reply: bool, flags: Option<TcpFlags>, now: Instant) -> bool {
+impl NatEntry {
+    /// Records a packet. Returns whether the flow now expires sooner than the expiry queue says.
+    fn note_packet(&mut self, is_reply: bool, flags: Option<TcpFlags>, now: Instant) -> bool {
         self.last_used = self.last_used.max(now);
         let Some(flags) = flags else { return false };
         let before = self.phase;
@@ -81,7 +81,7 @@ impl Entry {
             self.phase = Phase::Established;
         }
         if is_new && before == Phase::Closing && !is_reply {
-            // The same ports again, for a new connection.
+            // The same ports are reused for a new connection.
             self.phase = Phase::Opening;
             self.closed = [false, false];
         }
@@ -97,27 +97,27 @@ impl Entry {
         }
     }
 
-    fn end(&self, timeouts: &NatTimeouts) -> Instant {
+    fn expires_at(&self, timeouts: &NatTimeouts) -> Instant {
         self.last_used + self.timeout(timeouts)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct Translation {
     entry: usize,
     becomes: NatTuple,
     is_reply: bool,
 }
 
-pub(super) struct State {
-    entries: Slab<Entry>,
-    lines: IndexMap<NatTuple, Line, Keyed>,
+pub(super) struct NatState {
+    entries: Slab<NatEntry>,
+    translations: IndexMap<NatTuple, Translation, KeyedHashBuilder>,
     /// By address and protocol.
-    pools: BTreeMap<(IpAddr, u8), Pool>,
-    /// Each flow once, with a time at which it does not end earlier; and places that are not valid any more.
-    ends: BinaryHeap<Reverse<(Instant, u64, usize)>>,
+    pools: BTreeMap<(IpAddr, u8), PortPool>,
+    /// Each flow once, with a lower bound of its expiry; and stale entries.
+    expiries: BinaryHeap<Reverse<(Instant, u64, usize)>>,
     next_ticket: u64,
-    log: Log<NatChange>,
+    log: ChangeLog<NatChange>,
     version: u64,
     flows_max: usize,
     ports: (u16, u16),
@@ -125,7 +125,7 @@ pub(super) struct State {
     rng: Rng,
 }
 
-impl State {
+impl NatState {
     pub(super) fn new(
         flows_max: usize,
         ports: (u16, u16),
@@ -133,14 +133,14 @@ impl State {
         seed: u64,
     ) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let keyed = Keyed(rng.u64(..), rng.u64(..));
+        let keyed = KeyedHashBuilder(rng.u64(..), rng.u64(..));
         Self {
             entries: Slab::new(),
-            lines: IndexMap::with_hasher(keyed),
+            translations: IndexMap::with_hasher(keyed),
             pools: BTreeMap::new(),
-            ends: BinaryHeap::new(),
+            expiries: BinaryHeap::new(),
             next_ticket: 0,
-            log: Log::new(),
+            log: ChangeLog::new(),
             version: 0,
             flows_max,
             ports,
@@ -153,7 +153,7 @@ impl State {
         self.version
     }
 
-    pub(super) const fn log(&self) -> &Log<NatChange> {
+    pub(super) const fn log(&self) -> &ChangeLog<NatChange> {
         &self.log
     }
 
@@ -166,11 +166,11 @@ impl State {
     }
 
     pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.ends.peek().map(|Reverse((end, ..))| *end)
+        self.expiries.peek().map(|Reverse((expires_at, ..))| *expires_at)
     }
 
     pub(super) fn peek(&self, tuple: &NatTuple) -> Option<NatTuple> {
-        self.lines.get(tuple).map(|line| line.becomes)
+        self.translations.get(tuple).map(|translation| translation.becomes)
     }
 
     pub(super) fn translate(
@@ -179,16 +179,16 @@ impl State {
         flags: Option<TcpFlags>,
         now: Instant,
     ) -> Option<NatTuple> {
-        let line = *self.lines.get(tuple)?;
-        let entry = self.entries.get_mut(line.entry)?;
-        if entry.end(&self.timeouts) <= now {
-            self.remove(line.entry);
+        let translation = *self.translations.get(tuple)?;
+        let entry = self.entries.get_mut(translation.entry)?;
+        if entry.expires_at(&self.timeouts) <= now {
+            self.remove(translation.entry);
             return None;
         }
-        if entry.used(line.is_reply, flags, now) {
-            self.put_in_row(line.entry);
+        if entry.note_packet(translation.is_reply, flags, now) {
+            self.schedule_expiry(translation.entry);
         }
-        Some(line.becomes)
+        Some(translation.becomes)
     }
 
     pub(super) fn open_source(
@@ -206,7 +206,7 @@ impl State {
         if port.is_none() && self.expire(now, usize::MAX) > 0 {
             port = self.pool(key).take();
         }
-        let source = Endpoint::new(external, port.ok_or(error)?);
+        let source = NatEndpoint::new(external, port.ok_or(error)?);
         let translated = NatTuple { source, ..original };
         let added = self.add(NatFlow { original, translated }, Some(source), flags, now);
         if added.is_err() {
@@ -218,7 +218,7 @@ impl State {
     pub(super) fn open_destination(
         &mut self,
         original: NatTuple,
-        internal: Endpoint,
+        internal: NatEndpoint,
         flags: Option<TcpFlags>,
         now: Instant,
     ) -> Result<NatTuple, NatError> {
@@ -236,23 +236,26 @@ impl State {
         Ok(())
     }
 
-    fn pool(&mut self, key: (IpAddr, u8)) -> &mut Pool {
+    fn pool(&mut self, key: (IpAddr, u8)) -> &mut PortPool {
         let (ports, rng) = (self.ports, &mut self.rng);
-        self.pools.entry(key).or_insert_with(|| Pool::new(ports, rng))
+        self.pools.entry(key).or_insert_with(|| PortPool::new(ports, rng))
     }
 
     fn add(
         &mut self,
         flow: NatFlow,
-        port: Option<Endpoint>,
+        port: Option<NatEndpoint>,
         flags: Option<TcpFlags>,
         now: Instant,
     ) -> Result<(), NatError> {
-        let [(there, becomes), (back, becomes_back)] = flow.lines();
-        if there == back || self.lines.contains_key(&there) || self.lines.contains_key(&back) {
+        let [(there, becomes), (back, becomes_back)] = flow.translations();
+        if there == back
+            || self.translations.contains_key(&there)
+            || self.translations.contains_key(&back)
+        {
             return Err(NatError::Conflict);
         }
-        let mut entry = Entry {
+        let mut entry = NatEntry {
             flow,
             port,
             last_used: now,
@@ -260,30 +263,31 @@ impl State {
             closed: [false, false],
             ticket: 0,
         };
-        // It is in no row yet, so that nothing is sooner than that.
-        let _ = entry.used(false, flags, now);
+        // It is not in the expiry queue yet, so there is no entry to compare with.
+        let _ = entry.note_packet(false, flags, now);
         let entry = self.entries.insert(entry);
-        self.lines.insert(there, Line { entry, becomes, is_reply: false });
-        self.lines.insert(back, Line { entry, becomes: becomes_back, is_reply: true });
-        self.put_in_row(entry);
+        self.translations.insert(there, Translation { entry, becomes, is_reply: false });
+        self.translations
+            .insert(back, Translation { entry, becomes: becomes_back, is_reply: true });
+        self.schedule_expiry(entry);
         self.version = self.log.push(NatChange::Added(flow));
         Ok(())
     }
 
-    /// Puts a flow into the row of ends; an older place there is not valid any more.
-    fn put_in_row(&mut self, number: usize) {
+    /// Adds a flow to the expiry queue; older entries of it become invalid.
+    fn schedule_expiry(&mut self, number: usize) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         if let Some(entry) = self.entries.get_mut(number) {
             entry.ticket = ticket;
-            self.ends.push(Reverse((entry.end(&self.timeouts), ticket, number)));
+            self.expiries.push(Reverse((entry.expires_at(&self.timeouts), ticket, number)));
         }
     }
 
     fn remove(&mut self, number: usize) {
         let Some(entry) = self.entries.try_remove(number) else { return };
-        for (line, _) in entry.flow.lines() {
-            self.lines.swap_remove(&line);
+        for (translation, _) in entry.flow.translations() {
+            self.translations.swap_remove(&translation);
         }
         if let Some(port) = entry.port {
             self.pool((port.address, entry.flow.original.protocol)).give_back(port.port);
@@ -291,26 +295,26 @@ impl State {
         self.version = self.log.push(NatChange::Removed(entry.flow));
     }
 
-    /// Ends flows whose time is over, looking at no more than `count`. Returns how many ended.
+    /// Removes expired flows, checking no more than `count`. Returns how many were removed.
     pub(super) fn expire(&mut self, now: Instant, count: usize) -> usize {
         let mut ended = 0;
         let mut looked = 0;
         while looked < count
-            && let Some(&Reverse((end, ticket, number))) = self.ends.peek()
-            && end <= now
+            && let Some(&Reverse((expires_at, ticket, number))) = self.expiries.peek()
+            && expires_at <= now
         {
-            self.ends.pop();
+            self.expiries.pop();
             looked += 1;
             let Some(entry) = self.entries.get(number).filter(|entry| entry.ticket == ticket)
             else {
                 continue;
             };
-            if entry.end(&self.timeouts) <= now {
+            if entry.expires_at(&self.timeouts) <= now {
                 self.remove(number);
                 ended += 1;
             } else {
                 // It was used since.
-                self.put_in_row(number);
+                self.schedule_expiry(number);
             }
         }
         ended

@@ -1,35 +1,36 @@
-//! Messages that are being put together of packets.
+//! Reassembly of messages from packets.
 
-use super::packet::{Header, Kind};
+use super::packet::{PacketHeader, PacketKind};
 
-/// What a connection and a source have sent of a message so far. Packets of one source come in order, so that there is
-/// one message at a time.
+/// What a source has sent of a message so far over one connection. Packets of one source come in order, so that at most
+/// one message is incomplete.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sequence {
-    current: Option<Header>,
-    /// Where the next piece begins.
+pub(super) struct Reassembly {
+    current: Option<PacketHeader>,
+    /// Where the next fragment starts.
     next: u32,
 }
 
-/// Where a piece is in its message.
+/// The position of a fragment in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct FragmentPosition {
     pub(super) is_first: bool,
     pub(super) is_last: bool,
 }
 
-impl Sequence {
-    /// Takes the next data packet. The error tells what the peer did wrong.
+impl Reassembly {
+    /// Takes the next data packet. The error says what the peer did wrong.
     pub(super) fn take(
         &mut self,
-        header: &Header,
+        header: &PacketHeader,
         payload_max: u32,
         longest: u32,
-    ) -> Result<Piece, &'static str> {
-        debug_assert_eq!(header.kind, Kind::Data);
+    ) -> Result<FragmentPosition, &'static str> {
+        debug_assert_eq!(header.kind, PacketKind::Data);
         if header.length > longest {
-            return Err("a message longer than it was told to send");
+            return Err("a message longer than the announced limit");
         }
+
         let is_first = header.offset == 0;
         let fits = match &self.current {
             None => is_first,
@@ -40,9 +41,11 @@ impl Sequence {
                         == (header.message, header.length, header.destination)
             }
         };
+
         if !fits {
-            return Err("pieces of a message out of order");
+            return Err("fragments of a message out of order");
         }
+
         let is_last = header.is_last(payload_max);
         if is_last {
             self.current = None;
@@ -50,10 +53,11 @@ impl Sequence {
             self.current = Some(*header);
             self.next = header.offset + payload_max;
         }
-        Ok(Piece { is_first, is_last })
+
+        Ok(FragmentPosition { is_first, is_last })
     }
 
-    /// Whether a message is in the middle.
+    /// Whether a message is incomplete.
     pub(super) const fn is_open(&self) -> bool {
         self.current.is_some()
     }

@@ -1,26 +1,26 @@
-//! A forwarder whose interfaces a detection server watches.
+//! A forwarder whose interfaces are watched by a detection server.
 
 use std::{fmt, io};
 
 use vigie_detect::{
-    Armed, Engine, EngineEvents, EngineHost, Instant, Progress, RegisterError, Registration,
-    Server, Turn, WaitError, WatchedDescriptor,
+    Armed, Engine, EngineContext, EngineEvents, EngineHost, Instant, Progress, RegisterError,
+    Registration, Server, WaitError, WatchedDescriptor,
 };
 
 use super::{Forwarder, HostEvent};
 
-/// Turns in one look: then others' events have their turn.
+/// The maximum number of turns per look, so that other engines get theirs.
 const TURNS_MAX: usize = 8;
 
-/// A [`Forwarder`] at a detection server: it forwards whenever its host looks for events, and its host sleeps
-/// until a frame is there, or polls before, as its policy decides.
+/// A [`Forwarder`] registered with a detection server: it forwards whenever its host looks for events; its host sleeps
+/// until a frame arrives, or polls first, as its policy decides.
 ///
 /// ```no_run
-/// # use vigie_forward::host::{Forwarder, Hosted};
+/// # use vigie_forward::host::{Forwarder, AsyncForwarder};
 /// # async fn example(forwarder: Forwarder) -> Result<(), Box<dyn std::error::Error>> {
 /// let host = vigie_detect::Server::spawn_thread()?;
-/// let hosted = Hosted::new(host.server(), forwarder)?;
-/// let mut events = hosted.start()?;
+/// let forwarder = AsyncForwarder::new(host.server(), forwarder)?;
+/// let mut events = forwarder.start()?;
 /// while let Some(event) = events.next().await {
 ///     println!("{:?}", event?);
 /// }
@@ -28,19 +28,19 @@ const TURNS_MAX: usize = 8;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Hosted {
+pub struct AsyncForwarder {
     host: EngineHost<HostEngine>,
 }
 
-/// What happens to the interfaces of a [`Hosted`] forwarder, which forwards as long as this lives.
+/// The events of an [`AsyncForwarder`]'s interfaces. Forwarding goes on as long as this lives.
 #[must_use = "nothing is forwarded once it is dropped"]
 pub struct HostEvents {
     events: EngineEvents<HostEngine>,
 }
 
-impl Hosted {
-    /// Brings a forwarder to a detection server: [`Server::current`] inside a vigie runtime, or a host thread's
-    /// elsewhere.
+impl AsyncForwarder {
+    /// Registers a forwarder with a detection server: [`Server::current`] inside a vigie runtime, or a host thread's
+    /// server elsewhere.
     ///
     /// # Errors
     /// As [`Server::register`].
@@ -62,7 +62,7 @@ impl Hosted {
         Ok(Self { host: EngineHost::new(server, engine, registration)? })
     }
 
-    /// Begins to forward, for as long as what is returned lives.
+    /// Starts forwarding, for as long as the returned value lives.
     ///
     /// # Errors
     /// [`WaitError`] if the server is closed.
@@ -70,8 +70,8 @@ impl Hosted {
         Ok(HostEvents { events: self.host.events(())? })
     }
 
-    /// Calls `f` with the forwarder, under its lock: for counters and settings. `None` once the server is
-    /// closed, and in a forked child.
+    /// Calls `f` with the forwarder, under its lock: for counters and settings. `None` if the server is closed, or in a
+    /// forked child.
     pub fn with<T>(&self, f: impl FnOnce(&mut Forwarder) -> T) -> Option<T> {
         if self.host.is_inherited() {
             return None;
@@ -81,7 +81,7 @@ impl Hosted {
 }
 
 impl HostEvents {
-    /// Waits until something happens to an interface. `None` once the server is closed.
+    /// Waits for the next event of an interface. `None` once the server is closed.
     ///
     /// # Cancel safety
     /// Cancel safe; forwarding goes on.
@@ -93,9 +93,9 @@ impl HostEvents {
     }
 }
 
-impl fmt::Debug for Hosted {
+impl fmt::Debug for AsyncForwarder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hosted").finish_non_exhaustive()
+        f.debug_struct("AsyncForwarder").finish_non_exhaustive()
     }
 }
 
@@ -107,13 +107,13 @@ impl fmt::Debug for HostEvents {
 
 /// The forwarder as an engine.
 struct HostEngine {
-    /// Gone once the server has ended, with its interfaces.
+    /// `None` once the server has ended, with the forwarder's interfaces.
     forwarder: Option<Forwarder>,
 }
 
 impl Engine for HostEngine {
-    type Want = ();
-    type Found = HostEvent;
+    type Request = ();
+    type Output = HostEvent;
 
     fn take(&mut self, (): &()) -> Option<HostEvent> {
         self.forwarder.as_mut()?.event()
@@ -129,28 +129,28 @@ impl Engine for HostEngine {
         }
     }
 
-    fn progress(&mut self, turn: &Turn<'_>) -> Progress {
-        // It forwards for those alone who have started it.
+    fn progress(&mut self, turn: &EngineContext<'_>) -> Progress {
+        // It forwards only while a `HostEvents` exists.
         let Some(forwarder) = self.forwarder.as_mut().filter(|_| turn.has_waiters()) else {
             return Progress::Done;
         };
         let now = turn.now();
         for _ in 0..TURNS_MAX {
-            if forwarder.turn(now) == 0 {
+            if forwarder.tick(now) == 0 {
                 return Progress::Done;
             }
         }
         Progress::More
     }
 
-    fn arm(&mut self, turn: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, turn: &EngineContext<'_>) -> io::Result<Armed> {
         let Some(forwarder) = &mut self.forwarder else { return Ok(Armed::Armed) };
         forwarder.watch(turn.now());
         let is_ready = forwarder.arm().map_err(io::Error::other)?;
         Ok(if is_ready { Armed::Ready } else { Armed::Armed })
     }
 
-    /// Those of the links that are open, under the numbers of their ports.
+    /// The descriptors of the open links, numbered by port.
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
         let ports = self.forwarder.iter().flat_map(|forwarder| &forwarder.ports);
         for (key, attachment) in (0..).zip(ports) {

@@ -1,4 +1,4 @@
-//! The forwarding algorithm: what is done to each message in the node.
+//! The forwarding algorithm: the processing of each message in the node.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use vigie_detect::clock::monotonic_now;
 
 use crate::model::Sees;
 
-/// How many bytes of a message are its header: what an algorithm that [sees the header](Sees::Header) gets, or the
-/// whole message if it is shorter. They are in the first packet.
+/// The length of a message's header in bytes: the input of an algorithm that [sees the header](Sees::Header), or the
+/// whole message if it is shorter. The header is in the first packet.
 pub const HEAD_BYTES: usize = 64;
 
-/// What is known of a message besides its bytes.
+/// The metadata of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     pub(super) source: u32,
@@ -21,7 +21,7 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// Returns the source's number, as this forwarder gives it out.
+    /// Returns the source's number, assigned by this forwarder.
     #[must_use]
     pub const fn source(&self) -> u32 {
         self.source
@@ -51,35 +51,34 @@ impl Envelope {
     }
 }
 
-/// What becomes of a message.
+/// The algorithm's decision about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "it goes on, or it does not")]
-pub enum Fate {
-    /// It goes on.
+pub enum MessageVerdict {
+    /// It is forwarded.
     Forward,
-    /// It is dropped; this is counted, and the source's final acknowledgement says so.
+    /// It is dropped; the drop is counted and reported in the source's final acknowledgement.
     Drop,
 }
 
 /// A forwarding algorithm.
 ///
 /// # Implementing
-/// It runs on the thread of the engine (the paper's network processor) or of the program (its host): the same code, so that
-/// T_algoN and T_algoH differ by what the processors differ, which on one machine is nothing, and by what it charges
-/// itself on one of them, as [`Busy`] does.
+/// It runs on the engine's thread (the paper's network processor) or on the program's (its host): the same code, so
+/// that T_algoN and T_algoH differ only by the processors (on one machine not at all), and by artificial work on one of
+/// them, as in [`Busy`].
 ///
 /// # Contract
 /// It does not block, and [`sees`](Self::sees) never changes. It may change bytes, but not their number.
-pub trait Work: Send + 'static {
-    /// Returns what it must have seen of a message: cut-through is possible unless that is everything.
+pub trait Algorithm: Send + 'static {
+    /// Returns what it must see of a message. Cut-through is possible unless that is everything.
     fn sees(&self) -> Sees;
 
-    /// Does its work on one message. `bytes`: nothing, the first [`HEAD_BYTES`], or everything, as
-    /// [`sees`](Self::sees) says.
-    fn run(&mut self, envelope: &mut Envelope, bytes: &mut [u8]) -> Fate;
+    /// Processes one message. `bytes` is empty, the first [`HEAD_BYTES`], or everything, as [`sees`](Self::sees) says.
+    fn run(&mut self, envelope: &mut Envelope, bytes: &mut [u8]) -> MessageVerdict;
 }
 
-/// The paper's Basic Forwarding Algorithm: only the route and the identifier change, which the engine does in any case.
+/// The paper's Basic Forwarding Algorithm: only the route and the identifier change, which the engine does anyway.
 ///
 /// # Source
 /// [fast-forward, §3.4].
@@ -87,19 +86,19 @@ pub trait Work: Send + 'static {
 #[non_exhaustive]
 pub struct Basic;
 
-impl Work for Basic {
+impl Algorithm for Basic {
     fn sees(&self) -> Sees {
         Sees::Nothing
     }
 
-    fn run(&mut self, _: &mut Envelope, _: &mut [u8]) -> Fate {
-        Fate::Forward
+    fn run(&mut self, _: &mut Envelope, _: &mut [u8]) -> MessageVerdict {
+        MessageVerdict::Forward
     }
 }
 
-/// The paper's Compute-Intensive Forwarding Algorithm: reads the header, computes for a while, writes some bytes back.
+/// The paper's Compute-Intensive Forwarding Algorithm: reads the header, computes for a while, and writes some bytes.
 ///
-/// The time is processor time that is really spent, by the clock.
+/// It really consumes processor time, measured by the clock.
 ///
 /// # Source
 /// [fast-forward, §3.4].
@@ -116,12 +115,12 @@ impl Busy {
     }
 }
 
-impl Work for Busy {
+impl Algorithm for Busy {
     fn sees(&self) -> Sees {
         Sees::Header
     }
 
-    fn run(&mut self, _: &mut Envelope, bytes: &mut [u8]) -> Fate {
+    fn run(&mut self, _: &mut Envelope, bytes: &mut [u8]) -> MessageVerdict {
         let end = monotonic_now() + self.time;
         let digest = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.rotate_left(1) ^ byte);
         let found = digest(bytes);
@@ -131,7 +130,7 @@ impl Work for Busy {
         if let Some(last) = bytes.last_mut() {
             *last = found;
         }
-        Fate::Forward
+        MessageVerdict::Forward
     }
 }
 
@@ -141,33 +140,33 @@ pub struct Closure<F> {
     run: F,
 }
 
-/// Makes an algorithm of a closure.
+/// Turns a closure into an algorithm.
 ///
 /// ```
-/// use vigie_forward::{Sees, messages::{Fate, closure}};
+/// use vigie_forward::{Sees, messages::{MessageVerdict, closure}};
 ///
 /// let upper = closure(Sees::Everything, |_, bytes: &mut [u8]| {
 ///     bytes.make_ascii_uppercase();
-///     Fate::Forward
+///     MessageVerdict::Forward
 /// });
 /// # let _ = upper;
 /// ```
 pub fn closure<F>(sees: Sees, run: F) -> Closure<F>
 where
-    F: FnMut(&mut Envelope, &mut [u8]) -> Fate + Send + 'static,
+    F: FnMut(&mut Envelope, &mut [u8]) -> MessageVerdict + Send + 'static,
 {
     Closure { sees, run }
 }
 
-impl<F> Work for Closure<F>
+impl<F> Algorithm for Closure<F>
 where
-    F: FnMut(&mut Envelope, &mut [u8]) -> Fate + Send + 'static,
+    F: FnMut(&mut Envelope, &mut [u8]) -> MessageVerdict + Send + 'static,
 {
     fn sees(&self) -> Sees {
         self.sees
     }
 
-    fn run(&mut self, envelope: &mut Envelope, bytes: &mut [u8]) -> Fate {
+    fn run(&mut self, envelope: &mut Envelope, bytes: &mut [u8]) -> MessageVerdict {
         (self.run)(envelope, bytes)
     }
 }
@@ -178,12 +177,16 @@ impl<F> fmt::Debug for Closure<F> {
     }
 }
 
-/// Runs an algorithm on what it sees of a message whose bytes are all there.
-pub(super) fn run_on(work: &mut dyn Work, envelope: &mut Envelope, bytes: &mut [u8]) -> Fate {
-    let seen = match work.sees() {
+/// Runs an algorithm on the part that it sees of a complete message.
+pub(super) fn run_algorithm(
+    algorithm: &mut dyn Algorithm,
+    envelope: &mut Envelope,
+    bytes: &mut [u8],
+) -> MessageVerdict {
+    let seen = match algorithm.sees() {
         Sees::Nothing => 0,
         Sees::Header => bytes.len().min(HEAD_BYTES),
         Sees::Everything => bytes.len(),
     };
-    work.run(envelope, &mut bytes[..seen])
+    algorithm.run(envelope, &mut bytes[..seen])
 }

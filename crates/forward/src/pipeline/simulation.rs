@@ -8,12 +8,12 @@ use vigie_detect::Instant;
 use super::Pipeline;
 use crate::packet::{Packet, Port};
 
-/// What surrounds a pipeline in a simulated run: who sends, what is lost on the way, and ports that stall.
+/// The environment of a pipeline in a simulated run: the sender, loss on the way, and ports that stall.
 ///
-/// Everything follows from the seed: two runs of pipelines made alike are the same.
+/// Everything follows from the seed: runs of equal pipelines are equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "`run` simulates it"]
-pub struct Rehearsal {
+pub struct PipelineSimulation {
     seed: u64,
     packets: u64,
     interval: Duration,
@@ -24,40 +24,40 @@ pub struct Rehearsal {
     stall: Duration,
 }
 
-/// What came of a [`Rehearsal`].
+/// The result of a [`PipelineSimulation`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct RehearsalReport {
-    /// Packets that were lost before they came to the pipeline.
+pub struct PipelineSimulationReport {
+    /// Packets lost before they reached the pipeline.
     pub lost: u64,
-    /// Packets that the pipeline took.
+    /// Packets accepted by the pipeline.
     pub taken: u64,
-    /// How often the sender had to wait, since the pipeline was full.
+    /// How often the sender had to wait because the pipeline was full.
     pub waits: u64,
     /// Packets that left by the ports, in the order in which the ports were given.
     pub delivered: Vec<u64>,
-    /// Packets in the pipeline, at most.
+    /// The maximum number of packets in the pipeline.
     pub most_waiting: usize,
-    /// Packets that are in the pipeline at the end: of messages that are not complete.
+    /// Packets in the pipeline at the end: those of incomplete messages.
     pub left: usize,
     /// When the last packet left.
     pub elapsed: Duration,
-    /// A number that differs if anything in the run does.
+    /// A hash that differs if anything in the run does.
     pub trace: u64,
 }
 
-/// Turns of ports at which nothing leaves, after which a run ends.
+/// A run ends after this many turns of ports without a departure.
 const IDLE_MAX: u32 = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum SimulationEvent {
     Arrival,
     Departure(usize),
 }
 
-impl Rehearsal {
-    /// Creates a run of so many packets, one every microsecond, without loss and stalls, whose ports send a
-    /// packet every microsecond.
+impl PipelineSimulation {
+    /// Creates a run of `packets`, one every microsecond, without loss and stalls, whose ports send a packet every
+    /// microsecond.
     pub fn new(seed: u64, packets: u64, ports: &[Port]) -> Self {
         let microsecond = Duration::from_micros(1);
         Self {
@@ -78,34 +78,34 @@ impl Rehearsal {
         self
     }
 
-    /// Sets how many packets of a thousand are lost before they come.
+    /// Sets how many packets in a thousand are lost before they arrive.
     pub const fn loss_per_mille(mut self, count: u32) -> Self {
         self.loss_per_mille = count;
         self
     }
 
-    /// Sets the time that a port takes for a packet.
+    /// Sets the time that a port needs for a packet.
     pub const fn departure(mut self, time: Duration) -> Self {
         self.departure = time;
         self
     }
 
-    /// Sets after how many packets of a thousand a port stalls, and for how long at most.
+    /// Sets after how many packets in a thousand a port stalls, and the longest stall.
     pub const fn stalls(mut self, per_mille: u32, time: Duration) -> Self {
         self.stall_per_mille = per_mille;
         self.stall = time;
         self
     }
 
-    /// Runs the pipeline on packets that `make` makes, by number and chance, until all have left. Packets to
-    /// other ports than those of the run stay.
+    /// Runs the pipeline on packets from `make`, which gets their number and randomness, until all have left. Packets
+    /// to ports that are not in the run stay.
     pub fn run(
         &self,
         pipeline: &mut Pipeline,
         mut make: impl FnMut(u64, &mut Rng) -> Packet,
-    ) -> RehearsalReport {
+    ) -> PipelineSimulationReport {
         let mut rng = Rng::with_seed(self.seed);
-        let mut report = RehearsalReport {
+        let mut report = PipelineSimulationReport {
             lost: 0,
             taken: 0,
             waits: 0,
@@ -115,18 +115,21 @@ impl Rehearsal {
             elapsed: Duration::ZERO,
             trace: 0,
         };
-        let mut events = BinaryHeap::from([Reverse((0, Event::Arrival))]);
+
+        let mut events = BinaryHeap::from([Reverse((0, SimulationEvent::Arrival))]);
         for number in 0..self.ports.len() {
-            events.push(Reverse((0, Event::Departure(number))));
+            events.push(Reverse((0, SimulationEvent::Departure(number))));
         }
+
         let mut sent = 0;
         let mut kept: Option<Packet> = None;
-        // Turns of ports in a row at which nothing left: what waits is for a port that nobody serves.
+
+        // Successive turns of ports without a departure: the remaining packets are for ports outside the run.
         let mut idle = 0_u32;
         while let Some(Reverse((time, event))) = events.pop() {
             let now = Instant::from_nanos(time);
             match event {
-                Event::Arrival => {
+                SimulationEvent::Arrival => {
                     let packet = kept.take().or_else(|| {
                         let packet = (sent < self.packets).then(|| make(sent, &mut rng));
                         sent += u64::from(packet.is_some());
@@ -145,10 +148,11 @@ impl Rehearsal {
                         }
                     }
                     if (sent < self.packets || kept.is_some()) && idle <= IDLE_MAX {
-                        events.push(Reverse((time + nanos(self.interval), Event::Arrival)));
+                        events
+                            .push(Reverse((time + nanos(self.interval), SimulationEvent::Arrival)));
                     }
                 }
-                Event::Departure(number) => {
+                SimulationEvent::Departure(number) => {
                     let before = report.elapsed;
                     let next = self.depart(pipeline, number, time, &mut rng, &mut report);
                     idle = if report.elapsed == before { idle + 1 } else { 0 };
@@ -162,18 +166,19 @@ impl Rehearsal {
             pipeline.run(now);
             report.most_waiting = report.most_waiting.max(pipeline.waiting());
         }
+
         report.left = pipeline.waiting();
         report
     }
 
-    /// Takes a packet out of a port. Returns when the port can take the next one.
+    /// Takes a packet from a port. Returns when the port can take the next one.
     fn depart(
         &self,
         pipeline: &mut Pipeline,
         number: usize,
         time: u64,
         rng: &mut Rng,
-        report: &mut RehearsalReport,
+        report: &mut PipelineSimulationReport,
     ) -> u64 {
         let mut next = time + nanos(self.departure).max(1);
         let Some(packet) = self.ports.get(number).and_then(|port| pipeline.take(*port)) else {
@@ -184,7 +189,7 @@ impl Rehearsal {
         }
         report.elapsed = Duration::from_nanos(time);
         for byte in packet.bytes() {
-            // Fowler, Noll, Vo: any change of any byte or time changes it.
+            // Fowler–Noll–Vo hash: any change of a byte or a time changes it.
             report.trace = (report.trace ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
         report.trace = report.trace.rotate_left(5) ^ time;
@@ -195,7 +200,7 @@ impl Rehearsal {
     }
 }
 
-/// Returns whether a packet can still come to a port.
+/// Returns whether a packet can still reach a port.
 fn is_busy(pipeline: &mut Pipeline, now: Instant) -> bool {
     pipeline.run(now);
     pipeline.has_departures()

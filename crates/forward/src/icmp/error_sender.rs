@@ -1,49 +1,51 @@
-//! Answers of a pipeline to what its stages drop.
+//! ICMP errors for packets that a pipeline's stages drop.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, num::NonZeroU32, time::Duration};
 
 use vigie_detect::Instant;
 
-use super::{Cause, QUOTED_BYTES_MAX, Subject};
+use super::{ErrorCause, ErrorContext, QUOTED_BYTES_MAX};
 use crate::{
     packet::{Packet, Port},
     pipeline::Reason,
-    tables::{Counters, Fib, FibReader, FibSnapshot, Interface},
+    tables::{Fib, FibReader, FibSnapshot, Interface, TrafficCounters},
 };
 
-/// How often senders are told by default, for each interface: in a second, and at once after a pause.
+/// The default rate for each interface: answers per second, and the burst after a pause.
 const PER_SECOND: u32 = 100;
-/// What stages change behind the headers of IP: ports, identifiers, checksums.
+/// The bytes after the IP header that stages change: ports, identifiers, checksums.
 const TRANSPORT_BYTES: usize = 20;
 
-/// Tells senders by ICMP why their packets were dropped: those that may cross no more routers ([`Reason::TtlExpired`]), have no
-/// route ([`Reason::NoRoute`]) or are longer than the next hop takes ([`Reason::TooLong`]).
+/// Tells senders by ICMP why their packets were dropped: because their hop limit ran out ([`Reason::TtlExpired`]),
+/// because there is no route ([`Reason::NoRoute`]), or because they are too long for the next hop
+/// ([`Reason::TooLong`]).
 ///
-/// An answer comes from the address that the [`Fib`] has for the interface of the packet's arrival; if that interface has none, from
-/// the first address that another one has. It leaves by the port of the arrival, to whom the frame came from. Each interface tells at
-/// most as often as [`rate`](Self::rate) says; what is not told for that reason is counted ([`Counters`]).
+/// An answer comes from the address that the [`Fib`] has for the interface on which the packet arrived; if that
+/// interface has none, from the first address of another. It leaves by the ingress port, to the sender of the frame.
+/// Each interface answers at most at the given [`rate`](Self::rate); answers beyond that are not sent but counted
+/// ([`TrafficCounters`]).
 ///
-/// Nobody is told of packets to, or from, addresses whose route leads to a port without an interface: those are of the host beside
-/// the pipeline, which answers by itself.
+/// Packets to or from addresses whose route leads to a port without an interface are not answered: those belong to the
+/// host beside the pipeline, which answers on its own.
 ///
 /// # Cost
-/// For each packet a copy of its headers, since stages change what is quoted: some 10 ns.
-pub struct Answers {
+/// For each packet a copy of its headers, since stages change what the answer quotes: some 10 ns.
+pub struct IcmpErrorSender {
     reader: FibReader,
-    /// How far the answers of an interface lie apart, on average.
+    /// The average interval between the answers of an interface.
     every: Duration,
-    /// How long it takes until the bucket of a pause is full.
+    /// How long the token bucket takes to fill up.
     depth: Duration,
     /// When the bucket of each interface is full again.
     full_at: BTreeMap<Port, Instant>,
-    /// The beginning of the packet in work, as it arrived; nothing if it cannot be told about.
+    /// The start of the current packet, as it arrived; empty if it must not be answered.
     begin: Vec<u8>,
     /// The length of its frame.
     length: usize,
 }
 
-impl Answers {
-    /// Answers with the addresses of a table's interfaces, 100 times a second for each.
+impl IcmpErrorSender {
+    /// Answers with the addresses of a table's interfaces, at 100 per second for each.
     #[must_use]
     pub fn new(fib: &Fib) -> Self {
         let this = Self {
@@ -57,7 +59,7 @@ impl Answers {
         this.rate(NonZeroU32::new(PER_SECOND).unwrap_or(NonZeroU32::MIN))
     }
 
-    /// Sets how many answers each interface gives in a second, and as many at once after a pause. Default: 100.
+    /// Sets how many answers per second each interface sends, which is also the burst after a pause. Default: 100.
     #[must_use]
     pub fn rate(mut self, per_second: NonZeroU32) -> Self {
         self.every = Duration::from_secs(1) / per_second.get();
@@ -65,7 +67,7 @@ impl Answers {
         self
     }
 
-    /// Keeps what stages change of a packet.
+    /// Keeps the bytes of a packet that stages may change.
     #[inline]
     pub(crate) fn keep(&mut self, packet: &mut Packet) {
         self.begin.clear();
@@ -79,51 +81,55 @@ impl Answers {
         self.length = packet.len();
     }
 
-    /// Answers to the packet that was [kept](Self::keep), and was dropped as `packet` is now, if somebody is to be told.
+    /// Answers the packet that was [kept](Self::keep), and was dropped as `packet` is now, if its sender is to be told.
     #[cold]
-    pub(crate) fn answer(
+    pub(crate) fn error_reply(
         &mut self,
         packet: &mut Packet,
         reason: Reason,
         now: Instant,
-        counters: &Counters,
+        counters: &TrafficCounters,
     ) -> Option<Packet> {
         if self.begin.is_empty() {
             return None;
         }
+
         let Self { reader, full_at, begin, length, .. } = self;
         let fib = reader.get();
         let (_, destination) = packet.headers().ok()?.addresses(packet.bytes())?;
         let cause = match reason {
-            Reason::TtlExpired => Cause::TimeExceeded,
-            Reason::NoRoute => Cause::NoRoute,
-            Reason::TooLong => Cause::TooLong { mtu: fib.hop(destination).ok()?.mtu },
+            Reason::TtlExpired => ErrorCause::TimeExceeded,
+            Reason::NoRoute => ErrorCause::NoRoute,
+            Reason::TooLong => ErrorCause::TooLong { mtu: fib.next_hop(destination).ok()?.mtu },
             _ => return None,
         };
+
         let arrived = as_arrived(begin, *length, packet);
-        let from = interface(fib, packet.arrival())?;
-        let subject = Subject::of(&arrived, cause, &from)?;
+        let from = interface(fib, packet.ingress())?;
+        let subject = ErrorContext::of(&arrived, cause, &from)?;
         if is_elsewhere(fib, destination) || is_elsewhere(fib, subject.sender()) {
             return None;
         }
-        let full_at = full_at.entry(packet.arrival()).or_insert(now);
+
+        let full_at = full_at.entry(packet.ingress()).or_insert(now);
         let next = (*full_at).max(now) + self.every;
         if next.saturating_duration_since(now) > self.depth {
-            counters.answer_suppressed();
+            counters.icmp_error_suppressed();
             return None;
         }
+
         *full_at = next;
-        counters.answered();
-        Some(subject.answer())
+        counters.icmp_error_sent();
+        Some(subject.error_reply())
     }
 }
 
-/// Puts a packet together as it arrived: behind its headers it is as it was.
+/// Restores a packet as it arrived: bytes after its headers are unchanged.
 fn as_arrived(begin: &[u8], length: usize, packet: &Packet) -> Packet {
     let mut arrived = Packet::empty(length);
     let behind = packet.len().saturating_sub(length.saturating_sub(begin.len()));
     let rest = packet.bytes().get(behind..).unwrap_or_default();
-    arrived.fill(packet.arrival(), begin.len() + rest.len(), |bytes| {
+    arrived.fill(packet.ingress(), begin.len() + rest.len(), |bytes| {
         let (front, back) = bytes.split_at_mut(begin.len());
         front.copy_from_slice(begin);
         back.copy_from_slice(rest);
@@ -131,7 +137,7 @@ fn as_arrived(begin: &[u8], length: usize, packet: &Packet) -> Packet {
     arrived
 }
 
-/// The interface of a port, with the addresses of others where it has none (RFC 1812, §4.3.2.4).
+/// The interface of a port; if it has no address, with those of others (RFC 1812, §4.3.2.4).
 fn interface(fib: &FibSnapshot, port: Port) -> Option<Interface> {
     let mut interface = fib.interface(port)?;
     if interface.ipv4.is_none() || interface.ipv6.is_none() {
@@ -148,8 +154,8 @@ fn is_elsewhere(fib: &FibSnapshot, address: IpAddr) -> bool {
     fib.route(address).is_some_and(|route| fib.interface(route.port).is_none())
 }
 
-impl fmt::Debug for Answers {
+impl fmt::Debug for IcmpErrorSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answers").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("IcmpErrorSender").field("every", &self.every).finish_non_exhaustive()
     }
 }
