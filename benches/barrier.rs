@@ -1,12 +1,13 @@
-//! What a barrier costs, of tasks on two workers and of threads.
+//! The cost of a barrier, of tasks on two workers and of threads.
 //!
-//! **Question.** How near does a barrier come to what its members cost anyway?
+//! **Question.** How close is a barrier to the unavoidable cost of its members?
 //!
 //! **Prediction.** Of tasks: a wake-up and a poll of each, 100 to 200 ns together, shared by two workers, and one
 //! exchange between these, 0.3 µs: 2 to 4 µs for 32. Of threads: two on two cores exchange one cache line twice,
-//! 0.2 µs; more than cores cost half of their number times a switch of the kernel, 1.5 µs: 6 µs for 8, 24 for 32.
+//! 0.2 µs; beyond the number of cores, half of their number times a switch of the kernel, 1.5 µs: 6 µs for 8, 24
+//! for 32.
 //!
-//! **Method.** All members enter barriers that follow on each other at once. Criterion chooses how many make a sample;
+//! **Method.** All members enter barriers that follow on each other at once. Criterion chooses the number per sample;
 //! rank 0 reads the clock once before and once after them. Clock: `CLOCK_MONOTONIC`. Unit: time per barrier. With
 //! other programs on either core the figures say nothing. Beside peers, and of processes: `vigie-bench barrier`.
 

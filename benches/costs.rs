@@ -1,13 +1,14 @@
-//! What the small operations of a runtime cost.
+//! The cost of a runtime's small operations.
 //!
 //! **Question.** Being safe against tasks that hog must not cost the ordinary case. What do spawn,
 //! yield, wake, timers and a detection round cost, beside tokio?
 //!
-//! **Prediction.** From the parts: a spawn is one allocation and two queue operations (200 ns); a yield
-//! is one queue operation and, now and then, a poll (under 100 ns on the user-level flavor; tokio polls
-//! epoll at every yield, 300 ns and more); a wake-up is two queue operations (100–200 ns a turn); a timer
-//! that is dropped is two operations on the wheel (100–200 ns); a detection round is dominated by the
-//! kernel: write, failed read, epoll and read, 4 to 6 µs for both directions.
+//! **Prediction.** From the parts: a spawn is one allocation and two queue operations (200 ns); a
+//! yield is one queue operation and, now and then, a poll (under 100 ns on the user-level flavor;
+//! tokio polls epoll at every yield, 300 ns and more); a wake-up is two queue operations (100–200 ns
+//! a turn); a timer that is dropped is two operations on the timer heap (100–200 ns); a detection
+//! round is dominated by the kernel: write, failed read, epoll and read, 4 to 6 µs for both
+//! directions.
 //!
 //! **Method.** Each operation runs `n` times inside one task of a runtime with one worker (two for
 //! `detect`), Criterion chooses `n` and repeats; nothing else runs in the process. The waiting between
@@ -41,7 +42,7 @@ use vigie_bench::turns::{Countdown, Player, Turns};
 /// Sleeping tasks at a time.
 const SLEEPERS: u64 = 1_000;
 
-/// What a sleeping task sleeps.
+/// The sleep of a sleeping task.
 const SLEEP: Duration = Duration::from_millis(1);
 
 async fn spawn<S: AsyncSystem>(count: u64) -> Duration {

@@ -1,7 +1,7 @@
-//! What forwarding a packet costs the processor, without a network.
+//! The processor time of forwarding a packet, without a network.
 //!
-//! **Question.** What of a packet's way over the host is the stages' work, and what does an address translation, a route
-//! or a checksum over everything add? What does asking the planner cost, which is done for each flow?
+//! **Question.** Which part of a packet's path over the host is the stages' work, and what do an address translation,
+//! a route or a checksum over everything add? What does asking the planner cost, once per flow?
 //!
 //! **Prediction.** Reading the headers of a UDP packet: 15 to 30 ns. A rewrite of addresses adds a few, a route a walk
 //! of the trie, 20 to 40 ns, a translation two look-ups and two corrections of checksums, 100 ns; a checksum over 1400
@@ -30,7 +30,7 @@ const TO: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
 const SOURCE: [u8; 4] = [10, 9, 0, 2];
 const DESTINATION: [u8; 4] = [10, 9, 1, 2];
 
-/// A UDP packet with so many bytes of payload.
+/// A UDP packet with this many bytes of payload.
 fn frame(payload: u16) -> Result<Vec<u8>, Box<dyn Error>> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 3, 8, 0, 0x45, 0];
     frame.extend((28 + payload).to_be_bytes());
@@ -57,7 +57,7 @@ fn routes() -> Result<Fib, Box<dyn Error>> {
 
 fn translation() -> Result<Nat, Box<dyn Error>> {
     let rule = NatRule::Source {
-        arrival: Port(0),
+        ingress: Port(0),
         from: "10.9.0.0/24".parse()?,
         external: IpAddr::from([10, 9, 1, 77]),
     };

@@ -1,12 +1,13 @@
-//! Table 2 of [scheduler-centric-io]: the time of a task with many switches, beside waiting tasks.
+//! Table 2 of [bouge02, §4.2]: the time of a task with many switches, beside waiting tasks.
 //!
-//! **Question.** Does a task that switches often pay for how many others wait for messages?
+//! **Question.** Does a task that switches often slow down with the number of tasks that wait for
+//! messages?
 //!
 //! **Prediction.** With s steps of 5 µs and K waiting tasks: naive polling s·(5 µs + K·c), where c is a
 //! failed read and a switch (about 0.5 µs); enhanced polling s·(5 µs + one poll of the group), whose cost
 //! does not depend on K with epoll, where the paper's `select` grew by 1.5 % per task.
 //!
-//! **Method.** The server is a process of its own, the client is this process: it starts the task
+//! **Method.** The server is a separate process, the client is this process: it starts the task
 //! through a control connection and sends about 1000 messages a second to connections drawn at
 //! random until the task is over. The time is the server's. s = 2000 here; `vigie-bench pending` does
 //! 100 000, up to K = 10 000. Clock: `CLOCK_MONOTONIC`. Unit: time per task of 2000 steps.

@@ -1,13 +1,13 @@
-//! Table 1 of [scheduler-centric-io]: the time until a message is echoed, beside compute tasks.
+//! Table 1 of [bouge02, §4.1]: the time until a message is echoed, beside compute tasks.
 //!
 //! **Question.** Does the reaction depend on how many compute tasks run in the same runtime?
 //!
 //! **Prediction.** With compute tasks that yield every Q, and messages at times unrelated to that:
 //! naive polling N·Q/2, since the echo task gets its turn once per cycle; enhanced polling Q/2, since
-//! the scheduler looks at every switch and serves what it finds first; blocking calls and the hybrid
+//! the scheduler looks at every switch and serves events first; blocking calls and the hybrid
 //! flavor one wake-up, 10 to 60 µs, since the kernel puts the woken thread before the computing ones.
 //!
-//! **Method.** The server is a process of its own, the client is this process, with one message in
+//! **Method.** The server is a separate process, the client is this process, with one message in
 //! flight over loopback TCP and pauses that spread over a whole cycle of the compute tasks. Criterion
 //! times the exchange only, not the pause. Q = 1 ms here, a tenth of the paper's, so that a bench
 //! takes seconds; `vigie-bench reaction` does the paper's 10 ms, with a real-time client. Clock:

@@ -1,17 +1,18 @@
-//! What a wait for a socket costs while other workers wait for other sockets.
+//! The cost of a wait for a socket while other workers wait for other sockets.
 //!
-//! **Question.** Does a wait of the `async` methods pay for those of other workers, whose sockets are others?
+//! **Question.** Do waits by the `async` methods slow down those of other workers, on other sockets?
 //!
 //! **Prediction.** No: a wait takes only its socket's own lock. `wait` is two uncontended locks (under 100 ns) with any
 //! number of threads that have a core each. With a lock that all sockets share, two threads on two cores pass it and
 //! what it protects back and forth at every wait, several hundred nanoseconds. In `datagrams` the kernel's part of a
 //! message, 1 µs and more, hides most of either.
 //!
-//! **Method.** `wait`: each thread polls `readable` of its own sockets in turn, which have nothing to read, and drops it;
-//! no host turns the server. `datagrams`: one task of each pair sends a datagram and receives the answer of the other
-//! one, all pairs at once, on a hybrid runtime; both tasks block at every message. Criterion chooses how many are a sample; the
-//! clock is read once before and once after them. Clock: `CLOCK_MONOTONIC`. Unit: time per wait of one thread, with the
-//! slowest thread's time; time per datagram of all tasks together. With other programs on the cores the figures say nothing.
+//! **Method.** `wait`: each thread polls `readable` of its own sockets in turn, which have nothing to read, and drops
+//! it; no host drives the server. `datagrams`: one task of each pair sends a datagram and receives the answer of the
+//! other one, all pairs at once, on a hybrid runtime; both tasks block at every message. Criterion chooses how many
+//! are a sample; the clock is read once before and once after them. Clock: `CLOCK_MONOTONIC`. Unit: time per wait of
+//! one thread, with the slowest thread's time; time per datagram of all tasks together. With other programs on the
+//! cores the figures say nothing.
 
 use std::error::Error;
 use std::future::Future;
@@ -38,13 +39,13 @@ const THREADS: [usize; 3] = [1, 2, 4];
 /// Threads that run tasks.
 const WORKERS: [usize; 2] = [2, 4];
 
-/// Pairs of which nobody sends.
+/// Pairs on which nothing is sent.
 fn idle_pairs() -> io::Result<Vec<(UnixDatagram, UnixDatagram)>> {
     (0..SOCKETS)
         .map(|_| {
             let pair = UnixDatagram::pair()?;
             // A new socket is assumed to be ready.
-            assert!(pair.0.try_recv(&mut [0]).is_err(), "nobody sends");
+            assert!(pair.0.try_recv(&mut [0]).is_err(), "nothing sent");
             Ok(pair)
         })
         .collect()
@@ -64,7 +65,7 @@ fn waits(pairs: &[Vec<(UnixDatagram, UnixDatagram)>], count: u64) -> Duration {
                     let start = clock::now();
                     for ((socket, _), _) in mine.iter().cycle().zip(0..count) {
                         let wait = pin!(socket.readable());
-                        assert!(black_box(wait.poll(&mut context)).is_pending(), "nobody sends");
+                        assert!(black_box(wait.poll(&mut context)).is_pending(), "nothing sent");
                     }
                     start.elapsed()
                 })

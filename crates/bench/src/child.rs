@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::background::{self, BackgroundPlan};
 use crate::barrier::network::NetPlan;
 use crate::barrier::processes::MemberPlan;
 use crate::barrier::{self, GroupPlan, network, processes};
@@ -14,7 +15,6 @@ use crate::http::{HttpClient, HttpServer};
 use crate::messages::ranks::RankPlan;
 use crate::messages::role as rank;
 use crate::mix::{ClosedClients, LoadServer, PacedClient};
-use crate::outside::{self, OutsidePlan};
 use crate::process::{Role as _, play_if_child, read};
 use crate::runner;
 use crate::server::ServerPlan;
@@ -48,7 +48,7 @@ fn play(role: &str, plan: Value) -> Result<(), Failure> {
         TimerPlan::KEY => timers::run_here(&read(plan)),
         Crowd::KEY => client::send_as_crowd(&read(plan)),
         Requests::KEY => client::request(&read(plan)),
-        OutsidePlan::KEY => outside::compute(read(plan)),
+        BackgroundPlan::KEY => background::compute(read(plan)),
         RankPlan::KEY => rank::play(&read(plan)),
         GroupPlan::KEY => barrier::play(&read(plan)),
         MemberPlan::KEY => processes::play(&read(plan)),

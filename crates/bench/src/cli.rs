@@ -12,6 +12,7 @@ mod output;
 mod slowdown;
 mod soak;
 mod timers;
+mod waits;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ use clap::{Args, Parser, Subcommand};
 use vigie_bench::BenchError;
 use vigie_bench::compute::YieldEvery;
 use vigie_bench::goals;
-use vigie_bench::goals::Area;
+use vigie_bench::goals::{Area, Shortfall};
 use vigie_bench::host::machine::Machine;
 use vigie_bench::pending::PendingPlan;
 use vigie_bench::reaction::ReactionPlan;
@@ -53,7 +54,7 @@ enum Command {
     Service(cases::Service),
     /// Reaction on many connections that send by the clock, beside compute tasks.
     Crowd(cases::Crowd),
-    /// What compute tasks keep of the processor beside processes of others.
+    /// The share of the processor that compute tasks keep beside foreign processes.
     Fairness(cases::Fairness),
     /// Reaction with a quota of one core, or another, in a control group (needs root).
     Container(cases::Container),
@@ -77,15 +78,18 @@ enum Command {
     Loads(loads::Loads),
     /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
     Slowdown(slowdown::Slowdown),
-    /// Timers: what a fired one costs, how late it is, and an echo beside many (3 minutes).
+    /// Timers: the cost and lateness of a fired one, and an echo beside many (3 minutes).
     Timers(timers::Timers),
-    /// Calls that sleep and are cut short, by each source of signals; what a signal costs (about 3 minutes).
+    /// An event beside tasks that wait in barriers, for messages and for datagrams (1 minute).
+    Waits(waits::Waits),
+    /// Sleeping calls that are cut short, for each source of signals; the cost of a signal (about 3
+    /// minutes).
     Interrupts(interrupts::Interrupts),
-    /// Everything at once, with faults, for a long time: measures nothing, checks everything.
+    /// Long stress run of everything at once, with faults: checks everything, measures nothing.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
     Goals(Goals),
-    /// Shows what a running program does that has opened a metrics socket.
+    /// Shows the metrics of a running program that has opened a metrics socket.
     Watch(Watch),
 }
 
@@ -171,7 +175,7 @@ struct Pending {
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
     /// costs, messages, remote, barrier-sim, barrier-local, barrier-net, forward-model, forward-via, forward-live,
-    /// forward-nic, forward-relay, loads, http, slowdown or timers.
+    /// forward-nic, forward-relay, loads, http, slowdown, timers, waits or simulation.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -186,8 +190,10 @@ impl Cli {
         }
         let machine = Machine::probe();
         println!("{machine}");
-        if machine.profile != "release" {
-            println!("WARNING: not a release build; run with `cargo run --release -p vigie-bench`");
+        if machine.profile != "measure" {
+            println!(
+                "WARNING: not built for measuring; run with `cargo run --profile measure -p vigie-bench`"
+            );
         }
         if machine.is_busy() {
             println!(
@@ -215,6 +221,7 @@ impl Cli {
             Command::Loads(command) => command.run(machine),
             Command::Slowdown(command) => command.run(machine),
             Command::Timers(command) => command.run(machine),
+            Command::Waits(command) => command.run(machine),
             Command::Interrupts(command) => command.run(),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
@@ -241,6 +248,7 @@ impl Command {
             Self::Http(command) => Some(&command.amount.common.output),
             Self::Slowdown(command) => Some(&command.output),
             Self::Timers(command) => Some(command.output()),
+            Self::Waits(command) => Some(command.output()),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) | Self::Loads(_) | Self::Interrupts(_) => None,
         }
@@ -297,6 +305,10 @@ impl Goals {
         println!("{} of {} goals met", checked.len() - not_met.len(), checked.len());
         for goal in &not_met {
             println!("  again: {}", goal.goal.command);
+            if let Some(known) = goal.shortfall() {
+                let Shortfall { measured, reason, page, .. } = known;
+                println!("    known ({measured}): {reason}\n    {page}");
+            }
         }
         let report = Report::new(machine, self.output.seed, outcome);
         self.output.finish(report, &checked)?;

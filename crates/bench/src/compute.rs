@@ -216,7 +216,7 @@ impl FromStr for YieldEvery {
 #[non_exhaustive]
 #[error("{text:?} is not a duration: write a number and one of ns, us, ms, s (as in 100us, 1.5ms)")]
 pub struct ParseDurationError {
-    /// What was given.
+    /// The given text.
     pub text: String,
 }
 

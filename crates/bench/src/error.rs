@@ -51,7 +51,7 @@ pub enum BenchError {
         /// How it ended.
         status: ExitStatus,
     },
-    /// The process printed what none of ours prints.
+    /// The process printed an unknown message.
     #[error("the {role} process printed {line:?}: does `main` call `maybe_run_child` first?")]
     Protocol {
         /// What the process was to be.
@@ -68,16 +68,16 @@ pub enum BenchError {
     /// A model of forwarding could not be made.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Only what nobody knows was to be measured.
+    /// No measurement has the requested name.
     #[error("nothing of that name is measured: `--only` takes {known}")]
     NothingNamed {
-        /// What could be named.
+        /// The known names.
         known: &'static str,
     },
     /// No load has that name.
     #[error("no load is named {name:?}: see `vigie-bench loads --help`")]
     NoCase {
-        /// What was given.
+        /// The given text.
         name: String,
     },
     /// A program could not be watched.
@@ -204,7 +204,7 @@ impl Failure {
         move |error| Self::Io { doing: doing.into(), reason: error.to_string() }
     }
 
-    /// A failure of something that is no call of the system, with what is behind it.
+    /// A failure that is not of a system call, with its sources.
     pub(crate) fn other(doing: impl Into<String>, error: &dyn std::error::Error) -> Self {
         let mut reason = error.to_string();
         let mut source = error.source();

@@ -1,4 +1,4 @@
-//! What a server does while nothing happens: nothing, if it is well made.
+//! The activity of an idle server: none, if it is well made.
 //!
 //! A server with connections open and tasks waiting on them is left alone for some seconds. Every
 //! context switch of one of its threads is a wake-up; strace, where it is installed, shows the

@@ -1,4 +1,4 @@
-//! What the runtime of a server process says of itself, beside what its client sees.
+//! The server runtime's own metrics, in addition to the client's measurements.
 //!
 //! The client's times contain everything. The runtime's own say how long tasks that an event woke were
 //! ready before they were polled, and how often the kernel stopped the whole group, which is how a

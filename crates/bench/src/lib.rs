@@ -18,21 +18,22 @@
 //! ```
 //!
 //! # Main types
-//! - [`PingPong`](client::PingPong): the external client, in a process of its own.
-//! - [`ServerPlan`](server::ServerPlan) and [`Server`](server::Server): a [`System`](system::System)
-//!   under load, in a process of its own. [`AsyncSystem`](system::AsyncSystem) is what the workload
-//!   needs of a runtime.
+//! - [`PingPong`](client::PingPong): the external client, in a separate process.
+//! - [`ServerPlan`](server::ServerPlan) and [`Server`](server::Server): a
+//!   [`System`](system::System) under load, in a separate process.
+//!   [`AsyncSystem`](system::AsyncSystem) is the interface of a runtime to the workload.
 //! - [`ReactionPlan`](reaction::ReactionPlan) and [`PendingPlan`](pending::PendingPlan): Tables 1 and 2
-//!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
+//!   of [bouge02, §4]; both give [`Row`](report::Row)s, for tables, JSON and goals.
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
-//! - [`barrier`]: barriers of tasks, threads and processes of one host, beside peers.
-//! - [`timers`]: what a fired timer costs, and how late it is.
-//! - [`loads`]: mixes of behaviour that nobody chose, judged by what kernel threads make of them.
+//! - [`barrier`]: barriers of tasks, threads and processes of one host, compared with peers.
+//! - [`timers`]: the cost of a fired timer, and its lateness.
+//! - [`waits`]: how late an event is beside tasks that wait for peers.
+//! - [`loads`]: random mixes of behaviour, compared with kernel threads.
 //! - [`http`]: a service on hyper, under `wrk` and under too much computation.
-//! - [`messages`]: messages between processes of one host, beside limits and peers.
+//! - [`messages`]: messages between processes of one host, compared with limits and peers.
 //! - [`cluster`]: barriers of the paper's cluster, in simulation.
-//! - [`forward`]: the model of forwarding beside its simulation and its paper.
-//! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
+//! - [`forward`]: the model of forwarding, compared with its simulation and its paper.
+//! - [`GOALS`](goals::GOALS): the project's goals, checked by `vigie-bench goals`.
 //!
 //! # Who runs where
 //! ```text
@@ -73,8 +74,8 @@ pub mod watch;
 
 mod process;
 
+mod background;
 pub mod client;
-mod outside;
 pub mod server;
 
 pub mod system;
@@ -92,6 +93,8 @@ pub mod reaction;
 pub mod switches;
 pub mod timers;
 pub mod turns;
+mod virtual_time;
+pub mod waits;
 
 pub mod soak;
 

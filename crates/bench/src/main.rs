@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows an error and what lies beneath it.
+/// Shows an error and its sources.
 fn chain(error: &dyn Error) -> String {
     let mut shown = error.to_string();
     let mut source = error.source();

@@ -36,12 +36,12 @@ const SPACING_LEAST: Duration = Duration::from_micros(200);
 const SPACING_SPAN: Duration = Duration::from_micros(1600);
 
 /// How long a message may wait for its echo.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Numbers of waiting tasks in the paper's table.
 const PAPER_WAITING: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 
-/// The paper's rows in milliseconds [scheduler-centric-io, Table 2].
+/// The paper's rows in milliseconds [bouge02, §4.2].
 const PAPER: [(System, [f64; 8]); 2] = [
     (System::VigieNaive, [80.3, 101.3, 119.0, 137.2, 156.6, 175.7, 195.2, 215.7]),
     (System::VigieEnhanced, [81.2, 84.0, 84.0, 84.7, 86.4, 87.9, 89.6, 91.6]),
@@ -107,7 +107,7 @@ impl PendingPlan {
         limits::allow_connections(most)
             .map_err(|failure| BenchError::Failed { role: "server", failure })?;
         let cells = self.cells();
-        let mut measured = vec![Cell::default(); cells.len()];
+        let mut measured = vec![PendingCell::default(); cells.len()];
         let mut seeds = fastrand::Rng::with_seed(self.seed);
         let mut outcome = Outcome::default();
         for _ in 0..self.rounds {
@@ -146,13 +146,19 @@ impl PendingPlan {
         PingPong::new(server.address())
             .connections(waiting)
             .spacing(SPACING_LEAST, SPACING_SPAN)
-            .patience(PATIENCE)
+            .timeout(TIMEOUT)
             .seed(seed)
             .until_completed(control, self.steps, self.step)
             .run(&mut |_done| ())
     }
 
-    fn row(&self, system: System, waiting: u32, cell: &Cell, base: Option<&Cell>) -> Row {
+    fn row(
+        &self,
+        system: System,
+        waiting: u32,
+        cell: &PendingCell,
+        base: Option<&PendingCell>,
+    ) -> Row {
         let mut row = Row::new(system, CASE)
             .parameter(WAITING, waiting)
             .parameter("steps", self.steps)
@@ -236,14 +242,14 @@ impl PendingPlan {
 
 /// One case, all rounds together.
 #[derive(Clone, Debug, Default)]
-struct Cell {
+struct PendingCell {
     /// Why nothing more is measured here.
     failure: Option<String>,
     completions: Vec<Duration>,
     reaction: Samples,
 }
 
-impl Cell {
+impl PendingCell {
     /// The median over rounds of the ratio within each round, so that a drift between rounds cancels.
     fn ratio_to(&self, base: &Self) -> Option<f64> {
         let rounds = self.completions.iter().zip(&base.completions);
@@ -266,14 +272,14 @@ mod tests {
     fn ratios_are_made_within_rounds() {
         // Goal: a machine that slows down from round to round does not change the ratio.
         // Method: three rounds, each twice as slow as the one before.
-        let cell = |first: u64| Cell {
+        let cell = |first: u64| PendingCell {
             failure: None,
             completions: [1, 2, 4].map(|slow| Duration::from_millis(first * slow)).to_vec(),
             reaction: Samples::new(),
         };
         let ratio = cell(110).ratio_to(&cell(100)).unwrap();
         assert!((ratio - 1.1).abs() < 1e-9);
-        assert_eq!(Cell::default().ratio_to(&cell(1)), None);
+        assert_eq!(PendingCell::default().ratio_to(&cell(1)), None);
     }
 
     #[test]

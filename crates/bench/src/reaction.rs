@@ -11,9 +11,9 @@ use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, WORK_PER_S, in_repetitions};
 use crate::report::show::{failure_word, failures};
 use crate::report::table::{Table, three_digits, time};
-use crate::report::turn::{REACTION, Turn, WORK_PER_S, in_turns};
 use crate::report::{Outcome, Row, find};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -35,7 +35,7 @@ const SPREAD_LEAST: Duration = Duration::from_millis(3);
 const SPREAD_MOST: Duration = Duration::from_secs(1);
 
 /// What an idle machine may take for one echo before it counts as no reaction.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Numbers of compute tasks in the paper's table.
 const PAPER_COMPUTE: [u32; 5] = [0, 1, 2, 5, 10];
@@ -43,7 +43,7 @@ const PAPER_COMPUTE: [u32; 5] = [0, 1, 2, 5, 10];
 /// The paper's quantum.
 const PAPER_QUANTUM: YieldEvery = YieldEvery::Step(Duration::from_millis(10));
 
-/// The paper's rows, means in milliseconds [scheduler-centric-io, Table 1]: two nodes, each two
+/// The paper's rows, means in milliseconds [bouge02, §4.1]: two nodes, each two
 /// Pentium II at 450 MHz, 100 Mb/s Ethernet between them.
 const PAPER: [(System, [f64; 5]); 3] = [
     (System::VigieNaive, [0.130, 5.011, 10.022, 25.010, 50.010]),
@@ -106,13 +106,13 @@ impl ReactionPlan {
     /// Measures all cases, systems in turns.
     ///
     /// # Errors
-    /// Those of the processes. A system that does not react is no error: its row says so.
+    /// Those of the processes. A system that does not react is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let cases = self.compute.iter().flat_map(|&compute| {
             self.systems.iter().map(move |&system| self.empty_row(system, compute))
         });
         let rows: Vec<_> = cases.collect();
-        in_turns(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
             let compute = self.compute[index / self.systems.len()];
             self.measure(row.runtime()?, compute, seed, progress)
         })
@@ -146,7 +146,7 @@ impl ReactionPlan {
         compute: u32,
         seed: u64,
         progress: &Progress,
-    ) -> Result<Turn, BenchError> {
+    ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, {compute} compute tasks"));
         let plan = ServerPlan::new(system).workers(self.workers);
         let mut server = plan.compute(compute, self.yield_every).start()?;
@@ -156,12 +156,12 @@ impl ReactionPlan {
             .samples(samples)
             .budget(self.budget / self.rounds)
             .spacing(self.pause, self.spread_beside(compute))
-            .patience(PATIENCE + self.cycle(compute) * 4)
+            .timeout(TIMEOUT + self.cycle(compute) * 4)
             .seed(seed)
             .run(&mut |done| progress.part(done, samples as usize))?;
         let spent = server.usage()?.since(before);
-        let turn = Turn::new(echoes.priority).samples(REACTION, echoes.samples);
-        Ok(if compute > 0 { turn.figure(WORK_PER_S, spent.work_per_s()) } else { turn })
+        let repetition = Repetition::new(echoes.priority).samples(REACTION, echoes.samples);
+        Ok(if compute > 0 { repetition.figure(WORK_PER_S, spent.work_per_s()) } else { repetition })
     }
 
     /// Shows means beside the paper's, and percentiles.

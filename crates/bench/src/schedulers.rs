@@ -162,7 +162,7 @@ pub enum SystemError {
     /// There is no such system.
     #[error("no system is named {name:?}; there are {}", names())]
     Unknown {
-        /// What was given.
+        /// The given text.
         name: String,
     },
     /// There is, but not in this program.

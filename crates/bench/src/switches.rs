@@ -1,4 +1,4 @@
-//! What a switch between tasks costs beside time: allocations and system calls.
+//! The costs of a task switch other than time: allocations and system calls.
 //!
 //! Two tasks that yield to each other, or one that waits for a socket again and again, run in a
 //! process with a counting allocator; the same process under `strace -c` shows the system calls.
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::counting;
 use crate::error::{BenchError, Failure};
 use crate::host::strace::Trace;
-use crate::process::{Child, Role, say_found};
+use crate::process::{Child, Role, print_result};
 use crate::report::progress::Progress;
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
@@ -18,7 +18,7 @@ pub use crate::workload::switches::{SwitchCounts, SwitchKind, SwitchPlan};
 pub const CASE: &str = "switches";
 
 /// How long counting may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Which systems have their switches and waits counted.
 #[derive(Clone, Debug)]
@@ -101,9 +101,9 @@ impl SwitchPlan {
 
     fn count_under(&self, wrapper: &[String]) -> Result<SwitchCounts, BenchError> {
         let mut child = Child::start_under(wrapper, self)?;
-        let counts = child.found(PATIENCE)?;
+        let counts = child.result(TIMEOUT)?;
         // The child says that it ends, then ends; strace writes its summary after that.
-        while child.next(PATIENCE).is_ok() {}
+        while child.next(TIMEOUT).is_ok() {}
         Ok(counts)
     }
 }
@@ -118,6 +118,6 @@ pub(crate) fn count_here(plan: &SwitchPlan) -> Result<(), Failure> {
         });
     }
     let counts = plan.system.runner().map_err(Failure::runtime)?.switch(plan)?;
-    say_found(&counts);
+    print_result(&counts);
     Ok(())
 }

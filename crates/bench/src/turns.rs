@@ -17,7 +17,7 @@ pub struct Turns {
 struct TurnState {
     /// Whose turn it is.
     of_second: bool,
-    /// Who waits for its turn.
+    /// The waker of the task that waits for its turn.
     waiting: Option<Waker>,
 }
 
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn turns_alternate() {
-        // Goal: nobody has two turns in a row. Method: poll by hand, without a runtime.
+        // Goal: no task has two turns in a row. Method: poll by hand, without a runtime.
         let turns = Turns::new();
         let context = &mut Context::from_waker(Waker::noop());
         let mut second = pin!(turns.take(Player::Second));

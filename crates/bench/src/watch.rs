@@ -11,7 +11,7 @@ use thiserror::Error;
 use vigie_runtime::metrics::FORMAT_VERSION;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest answer that is accepted.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
@@ -33,8 +33,8 @@ pub enum WatchError {
         /// Where.
         path: PathBuf,
     },
-    /// Nobody serves there.
-    #[error("nobody serves {}: the program that made it has ended; start it again", path.display())]
+    /// No program serves the socket.
+    #[error("no program serves {}: the one that made it has ended; start it again", path.display())]
     Dead {
         /// Where.
         path: PathBuf,
@@ -80,7 +80,7 @@ pub enum WatchError {
     Output(#[source] io::Error),
 }
 
-/// What to show, and how.
+/// The view to show, and its format.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Watch {
@@ -107,7 +107,7 @@ impl Watch {
     /// # Errors
     /// [`WatchError`]: no program, no metrics, another version, or the program's end.
     pub fn run(&self) -> Result<(), WatchError> {
-        let mut source = Source::connect(&self.socket)?;
+        let mut source = MetricsConnection::connect(&self.socket)?;
         let is_screen = io::stdout().is_terminal();
         let mut last = None;
         loop {
@@ -124,7 +124,7 @@ impl Watch {
             let mut output = io::stdout().lock();
             match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
                 Ok(()) => {}
-                // Whoever read has seen enough.
+                // The reader has closed its end.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(error) => return Err(WatchError::Output(error)),
             }
@@ -138,12 +138,12 @@ impl Watch {
     }
 }
 
-struct Source<'a> {
+struct MetricsConnection<'a> {
     path: &'a Path,
     stream: BufReader<UnixStream>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> MetricsConnection<'a> {
     fn connect(path: &'a Path) -> Result<Self, WatchError> {
         let stream = UnixStream::connect(path).map_err(|source| {
             let path = path.to_owned();
@@ -155,7 +155,7 @@ impl<'a> Source<'a> {
             }
         })?;
         let source = Self { path, stream: BufReader::new(stream) };
-        source.set_patience(PATIENCE)?;
+        source.set_timeout(TIMEOUT)?;
         Ok(source)
     }
 
@@ -166,10 +166,10 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn set_patience(&self, patience: Duration) -> Result<(), WatchError> {
+    fn set_timeout(&self, timeout: Duration) -> Result<(), WatchError> {
         let stream = self.stream.get_ref();
-        let set = stream.set_read_timeout(Some(patience));
-        set.and_then(|()| stream.set_write_timeout(Some(PATIENCE))).map_err(|e| self.failed(e))
+        let set = stream.set_read_timeout(Some(timeout));
+        set.and_then(|()| stream.set_write_timeout(Some(TIMEOUT))).map_err(|e| self.failed(e))
     }
 
     fn ask(&mut self) -> Result<String, WatchError> {
@@ -188,7 +188,7 @@ impl<'a> Source<'a> {
 
     /// Lets `time` pass, or less if the program ends.
     fn pause(&mut self, time: Duration) -> Result<(), WatchError> {
-        self.set_patience(time.max(Duration::from_millis(1)))?;
+        self.set_timeout(time.max(Duration::from_millis(1)))?;
         let waited = self.stream.fill_buf().map(<[u8]>::is_empty);
         match waited {
             Ok(true) => return Err(WatchError::Ended),
@@ -196,7 +196,7 @@ impl<'a> Source<'a> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(self.failed(error)),
         }
-        self.set_patience(PATIENCE)
+        self.set_timeout(TIMEOUT)
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) fn address(rank: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 78, 0, 1)) + rank)
 }
 
-/// The namespaces of so many members. Each lives as long as a process in it, which ends with this one.
+/// The namespaces of this many members. Each lives as long as a process in it, which ends with this one.
 #[derive(Debug)]
 pub(crate) struct Bridge {
     /// The last one holds the bridge.
@@ -30,7 +30,7 @@ impl Bridge {
         };
         run(switch, "ip", "link add br0 type bridge mcast_snooping 0")?;
         let _ = run(switch, "sysctl", "-q -w net.ipv6.conf.default.disable_ipv6=1");
-        // A switch asks no filter; where the host has one for bridges, there is no such setting to fail otherwise.
+        // A switch has no packet filter; the setting exists only if the host filters bridges.
         let _ = run(switch, "sysctl", "-q -w net.bridge.bridge-nf-call-iptables=0");
         run(switch, "ip", "link set br0 up")?;
         for (rank, holder) in (0..members).zip(&this.holders) {
@@ -49,7 +49,7 @@ impl Bridge {
         Ok(this)
     }
 
-    /// By which path a member enters its own.
+    /// The path by which a member enters its namespace.
     pub(crate) fn path(&self, rank: u32) -> Option<PathBuf> {
         let holder = self.holders.get(usize::try_from(rank).ok()?)?;
         Some(format!("/proc/{}/ns/net", holder.id()).into())
@@ -60,7 +60,7 @@ impl Drop for Bridge {
     fn drop(&mut self) {
         for holder in &mut self.holders {
             drop(holder.stdin.take());
-            // It has ended by itself, or is not waited for longer than that takes.
+            // The closed pipe ends it; the kill bounds the wait.
             let _ = holder.kill();
             let _ = holder.wait();
         }

@@ -13,7 +13,7 @@ use vigie_barrier::local::{TaskBarrier, TaskMember, ThreadBarrier};
 use vigie_barrier::{Group, Rank};
 use vigie_runtime::{Flavor, Runtime};
 
-use super::lap::{GroupCosts, Laps, Member, MemberCosts, run};
+use super::lap::{GroupCosts, Laps, MemberCosts, MemberTimer, run};
 use crate::clock::sleep;
 use crate::error::Failure;
 use crate::host::usage::Usage;
@@ -43,7 +43,7 @@ async fn lap<F: ToString>(
     end: Arc<AtomicU64>,
     mut wait: impl AsyncFnMut() -> Result<(), F>,
 ) -> Result<MemberCosts, Failure> {
-    let mut member = Member::new(laps, rank, &*end);
+    let mut member = MemberTimer::new(laps, rank, &*end);
     loop {
         let lateness = member.lateness();
         if !lateness.is_zero() {
@@ -195,7 +195,7 @@ pub(super) fn hurdles(_: Laps) -> Result<GroupCosts, Failure> {
     Err(Failure::runtime("this program is built without the feature `hurdles`"))
 }
 
-/// What the kernel's scheduler allows: nothing but giving the processor away, until each thread has had it.
+/// The floor set by the kernel's scheduler: threads only yield the processor, until each has had it.
 /// Before a barrier of threads is passed, each of them must run once.
 pub(super) fn kernel_floor(laps: Laps) -> Result<GroupCosts, Failure> {
     let wait = || {
@@ -207,7 +207,8 @@ pub(super) fn kernel_floor(laps: Laps) -> Result<GroupCosts, Failure> {
 
 /// pthread's barrier.
 ///
-/// - **pthread-1**: it is initialised by `new`, stays at its address, and is destroyed once, when nobody can wait.
+/// - **pthread-1**: it is initialised by `new`, stays at its address, and is destroyed once, when no thread can
+///   wait.
 struct Pthread(Box<UnsafeCell<MaybeUninit<libc::pthread_barrier_t>>>);
 
 // SAFETY: it is made for threads to share; all access is by pthread's own calls.
@@ -216,7 +217,7 @@ unsafe impl Sync for Pthread {}
 impl Pthread {
     fn new(size: u32) -> Result<Self, Failure> {
         let this = Self(Box::new(UnsafeCell::new(MaybeUninit::uninit())));
-        // SAFETY: the place is valid for a barrier, and nobody else knows it yet.
+        // SAFETY: the place is valid for a barrier, and no other code knows it yet.
         let error =
             unsafe { libc::pthread_barrier_init(this.0.get().cast(), std::ptr::null(), size) };
         if error == 0 {
@@ -235,7 +236,7 @@ impl Pthread {
 
 impl Drop for Pthread {
     fn drop(&mut self) {
-        // SAFETY: initialised (pthread-1), and nobody waits: all borrows of `self` have ended.
+        // SAFETY: initialised (pthread-1), and no thread waits: all borrows of `self` have ended.
         let _ = unsafe { libc::pthread_barrier_destroy(self.0.get().cast()) };
     }
 }

@@ -1,4 +1,4 @@
-//! The loop of the paper's figure 4, as one member runs it, and what comes of it.
+//! The loop of the paper's figure 4, as one member runs it, and its results.
 
 use std::hint;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::found::Found;
+use super::transport_costs::TransportCosts;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::host::usage::Usage;
 use crate::statistics::median;
@@ -17,19 +17,19 @@ const SAMPLES_MAX: usize = 20_000;
 /// Barriers before the first that counts.
 const WARM_UP: u64 = 20;
 
-/// What every member does between two barriers.
+/// The work of every member between two barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Laps {
     /// Members.
     pub members: u32,
-    /// For how long the run goes on.
+    /// The length of the run.
     pub budget: Duration,
-    /// A loop of this length stands between two barriers; the paper's has 30 µs [eth-barrier, §4.3].
+    /// The length of the loop between two barriers; the paper's has 30 µs [eth-barrier, §4.3].
     pub dummy: Duration,
     /// Each member's loop is longer by this much than that of the member before: skewed arrival.
     pub skew: Duration,
-    /// The last member sleeps so long before each barrier, and is late; zero: it is not.
+    /// The last member sleeps this long before each barrier, and is late; zero: it is not.
     pub late: Duration,
 }
 
@@ -59,16 +59,16 @@ impl Laps {
     }
 }
 
-/// After how many barriers a run ends: 0 while nobody knows. Rank 0 says so before it enters the last one, and every
-/// member looks after each.
-pub(super) trait End {
+/// The number of barriers after which a run ends: 0 while it is unknown. Rank 0 sets it before it enters the last
+/// one, and every member reads it after each.
+pub(super) trait StopCount {
     fn set(&self, count: u64);
     fn count(&self) -> u64;
 }
 
-impl End for AtomicU64 {
+impl StopCount for AtomicU64 {
     fn set(&self, count: u64) {
-        // The barrier itself orders this before all looks; another barrier would be at fault otherwise.
+        // The barrier itself orders this before all reads; a barrier that does not is faulty.
         self.store(count, Ordering::Release);
     }
 
@@ -77,9 +77,9 @@ impl End for AtomicU64 {
     }
 }
 
-/// What one member has seen.
+/// The observations of one member.
 #[derive(Debug)]
-pub(super) struct Member<'a, E> {
+pub(super) struct MemberTimer<'a, E> {
     laps: Laps,
     rank: u32,
     end: &'a E,
@@ -99,7 +99,7 @@ struct Extremes {
     count: u64,
 }
 
-impl<'a, E: End> Member<'a, E> {
+impl<'a, E: StopCount> MemberTimer<'a, E> {
     pub(super) fn new(laps: Laps, rank: u32, end: &'a E) -> Self {
         let begun = now();
         let samples = Vec::with_capacity(if rank == 0 { SAMPLES_MAX } else { 0 });
@@ -107,7 +107,7 @@ impl<'a, E: End> Member<'a, E> {
         Self { laps, rank, end, count: 0, begun, entered: begun, samples, extremes }
     }
 
-    /// How long this member has to sleep now, in the way of its system: zero if it is not late.
+    /// How long this member must sleep now, by its system's means: zero if it is not late.
     pub(super) fn lateness(&self) -> Duration {
         if self.laps.is_late(self.rank) { self.laps.late } else { Duration::ZERO }
     }
@@ -128,7 +128,7 @@ impl<'a, E: End> Member<'a, E> {
         }
         if self.rank == 0 && self.end.count() == 0 {
             let is_over = self.entered.duration_since(self.begun) >= self.laps.budget;
-            // Enough for a median, also where somebody is late.
+            // Enough for a median, even if a member is late.
             let least = if self.laps.late.is_zero() { 2 * WARM_UP } else { 5 };
             if is_over && self.count >= least {
                 self.end.set(self.count + 1);
@@ -158,7 +158,7 @@ impl<'a, E: End> Member<'a, E> {
                 count: count + 1,
             };
             if self.rank == 0 {
-                // Those that follow on the longest warm-up.
+                // Only barriers after the longest warm-up count.
                 if self.samples.len() < SAMPLES_MAX {
                     self.samples.push(elapsed);
                 } else if let Ok(place) = usize::try_from(self.count % SAMPLES_MAX as u64) {
@@ -180,15 +180,15 @@ impl<'a, E: End> Member<'a, E> {
     }
 }
 
-/// What the process of a member has found.
+/// The results of the process of a member.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct MemberFound {
+pub(super) struct MemberResult {
     pub(super) costs: MemberCosts,
     pub(super) used: Usage,
-    pub(super) found: Option<Found>,
+    pub(super) found: Option<TransportCosts>,
 }
 
-/// What one member's barriers cost.
+/// The costs of one member's barriers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MemberCosts {
     extremes: Extremes,
@@ -196,11 +196,11 @@ pub(crate) struct MemberCosts {
     samples_ns: Vec<u64>,
 }
 
-/// What the barriers of a group cost.
+/// The costs of a group's barriers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GroupCosts {
-    /// The mean over all members that were timed of the shortest, the mean and the longest barrier of each
+    /// The mean, over all timed members, of the shortest, the mean and the longest barrier of each
     /// [eth-barrier, §4.3].
     pub min_ns: f64,
     /// As above.
@@ -215,12 +215,12 @@ pub struct GroupCosts {
     pub wall_ns: u64,
     /// Processor time of all members.
     pub cpu_ns: u64,
-    /// What the transport costs by the members' own measurement, and what was expected by that.
-    pub found: Option<Found>,
+    /// The transport's costs as the members measured them, and the expectation from that.
+    pub found: Option<TransportCosts>,
 }
 
 impl GroupCosts {
-    /// Puts together what the members found; times of the run are left at zero.
+    /// Combines the members' results; times of the run are left at zero.
     pub(crate) fn of(members: Vec<MemberCosts>) -> Self {
         let timed = members.iter().filter(|member| member.extremes.count > 0).count();
         let size = timed.max(1) as f64;
@@ -240,7 +240,7 @@ impl GroupCosts {
         all
     }
 
-    /// Puts together several runs of one system: medians of the figures, all samples.
+    /// Combines several runs of one system: medians of the figures, all samples.
     pub(super) fn merged(runs: &[Self]) -> Self {
         let median_of = |figure: fn(&Self) -> f64| {
             median(&runs.iter().map(figure).collect::<Vec<_>>()).unwrap_or_default()
@@ -253,19 +253,19 @@ impl GroupCosts {
             samples_ns: runs.iter().flat_map(|run| run.samples_ns.iter().copied()).collect(),
             wall_ns: runs.iter().map(|run| run.wall_ns).sum(),
             cpu_ns: runs.iter().map(|run| run.cpu_ns).sum(),
-            found: Found::merged(runs.iter().filter_map(|run| run.found.as_ref())),
+            found: TransportCosts::merged(runs.iter().filter_map(|run| run.found.as_ref())),
         }
     }
 }
 
 /// Runs the loop on the calling thread.
-pub(super) fn run<E: End, F>(
+pub(super) fn run<E: StopCount, F>(
     laps: Laps,
     rank: u32,
     end: &E,
     mut wait: impl FnMut() -> Result<(), F>,
 ) -> Result<MemberCosts, F> {
-    let mut member = Member::new(laps, rank, end);
+    let mut member = MemberTimer::new(laps, rank, end);
     loop {
         let lateness = member.lateness();
         if !lateness.is_zero() {

@@ -1,17 +1,18 @@
-//! Barriers of members on one host, and on hosts that network namespaces stand for: vigie's, and peers.
+//! Barriers of members on one host, and on hosts simulated by network namespaces: vigie's and its
+//! peers'.
 //!
 //! The method is that of the paper's figure 4 [eth-barrier, §4.3]: each member loops over a barrier and a dummy
 //! loop of 30 µs and measures the barrier alone; minimum, mean and maximum of each member are averaged over all
-//! members. On fewer cores than members the dummy loops of the others are part of what a member waits for, so that
-//! goals are about barriers that follow on each other at once: their p50 is what a barrier costs.
+//! members. On fewer cores than members, the dummy loops of the others are part of a member's wait, so goals use
+//! barriers that follow on each other at once: their p50 is the cost of a barrier.
 
 pub(crate) mod bridge;
-pub(crate) mod found;
 mod inside;
 pub(crate) mod lap;
 mod mpi;
 pub(crate) mod network;
 pub(crate) mod processes;
+pub(crate) mod transport_costs;
 mod via;
 
 use std::fmt;
@@ -21,13 +22,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use self::found::Found;
 pub use self::lap::{GroupCosts, Laps};
-use self::network::{Choice, Medium, Receivers, Setting};
+use self::network::{Choice, Medium, NetSetup, Receivers};
+pub use self::transport_costs::TransportCosts;
 pub use self::via::{Provider, UnknownProvider};
 use crate::clock::nanoseconds;
 use crate::error::{BenchError, Failure};
-use crate::process::{Child, Role, say_found};
+use crate::process::{Child, Role, print_result};
 use crate::report::figure::Figure;
 use crate::report::progress::Progress;
 use crate::report::show::failures;
@@ -35,7 +36,7 @@ use crate::report::table::{Table, three_digits};
 use crate::report::{Outcome, Row, Subject};
 use crate::statistics::{Samples, microseconds};
 
-/// The case of rows in which nobody is late.
+/// The case of rows in which no member is late.
 pub const CASE: &str = "barrier";
 
 /// The case of rows in which the last member is late each time.
@@ -44,16 +45,16 @@ pub const LATE: &str = "late";
 /// Parameter of a row: members of the group.
 pub const MEMBERS: &str = "members";
 
-/// Figure: processor time of all members by the time that passed.
+/// Figure: processor time of all members divided by the elapsed time.
 pub const CPU_CORES: &str = "cpu_cores";
 
-/// What a run may take beside its budget, in a child.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of a run in a child, beside its budget.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the members of a group are.
+/// The kinds of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Over {
+pub enum BarrierTransport {
     /// Tasks on two workers.
     Tasks,
     /// Threads.
@@ -68,7 +69,7 @@ pub enum Over {
     Via,
 }
 
-impl Over {
+impl BarrierTransport {
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Tasks, Self::Threads, Self::Shm, Self::Udp, Self::Ether, Self::Via];
@@ -93,41 +94,41 @@ impl Over {
     }
 }
 
-impl fmt::Display for Over {
+impl fmt::Display for BarrierTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Over {
-    type Err = UnknownOver;
+impl FromStr for BarrierTransport {
+    type Err = UnknownBarrierTransport;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let known = Self::ALL.into_iter().find(|over| over.name() == name);
-        known.ok_or_else(|| UnknownOver { name: name.to_owned() })
+        known.ok_or_else(|| UnknownBarrierTransport { name: name.to_owned() })
     }
 }
 
-/// A name that stands for no kind of member.
+/// An unknown kind of member.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no members are {name:?}; there are {}", Over::ALL.map(Over::name).join(", "))]
+#[error("no members are {name:?}; there are {}", BarrierTransport::ALL.map(BarrierTransport::name).join(", "))]
 #[non_exhaustive]
-pub struct UnknownOver {
-    /// What was given.
+pub struct UnknownBarrierTransport {
+    /// The given text.
     pub name: String,
 }
 
 /// How a system is measured.
 #[derive(Clone, Copy)]
-enum How {
+enum Harness {
     /// By a process of this program.
     Inside(fn(Laps) -> Result<GroupCosts, Failure>),
     /// By a process of this program for each member.
     Processes { blocks: bool },
     /// By a program of its own.
-    Mpi { mpi: &'static mpi::Mpi, algorithm: Option<u32>, wire: mpi::Wire },
+    Mpi { mpi: &'static mpi::Mpi, algorithm: Option<u32>, wire: mpi::MpiTransport },
     /// By a process of this program for each member, over a network.
-    Network(Setting),
+    Network(NetSetup),
 }
 
 /// A barrier under test.
@@ -137,8 +138,8 @@ pub struct Contestant {
     label: &'static str,
     /// The word of `--peers` for it; none for vigie's own.
     peer: Option<&'static str>,
-    over: Over,
-    how: How,
+    over: BarrierTransport,
+    how: Harness,
 }
 
 impl fmt::Debug for Contestant {
@@ -151,15 +152,15 @@ const fn inside(
     name: &'static str,
     label: &'static str,
     peer: Option<&'static str>,
-    over: Over,
+    over: BarrierTransport,
     measure: fn(Laps) -> Result<GroupCosts, Failure>,
 ) -> Contestant {
-    Contestant { name, label, peer, over, how: How::Inside(measure) }
+    Contestant { name, label, peer, over, how: Harness::Inside(measure) }
 }
 
 const fn open_mpi(name: &'static str, label: &'static str, algorithm: Option<u32>) -> Contestant {
-    let how = How::Mpi { mpi: &mpi::OPEN_MPI, algorithm, wire: mpi::Wire::Own };
-    Contestant { name, label, peer: Some("openmpi"), over: Over::Shm, how }
+    let how = Harness::Mpi { mpi: &mpi::OPEN_MPI, algorithm, wire: mpi::MpiTransport::Own };
+    Contestant { name, label, peer: Some("openmpi"), over: BarrierTransport::Shm, how }
 }
 
 const fn open_mpi_tcp(
@@ -167,8 +168,8 @@ const fn open_mpi_tcp(
     label: &'static str,
     algorithm: Option<u32>,
 ) -> Contestant {
-    let how = How::Mpi { mpi: &mpi::OPEN_MPI, algorithm, wire: mpi::Wire::Tcp };
-    Contestant { name, label, peer: Some("openmpi"), over: Over::Udp, how }
+    let how = Harness::Mpi { mpi: &mpi::OPEN_MPI, algorithm, wire: mpi::MpiTransport::Tcp };
+    Contestant { name, label, peer: Some("openmpi"), over: BarrierTransport::Udp, how }
 }
 
 /// A group over a network whose members wait in the usual way.
@@ -180,11 +181,11 @@ const fn net(
 ) -> Contestant {
     let receivers = Receivers::Adaptive;
     let over = match medium {
-        Medium::Udp | Medium::Loopback => Over::Udp,
-        Medium::Ether => Over::Ether,
-        Medium::Via(_) => Over::Via,
+        Medium::Udp | Medium::Loopback => BarrierTransport::Udp,
+        Medium::Ether => BarrierTransport::Ether,
+        Medium::Via(_) => BarrierTransport::Via,
     };
-    let how = How::Network(Setting { medium, choice, receivers });
+    let how = Harness::Network(NetSetup { medium, choice, receivers });
     Contestant { name, label, peer: None, over, how }
 }
 
@@ -196,7 +197,7 @@ const fn cell(
     algorithm: &'static str,
     receivers: Receivers,
 ) -> Contestant {
-    let how = How::Network(Setting { medium, choice: Choice::Named(algorithm), receivers });
+    let how = Harness::Network(NetSetup { medium, choice: Choice::Named(algorithm), receivers });
     Contestant { how, ..net(name, label, medium, Choice::Planned) }
 }
 
@@ -204,7 +205,7 @@ const fn cell(
 pub const HYBRID: &str = "vigie";
 /// Name of a row: vigie's tasks on the user-level flavor.
 pub const USER_LEVEL: &str = "vigie-user-level";
-/// Name of a row: what the kernel's scheduler allows.
+/// Name of a row: the floor set by the kernel's scheduler.
 pub const FLOOR: &str = "kernel-floor";
 /// Name of a row: vigie's threads.
 pub const THREADS: &str = "vigie-threads";
@@ -225,28 +226,46 @@ const THREAD_PEERS: [&str; 3] = ["std", "pthread", "hurdles"];
 
 /// All systems, in the order of the tables.
 static CONTESTANTS: &[Contestant] = &[
-    inside(USER_LEVEL, "vigie, tasks, user-level", None, Over::Tasks, inside::user_level),
-    inside(HYBRID, "vigie, tasks, hybrid", None, Over::Tasks, inside::hybrid),
-    inside("vigie-on-tokio", "vigie, tasks on tokio", None, Over::Tasks, inside::own_on_tokio),
-    inside(FLOOR, "floor of kernel threads", None, Over::Tasks, inside::kernel_floor),
-    inside("tokio", "tokio::sync::Barrier", Some("tokio"), Over::Tasks, inside::tokio),
-    inside(THREADS, "vigie, threads", None, Over::Threads, inside::threads),
-    inside("std", "std::sync::Barrier", Some("std"), Over::Threads, inside::std),
-    inside("pthread", "pthread_barrier", Some("pthread"), Over::Threads, inside::pthread),
-    inside("hurdles", "hurdles", Some("hurdles"), Over::Threads, inside::hurdles),
+    inside(
+        USER_LEVEL,
+        "vigie, tasks, user-level",
+        None,
+        BarrierTransport::Tasks,
+        inside::user_level,
+    ),
+    inside(HYBRID, "vigie, tasks, hybrid", None, BarrierTransport::Tasks, inside::hybrid),
+    inside(
+        "vigie-on-tokio",
+        "vigie, tasks on tokio",
+        None,
+        BarrierTransport::Tasks,
+        inside::own_on_tokio,
+    ),
+    inside(FLOOR, "floor of kernel threads", None, BarrierTransport::Tasks, inside::kernel_floor),
+    inside("tokio", "tokio::sync::Barrier", Some("tokio"), BarrierTransport::Tasks, inside::tokio),
+    inside(THREADS, "vigie, threads", None, BarrierTransport::Threads, inside::threads),
+    inside("std", "std::sync::Barrier", Some("std"), BarrierTransport::Threads, inside::std),
+    inside(
+        "pthread",
+        "pthread_barrier",
+        Some("pthread"),
+        BarrierTransport::Threads,
+        inside::pthread,
+    ),
+    inside("hurdles", "hurdles", Some("hurdles"), BarrierTransport::Threads, inside::hurdles),
     Contestant {
         name: SHM,
         label: "vigie, shared memory, awaited",
         peer: None,
-        over: Over::Shm,
-        how: How::Processes { blocks: false },
+        over: BarrierTransport::Shm,
+        how: Harness::Processes { blocks: false },
     },
     Contestant {
         name: SHM_BLOCKING,
         label: "vigie, shared memory, blocking",
         peer: None,
-        over: Over::Shm,
-        how: How::Processes { blocks: true },
+        over: BarrierTransport::Shm,
+        how: Harness::Processes { blocks: true },
     },
     open_mpi("openmpi", "Open MPI, its choice", None),
     open_mpi("openmpi-linear", "Open MPI, linear", Some(1)),
@@ -258,8 +277,8 @@ static CONTESTANTS: &[Contestant] = &[
         name: "mpich",
         label: "MPICH",
         peer: Some("mpich"),
-        over: Over::Shm,
-        how: How::Mpi { mpi: &mpi::MPICH, algorithm: None, wire: mpi::Wire::Own },
+        over: BarrierTransport::Shm,
+        how: Harness::Mpi { mpi: &mpi::MPICH, algorithm: None, wire: mpi::MpiTransport::Own },
     },
     net(UDP, "vigie, UDP, planned", Medium::Udp, Choice::Planned),
     net(LOOPBACK, "vigie, UDP on loopback, planned", Medium::Loopback, Choice::Planned),
@@ -425,15 +444,15 @@ static CONTESTANTS: &[Contestant] = &[
 /// The words of `--peers`.
 pub const PEERS: [&str; 6] = ["openmpi", "mpich", "std", "hurdles", "pthread", "tokio"];
 
-/// What is measured of which systems.
+/// The systems and their measurements.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct BarrierPlan {
-    /// What members are.
-    pub over: Vec<Over>,
+    /// The kinds of members.
+    pub over: Vec<BarrierTransport>,
     /// The peers beside vigie's own, of [`PEERS`].
     pub peers: Vec<String>,
-    /// What each run is; one for each row of a system.
+    /// The runs: one for each row of a system.
     pub laps: Vec<Laps>,
     /// Turns in which the budget is spent, each with new processes.
     pub rounds: u32,
@@ -441,15 +460,15 @@ pub struct BarrierPlan {
     pub algorithms: Vec<String>,
     /// Which of them carry messages of `via`.
     pub providers: Vec<Provider>,
-    /// Nothing but the paper's question [eth-barrier, §6]: the 4-ary tree and shuffle exchange over a network, with receivers
-    /// that poll and with receivers that sleep.
+    /// Only the paper's question [eth-barrier, §6]: the 4-ary tree and shuffle exchange over a network, with receivers that
+    /// poll and with receivers that sleep.
     pub receivers: bool,
 }
 
 impl BarrierPlan {
-    /// Plans what the members of one kind do, beside all peers, in 3 turns.
+    /// Plans one kind of members and all peers, in 3 turns.
     #[must_use]
-    pub fn new(over: Vec<Over>, laps: Vec<Laps>) -> Self {
+    pub fn new(over: Vec<BarrierTransport>, laps: Vec<Laps>) -> Self {
         Self {
             over,
             peers: PEERS.map(str::to_owned).to_vec(),
@@ -461,11 +480,11 @@ impl BarrierPlan {
         }
     }
 
-    /// Measures these systems alone, beside vigie's own.
+    /// Measures only these systems, beside vigie's own.
     fn contestants(&self) -> impl Iterator<Item = &'static Contestant> {
         let is_asked = |peer: &str| self.peers.iter().any(|asked| asked == peer);
         let is_in = move |contestant: &&Contestant| {
-            if let How::Network(Setting { medium, choice, receivers }) = contestant.how {
+            if let Harness::Network(NetSetup { medium, choice, receivers }) = contestant.how {
                 let is_named = match choice {
                     Choice::Named(name) if receivers == Receivers::Adaptive => {
                         self.algorithms.is_empty()
@@ -495,7 +514,7 @@ impl BarrierPlan {
         self.contestants().count() * self.laps.len() * self.rounds as usize
     }
 
-    /// Measures all systems in turns. A system that is missing or fails is no error: its rows say so.
+    /// Measures all systems in turns. A system that is missing or fails is not an error: its rows say so.
     ///
     /// # Errors
     /// None at present.
@@ -504,12 +523,12 @@ impl BarrierPlan {
         let built: Vec<_> = contestants
             .iter()
             .map(|contestant| match contestant.how {
-                How::Mpi { mpi, .. } => Some(mpi.build()),
-                How::Inside(_) | How::Processes { .. } | How::Network(_) => None,
+                Harness::Mpi { mpi, .. } => Some(mpi.build()),
+                Harness::Inside(_) | Harness::Processes { .. } | Harness::Network(_) => None,
             })
             .collect();
         let is_networked = |one: &&Contestant| match one.how {
-            How::Network(setting) => setting.medium.is_bridged(),
+            Harness::Network(setting) => setting.medium.is_bridged(),
             _ => false,
         };
         let members = self.laps.iter().map(|laps| laps.members).max().unwrap_or(0);
@@ -568,7 +587,7 @@ impl BarrierPlan {
                 let cells = keys.map(figure);
                 table.row([row.system.label().to_owned(), members].into_iter().chain(cells));
             }
-            let found = found::table(laps.members, rows.iter().filter(is_of));
+            let found = transport_costs::table(laps.members, rows.iter().filter(is_of));
             tables = format!("{tables}{table}\n\n{found}");
         }
         let failed: Vec<_> = rows.iter().filter(|row| row.failure.is_some()).cloned().collect();
@@ -590,29 +609,31 @@ fn row_of(subject: Subject, case: &'static str, laps: Laps) -> Row {
 
 fn measure(
     contestant: &Contestant,
-    built: Option<&Result<mpi::Built, crate::messages::Missing>>,
+    built: Option<&Result<mpi::BuiltMpi, crate::messages::Missing>>,
     bridge: Option<&Result<bridge::Bridge, crate::messages::Missing>>,
     laps: Laps,
 ) -> Result<GroupCosts, String> {
     let costs = match (contestant.how, built) {
-        (How::Inside(_), _) => start(contestant.name, laps),
-        (How::Processes { blocks }, _) => processes::measure(laps, blocks),
-        (How::Network(setting), _) if !setting.medium.is_bridged() => {
+        (Harness::Inside(_), _) => start(contestant.name, laps),
+        (Harness::Processes { blocks }, _) => processes::measure(laps, blocks),
+        (Harness::Network(setting), _) if !setting.medium.is_bridged() => {
             network::measure(laps, setting, None)
         }
-        (How::Network(setting), _) => match bridge {
+        (Harness::Network(setting), _) => match bridge {
             Some(Ok(bridge)) => network::measure(laps, setting, Some(bridge)),
             Some(Err(missing)) => return Err(missing.to_string()),
             None => return Err("there is no bridge".to_owned()),
         },
-        (How::Mpi { algorithm, wire, .. }, Some(Ok(built))) => built.measure(laps, algorithm, wire),
-        (How::Mpi { .. }, Some(Err(missing))) => return Err(missing.to_string()),
-        (How::Mpi { .. }, None) => return Err("it was not built".to_owned()),
+        (Harness::Mpi { algorithm, wire, .. }, Some(Ok(built))) => {
+            built.measure(laps, algorithm, wire)
+        }
+        (Harness::Mpi { .. }, Some(Err(missing))) => return Err(missing.to_string()),
+        (Harness::Mpi { .. }, None) => return Err("it was not built".to_owned()),
     };
     costs.map_err(|error| error.to_string())
 }
 
-/// What a process that measures a group within itself is told.
+/// The plan of a process that measures a group within itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct GroupPlan {
     name: String,
@@ -625,16 +646,16 @@ impl Role for GroupPlan {
 
 fn start(name: &str, laps: Laps) -> Result<GroupCosts, BenchError> {
     let mut child = Child::start(&GroupPlan { name: name.to_owned(), laps })?;
-    child.found(PATIENCE + laps.budget * 4)
+    child.result(TIMEOUT + laps.budget * 4)
 }
 
 /// Measures a group within this process.
 pub(crate) fn play(plan: &GroupPlan) -> Result<(), Failure> {
     let known = CONTESTANTS.iter().find(|contestant| contestant.name == plan.name);
-    let Some(Contestant { how: How::Inside(measure), .. }) = known else {
+    let Some(Contestant { how: Harness::Inside(measure), .. }) = known else {
         return Err(Failure::runtime(format!("there is no {:?}", plan.name)));
     };
-    say_found(&measure(plan.laps)?);
+    print_result(&measure(plan.laps)?);
     Ok(())
 }
 
@@ -649,11 +670,11 @@ fn sum_up(row: &mut Row, costs: &GroupCosts) {
     set("max_us", costs.max_ns / 1e3);
     set(CPU_CORES, costs.cpu_ns as f64 / costs.wall_ns.max(1) as f64);
     set("count", costs.count as f64);
-    found::note(row, costs);
+    transport_costs::note(row, costs);
     row.samples_ns.insert("barrier", costs.samples_ns.clone());
 }
 
-/// Finds the row of a system for so many members.
+/// Finds the row of a system for this many members.
 fn find<'a>(rows: &'a [Row], name: &str, case: &str, members: u32) -> Option<&'a Row> {
     let is_it = |row: &&Row| {
         let count = row.parameters.get(MEMBERS).and_then(serde_json::Value::as_u64);
@@ -673,35 +694,37 @@ pub(crate) fn figure(
     Some(Figure::new(row.figure(key)?, row.samples()))
 }
 
-/// The p50 of a system by that of another one.
+/// The p50 of a system divided by that of another one.
 pub(crate) fn ratio(rows: &[Row], [one, other]: [&str; 2], members: u32) -> Option<Figure> {
     let [one, other] = [one, other].map(|name| figure(rows, name, (CASE, members), "p50_us"));
     let (one, other) = (one?, other?);
     Some(Figure::new(one.value / other.value, one.samples.min(other.samples)))
 }
 
-/// The p50 of vigie's threads by that of the best peer.
+/// The p50 of vigie's threads divided by that of the best peer.
 pub(crate) fn ratio_to_best_of_threads(rows: &[Row], members: u32) -> Option<Figure> {
     largest(THREAD_PEERS.map(|peer| ratio(rows, [THREADS, peer], members)))
 }
 
-/// The p50 of vigie's processes by that of Open MPI's best algorithm.
+/// The p50 of vigie's processes divided by that of Open MPI's best algorithm.
 pub(crate) fn ratio_to_best_of_open_mpi(rows: &[Row], name: &str, members: u32) -> Option<Figure> {
-    let is_peer = |one: &&Contestant| one.peer == Some("openmpi") && one.over == Over::Shm;
+    let is_peer =
+        |one: &&Contestant| one.peer == Some("openmpi") && one.over == BarrierTransport::Shm;
     let peers = CONTESTANTS.iter().filter(is_peer);
     largest(peers.map(|peer| ratio(rows, [name, peer.name], members)))
 }
 
-/// The p50 of Open MPI's best algorithm over TCP by that of one of vigie's rows over UDP.
+/// The p50 of Open MPI's best algorithm over TCP divided by that of one of vigie's rows over UDP.
 pub(crate) fn ratio_of_best_over_tcp(rows: &[Row], name: &str, members: u32) -> Option<Figure> {
-    let is_peer = |one: &&Contestant| one.peer == Some("openmpi") && one.over == Over::Udp;
+    let is_peer =
+        |one: &&Contestant| one.peer == Some("openmpi") && one.over == BarrierTransport::Udp;
     let ratios =
         CONTESTANTS.iter().filter(is_peer).map(|one| ratio(rows, [one.name, name], members));
     let ratios: Vec<_> = ratios.collect::<Option<_>>()?;
     ratios.into_iter().min_by(|one, other| one.value.total_cmp(&other.value))
 }
 
-/// The largest of the ratios; none if one of them is not known.
+/// The largest of the ratios; `None` if one of them is unknown.
 fn largest(ratios: impl IntoIterator<Item = Option<Figure>>) -> Option<Figure> {
     let ratios: Vec<_> = ratios.into_iter().collect::<Option<_>>()?;
     ratios.into_iter().max_by(|one, other| one.value.total_cmp(&other.value))
@@ -731,7 +754,7 @@ mod tests {
 
     #[test]
     fn every_peer_has_a_name() {
-        // Goal: what can be asked for exists, and names are unique. Method: all of them.
+        // Goal: all names on the command line exist and are unique. Method: all of them.
         for peer in PEERS {
             assert!(CONTESTANTS.iter().any(|contestant| contestant.peer == Some(peer)), "{peer}");
         }
@@ -739,9 +762,13 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), CONTESTANTS.len());
-        assert!(Over::ALL.into_iter().all(|over| over.name().parse() == Ok(over)));
+        assert!(BarrierTransport::ALL.into_iter().all(|over| over.name().parse() == Ok(over)));
         assert!(
-            "fibres".parse::<Over>().unwrap_err().to_string().contains("tasks, threads, shm, udp")
+            "fibres"
+                .parse::<BarrierTransport>()
+                .unwrap_err()
+                .to_string()
+                .contains("tasks, threads, shm, udp")
         );
     }
 }

@@ -9,16 +9,17 @@ use super::lap::{GroupCosts, Laps};
 use crate::clock::nanoseconds;
 use crate::error::{BenchError, Failure};
 use crate::host::missing::Missing;
-use crate::host::program::{Workshop, describe, is_installed, output_of};
+use crate::host::program::{TempDir, describe, is_installed, output_of};
 
 /// The program.
 const SOURCE: &str = include_str!("mpi.c");
 
-/// What the compiler may take.
+/// The time limit of the compiler.
 const BUILDING: Duration = Duration::from_secs(120);
 
-/// What starting and ending the ranks may take, and barriers of which one takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit for starting and ending the ranks, and for barriers that may take milliseconds
+/// each.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An implementation of MPI.
 #[derive(Debug)]
@@ -46,8 +47,8 @@ pub(super) static MPICH: Mpi = Mpi {
 
 /// What carries its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wire {
-    /// What it takes by itself: shared memory.
+pub(super) enum MpiTransport {
+    /// Its default: shared memory.
     Own,
     /// TCP on the loopback interface; for Open MPI.
     Tcp,
@@ -55,15 +56,15 @@ pub(super) enum Wire {
 
 /// The program, built for one implementation.
 #[derive(Debug)]
-pub(super) struct Built {
+pub(super) struct BuiltMpi {
     mpi: &'static Mpi,
     program: PathBuf,
-    // The program lies in it.
-    _workshop: Workshop,
+    // The program is in it.
+    _folder: TempDir,
 }
 
 impl Mpi {
-    pub(super) fn build(&'static self) -> Result<Built, Missing> {
+    pub(super) fn build(&'static self) -> Result<BuiltMpi, Missing> {
         for program in [self.compiler, self.launcher] {
             if !is_installed(program) {
                 let remedy = format!("on Debian: apt install {}", self.packages);
@@ -76,44 +77,44 @@ impl Mpi {
         })
     }
 
-    fn compile(&'static self) -> Result<Built, BenchError> {
+    fn compile(&'static self) -> Result<BuiltMpi, BenchError> {
         let io = |error| BenchError::Start { role: "compiler", source: error };
-        let workshop = Workshop::create().map_err(io)?;
-        let source = workshop.path().join("mpi.c");
-        let program = workshop.path().join("mpi");
+        let folder = TempDir::create().map_err(io)?;
+        let source = folder.path().join("mpi.c");
+        let program = folder.path().join("mpi");
         fs::write(&source, SOURCE).map_err(io)?;
         let mut command = Command::new(self.compiler);
         command.arg("-O2").arg("-o").arg(&program).arg(&source);
         output_of(command, BUILDING)?;
-        Ok(Built { mpi: self, program, _workshop: workshop })
+        Ok(BuiltMpi { mpi: self, program, _folder: folder })
     }
 }
 
-impl Built {
+impl BuiltMpi {
     /// Measures; Open MPI takes the algorithm of this number of its `tuned` component if there is one.
     pub(super) fn measure(
         &self,
         laps: Laps,
         algorithm: Option<u32>,
-        wire: Wire,
+        wire: MpiTransport,
     ) -> Result<GroupCosts, BenchError> {
-        let patience = PATIENCE + laps.budget * 4;
+        let timeout = TIMEOUT + laps.budget * 4;
         let mut command = Command::new(self.mpi.launcher);
         command.args(self.mpi.arguments).arg("-n").arg(laps.members.to_string());
         command.arg(&self.program);
         command.arg(laps.budget.as_micros().to_string());
         command.args([laps.dummy, laps.skew].map(|time| nanoseconds(time).to_string()));
         command.arg(laps.late.as_micros().to_string());
-        command.arg((patience.as_secs() + 1).to_string());
+        command.arg((timeout.as_secs() + 1).to_string());
         if let Some(algorithm) = algorithm {
             command.env("OMPI_MCA_coll_tuned_use_dynamic_rules", "1");
             command.env("OMPI_MCA_coll_tuned_barrier_algorithm", algorithm.to_string());
         }
-        if wire == Wire::Tcp {
+        if wire == MpiTransport::Tcp {
             command.env("OMPI_MCA_pml", "ob1").env("OMPI_MCA_btl", "self,tcp");
             command.env("OMPI_MCA_btl_tcp_if_include", "lo");
         }
-        let output = output_of(command, patience)?;
+        let output = output_of(command, timeout)?;
         parse(&output).map_err(|failure| BenchError::Failed { role: "peer", failure })
     }
 }

@@ -9,34 +9,34 @@ use std::time::Duration;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use vigie_barrier::Rank;
-use vigie_barrier::net::{MeasureError, MulticastState, NetBarrier, Waiting};
+use vigie_barrier::net::{MeasureError, MulticastState, NetBarrier, WaitMode};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::datagram::UdpSettings;
 use vigie_via::link::{BackEnd, Link};
 
 use super::bridge::{Bridge, address};
-use super::found::Found;
-use super::lap::{GroupCosts, Laps, Member, MemberFound};
-use super::processes::Board;
-use super::via::{self, Connections, Meeting, Provider};
+use super::lap::{GroupCosts, Laps, MemberResult, MemberTimer};
+use super::processes::SharedStopCount;
+use super::transport_costs::TransportCosts;
+use super::via::{self, Connections, Provider, RankBootstrap};
 use crate::error::{BenchError, Failure};
-use crate::host::arena::{Arena, BOARD_BYTES, SharedFile};
+use crate::host::arena::{Arena, CONTROL_BYTES, SharedFile};
 use crate::host::namespaces::INTERFACE;
 use crate::host::usage::Usage;
-use crate::messages::Seat;
-use crate::process::{Child, Role, say_found};
+use crate::messages::RankContext;
+use crate::process::{Child, Role, print_result};
 
-/// What forming a group and the barriers under way may take, beside the budget.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time for forming a group and for the barriers under way, beside the budget.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where members meet, over TCP.
-const MEETING_PORT: u16 = 4_747;
+const BOOTSTRAP_PORT: u16 = 4_747;
 
-/// What packets go over.
+/// The transport of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Medium {
     Udp,
-    /// UDP with multicast on the loopback interface: what peers that know no namespaces have.
+    /// UDP with multicast on the loopback interface, as for peers without namespaces.
     Loopback,
     Ether,
     Via(Provider),
@@ -60,7 +60,7 @@ impl Medium {
 /// How members wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Receivers {
-    /// They look by themselves for a while, and sleep then.
+    /// They poll for a while, then sleep.
     Adaptive,
     Polling,
     Sleeping,
@@ -76,15 +76,15 @@ pub(super) enum Choice {
     Measured,
 }
 
-/// What a group over a network is.
+/// The description of a group over a network.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Setting {
+pub(super) struct NetSetup {
     pub(super) medium: Medium,
     pub(super) choice: Choice,
     pub(super) receivers: Receivers,
 }
 
-/// What one member's process is told.
+/// The plan of one member's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NetPlan {
     laps: Laps,
@@ -98,7 +98,7 @@ pub(crate) struct NetPlan {
     namespace: Option<PathBuf>,
     memory: PathBuf,
     /// For members that meet over messages.
-    seat: Option<Seat>,
+    context: Option<RankContext>,
 }
 
 impl Role for NetPlan {
@@ -109,13 +109,13 @@ impl Role for NetPlan {
 /// Starts a process for each member.
 pub(super) fn measure(
     laps: Laps,
-    setting: Setting,
+    setting: NetSetup,
     bridge: Option<&Bridge>,
 ) -> Result<GroupCosts, BenchError> {
     let failed = |failure| BenchError::Failed { role: "member", failure };
-    let Setting { medium, choice, receivers } = setting;
-    let memory = SharedFile::create(BOARD_BYTES).map_err(failed)?;
-    let meeting = Meeting::new(laps.members).map_err(failed)?;
+    let NetSetup { medium, choice, receivers } = setting;
+    let memory = SharedFile::create(CONTROL_BYTES).map_err(failed)?;
+    let bootstrap = RankBootstrap::new(laps.members).map_err(failed)?;
     let mut children = Vec::new();
     for rank in 0..laps.members {
         let algorithm = match choice {
@@ -131,14 +131,14 @@ pub(super) fn measure(
             is_measured: choice == Choice::Measured,
             namespace: bridge.and_then(|bridge| bridge.path(rank)),
             memory: memory.path(),
-            seat: matches!(medium, Medium::Via(_)).then(|| meeting.seat(rank)),
+            context: matches!(medium, Medium::Via(_)).then(|| bootstrap.context(rank)),
         })?);
     }
-    let patience = PATIENCE + laps.budget * 4;
+    let timeout = TIMEOUT + laps.budget * 4;
     let mut members = Vec::new();
     let mut all = GroupCosts::default();
     for child in &mut children {
-        let MemberFound { costs, used, found } = child.found(patience)?;
+        let MemberResult { costs, used, found } = child.result(timeout)?;
         members.push(costs);
         all.wall_ns = used.at_ns.max(all.wall_ns);
         all.cpu_ns += used.cpu_ns;
@@ -148,9 +148,9 @@ pub(super) fn measure(
     Ok(GroupCosts { wall_ns, cpu_ns, found, ..GroupCosts::of(members) })
 }
 
-/// Plays one member in this process.
+/// Runs one member in this process.
 pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
-    let board = Board(Arena::open(&plan.memory)?);
+    let stop_count = SharedStopCount(Arena::open(&plan.memory)?);
     if let Some(namespace) = &plan.namespace {
         let namespace = File::open(namespace).map_err(Failure::io("opening a namespace"))?;
         // Before any other thread is started, which would stay outside.
@@ -168,11 +168,11 @@ pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
             barrier.replan().await.map_err(Failure::runtime)?;
         }
         let before = Usage::of_this_process();
-        let mut state = Member::new(plan.laps, plan.rank, &board);
+        let mut state = MemberTimer::new(plan.laps, plan.rank, &stop_count);
         loop {
             let lateness = state.lateness();
             if !lateness.is_zero() {
-                // Nobody else runs on this thread.
+                // No other member runs on this thread.
                 crate::clock::sleep(lateness);
             }
             state.enter();
@@ -185,18 +185,18 @@ pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
         let costs = state.finish();
         let found = find(&mut barrier).await.filter(|_| plan.rank == 0);
         barrier.leave(Duration::from_secs(2)).await.map_err(Failure::runtime)?;
-        say_found(&MemberFound { costs, used, found });
+        print_result(&MemberResult { costs, used, found });
         Ok(())
     })
 }
 
-/// Forms the group, and returns what else must live as long.
+/// Forms the group, and returns the objects that must live as long.
 async fn form(plan: &NetPlan) -> Result<(NetBarrier, Option<Connections>), Failure> {
     let mut builder =
-        NetBarrier::builder().formation_timeout(PATIENCE).waiting(match plan.receivers {
-            Receivers::Adaptive => Waiting::Adaptive,
-            Receivers::Polling => Waiting::Polling,
-            Receivers::Sleeping => Waiting::Sleeping,
+        NetBarrier::builder().formation_timeout(TIMEOUT).wait_mode(match plan.receivers {
+            Receivers::Adaptive => WaitMode::Adaptive,
+            Receivers::Polling => WaitMode::Polling,
+            Receivers::Sleeping => WaitMode::Sleeping,
         });
     if let Some(name) = &plan.algorithm {
         builder = builder.algorithm(name.parse().map_err(Failure::runtime)?);
@@ -210,30 +210,31 @@ async fn form(plan: &NetPlan) -> Result<(NetBarrier, Option<Connections>), Failu
             builder.network(link.open().map_err(Failure::runtime)?)
         }
         Medium::Via(provider) => {
-            let seat = plan.seat.as_ref().ok_or_else(|| Failure::runtime("it has no seat"))?;
-            let (barrier, connections) = via::form(builder, provider, seat).await?;
+            let context =
+                plan.context.as_ref().ok_or_else(|| Failure::runtime("it has no rank context"))?;
+            let (barrier, connections) = via::form(builder, provider, context).await?;
             return Ok((barrier, Some(connections)));
         }
     };
-    let place = (plan.medium.address(0), MEETING_PORT).into();
-    let meeting = builder.meet(place, Rank(plan.rank), plan.laps.members);
-    Ok((meeting.await.map_err(Failure::runtime)?, None))
+    let address = (plan.medium.address(0), BOOTSTRAP_PORT).into();
+    let bootstrap = builder.form_at(address, Rank(plan.rank), plan.laps.members);
+    Ok((bootstrap.await.map_err(Failure::runtime)?, None))
 }
 
 /// How often a measurement is tried. Members of a busy machine may answer too late.
 const TRIES: u32 = 3;
 
-/// Measures what the transport costs, after the barriers that count. A transport that cannot be measured has none, and
-/// standard error says why.
-async fn find(barrier: &mut NetBarrier) -> Option<Found> {
+/// Measures what the transport costs, after the barriers that count. A transport that cannot be measured has no costs,
+/// and standard error says why.
+async fn find(barrier: &mut NetBarrier) -> Option<TransportCosts> {
     let mut tries = 1;
     let measured = loop {
         match barrier.measure().await {
-            // All members get it alike, so that all try again.
+            // All members get the same error, so that all try again.
             Err(MeasureError::Unanswered) if tries < TRIES => tries += 1,
             measured => break measured,
         }
     };
     let measured = measured.inspect_err(|error| eprintln!("no costs: {error}")).ok()?;
-    Some(Found::new(&measured, &barrier.report().ok()?))
+    Some(TransportCosts::new(&measured, &barrier.report().ok()?))
 }

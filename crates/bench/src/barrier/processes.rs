@@ -5,22 +5,22 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vigie_barrier::local::shm::{Meeting, MeetingPoint};
+use vigie_barrier::local::shm::{BootstrapPoint, ShmBootstrap};
 use vigie_barrier::{Group, Rank};
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 
-use super::lap::{End, GroupCosts, Laps, Member, MemberFound, run};
+use super::lap::{GroupCosts, Laps, MemberResult, MemberTimer, StopCount, run};
 use crate::clock::sleep;
 use crate::error::{BenchError, Failure};
-use crate::host::arena::{Arena, BOARD_BYTES, SharedFile};
+use crate::host::arena::{Arena, CONTROL_BYTES, SharedFile};
 use crate::host::usage::Usage;
-use crate::process::{Child, Role, say_found};
+use crate::process::{Child, Role, print_result};
 
-/// What forming a group and the barriers under way may take, beside the budget.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time for forming a group and for the barriers under way, beside the budget.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What one member's process is told.
+/// The plan of one member's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MemberPlan {
     laps: Laps,
@@ -28,7 +28,7 @@ pub(crate) struct MemberPlan {
     /// Whether it blocks its thread; else it awaits on the user-level flavor.
     blocks: bool,
     name: String,
-    /// Where all see after how many barriers the run ends.
+    /// The shared word that says after how many barriers the run ends.
     memory: PathBuf,
 }
 
@@ -37,9 +37,9 @@ impl Role for MemberPlan {
 }
 
 /// The word that the processes share.
-pub(super) struct Board(pub(super) Arena);
+pub(super) struct SharedStopCount(pub(super) Arena);
 
-impl End for Board {
+impl StopCount for SharedStopCount {
     fn set(&self, count: u64) {
         self.0.post(0, count);
     }
@@ -53,7 +53,7 @@ impl End for Board {
 pub(super) fn measure(laps: Laps, blocks: bool) -> Result<GroupCosts, BenchError> {
     static RUNS: AtomicU64 = AtomicU64::new(0);
     let failed = |failure| BenchError::Failed { role: "member", failure };
-    let memory = SharedFile::create(BOARD_BYTES).map_err(failed)?;
+    let memory = SharedFile::create(CONTROL_BYTES).map_err(failed)?;
     let run = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let name = format!("vigie-bench-barrier-{}-{run}", std::process::id());
     let mut children = Vec::new();
@@ -62,11 +62,11 @@ pub(super) fn measure(laps: Laps, blocks: bool) -> Result<GroupCosts, BenchError
         let plan = MemberPlan { laps, rank, blocks, name, memory };
         children.push(Child::start(&plan)?);
     }
-    let patience = PATIENCE + laps.budget * 4;
+    let timeout = TIMEOUT + laps.budget * 4;
     let mut members = Vec::new();
     let (mut wall_ns, mut cpu_ns) = (0, 0);
     for child in &mut children {
-        let MemberFound { costs, used, .. } = child.found(patience)?;
+        let MemberResult { costs, used, .. } = child.result(timeout)?;
         members.push(costs);
         wall_ns = used.at_ns.max(wall_ns);
         cpu_ns += used.cpu_ns;
@@ -74,34 +74,34 @@ pub(super) fn measure(laps: Laps, blocks: bool) -> Result<GroupCosts, BenchError
     Ok(GroupCosts { wall_ns, cpu_ns, ..GroupCosts::of(members) })
 }
 
-/// Plays one member in this process.
+/// Runs one member in this process.
 pub(crate) fn play(plan: &MemberPlan) -> Result<(), Failure> {
-    let board = Board(Arena::open(&plan.memory)?);
+    let stop_count = SharedStopCount(Arena::open(&plan.memory)?);
     let group = Group::new(plan.laps.members).map_err(Failure::runtime)?;
     // Its processes are of one user, and the name is of this run alone.
-    let point = MeetingPoint::new(&plan.name, *b"vigie-bench 0001");
+    let point = BootstrapPoint::new(&plan.name, *b"vigie-bench 0001");
     let point = point.map_err(Failure::runtime)?;
-    let meeting = Meeting::new(group, Rank(plan.rank), point);
-    let deadline = Instant::now() + PATIENCE;
+    let bootstrap = ShmBootstrap::new(group, Rank(plan.rank), point);
+    let deadline = Instant::now() + TIMEOUT;
     let (costs, used) = if plan.blocks {
         let host = Server::spawn_thread().map_err(Failure::io("starting a server"))?;
-        let joining = meeting.join_on(host.server(), deadline);
+        let joining = bootstrap.join_on(host.server(), deadline);
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.map_err(Failure::io("starting tokio"))?;
         let mut member = runtime.block_on(joining).map_err(Failure::runtime)?;
         let before = Usage::of_this_process();
-        let costs = run(plan.laps, plan.rank, &board, || member.wait_blocking().map(drop));
+        let costs = run(plan.laps, plan.rank, &stop_count, || member.wait_blocking().map(drop));
         (costs.map_err(Failure::runtime)?, Usage::of_this_process().since(before))
     } else {
         let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
         runtime.map_err(Failure::runtime)?.block_on(async {
-            let mut member = meeting.join(deadline).await.map_err(Failure::runtime)?;
+            let mut member = bootstrap.join(deadline).await.map_err(Failure::runtime)?;
             let before = Usage::of_this_process();
-            let mut state = Member::new(plan.laps, plan.rank, &board);
+            let mut state = MemberTimer::new(plan.laps, plan.rank, &stop_count);
             loop {
                 let lateness = state.lateness();
                 if !lateness.is_zero() {
-                    // Nobody else runs on this thread.
+                    // No other member runs on this thread.
                     sleep(lateness);
                 }
                 state.enter();
@@ -114,6 +114,6 @@ pub(crate) fn play(plan: &MemberPlan) -> Result<(), Failure> {
             Ok::<_, Failure>((state.finish(), used))
         })?
     };
-    say_found(&MemberFound { costs, used, found: None });
+    print_result(&MemberResult { costs, used, found: None });
     Ok(())
 }

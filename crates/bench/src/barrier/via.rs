@@ -15,13 +15,13 @@ use vigie_via::udp::Udp;
 use vigie_via::vi::Provider as Nic;
 
 use crate::error::Failure;
-use crate::host::arena::{BOARD_BYTES, SharedFile};
+use crate::host::arena::{CONTROL_BYTES, SharedFile};
 use crate::host::namespaces::INTERFACE;
-use crate::messages::Seat;
+use crate::messages::RankContext;
 use crate::messages::message_layer::{DISCRIMINATOR, connect};
 use crate::messages::virtual_interface::{ADDRESS_BYTES, leave_address};
 
-/// What carries messages.
+/// The provider that carries messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Provider {
@@ -63,61 +63,61 @@ impl FromStr for Provider {
     }
 }
 
-/// A name that stands for no provider.
+/// An unknown provider.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("no provider is {name:?}; there are {}", Provider::ALL.map(Provider::name).join(", "))]
 #[non_exhaustive]
 pub struct UnknownProvider {
-    /// What was given.
+    /// The given text.
     pub name: String,
 }
 
-/// Where the ranks of a run find each other: memory for their addresses.
+/// Shared memory with the addresses of a run's ranks.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct RankBootstrap {
     memory: SharedFile,
     ranks: u32,
     token: u64,
 }
 
-impl Meeting {
+impl RankBootstrap {
     pub(super) fn new(ranks: u32) -> Result<Self, Failure> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let count = usize::try_from(ranks).map_err(Failure::runtime)?;
-        let memory = SharedFile::create(BOARD_BYTES + count * ADDRESS_BYTES)?;
+        let memory = SharedFile::create(CONTROL_BYTES + count * ADDRESS_BYTES)?;
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { memory, ranks, token: run << 32 | u64::from(std::process::id()) })
     }
 
-    pub(super) fn seat(&self, rank: u32) -> Seat {
+    pub(super) fn context(&self, rank: u32) -> RankContext {
         let (ranks, token) = (self.ranks, self.token);
         let memory = self.memory.path();
-        Seat { rank, ranks, cores: Vec::new(), memory, token, namespace: None }
+        RankContext { rank, ranks, cores: Vec::new(), memory, token, namespace: None }
     }
 }
 
-/// What keeps the connections of a member open.
+/// Keeps the connections of a member open.
 pub(super) type Connections = Box<dyn Send>;
 
 /// Forms a group over messages.
 pub(super) async fn form(
     builder: NetBuilder,
     provider: Provider,
-    seat: &Seat,
+    context: &RankContext,
 ) -> Result<(NetBarrier, Connections), Failure> {
     let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&seat.token.to_le_bytes());
+    bytes[..8].copy_from_slice(&context.token.to_le_bytes());
     let secret = Secret::new(bytes);
     match provider {
-        Provider::Shm => over(builder, Shm::open().map_err(Failure::runtime)?, seat).await,
+        Provider::Shm => over(builder, Shm::open().map_err(Failure::runtime)?, context).await,
         Provider::Udp => {
             let at = (std::net::Ipv4Addr::LOCALHOST, 0).into();
             let nic = Udp::bind(at, secret, Config::default());
-            over(builder, nic.map_err(Failure::io("opening a NIC over UDP"))?, seat).await
+            over(builder, nic.map_err(Failure::io("opening a NIC over UDP"))?, context).await
         }
         Provider::Ether => {
             let nic = Ether::builder(INTERFACE).open(secret);
-            over(builder, nic.map_err(Failure::runtime)?, seat).await
+            over(builder, nic.map_err(Failure::runtime)?, context).await
         }
     }
 }
@@ -125,12 +125,12 @@ pub(super) async fn form(
 async fn over<P: Nic + Send + 'static>(
     builder: NetBuilder,
     mut nic: P,
-    seat: &Seat,
+    context: &RankContext,
 ) -> Result<(NetBarrier, Connections), Failure> {
     nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
-    leave_address(seat, &nic.address())?;
-    let others = (0..seat.ranks).filter(|rank| *rank != seat.rank).collect();
-    let endpoint: Endpoint<P> = connect(seat, nic, others).await?;
+    leave_address(context, &nic.address())?;
+    let others = (0..context.ranks).filter(|rank| *rank != context.rank).collect();
+    let endpoint: Endpoint<P> = connect(context, nic, others).await?;
     let barrier = builder.over(&endpoint.communicator()).map_err(Failure::runtime)?;
     Ok((barrier, Box::new(endpoint)))
 }

@@ -1,15 +1,15 @@
-//! A server with compute tasks in a control group that may use one core, or half of one, as many a container
-//! has it.
+//! A server with compute tasks in a control group limited to one core, or half of one, as in many
+//! containers.
 //!
-//! Two threads that compute use up a quota of one core in half of each period; for the other half the kernel
-//! stops the whole group, and no runtime can react then. So the mark is one period; with half a core and ten
-//! tasks, which are stopped for three quarters of the time, it is what kernel threads reach. This case cannot be
-//! measured where no control group can be made; it says so.
+//! Two threads that compute use up a quota of one core in half of each period; for the other half the
+//! kernel stops the whole group, and no runtime can react then. So the mark is one period; with half a
+//! core and ten tasks, which are stopped for three quarters of the time, it is what kernel threads reach.
+//! This case cannot be measured where no control group can be made; it says so.
 //!
-//! Beside the client's times stand those of the server's own metrics, if its runtime is vigie's: how long
-//! tasks that an event woke were ready before they were polled, and how often the group was stopped. A stop
-//! that falls before the detection of an event is in no delay of the runtime's own, only in the number of
-//! stops: a program without such a client must read both.
+//! If the runtime is vigie's, the server's own metrics are shown beside the client's times: how long
+//! tasks that an event woke were ready before they were polled, and how often the group was stopped. A
+//! stop that falls before the detection of an event is in no delay of the runtime's own, only in the
+//! number of stops: a program without such a client must read both.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use crate::error::BenchError;
 use crate::host::control_group::{PERIOD, QuotaGroup};
 use crate::inside::Counts;
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, WORK_PER_S, in_repetitions};
 use crate::report::show::{Show, table};
-use crate::report::turn::{REACTION, Turn, WORK_PER_S, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -34,8 +34,8 @@ pub(crate) const PERIOD_US: f64 = PERIOD.as_micros() as f64;
 /// Shortest pause between an echo and the next message, and the range over which pauses spread.
 const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
 
-/// What an echo may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of an echo.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which systems react within one core's quota, beside which compute tasks.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl ContainerPlan {
     /// Measures all systems in turns.
     ///
     /// # Errors
-    /// Those of the processes. A system that does not react is no error: its row says so; neither is a
+    /// Those of the processes. A system that does not react is not an error: its row says so; neither is a
     /// machine on which no control group can be made: then every row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let row = |&system| {
@@ -113,7 +113,7 @@ impl ContainerPlan {
                 row.failure = Some(reason.to_string());
             }
         }
-        in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, with a quota of {} cores", row.system, self.quota));
             let group = QuotaGroup::create(self.quota)?;
             let samples = self.samples.div_ceil(self.rounds);
@@ -126,19 +126,19 @@ impl ContainerPlan {
                 .samples(samples)
                 .budget(self.budget / self.rounds)
                 .spacing(SPACING[0], SPACING[1])
-                .patience(PATIENCE)
+                .timeout(TIMEOUT)
                 .seed(seed)
                 .run(&mut |done| progress.part(done, samples as usize))?;
             let spent = server.usage()?.since(before.0);
             let throttled = group.periods_throttled()?.saturating_sub(before.1);
             let inside = server.counts()?.zip(before.2).map(|(now, before)| now.since(&before));
             let seconds = spent.at_ns as f64 / 1e9;
-            let turn = Turn::new(echoes.priority)
+            let repetition = Repetition::new(echoes.priority)
                 .samples(REACTION, echoes.samples)
                 .figure("cores", spent.cpu_ns as f64 / spent.at_ns as f64)
                 .figure("throttled_per_s", throttled as f64 / seconds)
                 .figure(WORK_PER_S, spent.work_per_s());
-            Ok(own_figures(turn, inside.as_ref(), seconds))
+            Ok(own_figures(repetition, inside.as_ref(), seconds))
         })
     }
 
@@ -171,8 +171,8 @@ impl ContainerPlan {
 }
 
 /// Adds what the server's own runtime says of `seconds`, if it says anything.
-fn own_figures(mut turn: Turn, inside: Option<&Counts>, seconds: f64) -> Turn {
-    let Some(inside) = inside else { return turn };
+fn own_figures(mut repetition: Repetition, inside: Option<&Counts>, seconds: f64) -> Repetition {
+    let Some(inside) = inside else { return repetition };
     let periods = inside.throttled_periods().map(|periods| periods as f64 / seconds);
     let millis = inside.throttled_ns().map(|nanos| nanos as f64 / 1e6 / seconds);
     for (key, value) in [
@@ -182,8 +182,8 @@ fn own_figures(mut turn: Turn, inside: Option<&Counts>, seconds: f64) -> Turn {
         ("own_throttled_ms_per_s", millis),
     ] {
         if let Some(value) = value {
-            turn = turn.figure(key, value);
+            repetition = repetition.figure(key, value);
         }
     }
-    turn
+    repetition
 }

@@ -6,8 +6,8 @@ use crate::client::Crowd;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, WORK_PER_S, in_repetitions};
 use crate::report::show::{Show, table};
-use crate::report::turn::{REACTION, Turn, WORK_PER_S, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -63,7 +63,7 @@ impl CrowdPlan {
     /// Measures all systems in turns.
     ///
     /// # Errors
-    /// Those of the processes. A system that does not react is no error: its row says so.
+    /// Those of the processes. A system that does not react is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let row = |&system| {
             Row::new(system, CASE)
@@ -74,7 +74,7 @@ impl CrowdPlan {
                 .parameter("workers", self.workers)
         };
         let rows = self.systems.iter().map(row).collect();
-        in_turns(rows, self.rounds, 0, progress, |_, row, _, progress| {
+        in_repetitions(rows, self.rounds, 0, progress, |_, row, _, progress| {
             progress.case(format!("{}, {} connections", row.system, self.connections));
             let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
             let plan = plan.compute(self.compute, self.yield_every).compute_last();
@@ -86,7 +86,7 @@ impl CrowdPlan {
                 .span(self.budget / self.rounds)
                 .run()?;
             let spent = server.usage()?.since(before);
-            Ok(Turn::new(echoes.priority)
+            Ok(Repetition::new(echoes.priority)
                 .samples(REACTION, echoes.samples)
                 .figure("unanswered_max", echoes.unanswered as f64)
                 .figure(WORK_PER_S, spent.work_per_s()))

@@ -1,14 +1,14 @@
 //! Echoes while nothing else runs: what a runtime's own path costs, in time and in processor time.
 //!
-//! The client spins, so that its own wake-up is no part of the figure; it needs a core for itself.
+//! The client spins, so that its own wake-up is not part of the figure; it needs a core for itself.
 
 use std::time::Duration;
 
 use crate::client::PingPong;
 use crate::error::BenchError;
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, in_repetitions};
 use crate::report::show::{Show, table};
-use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -19,8 +19,8 @@ pub const CASE: &str = "echo";
 /// Key of the processor time per message.
 pub(crate) const CPU_PER_MESSAGE: &str = "cpu_per_message_us";
 
-/// What an echo may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time limit of an echo.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which systems echo how many messages.
 #[derive(Clone, Debug)]
@@ -66,14 +66,14 @@ impl EchoPlan {
     /// Measures all systems in turns.
     ///
     /// # Errors
-    /// Those of the processes. A system that does not react is no error: its row says so.
+    /// Those of the processes. A system that does not react is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let row = |&system| {
             let row = Row::new(system, CASE).parameter("workers", self.workers);
             row.parameter("pause_us", self.pause.as_secs_f64() * 1e6)
         };
         let rows = self.systems.iter().map(row).collect();
-        in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, idle but for the echo", row.system));
             let mut server = ServerPlan::new(row.runtime()?).workers(self.workers).start()?;
             let samples = self.samples.div_ceil(self.rounds);
@@ -82,12 +82,12 @@ impl EchoPlan {
                 .samples(samples)
                 .budget(self.budget / self.rounds)
                 .spacing(self.pause, Duration::ZERO)
-                .patience(PATIENCE)
+                .timeout(TIMEOUT)
                 .seed(seed)
                 .spinning()
                 .run(&mut |done| progress.part(done, samples as usize))?;
             let spent = server.usage()?.since(before);
-            Ok(Turn::new(echoes.priority)
+            Ok(Repetition::new(echoes.priority)
                 .samples(REACTION, echoes.samples)
                 .figure(CPU_PER_MESSAGE, spent.cpu_ns as f64 / 1e3 / echoes.sent as f64))
         })

@@ -1,5 +1,5 @@
-//! What a server's compute tasks keep of the processor, while processes of others compute beside it and
-//! a client has its messages echoed.
+//! The share of the processor that a server's compute tasks keep while other processes compute beside
+//! it and a client has its messages echoed.
 //!
 //! The kernel divides the processors among threads that can run. With `c` compute tasks on as many
 //! workers and `k` threads of others, fair is `c / (c + k)` of the work that all of them do. Work is
@@ -8,14 +8,14 @@
 
 use std::time::Duration;
 
+use crate::background::BackgroundLoad;
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::host::usage::Usage;
-use crate::outside::Outside;
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, in_repetitions};
 use crate::report::show::{Show, table};
-use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -35,8 +35,8 @@ pub(crate) const CPU_OF_FAIR: &str = "cpu_of_fair";
 /// Pauses between an echo and the next message: seldom enough that messages take little of the time.
 const SPACING: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(10)];
 
-/// What an echo may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of an echo.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which systems compute beside how many processes of others.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ impl FairnessPlan {
     /// Measures all cases, systems in turns.
     ///
     /// # Errors
-    /// Those of the processes. A system that does not react is no error: its row says so.
+    /// Those of the processes. A system that does not react is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let cases = self.outside.iter().flat_map(|&outside| {
             self.systems.iter().map(move |&system| {
@@ -98,23 +98,23 @@ impl FairnessPlan {
             })
         });
         let rows: Vec<_> = cases.collect();
-        in_turns(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
             let outside = self.outside[index / self.systems.len()];
             progress.case(format!("{}, beside {outside} processes of others", row.system));
             self.measure(row.runtime()?, outside, seed)
         })
     }
 
-    fn measure(&self, system: System, outside: u32, seed: u64) -> Result<Turn, BenchError> {
+    fn measure(&self, system: System, outside: u32, seed: u64) -> Result<Repetition, BenchError> {
         let plan = ServerPlan::new(system).workers(self.workers);
         let mut server = plan.compute(self.compute, self.yield_every).start()?;
-        let mut others = Outside::start(outside)?;
+        let mut others = BackgroundLoad::start(outside)?;
         let (own_before, others_before) = (server.usage()?, others.usage()?);
         let echoes = PingPong::new(server.address())
             .samples(u32::MAX)
             .budget(self.budget / self.rounds)
             .spacing(SPACING[0], SPACING[1])
-            .patience(PATIENCE)
+            .timeout(TIMEOUT)
             .seed(seed)
             .run(&mut |_| ())?;
         let own = server.usage()?.since(own_before);
@@ -122,7 +122,7 @@ impl FairnessPlan {
         let others: Vec<_> =
             others.iter().zip(&others_before).map(|(after, before)| after.since(*before)).collect();
         let fair = fair_share(self.compute, outside);
-        Ok(Turn::new(echoes.priority)
+        Ok(Repetition::new(echoes.priority)
             .samples(REACTION, echoes.samples)
             .figure(WORK_OF_FAIR, share(own, &others, |usage| usage.work) / fair)
             .figure(CPU_OF_FAIR, share(own, &others, |usage| usage.cpu_ns) / fair))

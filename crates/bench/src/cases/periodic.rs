@@ -1,7 +1,8 @@
 //! One task that sleeps and computes in turn, while a worker is idle.
 //!
-//! The task that wakes up may be polled by the very thread that waited for events; a runtime that
-//! lets nobody else wait meanwhile answers only when the task sleeps again (tokio, issue 4730).
+//! The task that wakes up may be polled by the very thread that waited for events; a runtime in
+//! which no other thread takes over the wait answers only when the task sleeps again (tokio, issue
+//! 4730).
 
 use std::time::Duration;
 
@@ -9,8 +10,8 @@ use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, in_repetitions};
 use crate::report::show::{ECHO_COLUMNS, table};
-use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -22,8 +23,8 @@ pub const CASE: &str = "periodic";
 /// much less than a turn of the task, so that several messages meet each of its sleeps.
 const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
 
-/// What an echo may take beside the task's own step.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The time limit of an echo beyond the task's own step.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which systems react to how many messages, beside which task.
 #[derive(Clone, Debug)]
@@ -72,7 +73,7 @@ impl PeriodicPlan {
     /// Measures all systems in turns.
     ///
     /// # Errors
-    /// Those of the processes. A system that does not react is no error: its row says so.
+    /// Those of the processes. A system that does not react is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let row = |&system| {
             let row = Row::new(system, CASE).parameter("rest_ms", self.rest.as_secs_f64() * 1e3);
@@ -80,7 +81,7 @@ impl PeriodicPlan {
                 .parameter("workers", self.workers)
         };
         let rows = self.systems.iter().map(row).collect();
-        in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, beside a periodic task", row.system));
             let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
             let server = plan.compute(1, YieldEvery::Step(self.step)).resting(self.rest).start()?;
@@ -89,10 +90,10 @@ impl PeriodicPlan {
                 .samples(samples)
                 .budget(self.budget / self.rounds)
                 .spacing(SPACING[0], SPACING[1])
-                .patience(PATIENCE + self.step * 4)
+                .timeout(TIMEOUT + self.step * 4)
                 .seed(seed)
                 .run(&mut |done| progress.part(done, samples as usize))?;
-            Ok(Turn::new(echoes.priority).samples(REACTION, echoes.samples))
+            Ok(Repetition::new(echoes.priority).samples(REACTION, echoes.samples))
         })
     }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::client::{Echoes, PingPong, Requests};
 use crate::error::BenchError;
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, THREADS_MAX, WORK_PER_S, in_repetitions};
 use crate::report::show::{Show, table};
-use crate::report::turn::{REACTION, THREADS_MAX, Turn, WORK_PER_S, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -24,8 +24,8 @@ pub const CASE: &str = "service";
 /// Name of the samples on new connections; those on the old one are the row's own.
 pub(crate) const NEW: &str = "new";
 
-/// What an echo may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit of an echo.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often the threads of the server are counted: often enough to see each request that computes.
 const COUNT_EVERY: Duration = Duration::from_millis(20);
@@ -81,7 +81,7 @@ impl ServicePlan {
     ///
     /// # Errors
     /// Those of the processes, and [`BenchError::File`] if the server's `/proc` files cannot be read.
-    /// A system that does not react is no error: its row says so.
+    /// A system that does not react is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let row = |&system| {
             let row = Row::new(system, CASE).parameter("clients", self.clients);
@@ -89,13 +89,13 @@ impl ServicePlan {
                 .parameter("workers", self.workers)
         };
         let rows = self.systems.iter().map(row).collect();
-        in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, as a service", row.system));
             self.measure(row.runtime()?, seed)
         })
     }
 
-    fn measure(&self, system: System, seed: u64) -> Result<Turn, BenchError> {
+    fn measure(&self, system: System, seed: u64) -> Result<Repetition, BenchError> {
         let plan = ServerPlan::new(system).workers(self.workers);
         let mut server = plan.service(self.step).start()?;
         let (address, process) = (server.address(), server.process());
@@ -106,7 +106,7 @@ impl ServicePlan {
             .samples(self.samples.div_ceil(self.rounds))
             .budget(self.budget / self.rounds)
             .spacing(SPACING[0], SPACING[1])
-            .patience(PATIENCE)
+            .timeout(TIMEOUT)
             .seed(seed);
         let (old, new, threads) = thread::scope(|scope| {
             let (over, is_over) = mpsc::channel::<()>();
@@ -128,7 +128,7 @@ impl ServicePlan {
         // Clients that have failed answer with their failure: without them nothing was measured.
         requests.usage()?;
         let spent = server.usage()?.since(before);
-        Ok(Turn::new(old.priority)
+        Ok(Repetition::new(old.priority)
             .samples(REACTION, old.samples)
             .samples(NEW, new.samples)
             .figure(THREADS_MAX, f64::from(threads?))

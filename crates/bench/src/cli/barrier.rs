@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_barrier::Algorithm;
-use vigie_barrier::algorithm::NameError;
+use vigie_barrier::algorithm::ParseAlgorithmError;
 use vigie_bench::BenchError;
 use vigie_bench::host::machine::Machine;
 
@@ -16,8 +16,8 @@ use super::output::{Output, duration};
 
 #[derive(Debug, Args)]
 pub(super) struct Barrier {
-    /// Simulate the paper's cluster of 2000: nodes with their interrupts, a switch, a repeater hub. It takes no time of
-    /// this machine, and gives the same times on every one.
+    /// Simulate the paper's cluster of 2000: nodes with their interrupts, a switch, a repeater hub. It uses no real
+    /// time, and gives the same results on every machine.
     #[arg(long)]
     simulate: bool,
     /// Algorithms, such as shuffle-exchange, binary, ternary, concurrent, ternary-two-networks, dissemination-3, nomial-4,
@@ -33,7 +33,7 @@ pub(super) struct Barrier {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MEMBERS_MAX))
     )]
     members: Vec<u32>,
-    /// One member is late in each barrier by so much.
+    /// One member is late in each barrier by this much.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     late: Option<Duration>,
     #[command(flatten)]
@@ -47,7 +47,7 @@ pub(super) struct Barrier {
 /// Members of a barrier, at most.
 const MEMBERS_MAX: u32 = 1024;
 
-fn algorithm(name: &str) -> Result<Algorithm, NameError> {
+fn algorithm(name: &str) -> Result<Algorithm, ParseAlgorithmError> {
     name.parse()
 }
 

@@ -18,7 +18,7 @@ use vigie_bench::system::System;
 
 use super::output::{Common, duration, measure};
 
-/// How much is measured; what is not given is as the case needs it.
+/// How much to measure; the case sets the defaults.
 #[derive(Debug, Args)]
 pub(super) struct Amount {
     /// Time per row of the table, at most.
@@ -109,7 +109,7 @@ pub(super) struct Crowd {
 
 #[derive(Debug, Args)]
 pub(super) struct Fairness {
-    /// Numbers of processes of others, each of which computes on one thread.
+    /// Numbers of foreign processes, each of which computes on one thread.
     #[arg(long, value_delimiter = ',', value_name = "K,…", default_value = "1,3")]
     outside: Vec<u32>,
     /// Compute tasks of the server: as many as it has workers, or fewer.

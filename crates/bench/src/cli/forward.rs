@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use vigie_bench::BenchError;
 use vigie_bench::forward::relay::{self, RelayMeasurement, RelayPeer};
-use vigie_bench::forward::via::{self, Carrier, ViaPlan};
+use vigie_bench::forward::via::{self, ViaCarrier, ViaPlan};
 use vigie_bench::forward::{self, LivePlan, NicPlan};
 use vigie_bench::host::machine::Machine;
 use vigie_bench::report::{Outcome, Report};
@@ -17,12 +17,12 @@ use super::output::{Output, draw, duration, measure};
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("what").required(true).args(["model", "over", "relay", "live"])))]
 pub(super) struct Forward {
-    /// Calculate and simulate the paper's node, beside what the paper says of it. Nothing is measured.
+    /// Calculate and simulate the paper's node, and compare with the paper. Nothing is measured.
     #[arg(long)]
     model: bool,
     /// Measure figures 4 to 6 live: source, forwarder and sink as processes, messages over this provider.
     #[arg(long, value_name = "PROVIDER")]
-    over: Option<Over>,
+    over: Option<ForwardTransport>,
     /// Measure relays: raw and framed streams (about a minute; the links between namespaces need root).
     #[arg(long)]
     relay: bool,
@@ -55,15 +55,15 @@ struct Messages {
     /// Messages of a run, before the final acknowledgement.
     #[arg(long, default_value_t = 10_000, requires = "over", value_parser = clap::value_parser!(u32).range(1..))]
     messages: u32,
-    /// Messages on their way at a time.
+    /// Messages under way at once.
     #[arg(long, default_value_t = 1, requires = "over", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     window: u32,
-    /// Bytes per second of each link, made by the sending node; 0: as fast as the machine is.
+    /// Bytes per second of each link, paced by the sending node; 0: as fast as the machine allows.
     #[arg(long, default_value_t = 20_000_000, requires = "over")]
     rate: u64,
-    /// How long a node looks before it sleeps. Default: not at all.
-    #[arg(long, value_name = "TIME", requires = "over", value_parser = duration)]
-    spin: Option<Duration>,
+    /// Nodes look for a while before they sleep, where that pays: the strategy for low latency.
+    #[arg(long, requires = "over")]
+    spin: bool,
 }
 
 #[derive(Debug, Args)]
@@ -89,9 +89,9 @@ struct Relays {
     budget: Duration,
 }
 
-/// What can carry the messages.
+/// The carriers of messages.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Over {
+enum ForwardTransport {
     /// UDP over the loopback interface.
     #[value(alias = "via")]
     Udp,
@@ -125,17 +125,17 @@ impl Forward {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn through_via(&self, over: Over) -> Result<Outcome, BenchError> {
+    fn through_via(&self, over: ForwardTransport) -> Result<Outcome, BenchError> {
         let carrier = match over {
-            Over::Udp => Carrier::Udp,
-            Over::Shm => Carrier::Shm,
-            Over::UdpNet => Carrier::UdpNet,
-            Over::Ether => Carrier::Ether,
+            ForwardTransport::Udp => ViaCarrier::Udp,
+            ForwardTransport::Shm => ViaCarrier::Shm,
+            ForwardTransport::UdpNet => ViaCarrier::UdpNet,
+            ForwardTransport::Ether => ViaCarrier::Ether,
         };
         let Messages { messages, window, rate, spin } = self.messages;
         let mut plan = ViaPlan::new(carrier);
         (plan.messages, plan.rounds) = (messages, self.rounds.unwrap_or(1));
-        (plan.window, plan.pace, plan.spin) = (window, rate, spin.unwrap_or_default());
+        (plan.window, plan.pace, plan.spins) = (window, rate, spin);
         let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
         println!("\n{}", via::tables(&outcome.rows));
         Ok(outcome)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
-use vigie_bench::interrupts::{ForeignCallsPlan, InterruptsPlan, Source};
+use vigie_bench::interrupts::{ForeignCallsPlan, InterruptSource, InterruptsPlan};
 
 use super::output::{duration, measure};
 
@@ -23,7 +23,7 @@ pub(super) struct Interrupts {
     /// Measure only the sources whose name contains this.
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
-    /// Measure no source, but so many foreign calls in tasks of the hybrid flavor, beside hogs (a minute for
+    /// Measure no source, but this many foreign calls in tasks of the hybrid flavor, beside hogs (a minute for
     /// a million).
     #[arg(long, value_name = "N", conflicts_with_all = ["calls", "mixed", "period", "only"])]
     runtime: Option<u64>,
@@ -46,7 +46,8 @@ impl Interrupts {
         plan.mixed = self.mixed;
         plan.period = self.period;
         plan.seed = self.seed;
-        let sources = Source::ALL.into_iter().filter(|source| source.name().contains(&self.only));
+        let sources =
+            InterruptSource::ALL.into_iter().filter(|source| source.name().contains(&self.only));
         let rows: Vec<_> = sources.map(|source| (source, plan.run(source))).collect();
         println!("\n{}", plan.table(&rows));
         Ok(ExitCode::SUCCESS)

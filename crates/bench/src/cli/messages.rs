@@ -9,15 +9,15 @@ use vigie_bench::BenchError;
 use vigie_bench::host::machine::Machine;
 use vigie_bench::messages::plan::PingPongPlan;
 use vigie_bench::messages::remote::{remote_carriers, remote_plan};
-use vigie_bench::messages::{Carrier, Kind, Measure, UnknownCarrier, carriers, named, plot};
+use vigie_bench::messages::{Carrier, CarrierKind, Measure, UnknownCarrier, carriers, named, plot};
 use vigie_bench::report::Report;
 
 use super::output::{Output, draw, duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct PingPong {
-    /// What carries vigie's own messages. With udp and ether the ranks are in two network namespaces with a veth
-    /// pair between them (as root), beside TCP and UDP sockets there; shm is not mixed with those.
+    /// The carriers of vigie's own messages. With udp and ether the ranks are in two network namespaces with a
+    /// veth pair between them (as root), beside TCP and UDP sockets there; shm is not mixed with those.
     #[arg(
         long,
         value_enum,
@@ -35,10 +35,10 @@ pub(super) struct PingPong {
         value_parser = these,
         default_value = "openmpi,mpich,ucx,iceoryx2,tcp,uds"
     )]
-    peers: Vec<Meant>,
+    peers: Vec<Selection>,
     /// Measure exactly these systems instead of vigie's rows, the limits and the peers.
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", value_parser = these)]
-    only: Vec<Meant>,
+    only: Vec<Selection>,
     /// Which cases. Default: all.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "CASE,…")]
     cases: Vec<Case>,
@@ -80,9 +80,9 @@ const BYTES_MAX: u32 = 1 << 30;
 const RANKS_MAX: u32 = 256;
 
 /// The systems that a word stands for.
-type Meant = Vec<&'static dyn Carrier>;
+type Selection = Vec<&'static dyn Carrier>;
 
-fn these(word: &str) -> Result<Meant, UnknownCarrier> {
+fn these(word: &str) -> Result<Selection, UnknownCarrier> {
     named(word)
 }
 
@@ -163,7 +163,7 @@ impl PingPong {
             }
             let is_of =
                 |provider, family| self.provider.contains(&provider) && carrier.family() == family;
-            carrier.kind() != Kind::Vigie
+            carrier.kind() != CarrierKind::Vigie
                 || is_of(Provider::Udp, "udp")
                 || is_of(Provider::Ether, "ether")
         };
@@ -172,14 +172,14 @@ impl PingPong {
 
     /// vigie's own systems, the limits and the peers, or what was asked for; each once.
     fn systems(&self) -> Vec<&'static dyn Carrier> {
-        let meant = |words: &[Meant], carrier: &&dyn Carrier| {
+        let meant = |words: &[Selection], carrier: &&dyn Carrier| {
             words.iter().flatten().any(|one| one.name() == carrier.name())
         };
         let is_wanted = |carrier: &&'static dyn Carrier| {
             if !self.only.is_empty() {
                 return meant(&self.only, carrier);
             }
-            carrier.kind() != Kind::Peer || meant(&self.peers, carrier)
+            carrier.kind() != CarrierKind::Peer || meant(&self.peers, carrier)
         };
         carriers().into_iter().filter(is_wanted).collect()
     }

@@ -24,8 +24,7 @@ pub(super) struct Slowdown {
         value_parser = service
     )]
     service: Vec<Service>,
-    /// Loads, in rising order; 1 is what a server without any cost of its own could carry at most,
-    /// beside the client.
+    /// Loads, in rising order; 1 is the maximum of a server without overhead, beside the client.
     #[arg(
         long,
         value_delimiter = ',',

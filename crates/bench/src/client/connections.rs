@@ -27,7 +27,7 @@ pub struct Connections {
     control: Option<(TcpStream, RemoteTask)>,
     pauses: Box<dyn Iterator<Item = Duration>>,
     random: fastrand::Rng,
-    patience: Duration,
+    timeout: Duration,
     /// Messages since the connections were proven.
     sent: u64,
     /// Echoes among them; also the content of the next message.
@@ -65,7 +65,7 @@ impl Connections {
             control: None,
             pauses: Box::new(plan.spacing.pauses(plan.seed)),
             random: fastrand::Rng::with_seed(plan.seed),
-            patience: plan.patience,
+            timeout: plan.timeout,
             sent: 0,
             answered: 0,
         };
@@ -74,14 +74,14 @@ impl Connections {
                 this.round_trip_on_new(plan.address)?;
                 continue;
             }
-            let stream = connect(plan.address, plan.patience)?;
+            let stream = connect(plan.address, plan.timeout)?;
             stream.set_nonblocking(plan.is_spinning).map_err(Failure::io("connecting"))?;
             this.streams.push(stream);
             this.round_trip_on(index as usize)?;
         }
         (this.sent, this.answered) = (0, 0);
         if let Some(task) = plan.task {
-            this.control = Some((connect(task.control, plan.patience)?, task));
+            this.control = Some((connect(task.control, plan.timeout)?, task));
         }
         Ok(this)
     }
@@ -89,7 +89,7 @@ impl Connections {
     /// Pauses, sends one message on a connection drawn at random, and returns how long its echo took.
     ///
     /// # Errors
-    /// [`Failure::NoEcho`] after the plan's patience; [`Failure::WrongEcho`] and [`Failure::Io`] if
+    /// [`Failure::NoEcho`] after the plan's timeout; [`Failure::WrongEcho`] and [`Failure::Io`] if
     /// the server fails.
     pub fn exchange(&mut self) -> Result<Duration, Failure> {
         let pause = self.pauses.next().unwrap_or_default();
@@ -122,7 +122,7 @@ impl Connections {
         let command = Command { steps: task.steps, step: task.step };
         control.write_all(&command.to_bytes()).map_err(Failure::io("starting the compute task"))?;
         let limit = task.step.saturating_mul(task.steps).saturating_mul(SLOWDOWN_MAX);
-        let limit = limit.saturating_add(self.patience);
+        let limit = limit.saturating_add(self.timeout);
         let start = clock::now();
         while start.elapsed() < limit {
             on_echo(self.exchange()?);
@@ -165,10 +165,10 @@ impl Connections {
     fn round_trip_on(&mut self, index: usize) -> Result<Duration, Failure> {
         let sent = self.answered.to_le_bytes();
         self.sent += 1;
-        let (stream, patience) = (&mut self.streams[index], self.patience);
+        let (stream, timeout) = (&mut self.streams[index], self.timeout);
         let start = clock::now();
         let received = if self.is_spinning {
-            exchange_spinning(stream, sent, patience)
+            exchange_spinning(stream, sent, timeout)
         } else {
             exchange_sleeping(stream, sent)
         };
@@ -182,7 +182,7 @@ impl Connections {
         let sent = self.answered.to_le_bytes();
         self.sent += 1;
         let start = clock::now();
-        let mut stream = connect(address, self.patience)?;
+        let mut stream = connect(address, self.timeout)?;
         let received = exchange_sleeping(&mut stream, sent);
         let elapsed = start.elapsed();
         self.judge(sent, received)?;
@@ -199,7 +199,7 @@ impl Connections {
             Ok(received) => Err(Failure::WrongEcho { sent, received }),
             // A socket with a time limit reports its end as `WouldBlock`.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Err(Failure::NoEcho { waited: self.patience, answered: self.answered })
+                Err(Failure::NoEcho { waited: self.timeout, answered: self.answered })
             }
             Err(error) => Err(Failure::io("exchanging a message")(error)),
         }
@@ -217,7 +217,7 @@ fn exchange_sleeping(stream: &mut TcpStream, sent: [u8; 8]) -> io::Result<[u8; 8
 fn exchange_spinning(
     stream: &mut TcpStream,
     sent: [u8; 8],
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<[u8; 8]> {
     let start = clock::now();
     let mut received = [0; 8];
@@ -228,7 +228,7 @@ fn exchange_spinning(
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => filled += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if start.elapsed() >= patience {
+                if start.elapsed() >= timeout {
                     return Err(ErrorKind::TimedOut.into());
                 }
             }
@@ -238,15 +238,15 @@ fn exchange_spinning(
     Ok(received)
 }
 
-pub(super) fn connect(address: SocketAddr, patience: Duration) -> Result<TcpStream, Failure> {
+pub(super) fn connect(address: SocketAddr, timeout: Duration) -> Result<TcpStream, Failure> {
     let open = || -> io::Result<TcpStream> {
-        let stream = TcpStream::connect_timeout(&address, patience)?;
+        let stream = TcpStream::connect_timeout(&address, timeout)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience))?;
+        stream.set_read_timeout(Some(timeout))?;
         Ok(stream)
     };
     open().map_err(|error| match error.kind() {
-        ErrorKind::TimedOut => Failure::NoEcho { waited: patience, answered: 0 },
+        ErrorKind::TimedOut => Failure::NoEcho { waited: timeout, answered: 0 },
         _ => Failure::io(format!("connecting to {address}"))(error),
     })
 }

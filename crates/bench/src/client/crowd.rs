@@ -21,7 +21,7 @@ use crate::process::{Child, Message, Role};
 use crate::statistics::Samples;
 
 /// How long the parent waits for a sign of life beyond what the plan takes.
-const PATIENCE_BESIDE: Duration = Duration::from_secs(30);
+const TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
 
 /// How often the receiver looks whether it is over.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -37,7 +37,7 @@ pub struct Crowd {
     connections: u32,
     period: Duration,
     span: Duration,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Role for Crowd {
@@ -52,7 +52,7 @@ impl Crowd {
             connections: 1_000,
             period: Duration::from_millis(100),
             span: Duration::from_secs(2),
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
         }
     }
 
@@ -76,8 +76,8 @@ impl Crowd {
 
     /// Sets how long answers are waited for after the last message. Messages without an answer by then
     /// count with the time that they have waited. Default: 10 s.
-    pub const fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -88,14 +88,14 @@ impl Crowd {
     /// other variants if the process itself fails.
     pub fn run(&self) -> Result<CrowdEchoes, BenchError> {
         let mut child = Child::start(self)?;
-        let patience = self.span + self.patience + PATIENCE_BESIDE;
-        let priority = match child.next(patience)? {
+        let timeout = self.span + self.timeout + TIMEOUT_MARGIN;
+        let priority = match child.next(timeout)? {
             Message::Ready { priority } => priority,
             other => return Err(child.unexpected(&other)),
         };
         let mut echoes = CrowdEchoes { samples: Samples::new(), unanswered: 0, priority };
         loop {
-            match child.next(patience)? {
+            match child.next(timeout)? {
                 Message::RoundTrips { nanoseconds } => echoes.samples.extend(nanoseconds),
                 Message::Unanswered { messages } => echoes.unanswered = messages,
                 Message::Finished => return Ok(echoes),
@@ -105,7 +105,7 @@ impl Crowd {
     }
 }
 
-/// What a [`Crowd`] measured.
+/// The measurements of a [`Crowd`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CrowdEchoes {
@@ -140,11 +140,11 @@ pub(crate) fn send_as_crowd(plan: &Crowd) -> Result<(), Failure> {
     });
     let (sent, received) = sent?;
     if received.round_trips.is_empty() {
-        return Err(Failure::NoEcho { waited: plan.patience, answered: 0 });
+        return Err(Failure::NoEcho { waited: plan.timeout, answered: 0 });
     }
     let mut nanoseconds = received.round_trips;
     let answered = nanoseconds.len() as u64;
-    // What has not come has taken at least this long.
+    // A missing answer has taken at least this long.
     for (index, count) in received.answered.iter().enumerate() {
         for round in *count..rounds(plan) {
             let due = due(plan, round, index);
@@ -158,7 +158,7 @@ pub(crate) fn send_as_crowd(plan: &Crowd) -> Result<(), Failure> {
 
 /// Opens one connection and proves it by an echo; from then on a server task waits on it.
 fn open(plan: &Crowd) -> Result<TcpStream, Failure> {
-    let mut stream = connect(plan.address, plan.patience)?;
+    let mut stream = connect(plan.address, plan.timeout)?;
     let sent = [0xA5; 8];
     let mut received = [0; 8];
     let outcome = stream.write_all(&sent).and_then(|()| stream.read_exact(&mut received));
@@ -166,7 +166,7 @@ fn open(plan: &Crowd) -> Result<TcpStream, Failure> {
         Ok(()) if received == sent => {}
         Ok(()) => return Err(Failure::WrongEcho { sent, received }),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            return Err(Failure::NoEcho { waited: plan.patience, answered: 0 });
+            return Err(Failure::NoEcho { waited: plan.timeout, answered: 0 });
         }
         Err(error) => return Err(Failure::io("exchanging a message")(error)),
     }
@@ -204,8 +204,8 @@ fn send(streams: &[TcpStream], plan: &Crowd, start: Instant) -> Result<u64, Fail
     Ok(sent)
 }
 
-/// What the receiver saw.
-struct Received {
+/// The receiver's observations.
+struct ReceivedEchoes {
     /// Nanoseconds from when each message was due.
     round_trips: Vec<u64>,
     /// Echoes of each connection.
@@ -214,11 +214,11 @@ struct Received {
     end: Duration,
 }
 
-/// Reads echoes until all have come or the patience is over.
-fn receive(streams: &[TcpStream], plan: &Crowd, start: Instant) -> Result<Received, Failure> {
+/// Reads echoes until all have come or the timeout is over.
+fn receive(streams: &[TcpStream], plan: &Crowd, start: Instant) -> Result<ReceivedEchoes, Failure> {
     let poll = watch(streams).map_err(Failure::io("creating an epoll instance"))?;
     let expected = streams.len() * rounds(plan) as usize;
-    let end = plan.period * rounds(plan) + plan.patience;
+    let end = plan.period * rounds(plan) + plan.timeout;
     let mut round_trips = Vec::with_capacity(expected);
     let mut answered = vec![0_u32; streams.len()];
     let mut partial: Vec<Vec<u8>> = vec![Vec::new(); streams.len()];
@@ -256,7 +256,7 @@ fn receive(streams: &[TcpStream], plan: &Crowd, start: Instant) -> Result<Receiv
             }
         }
     }
-    Ok(Received { round_trips, answered, end: start.elapsed() })
+    Ok(ReceivedEchoes { round_trips, answered, end: start.elapsed() })
 }
 
 /// Has a new epoll instance watch all streams; each has its index as token.

@@ -21,29 +21,29 @@ pub(crate) fn generate(plan: &PingPong) -> Result<(), Failure> {
     Message::Ready { priority }.print();
 
     let start = clock::now();
-    let mut report = Report { nanoseconds: Vec::new(), last: start };
+    let mut samples = PendingSamples { nanoseconds: Vec::new(), last: start };
     if plan.task.is_some() {
-        let elapsed = connections.exchange_until_completed(&mut |time| report.push(time))?;
+        let elapsed = connections.exchange_until_completed(&mut |time| samples.push(time))?;
         Message::Completed { nanoseconds: clock::nanoseconds(elapsed) }.print();
     } else {
         let mut sent = 0;
         while sent < plan.samples && start.elapsed() < plan.budget {
-            report.push(connections.exchange()?);
+            samples.push(connections.exchange()?);
             sent += 1;
         }
     }
-    report.flush();
+    samples.flush();
     Message::Sent { messages: connections.sent() }.print();
     Ok(())
 }
 
 /// Samples that the parent has not got yet.
-struct Report {
+struct PendingSamples {
     nanoseconds: Vec<u64>,
     last: Instant,
 }
 
-impl Report {
+impl PendingSamples {
     fn push(&mut self, round_trip: Duration) {
         self.nanoseconds.push(clock::nanoseconds(round_trip));
         if self.last.elapsed() >= REPORT_EVERY {

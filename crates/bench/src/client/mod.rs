@@ -1,10 +1,10 @@
-//! The external client: a process of its own that sends messages and times their echoes.
+//! The external client: a separate process that sends messages and times their echoes.
 //!
-//! [`PingPong`] is what to send, [`PingPong::run`] starts the process and collects its [`Echoes`].
-//! The process has real-time priority where that is allowed ([`Priority`](crate::Priority) tells), one thread, and
-//! blocking sockets: it has one message in flight, on a connection drawn at random, and sleeps
-//! between messages. [`Crowd`] is the other kind of client: many connections, each of which sends when
-//! its time has come, whether or not the answers have come. The one in `requests` only loads a service.
+//! [`PingPong`] is the plan, [`PingPong::run`] starts the process and collects its [`Echoes`]. The
+//! process has real-time priority where that is allowed ([`Priority`](crate::Priority) tells), one
+//! thread, and blocking sockets: it has one message in flight, on a connection drawn at random, and
+//! sleeps between messages. [`Crowd`] is the other kind of client: many connections, each of which
+//! sends at its time, without waiting for answers. The client in `requests` only loads a service.
 
 mod connections;
 mod crowd;

@@ -1,4 +1,4 @@
-//! What a client is to send, and what it measured.
+//! The messages that a client sends, and its measurements.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::statistics::Samples;
 
 /// How much longer than a single answer the parent waits for a sign of life: a client reports its
 /// samples in batches, and every connection is tried once before it begins.
-const PATIENCE_BESIDE: Duration = Duration::from_secs(30);
+const TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
 
 /// One message in flight over one or many TCP connections, answered before the next leaves.
 ///
@@ -38,7 +38,7 @@ pub struct PingPong {
     pub(super) samples: u32,
     pub(super) budget: Duration,
     pub(super) spacing: Spacing,
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
     pub(super) seed: u64,
     pub(super) task: Option<RemoteTask>,
     /// Each message has a connection of its own.
@@ -68,7 +68,7 @@ impl PingPong {
             samples: 200,
             budget: Duration::MAX,
             spacing: Spacing { least: Duration::from_millis(1), span: Duration::from_millis(3) },
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             seed: 0,
             task: None,
             is_fresh: false,
@@ -102,8 +102,8 @@ impl PingPong {
     }
 
     /// Sets how long an answer may take before the run fails. Default: 10 s.
-    pub const fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -120,9 +120,9 @@ impl PingPong {
         self
     }
 
-    /// Waits for each answer by asking again and again, so that the client's own wake-up is no part of
-    /// the figure. The client then has ordinary priority: one of real time that never sleeps is stopped
-    /// by the kernel for a part of each second. Default: the client sleeps.
+    /// Waits for each answer by polling, so that the client's own wake-up is not part of the figure.
+    /// The client then has ordinary priority: a real-time process that never sleeps is stopped by the
+    /// kernel for a part of each second. Default: the client sleeps.
     pub const fn spinning(mut self) -> Self {
         self.is_spinning = true;
         self
@@ -140,7 +140,7 @@ impl PingPong {
         self
     }
 
-    /// Starts the client process, waits for its end, and returns what it measured. `on_progress` is
+    /// Starts the client process, waits for its end, and returns its measurements. `on_progress` is
     /// called now and then with the number of echoes so far.
     ///
     /// # Errors
@@ -148,14 +148,14 @@ impl PingPong {
     /// the server could not be reached; other variants if the process itself fails.
     pub fn run(&self, on_progress: &mut dyn FnMut(usize)) -> Result<Echoes, BenchError> {
         let mut child = Child::start(self)?;
-        let patience = self.patience.saturating_add(PATIENCE_BESIDE);
-        let priority = match child.next(patience)? {
+        let timeout = self.timeout.saturating_add(TIMEOUT_MARGIN);
+        let priority = match child.next(timeout)? {
             Message::Ready { priority } => priority,
             other => return Err(child.unexpected(&other)),
         };
         let mut echoes = Echoes { sent: 0, samples: Samples::new(), priority, completed: None };
         loop {
-            match child.next(patience)? {
+            match child.next(timeout)? {
                 Message::RoundTrips { nanoseconds } => {
                     echoes.samples.extend(nanoseconds);
                     on_progress(echoes.samples.len());
@@ -171,7 +171,7 @@ impl PingPong {
     }
 }
 
-/// What a client measured.
+/// A client's measurements.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Echoes {

@@ -18,7 +18,7 @@ use crate::server::COMPUTE_FIRST;
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long an answer may take: on a system with ten times as many requests as cores, some seconds.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Clients that load a service, in a process of ordinary priority.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -60,14 +60,14 @@ pub(crate) fn request(plan: &Requests) -> Result<(), Failure> {
 fn request_for_ever(address: SocketAddr) -> Result<(), Failure> {
     let message = COMPUTE_FIRST.to_le_bytes();
     loop {
-        let mut stream = connect(address, ANSWER_PATIENCE)?;
+        let mut stream = connect(address, ANSWER_TIMEOUT)?;
         let mut answer = [0; 8];
         let outcome = stream.write_all(&message).and_then(|()| stream.read_exact(&mut answer));
         match outcome {
             Ok(()) if answer == message => {}
             Ok(()) => return Err(Failure::WrongEcho { sent: message, received: answer }),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Err(Failure::NoEcho { waited: ANSWER_PATIENCE, answered: 0 });
+                return Err(Failure::NoEcho { waited: ANSWER_TIMEOUT, answered: 0 });
             }
             Err(error) => return Err(Failure::io("exchanging a request")(error)),
         }

@@ -11,7 +11,7 @@ use crate::report::Row;
 use crate::report::figure::Figure;
 
 /// A barrier: its algorithm, the number of its members and their network, with calibrated parameters.
-pub(crate) type Barrier = (&'static str, u32, &'static str);
+pub(crate) type BarrierCase = (&'static str, u32, &'static str);
 
 fn row<'a>(
     rows: &'a [Row],
@@ -32,7 +32,7 @@ fn row<'a>(
     })
 }
 
-fn mean(rows: &[Row], set: &str, barrier: Barrier) -> Option<Figure> {
+fn mean(rows: &[Row], set: &str, barrier: BarrierCase) -> Option<Figure> {
     let row = row(rows, ["steps", set], barrier)?;
     Some(Figure::new(row.figure(MEAN_US)?, row.samples()))
 }
@@ -42,7 +42,7 @@ fn quotient(own: Figure, base: Figure) -> Figure {
 }
 
 /// How far a simulated time is from the paper's, as a part of that.
-pub(crate) fn paper_error(rows: &[Row], barrier: Barrier) -> Option<Figure> {
+pub(crate) fn paper_error(rows: &[Row], barrier: BarrierCase) -> Option<Figure> {
     let row = row(rows, ["steps", "calibrated"], barrier)?;
     let error = row.figure(MEAN_US)? / row.figure(PAPER_US)? - 1.0;
     Some(Figure::new(error.abs(), row.samples()))
@@ -65,7 +65,7 @@ pub(crate) fn mean_error(rows: &[Row], set: &str) -> Option<Figure> {
 }
 
 /// The largest ratio of a time to the next one in an order that is to be kept.
-pub(crate) fn largest_ratio(rows: &[Row], order: &[Barrier]) -> Option<Figure> {
+pub(crate) fn largest_ratio(rows: &[Row], order: &[BarrierCase]) -> Option<Figure> {
     let means: Option<Vec<_>> =
         order.iter().map(|barrier| mean(rows, "calibrated", *barrier)).collect();
     let means = means?;
@@ -74,7 +74,7 @@ pub(crate) fn largest_ratio(rows: &[Row], order: &[Barrier]) -> Option<Figure> {
 }
 
 /// How many times as long the first takes as the second.
-pub(crate) fn times_slower(rows: &[Row], [slow, fast]: [Barrier; 2]) -> Option<Figure> {
+pub(crate) fn times_slower(rows: &[Row], [slow, fast]: [BarrierCase; 2]) -> Option<Figure> {
     Some(quotient(mean(rows, "calibrated", slow)?, mean(rows, "calibrated", fast)?))
 }
 
@@ -87,12 +87,12 @@ pub(crate) fn golden_difference(rows: &[Row]) -> Option<Figure> {
 }
 
 /// What a barrier takes with other parameters, to what it takes with the calibrated ones.
-pub(crate) fn ablation(rows: &[Row], set: &str, barrier: Barrier) -> Option<Figure> {
+pub(crate) fn ablation(rows: &[Row], set: &str, barrier: BarrierCase) -> Option<Figure> {
     Some(quotient(mean(rows, set, barrier)?, mean(rows, "calibrated", barrier)?))
 }
 
 /// By which part the first is faster than the second.
-pub(crate) fn saved(rows: &[Row], set: &str, [own, base]: [Barrier; 2]) -> Option<Figure> {
+pub(crate) fn saved(rows: &[Row], set: &str, [own, base]: [BarrierCase; 2]) -> Option<Figure> {
     let ratio = quotient(mean(rows, set, own)?, mean(rows, set, base)?);
     Some(Figure { value: 1.0 - ratio.value, ..ratio })
 }
@@ -129,7 +129,7 @@ pub(crate) fn gain(rows: &[Row]) -> Option<Figure> {
 mod tests {
     use vigie_barrier::cluster::Medium;
 
-    use super::super::simulation::{Set, SimulationPlan};
+    use super::super::simulation::{ParameterSet, SimulationPlan};
     use super::*;
     use crate::report::progress::Progress;
 
@@ -139,7 +139,7 @@ mod tests {
         // of what goals simulate, by steps and by members.
         let mut plan = SimulationPlan::goals();
         let is_switch = |case: &Case| case.medium == Medium::Switch;
-        plan.cases.retain(|(case, set)| is_switch(case) && *set != Set::Bare);
+        plan.cases.retain(|(case, set)| is_switch(case) && *set != ParameterSet::Bare);
         plan.of_members.retain(|(case, _)| is_switch(case));
         plan.has_four_ary = false;
         let rows = plan.run(&mut Progress::hidden()).rows;

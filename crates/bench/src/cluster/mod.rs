@@ -6,6 +6,6 @@ pub mod simulation;
 mod tables;
 
 pub(crate) use self::figure::{
-    Barrier, ablation, crossing_us, gain, golden_difference, largest_ratio, mean_error,
+    BarrierCase, ablation, crossing_us, gain, golden_difference, largest_ratio, mean_error,
     paper_error, recovery_cost, saved, times_slower,
 };

@@ -4,15 +4,15 @@ use serde_json::Value;
 
 use super::simulation::{ALGORITHM, CASE, FIGURE, MEAN_US, MEMBERS, NETWORK, PAPER_US, SET};
 use crate::report::Row;
-use crate::report::chart::{Line, Scale, Style, draw};
+use crate::report::chart::{Scale, Series, Style, draw};
 
 /// Draws the mean time by the number of members, a line per algorithm and network, and the paper's numbers as dots; of all rows of
 /// a figure, or of those beyond the paper with 0.
 #[must_use]
 pub fn means(rows: &[Row], figure: u32) -> String {
-    let mut lines: Vec<Line> = Vec::new();
+    let mut lines: Vec<Series> = Vec::new();
     let mut add = |name: &str, style, point: (f64, f64)| {
-        let line = Line::named(&mut lines, name);
+        let line = Series::named(&mut lines, name);
         line.style = style;
         line.points.push(point);
     };

@@ -58,7 +58,7 @@ const NEVER: Duration = Duration::from_secs(60);
 /// A named set of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Set {
+pub enum ParameterSet {
     /// The paper's cluster, with four fitted constants.
     Calibrated,
     /// The paper's LogP alone.
@@ -69,7 +69,7 @@ pub enum Set {
     OneFrame,
 }
 
-impl Set {
+impl ParameterSet {
     /// All sets.
     pub const ALL: [Self; 4] =
         [Self::Calibrated, Self::Bare, Self::NoCompletionWait, Self::OneFrame];
@@ -107,12 +107,12 @@ pub const fn medium_name(medium: Medium) -> &'static str {
     }
 }
 
-/// What is simulated.
+/// The simulated system.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SimulationPlan {
     /// Each barrier, and with which parameters.
-    pub cases: Vec<(Case, Set)>,
+    pub cases: Vec<(Case, ParameterSet)>,
     /// Whether a 4-ary tree is compared with shuffle exchange over o_r.
     pub has_four_ary: bool,
     /// Barriers of a run.
@@ -128,13 +128,13 @@ pub struct SimulationPlan {
     /// Runs the member machine, which asks for what it misses after this time, instead of the bare steps.
     pub repeat_after: Option<Duration>,
     /// Barriers that the member machine runs beside those that the bare steps run; it repeats nothing.
-    pub of_members: Vec<(Case, Set)>,
+    pub of_members: Vec<(Case, ParameterSet)>,
 }
 
 impl SimulationPlan {
     /// Plans these barriers.
     #[must_use]
-    pub const fn new(cases: Vec<(Case, Set)>) -> Self {
+    pub const fn new(cases: Vec<(Case, ParameterSet)>) -> Self {
         Self {
             cases,
             has_four_ary: false,
@@ -176,23 +176,23 @@ impl SimulationPlan {
                 cases.extend(members.iter().map(of));
             }
         }
-        let calibrated = cases.into_iter().map(|case| (case, Set::Calibrated));
-        Self::new(calibrated.chain(QUOTED.map(|case| (case, Set::Bare))).collect())
+        let calibrated = cases.into_iter().map(|case| (case, ParameterSet::Calibrated));
+        Self::new(calibrated.chain(QUOTED.map(|case| (case, ParameterSet::Bare))).collect())
     }
 
     /// Plans what the goals need.
     #[must_use]
     pub fn goals() -> Self {
-        let both = [Set::Calibrated, Set::Bare];
+        let both = [ParameterSet::Calibrated, ParameterSet::Bare];
         let mut cases: Vec<_> =
             both.iter().flat_map(|set| QUOTED.map(|case| (case, *set))).collect();
         let switch = |algorithm, members, set| (case(0, algorithm, members, Medium::Switch), set);
         let [exchange, _, _, concurrent, _, concurrent_two] = Algorithm::OF_THE_PAPER;
-        cases.push((case(0, exchange, 32, Medium::Hub), Set::NoCompletionWait));
+        cases.push((case(0, exchange, 32, Medium::Hub), ParameterSet::NoCompletionWait));
         for (algorithm, members) in [(concurrent, 32), (concurrent, 16), (concurrent_two, 16)] {
-            cases.push(switch(algorithm, members, Set::OneFrame));
+            cases.push(switch(algorithm, members, ParameterSet::OneFrame));
         }
-        cases.push(switch(Algorithm::Nomial { k: 3 }, 31, Set::Calibrated));
+        cases.push(switch(Algorithm::Nomial { k: 3 }, 31, ParameterSet::Calibrated));
         for set in both {
             // With 32 members the paper has it too.
             cases.extend([16, 64].map(|members| switch(exchange, members, set)));
@@ -201,7 +201,7 @@ impl SimulationPlan {
             }
             cases.push(switch(optimal(&set.parameters()), 32, set));
         }
-        let of_members = QUOTED.map(|case| (case, Set::Calibrated)).to_vec();
+        let of_members = QUOTED.map(|case| (case, ParameterSet::Calibrated)).to_vec();
         Self { has_four_ary: true, of_members, ..Self::new(cases) }
     }
 
@@ -211,7 +211,7 @@ impl SimulationPlan {
         self.cases.len() + self.of_members.len() + if self.has_four_ary { 1 } else { 0 }
     }
 
-    /// Simulates all cases. One that cannot be simulated is no error: its row says why.
+    /// Simulates all cases. One that cannot be simulated is not an error: its row says why.
     #[must_use]
     pub fn run(&self, progress: &mut Progress) -> Outcome {
         let mut outcome = Outcome::default();
@@ -236,7 +236,7 @@ impl SimulationPlan {
         tables::all(rows)
     }
 
-    fn row(&self, case: &Case, set: Set, repeat_after: Option<Duration>) -> Row {
+    fn row(&self, case: &Case, set: ParameterSet, repeat_after: Option<Duration>) -> Row {
         let row = Row::new(SIMULATED, CASE)
             .parameter(FIGURE, case.figure)
             .parameter(ALGORITHM, case.algorithm.to_string())
@@ -260,7 +260,7 @@ impl SimulationPlan {
     fn simulate(
         &self,
         case: &Case,
-        set: Set,
+        set: ParameterSet,
         repeat_after: Option<Duration>,
     ) -> Result<Runs, CaseError> {
         let schedule = case.algorithm.schedule(Group::new(case.members)?)?;
@@ -285,7 +285,7 @@ impl SimulationPlan {
     }
 
     /// Adds the figures.
-    fn found(&self, row: Row, (case, set): (&Case, Set), runs: &Runs) -> Row {
+    fn found(&self, row: Row, (case, set): (&Case, ParameterSet), runs: &Runs) -> Row {
         let us = |ns: f64| ns / 1e3;
         let barriers: u64 = runs.runs.iter().map(|times| u64::from(times.barriers())).sum();
         let per_barrier = |of: fn(&Counts) -> u64| {
@@ -306,7 +306,9 @@ impl SimulationPlan {
         if let Some(paper_us) = case.paper_us {
             row = row.with_figure(PAPER_US, paper_us);
         }
-        if let (Set::Calibrated, Some(golden_ns), [times]) = (set, case.golden_ns, &runs.runs[..]) {
+        if let (ParameterSet::Calibrated, Some(golden_ns), [times]) =
+            (set, case.golden_ns, &runs.runs[..])
+        {
             row = row.with_figure(GOLDEN_DIFFERENCE_NS, times.sum_ns().abs_diff(golden_ns));
         }
         row

@@ -131,14 +131,14 @@ fn cells(row: Option<&Row>, case: &Case) -> Option<[String; 2]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulation::{Set, SimulationPlan};
+    use super::super::simulation::{ParameterSet, SimulationPlan};
     use crate::report::progress::Progress;
 
     #[test]
     fn figures_have_the_papers_numbers_beside() {
         // Goal: a figure shows our times and the paper's, and what failed is named. Method: figure 9, and a case with loss.
         let mut plan = SimulationPlan::figures();
-        plan.cases.retain(|(case, set)| case.figure == 9 && *set == Set::Calibrated);
+        plan.cases.retain(|(case, set)| case.figure == 9 && *set == ParameterSet::Calibrated);
         let mut rows = plan.run(&mut Progress::hidden()).rows;
         (plan.loss, plan.seeds) = (1.0, 1);
         plan.cases.truncate(1);

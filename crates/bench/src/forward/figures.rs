@@ -1,4 +1,4 @@
-//! What goals look for in the rows.
+//! The figures of rows that goals compare.
 
 use super::keys::{
     BYTES, MEASURED_US, MODEL_MB_S, MODEL_PERCENT, MODEL_US, NIC, NIC_CUT, SIMULATED_MB_S,

@@ -1,8 +1,8 @@
-//! The model of forwarding beside its simulation and its paper [fast-forward, §2 and §3.4].
+//! The model of forwarding, compared with its simulation and its paper [fast-forward, §2 and §3.4].
 //!
-//! Nothing is measured here: the paper's parameters (Table 2) go in, and closed form, simulated pipeline
-//! and what the paper says stand side by side. The figures of the paper have no axes in its text, so no
-//! bandwidth of figures 4 to 6 is compared, only what the text says of them.
+//! Nothing is measured here: from the paper's parameters (Table 2), closed form and simulated pipeline
+//! are shown beside the paper's values. The figures of the paper have no axes in its text, so no
+//! bandwidth of figures 4 to 6 is compared, only the text's statements about them.
 
 mod figures;
 mod keys;
@@ -42,7 +42,7 @@ const PATHS: [(Subject, Path); 3] =
 /// BIP's packets at 8192 bytes [fast-forward, §2.4, Table 2]; smaller messages are taken as one packet.
 const PACKET_BYTES: u64 = 2048;
 
-/// Messages of a simulated run: enough for a steady state, and of one of them only whole windows.
+/// Messages of a simulated run: enough for a steady state, and a whole number of windows.
 const MESSAGES: u32 = 1_200;
 
 /// Calculates and simulates everything that the paper says, and windows and flows beyond it.
@@ -246,7 +246,7 @@ fn windows() -> Result<Vec<Row>, ModelError> {
 }
 
 /// Several flows on links of their own, each with one message in the node and 5 µs of algorithm: the sum of
-/// their bandwidths, beside what one alone would have so many times.
+/// their bandwidths, beside that of one flow times their number.
 fn flows() -> Result<Vec<Row>, ModelError> {
     let parameters = paper(8192, Bus::HalfDuplex, 1)?;
     let t_algo = Duration::from_micros(5);

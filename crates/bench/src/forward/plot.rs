@@ -1,9 +1,10 @@
-//! The curves behind figures 4 to 6 [fast-forward, §3.4] as plots: what was measured, else what was calculated.
+//! The curves behind figures 4 to 6 [fast-forward, §3.4] as plots: measured values if there are any, otherwise
+//! calculated ones.
 
 use super::keys::{BYTES, DELTA_US, MODEL_MB_S};
 use super::via::keys::MB_S;
 use crate::report::Row;
-use crate::report::chart::{Line, Scale, Style, draw};
+use crate::report::chart::{Scale, Series, Style, draw};
 
 /// Draws figure 4: bandwidth by size of message.
 #[must_use]
@@ -25,13 +26,13 @@ pub fn by_delta(rows: &[Row], bytes: u64) -> String {
     draw(&title, ("δ in µs", Scale::Linear), ("MB/s", Scale::Linear), &lines)
 }
 
-fn lines<'a>(rows: impl Iterator<Item = &'a Row>, key: &str) -> Vec<Line> {
+fn lines<'a>(rows: impl Iterator<Item = &'a Row>, key: &str) -> Vec<Series> {
     let mut lines = Vec::new();
     for row in rows {
         let x = row.parameters.get(key).and_then(serde_json::Value::as_f64);
         let y = row.figure(MB_S).or_else(|| row.figure(MODEL_MB_S));
         if let (Some(x), Some(y)) = (x, y) {
-            Line::named(&mut lines, row.system.label()).points.push((x, y));
+            Series::named(&mut lines, row.system.label()).points.push((x, y));
         }
     }
     // Lines that lie upon each other stay visible.

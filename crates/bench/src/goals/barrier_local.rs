@@ -1,4 +1,4 @@
-//! What barriers of members on one host must reach.
+//! Goals of barriers of members on one host.
 
 use super::experiment::Experiment;
 use super::verdict::{Area, Bound, Goal};

@@ -1,5 +1,5 @@
-//! What barriers over a network must reach, between namespaces on a bridge; Open MPI's members meet on the loopback
-//! interface, so that there are vigie's on it too, to compare like with like.
+//! Goals of barriers over a network, between namespaces on a bridge. Open MPI's members meet on the loopback
+//! interface, so vigie is measured there too, to compare like with like.
 
 use super::experiment::Experiment;
 use super::verdict::{Area, Bound, Goal};

@@ -1,31 +1,32 @@
-//! What the simulated cluster must reach: the paper's numbers [eth-barrier, §4.3], [eth-barrier, §4.4], and what its structure says.
+//! Goals of the simulated cluster: the paper's numbers [eth-barrier, §4.3], [eth-barrier, §4.4], and those that follow from its
+//! structure.
 
 use super::experiment::Experiment;
 use super::verdict::{Area, Bound, Goal};
 use crate::cluster::{
-    Barrier, ablation, crossing_us, gain, golden_difference, largest_ratio, mean_error,
+    BarrierCase, ablation, crossing_us, gain, golden_difference, largest_ratio, mean_error,
     paper_error, recovery_cost, saved, times_slower,
 };
 
 const SWITCH: &str = "switch";
 const HUB: &str = "hub";
 
-const EXCHANGE: Barrier = ("shuffle-exchange", 32, SWITCH);
-const BINARY: Barrier = ("binary", 32, SWITCH);
-const TERNARY: Barrier = ("ternary", 31, SWITCH);
-const CONCURRENT: Barrier = ("concurrent", 32, SWITCH);
-const TERNARY_15: Barrier = ("ternary", 15, SWITCH);
-const TERNARY_TWO: Barrier = ("ternary-two-networks", 15, SWITCH);
-const CONCURRENT_16: Barrier = ("concurrent", 16, SWITCH);
-const CONCURRENT_TWO: Barrier = ("concurrent-two-networks", 16, SWITCH);
-const HUB_EXCHANGE: Barrier = ("shuffle-exchange", 32, HUB);
-const HUB_BINARY: Barrier = ("binary", 32, HUB);
-const HUB_TERNARY: Barrier = ("ternary", 31, HUB);
-const HUB_CONCURRENT: Barrier = ("concurrent", 32, HUB);
-const OPTIMAL: Barrier = ("optimal", 32, SWITCH);
+const EXCHANGE: BarrierCase = ("shuffle-exchange", 32, SWITCH);
+const BINARY: BarrierCase = ("binary", 32, SWITCH);
+const TERNARY: BarrierCase = ("ternary", 31, SWITCH);
+const CONCURRENT: BarrierCase = ("concurrent", 32, SWITCH);
+const TERNARY_15: BarrierCase = ("ternary", 15, SWITCH);
+const TERNARY_TWO: BarrierCase = ("ternary-two-networks", 15, SWITCH);
+const CONCURRENT_16: BarrierCase = ("concurrent", 16, SWITCH);
+const CONCURRENT_TWO: BarrierCase = ("concurrent-two-networks", 16, SWITCH);
+const HUB_EXCHANGE: BarrierCase = ("shuffle-exchange", 32, HUB);
+const HUB_BINARY: BarrierCase = ("binary", 32, HUB);
+const HUB_TERNARY: BarrierCase = ("ternary", 31, HUB);
+const HUB_CONCURRENT: BarrierCase = ("concurrent", 32, HUB);
+const OPTIMAL: BarrierCase = ("optimal", 32, SWITCH);
 
 /// A barrier on a switch, by its algorithm and members.
-const fn on_switch(algorithm: &'static str, members: u32) -> Barrier {
+const fn on_switch(algorithm: &'static str, members: u32) -> BarrierCase {
     (algorithm, members, SWITCH)
 }
 
@@ -298,7 +299,7 @@ pub(super) static GOALS: &[Goal] = &[
     },
 ];
 
-/// 3-way dissemination and shuffle exchange of so many members.
-const fn three_way(members: u32) -> [Barrier; 2] {
+/// 3-way dissemination and shuffle exchange of this many members.
+const fn three_way(members: u32) -> [BarrierCase; 2] {
     [on_switch("dissemination-3", members), on_switch("shuffle-exchange", members)]
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::figures::HOGS;
-use crate::barrier::{BarrierPlan, Laps, Over};
+use crate::barrier::{BarrierPlan, BarrierTransport, Laps};
 use crate::cases::container::ContainerPlan;
 use crate::cases::crowd::CrowdPlan;
 use crate::cases::echo::EchoPlan;
@@ -16,7 +16,7 @@ use crate::error::BenchError;
 use crate::forward::{
     self, LivePlan, NicPlan,
     relay::{RelayMeasurement, RelayPeer},
-    via::{Carrier, ViaPlan},
+    via::{ViaCarrier, ViaPlan},
 };
 use crate::host::machine::Machine;
 use crate::http::HttpPlan;
@@ -34,6 +34,8 @@ use crate::schedulers::System;
 use crate::slowdown::SlowdownPlan;
 use crate::switches::SwitchesPlan;
 use crate::timers::TimersPlan;
+use crate::virtual_time;
+use crate::waits::WaitsPlan;
 
 /// A run that serves one or more goals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +49,7 @@ pub(crate) enum Experiment {
     PaperYields,
     /// The kernel-level flavor beside kernel threads.
     KernelLevel,
-    /// What compute tasks do, with few messages.
+    /// Compute tasks, with few messages.
     Throughput,
     /// Compute tasks with checkpoints, on one thread.
     Checkpoints,
@@ -105,10 +107,14 @@ pub(crate) enum Experiment {
     ForeignCalls,
     /// A quota of half a core.
     HalfCore,
+    /// An event beside tasks that wait.
+    Waits,
+    /// The scheduler in virtual time.
+    Simulation,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 34] = [
+    pub(crate) const ALL: [Self; 36] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -143,6 +149,8 @@ impl Experiment {
         Self::Timers,
         Self::ForeignCalls,
         Self::HalfCore,
+        Self::Waits,
+        Self::Simulation,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -240,7 +248,7 @@ impl Experiment {
             }
             Self::BarrierLocal => {
                 let plan = BarrierPlan::new(
-                    Over::LOCAL.to_vec(),
+                    BarrierTransport::LOCAL.to_vec(),
                     vec![2, 8, 32].into_iter().map(Laps::new).collect(),
                 );
                 with_progress(plan.cases(), |progress| plan.run(progress))
@@ -249,13 +257,13 @@ impl Experiment {
                 let mut laps = Laps::new(32);
                 laps.late = Duration::from_millis(100);
                 laps.budget = Duration::from_secs(3);
-                let mut plan = BarrierPlan::new(Over::LOCAL.to_vec(), vec![laps]);
+                let mut plan = BarrierPlan::new(BarrierTransport::LOCAL.to_vec(), vec![laps]);
                 plan.peers = vec!["std".to_owned()];
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::BarrierNet => {
                 let laps = [8, 32].map(Laps::new).to_vec();
-                let mut plan = BarrierPlan::new(Over::NETWORK.to_vec(), laps);
+                let mut plan = BarrierPlan::new(BarrierTransport::NETWORK.to_vec(), laps);
                 plan.algorithms = vec!["concurrent".to_owned()];
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
@@ -263,14 +271,14 @@ impl Experiment {
                 let mut laps = Laps::new(32);
                 laps.late = Duration::from_millis(100);
                 laps.budget = Duration::from_secs(3);
-                let mut plan = BarrierPlan::new(Over::NETWORK.to_vec(), vec![laps]);
+                let mut plan = BarrierPlan::new(BarrierTransport::NETWORK.to_vec(), vec![laps]);
                 plan.peers = Vec::new();
                 plan.algorithms = vec!["concurrent".to_owned()];
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::ForwardModel => forward::model(),
             Self::ForwardVia => {
-                let mut plan = ViaPlan::new(Carrier::Udp);
+                let mut plan = ViaPlan::new(ViaCarrier::Udp);
                 (plan.messages, plan.rounds) = (300, 5);
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
@@ -311,6 +319,11 @@ impl Experiment {
                 plan.seed = seed;
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
+            Self::Waits => {
+                let plan = WaitsPlan::default();
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::Simulation => Ok(virtual_time::run()),
             Self::Timers => {
                 let mut plan = TimersPlan::new(vec![Vigie, VigieUserLevel, Tokio]);
                 plan.seed = seed;
@@ -345,7 +358,7 @@ impl Experiment {
         let second = self == Self::SeldomYields;
         let step = if second { Duration::from_secs(1) } else { Duration::from_millis(10) };
         let mut systems = vec![System::Vigie, System::Threads];
-        // What a runtime over epoll can reach at best.
+        // The best that a runtime over epoll can reach.
         systems.extend(second.then_some(System::EpollThread));
         let mut quick = ReactionPlan::new(systems);
         quick.compute = vec![1, 2, 5, 10];

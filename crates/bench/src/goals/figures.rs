@@ -7,7 +7,7 @@ use crate::idle;
 use crate::pending;
 use crate::reaction;
 use crate::report::figure::Figure;
-use crate::report::turn::WORK_PER_S;
+use crate::report::repetition::WORK_PER_S;
 use crate::report::{Row, find};
 use crate::schedulers::System;
 use crate::switches::{self, SwitchKind};

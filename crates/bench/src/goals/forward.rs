@@ -1,4 +1,4 @@
-//! What the model of forwarding must reach.
+//! Goals of the forwarding model.
 
 use super::experiment::Experiment;
 use super::verdict::{Area, Bound, Goal};
@@ -38,7 +38,7 @@ const LIVE: Goal = Goal {
     measure: |_| None,
 };
 
-/// What forwarding in user space must reach on veth pairs.
+/// Goals of forwarding in user space on veth pairs.
 pub(super) static LIVE_GOALS: &[Goal] = &[
     Goal {
         case: "AF_XDP, spinning, 64 bytes",
@@ -80,7 +80,7 @@ const NIC: Goal = Goal {
     ..LIVE
 };
 
-/// What programs at the driver must reach, fed with live XDP frames.
+/// Goals of programs at the driver, fed with live XDP frames.
 pub(super) static NIC_GOALS: &[Goal] = &[
     Goal {
         case: "XDP redirect with rewrite",

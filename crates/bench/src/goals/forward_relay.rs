@@ -1,4 +1,4 @@
-//! What relays must reach, beside others and beside none.
+//! Goals of relays, compared with other relays and with none.
 
 use super::experiment::Experiment;
 use super::verdict::{Area, Bound, Goal};

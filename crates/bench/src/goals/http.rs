@@ -1,4 +1,4 @@
-//! What a service on hyper must reach, beside the same service on tokio.
+//! Goals of a service on hyper, compared with the same service on tokio.
 
 use super::experiment::Experiment;
 use super::verdict::{Area, Bound, Goal};

@@ -1,4 +1,4 @@
-//! What must hold under loads that nobody chose, and under those of the promise's own table.
+//! Goals under random loads, and under those of the promise's own table.
 
 use serde_json::Value;
 
@@ -201,7 +201,7 @@ fn load_ratio(rows: &[Row], peer: System) -> Option<Figure> {
         own.find(|row| row.system == system && row.parameters.get("service") == Some(&service))
     };
     let (vigie, peer) = (of(System::Vigie)?, of(peer)?);
-    // A peer that holds at no load is left behind by whoever holds at one.
+    // A peer that holds at no load counts as holding at 0.01.
     let base = peer.figure(slowdown::LOAD)?.max(0.01);
     Some(Figure::new(vigie.figure(slowdown::LOAD)? / base, vigie.samples().min(peer.samples())))
 }

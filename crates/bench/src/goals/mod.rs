@@ -1,8 +1,8 @@
-//! What vigie must reach: one entry per goal, in this one place.
+//! All goals of the project, one entry each.
 //!
-//! A [`Goal`] compares a figure with a bound. Wherever there is one, the figure is a ratio to a peer or
-//! to a limit that was measured in the same run, so that it means the same on every machine. Work that
-//! brings something to measure adds its goals here.
+//! A [`Goal`] compares a figure with a bound. Where possible, the figure is a ratio to a peer or to a
+//! limit measured in the same run, so that it means the same on every machine. New measurements add
+//! their goals here.
 
 mod barrier_local;
 mod barrier_net;
@@ -13,9 +13,13 @@ mod forward;
 mod forward_relay;
 mod http;
 mod loads;
+mod messages;
 mod remote;
+mod shortfalls;
+mod simulation;
 mod timers;
 mod verdict;
+mod waits;
 
 use self::experiment::Experiment;
 use self::figures::{
@@ -23,18 +27,14 @@ use self::figures::{
     hogs_p50_ratio, hogs_percentile, idle_figure, largest_mean, least_share, least_work_ratio,
     mean_spread, p50_ratio, system_calls,
 };
+pub use self::shortfalls::Shortfall;
 pub use self::verdict::{Area, Bound, Checked, Goal, UnknownArea, Verdict};
 use crate::cases::{container, crowd, echo, periodic, service};
 use crate::error::BenchError;
 use crate::interrupts;
-use crate::messages::found::{
-    Case, figure, largest_ratio_from, message, rate, ratio, ratio_to_best,
-};
-use crate::messages::plan::{CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, LOANED, MESSAGE_US};
-use crate::messages::{VIGIE, VIGIE_VI};
 use crate::reaction;
 use crate::report::Outcome;
-use crate::report::turn::THREADS_MAX;
+use crate::report::repetition::THREADS_MAX;
 use crate::schedulers::System;
 use crate::switches::SwitchKind;
 
@@ -571,276 +571,13 @@ pub static GOALS: &[Goal] = &[
         experiment: Experiment::Switches,
         measure: |rows| system_calls(rows, System::Vigie, SwitchKind::Yield),
     },
-    Goal {
-        area: Area::Messages,
-        case: "message, 8 B one way",
-        command: "vigie-bench pingpong --cases latency --sizes 8",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(0.09),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE, Case::latency(8)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 8 B one way",
-        command: "vigie-bench pingpong --cases latency --sizes 8",
-        figure: "p50 / best peer's p50",
-        bound: Bound::AtMost(0.9),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio_to_best(rows, VIGIE, Case::latency(8)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "VI layer, 8 B RDMA write with immediate",
-        command: "vigie-bench pingpong --cases latency --sizes 8",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(0.07),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE_VI, Case::latency(8)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "VI layer, 8 B RDMA write with immediate",
-        command: "vigie-bench pingpong --cases latency --sizes 8",
-        figure: "p50 / bare ring's p50",
-        bound: Bound::AtMost(1.4),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE_VI, "ring"], Case::latency(8), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 4 KiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 4096",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(0.3),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE, Case::latency(4_096)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 4 KiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 4096",
-        figure: "p50 / MPICH's p50",
-        bound: Bound::AtMost(0.91),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "mpich"], Case::latency(4_096), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 32 KiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 32768",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(1.0),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE, Case::latency(32_768)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 32 KiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 32768",
-        figure: "p50 / Open MPI's without CMA p50",
-        bound: Bound::AtMost(0.83),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "openmpi-copy"], Case::latency(32_768), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 256 KiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 262144",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(5.5),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE, Case::latency(262_144)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 256 KiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 262144",
-        figure: "p50 / iceoryx2's p50",
-        bound: Bound::AtMost(0.71),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "iceoryx2"], Case::latency(262_144), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 4 MiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 4194304",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(110.0),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE, Case::latency(4_194_304)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 4 MiB copied",
-        command: "vigie-bench pingpong --cases latency --sizes 4194304",
-        figure: "p50 / Open MPI's without CMA p50",
-        bound: Bound::AtMost(0.94),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "openmpi-copy"], Case::latency(4_194_304), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "loaned buffer, 32 KiB",
-        command: "vigie-bench pingpong --cases loaned",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(0.29),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE, Case::of_bytes("loaned", LOANED)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "loaned buffer, 32 KiB",
-        command: "vigie-bench pingpong --cases loaned",
-        figure: "p50 / iceoryx2's p50",
-        bound: Bound::AtMost(1.0),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| {
-            ratio(rows, [VIGIE, "iceoryx2-zero-copy"], Case::of_bytes("loaned", LOANED), MESSAGE_US)
-        },
-    },
-    Goal {
-        area: Area::Messages,
-        case: "synchronous send, 8 B",
-        command: "vigie-bench pingpong --cases synchronous",
-        figure: "p50 (µs)",
-        bound: Bound::AtMost(0.5),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| message(rows, VIGIE, Case::of_bytes("synchronous", 8)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "synchronous send, 8 B",
-        command: "vigie-bench pingpong --cases synchronous",
-        figure: "p50 / MPICH's p50",
-        bound: Bound::AtMost(0.54),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "mpich"], Case::of_bytes("synchronous", 8), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "messages of 8 B, window 64",
-        command: "vigie-bench pingpong --cases window",
-        figure: "10⁶ messages/s",
-        bound: Bound::AtLeast(30.0),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| rate(rows, VIGIE, Case::of_bytes("window", 8)),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "messages of 8 B, window 64",
-        command: "vigie-bench pingpong --cases window",
-        figure: "time / Open MPI's",
-        bound: Bound::AtMost(0.8),
-        samples_min: 50,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "openmpi"], Case::of_bytes("window", 8), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "a message every 2 ms, sleep allowed",
-        command: "vigie-bench pingpong --cases waiting,quiet",
-        figure: "p50 / futex mailbox's p50",
-        bound: Bound::AtMost(1.2),
-        samples_min: 100,
-        experiment: Experiment::Messages,
-        measure: |rows| {
-            ratio(rows, [VIGIE, "futex-mailbox"], Case::of_bytes("waiting", 8), MESSAGE_US)
-        },
-    },
-    Goal {
-        area: Area::Messages,
-        case: "a rank that waits, nothing comes",
-        command: "vigie-bench pingpong --cases waiting,quiet",
-        figure: "cores in use",
-        bound: Bound::AtMost(QUIET_CORES),
-        samples_min: 1,
-        experiment: Experiment::Messages,
-        measure: |rows| figure(rows, VIGIE, Case::of_bytes("quiet", 8), CPU_CORES_FOLLOWER),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "ring of 8 ranks on 2 cores",
-        command: "vigie-bench pingpong --cases ring --ranks 8",
-        figure: "time per hop / sched_yield ring's",
-        bound: Bound::AtMost(2.5),
-        samples_min: 1,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(8), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "ring of 8 ranks on 2 cores",
-        command: "vigie-bench pingpong --cases ring --ranks 8",
-        figure: "processor time per hop / sched_yield ring's",
-        bound: Bound::Below(1.0),
-        samples_min: 1,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(8), CPU_PER_MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "ring of 32 ranks on 2 cores",
-        command: "vigie-bench pingpong --cases ring --ranks 32",
-        figure: "time per hop / sched_yield ring's",
-        bound: Bound::AtMost(2.5),
-        samples_min: 1,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(32), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "ring of 32 ranks on 2 cores",
-        command: "vigie-bench pingpong --cases ring --ranks 32",
-        figure: "processor time per hop / sched_yield ring's",
-        bound: Bound::Below(1.0),
-        samples_min: 1,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(32), CPU_PER_MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "message, 1 B: the paper's ratio was 6.3",
-        command: "vigie-bench pingpong --cases latency --sizes 1",
-        figure: "polling TCP's p50 / p50",
-        bound: Bound::AtLeast(40.0),
-        samples_min: 1000,
-        experiment: Experiment::Messages,
-        measure: |rows| ratio(rows, ["tcp", VIGIE], Case::latency(1), MESSAGE_US),
-    },
-    Goal {
-        area: Area::Messages,
-        case: "messages of 16 KiB to 64 MiB: the paper's crossover",
-        command: "vigie-bench pingpong --cases latency --sizes 16384,65536,1048576,16777216,67108864",
-        figure: "largest p50 / polling TCP's",
-        bound: Bound::Below(1.0),
-        samples_min: 3,
-        experiment: Experiment::Messages,
-        measure: |rows| largest_ratio_from(rows, [VIGIE, "tcp"], 16_384),
-    },
 ];
 
 /// Returns every goal.
 pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
     GOALS
         .iter()
+        .chain(messages::GOALS)
         .chain(remote::GOALS)
         .chain(barrier_sim::GOALS)
         .chain(barrier_local::GOALS)
@@ -852,11 +589,9 @@ pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
         .chain(loads::GOALS)
         .chain(http::GOALS)
         .chain(timers::GOALS)
+        .chain(waits::GOALS)
+        .chain(simulation::GOALS)
 }
-
-/// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the
-/// measure begins and ends with a message.
-const QUIET_CORES: f64 = 0.001;
 
 /// Threads that a service may have beside eight requests that compute: two workers, the thread that
 /// called `block_on`, the one that holds this process's standard input, one for each request in its
@@ -868,11 +603,11 @@ const SERVICE_THREADS: f64 = 16.0;
 /// looks at every yield, has 0.5.)
 const CALLS_PER_SWITCH: f64 = 0.05;
 
-/// Measures what the goals of `area` (of all areas, if there is none) need, each experiment once,
+/// Measures what the goals of `area` (of all areas if it is `None`) need, each experiment once,
 /// and evaluates them. The outcome holds the rows.
 ///
 /// # Errors
-/// Those of the measurements. A goal that is missed is no error.
+/// Those of the measurements. A goal that is missed is not an error.
 pub fn check(area: Option<Area>, seed: u64) -> Result<(Vec<Checked>, Outcome), BenchError> {
     let asked = |goal: &&Goal| area.is_none_or(|area| area == goal.area);
     let mut checked = Vec::new();

@@ -1,12 +1,12 @@
-//! What vigie must reach between hosts.
+//! Goals of messages between hosts.
 
 use super::experiment::Experiment;
 use super::verdict::{Area, Bound, Goal};
-use crate::messages::found::{Case, largest_ratio_from, ratio};
 use crate::messages::plan::MESSAGE_US;
 use crate::messages::remote::{
     BULK, TCP, UDP, UDP_BLOCKING, VIGIE_ETHER, VIGIE_UDP, VIGIE_VI_ETHER, VIGIE_VI_UDP,
 };
+use crate::messages::row_selector::{RowSelector, largest_ratio_from, ratio};
 
 const COMMAND: &str = "vigie-bench pingpong --provider udp,ether";
 
@@ -25,12 +25,12 @@ const WRITE: Goal = Goal {
 pub(super) static GOALS: &[Goal] = &[
     Goal {
         case: "ether between namespaces, message, 1 B: the paper's 45 %",
-        measure: |rows| ratio(rows, [VIGIE_ETHER, TCP], Case::latency(1), MESSAGE_US),
+        measure: |rows| ratio(rows, [VIGIE_ETHER, TCP], RowSelector::latency(1), MESSAGE_US),
         ..WRITE
     },
     Goal {
         case: "ether between namespaces, write, 1 B: the paper's 45 %",
-        measure: |rows| ratio(rows, [VIGIE_VI_ETHER, TCP], Case::latency(1), MESSAGE_US),
+        measure: |rows| ratio(rows, [VIGIE_VI_ETHER, TCP], RowSelector::latency(1), MESSAGE_US),
         ..WRITE
     },
     Goal {
@@ -51,7 +51,7 @@ pub(super) static GOALS: &[Goal] = &[
         case: "udp between namespaces, write, 8 B, polling",
         figure: "p50 / polling UDP socket's p50",
         bound: Bound::AtMost(1.3),
-        measure: |rows| ratio(rows, [VIGIE_VI_UDP, UDP], Case::latency(8), MESSAGE_US),
+        measure: |rows| ratio(rows, [VIGIE_VI_UDP, UDP], RowSelector::latency(8), MESSAGE_US),
         ..WRITE
     },
     Goal {
@@ -59,7 +59,12 @@ pub(super) static GOALS: &[Goal] = &[
         figure: "p50 / blocking UDP socket's p50",
         bound: Bound::AtMost(1.3),
         measure: |rows| {
-            ratio(rows, [VIGIE_VI_UDP, UDP_BLOCKING], Case::of_bytes("waiting", 8), MESSAGE_US)
+            ratio(
+                rows,
+                [VIGIE_VI_UDP, UDP_BLOCKING],
+                RowSelector::of_bytes("waiting", 8),
+                MESSAGE_US,
+            )
         },
         ..WRITE
     },
@@ -69,7 +74,7 @@ pub(super) static GOALS: &[Goal] = &[
         bound: Bound::AtLeast(1.2),
         samples_min: 20,
         measure: |rows| {
-            ratio(rows, [TCP, VIGIE_VI_UDP], Case::of_bytes("window", BULK), MESSAGE_US)
+            ratio(rows, [TCP, VIGIE_VI_UDP], RowSelector::of_bytes("window", BULK), MESSAGE_US)
         },
         ..WRITE
     },
@@ -77,14 +82,16 @@ pub(super) static GOALS: &[Goal] = &[
         case: "ether between namespaces, write, 8 B",
         figure: "p50 / udp's p50",
         bound: Bound::Below(1.0),
-        measure: |rows| ratio(rows, [VIGIE_VI_ETHER, VIGIE_VI_UDP], Case::latency(8), MESSAGE_US),
+        measure: |rows| {
+            ratio(rows, [VIGIE_VI_ETHER, VIGIE_VI_UDP], RowSelector::latency(8), MESSAGE_US)
+        },
         ..WRITE
     },
     Goal {
         case: "ether between namespaces, message, 8 B",
         figure: "p50 / udp's p50",
         bound: Bound::Below(1.0),
-        measure: |rows| ratio(rows, [VIGIE_ETHER, VIGIE_UDP], Case::latency(8), MESSAGE_US),
+        measure: |rows| ratio(rows, [VIGIE_ETHER, VIGIE_UDP], RowSelector::latency(8), MESSAGE_US),
         ..WRITE
     },
 ];

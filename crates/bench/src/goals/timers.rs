@@ -1,4 +1,4 @@
-//! What timers must cost, and how late they may be.
+//! Goals for the cost and the lateness of timers.
 
 use serde_json::Value;
 
@@ -81,7 +81,7 @@ pub(super) static GOALS: &[Goal] = &[
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slack {
-    /// What a program gets that sets none.
+    /// The default of a program that sets none.
     Default,
     /// At which timers may be as late as tokio's.
     Equal,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::experiment::Experiment;
+use super::shortfalls::Shortfall;
 use crate::report::Row;
 use crate::report::figure::Figure;
 use crate::report::table::three_digits;
@@ -21,7 +22,7 @@ pub struct Goal {
     pub case: &'static str,
     /// The command that measures this case alone.
     pub command: &'static str,
-    /// What is compared with the bound.
+    /// The figure that is compared with the bound.
     pub figure: &'static str,
     /// The bound.
     pub bound: Bound,
@@ -78,9 +79,9 @@ pub enum Area {
     Echo,
     /// Time of a task, beside waiting tasks.
     Pending,
-    /// What a server does while nothing happens.
+    /// The activity of an idle server.
     Idle,
-    /// What a switch between tasks costs beside time.
+    /// The costs of a task switch other than time.
     Costs,
     /// Messages between processes of one host.
     Messages,
@@ -102,19 +103,23 @@ pub enum Area {
     ForwardNic,
     /// Relays of streams, beside others.
     ForwardRelay,
-    /// Mixes of behaviour that nobody chose, and those of the promise's table.
+    /// Random mixes of behaviour, and those of the promise's table.
     Loads,
     /// A service on hyper, beside the same on tokio.
     Http,
     /// Tail slowdown against offered load.
     Slowdown,
-    /// What timers cost, and how late they are.
+    /// The cost and the lateness of timers.
     Timers,
+    /// An event beside tasks that wait for peers.
+    Waits,
+    /// The scheduler's own code in virtual time, under loads drawn by seed.
+    Simulation,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -137,6 +142,8 @@ impl Area {
         Self::Http,
         Self::Slowdown,
         Self::Timers,
+        Self::Waits,
+        Self::Simulation,
     ];
 
     /// Returns the name on the command line and in results.
@@ -165,6 +172,8 @@ impl Area {
             Self::Http => "http",
             Self::Slowdown => "slowdown",
             Self::Timers => "timers",
+            Self::Waits => "waits",
+            Self::Simulation => "simulation",
         }
     }
 }
@@ -189,11 +198,11 @@ impl FromStr for Area {
 #[error("no goals are about {name:?}; there are {}", Area::ALL.map(Area::name).join(", "))]
 #[non_exhaustive]
 pub struct UnknownArea {
-    /// What was given.
+    /// The given text.
     pub name: String,
 }
 
-/// What a figure must not pass.
+/// The bound of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(clippy::exhaustive_enums, reason = "there is no other comparison")]
 pub enum Bound {
@@ -229,7 +238,7 @@ impl fmt::Display for Bound {
 
 /// How a goal and its figure stand to each other.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::exhaustive_enums, reason = "a goal is met, missed, or nobody knows")]
+#[expect(clippy::exhaustive_enums, reason = "a goal is met, missed, or undecided")]
 pub enum Verdict {
     /// The figure is within the bound.
     Met(f64),
@@ -268,6 +277,12 @@ pub struct Checked {
 }
 
 impl Checked {
+    /// Returns what is known of a goal that is not met.
+    #[must_use]
+    pub fn shortfall(&self) -> Option<&'static Shortfall> {
+        Shortfall::of(self.goal).filter(|_| !self.verdict.is_met())
+    }
+
     /// Returns goal and figure for a result file.
     #[must_use]
     pub fn to_json(&self) -> Value {
@@ -279,6 +294,7 @@ impl Checked {
         json!({
             "area": area.name(), "case": case, "command": command, "figure": figure,
             "bound": bound.to_string(), "value": value, "verdict": self.verdict.to_string(),
+            "known": self.shortfall().map(|known| known.measured),
         })
     }
 
@@ -291,7 +307,9 @@ impl Checked {
             Verdict::Unmeasured(_) => "–".to_owned(),
         };
         let (case, figure) = ((*case).to_owned(), (*figure).to_owned());
-        [area.to_string(), case, figure, bound.to_string(), value, self.verdict.to_string()]
+        let known = if self.shortfall().is_some() { " (known)" } else { "" };
+        let verdict = format!("{}{known}", self.verdict);
+        [area.to_string(), case, figure, bound.to_string(), value, verdict]
     }
 }
 
@@ -365,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_failed_case_gives_its_reason() {
-        // Goal: whoever reads the table learns why there is no figure. Method: a row with a failure.
+        // Goal: the table says why there is no figure. Method: a row with a failure.
         let mut failed = Row::new(System::Vigie, "case");
         failed.failure = Some("no echo within 3s".to_owned());
         let verdict = goal(Bound::AtMost(1.0)).evaluate(&[failed]);

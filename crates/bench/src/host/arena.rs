@@ -1,8 +1,9 @@
 //! Memory that the ranks of a run share.
 //!
-//! Its ranks are processes of one program, started by one parent, so they trust each other: nothing
-//! here is how a provider may treat its peers' memory. Still no reference to plain data in it is made,
-//! since another process may write at any time: words are atomic, bytes are copied through pointers.
+//! Its ranks are processes of one program, started by one parent, so they trust each other: do not
+//! take this as a model for a provider's treatment of peers' memory. Still, no reference to plain data
+//! in it is made, since another process may write at any time: words are atomic, bytes are copied
+//! through pointers.
 //!
 //! - **arena-1**: `base` is a mapping of `bytes` bytes, readable and writable, which lives as long as
 //!   the arena, and its file is never shortened.
@@ -23,7 +24,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::error::Failure;
 
 /// Bytes at the beginning, in which each rank leaves a word for the others.
-pub(crate) const BOARD_BYTES: usize = 4096;
+pub(crate) const CONTROL_BYTES: usize = 4096;
 
 /// Bytes of shared memory that a parent has made, and by which path its children find it.
 #[derive(Debug)]
@@ -124,16 +125,16 @@ impl Arena {
 
     /// Leaves a word that is not 0 for the others.
     pub(crate) fn post(&self, rank: u32, word: u64) {
-        self.notice(rank).store(word, Ordering::Release);
+        self.posted_word(rank).store(word, Ordering::Release);
     }
 
     /// The word that a rank has left; 0: none yet.
     pub(crate) fn posted(&self, rank: u32) -> u64 {
-        self.notice(rank).load(Ordering::Acquire)
+        self.posted_word(rank).load(Ordering::Acquire)
     }
 
-    fn notice(&self, rank: u32) -> &AtomicU64 {
-        let places = BOARD_BYTES / 8;
+    fn posted_word(&self, rank: u32) -> &AtomicU64 {
+        let places = CONTROL_BYTES / 8;
         self.word(usize::try_from(rank).map_or(0, |rank| rank % places) * 8)
     }
 }
@@ -153,11 +154,11 @@ mod tests {
     #[test]
     fn what_one_mapping_writes_the_other_reads() {
         // Goal: two mappings of a file are the same memory, up to its last byte. Method: both ways.
-        let file = SharedFile::create(BOARD_BYTES + 64).unwrap();
+        let file = SharedFile::create(CONTROL_BYTES + 64).unwrap();
         let [one, other] = [Arena::open(&file.path()).unwrap(), Arena::open(&file.path()).unwrap()];
-        one.write(BOARD_BYTES + 60, &[1, 2, 3, 4]);
+        one.write(CONTROL_BYTES + 60, &[1, 2, 3, 4]);
         let mut data = [0; 4];
-        other.read(BOARD_BYTES + 60, &mut data);
+        other.read(CONTROL_BYTES + 60, &mut data);
         assert_eq!(data, [1, 2, 3, 4]);
         other.post(3, 77);
         assert_eq!((one.posted(3), one.posted(2)), (77, 0));

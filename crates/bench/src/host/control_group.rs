@@ -22,7 +22,7 @@ const HIERARCHIES: [(Version, &str); 3] = [
     (Version::One, "/sys/fs/cgroup/cpu"),
 ];
 
-/// What the names of our groups begin with; the rest is the process that made them.
+/// The prefix of our groups' names; the rest is the process that made them.
 const PREFIX: &str = "vigie-bench-";
 
 /// How often the removal of a group is tried: its last process may still be on its way out.
@@ -41,7 +41,7 @@ pub(crate) struct QuotaGroup {
 }
 
 impl QuotaGroup {
-    /// Makes a group that may use so many `cores`, wherever that is possible.
+    /// Makes a group that may use this many `cores`, wherever that is possible.
     pub(crate) fn create(cores: f64) -> Result<Self, NoGroup> {
         let mut tried = Vec::new();
         for (version, hierarchy) in HIERARCHIES {

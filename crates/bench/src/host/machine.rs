@@ -1,4 +1,4 @@
-//! What the measurements ran on: no figure means anything without it.
+//! The machine of the measurements: no figure means anything without it.
 
 use std::env;
 use std::fmt;
@@ -32,7 +32,7 @@ pub struct Machine {
     pub cpu_quota: String,
     /// Compiler that built this program.
     pub compiler: &'static str,
-    /// Cargo profile that built this program (`release` or `debug`).
+    /// Cargo profile that built this program (`measure`, `release` or `debug`).
     pub profile: &'static str,
     /// Commit of the repository in the present directory, with `-dirty` if the tree differs from it.
     pub commit: String,
@@ -58,7 +58,7 @@ impl Machine {
         }
     }
 
-    /// Tells whether so much else runs here that figures suffer.
+    /// Tells whether other programs use so much of the machine that figures suffer.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.load.parse().is_ok_and(|load: f64| load > BUSY_LOAD)

@@ -1,4 +1,4 @@
-//! What keeps a system from being measured here.
+//! The reason why a system cannot be measured here.
 
 use thiserror::Error;
 
@@ -7,9 +7,9 @@ use thiserror::Error;
 #[error("skipped: {what}; {remedy}")]
 #[non_exhaustive]
 pub struct Missing {
-    /// What is missing.
+    /// The missing part.
     pub what: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
 }
 

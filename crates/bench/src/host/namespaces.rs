@@ -1,4 +1,4 @@
-//! Two network namespaces with a veth pair between them, for as long as they are wanted.
+//! Two network namespaces with a veth pair between them, for as long as they are needed.
 
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
@@ -53,7 +53,7 @@ impl Drop for Namespaces {
     fn drop(&mut self) {
         for holder in &mut self.holders {
             drop(holder.stdin.take());
-            // It has ended by itself, or is not waited for longer than that takes.
+            // The closed pipe ends it; the kill bounds the wait.
             let _ = holder.kill();
             let _ = holder.wait();
         }

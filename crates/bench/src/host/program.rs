@@ -18,7 +18,7 @@ use crate::error::{BenchError, Failure};
 /// Time between two looks whether a program has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a program may take to end once it was asked to.
+/// The time limit for a program to end after it was asked to.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// The last lines of what a program said against itself, for errors.
@@ -44,10 +44,10 @@ pub(crate) fn write_if_new(path: &Path, text: &str) -> Result<bool, BenchError> 
     Ok(true)
 }
 
-/// Runs a program to its end, and returns what it printed. One that takes longer than `patience` is
-/// ended, and so is one whose fate nobody waits for any more.
-pub(crate) fn output_of(command: Command, patience: Duration) -> Result<String, BenchError> {
-    Program::start(command)?.finish(patience)
+/// Runs a program to its end, and returns its output. It is killed if it takes longer than
+/// `timeout`, or if the wait for it is given up.
+pub(crate) fn output_of(command: Command, timeout: Duration) -> Result<String, BenchError> {
+    Program::start(command)?.finish(timeout)
 }
 
 /// A running program.
@@ -67,7 +67,7 @@ impl Program {
         Ok(Self { process, said: [reader(output), reader(errors)] })
     }
 
-    pub(crate) fn finish(mut self, patience: Duration) -> Result<String, BenchError> {
+    pub(crate) fn finish(mut self, timeout: Duration) -> Result<String, BenchError> {
         let begun = now();
         let failed = |failure| BenchError::Failed { role: "peer", failure };
         loop {
@@ -82,9 +82,9 @@ impl Program {
                     let what = format!("it ended ({status}): {}", lines.join(" | "));
                     return Err(failed(Failure::runtime(what)));
                 }
-                Ok(None) if begun.elapsed() > patience => {
+                Ok(None) if begun.elapsed() > timeout => {
                     end(&mut self.process);
-                    return Err(BenchError::Silent { role: "peer", waited: patience });
+                    return Err(BenchError::Silent { role: "peer", waited: timeout });
                 }
                 Ok(None) => sleep(LOOK),
                 Err(error) => return Err(failed(Failure::io("waiting for a peer")(error))),
@@ -114,7 +114,7 @@ fn end(process: &mut process::Child) {
 fn reader(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read before an error still tells something.
+        // Output read before an error is still useful.
         let _ = from.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
@@ -122,17 +122,17 @@ fn reader(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
 
 /// A directory of this process's own, removed with everything in it.
 #[derive(Debug)]
-pub(crate) struct Workshop {
+pub(crate) struct TempDir {
     path: PathBuf,
 }
 
-impl Workshop {
+impl TempDir {
     pub(crate) fn create() -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vigie-bench-{}-{count}", process::id());
         let path = env::temp_dir().join(name);
-        // Fails if somebody else has made it, who then could also change what is built there.
+        // Fails if another user has made it, who could then also change what is built there.
         fs::create_dir(&path)?;
         Ok(Self { path })
     }
@@ -142,7 +142,7 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
+impl Drop for TempDir {
     fn drop(&mut self) {
         // What cannot be removed stays in the directory for temporary files.
         let _ = fs::remove_dir_all(&self.path);
@@ -184,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn a_workshop_leaves_nothing() {
+    fn a_folder_leaves_nothing() {
         // Goal: the directory goes with its owner, whatever is in it. Method: a file in it.
-        let workshop = Workshop::create().unwrap();
-        let path = workshop.path().to_owned();
+        let folder = TempDir::create().unwrap();
+        let path = folder.path().to_owned();
         fs::write(path.join("file"), "text").unwrap();
-        drop(workshop);
+        drop(folder);
         assert!(!path.exists());
     }
 }

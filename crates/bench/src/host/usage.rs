@@ -1,11 +1,12 @@
-//! What a process has used of the machine so far, and what its compute tasks made of it.
+//! The resources that a process has used so far, and the work of its compute tasks.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::compute;
 
-/// What a process has used by some instant. Two of them tell what was used in between.
+/// The resources that a process has used by some instant. The difference of two is the use in
+/// between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Usage {

@@ -25,7 +25,7 @@ pub(super) const HELLO_BODY: &str = "hello, world\n";
 const CONNECTIONS: u32 = 25;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A client that pings, whether or not the last ping was answered, and asks for computations.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,8 +41,8 @@ impl Role for HttpClient {
     const NAME: &'static str = "HTTP client";
 }
 
-/// What such a client has found.
-pub(super) struct Found {
+/// The results of such a client.
+pub(super) struct HttpResult {
     /// From when each ping was due until its answer was read.
     pub(super) pings: Samples,
     /// Computations that were answered within the span.
@@ -52,16 +52,16 @@ pub(super) struct Found {
 
 impl HttpClient {
     /// Starts the client's process, and waits for what it finds.
-    pub(super) fn start(self) -> Result<Found, BenchError> {
-        let patience = self.span + 2 * PATIENCE;
+    pub(super) fn start(self) -> Result<HttpResult, BenchError> {
+        let timeout = self.span + 2 * TIMEOUT;
         let mut child = Child::start(&self)?;
-        let priority = match child.next(patience)? {
+        let priority = match child.next(timeout)? {
             Message::Ready { priority } => priority,
             other => return Err(child.unexpected(&other)),
         };
-        let mut found = Found { pings: Samples::new(), computations: 0, priority };
+        let mut found = HttpResult { pings: Samples::new(), computations: 0, priority };
         loop {
-            match child.next(patience)? {
+            match child.next(timeout)? {
                 Message::RoundTrips { nanoseconds } => found.pings.extend(nanoseconds),
                 Message::Sent { messages } => found.computations = messages,
                 Message::Finished => return Ok(found),
@@ -153,9 +153,9 @@ impl HttpClient {
 
 fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
     let connect = || {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(stream)
     };
     connect().map_err(Failure::io("connecting"))
@@ -177,7 +177,7 @@ fn ask(stream: &mut TcpStream, path: &str) -> io::Result<()> {
 
 fn no_answer(error: io::Error, answered: u64) -> Failure {
     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
-        return Failure::NoEcho { waited: PATIENCE, answered };
+        return Failure::NoEcho { waited: TIMEOUT, answered };
     }
     Failure::io("asking the service")(error)
 }

@@ -26,8 +26,8 @@ use crate::error::{BenchError, Failure};
 use crate::host::realtime::Priority;
 use crate::process::{Child, Message, Role};
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, in_repetitions};
 use crate::report::show::{Show, table};
-use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 
@@ -53,7 +53,7 @@ pub(crate) const COMPUTED_PER_S: &str = "computed_per_s";
 const COMPUTATIONS_PER_CORE: u32 = 6;
 
 /// How long a process may take to get ready.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Which systems serve which requests.
 #[derive(Clone, Debug)]
@@ -125,12 +125,12 @@ impl HttpPlan {
         };
         let rows = self.systems.iter().map(hello);
         let rows = rows.chain(self.systems.iter().map(overload)).collect();
-        in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, {}", row.system, row.case));
             let plan =
                 HttpServer { system: row.runtime()?, workers: self.workers, step: self.step, pace };
             let mut server = Child::start(&plan)?;
-            let address = match server.next(PATIENCE)? {
+            let address = match server.next(TIMEOUT)? {
                 Message::Listening { echo, .. } => echo,
                 other => return Err(server.unexpected(&other)),
             };
@@ -147,18 +147,18 @@ impl HttpPlan {
         system: System,
         server: &mut Child,
         address: SocketAddr,
-    ) -> Result<Turn, BenchError> {
+    ) -> Result<Repetition, BenchError> {
         let before = server.usage()?;
         let found = wrk::run(system, address, self.connections, self.budget / self.rounds)?;
         let used = server.usage()?.since(before);
         let requests = found.requests.max(1) as f64;
-        Ok(Turn::new(Priority::Ordinary { reason: "wrk is run as it is".to_owned() })
+        Ok(Repetition::new(Priority::Ordinary { reason: "wrk is run as it is".to_owned() })
             .figure(PER_S, found.per_s)
             .figure(CPU_US, used.cpu_ns as f64 / 1e3 / requests)
             .figure(WRK_P99, found.p99_us))
     }
 
-    fn overload(&self, address: SocketAddr, seed: u64) -> Result<Turn, BenchError> {
+    fn overload(&self, address: SocketAddr, seed: u64) -> Result<Repetition, BenchError> {
         let span = self.budget / self.rounds;
         let client = HttpClient {
             address,
@@ -169,7 +169,7 @@ impl HttpPlan {
         };
         let found = client.start()?;
         let computed = found.computations as f64 / span.as_secs_f64();
-        Ok(Turn::new(found.priority)
+        Ok(Repetition::new(found.priority)
             .samples(REACTION, found.pings)
             .figure(COMPUTED_PER_S, computed))
     }

@@ -10,7 +10,7 @@ use crate::schedulers::System;
 
 /// What `wrk` has found.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Found {
+pub(super) struct WrkResult {
     pub(super) requests: u64,
     pub(super) per_s: f64,
     pub(super) p99_us: f64,
@@ -22,7 +22,7 @@ pub(super) fn run(
     address: SocketAddr,
     connections: u32,
     span: Duration,
-) -> Result<Found, BenchError> {
+) -> Result<WrkResult, BenchError> {
     let failed = |reason: String| {
         let failure = Failure::Unsupported { system: system.to_string(), reason };
         BenchError::Failed { role: "wrk", failure }
@@ -54,7 +54,7 @@ fn complaint(output: &Output) -> String {
 }
 
 /// Reads the figures, unless a request failed.
-fn read(text: &str) -> Option<Found> {
+fn read(text: &str) -> Option<WrkResult> {
     if text.contains("Socket errors:") || text.contains("Non-2xx") {
         return None;
     }
@@ -63,7 +63,7 @@ fn read(text: &str) -> Option<Found> {
         line?.split_whitespace().next()
     };
     let counted = text.lines().find(|line| line.contains(" requests in "))?;
-    Some(Found {
+    Some(WrkResult {
         requests: counted.split_whitespace().next()?.parse().ok()?,
         per_s: after("Requests/sec:")?.parse().ok()?,
         p99_us: microseconds(after("99%")?)?,
@@ -100,8 +100,9 @@ Transfer/sec:     15.08MB
 
     #[test]
     fn figures_are_read() {
-        // Goal: what wrk prints is understood, and failed requests are no result. Method: its words, with and without.
-        let found = Found { requests: 129_727, per_s: 117_983.22, p99_us: 1_250.0 };
+        // Goal: what wrk prints is understood, and failed requests are not a result. Method: its words, with and
+        // without.
+        let found = WrkResult { requests: 129_727, per_s: 117_983.22, p99_us: 1_250.0 };
         assert_eq!(read(TEXT), Some(found));
         let failed = format!("{TEXT}  Socket errors: connect 0, read 3, write 0, timeout 0\n");
         assert_eq!(read(&failed), None);

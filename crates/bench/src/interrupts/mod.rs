@@ -1,13 +1,13 @@
 //! Which signals interrupt code that sleeps in the kernel.
 //!
-//! Question: what may raise a signal in a thread that computes, without ending calls early that the same
-//! thread makes when it sleeps? Prediction: what counts processor time in user mode alone interrupts
-//! nothing; a timer of the wall interrupts what sleeps longer than its period, or when it fires.
-//! Method: one thread at a time, armed by each [`Source`]; calls that end early are counted, out of
-//! sleeps in a row, and of sleeps that follow a computation of random length, at whose end a signal may
-//! be on its way. The cost of a signal is the difference in processor time of the same loop, the
-//! median over seven turns with a tenth of the period. [`ForeignCallsPlan`] makes such calls inside tasks of a
-//! runtime that interrupts hogs.
+//! Question: which source may signal a thread that computes without cutting short the calls in which the
+//! same thread sleeps? Prediction: a source that counts only processor time in user mode interrupts
+//! nothing; a wall-clock timer interrupts sleeps that are longer than its period, or under way when it
+//! fires. Method: one thread at a time, armed by each [`InterruptSource`]; calls that end early are
+//! counted, out of sleeps in a row, and of sleeps that follow a computation of random length, at whose
+//! end a signal may be on its way. The cost of a signal is the difference in processor time of the same
+//! loop, the median over seven turns with a tenth of the period. [`ForeignCallsPlan`] makes such calls
+//! inside tasks of a runtime that interrupts hogs.
 
 mod runtime;
 mod source;
@@ -24,7 +24,7 @@ use rustix::thread::{NanosleepRelativeResult, nanosleep};
 use rustix::time::{ClockId, clock_gettime};
 
 pub use self::runtime::{CASE, ENDED, ForeignCallsPlan};
-pub use self::source::{Armed, Source, handled};
+pub use self::source::{ArmedSource, InterruptSource, handled};
 use crate::clock::{self, nanoseconds};
 use crate::report::table::Table;
 use crate::statistics::median;
@@ -74,7 +74,7 @@ impl std::fmt::Display for Interrupted {
 /// What one source did.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Row {
+pub struct InterruptRow {
     /// `nanosleep` of 10 to 50 µs.
     pub sleeps: Interrupted,
     /// `ppoll` of nothing for 20 µs.
@@ -101,13 +101,13 @@ impl InterruptsPlan {
     ///
     /// # Panics
     /// Panics if no thread can be made.
-    pub fn run(&self, source: Source) -> io::Result<Row> {
+    pub fn run(&self, source: InterruptSource) -> io::Result<InterruptRow> {
         std::thread::scope(|scope| {
             scope.spawn(|| self.measure(source)).join().expect("invariant: nothing here panics")
         })
     }
 
-    fn measure(&self, source: Source) -> io::Result<Row> {
+    fn measure(&self, source: InterruptSource) -> io::Result<InterruptRow> {
         // Without it, the kernel lets each short sleep last 50 µs longer.
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
         let mut random = fastrand::Rng::with_seed(self.seed);
@@ -149,7 +149,7 @@ impl InterruptsPlan {
         });
         drop(armed);
         let nanoseconds_per_signal = self.cost(source)?;
-        Ok(Row {
+        Ok(InterruptRow {
             sleeps,
             polls,
             futexes,
@@ -162,7 +162,7 @@ impl InterruptsPlan {
     }
 
     /// Compares the loop with and without signals, in turns.
-    fn cost(&self, source: Source) -> io::Result<Option<f64>> {
+    fn cost(&self, source: InterruptSource) -> io::Result<Option<f64>> {
         let mut costs = Vec::new();
         for _ in 0..TURNS {
             let without = loop_time();
@@ -179,7 +179,7 @@ impl InterruptsPlan {
     }
 
     /// Shows the rows; a source that the kernel refused has its reason there.
-    pub fn table(&self, rows: &[(Source, io::Result<Row>)]) -> Table {
+    pub fn table(&self, rows: &[(InterruptSource, io::Result<InterruptRow>)]) -> Table {
         let headings = [
             "source",
             "nanosleep",
@@ -242,7 +242,7 @@ fn loop_time() -> f64 {
     time() - begin
 }
 
-fn restart_time(armed: &Armed) -> f64 {
+fn restart_time(armed: &ArmedSource) -> f64 {
     const RESTARTS: u32 = 10_000;
     let begin: Instant = clock::now();
     for _ in 0..RESTARTS {

@@ -1,11 +1,11 @@
 //! Foreign calls inside tasks of a runtime that defends itself against hogs: how many end early.
 //!
-//! Question: does the help against hogs cut calls short of code that knows nothing of it? Prediction: none,
-//! whatever the source of signals, since only threads that compute are hit. Method: tasks of the hybrid
-//! flavor compute for up to 0.3 ms and then call what a driver or a C library calls (`nanosleep`, `ppoll`,
-//! a futex with a time-out, `recv` with `SO_RCVTIMEO`), again and again, each on whatever thread it is
-//! polled; others never yield, and a connection brings events, so that reserve threads serve and hogs are
-//! asked to give way. Calls that end in `EINTR` are counted.
+//! Question: does the help against hogs cut short calls of code that knows nothing of it? Prediction:
+//! none, with any source of signals, since only computing threads are signalled. Method: tasks of the
+//! hybrid flavor compute for up to 0.3 ms and then call what a driver or a C library calls
+//! (`nanosleep`, `ppoll`, a futex with a time-out, `recv` with `SO_RCVTIMEO`), again and again, each on
+//! the thread that polls it; others never yield, and a connection brings events, so that reserve
+//! threads serve and hogs are asked to yield. Calls that end in `EINTR` are counted.
 
 use std::hint::black_box;
 use std::io::{self, ErrorKind, Read, Write};
@@ -39,13 +39,13 @@ pub const ENDED: &str = "ended_early";
 /// How long each call sleeps, in microseconds.
 const SLEEP_US: u32 = 200;
 
-/// One call in so many is a `recv`, which sleeps for a tick of the kernel.
+/// One call in this many is a `recv`, which sleeps for a tick of the kernel.
 const RECEIVE_ONE_IN: u64 = 64;
 
 /// A task computes for up to so long before a call.
 const COMPUTE_US_MAX: u64 = 100;
 
-/// How many foreign calls are made, by whom.
+/// The number of foreign calls, and their callers.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ForeignCallsPlan {
@@ -67,9 +67,9 @@ impl Default for ForeignCallsPlan {
     }
 }
 
-/// What tasks and hogs share.
+/// State shared by tasks and hogs.
 #[derive(Debug, Default)]
-struct Shared {
+struct CallCounters {
     made: AtomicU64,
     ended: AtomicU64,
     is_over: AtomicBool,
@@ -103,7 +103,7 @@ impl ForeignCallsPlan {
 
     fn measure(&self) -> Result<(Interrupted, Metrics, u64), Failure> {
         let runtime = Runtime::builder().workers(self.workers).build().map_err(Failure::runtime)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(CallCounters::default());
         for _ in 0..self.hogs {
             let shared = Arc::clone(&shared);
             runtime.spawn(async move { hog(&shared) }).detach();
@@ -157,7 +157,7 @@ impl ForeignCallsPlan {
 }
 
 /// Computes without a yield until the calls are made.
-fn hog(shared: &Shared) {
+fn hog(shared: &CallCounters) {
     while !shared.is_over.load(Ordering::Relaxed) {
         black_box(super::compute(10_000));
     }
@@ -165,7 +165,7 @@ fn hog(shared: &Shared) {
 
 async fn call_again_and_again(
     plan: &ForeignCallsPlan,
-    shared: &Shared,
+    shared: &CallCounters,
     mut random: fastrand::Rng,
 ) -> io::Result<()> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -211,7 +211,7 @@ fn call(number: u64, socket: &UdpSocket) -> bool {
 }
 
 /// Sends a message every millisecond until the calls are made. Returns how many came back.
-fn ping(mut stream: TcpStream, shared: &Shared) -> io::Result<u64> {
+fn ping(mut stream: TcpStream, shared: &CallCounters) -> io::Result<u64> {
     stream.set_nodelay(true)?;
     let mut echoes = 0;
     while !shared.is_over.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! What can raise a signal in one thread of one's own process, periodically and without privilege.
+//! Sources of periodic signals to one thread of this process, without privilege.
 #![expect(
     unsafe_code,
     reason = "timers, perf events and signals to threads have no safe interface"
@@ -28,7 +28,7 @@ pub fn handled() -> u64 {
 /// How a thread is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Source {
+pub enum InterruptSource {
     /// Not at all.
     None,
     /// `timer_create(CLOCK_MONOTONIC)` with a signal to the thread.
@@ -44,7 +44,7 @@ pub enum Source {
     PerfTrap,
 }
 
-impl Source {
+impl InterruptSource {
     /// All of them, in the order of the table.
     pub const ALL: [Self; 6] = [
         Self::None,
@@ -72,25 +72,27 @@ impl Source {
     ///
     /// # Errors
     /// What the kernel refused; a perf event also by `perf_event_paranoid` or a seccomp filter.
-    pub fn arm(self, period: Duration) -> io::Result<Armed> {
+    pub fn arm(self, period: Duration) -> io::Result<ArmedSource> {
         let signal = if self == Self::PerfTrap { libc::SIGTRAP } else { libc::SIGURG };
         handle(signal)?;
         Ok(match self {
-            Self::None => Armed::Nothing,
-            Self::Timer => Armed::Timer(Timer::start(libc::CLOCK_MONOTONIC, period)?),
-            Self::ThreadClock => Armed::Timer(Timer::start(libc::CLOCK_THREAD_CPUTIME_ID, period)?),
-            Self::Supervisor => Armed::Supervisor(Supervisor::start(period)),
-            Self::PerfSignal => Armed::Perf(PerfEvent::signal(period)?),
-            Self::PerfTrap => Armed::Perf(PerfEvent::trap(period)?),
+            Self::None => ArmedSource::Nothing,
+            Self::Timer => ArmedSource::Timer(Timer::start(libc::CLOCK_MONOTONIC, period)?),
+            Self::ThreadClock => {
+                ArmedSource::Timer(Timer::start(libc::CLOCK_THREAD_CPUTIME_ID, period)?)
+            }
+            Self::Supervisor => ArmedSource::Supervisor(Supervisor::start(period)),
+            Self::PerfSignal => ArmedSource::Perf(PerfEvent::signal(period)?),
+            Self::PerfTrap => ArmedSource::Perf(PerfEvent::trap(period)?),
         })
     }
 }
 
 /// A source at work, until it is dropped in the thread that armed it.
 #[derive(Debug)]
-#[expect(private_interfaces, reason = "nobody looks inside")]
+#[expect(private_interfaces, reason = "callers do not look inside")]
 #[non_exhaustive]
-pub enum Armed {
+pub enum ArmedSource {
     /// Nothing interrupts.
     Nothing,
     /// A timer of the kernel.
@@ -101,7 +103,7 @@ pub enum Armed {
     Perf(PerfEvent),
 }
 
-impl Armed {
+impl ArmedSource {
     /// Stops it and starts it again, as a scheduler does between two tasks. A supervisor stays.
     pub fn restart(&self) {
         match self {
@@ -229,7 +231,7 @@ fn processor_time(thread: libc::pid_t) -> u64 {
 /// The kernel's `struct perf_event_attr` as of Linux 5.13, which has `sig_data`.
 #[repr(C)]
 #[derive(Default)]
-struct Attributes {
+struct PerfEventAttributes {
     kind: u32,
     size: u32,
     config: u64,
@@ -240,7 +242,7 @@ struct Attributes {
     rest: [u64; 10],
 }
 
-const _: () = assert!(size_of::<Attributes>() == 128, "the kernel knows this size");
+const _: () = assert!(size_of::<PerfEventAttributes>() == 128, "the kernel knows this size");
 
 const SOFTWARE: u32 = 1;
 const TASK_CLOCK: u64 = 1;
@@ -257,7 +259,7 @@ const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
 
 #[repr(C)]
-struct Owner {
+struct FileOwner {
     kind: c_int,
     number: libc::pid_t,
 }
@@ -269,7 +271,7 @@ impl PerfEvent {
     fn signal(period: Duration) -> io::Result<Self> {
         let event = Self::open(period, 0)?;
         let descriptor = event.0.as_raw_fd();
-        let owner = Owner { kind: F_OWNER_TID, number: thread_number() };
+        let owner = FileOwner { kind: F_OWNER_TID, number: thread_number() };
         // SAFETY: the descriptor is open, and `owner` valid for reads.
         check(unsafe { libc::fcntl(descriptor, F_SETOWN_EX, &raw const owner) })?;
         // SAFETY: the descriptor is open.
@@ -287,7 +289,7 @@ impl PerfEvent {
     }
 
     fn open(period: Duration, flags: u64) -> io::Result<Self> {
-        let attributes = Attributes {
+        let attributes = PerfEventAttributes {
             kind: SOFTWARE,
             size: 128,
             config: TASK_CLOCK,
@@ -296,7 +298,7 @@ impl PerfEvent {
             flags: if cfg!(target_endian = "big") { u64::reverse_bits } else { |flags| flags }(
                 flags | DISABLED | EXCLUDE_KERNEL | EXCLUDE_HV,
             ),
-            ..Attributes::default()
+            ..PerfEventAttributes::default()
         };
         // SAFETY: `attributes` is valid for reads of its `size`, and the kernel does not keep it.
         let descriptor = unsafe {

@@ -1,4 +1,4 @@
-//! Holds what a system did against what kernel threads did in the same run.
+//! Compares a system with kernel threads in the same run.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::report::table::{three_digits, time};
 /// How much longer than with threads a time may be.
 const TIME_FACTOR: f64 = 1.2;
 
-/// Beyond so many times its bound, a figure is marked.
+/// Beyond this many times its bound, a figure is marked.
 pub(crate) const MARK: f64 = 5.0;
 
 /// Threads beside the workers that loads may have in which nothing blocks.
@@ -18,19 +18,19 @@ const THREADS_BESIDE: usize = 4;
 /// The same in the first 100 ms.
 const THREADS_EARLY: usize = 16;
 
-/// Share of threads' computation that must be there.
+/// The required share of threads' computation.
 const COMPUTE_SHARE: f64 = 0.9;
 
-/// Share of threads' answers to clients whose handlers block.
+/// The required share of threads' answers to clients whose handlers block.
 const BLOCKING_SHARE: f64 = 0.95;
 
-/// Below so many cores, computation is noise.
+/// Below this many cores, computation is noise.
 const CORES_MIN: f64 = 0.02;
 
-/// What is judged.
+/// The judged quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Measure {
+pub enum LoadMeasure {
     /// Time until an old connection is answered, percentile 99.
     EventP99,
     /// The same, percentile 99.9.
@@ -49,7 +49,7 @@ pub enum Measure {
     WokenP50,
 }
 
-impl fmt::Display for Measure {
+impl fmt::Display for LoadMeasure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::EventP99 => "event p99",
@@ -68,8 +68,8 @@ impl fmt::Display for Measure {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Judged {
-    /// What the figure is.
-    pub measure: Measure,
+    /// The kind of figure.
+    pub measure: LoadMeasure,
     /// The figure: nanoseconds, cores, threads or a rate.
     pub value: f64,
     /// Its bound.
@@ -82,7 +82,7 @@ impl Judged {
     pub fn factor(&self) -> f64 {
         let (value, bound) = (self.value, self.bound);
         match self.measure {
-            Measure::Compute | Measure::BlockingPerSecond => bound / value.max(1e-9),
+            LoadMeasure::Compute | LoadMeasure::BlockingPerSecond => bound / value.max(1e-9),
             _ => value / bound,
         }
     }
@@ -98,13 +98,14 @@ impl fmt::Display for Judged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { measure, value, bound } = self;
         let show = |figure: f64| match measure {
-            Measure::EventP99 | Measure::EventP999 | Measure::NewP99 | Measure::WokenP50 => {
-                time(figure)
-            }
+            LoadMeasure::EventP99
+            | LoadMeasure::EventP999
+            | LoadMeasure::NewP99
+            | LoadMeasure::WokenP50 => time(figure),
             _ => three_digits(figure),
         };
         let sign = match measure {
-            Measure::Compute | Measure::BlockingPerSecond => '<',
+            LoadMeasure::Compute | LoadMeasure::BlockingPerSecond => '<',
             _ => '>',
         };
         let mark = if self.factor() > MARK { " !!" } else { "" };
@@ -125,35 +126,35 @@ pub(crate) fn judge(
     let mut judged = Vec::new();
     let mut add = |measure, value: f64, bound: f64| judged.push(Judged { measure, value, bound });
     let bound = |times: fn(&Figures) -> &[u64], q: f64, least_ns: f64| {
-        // Who was never answered waited for ever.
+        // A request that was never answered waited for ever.
         let value = quantile(times(own), q).map_or(f64::INFINITY, |time| time as f64);
         let reference = quantile(times(threads), q).map_or(0.0, |time| time as f64);
         (value, (TIME_FACTOR * reference).max(least_ns))
     };
     let (value, limit) = bound(|figures| &figures.probes, 0.99, 200e3);
-    add(Measure::EventP99, value, limit);
+    add(LoadMeasure::EventP99, value, limit);
     let (value, limit) = bound(|figures| &figures.probes, 0.999, 2e6);
-    add(Measure::EventP999, value, limit);
+    add(LoadMeasure::EventP999, value, limit);
     let (value, limit) = bound(|figures| &figures.opened, 0.99, 1e6);
-    add(Measure::NewP99, value, limit);
+    add(LoadMeasure::NewP99, value, limit);
     if mix.computes() && threads.compute_cores >= CORES_MIN {
-        add(Measure::Compute, own.compute_cores, COMPUTE_SHARE * threads.compute_cores);
+        add(LoadMeasure::Compute, own.compute_cores, COMPUTE_SHARE * threads.compute_cores);
     }
     if !is_threads && !mix.blocks() {
         let settled = (workers + THREADS_BESIDE) as f64;
-        add(Measure::Threads, own.threads as f64, settled);
-        add(Measure::ThreadsEarly, own.threads_early as f64, THREADS_EARLY as f64);
+        add(LoadMeasure::Threads, own.threads as f64, settled);
+        add(LoadMeasure::ThreadsEarly, own.threads_early as f64, THREADS_EARLY as f64);
     }
     let has = |is: fn(&Behaviour) -> bool| mix.behaviours.iter().any(is);
     let closed = |behaviour: &Behaviour| matches!(behaviour, Behaviour::Flood { .. });
     // Answers to both kinds of clients cannot be told apart.
     if has(|behaviour| matches!(behaviour, Behaviour::BlockingHandlers { .. })) && !has(closed) {
         let least = BLOCKING_SHARE * threads.closed_per_s;
-        add(Measure::BlockingPerSecond, own.closed_per_s, least);
+        add(LoadMeasure::BlockingPerSecond, own.closed_per_s, least);
     }
     if let [Behaviour::WakeThenCompute { .. }] = mix.behaviours[..] {
         let (value, limit) = bound(|figures| &figures.requests, 0.5, 200e3);
-        add(Measure::WokenP50, value, limit);
+        add(LoadMeasure::WokenP50, value, limit);
     }
     judged
 }
@@ -172,7 +173,7 @@ mod tests {
         }
     }
 
-    fn missed(judged: &[Judged]) -> Vec<Measure> {
+    fn missed(judged: &[Judged]) -> Vec<LoadMeasure> {
         judged.iter().filter(|judged| !judged.holds()).map(|judged| judged.measure).collect()
     }
 
@@ -185,10 +186,10 @@ mod tests {
             |own: &Figures, reference: &Figures| missed(&judge(&mix, 2, own, reference, false));
         let fast = figures(20_000, 1.0, 4);
         assert_eq!(judge_one(&figures(200_000, 0.9, 6), &fast), []);
-        assert_eq!(judge_one(&figures(200_001, 0.9, 6), &fast), [Measure::EventP99]);
-        assert_eq!(judge_one(&figures(20_000, 0.89, 6), &fast), [Measure::Compute]);
-        assert_eq!(judge_one(&figures(20_000, 1.0, 7), &fast), [Measure::Threads]);
-        let beyond = [Measure::EventP99, Measure::EventP999, Measure::NewP99];
+        assert_eq!(judge_one(&figures(200_001, 0.9, 6), &fast), [LoadMeasure::EventP99]);
+        assert_eq!(judge_one(&figures(20_000, 0.89, 6), &fast), [LoadMeasure::Compute]);
+        assert_eq!(judge_one(&figures(20_000, 1.0, 7), &fast), [LoadMeasure::Threads]);
+        let beyond = [LoadMeasure::EventP99, LoadMeasure::EventP999, LoadMeasure::NewP99];
         assert_eq!(judge_one(&figures(2_000_001, 1.0, 2), &fast), beyond);
         let slow = figures(10_000_000, 1.0, 4);
         assert_eq!(judge_one(&figures(12_000_000, 1.0, 2), &slow), []);
@@ -208,10 +209,10 @@ mod tests {
     #[test]
     fn a_factor_says_how_far_beyond() {
         // Goal: times count up, shares count down. Method: known figures.
-        let time = Judged { measure: Measure::EventP99, value: 3e6, bound: 2e5 };
+        let time = Judged { measure: LoadMeasure::EventP99, value: 3e6, bound: 2e5 };
         assert!((time.factor() - 15.0).abs() < 1e-9 && !time.holds());
         assert_eq!(time.to_string(), "event p99 3.00 ms > 200 µs (15.0x !!)");
-        let share = Judged { measure: Measure::Compute, value: 0.3, bound: 0.9 };
+        let share = Judged { measure: LoadMeasure::Compute, value: 0.3, bound: 0.9 };
         assert!((share.factor() - 3.0).abs() < 1e-9);
         assert_eq!(share.to_string(), "compute cores 0.300 < 0.900 (3.00x)");
     }
@@ -224,10 +225,10 @@ mod tests {
         let mix = Mix::named("blocking-60").unwrap();
         assert_eq!(missed(&judge(&mix, 2, &rate(570.0), &rate(600.0), false)), []);
         let slow = judge(&mix, 2, &rate(569.0), &rate(600.0), false);
-        assert_eq!(missed(&slow), [Measure::BlockingPerSecond]);
+        assert_eq!(missed(&slow), [LoadMeasure::BlockingPerSecond]);
         let mix = Mix::named("wake-then-compute").unwrap();
         let woken = |ns| Figures { requests: vec![ns; 9], ..figures(1_000, 0.0, 4) };
         let judged = judge(&mix, 2, &woken(720_000), &woken(30_000), false);
-        assert_eq!(missed(&judged), [Measure::WokenP50]);
+        assert_eq!(missed(&judged), [LoadMeasure::WokenP50]);
     }
 }

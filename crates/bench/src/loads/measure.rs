@@ -11,13 +11,13 @@ use crate::compute::Pace;
 use crate::error::BenchError;
 use crate::host::realtime::Priority;
 use crate::host::usage::Usage;
-use crate::mix::{Answers, ClosedClients, LoadServer, Mix, PacedClient};
+use crate::mix::{ClosedClients, LoadServer, Mix, PacedClient, ResponseTimes};
 use crate::process::{Child, Message, Role};
 use crate::schedulers::System;
 use crate::statistics::microseconds;
 
 /// How long a process may take to get ready; opening connections beside floods takes its time.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often the server's threads are counted.
 const COUNT_EVERY: Duration = Duration::from_millis(10);
@@ -37,7 +37,7 @@ pub(crate) struct Run {
     pub(crate) counts_from_due: bool,
 }
 
-/// What a run has found. Times are in nanoseconds, sorted.
+/// The results of a run. Times are in nanoseconds, sorted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) probes: Vec<u64>,
@@ -51,7 +51,7 @@ pub(crate) struct Figures {
     pub(crate) compute_cores: f64,
     /// Cores that the server's process used.
     pub(crate) cpu_cores: f64,
-    /// Cores that the client used which sends by the clock.
+    /// Cores used by the client that sends by the clock.
     pub(crate) client_cores: f64,
     /// Answers to clients in a closed loop, per second.
     pub(crate) closed_per_s: f64,
@@ -73,12 +73,12 @@ pub(crate) fn quantile(sorted: &[u64], quantile: f64) -> Option<u64> {
 }
 
 impl Figures {
-    /// Tells whether the machine's host took so much time away that times say little.
+    /// Tells whether the machine's host took so much time away that times mean little.
     pub(crate) fn is_disturbed(&self) -> bool {
         self.stolen > STOLEN_MAX
     }
 
-    /// Takes another run of the same together with this one.
+    /// Merges another run of the same load into this one.
     pub(crate) fn join(&mut self, other: Self) {
         let times = |figures: &mut Vec<u64>, others: Vec<u64>| {
             figures.extend(others);
@@ -177,7 +177,7 @@ impl Run {
         };
         let own_threads = plan.own_threads();
         let mut server = Child::start(&plan)?;
-        let (process, address) = match server.next(PATIENCE)? {
+        let (process, address) = match server.next(TIMEOUT)? {
             Message::Listening { process, echo, .. } => (process, echo),
             other => return Err(server.unexpected(&other)),
         };
@@ -201,13 +201,13 @@ impl Run {
         paced.go();
 
         let mut threads = Threads::new(process, own_threads);
-        threads.watch_until(&mut paced, self.warm_up + PATIENCE)?;
+        threads.watch_until(&mut paced, self.warm_up + TIMEOUT)?;
         let host = HostTime::now();
         let before = (server.usage()?, closed.as_mut().map(Child::usage).transpose()?);
         threads.watch_for(self.span);
         let after = (server.usage()?, closed.as_mut().map(Child::usage).transpose()?);
         let stolen = HostTime::now().stolen_since(host);
-        let answers = paced.found(PATIENCE)?;
+        let answers = paced.result(TIMEOUT)?;
         let used = after.0.since(before.0);
         let asked = after.1.zip(before.1).map(|(after, before)| after.since(before));
         let figures = self.figures(answers, used, asked, &threads);
@@ -216,7 +216,7 @@ impl Run {
 
     fn figures(
         &self,
-        mut answers: Answers,
+        mut answers: ResponseTimes,
         used: Usage,
         asked: Option<Usage>,
         threads: &Threads,
@@ -281,7 +281,7 @@ impl HostTime {
 /// Starts a client and waits until its connections are open.
 fn ready<R: Role>(role: &R) -> Result<(Child, Priority), BenchError> {
     let mut child = Child::start(role)?;
-    match child.next(PATIENCE)? {
+    match child.next(TIMEOUT)? {
         Message::Ready { priority } => Ok((child, priority)),
         other => Err(child.unexpected(&other)),
     }
@@ -314,12 +314,12 @@ impl Threads {
     }
 
     /// Counts until the client says that the measurement begins.
-    fn watch_until(&mut self, client: &mut Child, patience: Duration) -> Result<(), BenchError> {
+    fn watch_until(&mut self, client: &mut Child, timeout: Duration) -> Result<(), BenchError> {
         loop {
             match client.next(COUNT_EVERY) {
                 Ok(Message::MeasurementBegins) => return Ok(()),
                 Ok(other) => return Err(client.unexpected(&other)),
-                Err(BenchError::Silent { .. }) if self.start.elapsed() < patience => self.count(),
+                Err(BenchError::Silent { .. }) if self.start.elapsed() < timeout => self.count(),
                 Err(error) => return Err(error),
             }
         }

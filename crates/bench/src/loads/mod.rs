@@ -1,4 +1,4 @@
-//! Loads that nobody chose: mixes of behaviour, drawn by seed, judged by what kernel threads make of
+//! Random loads: mixes of behaviour, drawn by seed, compared with how kernel threads handle
 //! them.
 //!
 //! ```text
@@ -22,13 +22,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use self::judge::judge;
-pub use self::judge::{Judged, Measure};
+pub use self::judge::{Judged, LoadMeasure};
 pub(crate) use self::measure::{Figures, Run, quantile};
 pub use self::tables::{Summary, SystemSummary};
 use crate::compute::Pace;
 use crate::error::BenchError;
 use crate::host::realtime::Priority;
-pub use crate::mix::{Behaviour, CASES, Call, Case, Mix, ServiceTime, Stage};
+pub use crate::mix::{Behaviour, CASES, Call, Mix, NamedLoad, ServiceTime, Stage};
 use crate::report::Row;
 use crate::schedulers::System;
 
@@ -54,7 +54,7 @@ pub struct LoadsPlan {
     pub span: Duration,
 }
 
-/// What one mix has shown.
+/// The results of one mix.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MixOutcome {
@@ -72,7 +72,7 @@ pub struct LoadRun {
     pub system: System,
     /// Whether this is the run of threads that is judged by the others.
     pub is_again: bool,
-    /// What was found, or why nothing was.
+    /// The results, or the reason why there are none.
     pub(crate) figures: Result<Figures, String>,
     /// What was judged; empty for the reference.
     pub judged: Vec<Judged>,
@@ -138,7 +138,7 @@ impl LoadsPlan {
     /// Measures all mixes; `on_mix` gets each as it is done.
     ///
     /// # Errors
-    /// Those of the measurement's own processes. A system that does not serve a mix is no error: its
+    /// Those of the measurement's own processes. A system that does not serve a mix is not an error: its
     /// run says so.
     pub fn run(&self, on_mix: &mut dyn FnMut(&MixOutcome)) -> Result<LoadsOutcome, BenchError> {
         let pace = Pace::measure();

@@ -1,4 +1,4 @@
-//! What the runs look like on a terminal.
+//! Tables of the runs for a terminal.
 
 use std::fmt;
 
@@ -127,7 +127,7 @@ pub struct Summary {
 }
 
 impl LoadsOutcome {
-    /// Counts the mixes that hold. A mix whose reference failed counts for nobody.
+    /// Counts the mixes that hold. A mix whose reference failed counts for no system.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let mut systems: Vec<SystemSummary> = Vec::new();

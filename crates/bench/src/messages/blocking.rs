@@ -1,4 +1,4 @@
-//! Every role of a rank, for what can send and receive.
+//! All roles of a rank, for any system that can send and receive.
 
 use super::carrier::PingPong;
 use super::measure::Measure;
@@ -45,7 +45,7 @@ impl<C: Channel> Blocking<C> {
         let length = usize::try_from(measure.bytes())
             .map_err(|_| Failure::runtime("a message does not fit into memory"))?;
         for buffer in [&mut self.outgoing, &mut self.incoming] {
-            // A new vector of zeros would be pages that nobody has touched.
+            // A new vector of zeros would consist of untouched pages.
             buffer.clear();
             buffer.resize(length.max(1), GO);
         }
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// Connects so many ranks to a ring.
+    /// Connects this many ranks to a ring.
     fn ring(ranks: usize) -> Vec<Blocking<Counted>> {
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..ranks).map(|_| mpsc::channel()).unzip();
         // What rank r sends goes into channel r; it receives from channel r - 1.
@@ -147,7 +147,7 @@ mod tests {
             .collect()
     }
 
-    fn played(ranks: usize, measure: Measure) -> (usize, Vec<usize>) {
+    fn measure_result(ranks: usize, measure: Measure) -> (usize, Vec<usize>) {
         let mut ranks = ring(ranks);
         let mut leader = ranks.remove(0);
         let followers = ranks.into_iter().map(|mut rank| {
@@ -168,10 +168,10 @@ mod tests {
     fn every_role_sends_what_it_should_and_ends() {
         // Goal: operations have as many messages as they claim, and a stop reaches every rank.
         // Method: five operations of each measure between threads, counted.
-        assert_eq!(played(2, Measure::Latency { bytes: 3 }), (6, vec![6]));
-        assert_eq!(played(2, Measure::Latency { bytes: 1 }), (6, vec![6]));
-        assert_eq!(played(2, Measure::Window { bytes: 8, window: 4 }), (21, vec![6]));
-        assert_eq!(played(2, Measure::Quiet), (6, vec![6]));
-        assert_eq!(played(4, Measure::Ring), (6, vec![6, 6, 6]));
+        assert_eq!(measure_result(2, Measure::Latency { bytes: 3 }), (6, vec![6]));
+        assert_eq!(measure_result(2, Measure::Latency { bytes: 1 }), (6, vec![6]));
+        assert_eq!(measure_result(2, Measure::Window { bytes: 8, window: 4 }), (21, vec![6]));
+        assert_eq!(measure_result(2, Measure::Quiet), (6, vec![6]));
+        assert_eq!(measure_result(4, Measure::Ring), (6, vec![6, 6, 6]));
     }
 }

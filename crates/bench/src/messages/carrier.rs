@@ -1,4 +1,4 @@
-//! What carries messages, and what one rank does with it.
+//! Systems that carry messages, and the roles of their ranks.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::measure::Measure;
-use super::played::Played;
+use super::measure_result::MeasureResult;
 use crate::error::{BenchError, Failure};
 use crate::host::missing::Missing;
 
@@ -19,13 +19,13 @@ pub const VIGIE_VI: &str = "vigie-vi";
 
 /// What sort of system carries the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "there is nobody else")]
-pub enum Kind {
+#[expect(clippy::exhaustive_enums, reason = "there are no others")]
+pub enum CarrierKind {
     /// vigie itself.
     Vigie,
-    /// What the machine allows: a few lines of our own, which do nothing that could be left out.
+    /// A limit of the machine: a few lines of our own, with nothing superfluous.
     Limit,
-    /// Somebody else's system, or the kernel's.
+    /// A system of others, or the kernel's.
     Peer,
 }
 
@@ -43,7 +43,7 @@ pub trait Carrier: Debug + Sync {
     }
 
     /// Tells what sort of system this is.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> CarrierKind;
 
     /// Tells whether the system has this measure.
     fn has(&self, measure: Measure) -> bool;
@@ -61,7 +61,7 @@ pub trait Prepared {
     ///
     /// # Errors
     /// Those of the processes.
-    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError>;
+    fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError>;
 }
 
 /// The roles of one rank.
@@ -111,8 +111,8 @@ pub struct Run {
 
 impl Run {
     /// How long is waited for the next measure's result before the run is given up.
-    pub(crate) fn patience(&self) -> Duration {
-        // What has more ranks than cores may take many times its budget for a single lap.
+    pub(crate) fn timeout(&self) -> Duration {
+        // With more ranks than cores, a single lap may take many times the budget.
         const SLACK: Duration = Duration::from_secs(30);
         self.budget * 4 + SLACK
     }
@@ -132,13 +132,13 @@ impl Run {
     }
 }
 
-/// A word that stands for no system that carries messages.
+/// An unknown system.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("nothing that carries messages is named {name:?}; there are {known}")]
 #[non_exhaustive]
 pub struct UnknownCarrier {
-    /// What was given.
+    /// The given text.
     pub name: String,
-    /// What there is.
+    /// The known words.
     pub known: String,
 }

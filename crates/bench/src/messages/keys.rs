@@ -1,4 +1,4 @@
-//! Keys of rows, and what several files measure by.
+//! Keys of rows, and constants of several measurements.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub const CPU_CORES: &str = "cpu_cores";
 /// Figure: the same of that follower which used most.
 pub const CPU_CORES_FOLLOWER: &str = "cpu_cores_follower";
 
-/// Pause before each message to a peer that waits: much longer than anybody polls.
+/// Pause before each message to a peer that waits: much longer than any system polls.
 pub const REST: Duration = Duration::from_millis(2);
 
 /// Sizes of the paper's Table 1, in bytes [via-lam, §5].

@@ -1,7 +1,7 @@
 //! Every system that carries messages.
 
-use super::carrier::{Carrier, Kind};
-use super::ranks::Own;
+use super::carrier::{Carrier, CarrierKind};
+use super::ranks::OwnCarrier;
 use super::{limit, message_layer, program, socket, virtual_interface};
 
 /// Returns every system that carries messages, in the order of the tables: vigie's own, the limits,
@@ -9,7 +9,7 @@ use super::{limit, message_layer, program, socket, virtual_interface};
 #[must_use]
 pub fn carriers() -> Vec<&'static dyn Carrier> {
     let own = own_carriers().iter().map(|&own| own as &dyn Carrier);
-    let (own, sockets): (Vec<_>, Vec<_>) = own.partition(|own| own.kind() != Kind::Peer);
+    let (own, sockets): (Vec<_>, Vec<_>) = own.partition(|own| own.kind() != CarrierKind::Peer);
     let programs: [&dyn Carrier; 6] = [
         &program::mpi::OPEN_MPI,
         &program::mpi::OPEN_MPI_COPY,
@@ -23,11 +23,11 @@ pub fn carriers() -> Vec<&'static dyn Carrier> {
 
 /// Returns the systems whose ranks are processes of this program: a new one is named here.
 #[must_use]
-pub const fn own_carriers() -> &'static [&'static Own] {
+pub const fn own_carriers() -> &'static [&'static OwnCarrier] {
     OWN
 }
 
-static OWN: &[&Own] = &[
+static OWN: &[&OwnCarrier] = &[
     &message_layer::MESSAGES,
     &virtual_interface::VIRTUAL_INTERFACE,
     &limit::MAILBOX,

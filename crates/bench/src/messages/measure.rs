@@ -1,4 +1,4 @@
-//! What is measured.
+//! The kinds of measurements.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Measure {
-    /// A message of so many bytes goes there and back.
+    /// A message of this many bytes goes there and back.
     Latency {
         /// Bytes of a message.
         bytes: u32,
     },
-    /// So many messages are sent before one byte comes back.
+    /// A window of messages is sent before one byte comes back.
     Window {
         /// Bytes of a message.
         bytes: u32,
@@ -23,7 +23,7 @@ pub enum Measure {
         /// Bytes of a message.
         bytes: u32,
     },
-    /// As [`Latency`](Self::Latency), in buffers that the system lends and nobody copies.
+    /// As [`Latency`](Self::Latency), in buffers that the system lends, without copies.
     Loaned {
         /// Bytes of a message.
         bytes: u32,

@@ -7,29 +7,29 @@ use std::time::Duration;
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::message::{Communicator, Endpoint, MessageError};
-use vigie_via::protocol::{Config, Engine, EngineEvent, Mode};
+use vigie_via::protocol::{Config, EngineEvent, MessageEngine, Mode};
 use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
 
-use super::carrier::{Kind, PingPong, VIGIE};
+use super::carrier::{CarrierKind, PingPong, VIGIE};
 use super::measure::Measure;
-use super::ranks::Own;
-use super::seat::Seat;
+use super::rank_context::RankContext;
+use super::ranks::OwnCarrier;
 use super::virtual_interface::{ADDRESS_BYTES, address_of, leave_address};
 use crate::error::Failure;
 
 /// vigie's message layer.
-pub(crate) static MESSAGES: Own = Own {
+pub(crate) static MESSAGES: OwnCarrier = OwnCarrier {
     name: VIGIE,
     label: "vigie, messages",
     family: "vigie",
-    kind: Kind::Vigie,
+    kind: CarrierKind::Vigie,
     has: |_| true,
     link_bytes: ADDRESS_BYTES,
-    open: |seat| Ok(Box::new(Messages::open(seat, Shm::open().map_err(Failure::runtime)?)?)),
+    open: |context| Ok(Box::new(Messages::open(context, Shm::open().map_err(Failure::runtime)?)?)),
 };
 
-/// What all connections of a run are listened for.
+/// The discriminator of all connections of a run.
 pub(crate) const DISCRIMINATOR: &[u8] = b"pingpong";
 
 /// How long ranks wait for each other at the beginning.
@@ -44,19 +44,19 @@ const GO: u8 = 1;
 /// One rank: its runtime, and its communicator with the ranks beside it.
 pub(super) struct Messages<P: Provider> {
     runtime: Runtime,
-    rank: Rank<P>,
+    rank: RankState<P>,
 }
 
-/// One that is small while there is none: results travel in registers.
-type Trouble = Box<Failure>;
+/// A small type, so that results without an error travel in registers.
+type BoxedFailure = Box<Failure>;
 
-impl From<MessageError> for Trouble {
+impl From<MessageError> for BoxedFailure {
     fn from(error: MessageError) -> Self {
         Self::new(Failure::runtime(error))
     }
 }
 
-struct Rank<P: Provider> {
+struct RankState<P: Provider> {
     all: Communicator<P>,
     next: u32,
     before: u32,
@@ -65,19 +65,19 @@ struct Rank<P: Provider> {
 }
 
 impl<P: Provider + Send + 'static> Messages<P> {
-    pub(super) fn open(seat: &Seat, mut nic: P) -> Result<Self, Failure> {
+    pub(super) fn open(context: &RankContext, mut nic: P) -> Result<Self, Failure> {
         let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
         let runtime = runtime.map_err(Failure::runtime)?;
         nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
-        leave_address(seat, &nic.address())?;
-        let mut beside = vec![seat.next()];
-        if seat.before() != seat.next() {
-            beside.push(seat.before());
+        leave_address(context, &nic.address())?;
+        let mut beside = vec![context.next()];
+        if context.before() != context.next() {
+            beside.push(context.before());
         }
-        let endpoint = runtime.block_on(connect(seat, nic, beside))?;
+        let endpoint = runtime.block_on(connect(context, nic, beside))?;
         let all = endpoint.communicator();
-        let (next, before) = (seat.next(), seat.before());
-        let rank = Rank { all, next, before, outgoing: Vec::new(), incoming: Vec::new() };
+        let (next, before) = (context.next(), context.before());
+        let rank = RankState { all, next, before, outgoing: Vec::new(), incoming: Vec::new() };
         Ok(Self { runtime, rank })
     }
 }
@@ -85,17 +85,17 @@ impl<P: Provider + Send + 'static> Messages<P> {
 /// Connects to these ranks: of two ranks, the lower one asks. The NIC must [listen](DISCRIMINATOR), and its address be
 /// known.
 pub(crate) async fn connect<P: Provider + Send + 'static>(
-    seat: &Seat,
+    context: &RankContext,
     nic: P,
     mut missing: Vec<u32>,
 ) -> Result<Endpoint<P>, Failure> {
     let server = Server::current().map_err(Failure::runtime)?;
-    let engine = Engine::new(nic, seat.rank, seat.ranks, Config::default());
+    let engine = MessageEngine::new(nic, context.rank, context.ranks, Config::default());
     let engine = engine.map_err(Failure::runtime)?;
     let endpoint = Endpoint::new(&server, engine).map_err(Failure::runtime)?;
     let deadline = Instant::now() + MEETING;
-    for &rank in missing.iter().filter(|rank| **rank > seat.rank) {
-        let address = address_of(seat, rank)?;
+    for &rank in missing.iter().filter(|rank| **rank > context.rank) {
+        let address = address_of(context, rank)?;
         endpoint
             .with(|engine| engine.connect(rank, &address, DISCRIMINATOR, deadline))
             .map_err(Failure::runtime)?;
@@ -112,7 +112,7 @@ pub(crate) async fn connect<P: Provider + Send + 'static>(
     Ok(endpoint)
 }
 
-impl<P: Provider + Send + 'static> Rank<P> {
+impl<P: Provider + Send + 'static> RankState<P> {
     /// Makes both buffers as long as a message of `measure`, every page of them touched.
     fn resize(&mut self, measure: Measure) -> Result<(), Failure> {
         let length = usize::try_from(measure.bytes()).map_err(Failure::runtime)?;
@@ -124,7 +124,7 @@ impl<P: Provider + Send + 'static> Rank<P> {
     }
 
     #[inline]
-    async fn send(&self, measure: Measure, message: &[u8]) -> Result<(), Trouble> {
+    async fn send(&self, measure: Measure, message: &[u8]) -> Result<(), BoxedFailure> {
         match measure {
             Measure::Synchronous { .. } => {
                 let slices = [IoSlice::new(message)];
@@ -132,7 +132,8 @@ impl<P: Provider + Send + 'static> Rank<P> {
             }
             Measure::Loaned { bytes } => {
                 let loan = self.all.loan(self.next, bytes)?;
-                // As the peers do: the buffer is lent and marked, and its bytes are whoever's were there.
+                // As the peers do: the buffer is loaned and marked, and its other bytes are left as they
+                // are.
                 loan.write_at(0, &message[..1]).map_err(Failure::runtime)?;
                 self.all.send_loaned(loan, 0).await?;
             }
@@ -142,7 +143,7 @@ impl<P: Provider + Send + 'static> Rank<P> {
     }
 
     #[inline]
-    async fn receive(&mut self, measure: Measure, length: usize) -> Result<(), Trouble> {
+    async fn receive(&mut self, measure: Measure, length: usize) -> Result<(), BoxedFailure> {
         if let Measure::Loaned { .. } = measure {
             let view = self.all.receive_view(self.before, 0).await?;
             view.read_at(0, &mut self.incoming[..1]).map_err(Failure::runtime)?;
@@ -161,7 +162,7 @@ impl<P: Provider + Send + 'static> Rank<P> {
         if measure.window() > 1 { 1 } else { self.incoming.len() }
     }
 
-    async fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Trouble> {
+    async fn perform(&mut self, measure: Measure, count: u32) -> Result<(), BoxedFailure> {
         if self.outgoing.len() as u64 != u64::from(measure.bytes()) {
             self.resize(measure)?;
         }
@@ -176,7 +177,7 @@ impl<P: Provider + Send + 'static> Rank<P> {
         Ok(())
     }
 
-    async fn follow(&mut self, measure: Measure) -> Result<(), Trouble> {
+    async fn follow(&mut self, measure: Measure) -> Result<(), BoxedFailure> {
         self.resize(measure)?;
         let (whole, answer) = (self.incoming.len(), self.answer(measure));
         loop {

@@ -3,13 +3,13 @@
 use super::carrier::{Carrier, UnknownCarrier};
 use super::datagram::own_datagrams;
 use super::list::{carriers, own_carriers};
-use super::ranks::Own;
+use super::ranks::OwnCarrier;
 use super::remote::{own_remote, remote_carriers};
 
 /// Returns the system of this very name.
 ///
 /// # Errors
-/// There is none; the error tells which there are.
+/// If the name is unknown; the error lists the known ones.
 pub fn carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
     let found = carriers().into_iter().find(|carrier| carrier.name() == name);
     found.ok_or_else(|| unknown(name))
@@ -18,8 +18,8 @@ pub fn carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
 /// Returns the system of this very name, of those whose ranks are processes of this program.
 ///
 /// # Errors
-/// There is none; the error tells which there are.
-pub fn own(name: &str) -> Result<&'static Own, UnknownCarrier> {
+/// If the name is unknown; the error lists the known ones.
+pub fn own(name: &str) -> Result<&'static OwnCarrier, UnknownCarrier> {
     let mut all = own_carriers().iter().copied().chain(own_datagrams()).chain(own_remote());
     all.find(|own| own.name == name).ok_or_else(|| unknown(name))
 }
@@ -27,7 +27,7 @@ pub fn own(name: &str) -> Result<&'static Own, UnknownCarrier> {
 /// Returns the systems that `word` stands for: one of this name and those of this family.
 ///
 /// # Errors
-/// There is none; the error tells which there are.
+/// If the name is unknown; the error lists the known ones.
 pub fn named(word: &str) -> Result<Vec<&'static dyn Carrier>, UnknownCarrier> {
     let is_meant = |carrier: &&dyn Carrier| carrier.name() == word || carrier.family() == word;
     let all = carriers().into_iter().chain(remote_carriers());

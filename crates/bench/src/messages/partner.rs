@@ -1,9 +1,9 @@
-//! Two ranks of which one is the calling process: Criterion counts and times by itself.
+//! Two ranks, one of them the calling process, for Criterion, which counts and times itself.
 
 use super::carrier::PingPong;
 use super::measure::Measure;
-use super::ranks::Own;
-use super::ranks::{Meeting, RankPlan, cores, failed};
+use super::ranks::OwnCarrier;
+use super::ranks::{RankPlan, RunBootstrap, cores, failed};
 use crate::error::BenchError;
 use crate::process::Child;
 
@@ -14,7 +14,7 @@ pub struct Partner {
     measure: Measure,
     // Ends with this.
     _follower: Child,
-    _meeting: Meeting,
+    _bootstrap: RunBootstrap,
 }
 
 impl std::fmt::Debug for Partner {
@@ -29,21 +29,21 @@ impl Partner {
     ///
     /// # Errors
     /// Those of the process, and of the system's rank here.
-    pub fn start(own: &Own, measure: Measure) -> Result<Self, BenchError> {
-        let meeting = Meeting::new(own, 2).map_err(failed)?;
+    pub fn start(own: &OwnCarrier, measure: Measure) -> Result<Self, BenchError> {
+        let bootstrap = RunBootstrap::new(own, 2).map_err(failed)?;
         let cores = cores();
         let core =
             |at: usize| cores.get(at).or_else(|| cores.first()).copied().into_iter().collect();
         let follower = Child::start(&RankPlan {
             carrier: own.name.to_owned(),
-            seat: meeting.seat(1, core(1)),
+            context: bootstrap.context(1, core(1)),
             measures: vec![measure],
             budget: std::time::Duration::ZERO,
         })?;
-        let seat = meeting.seat(0, core(0));
-        seat.pin().map_err(failed)?;
-        let rank = (own.open)(&seat).map_err(failed)?;
-        Ok(Self { rank, measure, _follower: follower, _meeting: meeting })
+        let context = bootstrap.context(0, core(0));
+        context.pin().map_err(failed)?;
+        let rank = (own.open)(&context).map_err(failed)?;
+        Ok(Self { rank, measure, _follower: follower, _bootstrap: bootstrap })
     }
 
     /// Performs `count` operations: round trips, or windows.

@@ -1,4 +1,4 @@
-//! Which systems, which measures, how long; and what becomes of the samples.
+//! Systems, measures and their length; and the figures made from the samples.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub use super::keys::{
 };
 use super::list::carriers;
 use super::measure::Measure;
-use super::played::Played;
+use super::measure_result::MeasureResult;
 use super::tables;
 use crate::error::BenchError;
 use crate::report::progress::Progress;
@@ -33,7 +33,7 @@ const SMALL: u32 = 8;
 /// Bytes of a loaned buffer.
 pub(crate) const LOANED: u32 = 32_768;
 
-/// What is measured of which systems.
+/// The systems and their measurements.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PingPongPlan {
@@ -50,7 +50,7 @@ pub struct PingPongPlan {
 }
 
 /// The rows of one run of one system.
-struct Job {
+struct CarrierRun {
     carrier: usize,
     run: Run,
     rows: Vec<usize>,
@@ -99,7 +99,8 @@ impl PingPongPlan {
         jobs * self.rounds as usize
     }
 
-    /// What one system measures in one turn: measures of two ranks together, each ring by itself.
+    /// The jobs of one system in one turn: the measures of two ranks together, each ring
+    /// separately.
     fn jobs_of(&self, carrier: &dyn Carrier) -> impl Iterator<Item = (u32, Vec<Measure>)> {
         let pair = self.measures.iter().copied().filter(|&measure| carrier.has(measure));
         let rings = self.rings.iter().filter(|_| carrier.has(Measure::Ring));
@@ -108,7 +109,7 @@ impl PingPongPlan {
         jobs.into_iter().filter(|(_, measures)| !measures.is_empty())
     }
 
-    /// Measures all systems in turns. A system that is missing or fails is no error: its rows say so.
+    /// Measures all systems in turns. A system that is missing or fails is not an error: its rows say so.
     ///
     /// # Errors
     /// None at present.
@@ -147,7 +148,7 @@ impl PingPongPlan {
     }
 
     /// Empty rows, and what fills them.
-    fn rows(&self) -> (Vec<Row>, Vec<Job>) {
+    fn rows(&self) -> (Vec<Row>, Vec<CarrierRun>) {
         let (mut rows, mut jobs) = (Vec::new(), Vec::new());
         let cores = super::ranks::cores();
         for (index, carrier) in self.carriers.iter().enumerate() {
@@ -158,7 +159,7 @@ impl PingPongPlan {
                 let budget = self.budget / self.rounds.max(1);
                 let namespaces = Vec::new();
                 let run = Run { measures, budget, ranks, cores: cores.clone(), namespaces };
-                jobs.push(Job { carrier: index, run, rows: (first..rows.len()).collect() });
+                jobs.push(CarrierRun { carrier: index, run, rows: (first..rows.len()).collect() });
             }
         }
         (rows, jobs)
@@ -187,8 +188,8 @@ impl PingPongPlan {
     }
 }
 
-/// Empty rows of vigie's systems that this program does not have, so that whoever reads the goals
-/// learns why there is no figure.
+/// Empty rows of vigie's systems that this program does not have, so that the goals say why there
+/// is no figure.
 pub(crate) fn absent() -> Vec<Row> {
     let known = carriers();
     let absent = [(VIGIE, "vigie, messages"), (VIGIE_VI, "vigie, Virtual Interface")];
@@ -208,11 +209,17 @@ fn row(subject: Subject, measure: Measure, ranks: u32) -> Row {
 }
 
 /// Takes one turn of a job.
-fn measure(prepared: &dyn Prepared, job: &Job, rows: &mut [Row], found: &mut [Vec<(Played, u32)>]) {
+fn measure(
+    prepared: &dyn Prepared,
+    job: &CarrierRun,
+    rows: &mut [Row],
+    found: &mut [Vec<(MeasureResult, u32)>],
+) {
     match prepared.measure(&job.run) {
         Ok(all) => {
-            for ((&row, played), measure) in job.rows.iter().zip(all).zip(&job.run.measures) {
-                found[row].push((played, measure.messages(job.run.ranks)));
+            for ((&row, measure_result), measure) in job.rows.iter().zip(all).zip(&job.run.measures)
+            {
+                found[row].push((measure_result, measure.messages(job.run.ranks)));
             }
         }
         Err(error) => {
@@ -222,22 +229,25 @@ fn measure(prepared: &dyn Prepared, job: &Job, rows: &mut [Row], found: &mut [Ve
 }
 
 /// Fills in a row's figures from its turns and the number of messages in an operation.
-fn sum_up(row: &mut Row, found: &[(Played, u32)]) {
+fn sum_up(row: &mut Row, found: &[(MeasureResult, u32)]) {
     // Picoseconds, since some messages take few nanoseconds.
-    let per_message = found.iter().flat_map(|(played, messages)| {
-        let count = u64::from(played.operations.max(1)) * u64::from(*messages);
-        played.samples_ns.iter().map(move |&ns| ns.saturating_mul(1_000) / count)
+    let per_message = found.iter().flat_map(|(measure_result, messages)| {
+        let count = u64::from(measure_result.operations.max(1)) * u64::from(*messages);
+        measure_result.samples_ns.iter().map(move |&ns| ns.saturating_mul(1_000) / count)
     });
     let samples: Samples = per_message.collect();
-    let batches =
-        found.iter().map(|(played, _)| json!([played.operations, played.samples_ns.len()]));
+    let batches = found.iter().map(|(measure_result, _)| {
+        json!([measure_result.operations, measure_result.samples_ns.len()])
+    });
     let batches: Vec<_> = batches.collect();
-    let raw = found.iter().flat_map(|(played, _)| played.samples_ns.iter().copied());
+    let raw =
+        found.iter().flat_map(|(measure_result, _)| measure_result.samples_ns.iter().copied());
     row.samples_ns.insert("batches", raw.collect());
     let mut put = |key: &str, value: serde_json::Value| row.figures.insert(key.to_owned(), value);
     put("batches", json!(batches));
     if let Some(summary) = samples.summary() {
-        let behind: u64 = found.iter().filter_map(|(played, _)| played.operations_behind).sum();
+        let behind: u64 =
+            found.iter().filter_map(|(measure_result, _)| measure_result.operations_behind).sum();
         put("samples", json!(if behind > 0 { behind } else { summary.count as u64 }));
         put(MESSAGE_US, json!(summary.p50 as f64 / 1e6));
         if let Some(p99) = summary.p99 {
@@ -246,23 +256,33 @@ fn sum_up(row: &mut Row, found: &[(Played, u32)]) {
     } else {
         put("samples", json!(found.len()));
     }
-    let over_turns = |figure: &dyn Fn(&Played, f64) -> f64| {
-        // A program that tells nothing of its time has no such figure.
-        let timed = found.iter().filter(|(played, _)| played.wall_ns > 0);
-        let values: Vec<_> =
-            timed.map(|(played, messages)| figure(played, f64::from(*messages))).collect();
+    let over_turns = |figure: &dyn Fn(&MeasureResult, f64) -> f64| {
+        // A program that does not report its time has no such figure.
+        let timed = found.iter().filter(|(measure_result, _)| measure_result.wall_ns > 0);
+        let values: Vec<_> = timed
+            .map(|(measure_result, messages)| figure(measure_result, f64::from(*messages)))
+            .collect();
         median(&values).filter(|value| value.is_finite())
     };
     let figures = [
-        (CPU_CORES, over_turns(&|played, _| played.cpu_ns as f64 / played.wall_ns as f64)),
+        (
+            CPU_CORES,
+            over_turns(&|measure_result, _| {
+                measure_result.cpu_ns as f64 / measure_result.wall_ns as f64
+            }),
+        ),
         (
             CPU_CORES_FOLLOWER,
-            over_turns(&|played, _| played.cpu_follower_ns as f64 / played.wall_ns as f64),
+            over_turns(&|measure_result, _| {
+                measure_result.cpu_follower_ns as f64 / measure_result.wall_ns as f64
+            }),
         ),
         (
             CPU_PER_MESSAGE_US,
-            over_turns(&|played, messages| {
-                played.cpu_ns as f64 / 1e3 / (played.operations_all as f64 * messages)
+            over_turns(&|measure_result, messages| {
+                measure_result.cpu_ns as f64
+                    / 1e3
+                    / (measure_result.operations_all as f64 * messages)
             }),
         ),
     ];
@@ -281,7 +301,7 @@ mod tests {
     fn turns_are_summed_up_per_message() {
         // Goal: samples of different numbers of operations count per message; processor time per message
         // counts the warm-up too. Method: two turns with known figures.
-        let played = |operations, ns| Played {
+        let measure_result = |operations, ns| MeasureResult {
             operations,
             samples_ns: vec![ns; 3],
             operations_behind: None,
@@ -292,7 +312,7 @@ mod tests {
         };
         let subject = Subject::Carrier { name: "ring", label: "ring" };
         let mut row = row(subject, Measure::Latency { bytes: 8 }, 2);
-        sum_up(&mut row, &[(played(10, 1_000), 2), (played(20, 2_000), 2)]);
+        sum_up(&mut row, &[(measure_result(10, 1_000), 2), (measure_result(20, 2_000), 2)]);
         assert_eq!(row.figure(MESSAGE_US), Some(0.05));
         assert_eq!(row.figure(CPU_CORES), Some(1.5));
         assert_eq!(row.figure(CPU_CORES_FOLLOWER), Some(0.5));

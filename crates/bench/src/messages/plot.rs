@@ -2,7 +2,7 @@
 
 use super::keys::{BYTES, MESSAGE_US, RANKS};
 use crate::report::Row;
-use crate::report::chart::{Line, Scale, draw};
+use crate::report::chart::{Scale, Series, draw};
 
 /// Draws time one way by size, a line per system.
 #[must_use]
@@ -21,15 +21,15 @@ pub fn rings(rows: &[Row]) -> String {
     draw("Token around a ring on two cores", ("ranks", log), ("µs per hop, median", log), &lines)
 }
 
-fn lines(rows: &[Row], case: &str, key: &str) -> Vec<Line> {
-    let mut lines: Vec<Line> = Vec::new();
+fn lines(rows: &[Row], case: &str, key: &str) -> Vec<Series> {
+    let mut lines: Vec<Series> = Vec::new();
     for row in rows.iter().filter(|row| row.case == case) {
         let x = row.parameters.get(key).and_then(serde_json::Value::as_f64);
         let (Some(x), Some(y)) = (x, row.figure(MESSAGE_US)) else { continue };
         if !(x > 0.0 && y > 0.0) {
             continue;
         }
-        Line::named(&mut lines, row.system.name()).points.push((x, y));
+        Series::named(&mut lines, row.system.name()).points.push((x, y));
     }
     lines
 }

@@ -6,28 +6,28 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::carrier::{Carrier, Kind, PingPong, Prepared, Run};
+use super::carrier::{Carrier, CarrierKind, PingPong, Prepared, Run};
 use super::measure::Measure;
-use super::played::Played;
-use super::seat;
-use super::seat::Seat;
+use super::measure_result::MeasureResult;
+use super::rank_context;
+use super::rank_context::RankContext;
 use crate::error::{BenchError, Failure};
-use crate::host::arena::{BOARD_BYTES, SharedFile};
+use crate::host::arena::{CONTROL_BYTES, SharedFile};
 use crate::host::missing::Missing;
 use crate::process::{Child, Role};
 
 /// A system whose ranks are processes of this program.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a new system is written as a literal of this")]
-pub struct Own {
+pub struct OwnCarrier {
     /// The name on the command line and in results.
     pub name: &'static str,
     /// The label of rows in tables.
     pub label: &'static str,
     /// The word of `--peers` for it and its kin.
     pub family: &'static str,
-    /// What sort of system this is.
-    pub kind: Kind,
+    /// The kind of system.
+    pub kind: CarrierKind,
     /// Tells whether it has a measure.
     pub has: fn(Measure) -> bool,
     /// Shared memory that it needs for each rank, in bytes; zeroed, for use by the system. A system
@@ -35,10 +35,10 @@ pub struct Own {
     pub link_bytes: usize,
     /// Opens a rank in the calling process, and connects it to its neighbours. All ranks of a run do
     /// so at the same time.
-    pub open: fn(&Seat) -> Result<Box<dyn PingPong>, Failure>,
+    pub open: fn(&RankContext) -> Result<Box<dyn PingPong>, Failure>,
 }
 
-impl Carrier for Own {
+impl Carrier for OwnCarrier {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -51,7 +51,7 @@ impl Carrier for Own {
         self.family
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> CarrierKind {
         self.kind
     }
 
@@ -60,36 +60,36 @@ impl Carrier for Own {
     }
 
     fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
-        Ok(Box::new(Started { own: self }))
+        Ok(Box::new(OwnRanks { own: self }))
     }
 }
 
 /// A system of this program: there is nothing to prepare.
 #[derive(Debug)]
-struct Started<'a> {
-    own: &'a Own,
+struct OwnRanks<'a> {
+    own: &'a OwnCarrier,
 }
 
-impl Prepared for Started<'_> {
-    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError> {
-        let meeting = Meeting::new(self.own, run.ranks).map_err(failed)?;
+impl Prepared for OwnRanks<'_> {
+    fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
+        let bootstrap = RunBootstrap::new(self.own, run.ranks).map_err(failed)?;
         let mut ranks = Vec::new();
         for rank in 0..run.ranks {
-            let mut seat = meeting.seat(rank, run.cores_of(rank));
-            seat.namespace = run.namespace_of(rank);
+            let mut context = bootstrap.context(rank, run.cores_of(rank));
+            context.namespace = run.namespace_of(rank);
             let carrier = self.own.name.to_owned();
             let (measures, budget) = (run.measures.clone(), run.budget);
-            ranks.push(Child::start(&RankPlan { carrier, seat, measures, budget })?);
+            ranks.push(Child::start(&RankPlan { carrier, context, measures, budget })?);
         }
         let mut results = Vec::new();
         for _ in &run.measures {
             let mut ranks = ranks.iter_mut();
-            let mut result = Played::default();
+            let mut result = MeasureResult::default();
             if let Some(leader) = ranks.next() {
-                result = played(leader, run.patience())?;
+                result = measure_result(leader, run.timeout())?;
             }
             for follower in ranks {
-                result.add_follower(&played(follower, run.patience())?);
+                result.add_follower(&measure_result(follower, run.timeout())?);
             }
             results.push(result);
         }
@@ -97,8 +97,8 @@ impl Prepared for Started<'_> {
     }
 }
 
-fn played(rank: &mut Child, patience: Duration) -> Result<Played, BenchError> {
-    rank.found(patience)
+fn measure_result(rank: &mut Child, timeout: Duration) -> Result<MeasureResult, BenchError> {
+    rank.result(timeout)
 }
 
 pub(super) fn failed(failure: Failure) -> BenchError {
@@ -107,33 +107,33 @@ pub(super) fn failed(failure: Failure) -> BenchError {
 
 /// The memory that the ranks of a run share, and their token.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct RunBootstrap {
     memory: SharedFile,
     ranks: u32,
     token: u64,
 }
 
-impl Meeting {
-    pub(super) fn new(own: &Own, ranks: u32) -> Result<Self, Failure> {
+impl RunBootstrap {
+    pub(super) fn new(own: &OwnCarrier, ranks: u32) -> Result<Self, Failure> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let count = usize::try_from(ranks).map_err(Failure::runtime)?;
-        let memory = SharedFile::create(BOARD_BYTES + count * own.link_bytes)?;
+        let memory = SharedFile::create(CONTROL_BYTES + count * own.link_bytes)?;
         // Process ids have at most 22 bits; the rest numbers the runs of this one.
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { memory, ranks, token: run << 32 | u64::from(process::id()) })
     }
 
-    pub(super) fn seat(&self, rank: u32, cores: Vec<usize>) -> Seat {
+    pub(super) fn context(&self, rank: u32, cores: Vec<usize>) -> RankContext {
         let (ranks, token) = (self.ranks, self.token);
-        Seat { rank, ranks, cores, memory: self.memory.path(), token, namespace: None }
+        RankContext { rank, ranks, cores, memory: self.memory.path(), token, namespace: None }
     }
 }
 
-/// What one rank's process is told.
+/// The plan of one rank's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RankPlan {
     pub(super) carrier: String,
-    pub(super) seat: Seat,
+    pub(super) context: RankContext,
     pub(super) measures: Vec<Measure>,
     pub(super) budget: Duration,
 }
@@ -144,5 +144,5 @@ impl Role for RankPlan {
 
 /// The cores that a run of this process takes.
 pub(super) fn cores() -> Vec<usize> {
-    seat::cores()
+    rank_context::cores()
 }

@@ -4,21 +4,21 @@ use super::names::own;
 use super::ranks::RankPlan;
 use super::stopwatch;
 use crate::error::Failure;
-use crate::process::say_found;
+use crate::process::print_result;
 
-/// Plays a rank in this process.
+/// Runs a rank in this process.
 pub(crate) fn play(plan: &RankPlan) -> Result<(), Failure> {
-    plan.seat.enter()?;
-    plan.seat.pin()?;
+    plan.context.enter()?;
+    plan.context.pin()?;
     let own = own(&plan.carrier).map_err(Failure::runtime)?;
-    let mut rank = (own.open)(&plan.seat)?;
+    let mut rank = (own.open)(&plan.context)?;
     for &measure in &plan.measures {
-        let played = if plan.seat.rank == 0 {
+        let measure_result = if plan.context.rank == 0 {
             stopwatch::lead(&mut *rank, measure, plan.budget)?
         } else {
             stopwatch::follow(&mut *rank, measure)?
         };
-        say_found(&played);
+        print_result(&measure_result);
     }
     Ok(())
 }

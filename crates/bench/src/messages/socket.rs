@@ -8,10 +8,10 @@ use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
 use super::blocking::{Blocking, Channel};
-use super::carrier::Kind;
+use super::carrier::CarrierKind;
 use super::measure::Measure;
-use super::ranks::Own;
-use super::seat::Seat;
+use super::rank_context::RankContext;
+use super::ranks::OwnCarrier;
 use crate::clock::{now, sleep};
 use crate::error::Failure;
 use crate::host::arena::Arena;
@@ -20,50 +20,54 @@ use crate::host::arena::Arena;
 const MEETING: Duration = Duration::from_secs(20);
 
 /// Loopback TCP, read again and again.
-pub(crate) static TCP: Own = Own {
+pub(crate) static TCP: OwnCarrier = OwnCarrier {
     name: "tcp",
     label: "TCP, polling",
     family: "tcp",
-    kind: Kind::Peer,
+    kind: CarrierKind::Peer,
     has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
     link_bytes: 0,
-    open: |seat| {
-        Ok(Box::new(Blocking::new(Streams::tcp(seat, Reading::Polling, |_| Ipv4Addr::LOCALHOST)?)))
+    open: |context| {
+        Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Polling, |_| {
+            Ipv4Addr::LOCALHOST
+        })?)))
     },
 };
 
 /// Loopback TCP whose receiver sleeps in `read`.
-pub(crate) static TCP_BLOCKING: Own = Own {
+pub(crate) static TCP_BLOCKING: OwnCarrier = OwnCarrier {
     name: "tcp-blocking",
     label: "TCP, blocking",
     has: |measure| !matches!(measure, Measure::Synchronous { .. } | Measure::Loaned { .. }),
-    open: |seat| {
-        Ok(Box::new(Blocking::new(Streams::tcp(seat, Reading::Blocking, |_| Ipv4Addr::LOCALHOST)?)))
+    open: |context| {
+        Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Blocking, |_| {
+            Ipv4Addr::LOCALHOST
+        })?)))
     },
     ..TCP
 };
 
 /// A pair of Unix sockets, read again and again.
-pub(crate) static UDS: Own = Own {
+pub(crate) static UDS: OwnCarrier = OwnCarrier {
     name: "uds",
     label: "Unix socket, polling",
     family: "uds",
-    open: |seat| Ok(Box::new(Blocking::new(Streams::unix(seat, Reading::Polling)?))),
+    open: |context| Ok(Box::new(Blocking::new(Streams::unix(context, ReceiveMode::Polling)?))),
     ..TCP
 };
 
 /// A pair of Unix sockets whose receiver sleeps in `read`.
-pub(crate) static UDS_BLOCKING: Own = Own {
+pub(crate) static UDS_BLOCKING: OwnCarrier = OwnCarrier {
     name: "uds-blocking",
     label: "Unix socket, blocking",
     family: "uds",
-    open: |seat| Ok(Box::new(Blocking::new(Streams::unix(seat, Reading::Blocking)?))),
+    open: |context| Ok(Box::new(Blocking::new(Streams::unix(context, ReceiveMode::Blocking)?))),
     ..TCP_BLOCKING
 };
 
 /// How a receiver waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reading {
+pub(super) enum ReceiveMode {
     Polling,
     Blocking,
 }
@@ -78,50 +82,50 @@ pub(super) struct Streams<S> {
 impl Streams<TcpStream> {
     /// `address` tells that of a rank.
     pub(super) fn tcp(
-        seat: &Seat,
-        reading: Reading,
+        context: &RankContext,
+        receive_mode: ReceiveMode,
         address: impl Fn(u32) -> Ipv4Addr,
     ) -> Result<Self, Failure> {
         let cannot = |error| Failure::io("connecting ranks by TCP")(error);
-        let arena = Arena::open(&seat.memory)?;
-        let listener = TcpListener::bind((address(seat.rank), 0)).map_err(cannot)?;
+        let arena = Arena::open(&context.memory)?;
+        let listener = TcpListener::bind((address(context.rank), 0)).map_err(cannot)?;
         let own = listener.local_addr().map_err(cannot)?;
-        arena.post(seat.rank, own.port().into());
-        let port = meet(&arena, seat.next())?;
+        arena.post(context.rank, own.port().into());
+        let port = wait_posted(&arena, context.next())?;
         let port = u16::try_from(port).map_err(Failure::runtime)?;
-        let next = TcpStream::connect(SocketAddr::from((address(seat.next()), port)));
+        let next = TcpStream::connect(SocketAddr::from((address(context.next()), port)));
         let next = next.map_err(cannot)?;
         let (before, _) = listener.accept().map_err(cannot)?;
         for stream in [&next, &before] {
             stream.set_nodelay(true).map_err(cannot)?;
-            stream.set_nonblocking(reading == Reading::Polling).map_err(cannot)?;
+            stream.set_nonblocking(receive_mode == ReceiveMode::Polling).map_err(cannot)?;
         }
         Ok(Self { next, before })
     }
 }
 
 impl Streams<UnixStream> {
-    fn unix(seat: &Seat, reading: Reading) -> Result<Self, Failure> {
+    fn unix(context: &RankContext, receive_mode: ReceiveMode) -> Result<Self, Failure> {
         let cannot = |error| Failure::io("connecting ranks by Unix sockets")(error);
-        let arena = Arena::open(&seat.memory)?;
+        let arena = Arena::open(&context.memory)?;
         let address = |rank: u32| {
-            let name = format!("vigie-bench-{:016x}-{rank}", seat.token);
+            let name = format!("vigie-bench-{:016x}-{rank}", context.token);
             UnixAddress::from_abstract_name(name).map_err(cannot)
         };
-        let listener = UnixListener::bind_addr(&address(seat.rank)?).map_err(cannot)?;
-        arena.post(seat.rank, 1);
-        meet(&arena, seat.next())?;
-        let next = UnixStream::connect_addr(&address(seat.next())?).map_err(cannot)?;
+        let listener = UnixListener::bind_addr(&address(context.rank)?).map_err(cannot)?;
+        arena.post(context.rank, 1);
+        wait_posted(&arena, context.next())?;
+        let next = UnixStream::connect_addr(&address(context.next())?).map_err(cannot)?;
         let (before, _) = listener.accept().map_err(cannot)?;
         for stream in [&next, &before] {
-            stream.set_nonblocking(reading == Reading::Polling).map_err(cannot)?;
+            stream.set_nonblocking(receive_mode == ReceiveMode::Polling).map_err(cannot)?;
         }
         Ok(Self { next, before })
     }
 }
 
 /// Waits until `rank` listens; returns what it has posted.
-pub(super) fn meet(arena: &Arena, rank: u32) -> Result<u64, Failure> {
+pub(super) fn wait_posted(arena: &Arena, rank: u32) -> Result<u64, Failure> {
     let begun = now();
     loop {
         match arena.posted(rank) {

@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::carrier::PingPong;
 use super::keys::REST;
 use super::measure::Measure;
-use super::played::Played;
+use super::measure_result::MeasureResult;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
 use crate::host::usage::Usage;
 
-/// A sample lasts at least this long, so that reading the clock (25 ns) is no part of it.
+/// A sample lasts at least this long, so that reading the clock (25 ns) is not part of it.
 const SAMPLE_MIN: Duration = Duration::from_micros(50);
 
-/// Nothing comes for at least this long, so that falling asleep once is no part of the figure.
+/// Nothing comes for at least this long, so that falling asleep once is not part of the figure.
 const QUIET_MIN: Duration = Duration::from_millis(500);
 
 /// Operations per sample, at most.
@@ -24,28 +24,28 @@ pub(crate) fn lead(
     rank: &mut dyn PingPong,
     measure: Measure,
     budget: Duration,
-) -> Result<Played, Failure> {
+) -> Result<MeasureResult, Failure> {
     let before = Usage::of_this_process();
-    let mut played = match measure {
+    let mut measure_result = match measure {
         Measure::Quiet => {
             sleep(budget.max(QUIET_MIN));
-            Played { operations: 1, ..Played::default() }
+            MeasureResult { operations: 1, ..MeasureResult::default() }
         }
         Measure::Waiting { .. } => one_by_one(rank, measure, budget)?,
         _ => in_batches(rank, measure, budget)?,
     };
     rank.stop(measure)?;
     let used = Usage::of_this_process().since(before);
-    (played.wall_ns, played.cpu_ns) = (used.at_ns, used.cpu_ns);
-    Ok(played)
+    (measure_result.wall_ns, measure_result.cpu_ns) = (used.at_ns, used.cpu_ns);
+    Ok(measure_result)
 }
 
 /// Follows a measure, and tells what that used.
-pub(crate) fn follow(rank: &mut dyn PingPong, measure: Measure) -> Result<Played, Failure> {
+pub(crate) fn follow(rank: &mut dyn PingPong, measure: Measure) -> Result<MeasureResult, Failure> {
     let before = Usage::of_this_process();
     rank.follow(measure)?;
     let used = Usage::of_this_process().since(before);
-    Ok(Played { wall_ns: used.at_ns, cpu_ns: used.cpu_ns, ..Played::default() })
+    Ok(MeasureResult { wall_ns: used.at_ns, cpu_ns: used.cpu_ns, ..MeasureResult::default() })
 }
 
 /// A quarter of the budget warms up and finds how many operations fill a sample.
@@ -53,22 +53,22 @@ fn in_batches(
     rank: &mut dyn PingPong,
     measure: Measure,
     budget: Duration,
-) -> Result<Played, Failure> {
-    let mut played = Played { operations: 1, ..Played::default() };
+) -> Result<MeasureResult, Failure> {
+    let mut measure_result = MeasureResult { operations: 1, ..MeasureResult::default() };
     let begun = now();
     loop {
         let is_warm = begun.elapsed() >= budget / 4;
         let at = now();
-        rank.perform(measure, played.operations)?;
+        rank.perform(measure, measure_result.operations)?;
         let elapsed = at.elapsed();
-        played.operations_all += u64::from(played.operations);
+        measure_result.operations_all += u64::from(measure_result.operations);
         if is_warm {
-            played.samples_ns.push(nanoseconds(elapsed));
-        } else if elapsed < SAMPLE_MIN && played.operations < OPERATIONS_MAX {
-            played.operations *= 2;
+            measure_result.samples_ns.push(nanoseconds(elapsed));
+        } else if elapsed < SAMPLE_MIN && measure_result.operations < OPERATIONS_MAX {
+            measure_result.operations *= 2;
         }
         if is_warm && begun.elapsed() >= budget {
-            return Ok(played);
+            return Ok(measure_result);
         }
     }
 }
@@ -78,17 +78,17 @@ fn one_by_one(
     rank: &mut dyn PingPong,
     measure: Measure,
     budget: Duration,
-) -> Result<Played, Failure> {
-    let mut played = Played { operations: 1, ..Played::default() };
+) -> Result<MeasureResult, Failure> {
+    let mut measure_result = MeasureResult { operations: 1, ..MeasureResult::default() };
     let begun = now();
-    while played.samples_ns.is_empty() || begun.elapsed() < budget {
+    while measure_result.samples_ns.is_empty() || begun.elapsed() < budget {
         sleep(REST);
         let at = now();
         rank.perform(measure, 1)?;
-        played.samples_ns.push(nanoseconds(at.elapsed()));
-        played.operations_all += 1;
+        measure_result.samples_ns.push(nanoseconds(at.elapsed()));
+        measure_result.operations_all += 1;
     }
-    Ok(played)
+    Ok(measure_result)
 }
 
 #[cfg(test)]
@@ -124,12 +124,15 @@ mod tests {
         // are told; a quiet measure performs nothing. Method: a system without cost, no time at all.
         for measure in [Measure::Latency { bytes: 8 }, Measure::Waiting { bytes: 8 }] {
             let mut free = Free::default();
-            let played = lead(&mut free, measure, Duration::ZERO).unwrap();
-            assert_eq!(played.operations_all, free.performed);
-            assert!(!played.samples_ns.is_empty() && free.is_stopped);
+            let measure_result = lead(&mut free, measure, Duration::ZERO).unwrap();
+            assert_eq!(measure_result.operations_all, free.performed);
+            assert!(!measure_result.samples_ns.is_empty() && free.is_stopped);
         }
         let mut free = Free::default();
-        let played = lead(&mut free, Measure::Quiet, Duration::ZERO).unwrap();
-        assert_eq!((free.performed, played.samples_ns.len(), free.is_stopped), (0, 0, true));
+        let measure_result = lead(&mut free, Measure::Quiet, Duration::ZERO).unwrap();
+        assert_eq!(
+            (free.performed, measure_result.samples_ns.len(), free.is_stopped),
+            (0, 0, true)
+        );
     }
 }

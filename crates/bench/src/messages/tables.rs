@@ -1,4 +1,4 @@
-//! What was found, as tables.
+//! The results as tables.
 
 use super::keys::{
     BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_P99_US, MESSAGE_US,

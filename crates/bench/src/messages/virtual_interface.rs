@@ -6,8 +6,8 @@
 //! more messages under way than there are slots and descriptors. Two ranks share one connection; of more, each has one
 //! to the next and one from the rank before.
 //!
-//! What is longer than a frame of Ethernet stays in registered memory at both sides, as VIs are for: only its beginning
-//! is written before each send, and read after it.
+//! Messages longer than an Ethernet frame stay in registered memory on both sides, the purpose of VIs: only their
+//! beginning is written before each send, and read after it.
 
 use std::hint;
 use std::io::IoSlice;
@@ -24,20 +24,20 @@ use vigie_via::vi::{
 };
 
 use super::blocking::{Blocking, Channel};
-use super::carrier::{Kind, VIGIE_VI};
+use super::carrier::{CarrierKind, VIGIE_VI};
 use super::measure::Measure;
-use super::ranks::Own;
-use super::seat::Seat;
-use super::socket::meet;
+use super::rank_context::RankContext;
+use super::ranks::OwnCarrier;
+use super::socket::wait_posted;
 use crate::error::Failure;
-use crate::host::arena::{Arena, BOARD_BYTES};
+use crate::host::arena::{Arena, CONTROL_BYTES};
 
 /// vigie's Virtual Interface layer.
-pub(crate) static VIRTUAL_INTERFACE: Own = Own {
+pub(crate) static VIRTUAL_INTERFACE: OwnCarrier = OwnCarrier {
     name: VIGIE_VI,
     label: "vigie, Virtual Interface",
     family: "vigie",
-    kind: Kind::Vigie,
+    kind: CarrierKind::Vigie,
     has: |measure| {
         let fits = measure.bytes() <= SLOT_BYTES && measure.window() <= SLOTS / 2;
         let is_asked = matches!(
@@ -50,22 +50,22 @@ pub(crate) static VIRTUAL_INTERFACE: Own = Own {
         fits && is_asked
     },
     link_bytes: ADDRESS_BYTES,
-    open: |seat| {
-        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, SLOT_BYTES * SLOTS)?)))
+    open: |context| {
+        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, context, SLOT_BYTES * SLOTS)?)))
     },
 };
 
 /// The same with messages as long as a frame of Ethernet: beyond [`SLOT_BYTES`] their data is in registered
 /// memory.
-pub(super) static VIRTUAL_INTERFACE_MTU: Own = Own {
+pub(super) static VIRTUAL_INTERFACE_MTU: OwnCarrier = OwnCarrier {
     name: "vigie-vi-mtu",
     label: "vigie, Virtual Interface, shared memory",
     has: |measure| {
         let fits = measure.bytes() <= MTU_BYTES && measure.window() <= SLOTS / 2;
         fits && matches!(measure, Measure::Latency { .. } | Measure::Window { .. })
     },
-    open: |seat| {
-        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, MTU_BYTES * SLOTS)?)))
+    open: |context| {
+        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, context, MTU_BYTES * SLOTS)?)))
     },
     ..VIRTUAL_INTERFACE
 };
@@ -82,7 +82,7 @@ const SLOTS: u32 = 256;
 /// Room for an address on the board: its length, and its bytes.
 pub(crate) const ADDRESS_BYTES: usize = 512;
 
-/// What all connections of a run are listened for.
+/// The discriminator of all connections of a run.
 const DISCRIMINATOR: &[u8] = b"pingpong";
 
 /// How long ranks wait for each other at the beginning.
@@ -120,7 +120,7 @@ fn unusable(completion: Completion) -> Failure {
 impl<P: Provider> VirtualInterface<P> {
     pub(super) fn open(
         nic: impl FnOnce() -> Result<P, ViError>,
-        seat: &Seat,
+        context: &RankContext,
         area_bytes: u32,
     ) -> Result<Self, Failure> {
         let mut nic = nic().map_err(failed)?;
@@ -139,20 +139,20 @@ impl<P: Provider> VirtualInterface<P> {
             allows_read: false,
         };
         let next = nic.create_vi(attributes).map_err(failed)?;
-        let is_pair = seat.next() == seat.before();
+        let is_pair = context.next() == context.before();
         let before = if is_pair { next } else { nic.create_vi(attributes).map_err(failed)? };
         for _ in 0..SLOTS {
             let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };
             nic.post_receive(before, &descriptor).map_err(failed)?;
         }
         nic.listen(DISCRIMINATOR).map_err(failed)?;
-        leave_address(seat, &nic.address())?;
+        leave_address(context, &nic.address())?;
         if let Some(staging) = &staging {
             staging.memory.write(0, &vec![0; length]).map_err(Failure::runtime)?;
         }
         let deadline = Instant::now().saturating_add(MEETING);
-        if !is_pair || seat.rank < seat.next() {
-            let address = address_of(seat, seat.next())?;
+        if !is_pair || context.rank < context.next() {
+            let address = address_of(context, context.next())?;
             let greeting = area.key.0.to_le_bytes();
             nic.connect(next, &address, DISCRIMINATOR, &greeting, deadline).map_err(failed)?;
         }
@@ -176,7 +176,7 @@ impl<P: Provider> VirtualInterface<P> {
                 }
                 Some(NicEvent::Connected { vi, greeting }) if vi == self.next => {
                     let key = <[u8; 8]>::try_from(greeting).map_err(|greeting| {
-                        Failure::runtime(format!("{greeting:?} is no key of an area"))
+                        Failure::runtime(format!("{greeting:?} is not a key of an area"))
                     })?;
                     (self.key, has_next) = (RemoteKey(u64::from_le_bytes(key)), true);
                 }
@@ -218,17 +218,17 @@ impl<P: Provider> VirtualInterface<P> {
 }
 
 /// Leaves this rank's address for the others.
-pub(crate) fn leave_address(seat: &Seat, own: &Address) -> Result<(), Failure> {
-    let arena = Arena::open(&seat.memory)?;
-    arena.write(place(seat.rank)?, &own.0);
-    arena.post(seat.rank, own.0.len() as u64);
+pub(crate) fn leave_address(context: &RankContext, own: &Address) -> Result<(), Failure> {
+    let arena = Arena::open(&context.memory)?;
+    arena.write(place(context.rank)?, &own.0);
+    arena.post(context.rank, own.0.len() as u64);
     Ok(())
 }
 
 /// Returns the address that `rank` has left, once it has.
-pub(super) fn address_of(seat: &Seat, rank: u32) -> Result<Address, Failure> {
-    let arena = Arena::open(&seat.memory)?;
-    let length = usize::try_from(meet(&arena, rank)?).map_err(Failure::runtime)?;
+pub(super) fn address_of(context: &RankContext, rank: u32) -> Result<Address, Failure> {
+    let arena = Arena::open(&context.memory)?;
+    let length = usize::try_from(wait_posted(&arena, rank)?).map_err(Failure::runtime)?;
     let mut address = vec![0; length.min(ADDRESS_BYTES)];
     arena.read(place(rank)?, &mut address);
     Ok(Address(address))
@@ -236,10 +236,11 @@ pub(super) fn address_of(seat: &Seat, rank: u32) -> Result<Address, Failure> {
 
 fn place(rank: u32) -> Result<usize, Failure> {
     let rank = usize::try_from(rank).map_err(Failure::runtime)?;
-    Ok(BOARD_BYTES + rank * ADDRESS_BYTES)
+    Ok(CONTROL_BYTES + rank * ADDRESS_BYTES)
 }
 
-/// Returns how much of a message is copied between the program's buffer and registered memory.
+/// Returns how many bytes of a message are copied between the program's buffer and registered
+/// memory.
 const fn copied(length: usize) -> usize {
     if length > MTU_BYTES as usize { SLOT_BYTES as usize } else { length }
 }

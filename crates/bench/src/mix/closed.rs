@@ -32,26 +32,26 @@ impl Role for ClosedClients {
 impl ClosedClients {
     /// Tells whether a mix has such clients.
     pub(crate) fn are_in(mix: &Mix) -> bool {
-        mix.behaviours.iter().any(|behaviour| asked(behaviour).is_some())
+        mix.behaviours.iter().any(|behaviour| closed_load(behaviour).is_some())
     }
 
     /// Sends in this process until it is killed; each answer is an operation.
     pub(crate) fn run(&self) -> Result<(), Failure> {
         limits::allow_connections(self.mix.connections())?;
         let mut streams = Vec::new();
-        for asked in self.mix.behaviours.iter().filter_map(asked) {
-            for _ in 0..asked.clients {
-                let stream = open(self.address, asked.hello)?;
+        for closed_load in self.mix.behaviours.iter().filter_map(closed_load) {
+            for _ in 0..closed_load.clients {
+                let stream = open(self.address, closed_load.hello)?;
                 stream.set_read_timeout(None).map_err(Failure::io("connecting"))?;
-                streams.push((stream, asked));
+                streams.push((stream, closed_load));
             }
         }
         let priority = Priority::Ordinary { reason: "it takes part in the load".to_owned() };
         Message::Ready { priority }.print();
         wait_for_go();
-        for (stream, asked) in streams {
+        for (stream, closed_load) in streams {
             let client = thread::Builder::new().stack_size(STACK_BYTES);
-            let started = client.spawn(move || asked.ask(stream));
+            let started = client.spawn(move || closed_load.ask(stream));
             started.map(drop).map_err(Failure::io("starting a thread"))?;
         }
         loop {
@@ -62,14 +62,14 @@ impl ClosedClients {
 
 /// How many clients ask for what.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct ClosedLoad {
     clients: u32,
     hello: Hello,
     request: Request,
     in_flight: u32,
 }
 
-const fn asked(behaviour: &Behaviour) -> Option<Asked> {
+const fn closed_load(behaviour: &Behaviour) -> Option<ClosedLoad> {
     let (clients, hello, step_us, in_flight) = match *behaviour {
         Behaviour::Flood { clients, step_us, in_flight } => {
             (clients, Hello::Compute, step_us, in_flight)
@@ -78,10 +78,10 @@ const fn asked(behaviour: &Behaviour) -> Option<Asked> {
         _ => return None,
     };
     let request = Request { due_ns: 0, time_ns: step_us * 1_000 };
-    Some(Asked { clients, hello, request, in_flight })
+    Some(ClosedLoad { clients, hello, request, in_flight })
 }
 
-impl Asked {
+impl ClosedLoad {
     /// Sends a request for each answer, until the server has gone.
     fn ask(self, mut stream: TcpStream) {
         let requests = self.request.to_bytes().repeat(self.in_flight as usize);

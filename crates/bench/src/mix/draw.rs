@@ -149,10 +149,10 @@ const fn whole(size: f64) -> u64 {
     size as u64
 }
 
-type Kind = fn(&mut Draw<'_>) -> Behaviour;
+type BehaviourGenerator = fn(&mut Draw<'_>) -> Behaviour;
 
-/// Kinds that run by themselves: computation, bursts of tasks, blocking calls.
-const BACKGROUND: &[Kind] = &[
+/// Kinds that run without requests: computation, bursts of tasks, blocking calls.
+const BACKGROUND: &[BehaviourGenerator] = &[
     |draw| {
         let (tasks, step_us) = (draw.count(1.0, 12.0), draw.us(50.0, 3_000.0));
         Behaviour::Compute { tasks, step_us, yields: true }
@@ -181,7 +181,7 @@ const BACKGROUND: &[Kind] = &[
 ];
 
 /// Kinds that events drive.
-const EVENTS: &[Kind] = &[
+const EVENTS: &[BehaviourGenerator] = &[
     |draw| Behaviour::PingPong { pairs: draw.count(1.0, 10.0), step_us: draw.us(1.0, 10.0) },
     |draw| Behaviour::Flood {
         clients: draw.count(1.0, 10.0),
@@ -245,7 +245,7 @@ const EVENTS: &[Kind] = &[
 ];
 
 /// A load with a name, a line about it, and what it consists of.
-pub type Case = (&'static str, &'static str, fn() -> Vec<Behaviour>);
+pub type NamedLoad = (&'static str, &'static str, fn() -> Vec<Behaviour>);
 
 const POLITE: Behaviour = Behaviour::Compute { tasks: 2, step_us: 100, yields: true };
 
@@ -272,7 +272,7 @@ const fn calls(tasks: u32, call: Call) -> Behaviour {
 }
 
 /// Loads with names.
-pub const CASES: &[Case] = &[
+pub const CASES: &[NamedLoad] = &[
     ("nothing", "the probes alone", Vec::new),
     ("blocking-4", "handlers that block for 100 ms, 4 clients", || vec![blocking(4)]),
     ("blocking-10", "the same, 10 clients", || vec![blocking(10)]),

@@ -14,8 +14,8 @@ mod wire;
 
 pub use self::behaviour::{Behaviour, Call, Stage};
 pub(crate) use self::closed::ClosedClients;
-pub use self::draw::{CASES, Case, Mix};
-pub(crate) use self::paced::{Answers, PacedClient};
+pub use self::draw::{CASES, Mix, NamedLoad};
+pub(crate) use self::paced::{PacedClient, ResponseTimes};
 pub(crate) use self::schedule::arrivals;
 pub(crate) use self::server::LoadServer;
 pub use self::service_time::ServiceTime;

@@ -23,10 +23,10 @@ use crate::error::Failure;
 use crate::host::limits;
 use crate::host::realtime;
 use crate::host::usage::Usage;
-use crate::process::{Message, Role, say_found, wait_for_go};
+use crate::process::{Message, Role, print_result, wait_for_go};
 
 /// How long an answer may take before a connection counts as dead.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long answers are waited for after the last request. What has not come by then counts with the
 /// time that it has waited.
@@ -41,7 +41,7 @@ const EVENTS: usize = 256;
 /// Threads that open new connections; each waits for its answer.
 const OPENERS: u32 = 12;
 
-/// What to send, for how long.
+/// The requests to send, and for how long.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PacedClient {
     pub(crate) address: SocketAddr,
@@ -62,9 +62,9 @@ impl Role for PacedClient {
     const NAME: &'static str = "paced client";
 }
 
-/// What the client has measured: nanoseconds until answers were there.
+/// The measurements of the client: nanoseconds until answers were there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answers {
+pub(crate) struct ResponseTimes {
     pub(crate) probes: Vec<u64>,
     pub(crate) opened: Vec<u64>,
     pub(crate) requests: Vec<u64>,
@@ -92,7 +92,7 @@ impl PacedClient {
 
         exchange(&mut starter)?;
         let start = clock::now();
-        let opener = Opener::new(self, start);
+        let opener = ConnectionOpener::new(self, start);
         let counted = thread::scope(|scope| {
             // Threads inherit the priority of the one that starts them.
             for _ in 0..OPENERS {
@@ -118,7 +118,7 @@ impl PacedClient {
         }
         answers.lateness = sent.iter().flatten().map(|(_, late_ns)| *late_ns).collect();
         answers.opened = opener.times.into_inner().unwrap_or_else(PoisonError::into_inner);
-        say_found(&answers);
+        print_result(&answers);
         Ok(())
     }
 
@@ -137,8 +137,8 @@ impl PacedClient {
         connections: &Connections,
         groups: &[Group],
         start: Instant,
-    ) -> Result<Sent, Failure> {
-        let mut sent: Sent = vec![Vec::new(); connections.streams.len()];
+    ) -> Result<SentRequests, Failure> {
+        let mut sent: SentRequests = vec![Vec::new(); connections.streams.len()];
         let mut has_begun = false;
         for mut due in Schedule::new(groups, self.mix.seed) {
             if due.at_ns >= self.end_ns() {
@@ -150,8 +150,8 @@ impl PacedClient {
             }
             let late_ns = clock::nanoseconds(start.elapsed()).saturating_sub(due.at_ns);
             if !self.counts_from_due {
-                // That the client woke late is not the server's doing, and what it sends does not
-                // depend on answers.
+                // The server is not to blame if the client woke late, and the client's requests do
+                // not depend on answers.
                 due.at_ns = clock::nanoseconds(start.elapsed());
             } else if let Some(index) = connections.take_idle() {
                 // Each group of a slowdown has all connections, since there is one only.
@@ -176,9 +176,9 @@ impl PacedClient {
         connections: &Connections,
         groups: &[Group],
         start: Instant,
-        sender: &thread::ScopedJoinHandle<'_, Result<Sent, Failure>>,
-    ) -> Result<Received, Failure> {
-        let mut answers = Answers::default();
+        sender: &thread::ScopedJoinHandle<'_, Result<SentRequests, Failure>>,
+    ) -> Result<ReceivedResponses, Failure> {
+        let mut answers = ResponseTimes::default();
         let mut counted = vec![0; connections.streams.len()];
         let end = self.warm_up + self.span + GRACE;
         let mut partial: Vec<Vec<u8>> = vec![Vec::new(); connections.streams.len()];
@@ -212,11 +212,11 @@ impl PacedClient {
             }
         }
         answers.cpu_ns = cpu_ns() - connections.cpu_before.load(Ordering::Relaxed);
-        Ok(Received { answers, counted, end_ns: clock::nanoseconds(start.elapsed()) })
+        Ok(ReceivedResponses { answers, counted, end_ns: clock::nanoseconds(start.elapsed()) })
     }
 
     /// Takes note of an answer.
-    fn note(&self, group: &Group, answer: Request, now_ns: u64, answers: &mut Answers) {
+    fn note(&self, group: &Group, answer: Request, now_ns: u64, answers: &mut ResponseTimes) {
         let mut time = now_ns.saturating_sub(answer.due_ns);
         match (group.purpose, group.hello) {
             (Purpose::Probe, _) => answers.probes.push(time),
@@ -238,11 +238,11 @@ impl PacedClient {
 
 /// For each connection: its requests in the order in which they were sent, and by how many nanoseconds
 /// each was late.
-type Sent = Vec<Vec<(Due, u64)>>;
+type SentRequests = Vec<Vec<(Due, u64)>>;
 
-/// What the receiver saw.
-struct Received {
-    answers: Answers,
+/// The receiver's observations.
+struct ReceivedResponses {
+    answers: ResponseTimes,
     /// Answers of each connection.
     counted: Vec<usize>,
     /// When it stopped waiting.
@@ -369,9 +369,9 @@ fn read_available(mut stream: &TcpStream, into: &mut Vec<u8>) -> Result<(), Fail
 /// Opens a connection and says what it is for.
 pub(crate) fn open(address: SocketAddr, hello: Hello) -> Result<TcpStream, Failure> {
     let open = || -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         stream.write_all(&hello.to_bytes())?;
         Ok(stream)
     };
@@ -390,24 +390,24 @@ fn no_echo(doing: String) -> impl FnOnce(io::Error) -> Failure {
     move |error| match error.kind() {
         // A socket with a time limit reports its end as `WouldBlock`.
         ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            Failure::NoEcho { waited: PATIENCE, answered: 0 }
+            Failure::NoEcho { waited: TIMEOUT, answered: 0 }
         }
         _ => Failure::io(doing)(error),
     }
 }
 
 /// Opens new connections when they are due, whether or not earlier ones are answered.
-struct Opener<'a> {
+struct ConnectionOpener<'a> {
     client: &'a PacedClient,
     start: Instant,
-    /// When nobody waits any more.
+    /// The time at which no connection waits any more.
     end: Duration,
     per_s: u32,
     next: AtomicU64,
     times: Mutex<Vec<u64>>,
 }
 
-impl<'a> Opener<'a> {
+impl<'a> ConnectionOpener<'a> {
     fn new(client: &'a PacedClient, start: Instant) -> Self {
         let of_mix = client.mix.behaviours.iter().map(|behaviour| match behaviour {
             Behaviour::Connections { per_s } => *per_s,
@@ -419,7 +419,7 @@ impl<'a> Opener<'a> {
         Self { client, start, end, per_s, next, times }
     }
 
-    /// Takes the next connection that nobody has taken, waits until it is due, and so on.
+    /// Repeatedly takes the next free connection and waits until it is due.
     fn run(&self) {
         if self.per_s == 0 {
             return;
@@ -435,13 +435,14 @@ impl<'a> Opener<'a> {
             let mut from = due;
             if !pause.is_zero() {
                 clock::sleep(pause);
-                // That the client woke late is not the server's doing. That no opener was free is.
+                // The server is not to blame if the client woke late, but it is if no opener was
+                // free.
                 from = self.start.elapsed();
             }
             let left = self.end.saturating_sub(self.start.elapsed());
             if !left.is_zero() {
                 // One that fails has waited for as long as it took to fail.
-                let _ = self.round_trip(left.min(PATIENCE));
+                let _ = self.round_trip(left.min(TIMEOUT));
             }
             if due >= self.client.warm_up {
                 let time = self.start.elapsed().saturating_sub(from);
@@ -451,10 +452,10 @@ impl<'a> Opener<'a> {
         }
     }
 
-    fn round_trip(&self, patience: Duration) -> io::Result<()> {
-        let mut stream = TcpStream::connect_timeout(&self.client.address, patience)?;
+    fn round_trip(&self, timeout: Duration) -> io::Result<()> {
+        let mut stream = TcpStream::connect_timeout(&self.client.address, timeout)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience))?;
+        stream.set_read_timeout(Some(timeout))?;
         let mut bytes = [0; HELLO_BYTES + REQUEST_BYTES];
         bytes[..HELLO_BYTES].copy_from_slice(&Hello::Compute.to_bytes());
         stream.write_all(&bytes)?;

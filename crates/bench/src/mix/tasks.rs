@@ -29,7 +29,7 @@ pub(crate) fn serve<S: AsyncSystem>(plan: &LoadServer) -> Result<(), Failure> {
     system.block_on(async move {
         inside::take_note();
         let (listener, echo) = S::listen().map_err(Failure::io("listening on 127.0.0.1"))?;
-        let server = Arc::new(Server::start::<S>(plan));
+        let server = Arc::new(TaskServer::start::<S>(plan));
         // As a task, since a program's acceptor is one.
         S::spawn(async move {
             loop {
@@ -44,28 +44,28 @@ pub(crate) fn serve<S: AsyncSystem>(plan: &LoadServer) -> Result<(), Failure> {
     })
 }
 
-/// What handlers share.
-struct Server {
+/// State shared by the handlers.
+struct TaskServer {
     plan: LoadServer,
     /// For each behaviour: the tasks of its first stage.
-    stages: Vec<Vec<mpsc::UnboundedSender<Job>>>,
+    stages: Vec<Vec<mpsc::UnboundedSender<StageJob>>>,
     /// For each behaviour: the task that is woken.
-    woken: Vec<Option<mpsc::UnboundedSender<Wake>>>,
+    woken: Vec<Option<mpsc::UnboundedSender<WakeProbe>>>,
 }
 
 /// A request on its way through stages.
-struct Job {
+struct StageJob {
     number: usize,
     done: oneshot::Sender<()>,
 }
 
 /// The instant of a wake-up, and where to say how long it took.
-struct Wake {
+struct WakeProbe {
     at: Instant,
     took: oneshot::Sender<Duration>,
 }
 
-impl Server {
+impl TaskServer {
     /// Starts the tasks to which handlers pass requests.
     fn start<S: AsyncSystem>(plan: LoadServer) -> Self {
         let (mut stages, mut woken) = (Vec::new(), Vec::new());
@@ -78,7 +78,7 @@ impl Server {
                     }
                 }
                 Behaviour::WakeThenCompute { .. } => {
-                    let (sender, mut receiver) = mpsc::unbounded_channel::<Wake>();
+                    let (sender, mut receiver) = mpsc::unbounded_channel::<WakeProbe>();
                     wakes = Some(sender);
                     S::spawn(async move {
                         while let Some(wake) = receiver.recv().await {
@@ -98,7 +98,7 @@ impl Server {
     async fn pass(&self, index: usize, number: usize) {
         let stage = &self.stages[index];
         let (done, is_done) = oneshot::channel();
-        if stage[number % stage.len()].send(Job { number, done }).is_ok() {
+        if stage[number % stage.len()].send(StageJob { number, done }).is_ok() {
             let _ = is_done.await;
         }
     }
@@ -107,7 +107,7 @@ impl Server {
     async fn wake(&self, index: usize, step: Duration) -> Duration {
         let (took, has_taken) = oneshot::channel();
         if let Some(sender) = &self.woken[index] {
-            let _ = sender.send(Wake { at: clock::now(), took });
+            let _ = sender.send(WakeProbe { at: clock::now(), took });
         }
         self.plan.pace.spend(step);
         has_taken.await.unwrap_or_default()
@@ -118,11 +118,11 @@ impl Server {
 fn start_stage<S: AsyncSystem>(
     stage: Stage,
     pace: Pace,
-    next: &[mpsc::UnboundedSender<Job>],
-) -> Vec<mpsc::UnboundedSender<Job>> {
+    next: &[mpsc::UnboundedSender<StageJob>],
+) -> Vec<mpsc::UnboundedSender<StageJob>> {
     let step = Duration::from_micros(stage.step_us);
     let start = |_| {
-        let (sender, mut receiver) = mpsc::unbounded_channel::<Job>();
+        let (sender, mut receiver) = mpsc::unbounded_channel::<StageJob>();
         let next = next.to_vec();
         S::spawn(async move {
             while let Some(job) = receiver.recv().await {
@@ -142,7 +142,7 @@ fn start_stage<S: AsyncSystem>(
 }
 
 /// Answers the requests of one connection until the peer closes it.
-async fn handle<S: AsyncSystem>(mut stream: S::Stream, server: Arc<Server>) {
+async fn handle<S: AsyncSystem>(mut stream: S::Stream, server: Arc<TaskServer>) {
     let mut hello = [0; HELLO_BYTES];
     if !matches!(fill::<S>(&mut stream, &mut hello).await, Ok(true)) {
         return;
@@ -172,7 +172,7 @@ async fn handle<S: AsyncSystem>(mut stream: S::Stream, server: Arc<Server>) {
     }
 }
 
-/// Starts what runs by itself.
+/// Starts the behaviours that run without requests.
 fn begin<S: AsyncSystem>(plan: &LoadServer) {
     for behaviour in &plan.mix.behaviours {
         start_behaviour::<S>(behaviour, plan.pace);

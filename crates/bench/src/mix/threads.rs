@@ -1,6 +1,6 @@
 //! The server of a load on kernel threads: each behaviour with a thread for each task.
 //!
-//! What the kernel's scheduler makes of this is the reference by which runtimes are judged.
+//! The kernel's scheduler is the reference by which runtimes are judged.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -28,7 +28,7 @@ pub(crate) fn serve(plan: &LoadServer) -> Result<(), Failure> {
     let doing = || Failure::io("listening on 127.0.0.1");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing())?;
     let echo = listener.local_addr().map_err(doing())?;
-    let server = Arc::new(Server::start(plan.clone()));
+    let server = Arc::new(ThreadServer::start(plan.clone()));
     Message::Listening { process: process::id(), echo, control: None }.print();
     loop {
         let stream = accept(&listener).map_err(Failure::io("accepting"))?;
@@ -46,28 +46,28 @@ fn spawn(task: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// What handlers share.
-struct Server {
+/// State shared by the handlers.
+struct ThreadServer {
     plan: LoadServer,
     /// For each behaviour: the threads of its first stage.
-    stages: Vec<Vec<Sender<Job>>>,
+    stages: Vec<Vec<Sender<StageJob>>>,
     /// For each behaviour: the thread that is woken.
-    woken: Vec<Option<Sender<Wake>>>,
+    woken: Vec<Option<Sender<WakeProbe>>>,
 }
 
 /// A request on its way through stages.
-struct Job {
+struct StageJob {
     number: usize,
     done: Sender<()>,
 }
 
 /// The instant of a wake-up, and where to say how long it took.
-struct Wake {
+struct WakeProbe {
     at: Instant,
     took: Sender<Duration>,
 }
 
-impl Server {
+impl ThreadServer {
     /// Starts the threads to which handlers pass requests.
     fn start(plan: LoadServer) -> Self {
         let (mut stages, mut woken) = (Vec::new(), Vec::new());
@@ -80,7 +80,7 @@ impl Server {
                     }
                 }
                 Behaviour::WakeThenCompute { .. } => {
-                    let (sender, receiver) = mpsc::channel::<Wake>();
+                    let (sender, receiver) = mpsc::channel::<WakeProbe>();
                     wakes = Some(sender);
                     spawn(move || {
                         for wake in receiver {
@@ -100,7 +100,7 @@ impl Server {
     fn pass(&self, index: usize, number: usize) {
         let stage = &self.stages[index];
         let (done, is_done) = mpsc::channel();
-        if stage[number % stage.len()].send(Job { number, done }).is_ok() {
+        if stage[number % stage.len()].send(StageJob { number, done }).is_ok() {
             let _ = is_done.recv();
         }
     }
@@ -109,7 +109,7 @@ impl Server {
     fn wake(&self, index: usize, step: Duration) -> Duration {
         let (took, has_taken) = mpsc::channel();
         if let Some(sender) = &self.woken[index] {
-            let _ = sender.send(Wake { at: clock::now(), took });
+            let _ = sender.send(WakeProbe { at: clock::now(), took });
         }
         self.plan.pace.spend(step);
         has_taken.recv().unwrap_or_default()
@@ -117,10 +117,10 @@ impl Server {
 }
 
 /// Starts the threads of one stage and returns where to send to.
-fn start_stage(stage: Stage, pace: Pace, next: &[Sender<Job>]) -> Vec<Sender<Job>> {
+fn start_stage(stage: Stage, pace: Pace, next: &[Sender<StageJob>]) -> Vec<Sender<StageJob>> {
     let step = Duration::from_micros(stage.step_us);
     let start = |_| {
-        let (sender, receiver) = mpsc::channel::<Job>();
+        let (sender, receiver) = mpsc::channel::<StageJob>();
         let next = next.to_vec();
         spawn(move || {
             for job in receiver {
@@ -140,7 +140,7 @@ fn start_stage(stage: Stage, pace: Pace, next: &[Sender<Job>]) -> Vec<Sender<Job
 }
 
 /// Answers the requests of one connection until the peer closes it.
-fn handle(mut stream: TcpStream, server: &Server) {
+fn handle(mut stream: TcpStream, server: &ThreadServer) {
     let mut hello = [0; HELLO_BYTES];
     if stream.read_exact(&mut hello).is_err() {
         return;
@@ -166,7 +166,7 @@ fn handle(mut stream: TcpStream, server: &Server) {
     }
 }
 
-/// Starts what runs by itself.
+/// Starts the behaviours that run without requests.
 fn begin(plan: &LoadServer) {
     for behaviour in &plan.mix.behaviours {
         start_behaviour(behaviour, plan.pace);

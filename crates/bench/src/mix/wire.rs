@@ -1,4 +1,4 @@
-//! What travels between the clients of a load and its server.
+//! The messages between the clients of a load and its server.
 //!
 //! A connection begins with a [`Hello`]; then [`Request`]s follow, each of which is answered by one of
 //! the same size, in their order.

@@ -15,8 +15,8 @@ use crate::error::BenchError;
 use crate::host::usage::Usage;
 use crate::inside::Counts;
 
-/// How long a child may take to say what it has used, beside whatever computes there.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a child may take to report its usage, beside the computations there.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running child; dropping it kills it.
 #[derive(Debug)]
@@ -57,16 +57,16 @@ impl Child {
         Ok(Self { role: name, process, lines: lines_of(stdout), stdin })
     }
 
-    /// Returns the next message, waiting for it for at most `patience`.
-    pub(crate) fn next(&mut self, patience: Duration) -> Result<Message, BenchError> {
+    /// Returns the next message, waiting at most `timeout`.
+    pub(crate) fn next(&mut self, timeout: Duration) -> Result<Message, BenchError> {
         let role = self.role;
-        match self.lines.recv_timeout(patience) {
+        match self.lines.recv_timeout(timeout) {
             Ok(line) => match serde_json::from_str(&line) {
                 Ok(Message::Failed { failure }) => Err(BenchError::Failed { role, failure }),
                 Ok(message) => Ok(message),
                 Err(_) => Err(BenchError::Protocol { role, line }),
             },
-            Err(RecvTimeoutError::Timeout) => Err(BenchError::Silent { role, waited: patience }),
+            Err(RecvTimeoutError::Timeout) => Err(BenchError::Silent { role, waited: timeout }),
             Err(RecvTimeoutError::Disconnected) => match self.process.wait() {
                 Ok(status) => Err(BenchError::Ended { role, status }),
                 Err(source) => Err(BenchError::Start { role, source }),
@@ -74,13 +74,13 @@ impl Child {
         }
     }
 
-    /// Returns what the child has found, waiting for it for at most `patience`.
-    pub(crate) fn found<T: DeserializeOwned>(
+    /// Returns the child's results, waiting at most `timeout`.
+    pub(crate) fn result<T: DeserializeOwned>(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<T, BenchError> {
-        match self.next(patience)? {
-            Message::Found(found) => {
+        match self.next(timeout)? {
+            Message::Result(found) => {
                 let read = serde_json::from_value(found);
                 read.map_err(|error| BenchError::Protocol {
                     role: self.role,
@@ -91,7 +91,7 @@ impl Child {
         }
     }
 
-    /// Asks the child what it has used so far.
+    /// Asks the child for its usage so far.
     pub(crate) fn usage(&mut self) -> Result<Usage, BenchError> {
         match self.ask(ASKS_USAGE)? {
             Message::Usage(usage) => Ok(usage),
@@ -99,7 +99,7 @@ impl Child {
         }
     }
 
-    /// Asks the child what its runtime has counted so far; nothing if that is not vigie's.
+    /// Asks the child for its runtime's counters so far; nothing if the runtime is not vigie's.
     pub(crate) fn counts(&mut self) -> Result<Option<Counts>, BenchError> {
         match self.ask(ASKS_COUNTS)? {
             Message::Counts(counts) => Ok(counts),
@@ -109,14 +109,14 @@ impl Child {
 
     /// Lets a child go on that waits in [`wait_for_go`](super::wait_for_go).
     pub(crate) fn go(&mut self) {
-        // If the child has ended, whoever waits for its next message learns how.
+        // If the child has ended, the wait for its next message reports how.
         let _ = self.stdin.write_all(&[GO]).and_then(|()| self.stdin.flush());
     }
 
     fn ask(&mut self, question: u8) -> Result<Message, BenchError> {
         // If the child has ended, waiting for its answer tells how.
         let _ = self.stdin.write_all(&[question]).and_then(|()| self.stdin.flush());
-        self.next(ANSWER_PATIENCE)
+        self.next(ANSWER_TIMEOUT)
     }
 
     /// Returns the error for a message that does not belong here.

@@ -1,4 +1,4 @@
-//! What a child says.
+//! The messages of a child.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::host::realtime::Priority;
 use crate::host::usage::Usage;
 use crate::inside::Counts;
 
-/// What a child says.
+/// The messages of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// A server waits for connections.
@@ -24,20 +24,21 @@ pub(crate) enum Message {
     Sent { messages: u64 },
     /// A compute task that the client asked for has ended.
     Completed { nanoseconds: u64 },
-    /// A process of others computes, or sends its requests.
+    /// A background process computes, or sends its requests.
     Computing { process: u32 },
-    /// What this process has used so far, because it was asked.
+    /// The resources that this process has used so far, on request.
     Usage(Usage),
-    /// What the runtime of this process has counted so far, because it was asked.
+    /// The counters of this process's runtime so far, on request.
     Counts(Option<Counts>),
-    /// Messages that were still without an answer at the end; their samples are what they had waited.
+    /// Messages that were still without an answer at the end; their samples are the times that they
+    /// had waited.
     Unanswered { messages: u64 },
-    /// So many bytes came through a relay.
+    /// This many bytes came through a relay.
     Carried { bytes: u64, nanoseconds: u64 },
-    /// What is sent from now on counts.
+    /// Messages sent from now on count.
     MeasurementBegins,
-    /// What was found, as the two sides of a measurement know it: see [`say_found`].
-    Found(Value),
+    /// The results, in the format of the measurement's two sides: see [`print_result`].
+    Result(Value),
     /// Nothing more will come, and all went well.
     Finished,
     /// Nothing more will come.
@@ -45,21 +46,21 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    /// Prints this message for the parent. A parent that has gone away is no error: the end of
+    /// Prints this message for the parent. A parent that has gone away is not an error: the end of
     /// standard input is about to end this process.
     pub(crate) fn print(&self) {
         print(self);
     }
 }
 
-/// Prints what was found, for [`Child::found`](super::Child::found).
-pub(crate) fn say_found<T: Serialize>(found: &T) {
-    /// As [`Message::Found`] is written.
+/// Prints what was found, for [`Child::result`](super::Child::result).
+pub(crate) fn print_result<T: Serialize>(found: &T) {
+    /// As [`Message::Result`] is written.
     #[derive(Serialize)]
-    enum Said<'a, T> {
-        Found(&'a T),
+    enum Printed<'a, T> {
+        Result(&'a T),
     }
-    print(&Said::Found(found));
+    print(&Printed::Result(found));
 }
 
 fn print(message: &impl Serialize) {

@@ -18,5 +18,5 @@ mod message;
 mod role;
 
 pub(crate) use self::child::Child;
-pub(crate) use self::message::{Message, say_found};
+pub(crate) use self::message::{Message, print_result};
 pub(crate) use self::role::{Role, play_if_child, read, wait_for_go};

@@ -1,4 +1,4 @@
-//! What a child is to be.
+//! The role of a child.
 
 use std::env;
 use std::io::{self, BufRead};
@@ -18,12 +18,12 @@ use crate::inside;
 /// The environment variable that holds a child's role.
 pub(super) const VARIABLE: &str = "VIGIE_BENCH_CHILD";
 
-/// What a child is to be: its plan, which travels to it as JSON.
+/// The role of a child: its plan, which is sent to it as JSON.
 pub(crate) trait Role: Serialize + DeserializeOwned {
-    /// What people call it.
+    /// The name shown to people.
     const NAME: &'static str;
 
-    /// What tells it from all others.
+    /// The unique key of the role.
     const KEY: &'static str = Self::NAME;
 }
 
@@ -33,14 +33,14 @@ pub(super) const ASKS_USAGE: u8 = b'?';
 /// The question for what its runtime has counted.
 pub(super) const ASKS_COUNTS: u8 = b'#';
 
-/// Not a question: what waits in [`wait_for_go`] may go on.
+/// Not a question: the child in [`wait_for_go`] may go on.
 pub(super) const GO: u8 = b'!';
 
 /// Whether the parent has said [`GO`].
 static MAY_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
-/// Plays the role for which this process was started, and ends it; returns at once if it was started for
-/// none. `play` gets the key of the role, and its plan.
+/// Plays the role for which this process was started, and ends the process; returns at once if it was
+/// started without a role. `play` gets the key of the role, and its plan.
 ///
 /// # Panics
 /// Panics if the environment variable holds something that this crate did not write.
@@ -66,8 +66,8 @@ pub(crate) fn read<R: Role>(plan: Value) -> R {
     serde_json::from_value(plan).expect("VIGIE_BENCH_CHILD is written by vigie-bench, as JSON")
 }
 
-/// Ends this process when its standard input ends, and answers what is asked there. The thread that sees to it is asleep when this
-/// returns, so that its start is no part of what is measured.
+/// Ends this process when its standard input ends, and answers what is asked there. The thread that does so is asleep when this
+/// returns, so that its start is not part of what is measured.
 fn end_with_parent() {
     let (ready, is_ready) = mpsc::sync_channel(1);
     thread::spawn(move || {

@@ -13,13 +13,13 @@ const COLOURS: [&str; 8] =
 
 /// A line of a plot: its name, and its points; on a logarithmic axis their coordinates are above zero.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Line {
+pub(crate) struct Series {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
     pub(crate) style: Style,
 }
 
-impl Line {
+impl Series {
     /// Returns the line with this name, which is made if it is not there.
     pub(crate) fn named<'a>(lines: &'a mut Vec<Self>, name: &str) -> &'a mut Self {
         let found = lines.iter().position(|line| line.name == name);
@@ -112,7 +112,7 @@ pub(crate) fn draw(
     title: &str,
     (x_name, x_scale): (&str, Scale),
     (y_name, y_scale): (&str, Scale),
-    lines: &[Line],
+    lines: &[Series],
 ) -> String {
     let (width, height) = SIZE;
     let points = lines.iter().flat_map(|line| &line.points);

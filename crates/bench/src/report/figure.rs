@@ -1,12 +1,12 @@
 //! A figure that a goal is about.
 
-/// What a goal found in the rows.
+/// The figure that a goal takes from the rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Figure {
     pub(crate) value: f64,
     /// The smallest number of samples behind any part of it.
     pub(crate) samples: u64,
-    /// The figure itself could not be had from so few samples: it is this or more.
+    /// There are too few samples for the exact figure: it is this or more.
     pub(crate) is_least: bool,
 }
 

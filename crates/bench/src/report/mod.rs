@@ -1,11 +1,11 @@
-//! Results: rows of figures, how they come about in turns, and how they are shown.
+//! Results: rows of figures, how they are measured in turns, and how they are shown.
 
 pub(crate) mod chart;
 pub(crate) mod figure;
 pub mod progress;
+pub(crate) mod repetition;
 mod row;
 pub(crate) mod show;
 pub mod table;
-pub(crate) mod turn;
 
 pub use self::row::{Outcome, Report, Row, Subject, find};

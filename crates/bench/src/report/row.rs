@@ -14,21 +14,21 @@ use crate::host::machine::Machine;
 use crate::host::realtime::Priority;
 use crate::schedulers::{System, SystemError};
 
-/// What a row is about. It is its name in results and on the command line.
+/// The subject of a row: its name in results and on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "&'static str")]
 #[non_exhaustive]
 pub enum Subject {
     /// A runtime.
     Runtime(System),
-    /// What carries messages between processes: a [`Carrier`](crate::messages::Carrier).
+    /// A carrier of messages between processes: a [`Carrier`](crate::messages::Carrier).
     Carrier {
         /// Its name on the command line and in results.
         name: &'static str,
         /// Its label in tables.
         label: &'static str,
     },
-    /// What was calculated and simulated, not measured.
+    /// A calculation or a simulation, not a measurement.
     Model {
         /// Its name in results.
         name: &'static str,
@@ -81,19 +81,19 @@ impl fmt::Display for Subject {
     }
 }
 
-/// One case of one system: what was set, what was found, and the samples behind it.
+/// One case of one system: settings, results, and the samples behind them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Row {
-    /// What was measured.
+    /// The system that was measured.
     pub system: Subject,
-    /// What was measured, such as `reaction` or `pending`.
+    /// The measurement, such as `reaction` or `pending`.
     pub case: &'static str,
-    /// What was set, with units in the keys.
+    /// The settings, with units in the keys.
     pub parameters: Map<String, Value>,
-    /// What was found, with units in the keys; empty if the case failed.
+    /// The results, with units in the keys; empty if the case failed.
     pub figures: Map<String, Value>,
-    /// Why nothing was found.
+    /// Why there are no results.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     /// Raw samples in nanoseconds, in the order in which they were taken.
@@ -147,7 +147,7 @@ impl Row {
         }
     }
 
-    /// Returns how many samples stand behind the figures.
+    /// Returns the number of samples behind the figures.
     #[must_use]
     pub fn samples(&self) -> u64 {
         self.figures.get("samples").and_then(Value::as_u64).unwrap_or(0)
@@ -172,13 +172,13 @@ pub fn find<'a>(
     rows.iter().find(|row| row.is(system, case, key, value))
 }
 
-/// What a measurement gives.
+/// The outcome of a measurement.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Outcome {
     /// The rows, in the order in which cases were asked for.
     pub rows: Vec<Row>,
-    /// How the client was scheduled, if there was one that began.
+    /// How the client was scheduled, if one began.
     pub priority: Option<Priority>,
 }
 
@@ -186,11 +186,11 @@ pub struct Outcome {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// What the run ran on.
+    /// The machine of the run.
     pub machine: Machine,
     /// The command line.
     pub command: String,
-    /// The seed of all chance.
+    /// The seed of all randomness.
     pub seed: u64,
     /// How the client was scheduled.
     pub client_priority: Option<String>,

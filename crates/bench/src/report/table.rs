@@ -74,7 +74,7 @@ pub fn time(nanoseconds: f64) -> String {
 #[must_use]
 pub fn three_digits(value: f64) -> String {
     match value.abs() {
-        // What is not zero must not look like it.
+        // A nonzero value must not look like zero.
         v if v > 0.0 && v < 0.0005 => format!("{value:.1e}"),
         v if v == 0.0 || v >= 99.95 => format!("{value:.0}"),
         v if v >= 9.995 => format!("{value:.1}"),

@@ -71,7 +71,7 @@ impl Runner for Epoll {
             }
             self.poll_once(&poll, &mut events).map_err(Failure::io("polling"))?;
             for event in events.drain(..) {
-                // The listener's is none of them: it is asked in each round.
+                // The listener's is not among them: it is checked in each round.
                 let index = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
                 let Some(slot) = streams.get_mut(index) else { continue };
                 // Closing takes the connection out of epoll.

@@ -16,7 +16,7 @@ use crate::workload::switches::{SwitchCounts, SwitchPlan};
 
 const SOURCE: &str = include_str!("go.source.txt");
 
-/// What building it may take, the standard library included.
+/// The time limit for building it, including the standard library.
 const BUILDING: Duration = Duration::from_secs(300);
 
 /// Serves requests that compute, and nothing else.

@@ -1,5 +1,5 @@
-//! What runs the workloads in a child process: one implementation for all async runtimes, and those of
-//! peers that are none.
+//! Runs the workloads in a child process: one implementation for all async runtimes, and others for
+//! peers without one.
 
 mod epoll;
 mod generic;

@@ -1,6 +1,6 @@
 //! Plain kernel threads: one per connection, one per compute task, blocking calls everywhere.
 //!
-//! What the kernel's scheduler achieves with this is the mark for a runtime under load.
+//! The result of the kernel's scheduler is the mark for a runtime under load.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

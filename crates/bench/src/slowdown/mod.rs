@@ -114,7 +114,7 @@ impl SlowdownPlan {
     /// Measures all loads on all systems in turns, and simulates the oracles.
     ///
     /// # Errors
-    /// Those of the processes. A system that does not serve a load is no error: its row says so.
+    /// Those of the processes. A system that does not serve a load is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         self.systems.iter().try_for_each(|system| system.prepare())?;
         let pace = Pace::measure();

@@ -1,4 +1,4 @@
-//! What a scheduler could do that knows the sizes: simulated, in virtual time, without any cost of
+//! A scheduler that knows the sizes: simulated, in virtual time, without any cost of
 //! switching.
 
 use std::cmp::Reverse;

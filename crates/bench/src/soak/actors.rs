@@ -17,65 +17,71 @@ use vigie_detect::stock::channel::channel;
 use vigie_detect::stock::doorbell::doorbell;
 use vigie_runtime::{JoinHandle, time, yield_now};
 
-use super::tally::{Expected, Fault, World};
+use super::tally::{ActorContext, Expected, Fault};
 use crate::{clock, compute};
 
-/// Everybody who is to be waited for.
+/// The actors that are waited for.
 #[derive(Default)]
-pub(super) struct Cast {
+pub(super) struct ActorHandles {
     pub(super) tasks: Vec<JoinHandle<()>>,
     pub(super) threads: Vec<thread::JoinHandle<()>>,
 }
 
-/// The actors that a runtime may be dropped under: none needs anybody outside of it.
-pub(super) fn enter_alone(world: &World, random: &mut fastrand::Rng) -> io::Result<Cast> {
-    let mut cast = Cast::default();
+/// The actors under which a runtime may be dropped: none depends on anything outside it.
+pub(super) fn enter_alone(
+    context: &ActorContext,
+    random: &mut fastrand::Rng,
+) -> io::Result<ActorHandles> {
+    let mut handles = ActorHandles::default();
     for _ in 0..2 {
-        cast.tasks.push(world.act("yield", yield_often(world.clone())));
+        handles.tasks.push(context.act("yield", yield_often(context.clone())));
     }
     for _ in 0..2 {
-        pair(world, &mut cast, None)?;
-        cast.tasks.push(world.act("sleep", sleep_often(world.clone(), random.fork())));
+        pair(context, &mut handles, None)?;
+        handles.tasks.push(context.act("sleep", sleep_often(context.clone(), random.fork())));
     }
-    pair(world, &mut cast, Some(Duration::from_micros(random.u64(200..2000))))?;
-    cast.tasks.push(world.act("storm", storm(world.clone(), random.fork())));
-    cast.tasks.push(world.act("panic", panic_often(world.clone())));
-    cast.tasks.push(world.act("hog", hog(world.clone(), random.fork())));
-    cast.tasks.push(world.act("block", block(world.clone(), random.fork())));
-    Ok(cast)
+    pair(context, &mut handles, Some(Duration::from_micros(random.u64(200..2000))))?;
+    handles.tasks.push(context.act("storm", storm(context.clone(), random.fork())));
+    handles.tasks.push(context.act("panic", panic_often(context.clone())));
+    handles.tasks.push(context.act("hog", hog(context.clone(), random.fork())));
+    handles.tasks.push(context.act("block", block(context.clone(), random.fork())));
+    Ok(handles)
 }
 
 /// All actors.
-pub(super) fn enter_all(world: &World, random: &mut fastrand::Rng) -> io::Result<Cast> {
-    let mut cast = enter_alone(world, random)?;
+pub(super) fn enter_all(
+    context: &ActorContext,
+    random: &mut fastrand::Rng,
+) -> io::Result<ActorHandles> {
+    let mut handles = enter_alone(context, random)?;
     for _ in 0..2 {
         // As many handlers that hog as there are workers, and more.
-        pair(world, &mut cast, Some(Duration::from_micros(random.u64(200..2000))))?;
+        pair(context, &mut handles, Some(Duration::from_micros(random.u64(200..2000))))?;
     }
-    exchange(world, &mut cast, random)?;
-    serve(world, &mut cast, random)?;
-    ring(world, &mut cast)?;
-    wake(world, &mut cast);
-    cast.tasks.push(world.act("exec", exec(world.clone())));
-    Ok(cast)
+    exchange(context, &mut handles, random)?;
+    serve(context, &mut handles, random)?;
+    ring(context, &mut handles)?;
+    wake(context, &mut handles);
+    handles.tasks.push(context.act("exec", exec(context.clone())));
+    Ok(handles)
 }
 
-async fn yield_often(world: World) {
-    while !world.is_over() {
+async fn yield_often(context: ActorContext) {
+    while !context.is_over() {
         for _ in 0..1000 {
             yield_now().await;
         }
     }
 }
 
-async fn sleep_often(world: World, mut random: fastrand::Rng) {
-    let timers = world.tally.count("timers");
-    while !world.is_over() {
+async fn sleep_often(context: ActorContext, mut random: fastrand::Rng) {
+    let timers = context.tally.count("timers");
+    while !context.is_over() {
         let wait = Duration::from_micros(random.u64(0..1000));
         let begin = monotonic_now();
         time::sleep(wait).await;
         if monotonic_now() - begin < wait {
-            world.tally.violate(format!("a timer of {wait:?} was early"));
+            context.tally.violate(format!("a timer of {wait:?} was early"));
         }
         timers.fetch_add(1, Ordering::Relaxed);
     }
@@ -83,14 +89,14 @@ async fn sleep_often(world: World, mut random: fastrand::Rng) {
 
 async fn echo<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
-    world: World,
+    context: ActorContext,
     hog: Option<Duration>,
 ) -> io::Result<()> {
     loop {
         let number = stream.read_u64().await?;
         if let Some(time) = hog {
             // In the poll that the event has woken.
-            world.tally.fault(Fault::HogReacts);
+            context.tally.fault(Fault::HogReacts);
             compute::busy(time);
         }
         stream.write_u64(number).await?;
@@ -100,27 +106,31 @@ async fn echo<S: AsyncRead + AsyncWrite + Unpin>(
 /// Asks once, and checks the answer.
 async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
-    world: &World,
+    context: &ActorContext,
     number: u64,
 ) -> io::Result<()> {
     stream.write_u64(number).await?;
     let answer = stream.read_u64().await?;
     if answer != number {
-        world.tally.violate(format!("asked {number}, and {answer} was answered"));
+        context.tally.violate(format!("asked {number}, and {answer} was answered"));
     }
     Ok(())
 }
 
 /// Two tasks at the ends of a pair of Unix sockets; the one that answers may hog before it does.
-fn pair(world: &World, cast: &mut Cast, hog: Option<Duration>) -> io::Result<()> {
-    let (mut near, far) = UnixStream::pair_on(world.handle.server())?;
-    let answering = echo(far, world.clone(), hog);
-    cast.tasks.push(world.act("answer", async move {
+fn pair(
+    context: &ActorContext,
+    handles: &mut ActorHandles,
+    hog: Option<Duration>,
+) -> io::Result<()> {
+    let (mut near, far) = UnixStream::pair_on(context.handle.server())?;
+    let answering = echo(far, context.clone(), hog);
+    handles.tasks.push(context.act("answer", async move {
         // Ends with the other one's stream.
         let _ = answering.await;
     }));
-    let asking = world.clone();
-    cast.tasks.push(world.act("ask", async move {
+    let asking = context.clone();
+    handles.tasks.push(context.act("ask", async move {
         let pings = asking.tally.count("pings, Unix");
         let mut number = 0;
         while !asking.is_over() {
@@ -139,27 +149,31 @@ fn pair(world: &World, cast: &mut Cast, hog: Option<Duration>) -> io::Result<()>
 }
 
 /// Some tasks and a foreign thread send through one channel: each message arrives once, in its order.
-fn exchange(world: &World, cast: &mut Cast, random: &mut fastrand::Rng) -> io::Result<()> {
+fn exchange(
+    context: &ActorContext,
+    handles: &mut ActorHandles,
+    random: &mut fastrand::Rng,
+) -> io::Result<()> {
     const SENDERS: usize = 3;
-    let (sender, receiver) = channel::<(usize, u64)>(world.handle.server(), random.usize(1..64))
+    let (sender, receiver) = channel::<(usize, u64)>(context.handle.server(), random.usize(1..64))
         .map_err(io::Error::other)?;
     let sent: Arc<[AtomicU64; SENDERS]> = Arc::default();
     for index in 1..SENDERS {
-        let (sender, sent, world_) = (sender.clone(), Arc::clone(&sent), world.clone());
-        cast.tasks.push(world.act("send", async move {
-            while !world_.is_over() {
+        let (sender, sent, context_) = (sender.clone(), Arc::clone(&sent), context.clone());
+        handles.tasks.push(context.act("send", async move {
+            while !context_.is_over() {
                 let number = sent[index].load(Ordering::Relaxed);
                 match sender.try_send((index, number)) {
                     Ok(()) => sent[index].store(number + 1, Ordering::Relaxed),
                     Err(refused) if refused.is_full() => {}
-                    Err(_) => return world_.tally.violate("a channel closed early"),
+                    Err(_) => return context_.tally.violate("a channel closed early"),
                 }
                 yield_now().await;
             }
         }));
     }
-    let (foreign, entered) = (world.clone(), Arc::clone(&sent));
-    cast.threads.push(thread::spawn(move || {
+    let (foreign, entered) = (context.clone(), Arc::clone(&sent));
+    handles.threads.push(thread::spawn(move || {
         while !foreign.is_over() {
             let number = entered[0].fetch_add(1, Ordering::Relaxed);
             if sender.send_blocking((0, number)).is_err() {
@@ -171,60 +185,64 @@ fn exchange(world: &World, cast: &mut Cast, random: &mut fastrand::Rng) -> io::R
             }
         }
     }));
-    let world_ = world.clone();
-    cast.tasks.push(world.act("receive", async move {
-        let messages = world_.tally.count("messages");
+    let context_ = context.clone();
+    handles.tasks.push(context.act("receive", async move {
+        let messages = context_.tally.count("messages");
         let mut expected = [0; SENDERS];
         loop {
             match receiver.wait(()).await {
                 Ok(Some((index, number))) => {
                     if number != expected[index] {
                         let expected = expected[index];
-                        world_.tally.violate(format!("message {number} instead of {expected}"));
+                        context_.tally.violate(format!("message {number} instead of {expected}"));
                     }
                     expected[index] = number + 1;
                     messages.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(None) => break,
-                Err(error) => return world_.tally.violate(format!("a channel: {error}")),
+                Err(error) => return context_.tally.violate(format!("a channel: {error}")),
             }
         }
         let sent = sent.each_ref().map(|count| count.load(Ordering::SeqCst));
         if sent != expected {
-            world_.tally.violate(format!("sent {sent:?}, received {expected:?}"));
+            context_.tally.violate(format!("sent {sent:?}, received {expected:?}"));
         }
     }));
     Ok(())
 }
 
 /// A server and clients, of which most reset their connections.
-fn serve(world: &World, cast: &mut Cast, random: &mut fastrand::Rng) -> io::Result<()> {
+fn serve(
+    context: &ActorContext,
+    handles: &mut ActorHandles,
+    random: &mut fastrand::Rng,
+) -> io::Result<()> {
     let any = ([127, 0, 0, 1], 0).into();
-    let listener = TcpListener::bind_on(world.handle.server(), any)?;
+    let listener = TcpListener::bind_on(context.handle.server(), any)?;
     let address = listener.local_addr()?;
     let left = Arc::new(AtomicU64::new(0));
     for _ in 0..3 {
-        let (world_, mut random, left) = (world.clone(), random.fork(), Arc::clone(&left));
+        let (context_, mut random, left) = (context.clone(), random.fork(), Arc::clone(&left));
         left.fetch_add(1, Ordering::SeqCst);
-        cast.tasks.push(world.act("client", async move {
-            while !world_.is_over() {
+        handles.tasks.push(context.act("client", async move {
+            while !context_.is_over() {
                 // Without descriptors or ports, later.
-                if let Ok(stream) = TcpStream::connect_on(world_.handle.server(), address).await {
-                    visit(stream, &world_, &mut random).await;
+                if let Ok(stream) = TcpStream::connect_on(context_.handle.server(), address).await {
+                    visit(stream, &context_, &mut random).await;
                 }
                 time::sleep(Duration::from_millis(10)).await;
             }
             left.fetch_sub(1, Ordering::SeqCst);
         }));
     }
-    let world_ = world.clone();
-    cast.tasks.push(world.act("server", async move {
+    let context_ = context.clone();
+    handles.tasks.push(context.act("server", async move {
         let mut visits = Vec::new();
         while left.load(Ordering::SeqCst) > 0 {
             let accepted = time::timeout(Duration::from_millis(20), listener.accept()).await;
             match accepted {
                 Ok(Ok((stream, _))) => {
-                    visits.push(world_.spawn(echo(stream, world_.clone(), None)));
+                    visits.push(context_.spawn(echo(stream, context_.clone(), None)));
                 }
                 // No descriptors: they come back.
                 Ok(Err(_)) => time::sleep(Duration::from_millis(1)).await,
@@ -232,23 +250,23 @@ fn serve(world: &World, cast: &mut Cast, random: &mut fastrand::Rng) -> io::Resu
             }
             if visits.len() > 64 {
                 for visit in visits.drain(..32) {
-                    world_.enter("a connection", visit.await, Expected::End);
+                    context_.enter("a connection", visit.await, Expected::End);
                 }
             }
         }
         for visit in visits {
-            world_.enter("a connection", visit.await, Expected::End);
+            context_.enter("a connection", visit.await, Expected::End);
         }
     }));
     Ok(())
 }
 
-async fn visit(mut stream: TcpStream, world: &World, random: &mut fastrand::Rng) {
-    let pings = world.tally.count("pings, TCP");
+async fn visit(mut stream: TcpStream, context: &ActorContext, random: &mut fastrand::Rng) {
+    let pings = context.tally.count("pings, TCP");
     for number in 0..random.u64(10..100) {
-        if ask(&mut stream, world, number).await.is_err() {
-            // Fine if there was no thread to answer, which is compared in the end.
-            world.life.broken.fetch_add(1, Ordering::SeqCst);
+        if ask(&mut stream, context, number).await.is_err() {
+            // Allowed if there was no thread to answer, which is checked at the end.
+            context.state.broken.fetch_add(1, Ordering::SeqCst);
             return;
         }
         pings.fetch_add(1, Ordering::Relaxed);
@@ -257,18 +275,18 @@ async fn visit(mut stream: TcpStream, world: &World, random: &mut fastrand::Rng)
         // In the middle of a message or of its answer.
         let _ = stream.write_u64(random.u64(..)).await;
         if stream.set_linger(Some(Duration::ZERO)).is_ok() {
-            world.tally.fault(Fault::Reset);
+            context.tally.fault(Fault::Reset);
         }
     }
 }
 
 /// Tasks come and go; some are aborted, wherever they are.
-async fn storm(world: World, mut random: fastrand::Rng) {
-    while !world.is_over() {
+async fn storm(context: ActorContext, mut random: fastrand::Rng) {
+    while !context.is_over() {
         let mut tasks = Vec::new();
         for _ in 0..random.usize(1..32) {
             let (kind, amount) = (random.u8(..4), random.u64(0..50));
-            let task = world.spawn(async move {
+            let task = context.spawn(async move {
                 match kind {
                     0 => pending().await,
                     1 => time::sleep(Duration::from_micros(amount * 10)).await,
@@ -287,45 +305,45 @@ async fn storm(world: World, mut random: fastrand::Rng) {
         for (task, is_aborted, _) in &tasks {
             if *is_aborted {
                 task.abort();
-                world.tally.fault(Fault::Abort);
+                context.tally.fault(Fault::Abort);
             }
         }
         for (task, is_aborted, kind) in tasks {
-            *world.life.awaited.lock().unwrap_or_else(PoisonError::into_inner) =
+            *context.state.awaited.lock().unwrap_or_else(PoisonError::into_inner) =
                 format!("a task of kind {kind}, aborted: {is_aborted}, {task:?}");
             let expected = if is_aborted { Expected::EndOrCancel } else { Expected::End };
-            world.enter("a task of a storm", task.await, expected);
+            context.enter("a task of a storm", task.await, expected);
         }
     }
 }
 
-/// What planted panics say.
+/// The message of planted panics.
 pub(super) const PLANTED: &str = "planted";
 
-async fn panic_often(world: World) {
-    while !world.is_over() {
-        let task = world.spawn(async {
+async fn panic_often(context: ActorContext) {
+    while !context.is_over() {
+        let task = context.spawn(async {
             yield_now().await;
             std::panic::panic_any(PLANTED);
         });
-        world.tally.fault(Fault::Panic);
+        context.tally.fault(Fault::Panic);
         let answer: Result<(), _> = task.await;
-        world.enter("a task that panics", answer, Expected::Panic);
+        context.enter("a task that panics", answer, Expected::Panic);
         time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-async fn hog(world: World, mut random: fastrand::Rng) {
-    while !world.is_over() {
-        world.tally.fault(Fault::HogComputes);
+async fn hog(context: ActorContext, mut random: fastrand::Rng) {
+    while !context.is_over() {
+        context.tally.fault(Fault::HogComputes);
         compute::busy(Duration::from_micros(random.u64(100..3000)));
         time::sleep(Duration::from_millis(random.u64(1..20))).await;
     }
 }
 
-async fn block(world: World, mut random: fastrand::Rng) {
-    while !world.is_over() {
-        world.tally.fault(Fault::HogBlocks);
+async fn block(context: ActorContext, mut random: fastrand::Rng) {
+    while !context.is_over() {
+        context.tally.fault(Fault::HogBlocks);
         let tv_nsec = random.i64(100_000..3_000_000);
         let time = rustix::event::Timespec { tv_sec: 0, tv_nsec };
         // A signal may end it.
@@ -334,29 +352,32 @@ async fn block(world: World, mut random: fastrand::Rng) {
     }
 }
 
-async fn exec(world: World) {
-    while !world.is_over() {
+async fn exec(context: ActorContext) {
+    while !context.is_over() {
         let null = Stdio::null;
         let ran = Command::new("true").stdin(null()).stdout(null()).stderr(null()).status();
         match ran {
-            Ok(status) if status.success() => world.tally.fault(Fault::Exec),
-            Ok(status) => world.tally.violate(format!("`true` ended with {status}")),
+            Ok(status) if status.success() => context.tally.fault(Fault::Exec),
+            Ok(status) => context.tally.violate(format!("`true` ended with {status}")),
             // No descriptors or no memory for a while.
             Err(_) => {
-                world.tally.count("programs that could not start").fetch_add(1, Ordering::Relaxed);
+                context
+                    .tally
+                    .count("programs that could not start")
+                    .fetch_add(1, Ordering::Relaxed);
             }
         }
         time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// A foreign thread presses, a task waits: each ring is taken once.
-fn ring(world: &World, cast: &mut Cast) -> io::Result<()> {
-    let (button, bell) = doorbell(world.handle.server()).map_err(io::Error::other)?;
+/// A foreign thread rings a doorbell, a task waits: each ring is taken once.
+fn ring(context: &ActorContext, handles: &mut ActorHandles) -> io::Result<()> {
+    let (button, bell) = doorbell(context.handle.server()).map_err(io::Error::other)?;
     let pressed = Arc::new(AtomicU64::new(0));
     let is_last = Arc::new(AtomicBool::new(false));
-    let (foreign, count, last) = (world.clone(), Arc::clone(&pressed), Arc::clone(&is_last));
-    cast.threads.push(thread::spawn(move || {
+    let (foreign, count, last) = (context.clone(), Arc::clone(&pressed), Arc::clone(&is_last));
+    handles.threads.push(thread::spawn(move || {
         loop {
             let is_over = foreign.is_over();
             count.fetch_add(1, Ordering::SeqCst);
@@ -369,13 +390,13 @@ fn ring(world: &World, cast: &mut Cast) -> io::Result<()> {
             clock::sleep(Duration::from_micros(100));
         }
     }));
-    let world_ = world.clone();
-    cast.tasks.push(world.act("bell", async move {
-        let rings = world_.tally.count("rings");
+    let context_ = context.clone();
+    handles.tasks.push(context.act("bell", async move {
+        let rings = context_.tally.count("rings");
         let mut taken = 0;
         while !(is_last.load(Ordering::SeqCst) && taken == pressed.load(Ordering::SeqCst)) {
             if let Err(error) = bell.wait(()).await {
-                return world_.tally.violate(format!("a bell: {error}"));
+                return context_.tally.violate(format!("a bell: {error}"));
             }
             taken += 1;
             rings.fetch_add(1, Ordering::Relaxed);
@@ -384,35 +405,36 @@ fn ring(world: &World, cast: &mut Cast) -> io::Result<()> {
     Ok(())
 }
 
-/// What a foreign thread leaves for a task: a number, the last one or not, and whom to wake.
+/// Data that a foreign thread leaves for a task: a number, whether it is the last one, and the
+/// waker to call.
 #[derive(Default)]
-struct Letter {
+struct WakeMessage {
     number: u64,
     is_last: bool,
     waker: Option<Waker>,
 }
 
 /// A foreign thread wakes a task by its waker alone, and waits until it was there.
-fn wake(world: &World, cast: &mut Cast) {
-    let letter: Arc<Mutex<Letter>> = Arc::default();
+fn wake(context: &ActorContext, handles: &mut ActorHandles) {
+    let message: Arc<Mutex<WakeMessage>> = Arc::default();
     let (answer, answers) = std::sync::mpsc::channel();
-    let (foreign, desk) = (world.clone(), Arc::clone(&letter));
-    cast.threads.push(thread::spawn(move || {
+    let (foreign, desk) = (context.clone(), Arc::clone(&message));
+    handles.threads.push(thread::spawn(move || {
         let mut number = 0;
         loop {
             number += 1;
             let is_last = foreign.is_over();
             let waker = {
-                let mut letter = desk.lock().unwrap_or_else(PoisonError::into_inner);
-                letter.number = number;
-                letter.is_last = is_last;
-                letter.waker.take()
+                let mut message = desk.lock().unwrap_or_else(PoisonError::into_inner);
+                message.number = number;
+                message.is_last = is_last;
+                message.waker.take()
             };
             if let Some(waker) = waker {
                 foreign.tally.fault(Fault::ForeignWake);
                 waker.wake();
             }
-            // A wake that is lost ends here, under the eyes of the watchdog.
+            // A lost wake-up stops here, and the watchdog reports it.
             match answers.recv() {
                 Ok(answer) if answer == number => {}
                 Ok(answer) => foreign.tally.violate(format!("woken for {number}, saw {answer}")),
@@ -425,17 +447,17 @@ fn wake(world: &World, cast: &mut Cast) {
             clock::sleep(Duration::from_micros(100));
         }
     }));
-    let world_ = world.clone();
-    cast.tasks.push(world.act("letters", async move {
-        let letters = world_.tally.count("letters");
+    let context_ = context.clone();
+    handles.tasks.push(context.act("letters", async move {
+        let letters = context_.tally.count("letters");
         let mut read = 0;
         loop {
             let (number, is_last) = poll_fn(|cx| {
-                let mut letter = letter.lock().unwrap_or_else(PoisonError::into_inner);
-                if letter.number > read {
-                    return Poll::Ready((letter.number, letter.is_last));
+                let mut message = message.lock().unwrap_or_else(PoisonError::into_inner);
+                if message.number > read {
+                    return Poll::Ready((message.number, message.is_last));
                 }
-                letter.waker = Some(cx.waker().clone());
+                message.waker = Some(cx.waker().clone());
                 Poll::Pending
             })
             .await;

@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 use vigie_runtime::{BuildError, Flavor, KernelHelp, Runtime, time};
 
 use self::actors::PLANTED;
-use self::tally::{Expected, Fault, Life, Tally, World};
+use self::tally::{ActorContext, Expected, Fault, RuntimeState, Tally};
 use crate::clock;
 use crate::report::table::Table;
 
 /// How long a turn may take beside its time before it counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A turn that takes so much longer than its time is shown with its phases.
+/// A turn that exceeds its time by this much is shown with its phases.
 const SLOW: Duration = Duration::from_secs(2);
 
 /// How often the progress is shown.
@@ -40,7 +40,7 @@ const PROGRESS: Duration = Duration::from_secs(10);
 pub struct SoakPlan {
     /// At least this long, and until each flavor has had its turn.
     pub time: Duration,
-    /// At least so many task switches.
+    /// The minimum number of task switches.
     pub switches: u64,
     /// The time of one turn.
     pub turn: Duration,
@@ -48,7 +48,7 @@ pub struct SoakPlan {
     pub seed: u64,
 }
 
-/// What a run has seen.
+/// The observations of a run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SoakReport {
@@ -58,7 +58,7 @@ pub struct SoakReport {
     pub time: Duration,
     /// Polls of tasks.
     pub switches: u64,
-    /// What must not happen, and did.
+    /// Violations: events that must not happen.
     pub violations: Vec<String>,
     tally: Arc<Tally>,
 }
@@ -70,8 +70,8 @@ impl SoakPlan {
         Self { time, switches: 0, turn: Duration::from_secs(5), seed }
     }
 
-    /// Runs all turns, up to the first in which something is wrong. Each turn and every ten seconds are
-    /// told to `say`. A turn that hangs ends the process with status 1.
+    /// Runs all turns, up to the first in which something is wrong. Each turn, and the progress every
+    /// ten seconds, are passed to `say`. A turn that hangs ends the process with status 1.
     pub fn run(&self, say: &mut dyn FnMut(&str)) -> SoakReport {
         hide_planted_panics();
         outside::give_up_privilege();
@@ -81,23 +81,23 @@ impl SoakPlan {
         let mut turns = 0;
         while turns < 4 || begin.elapsed() < self.time || tally.switches() < self.switches {
             let seed = self.seed.wrapping_add(turns);
-            let shape = Shape::of_turn(seed);
+            let shape = RuntimeShape::of_turn(seed);
             say(&format!("turn {turns}: --seed {seed}: {shape:?}"));
-            let life = Arc::<Life>::default();
+            let state = Arc::<RuntimeState>::default();
             let phases = Arc::<Phases>::default();
             let (done, is_done) = mpsc::channel();
-            let turn = Turn {
+            let turn = SoakRun {
                 shape,
                 time: self.turn,
                 tally: Arc::clone(&tally),
-                life: Arc::clone(&life),
+                state: Arc::clone(&state),
                 phases: Arc::clone(&phases),
             };
             let thread = thread::spawn(move || {
                 turn.run(seed);
                 let _ = done.send(());
             });
-            let deadline = clock::now() + self.turn + PATIENCE;
+            let deadline = clock::now() + self.turn + TIMEOUT;
             loop {
                 let until = next_progress.min(deadline).saturating_duration_since(clock::now());
                 match is_done.recv_timeout(until) {
@@ -105,7 +105,7 @@ impl SoakPlan {
                     // It has panicked.
                     Err(RecvTimeoutError::Disconnected) => break,
                     Err(RecvTimeoutError::Timeout) if clock::now() >= deadline => {
-                        hang(seed, &life, &phases);
+                        hang(seed, &state, &phases);
                     }
                     Err(RecvTimeoutError::Timeout) => {
                         next_progress += PROGRESS;
@@ -159,9 +159,9 @@ impl SoakReport {
     }
 }
 
-/// What a runtime is like.
+/// The properties of a runtime.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct RuntimeShape {
     flavor: Flavor,
     workers: usize,
     reserve_threads: usize,
@@ -171,7 +171,7 @@ struct Shape {
     is_tiny: bool,
 }
 
-impl Shape {
+impl RuntimeShape {
     fn random(random: &mut fastrand::Rng) -> Self {
         Self {
             flavor: Flavor::Hybrid,
@@ -214,22 +214,22 @@ impl Shape {
     }
 }
 
-/// What a turn did when.
+/// The phases of a turn, with their times.
 type Phases = Mutex<Vec<(&'static str, Instant)>>;
 
 fn enter(phases: &Phases, phase: &'static str) {
     phases.lock().unwrap_or_else(PoisonError::into_inner).push((phase, clock::now()));
 }
 
-struct Turn {
-    shape: Shape,
+struct SoakRun {
+    shape: RuntimeShape,
     time: Duration,
     tally: Arc<Tally>,
-    life: Arc<Life>,
+    state: Arc<RuntimeState>,
     phases: Arc<Phases>,
 }
 
-impl Turn {
+impl SoakRun {
     fn enter(&self, phase: &'static str) {
         enter(&self.phases, phase);
     }
@@ -242,21 +242,21 @@ impl Turn {
             Ok(runtime) => runtime,
             Err(error) => return tally.violate(format!("no runtime: {error}")),
         };
-        let world = World {
+        let context = ActorContext {
             tally: Arc::clone(tally),
-            life: Arc::clone(&self.life),
+            state: Arc::clone(&self.state),
             handle: runtime.handle().clone(),
         };
-        let cast = match actors::enter_all(&world, &mut random) {
-            Ok(cast) => cast,
+        let handles = match actors::enter_all(&context, &mut random) {
+            Ok(handles) => handles,
             Err(error) => return tally.violate(format!("no sockets: {error}")),
         };
         let rounds = Arc::new(AtomicU64::new(0));
         let harm = {
-            let (tally, life, rounds) =
-                (Arc::clone(tally), Arc::clone(&self.life), Arc::clone(&rounds));
+            let (tally, state, rounds) =
+                (Arc::clone(tally), Arc::clone(&self.state), Arc::clone(&rounds));
             let phases = Arc::clone(&self.phases);
-            thread::spawn(move || outside::harm(&tally, &life, &phases, &rounds, &mut random))
+            thread::spawn(move || outside::harm(&tally, &state, &phases, &rounds, &mut random))
         };
         self.enter("works");
         runtime.block_on(async {
@@ -265,26 +265,26 @@ impl Turn {
                 time::sleep(Duration::from_millis(1)).await;
             }
             self.enter("waits for its actors");
-            self.life.end();
-            for task in cast.tasks {
-                world.enter("an actor", task.await, Expected::End);
+            self.state.end();
+            for task in handles.tasks {
+                context.enter("an actor", task.await, Expected::End);
             }
         });
         self.enter("waits for foreign threads");
-        for thread in cast.threads.into_iter().chain([harm]) {
+        for thread in handles.threads.into_iter().chain([harm]) {
             if thread.join().is_err() {
                 tally.violate("a foreign thread panicked");
             }
         }
         self.enter("ends its runtime");
-        if let Err(error) = runtime.shutdown_timeout(PATIENCE / 2) {
+        if let Err(error) = runtime.shutdown_timeout(TIMEOUT / 2) {
             tally.violate(format!("a runtime did not end: {error}"));
         }
-        let (begun, gone) = self.life.tasks();
+        let (begun, gone) = self.state.tasks();
         if begun != gone {
             tally.violate(format!("{begun} tasks made, {gone} gone"));
         }
-        let (broken, refused) = (&self.life.broken, &self.life.refused);
+        let (broken, refused) = (&self.state.broken, &self.state.refused);
         if broken.load(Ordering::SeqCst) > refused.load(Ordering::SeqCst) {
             tally.violate(format!("{broken:?} connections broke, {refused:?} tasks were refused"));
         }
@@ -302,15 +302,15 @@ fn progress(begin: Instant, turns: u64, tally: &Tally) -> String {
 }
 
 /// Shows what hangs, and ends the process.
-fn hang(seed: u64, life: &Life, phases: &Phases) -> ! {
-    let (begun, gone) = life.tasks();
+fn hang(seed: u64, state: &RuntimeState, phases: &Phases) -> ! {
+    let (begun, gone) = state.tasks();
     let phases = phases.lock().unwrap_or_else(PoisonError::into_inner);
     let phase = phases.last().map_or("begins", |(phase, _)| *phase);
     eprintln!("HANG: --seed {seed}: the turn {phase}; {begun} tasks made, {gone} gone");
-    eprintln!("  actors that have not ended: {:?}", life.present());
+    eprintln!("  actors that have not ended: {:?}", state.present());
     eprintln!(
         "  the storm waits for {}",
-        life.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+        state.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     );
     for thread in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
         let read = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
@@ -327,7 +327,7 @@ fn hang(seed: u64, life: &Life, phases: &Phases) -> ! {
     process::exit(1);
 }
 
-/// Thousands of messages of planted panics help nobody.
+/// Silences the thousands of messages of planted panics.
 fn hide_planted_panics() {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

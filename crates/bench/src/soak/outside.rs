@@ -1,4 +1,4 @@
-//! What happens to the process from outside of its runtimes: signals, limits, and runtimes that end in
+//! Disturbances of the process from outside its runtimes: signals, limits, and runtimes that end in
 //! the middle of their work.
 #![expect(unsafe_code, reason = "no safe call sends a signal to one thread, or changes the user")]
 
@@ -14,8 +14,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vigie_runtime::{Flavor, Runtime};
 
 use super::actors;
-use super::tally::{Fault, Life, Tally, World};
-use super::{Phases, Shape, enter};
+use super::tally::{ActorContext, Fault, RuntimeState, Tally};
+use super::{Phases, RuntimeShape, enter};
 use crate::clock;
 
 /// How long a runtime that is dropped may take for its end.
@@ -24,14 +24,14 @@ const SHUTDOWN: Duration = Duration::from_secs(30);
 /// Harms the process until the life is over; `rounds` counts how often each kind of harm was done.
 pub(super) fn harm(
     tally: &Arc<Tally>,
-    life: &Life,
+    state: &RuntimeState,
     phases: &Phases,
     rounds: &AtomicU64,
     random: &mut fastrand::Rng,
 ) {
     for round in 0.. {
         for kind in 0..4 {
-            if life.is_over() && round > 0 {
+            if state.is_over() && round > 0 {
                 return;
             }
             match kind {
@@ -46,7 +46,7 @@ pub(super) fn harm(
     }
 }
 
-/// Sends signals to some of our threads: to each the one that runtimes use, and one that nobody handles.
+/// Sends each of our threads a signal: the one that runtimes use, or one without a handler.
 fn send_signals(tally: &Tally, random: &mut fastrand::Rng) {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
     for thread in threads.flatten() {
@@ -56,7 +56,7 @@ fn send_signals(tally: &Tally, random: &mut fastrand::Rng) {
         };
         let signal = if random.bool() { libc::SIGURG } else { libc::SIGWINCH };
         let group = process::id().cast_signed();
-        // SAFETY: the call takes numbers alone. Both signals are ignored where nobody handles them.
+        // SAFETY: the call takes only numbers. Both signals are ignored by default.
         let sent = unsafe { libc::syscall(libc::SYS_tgkill, group, number, signal) };
         if sent == 0 {
             tally.fault(Fault::Signal);
@@ -96,15 +96,17 @@ fn exhaust_descriptors(tally: &Tally, random: &mut fastrand::Rng) {
     drop(limited);
 }
 
-/// A user who may have no thread more, which root always may: nobody, on all Unix systems.
+/// An unprivileged user, subject to the limit of threads, unlike root: number 65534 on all Unix
+/// systems.
 const NOBODY: libc::uid_t = 65534;
 
-/// Lets the process of a superuser be nobody's from now on, so that the kernel may refuse it threads.
-/// Once, and before there are threads that begin and end: the C library changes them one by one.
+/// Makes the process of a superuser unprivileged from now on, so that the kernel may refuse it
+/// threads. Once, and before there are threads that begin and end: the C library changes them one by
+/// one.
 pub(super) fn give_up_privilege() {
     // SAFETY: the call takes nothing.
     if unsafe { libc::geteuid() } == 0 {
-        // SAFETY: the call takes numbers alone.
+        // SAFETY: the call takes only numbers.
         unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) };
     }
 }
@@ -124,7 +126,7 @@ fn refuse_threads(tally: &Tally, random: &mut fastrand::Rng) {
 /// Lets a runtime work for a moment, and drops it then. Nothing of it is left.
 fn drop_at_work(tally: &Arc<Tally>, round: usize, phases: &Phases, random: &mut fastrand::Rng) {
     let begin = clock::now();
-    let mut shape = Shape::random(random);
+    let mut shape = RuntimeShape::random(random);
     shape.flavor = [Flavor::Hybrid, Flavor::KernelLevel, Flavor::UserLevel][round % 3];
     if round == 0 {
         shape.has_help = false;
@@ -134,27 +136,27 @@ fn drop_at_work(tally: &Arc<Tally>, round: usize, phases: &Phases, random: &mut 
         Ok(runtime) => runtime,
         Err(error) => return tally.violate(format!("a runtime could not be built: {error}")),
     };
-    let life = Arc::new(Life::doomed());
-    let world = World {
+    let state = Arc::new(RuntimeState::doomed());
+    let context = ActorContext {
         tally: Arc::clone(tally),
-        life: Arc::clone(&life),
+        state: Arc::clone(&state),
         handle: runtime.handle().clone(),
     };
-    let cast = actors::enter_alone(&world, random);
+    let handles = actors::enter_alone(&context, random);
     let time = Duration::from_micros(random.u64(0..10_000));
     if shape.flavor == Flavor::UserLevel {
         runtime.block_on(vigie_runtime::time::sleep(time));
     } else {
         clock::sleep(time);
     }
-    match cast {
+    match handles {
         // Their handles go before or after the runtime.
-        Ok(cast) if random.bool() => {
+        Ok(handles) if random.bool() => {
             end(runtime, tally, random);
-            drop(cast);
+            drop(handles);
         }
-        Ok(cast) => {
-            drop(cast);
+        Ok(handles) => {
+            drop(handles);
             end(runtime, tally, random);
         }
         Err(error) => tally.violate(format!("no sockets for a runtime: {error}")),
@@ -163,7 +165,7 @@ fn drop_at_work(tally: &Arc<Tally>, round: usize, phases: &Phases, random: &mut 
         eprintln!("slow: {shape:?} took {:?} for its end", begin.elapsed());
         enter(phases, "a runtime was dropped slowly");
     }
-    let (begun, gone) = life.tasks();
+    let (begun, gone) = state.tasks();
     if begun != gone {
         tally.violate(format!("{shape:?} dropped: {begun} tasks made, {gone} gone"));
     }

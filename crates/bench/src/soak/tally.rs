@@ -1,4 +1,4 @@
-//! What is counted: switches, messages, ends of tasks, faults; and what must not happen.
+//! Counts of switches, messages, ended tasks and faults; and violations.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use vigie_runtime::{Handle, JoinError, JoinHandle};
 
-/// What is done to a runtime beside its work.
+/// The faults inflicted on a runtime beside its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Panic,
@@ -104,9 +104,9 @@ impl Tally {
     }
 }
 
-/// What the tasks of one runtime share.
+/// State shared by the tasks of one runtime.
 #[derive(Debug, Default)]
-pub(super) struct Life {
+pub(super) struct RuntimeState {
     is_over: AtomicBool,
     /// What a storm waits for, to be shown if it hangs.
     pub(super) awaited: Mutex<String>,
@@ -114,15 +114,16 @@ pub(super) struct Life {
     is_doomed: bool,
     begun: AtomicU64,
     gone: AtomicU64,
-    /// Tasks that no thread was given for; connections that broke although nobody reset them.
+    /// Tasks for which the kernel refused a thread; connections that broke although neither end
+    /// reset them.
     pub(super) refused: AtomicU64,
     pub(super) broken: AtomicU64,
     /// The actors that are waited for: name, and whether it has ended.
     actors: Mutex<Vec<(&'static str, Arc<AtomicBool>)>>,
 }
 
-impl Life {
-    /// The life of a runtime that will be dropped at work.
+impl RuntimeState {
+    /// The life of a runtime that is dropped while it works.
     pub(super) fn doomed() -> Self {
         Self { is_doomed: true, ..Self::default() }
     }
@@ -151,11 +152,11 @@ impl Life {
     }
 }
 
-/// What an actor knows.
+/// The state of an actor.
 #[derive(Clone, Debug)]
-pub(super) struct World {
+pub(super) struct ActorContext {
     pub(super) tally: Arc<Tally>,
-    pub(super) life: Arc<Life>,
+    pub(super) state: Arc<RuntimeState>,
     pub(super) handle: Handle,
 }
 
@@ -167,9 +168,9 @@ pub(super) enum Expected {
     Panic,
 }
 
-impl World {
+impl ActorContext {
     pub(super) fn is_over(&self) -> bool {
-        self.life.is_over()
+        self.state.is_over()
     }
 
     /// Spawns a task whose polls and end are counted.
@@ -178,11 +179,11 @@ impl World {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.life.begun.fetch_add(1, Ordering::SeqCst);
+        self.state.begun.fetch_add(1, Ordering::SeqCst);
         let stripe = self.tally.next_stripe.fetch_add(1, Ordering::Relaxed) % STRIPES;
-        let witness = Witness(Arc::clone(&self.life));
+        let guard = TaskGuard(Arc::clone(&self.state));
         let tally = Arc::clone(&self.tally);
-        self.handle.spawn(Counted { future: Box::pin(future), tally, stripe, _witness: witness })
+        self.handle.spawn(Counted { future: Box::pin(future), tally, stripe, _guard: guard })
     }
 
     /// Spawns a task that ends soon after the life is over.
@@ -191,7 +192,7 @@ impl World {
         F: Future<Output = ()> + Send + 'static,
     {
         let end = Arc::new(AtomicBool::new(false));
-        let mut actors = self.life.actors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut actors = self.state.actors.lock().unwrap_or_else(PoisonError::into_inner);
         actors.push((name, Arc::clone(&end)));
         drop(actors);
         self.spawn(async move {
@@ -205,12 +206,12 @@ impl World {
         let (name, is_fine) = match &answer {
             Ok(_) => ("tasks that ended", expected != Expected::Panic),
             Err(error) if error.is_refused() => {
-                self.life.refused.fetch_add(1, Ordering::SeqCst);
+                self.state.refused.fetch_add(1, Ordering::SeqCst);
                 ("tasks refused", true)
             }
             Err(error) if error.is_panic() => ("tasks that panicked", expected == Expected::Panic),
             Err(_) => {
-                let is_fine = expected == Expected::EndOrCancel || self.life.is_doomed;
+                let is_fine = expected == Expected::EndOrCancel || self.state.is_doomed;
                 ("tasks cancelled", is_fine)
             }
         };
@@ -222,9 +223,9 @@ impl World {
     }
 }
 
-struct Witness(Arc<Life>);
+struct TaskGuard(Arc<RuntimeState>);
 
-impl Drop for Witness {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         self.0.gone.fetch_add(1, Ordering::SeqCst);
     }
@@ -235,7 +236,7 @@ struct Counted<F> {
     future: Pin<Box<F>>,
     tally: Arc<Tally>,
     stripe: usize,
-    _witness: Witness,
+    _guard: TaskGuard,
 }
 
 impl<F: Future> Future for Counted<F> {

@@ -10,7 +10,7 @@ use crate::error::Failure;
 /// Size of the echo's buffer; messages have eight bytes.
 const BUFFER_BYTES: usize = 1024;
 
-/// A task of a type that nobody names.
+/// A task of an unnamed type.
 pub type BoxedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// An async runtime, as far as the workloads use it.
@@ -36,7 +36,7 @@ pub trait AsyncSystem: Sized + 'static {
         F: Future + Send,
         F::Output: Send;
 
-    /// Starts a task that nobody waits for.
+    /// Starts a detached task.
     fn spawn<F>(future: F)
     where
         F: Future<Output = ()> + Send + 'static;

@@ -1,4 +1,4 @@
-//! What a process does whose timers are measured.
+//! The process whose timers are measured.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use crate::clock::{self, nanoseconds};
 use crate::error::Failure;
 use crate::host::realtime::{self, Priority};
 use crate::host::usage::Usage;
-use crate::process::say_found;
+use crate::process::print_result;
 use crate::schedulers::System;
 use crate::system;
 use crate::system::AsyncSystem;
@@ -24,7 +24,7 @@ use crate::system::vigie::{Setting, Vigie, VigieHybrid, VigieUserLevel};
 /// How long timers run before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// One timer in so many has its lateness taken.
+/// The lateness of one timer in this many is recorded.
 const LATENESS_ONE_IN: u64 = 16;
 
 /// The most times that are kept of one task.
@@ -70,7 +70,7 @@ impl<S: system::tokio::Scheduler> TimerSystem for Tokio<S> {
     }
 }
 
-/// What the tasks have done so far.
+/// The progress of the tasks.
 #[derive(Debug, Default)]
 struct Seen {
     fired: AtomicU64,
@@ -102,7 +102,7 @@ pub(crate) fn run_here(plan: &TimerPlan) -> Result<(), Failure> {
             reason: "its timers are not measured".to_owned(),
         }),
     }?;
-    say_found(&figures);
+    print_result(&figures);
     Ok(())
 }
 
@@ -126,7 +126,7 @@ fn run<S: TimerSystem>(plan: TimerPlan) -> Result<TimerFigures, Failure> {
             }
             TimerLoad::Past => return Ok(S::call(wait_for_the_past::<S>(plan.time)).await),
         }
-        // Counts and echoes from a plain thread: it is no part of the runtime.
+        // Counts and echoes from a plain thread: it is not part of the runtime.
         let observer = thread::spawn(move || observe(&plan, &seen, address));
         if plan.load == TimerLoad::Beside {
             let stream = S::accept(&listener).await.map_err(Failure::io("accepting"))?;
@@ -186,7 +186,7 @@ async fn wait_for_the_past<S: TimerSystem>(time: Duration) -> TimerFigures {
 }
 
 /// Waits until the load runs, and tells what it did in the time that follows; sends messages meanwhile if
-/// there is somebody to echo them.
+/// there is a task to echo them.
 fn observe(plan: &TimerPlan, seen: &Seen, address: SocketAddr) -> io::Result<TimerFigures> {
     let priority = realtime::raise();
     let stream =

@@ -25,8 +25,8 @@ use crate::error::BenchError;
 use crate::host::realtime::Priority;
 use crate::process::{Child, Role};
 use crate::report::progress::Progress;
+use crate::report::repetition::{REACTION, Repetition, in_repetitions};
 use crate::report::show::{Show, table};
-use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
 use crate::schedulers::System;
 
@@ -40,9 +40,9 @@ pub(crate) const CPU_PER_TIMER: &str = "cpu_per_timer_us";
 pub(crate) const EQUAL_SLACK_US: u64 = 1_000;
 
 /// How long a process may take beyond what it measures.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the timers of a process do.
+/// The behaviour of a process's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum TimerLoad {
@@ -140,7 +140,7 @@ impl TimersPlan {
     /// Measures all of them in turns.
     ///
     /// # Errors
-    /// Those of the processes. A system without such timers is no error: its row says so.
+    /// Those of the processes. A system without such timers is not an error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let children = self.children();
         let row = |child: &TimerPlan| {
@@ -152,10 +152,10 @@ impl TimersPlan {
                 .parameter("workers", child.workers)
         };
         let rows = children.iter().map(row).collect();
-        in_turns(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
+        in_repetitions(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
             let plan = TimerPlan { seed, ..children[index] };
             progress.case(format!("{}, timers: {}", row.system, plan.load.name()));
-            Ok(plan.run()?.turn())
+            Ok(plan.run()?.repetition())
         })
     }
 
@@ -200,7 +200,7 @@ fn has_slack(system: System) -> bool {
     matches!(system, System::Vigie | System::VigieUserLevel)
 }
 
-/// What one process does with timers, on which system.
+/// The timers of one process, and its system.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct TimerPlan {
     system: System,
@@ -215,7 +215,7 @@ impl Role for TimerPlan {
     const NAME: &'static str = "timers";
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct TimerFigures {
     fired: u64,
@@ -230,21 +230,22 @@ pub(crate) struct TimerFigures {
 impl TimerPlan {
     fn run(&self) -> Result<TimerFigures, BenchError> {
         let mut child = Child::start(self)?;
-        child.found(self.time + PATIENCE)
+        child.result(self.time + TIMEOUT)
     }
 }
 
 impl TimerFigures {
-    fn turn(self) -> Turn {
+    fn repetition(self) -> Repetition {
         let (fired, seconds) = (self.fired as f64, self.elapsed_ns as f64 / 1e9);
-        let turn = Turn::new(self.priority)
+        let repetition = Repetition::new(self.priority)
             .samples(REACTION, self.reaction_ns.into_iter().collect())
             .samples("late", self.lateness_ns.into_iter().collect())
             .figure("cpu_cores", self.cpu_ns as f64 / self.elapsed_ns as f64);
         if self.fired == 0 {
-            return turn;
+            return repetition;
         }
-        turn.figure("fired_per_s", fired / seconds)
+        repetition
+            .figure("fired_per_s", fired / seconds)
             .figure(CPU_PER_TIMER, self.cpu_ns as f64 / 1e3 / fired)
     }
 }

@@ -1,4 +1,4 @@
-//! What a server process does, on any async runtime.
+//! The work of a server process, on any async runtime.
 
 pub(crate) mod server;
 pub mod switches;

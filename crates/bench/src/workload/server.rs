@@ -1,4 +1,4 @@
-//! What a server process does: one text for every async system.
+//! The work of a server process: one source for all async systems.
 //!
 //! ```text
 //!   main future:  listen ── accept `connections` times ──▶ one echo task each, then wait for ever
@@ -93,7 +93,7 @@ async fn compute<S: AsyncSystem>(every: YieldEvery, rest: Option<Duration>) {
     }
 }
 
-/// Runs the task of Table 2 for whoever asks on the control connection.
+/// Runs the task of Table 2 on request of the control connection.
 async fn serve_control<S: AsyncSystem>(listener: S::Listener) -> io::Result<()> {
     let mut stream = S::accept(&listener).await?;
     drop(listener);

@@ -16,7 +16,7 @@ use crate::system::{self, AsyncSystem};
 /// Switches or waits before counting begins: tables and queues have their size by then.
 const WARM_UP: u64 = 10_000;
 
-/// What the tasks do.
+/// The work of the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum SwitchKind {
@@ -44,7 +44,7 @@ pub struct SwitchPlan {
     pub(crate) switches: u64,
 }
 
-/// What was counted.
+/// The counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SwitchCounts {
@@ -85,7 +85,7 @@ async fn run_yields<S: AsyncSystem>(switches: u64) -> SwitchCounts {
     for _ in 0..WARM_UP {
         S::yield_now().await;
     }
-    let before = Counter::start();
+    let before = SwitchCounter::start();
     for _ in 0..switches / 2 {
         S::yield_now().await;
     }
@@ -115,17 +115,17 @@ fn ping(address: SocketAddr, waits: u64) -> io::Result<SwitchCounts> {
         Ok(())
     };
     exchange(WARM_UP.min(waits))?;
-    let before = Counter::start();
+    let before = SwitchCounter::start();
     exchange(waits)?;
     Ok(before.stop(waits))
 }
 
-struct Counter {
+struct SwitchCounter {
     allocations: u64,
     start: Instant,
 }
 
-impl Counter {
+impl SwitchCounter {
     fn start() -> Self {
         Self { allocations: counting::allocations(), start: clock::now() }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
-use vigie_bench::barrier::{BarrierPlan, Laps, Over, PEERS, Provider};
+use vigie_bench::barrier::{BarrierPlan, BarrierTransport, Laps, PEERS, Provider};
 use vigie_bench::compute::ParseDurationError;
 use vigie_bench::host::machine::Machine;
 use vigie_bench::report::Report;
@@ -19,7 +19,7 @@ pub(super) struct Live {
     /// processes in network namespaces on a bridge over UDP with multicast (udp) or raw Ethernet
     /// (ether), which needs root, or processes over messages of via (via). Default: tasks, threads and shm.
     #[arg(long, value_delimiter = ',', value_name = "KIND,…", conflicts_with = "simulate")]
-    over: Vec<Over>,
+    over: Vec<BarrierTransport>,
     /// What carries the messages of `--over via`: shared memory, UDP on the loopback interface, or Ethernet in network
     /// namespaces on a bridge, which needs root.
     #[arg(
@@ -100,8 +100,8 @@ pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchE
     });
     let over = match live.over {
         over if !over.is_empty() => over,
-        _ if live.receivers => Over::NETWORK.to_vec(),
-        _ => Over::LOCAL.to_vec(),
+        _ if live.receivers => BarrierTransport::NETWORK.to_vec(),
+        _ => BarrierTransport::LOCAL.to_vec(),
     };
     let mut plan = BarrierPlan::new(over, laps.collect());
     plan.peers = live.peers;

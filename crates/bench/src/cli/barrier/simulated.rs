@@ -9,7 +9,7 @@ use vigie_barrier::cluster::paper::Case;
 use vigie_barrier::cluster::{Arrival, Medium};
 use vigie_bench::BenchError;
 use vigie_bench::cluster::plot;
-use vigie_bench::cluster::simulation::{Set, SimulationPlan};
+use vigie_bench::cluster::simulation::{ParameterSet, SimulationPlan};
 use vigie_bench::host::machine::Machine;
 use vigie_bench::report::Report;
 
@@ -27,7 +27,7 @@ pub(super) struct Simulated {
         default_value = "switch,hub",
         requires = "simulate"
     )]
-    network: Vec<Network>,
+    network: Vec<SimulatedNetwork>,
     /// What everything costs; for the algorithms that are asked for, or instead of figures 5 to 10 with the calibrated and the
     /// bare set.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…", requires = "simulate")]
@@ -72,18 +72,18 @@ pub(super) struct Simulated {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Network {
+enum SimulatedNetwork {
     /// A store-and-forward switch, or two.
     Switch,
     /// A CSMA/CD repeater hub, or two.
     Hub,
 }
 
-impl From<Network> for Medium {
-    fn from(network: Network) -> Self {
+impl From<SimulatedNetwork> for Medium {
+    fn from(network: SimulatedNetwork) -> Self {
         match network {
-            Network::Switch => Self::Switch,
-            Network::Hub => Self::Hub,
+            SimulatedNetwork::Switch => Self::Switch,
+            SimulatedNetwork::Hub => Self::Hub,
         }
     }
 }
@@ -100,7 +100,7 @@ enum Parameters {
     OneFrame,
 }
 
-impl From<Parameters> for Set {
+impl From<Parameters> for ParameterSet {
     fn from(parameters: Parameters) -> Self {
         match parameters {
             Parameters::Calibrated => Self::Calibrated,
@@ -140,13 +140,13 @@ pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchE
 /// The paper's figures, or what was asked for.
 fn planned(barrier: &Barrier) -> SimulationPlan {
     let Simulated { network, parameters, .. } = &barrier.simulated;
-    let sets: Vec<Set> = parameters.iter().map(|set| Set::from(*set)).collect();
+    let sets: Vec<ParameterSet> = parameters.iter().map(|set| ParameterSet::from(*set)).collect();
     if barrier.algorithm.is_empty() {
         let figures = SimulationPlan::figures();
         if sets.is_empty() {
             return figures;
         }
-        let is_first = |(_, set): &&(Case, Set)| *set == Set::Calibrated;
+        let is_first = |(_, set): &&(Case, ParameterSet)| *set == ParameterSet::Calibrated;
         let mut cases = Vec::new();
         for (mut case, _) in figures.cases.iter().filter(is_first).copied() {
             case.figure = 0;
@@ -154,7 +154,7 @@ fn planned(barrier: &Barrier) -> SimulationPlan {
         }
         return SimulationPlan::new(cases);
     }
-    let sets = if sets.is_empty() { vec![Set::Calibrated] } else { sets };
+    let sets = if sets.is_empty() { vec![ParameterSet::Calibrated] } else { sets };
     let mut cases = Vec::new();
     for algorithm in &barrier.algorithm {
         for medium in network {

@@ -1,4 +1,4 @@
-//! What sends frames through a forwarder, and what comes out of it.
+//! Sends frames through a forwarder, and counts the frames that come out of it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use vigie_detect::clock::monotonic_now;
 use vigie_via::link::{BackEnd, EtherType, Link, LinkError, MacAddress};
 
 use super::keys::ENDS;
-use super::place::{Place, received};
+use super::placement::{CorePlacement, received};
 use crate::error::Failure;
-use crate::process::{Role, say_found};
+use crate::process::{Role, print_result};
 
 /// Bytes of a frame, without its check sequence.
 pub(super) const FRAME_BYTES: usize = 64;
 /// How long a frame may be on its way.
-const PATIENCE: Duration = Duration::from_millis(50);
-/// The interface on which frames arrive if nobody forwards.
+const TIMEOUT: Duration = Duration::from_millis(50);
+/// The interface on which frames arrive without a forwarder.
 const NEXT: &str = "vf-in";
 
-/// What is measured.
+/// The measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Measure {
-    /// Frames as fast as they go, for so long.
+pub(crate) enum LiveMeasure {
+    /// Frames as fast as possible, for this long.
     Rate { time: Duration },
-    /// So many frames, one after the other.
+    /// This many frames, one after the other.
     Latency { frames: u32 },
 }
 
@@ -32,8 +32,8 @@ pub(crate) enum Measure {
 pub(crate) struct LoadPlan {
     pub(super) namespace: PathBuf,
     pub(super) core: usize,
-    pub(super) measure: Measure,
-    /// Frames arrive at the other end of the first pair: nobody forwards them.
+    pub(super) measure: LiveMeasure,
+    /// Frames arrive at the other end of the first pair, without a forwarder.
     pub(super) is_direct: bool,
 }
 
@@ -41,9 +41,9 @@ impl Role for LoadPlan {
     const NAME: &'static str = "load";
 }
 
-/// What was found.
+/// The results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Found {
+pub(crate) struct LoadResult {
     /// Frames that were sent.
     pub(super) sent: u64,
     /// Frames that arrived.
@@ -53,7 +53,7 @@ pub(crate) struct Found {
     pub(super) times_ns: Vec<u64>,
 }
 
-/// The frame with a number: what looks like UDP to nobody in particular.
+/// The frame with a number: it looks like UDP to an unassigned address.
 fn frame(number: u64) -> [u8; FRAME_BYTES] {
     let mut frame = [0; FRAME_BYTES];
     frame[..6].copy_from_slice(&[2, b'v', b'f', 0, 0, 1]);
@@ -74,7 +74,7 @@ fn frame(number: u64) -> [u8; FRAME_BYTES] {
 fn open(name: &str, is_sender: bool) -> Result<Link, Failure> {
     let link = Link::builder(name).back_end(BackEnd::PacketRings).promiscuous();
     let link = if is_sender {
-        // Of a protocol that nobody sends: nothing is to be received there.
+        // An unused protocol: this link must not receive anything.
         link.send_frames(512).bypass_queue()
     } else {
         link.ether_type(EtherType::IPV4)
@@ -86,14 +86,14 @@ fn failed(error: LinkError) -> Failure {
     Failure::other("sending and receiving frames", &error)
 }
 
-/// Measures, and says what was found.
+/// Measures, and prints the results.
 pub(crate) fn play(plan: &LoadPlan) -> Result<(), Failure> {
-    Place { namespace: plan.namespace.clone(), core: plan.core }.enter()?;
+    CorePlacement { namespace: plan.namespace.clone(), core: plan.core }.enter()?;
     let found = match plan.measure {
-        Measure::Rate { time } => rate(plan, time)?,
-        Measure::Latency { frames } => latency(plan, frames)?,
+        LiveMeasure::Rate { time } => rate(plan, time)?,
+        LiveMeasure::Latency { frames } => latency(plan, frames)?,
     };
-    say_found(&found);
+    print_result(&found);
     Ok(())
 }
 
@@ -101,9 +101,9 @@ fn sink(plan: &LoadPlan) -> &'static str {
     if plan.is_direct { NEXT } else { ENDS[1] }
 }
 
-fn rate(plan: &LoadPlan, time: Duration) -> Result<Found, Failure> {
+fn rate(plan: &LoadPlan, time: Duration) -> Result<LoadResult, Failure> {
     let mut link = open(ENDS[0], true)?;
-    let mut found = Found::default();
+    let mut found = LoadResult::default();
     // A tenth before it counts, so that caches and rings are as they will be.
     for (time, counts) in [(time / 10, false), (time, true)] {
         let before = received(sink(plan))?;
@@ -121,7 +121,7 @@ fn rate(plan: &LoadPlan, time: Duration) -> Result<Found, Failure> {
         }
         let took = begin.elapsed_at();
         if counts {
-            // What is on its way arrives: the rings hold no more than some milliseconds.
+            // Frames under way arrive: the rings hold only some milliseconds.
             found.sent = sent;
             found.arrived = received(sink(plan))? - before;
             found.nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
@@ -130,10 +130,10 @@ fn rate(plan: &LoadPlan, time: Duration) -> Result<Found, Failure> {
     Ok(found)
 }
 
-fn latency(plan: &LoadPlan, frames: u32) -> Result<Found, Failure> {
+fn latency(plan: &LoadPlan, frames: u32) -> Result<LoadResult, Failure> {
     let mut link = open(ENDS[0], true)?;
     let mut sink = open(sink(plan), false)?;
-    let mut found = Found::default();
+    let mut found = LoadResult::default();
     let warm = u64::from(frames / 10);
     for number in 0..u64::from(frames) + warm {
         let bytes = frame(number);
@@ -141,11 +141,11 @@ fn latency(plan: &LoadPlan, frames: u32) -> Result<Found, Failure> {
         link.send_frame(&bytes).map_err(failed)?;
         link.flush().map_err(failed)?;
         let mut is_here = false;
-        while !is_here && begin.elapsed_at() < PATIENCE {
+        while !is_here && begin.elapsed_at() < TIMEOUT {
             sink.receive(16, |frame| {
-                let mut place = [0; 8];
-                frame.read(42, &mut place);
-                is_here |= u64::from_be_bytes(place) == number;
+                let mut placement = [0; 8];
+                frame.read(42, &mut placement);
+                is_here |= u64::from_be_bytes(placement) == number;
             })
             .map_err(failed)?;
         }
@@ -175,5 +175,5 @@ impl Elapsed for vigie_detect::Instant {
     }
 }
 
-/// An address that nobody has, for peers that must be told one.
+/// An unassigned address, for peers that must be told one.
 pub(super) const NOBODY: MacAddress = MacAddress([2, b'v', b'f', 0, 0, 3]);

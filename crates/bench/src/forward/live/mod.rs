@@ -12,66 +12,70 @@ mod forwarder;
 mod keys;
 mod load;
 mod peer;
-mod place;
+mod placement;
 mod tables;
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use self::forwarder::{Carries, Waits};
 pub(crate) use self::forwarder::{ForwarderPlan, play as forward};
+use self::forwarder::{FrameTransport, HostWait};
 pub(crate) use self::keys::{ADDED_P50_US, DELIVERED_KPPS, LATENCY, RATE};
 use self::keys::{ADDED_P99_US, LOST, OFFERED_KPPS, ONE_WAY_P50_US};
-use self::load::Measure;
-pub(crate) use self::load::{Found, LoadPlan, play as load};
+use self::load::LiveMeasure;
+pub(crate) use self::load::{LoadPlan, LoadResult, play as load};
 use self::peer::Peer;
-use self::place::Wires;
+use self::placement::VethNamespace;
 pub use self::tables::live as live_tables;
 use crate::error::BenchError;
-use crate::messages::seat::cores;
+use crate::messages::rank_context::cores;
 use crate::process::{Child, Message};
 use crate::report::progress::Progress;
 use crate::report::{Outcome, Row, Subject};
 use crate::statistics::{Samples, median};
 
 /// How long a child may be silent.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is measured.
+/// The measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum System {
     Direct,
-    Host(Carries, Waits),
+    Host(FrameTransport, HostWait),
     Peer(Peer),
 }
 
 const SYSTEMS: [System; 9] = [
     System::Direct,
-    System::Host(Carries::Xdp, Waits::Spin),
+    System::Host(FrameTransport::Xdp, HostWait::Spin),
     System::Peer(Peer::TestpmdXdp),
-    System::Host(Carries::Packet, Waits::Spin),
+    System::Host(FrameTransport::Packet, HostWait::Spin),
     System::Peer(Peer::TestpmdPacket),
-    System::Host(Carries::Xdp, Waits::BusyPoll),
-    System::Host(Carries::Packet, Waits::BusyPoll),
-    System::Host(Carries::Xdp, Waits::Sleep),
-    System::Host(Carries::Packet, Waits::Sleep),
+    System::Host(FrameTransport::Xdp, HostWait::BusyPoll),
+    System::Host(FrameTransport::Packet, HostWait::BusyPoll),
+    System::Host(FrameTransport::Xdp, HostWait::Sleep),
+    System::Host(FrameTransport::Packet, HostWait::Sleep),
 ];
 
 impl System {
     const fn subject(self) -> Subject {
         let (name, label) = match self {
             Self::Direct => ("direct", "no forwarder"),
-            Self::Host(Carries::Xdp, Waits::Spin) => ("host-xdp", "host, AF_XDP, spin"),
-            Self::Host(Carries::Xdp, Waits::BusyPoll) => {
+            Self::Host(FrameTransport::Xdp, HostWait::Spin) => ("host-xdp", "host, AF_XDP, spin"),
+            Self::Host(FrameTransport::Xdp, HostWait::BusyPoll) => {
                 ("host-xdp-busy", "host, AF_XDP, busy-poll")
             }
-            Self::Host(Carries::Xdp, Waits::Sleep) => ("host-xdp-sleep", "host, AF_XDP, sleep"),
-            Self::Host(Carries::Packet, Waits::Spin) => ("host-packet", "host, AF_PACKET, spin"),
-            Self::Host(Carries::Packet, Waits::BusyPoll) => {
+            Self::Host(FrameTransport::Xdp, HostWait::Sleep) => {
+                ("host-xdp-sleep", "host, AF_XDP, sleep")
+            }
+            Self::Host(FrameTransport::Packet, HostWait::Spin) => {
+                ("host-packet", "host, AF_PACKET, spin")
+            }
+            Self::Host(FrameTransport::Packet, HostWait::BusyPoll) => {
                 ("host-packet-busy", "host, AF_PACKET, busy-poll")
             }
-            Self::Host(Carries::Packet, Waits::Sleep) => {
+            Self::Host(FrameTransport::Packet, HostWait::Sleep) => {
                 ("host-packet-sleep", "host, AF_PACKET, sleep")
             }
             Self::Peer(Peer::TestpmdXdp) => ("testpmd-xdp", "DPDK testpmd, af_xdp"),
@@ -81,7 +85,7 @@ impl System {
     }
 }
 
-/// What of the host paths is measured, and for how long.
+/// The host paths to measure, and for how long.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LivePlan {
@@ -130,7 +134,7 @@ impl LivePlan {
         self.systems().len() * usize::try_from(self.rounds).unwrap_or(1)
     }
 
-    /// Measures all in turns. What cannot be measured here has a row that says why.
+    /// Measures all in turns. A path that cannot be measured here has a row that says why.
     ///
     /// # Errors
     /// [`BenchError`] if not even the direct way can be measured.
@@ -162,7 +166,7 @@ impl LivePlan {
         sums: &mut Sums,
         base: Option<(f64, f64)>,
     ) -> Result<(f64, f64), String> {
-        let wires = Wires::make().map_err(|missing| missing.to_string())?;
+        let wires = VethNamespace::make().map_err(|missing| missing.to_string())?;
         let cores = cores();
         let (first, second) = (cores.first().copied().unwrap_or(0), cores.last().copied());
         let second = second.unwrap_or(first);
@@ -173,28 +177,30 @@ impl LivePlan {
                 let plan =
                     ForwarderPlan { namespace: wires.namespace(), core: second, carries, waits };
                 let mut child = Child::start(&plan).map_err(text)?;
-                match child.next(PATIENCE).map_err(text)? {
+                match child.next(TIMEOUT).map_err(text)? {
                     Message::Computing { .. } => {}
                     other => return Err(text(child.unexpected(&other))),
                 }
-                Some(Running::Ours(child))
+                Some(RunningForwarder::Ours(child))
             }
-            System::Peer(peer) => Some(Running::Theirs(peer.start(&wires, [first, second])?)),
+            System::Peer(peer) => {
+                Some(RunningForwarder::Theirs(peer.start(&wires, [first, second])?))
+            }
         };
         let found = |measure| {
             let is_direct = system == System::Direct;
             let plan = LoadPlan { namespace: wires.namespace(), core: first, measure, is_direct };
             let mut child = Child::start(&plan).map_err(text)?;
-            child.found(PATIENCE).map_err(text)
+            child.result(TIMEOUT).map_err(text)
         };
-        let latency = found(Measure::Latency { frames: self.frames })?;
-        let rate = found(Measure::Rate { time: self.time })?;
+        let latency = found(LiveMeasure::Latency { frames: self.frames })?;
+        let rate = found(LiveMeasure::Rate { time: self.time })?;
         sums.take(&latency, &rate, base)
     }
 }
 
-/// What forwards, and ends when it is dropped.
-enum Running {
+/// The running forwarder, which ends when it is dropped.
+enum RunningForwarder {
     Ours(#[expect(dead_code, reason = "it is ended by its drop")] Child),
     Theirs(#[expect(dead_code, reason = "it is ended by its drop")] peer::Process),
 }
@@ -202,8 +208,8 @@ enum Running {
 impl Sums {
     fn take(
         &mut self,
-        latency: &Found,
-        rate: &Found,
+        latency: &LoadResult,
+        rate: &LoadResult,
         base: Option<(f64, f64)>,
     ) -> Result<(f64, f64), String> {
         let mut samples = Samples::new();

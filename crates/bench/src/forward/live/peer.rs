@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::keys::PORTS;
 use super::load::NOBODY;
-use super::place::{Wires, absent};
+use super::placement::{VethNamespace, absent};
 
 /// How long a peer may take to begin.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Which one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(super) struct Process {
 
 impl Peer {
     /// Starts it on the second core; the first one is for its console.
-    pub(super) fn start(self, wires: &Wires, cores: [usize; 2]) -> Result<Process, String> {
+    pub(super) fn start(self, wires: &VethNamespace, cores: [usize; 2]) -> Result<Process, String> {
         let device = |number: usize, name: &str| match self {
             Self::TestpmdXdp => format!("--vdev=net_af_xdp{number},iface={name}"),
             Self::TestpmdPacket => format!("--vdev=net_af_packet{number},iface={name}"),
@@ -34,7 +34,7 @@ impl Peer {
         let mut command = Command::new("nsenter");
         command
             .args(["-t", &wires.process().to_string(), "-n", "--"])
-            // It says that it has begun only when its lines are not kept back for a pipe.
+            // It reports its start only if its lines are not buffered for a pipe.
             .args(["stdbuf", "-oL", "dpdk-testpmd"])
             .args(["--no-huge", "-m", "256", "--no-pci", "--no-telemetry"])
             .arg(format!("--lcores=0@{},1@{}", cores[0], cores[1]))
@@ -71,7 +71,7 @@ impl Process {
             let sender = sender.clone();
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    // Nobody listens once it has begun, and it must not block on its output.
+                    // Its output is not used once it has begun, but it must not block on it.
                     let _ = sender.send(line);
                 }
             });
@@ -81,7 +81,7 @@ impl Process {
             let _ = stdin.write_all(b"start\n").and_then(|()| stdin.flush());
         }
         let mut last = String::from("it said nothing");
-        while let Ok(line) = said.recv_timeout(PATIENCE) {
+        while let Ok(line) = said.recv_timeout(TIMEOUT) {
             if line.contains("packet forwarding - ports=") {
                 return Ok(());
             }

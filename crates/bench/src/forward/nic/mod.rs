@@ -17,9 +17,9 @@ use serde_json::Value;
 use vigie_detect::clock::monotonic_now;
 use vigie_forward::nic::NicError;
 
-use self::pipelines::{Forwarding, Program};
+use self::pipelines::{Forwarding, NicProgram};
 pub use self::tables::nic_tables;
-use self::wires::Wires;
+use self::wires::VethPairs;
 use crate::error::BenchError;
 use crate::report::progress::Progress;
 use crate::report::{Outcome, Row, Subject};
@@ -38,7 +38,7 @@ pub(crate) const NIC_RATE: &str = "nic-rate";
 /// Frames of one call of the generator.
 const BURST: u32 = 1 << 17;
 
-/// What of the path by the interface is measured, and how often.
+/// The programs of the path by the interface to measure, and how often.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NicPlan {
@@ -56,9 +56,9 @@ impl Default for NicPlan {
     }
 }
 
-/// What one turn has found.
+/// The results of one turn.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct NicRepetition {
     sent: u64,
     /// Frames that the program has handed on.
     forwarded: u64,
@@ -90,20 +90,20 @@ impl NicPlan {
     /// Returns whether there is a program with this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        Program::ALL.iter().any(|program| program.names().0 == name)
+        NicProgram::ALL.iter().any(|program| program.names().0 == name)
     }
 
-    fn programs(&self) -> Vec<Program> {
-        let is_wanted = |program: &Program| {
+    fn programs(&self) -> Vec<NicProgram> {
+        let is_wanted = |program: &NicProgram| {
             let name = program.names().0;
-            *program == Program::ByHand
+            *program == NicProgram::ByHand
                 || self.only.is_empty()
                 || self.only.iter().any(|one| one == name)
         };
-        Program::ALL.into_iter().filter(is_wanted).collect()
+        NicProgram::ALL.into_iter().filter(is_wanted).collect()
     }
 
-    /// Measures all programs in turns. What is missing for it stands in the rows.
+    /// Measures all programs in turns. Rows name missing requirements.
     ///
     /// # Errors
     /// None at present: what fails is a row's failure.
@@ -115,7 +115,7 @@ impl NicPlan {
         let rows = match measured {
             Ok(sums) => programs.into_iter().zip(sums).map(|(one, sums)| row(one, &sums)).collect(),
             Err(failure) => {
-                let failed = |program: Program| {
+                let failed = |program: NicProgram| {
                     let mut row = Row::new(program.subject(), NIC_RATE);
                     row.failure = Some(failure.clone());
                     row
@@ -127,12 +127,12 @@ impl NicPlan {
     }
 
     fn measure(&self, progress: &mut Progress) -> Result<Vec<Sums>, String> {
-        let wires = Wires::make()?;
+        let wires = VethPairs::make()?;
         let programs = self.programs();
         let mut sums: Vec<Sums> = programs.iter().map(|_| Sums::default()).collect();
         for round in 0..self.rounds {
             progress.case(format!("turn {} of {}", round + 1, self.rounds));
-            let mut turns = vec![(Turn::default(), 0); programs.len()];
+            let mut turns = vec![(NicRepetition::default(), 0); programs.len()];
             // Each turn begins with another one, so that none is always first.
             let first = usize::try_from(round).unwrap_or(0);
             for number in (0..programs.len()).map(|number| (number + first) % programs.len()) {
@@ -153,15 +153,15 @@ impl NicPlan {
 
     fn turn(
         &self,
-        wires: &Wires,
-        program: Program,
+        wires: &VethPairs,
+        program: NicProgram,
         forwarding: &Forwarding,
-    ) -> Result<Turn, String> {
+    ) -> Result<NicRepetition, String> {
         // One burst before it counts.
         wires.burst(BURST)?;
         let (sunk, forwarded) = (wires.delivered()?, forwarding.forwarded()?);
         let begin = monotonic_now();
-        let mut turn = Turn::default();
+        let mut turn = NicRepetition::default();
         std::thread::scope(|scope| {
             let changing = program.changes().then(|| scope.spawn(|| forwarding.change()));
             let bursts = (0..self.bursts).try_for_each(|_| wires.burst(BURST));
@@ -185,12 +185,12 @@ fn said(error: NicError) -> String {
 }
 
 impl Sums {
-    fn take(&mut self, turn: &Turn, base: f64, program_ns: u32) {
+    fn take(&mut self, turn: &NicRepetition, base: f64, program_ns: u32) {
         self.mpps.push(1e3 / turn.frame_ns);
         self.frame_ns.push(turn.frame_ns);
         self.by_hand.push(turn.frame_ns / base);
         self.program_ns.push(program_ns.into());
-        // What does not come to the program was lost by the generator's pair.
+        // Frames that do not reach the program were lost by the generator's pair.
         self.missed += turn.sent.saturating_sub(turn.forwarded);
         self.lost += turn.forwarded.saturating_sub(turn.delivered);
         self.frames += turn.delivered;
@@ -198,7 +198,7 @@ impl Sums {
     }
 }
 
-fn row(program: Program, sums: &Sums) -> Row {
+fn row(program: NicProgram, sums: &Sums) -> Row {
     let put = |row: Row, key: &str, figures: &[f64]| match median(figures) {
         Some(figure) => row.with_figure(key, figure),
         None => row,
@@ -213,7 +213,7 @@ fn row(program: Program, sums: &Sums) -> Row {
     if program.changes() { row.with_figure(CHANGES, sums.changes) } else { row }
 }
 
-impl Program {
+impl NicProgram {
     const fn subject(self) -> Subject {
         let (name, label) = self.names();
         Subject::Carrier { name, label }

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vigie_detect::Instant;
 use vigie_forward::bpf::{
-    Assembler, Attachment, Condition, Helper, LoadedProgram, MapSpec, Place, ProgramKind, Put,
+    Assembler, AttachMode, Attachment, Condition, Helper, LoadedProgram, MapSpec, ProgramKind,
     Register::{R0, R1, R2, R3, R6, R7, R10},
-    Size, XDP_DROP, XDP_PASS, XDP_REDIRECT,
+    Size, UpdateMode, XDP_DROP, XDP_PASS, XDP_REDIRECT,
 };
 use vigie_forward::nic::{Nic, NicError};
 use vigie_forward::packet::{Packet, Port};
@@ -18,7 +18,7 @@ use vigie_forward::stages::{Nat, NatRule, Rewrite, RouteStage, Ttl};
 use vigie_forward::tables::{Fib, Interface, NatTable, Route};
 use vigie_via::link::MacAddress;
 
-use super::wires::{DESTINATION, SOURCE, Wires, frame, sum};
+use super::wires::{DESTINATION, SOURCE, VethPairs, frame, sum};
 
 const FROM: MacAddress = MacAddress([2, b'v', b'n', 0, 0, 1]);
 const TO: MacAddress = MacAddress([2, b'v', b'n', 0, 0, 2]);
@@ -27,7 +27,7 @@ const SENT: usize = 2;
 
 /// One program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Program {
+pub(super) enum NicProgram {
     /// The least that does it: bounds, two addresses, one count, redirect.
     ByHand,
     /// Rewrite, as above.
@@ -40,7 +40,7 @@ pub(super) enum Program {
     Nat,
 }
 
-impl Program {
+impl NicProgram {
     /// The one to which others are compared comes first.
     pub(super) const ALL: [Self; 5] =
         [Self::ByHand, Self::Rewrite, Self::Route, Self::RouteChanging, Self::Nat];
@@ -60,7 +60,7 @@ impl Program {
     }
 
     /// Starts it in this thread's network namespace.
-    pub(super) fn start(self, wires: &Wires) -> Result<Forwarding, NicError> {
+    pub(super) fn start(self, wires: &VethPairs) -> Result<Forwarding, NicError> {
         let fib = fib();
         let route = RouteStage::new(fib.clone());
         let (ttl, nat) = (Ttl::new(), nat());
@@ -73,7 +73,7 @@ impl Program {
             Self::Route | Self::RouteChanging => vec![&ttl, &route],
             Self::Nat => vec![&nat, &ttl, &route],
         };
-        let builder = Nic::builder().places(&[Place::Native]);
+        let builder = Nic::builder().attach_modes(&[AttachMode::Native]);
         let builder = builder.port(Port(0), wires.arrival).port(Port(1), wires.departure);
         Ok(Forwarding::of(Runs::Compiled(Box::new(Mutex::new(builder.start(&stages)?))), fib))
     }
@@ -100,7 +100,7 @@ fn nat() -> Nat {
     let from = "10.9.0.0/24".parse();
     let external = ip([10, 9, 1, 77]);
     let Ok(from) = from else { return Nat::new(table) };
-    let mut nat = Nat::new(table).rule(NatRule::Source { arrival: Port(0), from, external });
+    let mut nat = Nat::new(table).rule(NatRule::Source { ingress: Port(0), from, external });
     let mut packet = Packet::new(Port(0), &frame());
     // What the host does with the first packet; the time does not matter here.
     let begun = nat.process(&mut packet, Instant::from_nanos(1));
@@ -108,7 +108,7 @@ fn nat() -> Nat {
     nat
 }
 
-/// What runs, and what can be done with it meanwhile.
+/// The running program, and the operations on it.
 #[derive(Debug)]
 pub(super) struct Forwarding {
     runs: Runs,
@@ -185,7 +185,7 @@ impl Forwarding {
 
 /// The least program that a person would write: it looks whether the header is there, writes both addresses, counts the
 /// frame, and redirects it.
-fn by_hand(wires: &Wires) -> Result<(LoadedProgram, Attachment, Attachment), NicError> {
+fn by_hand(wires: &VethPairs) -> Result<(LoadedProgram, Attachment, Attachment), NicError> {
     let mut a = Assembler::new("vigie_by_hand", ProgramKind::Xdp);
     let ports = a.map(MapSpec::devices(2));
     let counts = a.map(MapSpec::per_cpu_array(8, 1));
@@ -202,13 +202,13 @@ fn by_hand(wires: &Wires) -> Result<(LoadedProgram, Attachment, Attachment), Nic
     a.load(Size::Double, R1, R0, 0).add(R1, 1).store(Size::Double, R0, 0, R1);
     a.load_map(R1, ports).set(R2, 1).set(R3, XDP_DROP).call(Helper::RedirectMap).exit();
     a.bind(drop).set(R0, XDP_DROP).exit();
-    let made = a.finish().map_err(vigie_forward::nic::NotCompiled::from)?;
+    let made = a.finish().map_err(vigie_forward::nic::CompileError::from)?;
     let program = LoadedProgram::load(&made)?;
     let failed = |source| NicError::Port { port: Port(1), interface: wires.departure, source };
     let value = wires.departure.to_ne_bytes();
-    program.maps()[0].write(&1_u32.to_ne_bytes(), &value, Put::Any).map_err(failed)?;
+    program.maps()[0].write(&1_u32.to_ne_bytes(), &value, UpdateMode::Any).map_err(failed)?;
     let attach = |program: &LoadedProgram, port, interface| {
-        let attached = Attachment::new(program, interface, Place::Native);
+        let attached = Attachment::new(program, interface, AttachMode::Native);
         attached.map_err(|source| NicError::Attach { port, source })
     };
     let pass =

@@ -1,4 +1,4 @@
-//! What was measured, in a table.
+//! The results as a table.
 
 use super::{BY_HAND, CHANGES, DELIVERED_MPPS, FRAME_NS, LOST, NIC_RATE, PROGRAM_NS};
 use crate::report::Row;

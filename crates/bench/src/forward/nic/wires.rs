@@ -12,24 +12,24 @@ use rustix::thread::{
     CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getaffinity, sched_setaffinity,
 };
 use vigie_forward::bpf::{
-    Assembler, Attachment, Condition, Generator, Helper, LoadedProgram, MapSpec, Place, Program,
-    ProgramKind,
+    Assembler, AttachMode, Attachment, BpfMap, Condition, Generator, Helper, LoadedProgram,
+    MapSpec, Program, ProgramKind,
     Register::{R0, R1, R2, R10},
-    Size, Table, XDP_DROP, XDP_PASS, constant_program,
+    Size, XDP_DROP, XDP_PASS, constant_program,
 };
 
 use crate::host::namespaces::{hold, run};
 
 /// Bytes of a frame, without its check sequence.
 pub(super) const FRAME_BYTES: usize = 64;
-/// What stands in frames at first: who sends, and to whom.
+/// The initial addresses of frames: sender and destination.
 pub(super) const SOURCE: [u8; 4] = [10, 9, 0, 2];
 pub(super) const DESTINATION: [u8; 4] = [10, 9, 1, 2];
 pub(super) const PORTS: (u16, u16) = (7, 9);
 
 /// The pairs, as long as they are wanted.
 #[derive(Debug)]
-pub(super) struct Wires {
+pub(super) struct VethPairs {
     holders: [Child; 3],
     generator: LoadedProgram,
     counter: LoadedProgram,
@@ -40,7 +40,7 @@ pub(super) struct Wires {
     _attached: Vec<Attachment>,
 }
 
-impl Drop for Wires {
+impl Drop for VethPairs {
     fn drop(&mut self) {
         for holder in &mut self.holders {
             drop(holder.stdin.take());
@@ -119,7 +119,7 @@ fn index(holder: u32, name: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("`ip link show dev {name}` gives no index"))
 }
 
-impl Wires {
+impl VethPairs {
     /// Makes the pairs, and leaves this thread on one core.
     pub(super) fn make() -> Result<Self, String> {
         let missing = |missing: crate::messages::Missing| missing.to_string();
@@ -143,7 +143,7 @@ impl Wires {
         let mut attached = Vec::new();
         for (holder, program, interface) in [(three, &counter, sink), (one, &pass, source)] {
             enter(holder)?;
-            let one = Attachment::new(program, interface, Place::Native);
+            let one = Attachment::new(program, interface, AttachMode::Native);
             attached.push(one.map_err(|error| text(&error))?);
         }
         let [arrival, departure] = [index(two, "vn-in")?, index(two, "vn-out")?];

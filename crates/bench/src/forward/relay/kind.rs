@@ -1,13 +1,13 @@
-//! Which relays are measured, and what of them.
+//! The relays that are measured, and their measurements.
 
 use serde::{Deserialize, Serialize};
 
 use super::peers::RelayPeer;
 use crate::report::Subject;
 
-/// The relay under test, or what stands in its place.
+/// The relay under test, or its substitute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
+pub(crate) enum RelayKind {
     /// Source and sink are connected directly.
     Direct,
     /// vigie's relay with its default settings.
@@ -25,7 +25,7 @@ pub(crate) enum FramedKind {
     Cut,
 }
 
-impl Kind {
+impl RelayKind {
     pub(super) const fn subject(self) -> Subject {
         let (name, label) = match self {
             Self::Direct => ("direct", "no relay"),
@@ -41,9 +41,9 @@ impl Kind {
     }
 }
 
-/// What is measured of one relay.
+/// The measurement of one relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Measure {
+pub(crate) enum RelayMeasure {
     Stream { connections: u32 },
     Latency { connections: u32 },
     FramedStream,

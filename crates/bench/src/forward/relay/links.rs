@@ -14,11 +14,11 @@ pub(super) const SINK: Ipv4Addr = Ipv4Addr::new(10, 78, 1, 2);
 
 /// Source, relay, sink. Each namespace lives as long as a process in it, which ends with this one.
 #[derive(Debug)]
-pub(super) struct Links {
+pub(super) struct RelayLinks {
     holders: [Child; 3],
 }
 
-impl Links {
+impl RelayLinks {
     pub(super) fn make() -> Result<Self, Missing> {
         let links = Self { holders: [hold()?, hold()?, hold()?] };
         let [source, relay, sink] = [0, 1, 2].map(|index: usize| links.holders[index].id());
@@ -48,11 +48,11 @@ impl Links {
     }
 }
 
-impl Drop for Links {
+impl Drop for RelayLinks {
     fn drop(&mut self) {
         for holder in &mut self.holders {
             drop(holder.stdin.take());
-            // It has ended by itself, or is not waited for longer than that takes.
+            // The closed pipe ends it; the kill bounds the wait.
             let _ = holder.kill();
             let _ = holder.wait();
         }

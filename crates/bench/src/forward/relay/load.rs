@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 
-use super::kind::Measure;
-use super::place::pin;
+use super::kind::RelayMeasure;
+use super::topology::pin;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
 use crate::process::{Message, Role};
 
-/// What a source writes and a sink reads at once.
+/// Bytes that a source writes and a sink reads at once.
 const BLOCK_BYTES: usize = 128 << 10;
 
 /// A message whose time is taken.
@@ -32,7 +32,7 @@ const MESSAGE_BYTES: usize = 1 << 20;
 /// How long a relay may take to listen.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What passes before anything is counted.
+/// The warm-up before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// Framed messages that pass before any is timed: the planner learns from them.
@@ -43,7 +43,7 @@ const TIMED_MESSAGES: u32 = 30;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LoadRole {
-    pub(crate) measure: Measure,
+    pub(crate) measure: RelayMeasure,
     pub(crate) sink: SocketAddr,
     pub(crate) target: SocketAddr,
     pub(crate) core: Option<usize>,
@@ -67,13 +67,13 @@ pub(crate) fn load(role: &LoadRole) -> Result<(), Failure> {
     }
     let listener = TcpListener::bind(role.sink).map_err(Failure::io("binding the sink"))?;
     match role.measure {
-        Measure::Stream { connections } => stream(role, listener, connections, None),
-        Measure::FramedStream => {
+        RelayMeasure::Stream { connections } => stream(role, listener, connections, None),
+        RelayMeasure::FramedStream => {
             let message = framed();
             stream(role, listener, 1, Some(message))
         }
-        Measure::Latency { connections } => latency(role, listener, connections),
-        Measure::FramedLatency => framed_latency(role, listener),
+        RelayMeasure::Latency { connections } => latency(role, listener, connections),
+        RelayMeasure::FramedLatency => framed_latency(role, listener),
     }
 }
 

@@ -1,29 +1,29 @@
-//! Relays beside peers: what a stream gets through, and what a message takes longer.
+//! Relays compared with peers: the throughput of a stream, and the delay added to a message.
 //!
 //! One process holds source and sink, another the relay, over loopback, all on one core: so the whole cost of a byte
-//! counts, whoever pays it. Streams: each connection writes blocks of 128 KiB without end, and what the sink has
-//! read in the budget is counted. Latency: one message of 64 bytes in flight, echoed by the sink, over one
-//! connection or sixteen in turn. Framed relays: messages of 1 MiB, as a stream over loopback, and one at a time over
-//! two links of 1 Gb/s between network namespaces (a token bucket, `tc tbf`, on veth pairs), with both cores.
+//! counts, in every process. Streams: each connection writes blocks of 128 KiB without end, and the bytes that the
+//! sink reads within the budget are counted. Latency: one message of 64 bytes in flight, echoed by the sink, over
+//! one connection or sixteen in turn. Framed relays: messages of 1 MiB, as a stream over loopback, and one at a time
+//! over two links of 1 Gb/s between network namespaces (a token bucket, `tc tbf`, on veth pairs), with both cores.
 
 mod keys;
 mod kind;
 mod links;
 mod load;
 mod peers;
-mod place;
 mod serve;
 mod tables;
+mod topology;
 
 use std::time::Duration;
 
 use self::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
-use self::kind::{FramedKind, Kind, Measure};
+use self::kind::{FramedKind, RelayKind, RelayMeasure};
 pub(crate) use self::load::{LoadRole, load};
 pub use self::peers::{RelayPeer, UnknownRelayPeer};
-use self::place::{Place, Unmeasured};
 pub(crate) use self::serve::{RelayRole, serve};
 pub use self::tables::tables;
+use self::topology::{RelayTopology, Unmeasured};
 use crate::error::BenchError;
 use crate::process::{Child, Message};
 use crate::report::figure::Figure;
@@ -31,10 +31,10 @@ use crate::report::progress::Progress;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Samples, median};
 
-/// What a run may take beside its budget, in a child.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit of a run in a child, beside its budget.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is measured, and beside whom.
+/// The measurements, and the peers.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[must_use = "a plan measures nothing before `run`"]
@@ -72,12 +72,12 @@ impl RelayMeasurement {
         }
     }
 
-    fn kinds(&self) -> Vec<Kind> {
-        let mut kinds = vec![Kind::Direct, Kind::Vigie];
+    fn kinds(&self) -> Vec<RelayKind> {
+        let mut kinds = vec![RelayKind::Direct, RelayKind::Vigie];
         if self.engines {
-            kinds.extend([Kind::VigieCopy, Kind::VigieSplice]);
+            kinds.extend([RelayKind::VigieCopy, RelayKind::VigieSplice]);
         }
-        kinds.extend(self.peers.iter().copied().map(Kind::Peer));
+        kinds.extend(self.peers.iter().copied().map(RelayKind::Peer));
         kinds
     }
 
@@ -90,16 +90,20 @@ impl RelayMeasurement {
         if self.raw {
             for &connections in &self.connections {
                 for kind in self.kinds() {
-                    cases.push(Case::new(kind, Measure::Stream { connections }));
-                    cases.push(Case::new(kind, Measure::Latency { connections }));
+                    cases.push(RelayCase::new(kind, RelayMeasure::Stream { connections }));
+                    cases.push(RelayCase::new(kind, RelayMeasure::Latency { connections }));
                 }
             }
         }
         if self.framed {
             let modes = [FramedKind::Planned, FramedKind::Stored, FramedKind::Cut];
-            cases.extend(modes.map(|mode| Case::new(Kind::Framed(mode), Measure::FramedStream)));
-            let kinds = [Kind::Direct].into_iter().chain(modes.map(Kind::Framed));
-            cases.extend(kinds.map(|kind| Case::new(kind, Measure::FramedLatency)));
+            cases.extend(
+                modes.map(|mode| {
+                    RelayCase::new(RelayKind::Framed(mode), RelayMeasure::FramedStream)
+                }),
+            );
+            let kinds = [RelayKind::Direct].into_iter().chain(modes.map(RelayKind::Framed));
+            cases.extend(kinds.map(|kind| RelayCase::new(kind, RelayMeasure::FramedLatency)));
         }
         let turns = cases.len() * usize::try_from(self.rounds).unwrap_or(usize::MAX);
         let mut done = 0;
@@ -111,23 +115,23 @@ impl RelayMeasurement {
                 progress.part(done, turns);
             }
         }
-        let rows = cases.into_iter().map(Case::row).collect();
+        let rows = cases.into_iter().map(RelayCase::row).collect();
         Ok(Outcome { rows, priority: None })
     }
 }
 
 #[derive(Debug)]
-struct Case {
-    kind: Kind,
-    measure: Measure,
+struct RelayCase {
+    kind: RelayKind,
+    measure: RelayMeasure,
     /// Gigabytes per second, one of each round.
     speeds: Vec<f64>,
     times: Samples,
     failure: Option<String>,
 }
 
-impl Case {
-    const fn new(kind: Kind, measure: Measure) -> Self {
+impl RelayCase {
+    const fn new(kind: RelayKind, measure: RelayMeasure) -> Self {
         Self { kind, measure, speeds: Vec::new(), times: Samples::new(), failure: None }
     }
 
@@ -152,7 +156,7 @@ impl Case {
                 return Err(BenchError::Protocol { role: "load", line: format!("{other:?}") });
             }
             Err(Unmeasured::Missing(why)) => self.failure = Some(why),
-            Err(Unmeasured::Failed(error)) if matches!(self.kind, Kind::Peer(_)) => {
+            Err(Unmeasured::Failed(error)) if matches!(self.kind, RelayKind::Peer(_)) => {
                 self.failure = Some(error.to_string());
             }
             Err(Unmeasured::Failed(error)) => return Err(error),
@@ -162,33 +166,35 @@ impl Case {
 
     fn once(&self, plan: &RelayMeasurement) -> Result<Message, Unmeasured> {
         let links = match self.measure {
-            Measure::FramedLatency => Some(
-                links::Links::make().map_err(|missing| Unmeasured::Missing(missing.to_string()))?,
+            RelayMeasure::FramedLatency => Some(
+                links::RelayLinks::make()
+                    .map_err(|missing| Unmeasured::Missing(missing.to_string()))?,
             ),
             _ => None,
         };
-        let place = Place::choose(links.as_ref()).map_err(Unmeasured::io("a free port"))?;
-        let target = if self.kind == Kind::Direct { place.sink } else { place.relay };
-        let _relay = peers::start(self.kind, &place)?;
+        let topology =
+            RelayTopology::choose(links.as_ref()).map_err(Unmeasured::io("a free port"))?;
+        let target = if self.kind == RelayKind::Direct { topology.sink } else { topology.relay };
+        let _relay = peers::start(self.kind, &topology)?;
         let role = LoadRole {
             measure: self.measure,
-            sink: place.sink,
+            sink: topology.sink,
             target,
-            core: place.core,
-            namespaces: place.ends.clone(),
+            core: topology.core,
+            namespaces: topology.ends.clone(),
             budget: plan.budget,
             samples: plan.samples,
         };
         let mut load = Child::start(&role)?;
-        Ok(load.next(PATIENCE + plan.budget)?)
+        Ok(load.next(TIMEOUT + plan.budget)?)
     }
 
     fn row(self) -> Row {
         let (case, connections) = match self.measure {
-            Measure::Stream { connections } => (STREAM, connections),
-            Measure::Latency { connections } => (LATENCY, connections),
-            Measure::FramedStream => (FRAMED_STREAM, 1),
-            Measure::FramedLatency => (FRAMED_LATENCY, 1),
+            RelayMeasure::Stream { connections } => (STREAM, connections),
+            RelayMeasure::Latency { connections } => (LATENCY, connections),
+            RelayMeasure::FramedStream => (FRAMED_STREAM, 1),
+            RelayMeasure::FramedLatency => (FRAMED_LATENCY, 1),
         };
         let mut row = Row::new(self.kind.subject(), case).parameter(CONNECTIONS, connections);
         row.failure = self.failure;
@@ -207,7 +213,7 @@ fn compared(row: &Row, value: f64) -> Figure {
     Figure::new(value, row.samples())
 }
 
-/// vigie's bandwidth by that of the best peer.
+/// vigie's bandwidth divided by that of the best peer.
 pub(crate) fn by_best_peer(rows: &[Row], connections: u64) -> Option<Figure> {
     let vigie = of(rows, "vigie", STREAM, connections)?;
     let best = RelayPeer::ALL
@@ -217,7 +223,7 @@ pub(crate) fn by_best_peer(rows: &[Row], connections: u64) -> Option<Figure> {
     Some(compared(vigie, vigie.figure(GB_PER_S)? / best))
 }
 
-/// What vigie adds to the median round trip, by what socat adds.
+/// The time that vigie adds to the median round trip, divided by socat's.
 pub(crate) fn added_by_socat(rows: &[Row]) -> Option<Figure> {
     let p50 = |name| of(rows, name, LATENCY, 1)?.figure("p50_us");
     let direct = p50("direct")?;

@@ -14,9 +14,9 @@ use rustix::thread::sched_setaffinity;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::kind::Kind;
-use super::place::{Place, Unmeasured, pin};
+use super::kind::RelayKind;
 use super::serve::RelayRole;
+use super::topology::{RelayTopology, Unmeasured, pin};
 use crate::error::BenchError;
 use crate::process::{Child, Message};
 
@@ -36,10 +36,10 @@ pub enum RelayPeer {
 
 /// No such peer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{name}` is no relay that is known: give `socat`, `haproxy`, `nginx` or `tokio`")]
+#[error("unknown relay `{name}`: give `socat`, `haproxy`, `nginx` or `tokio`")]
 #[non_exhaustive]
 pub struct UnknownRelayPeer {
-    /// What was given.
+    /// The given text.
     pub name: String,
 }
 
@@ -87,20 +87,20 @@ impl FromStr for RelayPeer {
 
 /// A relay that runs; dropping it ends it.
 #[derive(Debug)]
-pub(super) enum Running {
+pub(super) enum RunningRelay {
     Nothing,
     Ours { _child: Child },
-    Program { _program: Program },
+    Program { _program: PeerProgram },
 }
 
 /// Another's program, with all processes that it starts.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct PeerProgram {
     process: Process,
     folder: Option<PathBuf>,
 }
 
-impl Drop for Program {
+impl Drop for PeerProgram {
     fn drop(&mut self) {
         if let Some(group) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
             // It fails only if all of them have ended.
@@ -114,46 +114,46 @@ impl Drop for Program {
 }
 
 /// Starts the relay of a case. Programs of others may need a moment before they listen.
-pub(super) fn start(kind: Kind, place: &Place) -> Result<Running, Unmeasured> {
+pub(super) fn start(kind: RelayKind, topology: &RelayTopology) -> Result<RunningRelay, Unmeasured> {
     match kind {
-        Kind::Direct => Ok(Running::Nothing),
-        Kind::Peer(peer @ (RelayPeer::Socat | RelayPeer::Haproxy | RelayPeer::Nginx)) => {
-            program(peer, place).map(|program| Running::Program { _program: program })
+        RelayKind::Direct => Ok(RunningRelay::Nothing),
+        RelayKind::Peer(peer @ (RelayPeer::Socat | RelayPeer::Haproxy | RelayPeer::Nginx)) => {
+            program(peer, topology).map(|program| RunningRelay::Program { _program: program })
         }
         _ => {
             let role = RelayRole {
                 kind,
-                listen: place.relay,
-                upstream: place.sink,
-                core: place.core,
-                namespace: place.middle.clone(),
+                listen: topology.relay,
+                upstream: topology.sink,
+                core: topology.core,
+                namespace: topology.middle.clone(),
             };
             let mut child = Child::start(&role)?;
             match child.next(Duration::from_secs(10))? {
-                Message::Listening { .. } => Ok(Running::Ours { _child: child }),
+                Message::Listening { .. } => Ok(RunningRelay::Ours { _child: child }),
                 other => Err(child.unexpected(&other).into()),
             }
         }
     }
 }
 
-fn program(peer: RelayPeer, place: &Place) -> Result<Program, Unmeasured> {
+fn program(peer: RelayPeer, topology: &RelayTopology) -> Result<PeerProgram, Unmeasured> {
     let (mut command, folder) = match peer {
-        RelayPeer::Haproxy => haproxy(place)?,
-        RelayPeer::Nginx => nginx(place)?,
-        _ => (socat(place), None),
+        RelayPeer::Haproxy => haproxy(topology)?,
+        RelayPeer::Nginx => nginx(topology)?,
+        _ => (socat(topology), None),
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     let failed = |failure| Unmeasured::Failed(BenchError::Failed { role: "relay", failure });
     // What is started here stays where this thread is.
-    let before = place.core.map(pin).transpose().map_err(failed)?;
+    let before = topology.core.map(pin).transpose().map_err(failed)?;
     let started = command.spawn();
     if let Some(before) = before {
         sched_setaffinity(None, &before)
             .map_err(|error| Unmeasured::io("leaving the core")(error.into()))?;
     }
     match started {
-        Ok(process) => Ok(Program { process, folder }),
+        Ok(process) => Ok(PeerProgram { process, folder }),
         Err(error) if error.kind() == ErrorKind::NotFound => Err(Unmeasured::Missing(format!(
             "skipped: `{peer}` is not installed: `apt install {}`",
             if peer == RelayPeer::Nginx { "nginx libnginx-mod-stream" } else { peer.name() }
@@ -162,16 +162,16 @@ fn program(peer: RelayPeer, place: &Place) -> Result<Program, Unmeasured> {
     }
 }
 
-fn socat(place: &Place) -> Command {
+fn socat(topology: &RelayTopology) -> Command {
     let mut command = Command::new("socat");
-    let (relay, sink) = (place.relay, place.sink);
+    let (relay, sink) = (topology.relay, topology.sink);
     let listen = format!("TCP-LISTEN:{},bind={},reuseaddr,fork,nodelay", relay.port(), relay.ip());
     command.args(["-b", "65536", &listen, &format!("TCP:{sink},nodelay")]);
     command
 }
 
-fn haproxy(place: &Place) -> Result<(Command, Option<PathBuf>), Unmeasured> {
-    let (relay, sink) = (place.relay, place.sink);
+fn haproxy(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), Unmeasured> {
+    let (relay, sink) = (topology.relay, topology.sink);
     let text = format!(
         "global\n  nbthread 1\n  maxconn 1000\n  tune.bufsize 65536\n\
          defaults\n  mode tcp\n  timeout client 60s\n  timeout server 60s\n  timeout connect 5s\n  option splice-auto\n\
@@ -184,14 +184,14 @@ fn haproxy(place: &Place) -> Result<(Command, Option<PathBuf>), Unmeasured> {
     Ok((command, Some(folder)))
 }
 
-fn nginx(place: &Place) -> Result<(Command, Option<PathBuf>), Unmeasured> {
+fn nginx(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), Unmeasured> {
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
     let load = if fs::exists(module).unwrap_or(false) {
         format!("load_module {module};\n")
     } else {
         String::new()
     };
-    let (relay, sink) = (place.relay, place.sink);
+    let (relay, sink) = (topology.relay, topology.sink);
     let text = format!(
         "{load}daemon off;\nmaster_process off;\nworker_processes 1;\nerror_log /dev/null crit;\npid nginx.pid;\n\
          events {{ worker_connections 1024; }}\n\

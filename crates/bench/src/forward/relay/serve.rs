@@ -1,4 +1,4 @@
-//! The relays that are Rust, in a process of their own.
+//! The relays written in Rust, in a separate process.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use vigie_forward::relay::{FrameMode, Framing, LengthFormat, Relay, RelayBuilder, Transfer};
 use vigie_runtime::{Flavor, Reactivity, Runtime, spawn};
 
-use super::kind::{FramedKind, Kind};
+use super::kind::{FramedKind, RelayKind};
 use super::peers::RelayPeer;
-use super::place::pin;
+use super::topology::pin;
 use crate::error::Failure;
 use crate::process::{Message, Role};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RelayRole {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RelayKind,
     pub(crate) listen: SocketAddr,
     pub(crate) upstream: SocketAddr,
     pub(crate) core: Option<usize>,
@@ -44,12 +44,14 @@ pub(crate) fn serve(role: &RelayRole) -> Result<(), Failure> {
     let builder = Relay::builder(role.listen).upstream(role.upstream);
     let framed = |mode| Framing::new(LengthFormat::U32Be).mode(mode);
     let builder = match role.kind {
-        Kind::VigieCopy => builder.transfer(Transfer::Copy),
-        Kind::VigieSplice => builder.transfer(Transfer::Splice),
-        Kind::Framed(FramedKind::Planned) => builder.framing(framed(FrameMode::Planned)),
-        Kind::Framed(FramedKind::Stored) => builder.framing(framed(FrameMode::StoreAndForward)),
-        Kind::Framed(FramedKind::Cut) => builder.framing(framed(FrameMode::CutThrough)),
-        Kind::Peer(RelayPeer::Tokio) => return tokio_relay(role),
+        RelayKind::VigieCopy => builder.transfer(Transfer::Copy),
+        RelayKind::VigieSplice => builder.transfer(Transfer::Splice),
+        RelayKind::Framed(FramedKind::Planned) => builder.framing(framed(FrameMode::Planned)),
+        RelayKind::Framed(FramedKind::Stored) => {
+            builder.framing(framed(FrameMode::StoreAndForward))
+        }
+        RelayKind::Framed(FramedKind::Cut) => builder.framing(framed(FrameMode::CutThrough)),
+        RelayKind::Peer(RelayPeer::Tokio) => return tokio_relay(role),
         _ => builder,
     };
     vigie_relay(builder)
@@ -60,7 +62,8 @@ fn listening(echo: SocketAddr) {
 }
 
 fn vigie_relay(builder: RelayBuilder) -> Result<(), Failure> {
-    // Source, sink and relay share a core: who polls there before it sleeps takes it from the others.
+    // Source, sink and relay share a core: a process that polls before it sleeps takes it from the
+    // others.
     let settings = Runtime::builder().flavor(Flavor::UserLevel).reactivity(Reactivity::LowCpu);
     let runtime = settings.build().map_err(Failure::runtime)?;
     runtime.block_on(async {
@@ -73,7 +76,7 @@ fn vigie_relay(builder: RelayBuilder) -> Result<(), Failure> {
     })
 }
 
-/// What a tokio service would write, with buffers as large as they pay.
+/// The relay of a typical tokio service, with buffers as large as useful.
 fn tokio_relay(role: &RelayRole) -> Result<(), Failure> {
     const BUFFER_BYTES: usize = 64 << 10;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

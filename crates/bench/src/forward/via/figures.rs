@@ -1,4 +1,4 @@
-//! What goals look for in the rows.
+//! The figures of rows that goals compare.
 
 use super::super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S};
 use super::keys::{MB_S, PLANNED};
@@ -13,7 +13,7 @@ pub(super) struct Cell<'a> {
     rows: Vec<&'a Row>,
 }
 
-/// What the planner chose in a cell.
+/// The planner's choice in a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// Host and interface are too close to each other to tell.

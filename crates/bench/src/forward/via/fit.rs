@@ -9,21 +9,21 @@
 //! CPU      processor time of source and sink by D, of the engine by N,    shared processors, engine
 //!          1 and 8 packets, with the window
 //! ```
-//! T_turn holds what nothing is busy with: threads that wake up, at each node and both ways, and the window's way
-//! back. With the window that is measured, it is the same for all paths. (What a single packet of 2048 bytes takes longer
-//! than one of 64 is no measure of T_net: on a machine whose processors fall asleep, waking up takes the less, the longer
-//! the link was busy before.)
+//! T_turn is the time in which no resource is busy: threads that wake up, at each node and both ways, and the window's
+//! way back. With the measured window, it is the same for all paths. (The extra time of a single packet of 2048 bytes
+//! over one of 64 does not measure T_net: on a machine whose processors fall asleep, the longer the link was busy before,
+//! the less waking up takes.)
 
 use std::num::NonZero;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use vigie_forward::{Bus, Cost, Node, Shared};
+use vigie_forward::{Bus, Cost, Node, SharedProcessors};
 
 use super::super::keys::NONE;
 use super::keys::PACKET_BYTES_U32;
-use super::node::Way;
-use super::{Place, RunCosts, ViaPlan};
+use super::node::MessagePath;
+use super::{RunCosts, ViaPlan, ViaTopology};
 use crate::error::BenchError;
 use crate::error::ModelError;
 use crate::report::Row;
@@ -42,13 +42,13 @@ const ROUNDS: usize = 5;
 
 /// Parameters of the model, as they were found.
 #[derive(Clone, Debug)]
-pub(super) struct Fitted {
+pub(super) struct FittedParameters {
     t_net: [Duration; 2],
     t_pci: [Duration; 2],
     t_bell: Duration,
     t_turn: Duration,
     t_algo_excess: Duration,
-    shared: Shared,
+    shared: SharedProcessors,
     node: Node,
 }
 
@@ -64,36 +64,36 @@ fn median(runs: &[RunCosts], figure: impl Fn(&RunCosts) -> f64) -> f64 {
 }
 
 /// Runs everything that parameters are found by, in turns.
-pub(super) fn fit(plan: &ViaPlan, place: &Place) -> Result<Fitted, BenchError> {
+pub(super) fn fit(plan: &ViaPlan, topology: &ViaTopology) -> Result<FittedParameters, BenchError> {
     let big = PACKETS * PACKET_BYTES_U32;
     let kinds = [
-        (Way::Direct, SMALL, 0),
-        (Way::Direct, PACKET_BYTES_U32, 0),
-        (Way::Direct, big, 0),
-        (Way::Nic, SMALL, 0),
-        (Way::Host, SMALL, 0),
-        (Way::Host, 4 * PACKET_BYTES_U32, 0),
-        (Way::Nic, SMALL, T_ALGO.subsec_nanos()),
-        (Way::Direct, PACKET_BYTES_U32, 0),
-        (Way::Direct, big, 0),
-        (Way::Nic, PACKET_BYTES_U32, 0),
-        (Way::Nic, big, 0),
-        (Way::Direct, PACKETS * SMALL, 0),
+        (MessagePath::Direct, SMALL, 0),
+        (MessagePath::Direct, PACKET_BYTES_U32, 0),
+        (MessagePath::Direct, big, 0),
+        (MessagePath::Nic, SMALL, 0),
+        (MessagePath::Host, SMALL, 0),
+        (MessagePath::Host, 4 * PACKET_BYTES_U32, 0),
+        (MessagePath::Nic, SMALL, T_ALGO.subsec_nanos()),
+        (MessagePath::Direct, PACKET_BYTES_U32, 0),
+        (MessagePath::Direct, big, 0),
+        (MessagePath::Nic, PACKET_BYTES_U32, 0),
+        (MessagePath::Nic, big, 0),
+        (MessagePath::Direct, PACKETS * SMALL, 0),
     ];
     let in_small_packets = kinds.len() - 1;
-    // Processor times are those of the window that is to be predicted: who has more to do at a time sleeps less.
+    // Processor times are those of the window to be predicted: a node with more work at once sleeps less.
     let first_of_cpu = 7;
     let mut found = vec![Vec::new(); kinds.len()];
     for _ in 0..ROUNDS {
         for (at, ((way, bytes, algorithm_ns), runs)) in kinds.iter().zip(&mut found).enumerate() {
-            let mut cell = plan.template(*bytes);
+            let mut node_settings = plan.template(*bytes);
             let is_alone = at < first_of_cpu || at == in_small_packets;
-            cell.window = if is_alone { 1 } else { plan.window };
+            node_settings.window = if is_alone { 1 } else { plan.window };
             if at == in_small_packets {
-                cell.packet_bytes = SMALL;
+                node_settings.packet_bytes = SMALL;
             }
-            cell.messages = plan.messages.min(300);
-            runs.push(place.run(cell, *way, u64::from(*algorithm_ns))?);
+            node_settings.messages = plan.messages.min(300);
+            runs.push(topology.run(node_settings, *way, u64::from(*algorithm_ns))?);
         }
     }
     let time = |at: usize| median(&found[at], RunCosts::us);
@@ -101,7 +101,8 @@ pub(super) fn fit(plan: &ViaPlan, place: &Place) -> Result<Fitted, BenchError> {
         median(&found[at], |run| run.forwarder.as_ref().map_or(0, figure) as f64 / 1e3)
     };
     let packet = (time(2) - time(1)).max(0.1) / f64::from(PACKETS - 1);
-    let small = ((time(in_small_packets) - time(0)) / f64::from(PACKETS - 1)).clamp(0.05, packet);
+    let small =
+        ((time(in_small_packets) - time(0)) / f64::from(PACKETS - 1)).clamp(0.05, packet.max(0.05));
     let t_pci = [of_forwarder(4, |node| node.copy_ns), of_forwarder(5, |node| node.copy_ns)];
     let bell =
         f64::midpoint(of_forwarder(4, |node| node.bell_ns), of_forwarder(5, |node| node.bell_ns));
@@ -121,11 +122,11 @@ pub(super) fn fit(plan: &ViaPlan, place: &Place) -> Result<Fitted, BenchError> {
         .bus(Bus::HalfDuplex)
         .window(plan.window);
     let t_algo_excess = us(excess);
-    Ok(Fitted { t_net, t_pci, t_bell: us(bell), t_turn, t_algo_excess, shared, node })
+    Ok(FittedParameters { t_net, t_pci, t_bell: us(bell), t_turn, t_algo_excess, shared, node })
 }
 
-/// What moving a message costs the processors: by the sum over all nodes, at two sizes.
-fn shared(found: &[Vec<RunCosts>]) -> Result<Shared, BenchError> {
+/// The processor time of moving a message: the sum over all nodes, at two sizes.
+fn shared(found: &[Vec<RunCosts>]) -> Result<SharedProcessors, BenchError> {
     let all = |at: usize| {
         median(&found[at], |run| {
             let per =
@@ -145,7 +146,7 @@ fn shared(found: &[Vec<RunCosts>]) -> Result<Shared, BenchError> {
     };
     let engine_packet = (engine(10) - engine(9)).max(0.0) / f64::from(PACKETS - 1);
     let processors = available_parallelism().map_or(1, NonZero::get);
-    Ok(Shared {
+    Ok(SharedProcessors {
         processors: u32::try_from(processors).unwrap_or(u32::MAX),
         link: Cost::fixed(us(packet)),
         bus: Cost::ZERO,
@@ -155,13 +156,13 @@ fn shared(found: &[Vec<RunCosts>]) -> Result<Shared, BenchError> {
     })
 }
 
-impl Fitted {
-    /// Returns what the planner is given.
+impl FittedParameters {
+    /// Returns the planner's input.
     pub(super) const fn node(&self) -> Node {
         self.node
     }
 
-    /// Returns T_algoN of an algorithm that is to compute for so long; none is none.
+    /// Returns T_algoN of an algorithm that is to compute for `asked`; zero for zero.
     pub(super) fn t_algo(&self, asked: Duration) -> Duration {
         if asked.is_zero() { asked } else { asked + self.t_algo_excess }
     }

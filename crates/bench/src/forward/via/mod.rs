@@ -1,8 +1,8 @@
 //! Messages through a node in the middle, live: the experiment behind figures 4 to 6 [fast-forward, §3].
 //!
-//! Source, forwarder and sink are processes of their own. First the parameters of the model are measured, on runs that are
-//! no cells of the figures but for their smallest message; then every cell is measured and held against what
-//! the planner says of it. What each parameter is measured by stands in the module `fit`.
+//! Source, forwarder and sink are separate processes. First the parameters of the model are measured, on runs that are
+//! not cells of the figures, except for their smallest message; then every cell is measured and compared with the
+//! planner's prediction. The module `fit` says how each parameter is measured.
 
 mod figures;
 mod fit;
@@ -16,10 +16,10 @@ use serde_json::Value;
 use vigie_forward::{Cost, Message as Cut, Path, StageModel};
 
 pub(crate) use self::figures::{choice, prediction_error};
-use self::fit::{Fitted, fit};
+use self::fit::{FittedParameters, fit};
 use self::keys::{ENGINE_CPU_US, HOST_CPU_US, HOST_SHARE, MB_S, PACKET_BYTES_U32, PLANNED, US};
-pub use self::node::Carrier;
-use self::node::{Cell, NodeCosts, NodePlan, NodeRole, NodeSaid, Way};
+pub use self::node::ViaCarrier;
+use self::node::{CellPlan, MessagePath, NodeCosts, NodeMessage, NodePlan, NodeRole};
 pub use self::tables::all as tables;
 use super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S, NIC, NIC_CUT, NONE, WINDOW, mb_per_s};
 use crate::barrier::bridge::Bridge;
@@ -28,9 +28,9 @@ use crate::process::{Child, Role};
 use crate::report::progress::Progress;
 use crate::report::{Outcome, Row, Subject};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a run has cost.
+/// The costs of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RunCosts {
     source: NodeCosts,
@@ -38,21 +38,21 @@ pub(crate) struct RunCosts {
     sink: NodeCosts,
 }
 
-/// Where the nodes of runs live.
+/// The topology of the nodes.
 #[derive(Debug)]
-struct Place {
+struct ViaTopology {
     bridge: Option<Bridge>,
 }
 
-impl Place {
-    fn make(carrier: Carrier) -> Result<Self, BenchError> {
+impl ViaTopology {
+    fn make(carrier: ViaCarrier) -> Result<Self, BenchError> {
         let bridge = carrier.has_namespaces().then(|| Bridge::make(3)).transpose();
         let failed =
             |missing| BenchError::Failed { role: "node", failure: Failure::runtime(missing) };
         Ok(Self { bridge: bridge.map_err(failed)? })
     }
 
-    fn start(&self, role: NodeRole, cell: Cell) -> Result<Child, BenchError> {
+    fn start(&self, role: NodeRole, cell: CellPlan) -> Result<Child, BenchError> {
         let namespace = self.bridge.as_ref().and_then(|bridge| bridge.path(role.rank()));
         let enter = |path: std::path::PathBuf| {
             vec!["nsenter".to_owned(), format!("--net={}", path.display()), "--".to_owned()]
@@ -62,11 +62,16 @@ impl Place {
     }
 
     /// Runs one cell once: fresh processes, messages, final acknowledgement.
-    fn run(&self, cell: Cell, way: Way, algorithm_ns: u64) -> Result<RunCosts, BenchError> {
+    fn run(
+        &self,
+        cell: CellPlan,
+        way: MessagePath,
+        algorithm_ns: u64,
+    ) -> Result<RunCosts, BenchError> {
         let mut sink = self.start(NodeRole::Sink, cell)?;
         let mut next = address(&mut sink)?;
         let mut forwarder = None;
-        if way != Way::Direct {
+        if way != MessagePath::Direct {
             let mut child = self.start(NodeRole::Forwarder { way, algorithm_ns, next }, cell)?;
             next = address(&mut child)?;
             forwarder = Some(child);
@@ -79,36 +84,36 @@ impl Place {
 }
 
 fn address(child: &mut Child) -> Result<Vec<u8>, BenchError> {
-    match child.found(PATIENCE)? {
-        NodeSaid::At(address) => Ok(address),
+    match child.result(TIMEOUT)? {
+        NodeMessage::At(address) => Ok(address),
         other => Err(unexpected(&other)),
     }
 }
 
 fn costs(child: &mut Child) -> Result<NodeCosts, BenchError> {
-    match child.found(PATIENCE)? {
-        NodeSaid::Done(costs) => Ok(costs),
+    match child.result(TIMEOUT)? {
+        NodeMessage::Done(costs) => Ok(costs),
         other => Err(unexpected(&other)),
     }
 }
 
-fn unexpected(said: &NodeSaid) -> BenchError {
+fn unexpected(said: &NodeMessage) -> BenchError {
     BenchError::Protocol { role: NodePlan::NAME, line: format!("{said:?}") }
 }
 
 /// The ways, with their paths in the model.
-const WAYS: [(Way, Subject, Path); 3] = [
-    (Way::Host, HOST, Path::HOST),
-    (Way::Nic, NIC, Path::NIC),
-    (Way::NicCutThrough, NIC_CUT, Path::NIC_CUT_THROUGH),
+const WAYS: [(MessagePath, Subject, Path); 3] = [
+    (MessagePath::Host, HOST, Path::HOST),
+    (MessagePath::Nic, NIC, Path::NIC),
+    (MessagePath::NicCutThrough, NIC_CUT, Path::NIC_CUT_THROUGH),
 ];
 
-/// What is to be measured.
+/// The plan of the measurement.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ViaPlan {
-    /// What carries the messages.
-    pub carrier: Carrier,
+    /// The carrier of the messages.
+    pub carrier: ViaCarrier,
     /// Messages of each run, before a final acknowledgement. Default: 10 000, as in the paper.
     pub messages: u32,
     /// Runs of each cell; the median counts. Default: 1.
@@ -117,8 +122,8 @@ pub struct ViaPlan {
     pub window: u32,
     /// Bytes per second of each link; 0: as fast as they are. Default: 20 MB/s.
     pub pace: u64,
-    /// How long a node looks before it sleeps. Default: not at all.
-    pub spin: Duration,
+    /// Whether nodes look for a while before they sleep. Default: not at all.
+    pub spins: bool,
     /// Sizes of figure 4.
     pub sizes: Vec<u32>,
 }
@@ -126,14 +131,14 @@ pub struct ViaPlan {
 impl ViaPlan {
     /// Creates the plan of figures 4 to 6.
     #[must_use]
-    pub fn new(carrier: Carrier) -> Self {
+    pub fn new(carrier: ViaCarrier) -> Self {
         Self {
             carrier,
             messages: 10_000,
             rounds: 1,
             window: 1,
             pace: 20_000_000,
-            spin: Duration::ZERO,
+            spins: false,
             sizes: vec![64, 256, 1024, 2048, 4096, 8192, 16_384, 32_768],
         }
     }
@@ -150,13 +155,13 @@ impl ViaPlan {
     /// [`BenchError`] of the processes.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
         progress.case("parameters of the model");
-        let place = Place::make(self.carrier)?;
-        let fitted = fit(self, &place)?;
+        let topology = ViaTopology::make(self.carrier)?;
+        let fitted = fit(self, &topology)?;
         progress.case_done();
         let mut rows = vec![fitted.row(self)];
         for (case, bytes, delta_us) in self.cells() {
             progress.case(format!("{case} {bytes} B, {delta_us} µs"));
-            rows.extend(self.cell(&place, case, bytes, delta_us, &fitted)?);
+            rows.extend(self.measure_case(&topology, case, bytes, delta_us, &fitted)?);
             progress.case_done();
         }
         Ok(Outcome { rows, priority: None })
@@ -172,36 +177,36 @@ impl ViaPlan {
         cells
     }
 
-    fn template(&self, bytes: u32) -> Cell {
-        Cell {
+    fn template(&self, bytes: u32) -> CellPlan {
+        CellPlan {
             carrier: self.carrier,
             bytes,
             messages: self.messages,
             window: self.window,
             packet_bytes: PACKET_BYTES_U32,
             pace: self.pace,
-            spin_ns: u64::try_from(self.spin.as_nanos()).unwrap_or(u64::MAX),
+            spins: self.spins,
         }
     }
 
     /// Measures one cell by all ways, in turns.
-    fn cell(
+    fn measure_case(
         &self,
-        place: &Place,
+        topology: &ViaTopology,
         case: &'static str,
         bytes: u32,
         delta_us: u64,
-        fitted: &Fitted,
+        fitted: &FittedParameters,
     ) -> Result<Vec<Row>, BenchError> {
         let mut ways = WAYS.to_vec();
         if case == "size" {
-            ways.insert(0, (Way::Direct, NONE, Path::HOST));
+            ways.insert(0, (MessagePath::Direct, NONE, Path::HOST));
         }
         let mut found = vec![Vec::new(); ways.len()];
         for _ in 0..self.rounds {
             for ((way, ..), runs) in ways.iter().zip(&mut found) {
-                let algorithm_ns = if *way == Way::Host { 0 } else { delta_us * 1_000 };
-                runs.push(place.run(self.template(bytes), *way, algorithm_ns)?);
+                let algorithm_ns = if *way == MessagePath::Host { 0 } else { delta_us * 1_000 };
+                runs.push(topology.run(self.template(bytes), *way, algorithm_ns)?);
             }
         }
         let message = Cut::cut(u64::from(bytes), u64::from(PACKET_BYTES_U32));
@@ -224,7 +229,7 @@ impl ViaPlan {
             row.samples_ns.insert("runs", all);
             let candidate = plan.candidates().iter().find(|one| one.path == *path);
             let predicted = candidate.and_then(|one| one.outcome.as_ref().ok());
-            if let (Some(prediction), true) = (predicted, *way != Way::Direct) {
+            if let (Some(prediction), true) = (predicted, *way != MessagePath::Direct) {
                 row = row
                     .with_figure(MODEL_MB_S, mb_per_s(prediction.bandwidth))
                     .with_figure(PLANNED, Value::from(plan.path() == *path));

@@ -4,9 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vigie_detect::clock::{monotonic_now, thread_cpu_time};
+use vigie_detect::{
+    Reactivity,
+    clock::{monotonic_now, thread_cpu_time},
+};
 use vigie_forward::messages::{
-    Busy, Forwarder, ForwarderReport, Idle, Settings, Sink, SinkEvent, Source,
+    Busy, Forwarder, ForwarderReport, NodeSettings, Sink, SinkEvent, Source,
 };
 use vigie_forward::{Bandwidth, Path};
 use vigie_via::ether::Ether;
@@ -18,12 +21,12 @@ use vigie_via::vi::{Address, Provider};
 use crate::barrier::bridge::address;
 use crate::error::Failure;
 use crate::host::namespaces::INTERFACE;
-use crate::process::{Role, say_found};
+use crate::process::{Role, print_result};
 
-/// What carries the messages.
+/// The carrier of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum Carrier {
+pub enum ViaCarrier {
     /// UDP over the loopback interface.
     Udp,
     /// Shared memory.
@@ -34,7 +37,7 @@ pub enum Carrier {
     Ether,
 }
 
-impl Carrier {
+impl ViaCarrier {
     /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -49,7 +52,7 @@ impl Carrier {
 
 /// The way of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum Way {
+pub(crate) enum MessagePath {
     /// From source to sink, without a node between them.
     Direct,
     Host,
@@ -57,7 +60,7 @@ pub(crate) enum Way {
     NicCutThrough,
 }
 
-impl Way {
+impl MessagePath {
     const fn path(self) -> Path {
         match self {
             Self::Direct | Self::Host => Path::HOST,
@@ -67,7 +70,7 @@ impl Way {
     }
 }
 
-impl Carrier {
+impl ViaCarrier {
     /// Whether each node has a network namespace of its own.
     pub(super) const fn has_namespaces(self) -> bool {
         matches!(self, Self::UdpNet | Self::Ether)
@@ -78,7 +81,7 @@ impl Carrier {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum NodeRole {
     Sink,
-    Forwarder { way: Way, algorithm_ns: u64, next: Vec<u8> },
+    Forwarder { way: MessagePath, algorithm_ns: u64, next: Vec<u8> },
     Source { next: Vec<u8> },
 }
 
@@ -93,11 +96,11 @@ impl NodeRole {
     }
 }
 
-/// What one node's process is told.
+/// The plan of one node's process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NodePlan {
     pub(super) role: NodeRole,
-    pub(super) cell: Cell,
+    pub(super) cell: CellPlan,
 }
 
 impl Role for NodePlan {
@@ -106,21 +109,21 @@ impl Role for NodePlan {
 
 /// What all nodes of a run know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Cell {
-    pub(super) carrier: Carrier,
+pub(crate) struct CellPlan {
+    pub(super) carrier: ViaCarrier,
     pub(super) bytes: u32,
     pub(super) messages: u32,
     pub(super) window: u32,
     pub(super) packet_bytes: u32,
     /// Bytes per second of the links; 0: as fast as they are.
     pub(super) pace: u64,
-    /// How long a node looks before it sleeps.
-    pub(super) spin_ns: u64,
+    /// Whether nodes look for a while before they sleep.
+    pub(super) spins: bool,
 }
 
 /// What a node says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum NodeSaid {
+pub(crate) enum NodeMessage {
     /// Where it can be reached.
     At(Vec<u8>),
     /// What it has done.
@@ -152,17 +155,14 @@ const WARM_UP: u32 = 100;
 
 const DESTINATION: u32 = 1;
 
-fn settings(cell: &Cell) -> Settings {
-    let idle = match cell.spin_ns {
-        0 => Idle::Sleep,
-        time => Idle::Spin(Duration::from_nanos(time)),
-    };
-    Settings::new()
+fn settings(cell: &CellPlan) -> NodeSettings {
+    let reactivity = if cell.spins { Reactivity::LowLatency } else { Reactivity::LowCpu };
+    NodeSettings::new()
         .packet_bytes(cell.packet_bytes)
         .packets(256)
         .window(cell.window)
         .pace(Bandwidth::new(cell.pace).ok())
-        .idle(idle)
+        .reactivity(reactivity)
         .ends_with_sources(true)
 }
 
@@ -171,20 +171,20 @@ pub(crate) fn play(plan: &NodePlan) -> Result<(), Failure> {
     // Nodes of one run are of one user on one machine.
     let secret = Secret::new([0x5a; 16]);
     match plan.cell.carrier {
-        Carrier::Udp | Carrier::UdpNet => {
+        ViaCarrier::Udp | ViaCarrier::UdpNet => {
             let ip = match plan.cell.carrier {
-                Carrier::Udp => Ipv4Addr::LOCALHOST,
+                ViaCarrier::Udp => Ipv4Addr::LOCALHOST,
                 _ => address(plan.role.rank()),
             };
             let here = SocketAddr::from((ip, 0));
             let nic = Udp::bind(here, secret, Config::default()).map_err(Failure::runtime)?;
             play_on(nic, plan)
         }
-        Carrier::Ether => {
+        ViaCarrier::Ether => {
             let nic = Ether::builder(INTERFACE).open(secret).map_err(Failure::runtime)?;
             play_on(nic, plan)
         }
-        Carrier::Shm => play_on(Shm::open().map_err(Failure::runtime)?, plan),
+        ViaCarrier::Shm => play_on(Shm::open().map_err(Failure::runtime)?, plan),
     }
 }
 
@@ -203,12 +203,12 @@ fn play_on<P: Provider>(nic: P, plan: &NodePlan) -> Result<(), Failure> {
                 _ => Forwarder::start(nic, settings, &routes, way.path(), busy),
             };
             let forwarder = started.map_err(Failure::runtime)?;
-            say_found(&NodeSaid::At(forwarder.address().0.clone()));
+            print_result(&NodeMessage::At(forwarder.address().0.clone()));
             forwarder_costs(&forwarder.join().map_err(Failure::runtime)?)
         }
         NodeRole::Source { next } => source(nic, settings, &plan.cell, &Address(next.clone()))?,
     };
-    say_found(&NodeSaid::Done(costs));
+    print_result(&NodeMessage::Done(costs));
     Ok(())
 }
 
@@ -217,7 +217,7 @@ fn nanos(time: Duration) -> u64 {
 }
 
 fn forwarder_costs(report: &ForwarderReport) -> NodeCosts {
-    let times = report.hand_over;
+    let times = report.channel;
     let t_algo = if times.messages > 0 { times.t_algo() } else { report.t_algo_n() };
     NodeCosts {
         engine_cpu_ns: nanos(report.engine_cpu),
@@ -231,9 +231,9 @@ fn forwarder_costs(report: &ForwarderReport) -> NodeCosts {
     }
 }
 
-fn sink<P: Provider>(nic: P, settings: Settings) -> Result<NodeCosts, Failure> {
+fn sink<P: Provider>(nic: P, settings: NodeSettings) -> Result<NodeCosts, Failure> {
     let mut sink = Sink::open(nic, settings).map_err(Failure::runtime)?;
-    say_found(&NodeSaid::At(sink.address().0));
+    print_result(&NodeMessage::At(sink.address().0));
     let mut costs = NodeCosts::default();
     let before = thread_cpu_time();
     loop {
@@ -249,8 +249,8 @@ fn sink<P: Provider>(nic: P, settings: Settings) -> Result<NodeCosts, Failure> {
 
 fn source<P: Provider>(
     nic: P,
-    settings: Settings,
-    cell: &Cell,
+    settings: NodeSettings,
+    cell: &CellPlan,
     next: &Address,
 ) -> Result<NodeCosts, Failure> {
     let mut source = Source::connect(nic, next, settings).map_err(Failure::runtime)?;

@@ -12,18 +12,18 @@
 //! Both ends of a veth pair are in network namespaces of their own, as two hosts would be, so that nothing
 //! takes a shorter way. All ranks look again and again, and none sleeps.
 
-mod looking;
+mod polling;
 mod port;
 mod tables;
 pub(super) mod udp;
 
-pub use self::looking::BYTES_MAX;
-use self::looking::WINDOW;
-use super::carrier::{Carrier, Kind, Prepared, Run, UnknownCarrier};
+pub use self::polling::BYTES_MAX;
+use self::polling::WINDOW;
+use super::carrier::{Carrier, CarrierKind, Prepared, Run, UnknownCarrier};
 use super::measure::Measure;
+use super::measure_result::MeasureResult;
 use super::plan::PingPongPlan;
-use super::played::Played;
-use super::ranks::Own;
+use super::ranks::OwnCarrier;
 use super::virtual_interface;
 use crate::error::BenchError;
 use crate::host::missing::Missing;
@@ -50,7 +50,7 @@ pub fn datagram_carriers() -> Vec<&'static dyn Carrier> {
 }
 
 /// The systems of the figures whose ranks are processes of this program, which all are.
-pub(super) fn own_datagrams() -> impl Iterator<Item = &'static Own> {
+pub(super) fn own_datagrams() -> impl Iterator<Item = &'static OwnCarrier> {
     let here = [&virtual_interface::VIRTUAL_INTERFACE_MTU, &port::UDP, &udp::SOCKET];
     here.into_iter().chain(OVER_VETH.iter().map(|one| one.own))
 }
@@ -58,7 +58,7 @@ pub(super) fn own_datagrams() -> impl Iterator<Item = &'static Own> {
 /// Returns the system of this very name.
 ///
 /// # Errors
-/// There is none; the error tells what was asked for.
+/// If the name is unknown; the error quotes it.
 pub fn datagram_carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
     let found = datagram_carriers().into_iter().find(|carrier| carrier.name() == name);
     found
@@ -97,7 +97,7 @@ impl DatagramPlan {
         self.plan.cases()
     }
 
-    /// Measures all systems in turns. A system that is missing or fails is no error: its rows say so.
+    /// Measures all systems in turns. A system that is missing or fails is not an error: its rows say so.
     ///
     /// # Errors
     /// As [`PingPongPlan::run`].
@@ -115,7 +115,7 @@ impl DatagramPlan {
 /// A system between two network namespaces.
 #[derive(Debug)]
 pub(super) struct OverVeth {
-    pub(super) own: &'static Own,
+    pub(super) own: &'static OwnCarrier,
 }
 
 impl Carrier for OverVeth {
@@ -131,7 +131,7 @@ impl Carrier for OverVeth {
         self.own.family
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> CarrierKind {
         self.own.kind
     }
 
@@ -141,18 +141,18 @@ impl Carrier for OverVeth {
 
     fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
         let namespaces = Namespaces::make()?;
-        Ok(Box::new(Inside { ranks: self.own.prepare()?, namespaces }))
+        Ok(Box::new(NamespacedRanks { ranks: self.own.prepare()?, namespaces }))
     }
 }
 
 /// Ranks in namespaces, which end with this.
-struct Inside<'a> {
+struct NamespacedRanks<'a> {
     ranks: Box<dyn Prepared + 'a>,
     namespaces: Namespaces,
 }
 
-impl Prepared for Inside<'_> {
-    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError> {
+impl Prepared for NamespacedRanks<'_> {
+    fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
         self.ranks.measure(&Run { namespaces: self.namespaces.paths(), ..run.clone() })
     }
 }

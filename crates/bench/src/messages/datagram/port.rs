@@ -4,55 +4,59 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use vigie_detect::{HostThread, Server};
-use vigie_via::datagram::{DatagramError, Device, Node, Port, UdpSettings};
+use vigie_via::datagram::{DatagramError, Device, NodeAddress, Port, UdpSettings};
 use vigie_via::link::{BackEnd, Link, MacAddress};
 
-use super::looking::{BYTES_MAX, PATIENCE, WINDOW, has, looking};
+use super::polling::{BYTES_MAX, TIMEOUT, WINDOW, has, polling};
 use crate::clock::{now, sleep};
 use crate::error::Failure;
 use crate::host::arena::Arena;
 use crate::host::namespaces;
 use crate::messages::blocking::{Blocking, Channel};
-use crate::messages::carrier::Kind;
-use crate::messages::ranks::Own;
-use crate::messages::seat::Seat;
-use crate::messages::socket::meet;
+use crate::messages::carrier::CarrierKind;
+use crate::messages::rank_context::RankContext;
+use crate::messages::ranks::OwnCarrier;
+use crate::messages::socket::wait_posted;
 
 /// Over UDP and the loopback interface.
-pub(super) static UDP: Own = Own {
+pub(super) static UDP: OwnCarrier = OwnCarrier {
     name: "datagram-udp",
     label: "vigie, datagrams over UDP, loopback",
     family: "datagram",
-    kind: Kind::Vigie,
+    kind: CarrierKind::Vigie,
     has,
     link_bytes: 0,
-    open: |seat| {
-        let address = loopback(seat.token);
-        Ok(Box::new(Blocking::new(Ports::over_udp(seat, |_| address)?)))
+    open: |context| {
+        let address = loopback(context.token);
+        Ok(Box::new(Blocking::new(PortEndpoint::over_udp(context, |_| address)?)))
     },
 };
 
 /// Over UDP and a veth pair.
-pub(super) static UDP_VETH: Own = Own {
+pub(super) static UDP_VETH: OwnCarrier = OwnCarrier {
     name: "datagram-udp-veth",
     label: "vigie, datagrams over UDP, veth",
-    open: |seat| Ok(Box::new(Blocking::new(Ports::over_udp(seat, namespaces::address)?))),
+    open: |context| {
+        Ok(Box::new(Blocking::new(PortEndpoint::over_udp(context, namespaces::address)?)))
+    },
     ..UDP
 };
 
 /// Over a link of AF_PACKET on a veth pair.
-pub(super) static LINK: Own = Own {
+pub(super) static LINK: OwnCarrier = OwnCarrier {
     name: "datagram-link",
     label: "vigie, datagrams over a link (AF_PACKET), veth",
-    open: |seat| Ok(Box::new(Blocking::new(Ports::over_link(seat, BackEnd::PacketRings)?))),
+    open: |context| {
+        Ok(Box::new(Blocking::new(PortEndpoint::over_link(context, BackEnd::PacketRings)?)))
+    },
     ..UDP
 };
 
 /// Over a link of AF_XDP on a veth pair.
-pub(super) static XDP: Own = Own {
+pub(super) static XDP: OwnCarrier = OwnCarrier {
     name: "datagram-xdp",
     label: "vigie, datagrams over a link (AF_XDP), veth",
-    open: |seat| Ok(Box::new(Blocking::new(Ports::over_link(seat, BackEnd::Xdp)?))),
+    open: |context| Ok(Box::new(Blocking::new(PortEndpoint::over_link(context, BackEnd::Xdp)?))),
     ..UDP
 };
 
@@ -64,9 +68,9 @@ const IS_POSTED: u64 = 1 << 48;
 
 /// One rank's port, and where the other one is.
 #[derive(Debug)]
-struct Ports {
+struct PortEndpoint {
     port: Port,
-    to: Node,
+    to: NodeAddress,
     to_port: u8,
     // Those who serve it end with it.
     _device: Device,
@@ -84,51 +88,51 @@ fn failed(error: DatagramError) -> Failure {
     Failure::runtime(error)
 }
 
-impl Ports {
-    fn over_udp(seat: &Seat, address: impl Fn(u32) -> Ipv4Addr) -> Result<Self, Failure> {
-        let arena = Arena::open(&seat.memory)?;
+impl PortEndpoint {
+    fn over_udp(context: &RankContext, address: impl Fn(u32) -> Ipv4Addr) -> Result<Self, Failure> {
+        let arena = Arena::open(&context.memory)?;
         let host = Server::spawn_thread().map_err(Failure::io("starting a detection server"))?;
-        let settings = UdpSettings::new(address(seat.rank).into());
+        let settings = UdpSettings::new(address(context.rank).into());
         let device = Device::over_udp(host.server(), settings).map_err(failed)?;
-        let to = Node::Ip(address(seat.next()).into());
-        Self::open(seat, &arena, host, device, || Ok((1, to)))
+        let to = NodeAddress::Ip(address(context.next()).into());
+        Self::open(context, &arena, host, device, || Ok((1, to)))
     }
 
-    fn over_link(seat: &Seat, back_end: BackEnd) -> Result<Self, Failure> {
-        let arena = Arena::open(&seat.memory)?;
+    fn over_link(context: &RankContext, back_end: BackEnd) -> Result<Self, Failure> {
+        let arena = Arena::open(&context.memory)?;
         let host = Server::spawn_thread().map_err(Failure::io("starting a detection server"))?;
         let link = open_link(back_end)?;
         let [a, b, c, d, e, f] = link.address().0;
         let own = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
         let device = Device::over_link(host.server(), link).map_err(failed)?;
-        Self::open(seat, &arena, host, device, || {
-            Ok((IS_POSTED | own, Node::Mac(MacAddress([0; 6]))))
+        Self::open(context, &arena, host, device, || {
+            Ok((IS_POSTED | own, NodeAddress::Mac(MacAddress([0; 6]))))
         })
     }
 
     /// Acquires the port, fills it with buffers, and finds the other rank. `own` gives the word that this one
     /// leaves on the board, and the other one's node if it need not be told.
     fn open(
-        seat: &Seat,
+        context: &RankContext,
         arena: &Arena,
         host: HostThread,
         device: Device,
-        own: impl FnOnce() -> Result<(u64, Node), Failure>,
+        own: impl FnOnce() -> Result<(u64, NodeAddress), Failure>,
     ) -> Result<Self, Failure> {
         let number = |rank: u32| u8::try_from(rank).map_err(Failure::runtime);
-        let port = device.acquire(number(seat.rank)?).map_err(failed)?;
+        let port = device.acquire(number(context.rank)?).map_err(failed)?;
         for _ in 0..2 * WINDOW {
             let buffer = vec![0; usize::try_from(BYTES_MAX).map_err(Failure::runtime)?];
             port.post(buffer).map_err(Failure::runtime)?;
         }
         let (word, mut to) = own()?;
-        arena.post(seat.rank, word);
-        let posted = meet(arena, seat.next())?;
-        if let Node::Mac(address) = &mut to {
+        arena.post(context.rank, word);
+        let posted = wait_posted(arena, context.next())?;
+        if let NodeAddress::Mac(address) = &mut to {
             let [_, _, a, b, c, d, e, f] = posted.to_be_bytes();
             *address = MacAddress([a, b, c, d, e, f]);
         }
-        let to_port = number(seat.next())?;
+        let to_port = number(context.next())?;
         Ok(Self { port, to, to_port, _device: device, _host: host })
     }
 }
@@ -146,10 +150,10 @@ fn open_link(back_end: BackEnd) -> Result<Link, Failure> {
     }
 }
 
-impl Channel for Ports {
+impl Channel for PortEndpoint {
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
-        looking(PATIENCE, || match self.port.try_send(self.to, self.to_port, message) {
+        polling(TIMEOUT, || match self.port.try_send(self.to, self.to_port, message) {
             Ok(()) => Ok(Some(())),
             // The other end of the pair comes up a moment later.
             Err(DatagramError::Full | DatagramError::Down) => Ok(None),
@@ -159,7 +163,7 @@ impl Channel for Ports {
 
     #[inline]
     fn receive(&mut self, message: &mut [u8]) -> Result<(), Failure> {
-        let received = looking(PATIENCE, || self.port.try_receive().map_err(failed))?;
+        let received = polling(TIMEOUT, || self.port.try_receive().map_err(failed))?;
         let datagram = received.payload();
         if datagram.len() != message.len() {
             return Err(Failure::runtime(format!("a datagram of {} bytes", datagram.len())));

@@ -3,35 +3,41 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
-use super::looking::{PATIENCE, has, looking};
+use super::polling::{TIMEOUT, has, polling};
 use crate::error::Failure;
 use crate::host::arena::Arena;
 use crate::host::namespaces;
 use crate::messages::blocking::{Blocking, Channel};
-use crate::messages::carrier::Kind;
-use crate::messages::ranks::Own;
-use crate::messages::seat::Seat;
-use crate::messages::socket::{Reading, meet};
+use crate::messages::carrier::CarrierKind;
+use crate::messages::rank_context::RankContext;
+use crate::messages::ranks::OwnCarrier;
+use crate::messages::socket::{ReceiveMode, wait_posted};
 
 /// Over the loopback interface.
-pub(super) static SOCKET: Own = Own {
+pub(super) static SOCKET: OwnCarrier = OwnCarrier {
     name: "udp",
     label: "UDP socket, loopback",
     family: "udp",
-    kind: Kind::Peer,
+    kind: CarrierKind::Peer,
     has,
     link_bytes: 0,
-    open: |seat| {
-        Ok(Box::new(Blocking::new(Socket::open(seat, Reading::Polling, |_| Ipv4Addr::LOCALHOST)?)))
+    open: |context| {
+        Ok(Box::new(Blocking::new(Socket::open(context, ReceiveMode::Polling, |_| {
+            Ipv4Addr::LOCALHOST
+        })?)))
     },
 };
 
 /// Over a veth pair.
-pub(super) static SOCKET_VETH: Own = Own {
+pub(super) static SOCKET_VETH: OwnCarrier = OwnCarrier {
     name: "udp-veth",
     label: "UDP socket, veth",
-    open: |seat| {
-        Ok(Box::new(Blocking::new(Socket::open(seat, Reading::Polling, namespaces::address)?)))
+    open: |context| {
+        Ok(Box::new(Blocking::new(Socket::open(
+            context,
+            ReceiveMode::Polling,
+            namespaces::address,
+        )?)))
     },
     ..SOCKET
 };
@@ -45,32 +51,32 @@ pub(in crate::messages) struct Socket {
 impl Socket {
     /// `address` tells that of a rank.
     pub(in crate::messages) fn open(
-        seat: &Seat,
-        reading: Reading,
+        context: &RankContext,
+        receive_mode: ReceiveMode,
         address: impl Fn(u32) -> Ipv4Addr,
     ) -> Result<Self, Failure> {
         let cannot = |error| Failure::io("connecting ranks by UDP")(error);
-        let arena = Arena::open(&seat.memory)?;
-        let socket = UdpSocket::bind((address(seat.rank), 0)).map_err(cannot)?;
+        let arena = Arena::open(&context.memory)?;
+        let socket = UdpSocket::bind((address(context.rank), 0)).map_err(cannot)?;
         let own = socket.local_addr().map_err(cannot)?;
-        arena.post(seat.rank, own.port().into());
-        let port = u16::try_from(meet(&arena, seat.next())?).map_err(Failure::runtime)?;
-        socket.connect(SocketAddr::from((address(seat.next()), port))).map_err(cannot)?;
-        socket.set_nonblocking(reading == Reading::Polling).map_err(cannot)?;
+        arena.post(context.rank, own.port().into());
+        let port = u16::try_from(wait_posted(&arena, context.next())?).map_err(Failure::runtime)?;
+        socket.connect(SocketAddr::from((address(context.next()), port))).map_err(cannot)?;
+        socket.set_nonblocking(receive_mode == ReceiveMode::Polling).map_err(cannot)?;
         Ok(Self { socket })
     }
 }
 
 impl Channel for Socket {
     fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
-        looking(PATIENCE, || match self.socket.send(message) {
+        polling(TIMEOUT, || match self.socket.send(message) {
             Ok(_) => Ok(Some(())),
             Err(error) => nothing_after(error),
         })
     }
 
     fn receive(&mut self, message: &mut [u8]) -> Result<(), Failure> {
-        looking(PATIENCE, || match self.socket.recv(message) {
+        polling(TIMEOUT, || match self.socket.recv(message) {
             Ok(length) if length == message.len() => Ok(Some(())),
             Ok(length) => Err(Failure::runtime(format!("a datagram of {length} bytes"))),
             Err(error) => nothing_after(error),

@@ -1,7 +1,7 @@
 //! One cache line: a message and the word that says which it is.
 //!
-//! There is room for one message, so whoever sends must know that the last one was read: it has had an
-//! answer to it. That holds for round trips and for rings, not for windows.
+//! There is room for one message, so a sender must know that the last one was read: it has received
+//! an answer. That holds for round trips and for rings, not for windows.
 
 use std::hint;
 use std::sync::atomic::Ordering;
@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::error::Failure;
-use crate::host::arena::{Arena, BOARD_BYTES};
+use crate::host::arena::{Arena, CONTROL_BYTES};
 use crate::messages::blocking::Channel;
-use crate::messages::seat::Seat;
+use crate::messages::rank_context::RankContext;
 
 /// Bytes of a mailbox: its line, and one apart, which the processor fetches with its neighbour.
 pub(super) const BYTES: usize = 128;
@@ -38,20 +38,20 @@ pub(super) struct Mailbox {
 }
 
 impl Mailbox {
-    pub(super) fn polling(seat: &Seat) -> Result<Self, Failure> {
-        Self::open(seat, false)
+    pub(super) fn polling(context: &RankContext) -> Result<Self, Failure> {
+        Self::open(context, false)
     }
 
-    pub(super) fn sleeping(seat: &Seat) -> Result<Self, Failure> {
-        Self::open(seat, true)
+    pub(super) fn sleeping(context: &RankContext) -> Result<Self, Failure> {
+        Self::open(context, true)
     }
 
-    fn open(seat: &Seat, sleeps: bool) -> Result<Self, Failure> {
-        let base = |rank| usize::try_from(rank).map(|rank: usize| BOARD_BYTES + rank * BYTES);
+    fn open(context: &RankContext, sleeps: bool) -> Result<Self, Failure> {
+        let base = |rank| usize::try_from(rank).map(|rank: usize| CONTROL_BYTES + rank * BYTES);
         Ok(Self {
-            arena: Arena::open(&seat.memory)?,
-            next: base(seat.next()).map_err(Failure::runtime)?,
-            own: base(seat.rank).map_err(Failure::runtime)?,
+            arena: Arena::open(&context.memory)?,
+            next: base(context.next()).map_err(Failure::runtime)?,
+            own: base(context.rank).map_err(Failure::runtime)?,
             sent: 0,
             received: 0,
             sleeps,

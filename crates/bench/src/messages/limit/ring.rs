@@ -7,17 +7,18 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crate::error::Failure;
-use crate::host::arena::{Arena, BOARD_BYTES};
+use crate::host::arena::{Arena, CONTROL_BYTES};
 use crate::messages::blocking::Channel;
-use crate::messages::seat::Seat;
+use crate::messages::rank_context::RankContext;
 
-/// Bytes of a slot that are no data: its sequence word, and eight that a real entry would need too.
+/// Bytes of a slot that are not data: its sequence word, and eight that a real entry would need
+/// too.
 const HEADER_BYTES: usize = 16;
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+const CACHE_LINE_BYTES: usize = 64;
 
-/// How a ring is cut.
+/// The layout of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     /// Bytes of a slot, a multiple of 64.
@@ -34,11 +35,11 @@ impl Geometry {
 
     /// Bytes of a ring: a line for the receiver's counter, and the slots.
     pub(super) const fn bytes(self) -> usize {
-        LINE + self.slot_bytes * self.slots as usize
+        CACHE_LINE_BYTES + self.slot_bytes * self.slots as usize
     }
 }
 
-/// What a rank does between two looks.
+/// The pause of a rank between two looks.
 pub(super) trait Wait {
     fn wait();
 }
@@ -54,7 +55,7 @@ impl Wait for Spin {
     }
 }
 
-/// Gives the core to whoever else waits for it.
+/// Yields the core to others that wait for it.
 #[derive(Debug)]
 pub(super) struct Yield;
 
@@ -68,14 +69,14 @@ impl Wait for Yield {
 /// One rank's two rings: to the next rank, and from the one before.
 #[derive(Debug)]
 pub(super) struct SlotRing<W> {
-    next: Way,
-    before: Way,
+    next: RingEnd,
+    before: RingEnd,
     wait: PhantomData<W>,
 }
 
 /// One end of a ring.
 #[derive(Debug)]
-struct Way {
+struct RingEnd {
     arena: Rc<Arena>,
     base: usize,
     geometry: Geometry,
@@ -89,22 +90,30 @@ struct Way {
 }
 
 impl<W: Wait> SlotRing<W> {
-    pub(super) fn open(seat: &Seat, geometry: Geometry) -> Result<Self, Failure> {
-        let arena = Rc::new(Arena::open(&seat.memory)?);
-        let next = Way::new(&arena, seat.rank, geometry)?;
-        let before = Way::new(&arena, seat.before(), geometry)?;
+    pub(super) fn open(context: &RankContext, geometry: Geometry) -> Result<Self, Failure> {
+        let arena = Rc::new(Arena::open(&context.memory)?);
+        let next = RingEnd::new(&arena, context.rank, geometry)?;
+        let before = RingEnd::new(&arena, context.before(), geometry)?;
         Ok(Self { next, before, wait: PhantomData })
     }
 }
 
-impl Way {
+impl RingEnd {
     /// The ring into which `rank` sends.
     fn new(arena: &Rc<Arena>, rank: u32, geometry: Geometry) -> Result<Self, Failure> {
         let rank = usize::try_from(rank).map_err(Failure::runtime)?;
-        let base = BOARD_BYTES + rank * geometry.bytes();
+        let base = CONTROL_BYTES + rank * geometry.bytes();
         let arena = Rc::clone(arena);
         let slots = geometry.slots.into();
-        Ok(Self { arena, base, geometry, slots, position: 0, returned: 0, slot: base + LINE })
+        Ok(Self {
+            arena,
+            base,
+            geometry,
+            slots,
+            position: 0,
+            returned: 0,
+            slot: base + CACHE_LINE_BYTES,
+        })
     }
 
     #[inline]
@@ -112,7 +121,7 @@ impl Way {
         self.position += 1;
         self.slot += self.geometry.slot_bytes;
         if self.position.is_multiple_of(self.slots) {
-            self.slot = self.base + LINE;
+            self.slot = self.base + CACHE_LINE_BYTES;
         }
     }
 }
@@ -168,9 +177,9 @@ mod tests {
         // Goal: lengths around the slot's capacity arrive whole and in order, also after the ring has
         // wrapped. Method: two ends in one thread, which never fill the ring, compared byte by byte.
         let geometry = Geometry { slot_bytes: 128, slots: 8 };
-        let file = SharedFile::create(BOARD_BYTES + 2 * geometry.bytes()).unwrap();
+        let file = SharedFile::create(CONTROL_BYTES + 2 * geometry.bytes()).unwrap();
         let memory: PathBuf = file.path();
-        let seat = |rank| Seat {
+        let context = |rank| RankContext {
             rank,
             ranks: 2,
             cores: Vec::new(),
@@ -178,8 +187,8 @@ mod tests {
             token: 0,
             namespace: None,
         };
-        let mut one = SlotRing::<Spin>::open(&seat(0), geometry).unwrap();
-        let mut other = SlotRing::<Yield>::open(&seat(1), geometry).unwrap();
+        let mut one = SlotRing::<Spin>::open(&context(0), geometry).unwrap();
+        let mut other = SlotRing::<Yield>::open(&context(1), geometry).unwrap();
         for round in 0..50_u8 {
             for length in [1, 8, 111, 112, 113, 224, 255] {
                 let sent: Vec<_> = (0..length).map(|at: u8| at ^ round).collect();

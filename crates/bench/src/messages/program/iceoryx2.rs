@@ -1,6 +1,6 @@
 //! iceoryx2, by a program of ours that cargo builds at first use.
 //!
-//! It is no dependency, not even an optional one: its build needs libclang, and its tree has licences
+//! It is not a dependency, not even an optional one: its build needs libclang, and its tree has licences
 //! that `deny.toml` does not know. The built program is kept in the user's cache directory, since
 //! building it takes a minute.
 
@@ -13,9 +13,9 @@ use super::{arguments, life, parse};
 use crate::error::{BenchError, Failure};
 use crate::host::missing::Missing;
 use crate::host::program::{Program, cache, describe, is_installed, output_of, write_if_new};
-use crate::messages::carrier::{Carrier, Kind, Prepared, Run};
+use crate::messages::carrier::{Carrier, CarrierKind, Prepared, Run};
 use crate::messages::measure::Measure;
-use crate::messages::played::Played;
+use crate::messages::measure_result::MeasureResult;
 
 const MANIFEST: &str = include_str!("iceoryx2.manifest.txt");
 const SOURCE: &str = include_str!("iceoryx2.source.txt");
@@ -58,8 +58,8 @@ impl Carrier for Iceoryx2 {
         "iceoryx2"
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Peer
+    fn kind(&self) -> CarrierKind {
+        CarrierKind::Peer
     }
 
     fn has(&self, measure: Measure) -> bool {
@@ -75,18 +75,18 @@ impl Carrier for Iceoryx2 {
                           time, the registry";
             Missing::new(format!("cargo cannot build it: {}", describe(&error)), remedy)
         })?;
-        Ok(Box::new(Built { program }))
+        Ok(Box::new(BuiltPeer { program }))
     }
 }
 
 /// The program, built.
 #[derive(Debug)]
-struct Built {
+struct BuiltPeer {
     program: PathBuf,
 }
 
-impl Prepared for Built {
-    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError> {
+impl Prepared for BuiltPeer {
+    fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let number = RUNS.fetch_add(1, Ordering::Relaxed);
         let name = format!("vigie-bench/{}/{number}", process::id());
@@ -101,7 +101,7 @@ impl Prepared for Built {
         let follower = start(1)?;
         let leader = start(0)?;
         let output = leader.finish(life(run))?;
-        follower.finish(run.patience())?;
+        follower.finish(run.timeout())?;
         parse(&output, run).map_err(|failure| BenchError::Failed { role: "peer", failure })
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::carrier::Run;
 use super::keys::REST;
-use super::played::Played;
+use super::measure_result::MeasureResult;
 use crate::error::Failure;
 
 /// The arguments by which our programs are told what to measure.
@@ -34,11 +34,11 @@ fn arguments(run: &Run, cores: &[usize]) -> Vec<String> {
 /// How long a program may take for a run.
 fn life(run: &Run) -> Duration {
     let measures = u32::try_from(run.measures.len()).unwrap_or(u32::MAX);
-    run.patience() + run.budget.saturating_mul(measures).saturating_mul(2)
+    run.timeout() + run.budget.saturating_mul(measures).saturating_mul(2)
 }
 
 /// Reads the lines that rank 0 of one of our programs has printed.
-fn parse(output: &str, run: &Run) -> Result<Vec<Played>, Failure> {
+fn parse(output: &str, run: &Run) -> Result<Vec<MeasureResult>, Failure> {
     let lines = output.lines().filter_map(|line| line.trim().strip_prefix("played "));
     let played: Vec<_> = lines.map(parse_line).collect::<Option<_>>().unwrap_or_default();
     if played.len() == run.measures.len() {
@@ -51,14 +51,14 @@ fn parse(output: &str, run: &Run) -> Result<Vec<Played>, Failure> {
     )))
 }
 
-fn parse_line(line: &str) -> Option<Played> {
+fn parse_line(line: &str) -> Option<MeasureResult> {
     let numbers = line.split_whitespace().map(str::parse::<u64>);
     let numbers: Vec<_> = numbers.collect::<Result<_, _>>().ok()?;
     let [operations, operations_all, wall_ns, cpu_ns, cpu_follower_ns, samples @ ..] = &numbers[..]
     else {
         return None;
     };
-    Some(Played {
+    Some(MeasureResult {
         operations: u32::try_from(*operations).ok()?,
         samples_ns: samples.to_vec(),
         operations_behind: None,

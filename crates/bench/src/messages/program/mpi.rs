@@ -8,15 +8,15 @@ use std::time::Duration;
 use super::{arguments, life, parse};
 use crate::error::BenchError;
 use crate::host::missing::Missing;
-use crate::host::program::{Workshop, describe, is_installed, output_of};
-use crate::messages::carrier::{Carrier, Kind, Prepared, Run};
+use crate::host::program::{TempDir, describe, is_installed, output_of};
+use crate::messages::carrier::{Carrier, CarrierKind, Prepared, Run};
 use crate::messages::measure::Measure;
-use crate::messages::played::Played;
+use crate::messages::measure_result::MeasureResult;
 
 /// The program.
 const SOURCE: &str = include_str!("mpi.c");
 
-/// What the compiler may take.
+/// The time limit of the compiler.
 const BUILDING: Duration = Duration::from_secs(120);
 
 /// Open MPI as it is installed.
@@ -73,24 +73,24 @@ pub(crate) struct Mpi {
 
 /// The program, built for one implementation.
 #[derive(Debug)]
-struct Built<'a> {
+struct BuiltPeer<'a> {
     mpi: &'a Mpi,
     program: PathBuf,
-    // The program lies in it.
-    _workshop: Workshop,
+    // The program is in it.
+    _folder: TempDir,
 }
 
 impl Mpi {
-    fn build(&self) -> Result<Built<'_>, BenchError> {
+    fn build(&self) -> Result<BuiltPeer<'_>, BenchError> {
         let io = |error| BenchError::Start { role: "compiler", source: error };
-        let workshop = Workshop::create().map_err(io)?;
-        let source = workshop.path().join("mpi.c");
-        let program = workshop.path().join("mpi");
+        let folder = TempDir::create().map_err(io)?;
+        let source = folder.path().join("mpi.c");
+        let program = folder.path().join("mpi");
         fs::write(&source, SOURCE).map_err(io)?;
         let mut command = Command::new(self.compiler);
         command.arg("-O2").arg("-o").arg(&program).arg(&source);
         output_of(command, BUILDING)?;
-        Ok(Built { mpi: self, program, _workshop: workshop })
+        Ok(BuiltPeer { mpi: self, program, _folder: folder })
     }
 }
 
@@ -107,8 +107,8 @@ impl Carrier for Mpi {
         self.family
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Peer
+    fn kind(&self) -> CarrierKind {
+        CarrierKind::Peer
     }
 
     fn has(&self, measure: Measure) -> bool {
@@ -130,8 +130,8 @@ impl Carrier for Mpi {
     }
 }
 
-impl Prepared for Built<'_> {
-    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError> {
+impl Prepared for BuiltPeer<'_> {
+    fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
         let mut command = Command::new(self.mpi.launcher);
         command.args(self.mpi.launcher_arguments).arg(run.ranks.to_string());
         command.arg(&self.program).args(arguments(run, &run.cores));

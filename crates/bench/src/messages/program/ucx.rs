@@ -10,9 +10,9 @@ use crate::clock::sleep;
 use crate::error::{BenchError, Failure};
 use crate::host::missing::Missing;
 use crate::host::program::{Program, is_installed};
-use crate::messages::carrier::{Carrier, Kind, Prepared, Run};
+use crate::messages::carrier::{Carrier, CarrierKind, Prepared, Run};
 use crate::messages::measure::Measure;
-use crate::messages::played::Played;
+use crate::messages::measure_result::MeasureResult;
 
 const PROGRAM: &str = "ucx_perftest";
 
@@ -44,8 +44,8 @@ impl Carrier for Ucx {
         "UCX, posix"
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Peer
+    fn kind(&self) -> CarrierKind {
+        CarrierKind::Peer
     }
 
     fn has(&self, measure: Measure) -> bool {
@@ -64,7 +64,7 @@ impl Carrier for Ucx {
 }
 
 impl Prepared for Ucx {
-    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError> {
+    fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
         run.measures.iter().map(|&measure| one(measure, run)).collect()
     }
 }
@@ -73,7 +73,7 @@ fn failed(failure: Failure) -> BenchError {
     BenchError::Failed { role: "peer", failure }
 }
 
-fn one(measure: Measure, run: &Run) -> Result<Played, BenchError> {
+fn one(measure: Measure, run: &Run) -> Result<MeasureResult, BenchError> {
     let messages = measure.messages(run.ranks);
     let cost = f64::from(messages) * (1.0 + f64::from(measure.bytes()) / BYTES_PER_OPERATION);
     let operations = run.budget.as_secs_f64() * OPERATIONS_PER_S / cost;
@@ -96,13 +96,13 @@ fn one(measure: Measure, run: &Run) -> Result<Played, BenchError> {
     if measure.window() > 1 {
         client.args(["-O", &measure.window().to_string()]);
     }
-    let output = Program::start(client)?.finish(run.patience());
-    // If there was no client, nobody tells the server to end.
-    let ended = server.finish(if output.is_ok() { run.patience() } else { HEAD_START });
+    let output = Program::start(client)?.finish(run.timeout());
+    // Without a client, the server is never told to end.
+    let ended = server.finish(if output.is_ok() { run.timeout() } else { HEAD_START });
     let output = output?;
     ended?;
     parse(&output, measure).ok_or_else(|| {
-        failed(Failure::runtime(format!("{PROGRAM} printed what nobody expected: {output:?}")))
+        failed(Failure::runtime(format!("{PROGRAM} printed unexpected output: {output:?}")))
     })
 }
 
@@ -117,7 +117,7 @@ const fn test(measure: Measure) -> &'static str {
 /// Reads `iterations,50.0_percentile_lat,avg_lat,overall_lat,…,avg_mr,overall_mr`: latencies one way in
 /// microseconds, rates in messages per second. The bandwidth test has an overhead where the latency
 /// test has its latency.
-fn parse(output: &str, measure: Measure) -> Option<Played> {
+fn parse(output: &str, measure: Measure) -> Option<MeasureResult> {
     const OPERATIONS: u32 = 1_000;
     let fields = |line: &str| -> Option<Vec<f64>> {
         line.split(',').map(|field| field.trim().parse().ok()).collect()
@@ -130,16 +130,16 @@ fn parse(output: &str, measure: Measure) -> Option<Played> {
     }
     let sample = Duration::from_secs_f64(ns.max(0.0) / 1e9);
     let behind = Duration::from_secs_f64(fields[0]).as_secs();
-    Some(Played {
+    Some(MeasureResult {
         operations: OPERATIONS,
         samples_ns: vec![crate::clock::nanoseconds(sample)],
         operations_behind: Some(behind),
         operations_all: behind,
-        ..Played::default()
+        ..MeasureResult::default()
     })
 }
 
-/// A port on which nobody listens now.
+/// A port without a listener at present.
 fn free_port() -> Result<u16, BenchError> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
     port.map(|address| address.port()).map_err(|error| failed(Failure::io("finding a port")(error)))

@@ -19,7 +19,7 @@ use super::datagram::OverVeth;
 use super::keys::PAPER_SIZES;
 use super::measure::Measure;
 use super::plan::PingPongPlan;
-use super::ranks::Own;
+use super::ranks::OwnCarrier;
 
 /// Name of vigie's message layer over `udp` in results.
 pub const VIGIE_UDP: &str = "vigie-udp";
@@ -70,7 +70,7 @@ pub fn remote_carriers() -> Vec<&'static dyn Carrier> {
 }
 
 /// Their ranks, which are processes of this program.
-pub(super) fn own_remote() -> impl Iterator<Item = &'static Own> {
+pub(super) fn own_remote() -> impl Iterator<Item = &'static OwnCarrier> {
     SYSTEMS.iter().map(|system| system.own)
 }
 

@@ -1,5 +1,5 @@
-//! Processes of others, as a server meets them on a machine that it does not own: each computes for
-//! ever on one thread, at ordinary priority.
+//! Foreign processes, as on a machine that a server shares: each computes for ever on one thread,
+//! at ordinary priority.
 
 use std::process;
 use std::time::Duration;
@@ -17,16 +17,16 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long one step of it is: it never yields, so the length says nothing.
 const STEP: Duration = Duration::from_secs(1);
 
-/// What such a process is told.
+/// The plan of such a process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct OutsidePlan;
+pub(crate) struct BackgroundPlan;
 
-impl Role for OutsidePlan {
+impl Role for BackgroundPlan {
     const NAME: &'static str = "outside";
 }
 
 /// Computes until the process is killed.
-pub(crate) fn compute(OutsidePlan: OutsidePlan) -> Result<(), Failure> {
+pub(crate) fn compute(BackgroundPlan: BackgroundPlan) -> Result<(), Failure> {
     Message::Computing { process: process::id() }.print();
     loop {
         counted(STEP);
@@ -35,16 +35,16 @@ pub(crate) fn compute(OutsidePlan: OutsidePlan) -> Result<(), Failure> {
 
 /// Some processes that compute; dropping them kills them.
 #[derive(Debug)]
-pub(crate) struct Outside {
+pub(crate) struct BackgroundLoad {
     children: Vec<Child>,
 }
 
-impl Outside {
+impl BackgroundLoad {
     /// Starts `count` processes.
     pub(crate) fn start(count: u32) -> Result<Self, BenchError> {
         let mut this = Self { children: Vec::new() };
         for _ in 0..count {
-            let mut child = Child::start(&OutsidePlan)?;
+            let mut child = Child::start(&BackgroundPlan)?;
             match child.next(START_PATIENCE)? {
                 Message::Computing { .. } => this.children.push(child),
                 other => return Err(child.unexpected(&other)),

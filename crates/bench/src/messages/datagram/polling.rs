@@ -14,7 +14,7 @@ pub const BYTES_MAX: u32 = 1_464;
 pub(super) const WINDOW: u32 = 32;
 
 /// How long a datagram may be under way before it counts as lost.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Latency and bandwidth, which all systems here have.
 pub(super) fn has(measure: Measure) -> bool {
@@ -23,21 +23,21 @@ pub(super) fn has(measure: Measure) -> bool {
 }
 
 /// Looks until there is something, or for so long that it must be lost.
-pub(super) fn looking<T>(
-    patience: Duration,
-    mut look: impl FnMut() -> Result<Option<T>, Failure>,
+pub(super) fn polling<T>(
+    timeout: Duration,
+    mut poll: impl FnMut() -> Result<Option<T>, Failure>,
 ) -> Result<T, Failure> {
     // The clock is read now and then only.
     const LOOKS: u32 = 1 << 16;
     let mut begun = None;
     loop {
         for _ in 0..LOOKS {
-            if let Some(found) = look()? {
+            if let Some(found) = poll()? {
                 return Ok(found);
             }
             hint::spin_loop();
         }
-        if begun.get_or_insert_with(now).elapsed() > patience {
+        if begun.get_or_insert_with(now).elapsed() > timeout {
             return Err(Failure::runtime("a datagram was lost, or the other rank"));
         }
     }

@@ -1,4 +1,4 @@
-//! Where a rank sits: who it is, which cores it has, and how it finds the others.
+//! The context of a rank: who it is, which cores it has, and how it finds the others.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ const CORES: usize = 2;
 /// The place of one rank in a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Seat {
+pub struct RankContext {
     /// Which rank this is, from 0.
     pub rank: u32,
     /// How many there are.
@@ -28,11 +28,11 @@ pub struct Seat {
     pub memory: PathBuf,
     /// A number that no other run has, for names.
     pub token: u64,
-    /// The network namespace in which it sits, if it is another than its parent's.
+    /// The network namespace in which it runs, if it is another than its parent's.
     pub namespace: Option<PathBuf>,
 }
 
-impl Seat {
+impl RankContext {
     /// The rank that receives from this one.
     #[must_use]
     pub const fn next(&self) -> u32 {
@@ -86,7 +86,7 @@ mod tests {
         // Goal: `next` and `before` are each other's inverse, for every group. Method: exhaustive.
         for ranks in 2..=8 {
             for rank in 0..ranks {
-                let seat = |rank| Seat {
+                let context = |rank| RankContext {
                     rank,
                     ranks,
                     cores: cores(),
@@ -94,8 +94,8 @@ mod tests {
                     token: 0,
                     namespace: None,
                 };
-                assert_eq!(seat(seat(rank).next()).before(), rank);
-                assert_eq!(seat(seat(rank).before()).next(), rank);
+                assert_eq!(context(context(rank).next()).before(), rank);
+                assert_eq!(context(context(rank).before()).next(), rank);
             }
         }
     }

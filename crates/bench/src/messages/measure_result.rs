@@ -1,11 +1,11 @@
-//! What a measure has given.
+//! The result of a measure.
 
 use serde::{Deserialize, Serialize};
 
-/// What a measure has given, or what one rank of it has.
+/// The result of a measure, or of one of its ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Played {
+pub struct MeasureResult {
     /// Operations in each sample.
     pub operations: u32,
     /// Nanoseconds of each sample; empty on ranks that follow.
@@ -23,8 +23,8 @@ pub struct Played {
     pub cpu_follower_ns: u64,
 }
 
-impl Played {
-    /// Adds what a follower has used.
+impl MeasureResult {
+    /// Adds the usage of a follower.
     pub(crate) fn add_follower(&mut self, follower: &Self) {
         self.cpu_ns += follower.cpu_ns;
         self.cpu_follower_ns = self.cpu_follower_ns.max(follower.cpu_ns);

@@ -1,6 +1,6 @@
 //! Figures that goals find in the rows of messages.
 
-use super::carrier::Kind;
+use super::carrier::CarrierKind;
 use super::keys::{BYTES, MESSAGE_US, RANKS};
 use super::names::carrier;
 use crate::report::Row;
@@ -8,24 +8,24 @@ use crate::report::figure::Figure;
 
 /// Which row of a system: its case, and the parameter that tells it from others of that case.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Case {
+pub(crate) struct RowSelector {
     case: &'static str,
     key: &'static str,
     value: u32,
 }
 
-impl Case {
-    /// The case `case` with messages of so many bytes.
+impl RowSelector {
+    /// The case `case` with messages of this many bytes.
     pub(crate) const fn of_bytes(case: &'static str, bytes: u32) -> Self {
         Self { case, key: BYTES, value: bytes }
     }
 
-    /// The latency of messages of so many bytes.
+    /// The latency of messages of this many bytes.
     pub(crate) const fn latency(bytes: u32) -> Self {
         Self::of_bytes("latency", bytes)
     }
 
-    /// A ring of so many ranks.
+    /// A ring of this many ranks.
     pub(crate) const fn ring(ranks: u32) -> Self {
         Self { case: "ring", key: RANKS, value: ranks }
     }
@@ -41,32 +41,37 @@ impl Case {
 }
 
 /// A figure of a system.
-pub(crate) fn figure(rows: &[Row], name: &str, case: Case, key: &str) -> Option<Figure> {
+pub(crate) fn figure(rows: &[Row], name: &str, case: RowSelector, key: &str) -> Option<Figure> {
     let row = case.find(rows, name)?;
     Some(Figure::new(row.figure(key)?, row.samples()))
 }
 
 /// Time of a message of a system, in microseconds.
-pub(crate) fn message(rows: &[Row], name: &str, case: Case) -> Option<Figure> {
+pub(crate) fn message(rows: &[Row], name: &str, case: RowSelector) -> Option<Figure> {
     figure(rows, name, case, MESSAGE_US)
 }
 
 /// Millions of messages per second of a system.
-pub(crate) fn rate(rows: &[Row], name: &str, case: Case) -> Option<Figure> {
+pub(crate) fn rate(rows: &[Row], name: &str, case: RowSelector) -> Option<Figure> {
     let time = message(rows, name, case)?;
     Some(Figure { value: 1.0 / time.value, ..time })
 }
 
 /// A figure of the first system to that of the second.
-pub(crate) fn ratio(rows: &[Row], names: [&str; 2], case: Case, key: &str) -> Option<Figure> {
+pub(crate) fn ratio(
+    rows: &[Row],
+    names: [&str; 2],
+    case: RowSelector,
+    key: &str,
+) -> Option<Figure> {
     let [own, other] = names.map(|name| figure(rows, name, case, key));
     quotient(own?, other?)
 }
 
 /// The time of a system to that of the fastest peer that was measured in the same run.
-pub(crate) fn ratio_to_best(rows: &[Row], name: &str, case: Case) -> Option<Figure> {
+pub(crate) fn ratio_to_best(rows: &[Row], name: &str, case: RowSelector) -> Option<Figure> {
     let is_peer = |row: &&Row| {
-        let peer = carrier(row.system.name()).is_ok_and(|one| one.kind() == Kind::Peer);
+        let peer = carrier(row.system.name()).is_ok_and(|one| one.kind() == CarrierKind::Peer);
         peer && case.is(row)
     };
     let peers = rows.iter().filter(is_peer);
@@ -80,7 +85,7 @@ pub(crate) fn largest_ratio_from(rows: &[Row], names: [&str; 2], bytes: u32) -> 
     let sizes = rows.iter().filter(|row| row.system.name() == names[0] && row.case == "latency");
     let sizes = sizes.filter_map(|row| row.parameters.get(BYTES)?.as_u64());
     let sizes = sizes.filter_map(|size| u32::try_from(size).ok()).filter(|size| *size >= bytes);
-    let ratios = sizes.map(|size| ratio(rows, names, Case::latency(size), MESSAGE_US));
+    let ratios = sizes.map(|size| ratio(rows, names, RowSelector::latency(size), MESSAGE_US));
     let ratios = ratios.collect::<Option<Vec<_>>>()?;
     ratios.into_iter().max_by(|a, b| a.value.total_cmp(&b.value))
 }
@@ -112,11 +117,11 @@ mod tests {
             row("openmpi", 8, 0.1),
             row("openmpi", 64, 0.01),
         ];
-        let found = ratio_to_best(&rows, VIGIE, Case::latency(8)).unwrap();
+        let found = ratio_to_best(&rows, VIGIE, RowSelector::latency(8)).unwrap();
         assert!((found.value - 0.9).abs() < 1e-9, "{found:?}");
         assert_eq!(found.samples, 7);
-        assert!(ratio_to_best(&rows[..2], VIGIE, Case::latency(8)).is_none());
-        assert_eq!(rate(&rows, "mpich", Case::latency(8)).unwrap().value, 5.0);
+        assert!(ratio_to_best(&rows[..2], VIGIE, RowSelector::latency(8)).is_none());
+        assert_eq!(rate(&rows, "mpich", RowSelector::latency(8)).unwrap().value, 5.0);
     }
 
     #[test]

@@ -17,12 +17,12 @@ use crate::host::missing::Missing;
 use crate::host::namespaces::{hold, missing, run};
 
 /// A place for one process.
-pub(super) struct Place {
+pub(super) struct CorePlacement {
     pub(super) namespace: PathBuf,
     pub(super) core: usize,
 }
 
-impl Place {
+impl CorePlacement {
     /// Moves the calling thread there.
     pub(super) fn enter(&self) -> Result<(), Failure> {
         let doing = "entering the network namespace";
@@ -39,11 +39,11 @@ impl Place {
 
 /// The namespace, for as long as it is wanted.
 #[derive(Debug)]
-pub(super) struct Wires {
+pub(super) struct VethNamespace {
     holder: Child,
 }
 
-impl Wires {
+impl VethNamespace {
     pub(super) fn make() -> Result<Self, Missing> {
         let wires = Self { holder: hold()? };
         let holder = wires.holder.id();
@@ -68,10 +68,10 @@ impl Wires {
     }
 }
 
-impl Drop for Wires {
+impl Drop for VethNamespace {
     fn drop(&mut self) {
         drop(self.holder.stdin.take());
-        // It has ended by itself, or is not waited for longer than that takes.
+        // The closed pipe ends it; the kill bounds the wait.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }

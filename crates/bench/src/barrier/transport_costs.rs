@@ -1,26 +1,26 @@
-//! What members found that measured their transport, beside what their barriers took.
+//! Transport costs as members measured them, compared with the times of their barriers.
 
 use serde::{Deserialize, Serialize};
-use vigie_barrier::logp::{Measured, Report};
+use vigie_barrier::logp::{MeasuredCosts, Report};
 
 use super::lap::GroupCosts;
 use crate::report::Row;
 use crate::report::table::{Table, three_digits};
 use crate::statistics::median;
 
-/// The parameters of a transport, and what a barrier is expected to take by them, in microseconds.
+/// The parameters of a transport, and the expected time of a barrier, in microseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Found {
+pub struct TransportCosts {
     /// The algorithm.
     pub algorithm: String,
     /// By the names of figures.
     pub micros: Vec<(String, f64)>,
 }
 
-/// Figure: what a barrier should take.
+/// Figure: the expected time of a barrier.
 const EXPECTED: &str = "expected_us";
-/// Figure: what was observed by what was expected.
+/// Figure: observed divided by expected time.
 const RATIO: &str = "observed_by_expected";
 /// Figure of a row: the algorithm.
 const ALGORITHM: &str = "algorithm";
@@ -40,9 +40,9 @@ const FIGURES: [(&str, &str); 11] = [
     ("p50_us", "p50"),
 ];
 
-impl Found {
-    /// Takes what was measured, and what is expected by that.
-    pub(crate) fn new(measured: &Measured, report: &Report) -> Self {
+impl TransportCosts {
+    /// Takes the measured parameters and the time expected from them.
+    pub(crate) fn new(measured: &MeasuredCosts, report: &Report) -> Self {
         let costs = measured.costs();
         let candidate = report.advice.candidates.first();
         let [predicted, work] = [candidate.map(|one| one.predicted), candidate.map(|one| one.work)]
@@ -81,11 +81,11 @@ impl Found {
     }
 }
 
-fn costs_asleep(measured: &Measured) -> std::time::Duration {
+fn costs_asleep(measured: &MeasuredCosts) -> std::time::Duration {
     measured.costs_asleep().receive
 }
 
-/// Notes in a row what its members found.
+/// Records the members' results in a row.
 pub(super) fn note(row: &mut Row, costs: &GroupCosts) {
     let Some(found) = &costs.found else { return };
     row.figures.insert(ALGORITHM.to_owned(), found.algorithm.clone().into());
@@ -99,7 +99,7 @@ pub(super) fn note(row: &mut Row, costs: &GroupCosts) {
     }
 }
 
-/// Shows expected against observed, for rows that have both; nothing if there are none.
+/// Shows expected against observed times for rows that have both; nothing without such rows.
 pub(super) fn table<'a>(members: u32, rows: impl Iterator<Item = &'a Row>) -> String {
     let mut headings = vec!["system".to_owned(), "algorithm".to_owned()];
     headings.extend(FIGURES.iter().map(|(_, heading)| (*heading).to_owned()));
@@ -127,18 +127,18 @@ mod tests {
     use super::*;
     use crate::report::Subject;
 
-    fn found(send: f64, expected: f64) -> Found {
+    fn found(send: f64, expected: f64) -> TransportCosts {
         let micros = vec![("send_us".to_owned(), send), (EXPECTED.to_owned(), expected)];
-        Found { algorithm: "central".to_owned(), micros }
+        TransportCosts { algorithm: "central".to_owned(), micros }
     }
 
     #[test]
     fn runs_are_put_together() {
         // Goal: figures are medians over runs, and rows say expected, observed and ratio. Method: known figures.
         let runs = [found(1.0, 10.0), found(5.0, 30.0), found(2.0, 20.0)];
-        let merged = Found::merged(runs.iter()).unwrap();
+        let merged = TransportCosts::merged(runs.iter()).unwrap();
         assert_eq!(merged.micros[0].1, 2.0);
-        assert!(Found::merged([].into_iter()).is_none());
+        assert!(TransportCosts::merged([].into_iter()).is_none());
         let costs = GroupCosts { found: Some(merged), ..GroupCosts::default() };
         let subject = Subject::Carrier { name: "one", label: "one" };
         let mut row = Row::new(subject, "barrier").with_figure("p50_us", 30.0);

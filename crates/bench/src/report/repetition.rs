@@ -19,15 +19,15 @@ pub(crate) const WORK_PER_S: &str = "work_per_s";
 /// Key of the largest number of threads that were seen.
 pub(crate) const THREADS_MAX: &str = "threads_max";
 
-/// What one turn of a row has found.
+/// The results of one turn of a row.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct Repetition {
     priority: Priority,
     samples: Vec<(&'static str, Samples)>,
     figures: Vec<(&'static str, f64)>,
 }
 
-impl Turn {
+impl Repetition {
     pub(crate) const fn new(priority: Priority) -> Self {
         Self { priority, samples: Vec::new(), figures: Vec::new() }
     }
@@ -47,12 +47,12 @@ impl Turn {
 
 /// Measures rows in turns (A B A B), so that a drift of the machine meets them all. A row whose system
 /// fails gets the failure and is left out from then on.
-pub(crate) fn in_turns(
+pub(crate) fn in_repetitions(
     rows: Vec<Row>,
     rounds: u32,
     seed: u64,
     progress: &mut Progress,
-    mut measure: impl FnMut(usize, &Row, u64, &Progress) -> Result<Turn, BenchError>,
+    mut measure: impl FnMut(usize, &Row, u64, &Progress) -> Result<Repetition, BenchError>,
 ) -> Result<Outcome, BenchError> {
     let mut outcome = Outcome { rows, priority: None };
     let mut seeds = fastrand::Rng::with_seed(seed);
@@ -65,15 +65,15 @@ pub(crate) fn in_turns(
                 continue;
             }
             match measure(index, row, seed, progress) {
-                Ok(turn) => {
-                    for (name, samples) in turn.samples {
+                Ok(repetition) => {
+                    for (name, samples) in repetition.samples {
                         let all = row.samples_ns.entry(name).or_default();
                         all.extend_from_slice(samples.as_nanoseconds());
                     }
-                    for (key, value) in turn.figures {
+                    for (key, value) in repetition.figures {
                         figures[index].entry(key).or_default().push(value);
                     }
-                    outcome.priority = Some(turn.priority);
+                    outcome.priority = Some(repetition.priority);
                 }
                 Err(error) if error.is_of_the_system() => row.failure = Some(error.to_string()),
                 Err(error) => return Err(error),
@@ -116,20 +116,20 @@ mod tests {
     use crate::report::show::{Show, table};
     use crate::schedulers::System;
 
-    fn turn(value: f64) -> Turn {
+    fn repetition(value: f64) -> Repetition {
         let samples = [10_000, 30_000].into_iter().collect();
-        let turn = Turn::new(Priority::Spinning).samples("new", samples);
-        turn.figure("share", value).figure(THREADS_MAX, value)
+        let repetition = Repetition::new(Priority::Spinning).samples("new", samples);
+        repetition.figure("share", value).figure(THREADS_MAX, value)
     }
 
     #[test]
-    fn turns_are_summed_up() {
+    fn repetitions_are_summed_up() {
         // Goal: samples of all turns count together, a figure is the median and a maximum the largest.
         // Method: three turns with known figures.
         let mut values = [3.0, 9.0, 5.0].into_iter();
         let rows = vec![Row::new(System::Tokio, "case")];
-        let outcome = in_turns(rows, 3, 0, &mut Progress::hidden(), |_, _, _, _| {
-            Ok(turn(values.next().unwrap()))
+        let outcome = in_repetitions(rows, 3, 0, &mut Progress::hidden(), |_, _, _, _| {
+            Ok(repetition(values.next().unwrap()))
         });
         let outcome = outcome.unwrap();
         let figure = |key| outcome.rows[0].figure(key);
@@ -145,9 +145,9 @@ mod tests {
         let rows = || vec![Row::new(System::Vigie, "case"), Row::new(System::Tokio, "case")];
         let failed = |failure| BenchError::Failed { role: "server", failure };
         let mut tried = 0;
-        let outcome = in_turns(rows(), 2, 0, &mut Progress::hidden(), |index, _, _, _| {
+        let outcome = in_repetitions(rows(), 2, 0, &mut Progress::hidden(), |index, _, _, _| {
             if index == 1 {
-                return Ok(turn(1.0));
+                return Ok(repetition(1.0));
             }
             tried += 1;
             Err(failed(Failure::Runtime { reason: "no such flavor".to_owned() }))
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(rows_now[1].figure("new_samples"), Some(4.0));
         let shown = table("Title", &rows_now, &[("share", Show::Number("share"))]);
         assert!(shown.contains("failed") && shown.contains("no such flavor"), "{shown}");
-        let ended = in_turns(rows(), 1, 0, &mut Progress::hidden(), |_, _, _, _| {
+        let ended = in_repetitions(rows(), 1, 0, &mut Progress::hidden(), |_, _, _, _| {
             Err(failed(Failure::Io { doing: "accepting".to_owned(), reason: "gone".to_owned() }))
         });
         assert!(ended.is_err());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::links::{Links, RELAY, SINK};
+use super::links::{RELAY, RelayLinks, SINK};
 use crate::error::{BenchError, Failure};
 
 /// Why a case has no figure.
@@ -31,9 +31,9 @@ impl From<BenchError> for Unmeasured {
     }
 }
 
-/// Where everybody runs and listens.
+/// Where source, relay and sink run and listen.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct RelayTopology {
     pub(super) sink: SocketAddr,
     pub(super) relay: SocketAddr,
     /// The core for all, or any.
@@ -43,8 +43,8 @@ pub(super) struct Place {
     pub(super) middle: Option<PathBuf>,
 }
 
-impl Place {
-    pub(super) fn choose(links: Option<&Links>) -> std::io::Result<Self> {
+impl RelayTopology {
+    pub(super) fn choose(links: Option<&RelayLinks>) -> std::io::Result<Self> {
         let Some(links) = links else {
             let core = sched_getaffinity(None).ok();
             let core = core.and_then(|set| (0..CpuSet::MAX_CPU).find(|&core| set.is_set(core)));
