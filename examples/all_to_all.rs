@@ -1,17 +1,16 @@
-//! Ranks on any number of hosts, started by any launcher, send each other messages: everybody to everybody.
+//! Ranks on any number of hosts, started by any launcher, send messages to each other: all to all.
 //!
 //! ```text
-//! cargo build --release --features via --bins --examples
+//! cargo build --release --features cli-run --bins --examples
 //! target/release/vigie-run -n 4 target/release/examples/all_to_all
 //! mpiexec.hydra -n 4 target/release/examples/all_to_all
 //! srun -N2 -n4 --mpi=pmi2 target/release/examples/all_to_all --toward 192.0.2.1
 //! ```
 //!
-//! With `--toward ADDRESS` messages go over UDP, from the address of this host from which that one is reached: any
-//! host of the network that all share will do. Without, over shared memory, which all ranks must have in common.
-//! After the exchange all ranks wait for rank 0, which lets half a second pass. Expected output: one line of rank 0,
-//! with the number of messages, all of them checked, and the largest share of a processor that any rank has used
-//! while it waited.
+//! With `--toward ADDRESS` messages go over UDP, from this host's address in the network of ADDRESS: any host of the
+//! shared network will do. Without it, over shared memory, which all ranks must have in common. After the exchange all
+//! ranks wait for rank 0, which pauses for half a second. Expected output: one line of rank 0, with the number of
+//! messages, all of them checked, and the largest share of a processor that any rank used while waiting.
 
 use std::{
     error::Error,
@@ -43,13 +42,13 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// The length of a message, in bytes.
 const MESSAGE_BYTES: usize = 1024;
 
-/// Everybody sends messages to everybody.
+/// All ranks send messages to each other.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Use UDP, from the address of this host from which this one is reached
+    /// Use UDP, from this host's address in the network of this one
     #[arg(long, value_name = "ADDRESS")]
     toward: Option<IpAddr>,
-    /// How often everybody sends to everybody
+    /// How often every rank sends to every other
     #[arg(long, default_value_t = 10)]
     rounds: u32,
 }
@@ -81,10 +80,10 @@ fn run() -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Makes a NIC at this host's address in the network of `there`, for ranks of this world alone.
+/// Creates a NIC at this host's address in the network of `there`, only for ranks of this world.
 fn udp(world: &World, there: IpAddr) -> Result<Udp, Box<dyn Error>> {
     let any: IpAddr = if there.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
-    // Connecting says nothing to anybody: the kernel looks up the way, and with that the address.
+    // Connecting sends nothing: the kernel looks up the route, and with that the address.
     let way = UdpSocket::bind(SocketAddr::new(any, 0))?;
     way.connect(SocketAddr::new(there, 9))?;
     let here = SocketAddr::new(way.local_addr()?.ip(), 0);
@@ -106,7 +105,7 @@ async fn meet<P: Provider + Send + 'static>(
         exchange(&all, round, own, size).await?;
     }
     let share = wait_for_first(&all, own, size).await?;
-    // Shares travel by the launcher: nobody needs to be waited for any more.
+    // Shares travel through the launcher: no rank has to be waited for any more.
     let shares = world.all_gather("share", &share.to_le_bytes(), deadline).await?;
     let shares = shares.into_iter().flatten().filter_map(|bytes| bytes.try_into().ok());
     let largest = shares.map(f64::from_le_bytes).fold(0.0, f64::max);
@@ -144,13 +143,13 @@ async fn exchange<P: Provider>(
     Ok(())
 }
 
-/// What `from` sends to `to`, which nobody else sends to anybody else.
+/// The message from `from` to `to`, different for each pair and round.
 fn message(round: u32, from: u32, to: u32) -> Vec<u8> {
     let words = [round, from, to].map(u32::to_le_bytes).concat();
     words.into_iter().cycle().take(MESSAGE_BYTES).collect()
 }
 
-/// Waits for rank 0. Returns which share of a processor that took.
+/// Waits for rank 0. Returns the share of a processor that this took.
 async fn wait_for_first<P: Provider>(
     all: &Communicator<P>,
     own: u32,

@@ -1,15 +1,15 @@
 //! Processes meet at barriers over the network, with one algorithm after the other.
 //!
-//! Each member is a process in a network namespace of its own on a bridge, as a host on a switch would be, where that is
-//! allowed (root, or user namespaces); else they are on loopback addresses, and raw Ethernet is left out. They find each
-//! other at an address where rank 0 listens. The time of a barrier is measured as in figure 4 of the barrier paper: each
+//! Each member is a process in a network namespace of its own on a bridge, like a host on a switch, where that is
+//! allowed (root, or user namespaces); otherwise members use loopback addresses, and raw Ethernet is left out. They
+//! meet at an address where rank 0 listens. The time of a barrier is measured as in figure 4 of the barrier paper: each
 //! member loops over a barrier and a dummy loop, and minimum, mean and maximum of each member are averaged over all.
 //!
 //! ```text
 //! cargo run --release --features barrier --example barrier
 //! ```
 //!
-//! It ends by itself after some seconds, and prints, with other figures:
+//! It ends after some seconds, and prints, among other figures:
 //!
 //! ```text
 //! 8 members in network namespaces on a bridge
@@ -20,8 +20,8 @@
 //! …
 //! ```
 //!
-//! What is expected comes of the network's costs in the model LogP, which the members measure when they form a group. A wait
-//! is longer where members do not come at the same time.
+//! The expected time follows from the network's costs in the LogP model, which the members measure when they form a
+//! group. A wait is longer when members do not arrive at the same time.
 
 use std::env;
 use std::error::Error;
@@ -41,9 +41,9 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const MEMBERS: u32 = 8;
 const BARRIERS: u32 = 300;
 const WARM_UP: u32 = 20;
-/// The paper's.
+/// As in the paper.
 const DUMMY: Duration = Duration::from_micros(30);
-/// No run takes longer, in seconds.
+/// The time limit of a run, in seconds.
 const BOUND: &str = "50";
 
 const CASES: [(&str, &str); 9] = [
@@ -69,7 +69,7 @@ fn main() -> Result<()> {
     if env::var_os(MARK).is_some() {
         return conduct(&Bridge::make()?.0);
     }
-    // Namespaces of its own, in which it may make others; in a user namespace, or as root.
+    // A namespace in which it may create others; inside a user namespace, or as root.
     for way in ["-Urn", "-n"] {
         let allowed =
             Command::new("unshare").args([way, "--", "unshare", "-n", "ip", "link"]).output();
@@ -85,13 +85,14 @@ fn main() -> Result<()> {
     conduct(&[])
 }
 
-/// Starts the members, and prints what they have found.
+/// Starts the members, and prints their results.
 fn conduct(keepers: &[Child]) -> Result<()> {
     let is_inside = !keepers.is_empty();
     let place =
         if is_inside { "in network namespaces on a bridge" } else { "on loopback addresses" };
     println!("{MEMBERS} members {place}");
-    // In a namespace any port is free.
+
+    // In a namespace every port is free.
     let port = if is_inside { 4747 } else { free_port()? };
     let mut members = Vec::new();
     for rank in 0..MEMBERS {
@@ -113,6 +114,7 @@ fn conduct(keepers: &[Child]) -> Result<()> {
         command.env(ROLE, format!("{rank},{port},{is_inside}")).stdout(Stdio::piped());
         members.push(command.spawn()?);
     }
+
     let mut sums = [[0.0; 3]; CASES.len()];
     let mut notes = String::new();
     for member in &mut members {
@@ -130,18 +132,21 @@ fn conduct(keepers: &[Child]) -> Result<()> {
             }
         }
     }
+
     for member in &mut members {
         let status = member.wait()?;
         if !status.success() {
             return Err(format!("a member ended with {status}").into());
         }
     }
+
     println!("{:<10}{:<18}{:>8}{:>10}{:>10}", "over", "algorithm", "min µs", "mean µs", "max µs");
     for ((over, algorithm), [min, mean, max]) in CASES.iter().zip(sums) {
         if mean > 0.0 {
             println!("{over:<10}{algorithm:<18}{min:>8.1}{mean:>10.1}{max:>10.1}");
         }
     }
+
     print!("{notes}");
     assert!(sums[0][1] > 0.0, "barriers over UDP work everywhere");
     Ok(())
@@ -157,12 +162,12 @@ fn address(rank: u32, is_inside: bool, port: u16) -> IpAddr {
     if is_inside {
         Ipv4Addr::new(10, 80, 0, last).into()
     } else {
-        // Two runs do not meet.
+        // Concurrent runs do not meet.
         Ipv4Addr::new(127, high, low, last).into()
     }
 }
 
-/// One member: goes through all cases, and prints a line for each.
+/// One member: runs all cases, and prints a line for each.
 fn play(role: &str) -> Result<()> {
     let words: Vec<&str> = role.split(',').collect();
     let [rank, port, is_inside] = words[..] else { return Err("a role".into()) };
@@ -180,7 +185,7 @@ fn play(role: &str) -> Result<()> {
                 _ => continue,
             };
             let place = SocketAddr::new(place, port);
-            let mut barrier = builder.meet(place, Rank(rank), MEMBERS).await?;
+            let mut barrier = builder.form_at(place, Rank(rank), MEMBERS).await?;
             if let (MulticastState::Blocked { why }, 0) = (barrier.multicast(), rank) {
                 println!("{over}, {name}: no multicast: {why}");
             }
@@ -238,7 +243,7 @@ impl Bridge {
                  ip link set veth0 up && ip route add 224.0.0.0/4 dev veth0'"
             ))?;
         }
-        // Ports that were added may have turned it on again; without a querier, multicast would stop after minutes.
+        // Adding ports may have turned it on again; without a querier, multicast would stop after minutes.
         run("ip link set br0 type bridge mcast_snooping 0")?;
         Ok(this)
     }

@@ -1,9 +1,9 @@
-//! The ways by which `vigie-forward` brings packets and bytes from one place to another, side by side.
+//! The paths by which `vigie-forward` forwards packets and bytes, side by side.
 //!
-//! Run with `cargo build --release --features forward --bin vigie-forward` and then
-//! `cargo run --release --features forward --example forward`. A client, a router and a server in three network
-//! namespaces call each other over UDP, while the router forwards by each path in turn; and a relay passes TCP on
-//! over loopback. Round trips, as on some machine with two cores:
+//! Run `cargo build --release --features cli-forward --bin vigie-forward` and then `cargo run --release --features
+//! cli-forward --example forward`. A client, a router and a server run in three network namespaces; the client calls
+//! the server over UDP, while the router forwards by each path in turn. A relay forwards TCP over loopback. Round
+//! trips, on a machine with two cores:
 //!
 //! ```text
 //! path                       p50         p99
@@ -14,7 +14,8 @@
 //! l3, xdp-generic         6.1 µs     11.1 µs
 //! l3, xdp-native     SKIPPED: it needs `ethtool`, to turn off checksums
 //! ```
-//! Without the rights for namespaces the second part is skipped, loudly; without those for programs, their rows say so.
+//! Without the rights for namespaces the second part is skipped, with a message; without those for programs, their rows
+//! say so.
 
 use std::{
     env,
@@ -39,11 +40,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Round trips of one row.
 const CALLS: usize = 2000;
-/// Round trips that may be lost before, while neighbours are found.
+/// Round trips that may be lost at first, while neighbours are resolved.
 const TRIES: usize = 100;
-/// Nothing takes as long, unless it hangs.
+/// A longer wait means that something hangs.
 const BOUND: Duration = Duration::from_secs(20);
-/// Says to this program, started again, that it is in a namespace of its own.
+/// Tells this program, started again, that it is in a namespace of its own.
 const MARK: &str = "VIGIE_EXAMPLE_IN_NAMESPACE";
 
 fn main() -> Result<()> {
@@ -77,7 +78,7 @@ fn program() -> Result<PathBuf> {
     if program.exists() {
         return Ok(program);
     }
-    Err("build the command first: cargo build --release --features forward --bin vigie-forward"
+    Err("build the command first: cargo build --release --features cli-forward --bin vigie-forward"
         .into())
 }
 
@@ -99,7 +100,7 @@ impl Forwarder {
             let is_ready = line.contains("forwards; ");
             this.said.push(line);
             if is_ready {
-                // The rest is read, so that it never waits for us.
+                // Read the rest, so that it never blocks on its output.
                 thread::spawn(move || lines.for_each(drop));
                 return Ok(this);
             }
@@ -108,7 +109,7 @@ impl Forwarder {
         Err(last.strip_prefix("vigie-forward: ").unwrap_or(last).into())
     }
 
-    /// Returns what it says behind these words.
+    /// Returns the text that it printed after these words.
     fn said(&self, words: &str) -> Result<&str> {
         let found = self.said.iter().find_map(|line| Some(line.split_once(words)?.1));
         Ok(found.ok_or_else(|| format!("it does not say `{words}`"))?)
@@ -136,7 +137,7 @@ fn row(path: &str, mut call: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Relays TCP by a copy and by a splice, beside no relay at all.
+/// Relays TCP by copying and by splicing, compared with no relay.
 fn over_loopback(program: &Path) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let to = listener.local_addr()?;
@@ -151,6 +152,7 @@ fn over_loopback(program: &Path) -> Result<()> {
             });
         }
     });
+
     let measure = |name: &str, address: &str| {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -161,6 +163,7 @@ fn over_loopback(program: &Path) -> Result<()> {
             Ok(stream.read_exact(&mut message)?)
         })
     };
+
     measure("TCP, direct", &to.to_string())?;
     for mode in ["copy", "splice"] {
         let mut command = Command::new(program);
@@ -168,6 +171,7 @@ fn over_loopback(program: &Path) -> Result<()> {
         let relay = Forwarder::start(command.args(["--to", &format!("tcp://{to}")]))?;
         measure(&format!("relay, {mode}"), relay.said("listens at tcp:")?)?;
     }
+
     Ok(())
 }
 
@@ -204,7 +208,7 @@ impl Host {
         Ok(File::open(format!("/proc/{}/ns/net", self.0.id()))?)
     }
 
-    /// Makes a socket there: sockets stay where they were made.
+    /// Creates a socket there: sockets stay in the namespace where they were created.
     fn socket(&self, address: &str) -> Result<UdpSocket> {
         let namespace = self.namespace()?;
         let enter = move || {
@@ -225,12 +229,14 @@ impl Drop for Host {
 /// Routes between namespaces, by each path.
 fn in_namespaces(program: &Path) -> Result<()> {
     let (client, router, server) = (Host::new()?, Host::new()?, Host::new()?);
-    // Else the kernel would forward as well.
+
+    // Otherwise the kernel would forward as well.
     let off =
         "echo 0 >/proc/sys/net/ipv4/ip_forward || test $(cat /proc/sys/net/ipv4/ip_forward) = 0";
     if !router.command("sh").args(["-c", off]).status()?.success() {
         return Err("the kernel's own forwarding cannot be turned off".into());
     }
+
     for (host, near, far, network) in [(&client, "ra", "c0", 1), (&server, "rb", "s0", 2)] {
         let id = host.0.id();
         router.run(&format!("ip link add name {near} type veth peer name {far} netns {id}"))?;
@@ -240,6 +246,7 @@ fn in_namespaces(program: &Path) -> Result<()> {
         }
         host.run(&format!("ip route add default via 10.{network}.0.1"))?;
     }
+
     let echo = server.socket("10.2.0.2:0")?;
     let to = echo.local_addr()?;
     thread::spawn(move || {
@@ -248,10 +255,11 @@ fn in_namespaces(program: &Path) -> Result<()> {
             let _ = echo.send_to(&message[..count], from);
         }
     });
+
     let caller = client.socket("10.1.0.2:0")?;
     caller.connect(to)?;
     for path in ["af-packet", "xdp-generic", "xdp-native"] {
-        // Frames that are redirected into a veth pair vanish unless its other end has a program, too.
+        // Frames redirected into a veth pair are lost unless its other end has a program, too.
         let passing = if path == "xdp-native" { prepare(&client, &server) } else { Ok(Vec::new()) };
         let name = format!("l3, {path}");
         let mut command = router.command(&program.to_string_lossy());
@@ -264,28 +272,29 @@ fn in_namespaces(program: &Path) -> Result<()> {
             (Err(error), _) | (_, Err(error)) => println!("{name:<18} SKIPPED: {error}"),
         }
     }
+
     Ok(())
 }
 
-/// Makes veth pairs fit for programs in their driver. What is redirected into a pair vanishes unless its other end has
-/// a program, too; and checksums that senders leave to the driver are never computed.
+/// Prepares veth pairs for programs in their driver. Frames redirected into a pair are lost unless its other end has a
+/// program, too; and checksums that senders leave to the driver are never computed.
 fn prepare(client: &Host, server: &Host) -> Result<Vec<PassAll>> {
     let mut all = Vec::new();
     for (host, name) in [(client, "c0"), (server, "s0")] {
         host.run(&format!("ethtool -K {name} tx off"))
             .map_err(|_| "it needs `ethtool`, to turn off checksums")?;
-        // Its only interface behind lo.
+        // Its only interface besides lo.
         all.push(PassAll::inside(host.namespace()?.as_fd(), 2)?);
     }
     Ok(all)
 }
 
-/// Calls until there is an answer: neighbours are asked for meanwhile.
+/// Calls until there is an answer: meanwhile neighbours are resolved.
 fn warm_up(caller: &UdpSocket) -> Result<()> {
     caller.set_read_timeout(Some(Duration::from_millis(100)))?;
     let answered = (0..TRIES).any(|_| round_trip(caller).is_ok());
     caller.set_read_timeout(Some(BOUND))?;
-    if answered { Ok(()) } else { Err("nobody answers".into()) }
+    if answered { Ok(()) } else { Err("no answer".into()) }
 }
 
 fn round_trip(caller: &UdpSocket) -> Result<()> {

@@ -1,18 +1,18 @@
 //! A small replicated key-value store over messages, which survives the death of a rank.
 //!
 //! ```text
-//! cargo build --features via --bins --examples
+//! cargo build --features cli-run --bins --examples
 //! target/debug/vigie-run -n 4 --keep-going target/debug/examples/kv
 //! ```
 //!
-//! Every rank keeps all keys. The lowest living rank is the primary: it gives each write a version, hands it
-//! to all other living ranks, and acknowledges it when all of them have it. So whoever becomes the primary
-//! has every acknowledged write; a client whose primary has died asks the next one again.
+//! Every rank keeps all keys. The lowest living rank is the primary: it assigns each write a version, sends it to all
+//! other living ranks, and acknowledges it when all of them have it. So the next primary has every acknowledged write;
+//! a client whose primary has died asks the next one.
 //!
-//! In this demonstration every rank writes keys of its own. Half way the last rank (or `--victim RANK`: try
-//! 0, the primary) kills itself with SIGKILL in the middle of its writes. The survivors go on, and then each
-//! of them checks, in its own copy and by asking the primary, that every write that was ever acknowledged is
-//! still there. It prints, in some order:
+//! In this demonstration every rank writes its own keys. Half way the last rank (or `--victim RANK`: try 0, the
+//! primary) kills itself with SIGKILL in the middle of its writes. The survivors continue, and then each of them
+//! checks, in its own copy and by asking the primary, that every acknowledged write is still there. It prints, in some
+//! order:
 //!
 //! ```text
 //! rank 3: killing myself after 100 acknowledged writes, with others on their way
@@ -54,21 +54,21 @@ struct Arguments {
     victim: Option<u32>,
 }
 
-// ---- what is said --------------------------------------------------------------------------------
+// ---- the protocol --------------------------------------------------------------------------------
 
 /// The tag of all requests; answers have the tag that the request names.
 const REQUESTS: u32 = 0;
-/// The tag under which the victim says how many of its writes were acknowledged.
+/// The tag of the message in which the victim says how many of its writes were acknowledged.
 const FAREWELL: u32 = 1;
 const FIRST_REPLY: u32 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Of a client: write this.
+    /// From a client: write this.
     Put = 1,
-    /// Of the primary: keep this write of that version.
+    /// From the primary: store this write with its version.
     Replicate = 2,
-    /// Of a client: what is the value?
+    /// From a client: what is the value?
     Get = 3,
 }
 
@@ -110,7 +110,7 @@ impl Request {
 
 // ---- a rank ------------------------------------------------------------------------------------
 
-/// What all tasks of a rank share; they run on one thread.
+/// The state that all tasks of a rank share; they run on one thread.
 struct Store {
     endpoint: Endpoint<Shm>,
     requests: Communicator<Shm>,
@@ -146,7 +146,7 @@ impl Store {
         self.living().first().copied().unwrap_or_else(|| self.requests.rank())
     }
 
-    /// Keeps a value, unless a newer one is here.
+    /// Stores a value, unless a newer one is present.
     fn keep(&self, version: u64, key: u64, value: &[u8]) {
         self.version.set(self.version.get().max(version));
         let mut entries = self.entries.borrow_mut();
@@ -162,7 +162,7 @@ impl Store {
     async fn serve(self: Rc<Self>) {
         let own = self.requests.rank();
         loop {
-            // Receives from any source end once all others are gone; whoever is left still asks itself.
+            // Receiving from any source ends once all others are gone; the last rank still asks itself.
             let is_alone = self.living().len() < 2;
             let source = if is_alone { Source::Rank(own) } else { Source::Any };
             match self.requests.receive(source, REQUESTS).await {
@@ -174,11 +174,11 @@ impl Store {
                             .detach();
                     }
                 }
-                // A rank has died; the others may still have something to ask.
+                // A rank has died; the others may still have requests.
                 Err(error) => match error.failed_rank() {
                     Some((rank, reason)) => {
                         let primary = self.primary();
-                        // Whoever has disconnected had nothing left to do.
+                        // A rank that has disconnected had nothing left to do.
                         if reason != Reason::Disconnected {
                             println!(
                                 "rank {own}: rank {rank} has died ({reason}); the primary is rank {primary}"
@@ -204,11 +204,11 @@ impl Store {
             }
             Kind::Get => self.entries.borrow().get(&key).cloned().unwrap_or_default().1,
         };
-        // Whoever has died does not want it any more.
+        // A rank that has died does not need it any more.
         drop(self.replies.send(from, reply, &answer).await);
     }
 
-    /// As the primary: brings a write to all living ranks.
+    /// As the primary: sends a write to all living ranks.
     async fn replicate(&self, key: u64, value: Vec<u8>) {
         let version = self.version.get() + 1;
         self.keep(version, key, &value);
@@ -219,7 +219,7 @@ impl Store {
                 Request { kind: Kind::Replicate, reply: 0, version, key, value: value.clone() };
             answers.push(self.ask(backup, request));
         }
-        // All are asked before the first answer is waited for. One that has died has no say.
+        // All requests are sent before the first answer is awaited. A rank that has died does not count.
         let answers: Vec<_> = answers.into_iter().map(vigie::spawn_local).collect();
         for answer in answers {
             drop(answer.await);
@@ -228,7 +228,7 @@ impl Store {
 
     // ---- as a client
 
-    /// Sends a request; what is returned waits for the answer.
+    /// Sends a request; the returned future waits for the answer.
     fn ask(
         &self,
         rank: u32,
@@ -260,7 +260,7 @@ impl Store {
 
 // ---- the demonstration ---------------------------------------------------------------------------
 
-/// What rank `writer` writes as its `number`th.
+/// The `number`th write of rank `writer`.
 fn write_of(writer: u32, number: u64) -> (u64, Vec<u8>) {
     let key = u64::from(writer) << 32 | number;
     (key, format!("value {number} of rank {writer}").into_bytes())
@@ -288,7 +288,7 @@ fn run() -> Result<()> {
             return Err("start several of me: vigie-run -n 4 --keep-going kv".into());
         }
         let store = Store::new(Endpoint::join(&world, Instant::now() + SECONDS).await?)?;
-        // Posted before anybody can die.
+        // Posted before any rank can die.
         let mut farewell = store.replies.start_receive(victim, FAREWELL);
         vigie::spawn_local(Rc::clone(&store).serve()).detach();
         world.barrier(Instant::now() + SECONDS).await?;
@@ -301,21 +301,21 @@ fn run() -> Result<()> {
         }
         let of_victim = farewell.wait().await?.bytes;
         let of_victim = u64::from_le_bytes(of_victim.as_slice().try_into()?);
-        // All survivors have written all; the launcher counts the dead out.
+        // All survivors have finished writing; the launcher excludes the dead.
         world.barrier(Instant::now() + SECONDS).await?;
         check(&store, size, (victim, of_victim), arguments.writes).await?;
-        // Nobody leaves before everybody has asked.
+        // No rank leaves before all have asked.
         world.barrier(Instant::now() + SECONDS).await?;
         world.leave(Instant::now() + SECONDS).await?;
         Ok(())
     })
 }
 
-/// Tells the others how many writes were acknowledged, begins some more, and dies.
+/// Tells the others how many writes were acknowledged, starts some more, and dies.
 async fn die(store: &Store, acknowledged: u64) -> Result<()> {
     let own = store.requests.rank();
     for rank in (0..store.requests.size()).filter(|rank| *rank != own) {
-        // Done when it has been received.
+        // Completes when it has been received.
         store.replies.send_sync(rank, FAREWELL, &acknowledged.to_le_bytes()).await?;
     }
     println!(
@@ -331,7 +331,7 @@ async fn die(store: &Store, acknowledged: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sees to it that every acknowledged write is in this copy of the store, and known to the primary.
+/// Checks that every acknowledged write is in this copy of the store, and known to the primary.
 async fn check(store: &Store, size: u32, victim: (u32, u64), writes: u64) -> Result<()> {
     let rank = store.requests.rank();
     let mut checked = 0;

@@ -1,12 +1,13 @@
 //! One-way latency of messages between two processes, by size, with the paper's Table 1 beside it.
 //!
 //! ```text
-//! cargo build --release --features via --bins --examples
+//! cargo build --release --features cli-run --bins --examples
 //! target/release/vigie-run -n 2 --bind-to core target/release/examples/ping_pong
 //! ```
 //!
-//! Sizes in bytes may follow, and the RDMA area, its frames and the window can be set (`--help`). With `--loan` messages
-//! are written in place instead: what pools of buffers gain shows `--loan 1048576` beside `--loan --cache 0 1048576`. Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
+//! Sizes in bytes may follow, and the RDMA area, its frames and the window can be set (`--help`). With `--loan`
+//! messages are written in place instead: compare `--loan 1048576` with `--loan --cache 0 1048576` to see the gain of
+//! buffer pools. Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -40,7 +41,7 @@ const PAPER: [(usize, f64, f64); 16] = [
     (32768, 529.0, 407.0),
 ];
 
-/// Beyond the paper.
+/// Sizes beyond the paper's.
 const LONGER: [usize; 3] = [256 << 10, 4 << 20, 64 << 20];
 
 const SECONDS: Duration = Duration::from_secs(30);
@@ -56,16 +57,16 @@ struct Arguments {
     /// The longest frame, in bytes
     #[arg(long, default_value_t = Config::default().frame_bytes_max)]
     frame: u32,
-    /// So much of a message is on its way before its receiver grants more, in bytes
+    /// The bytes of a message in flight before its receiver must grant more
     #[arg(long, default_value_t = Config::default().window_bytes)]
     window: u32,
-    /// Receive descriptors that are posted beforehand
+    /// Receive descriptors posted in advance
     #[arg(long, default_value_t = Config::default().descriptors)]
     descriptors: u32,
     /// Write each message in place instead of sending a copy of it
     #[arg(long)]
     loan: bool,
-    /// So much registered memory is kept for the next use, in bytes
+    /// The registered memory kept for reuse, in bytes
     #[arg(long, default_value_t = Config::default().cache_bytes_max)]
     cache: u64,
 }
@@ -83,7 +84,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    // One thread for each rank: nothing else runs in it.
+    // One thread per rank: nothing else runs in it.
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
     runtime.block_on(async {
         let world = World::join(Instant::now() + SECONDS).await?;

@@ -1,12 +1,11 @@
-//! One process writes into the memory of another, which does nothing for it: RDMA over Virtual Interfaces.
+//! One process writes into the memory of another without its help: RDMA over Virtual Interfaces.
 //!
-//! Rank 1 registers 4 KiB of memory and tells rank 0 its key with the connection. Rank 0 writes into it: once
-//! silently, and once with immediate data, which ends a wait of rank 1. Then rank 0 tries what is forbidden:
-//! to write beyond the end, with a key that nobody gave out, and with one that was revoked. Nothing is
-//! written then, and the status says why.
+//! Rank 1 registers 4 KiB of memory and tells rank 0 its key with the connection. Rank 0 writes into it: once silently,
+//! and once with immediate data, which ends a wait of rank 1. Then rank 0 tries forbidden writes: beyond the end, with
+//! an invented key, and with a revoked key. Nothing is written then, and the status says why.
 //!
 //! ```text
-//! cargo build --features via --bins --examples
+//! cargo build --features cli-run --bins --examples
 //! target/debug/vigie-run -n 2 target/debug/examples/remote_put
 //! ```
 //!
@@ -46,7 +45,7 @@ const AREA_BYTES: usize = 4096;
 const FIRST: &[u8] = b"rank 0 was here";
 const SECOND: &[u8] = b"and here";
 const SECOND_AT: u64 = 1024;
-/// Connections: an error breaks a reliable one, so that each forbidden write needs another.
+/// The number of connections: an error breaks a reliable one, so each forbidden write needs another.
 const CONNECTIONS: usize = 3;
 
 fn main() -> ExitCode {
@@ -89,7 +88,7 @@ fn deadline() -> Instant {
 /// A VI whose peer may write this side's memory of the same protection tag.
 fn vi_of(nic: &mut Shm, tag: ProtectionTag, cq: CqId) -> Result<ViId> {
     Ok(nic.create_vi(ViAttributes {
-        // A write is done when it is in the peer's memory, and says so if that was not allowed.
+        // A write completes when it is in the peer's memory, and reports an error if it was not allowed.
         reliability: Reliability::ReliableReception,
         tag,
         send_cq: Some(cq),
@@ -107,6 +106,7 @@ async fn owner(world: &World, nic: &Nic<Shm>) -> Result<()> {
         let rights = MemoryAttributes { tag, allows_write: true, allows_read: false };
         Ok((nic.create_cq()?, tag, nic.allocate(AREA_BYTES, rights)?))
     })?;
+
     println!("rank 1: {AREA_BYTES} bytes may be written under a key that I gave out");
     for _ in 0..CONNECTIONS {
         let vi = nic.with(|nic| vi_of(nic, tag, cq))?;
@@ -115,13 +115,14 @@ async fn owner(world: &World, nic: &Nic<Shm>) -> Result<()> {
         let request = loop {
             match nic.event().await? {
                 NicEvent::Requested { request, .. } => break request,
-                // The connection before, which rank 0's error broke.
+                // The previous connection, which rank 0's error broke.
                 _ => continue,
             }
         };
         nic.accept(request, vi, &region.key.0.to_le_bytes()).await?;
     }
-    // Nobody asks for connections any more. A wait for what happens to them keeps the NIC at work.
+
+    // No more connections are requested. Waiting for their events keeps the NIC working.
     let watched = nic.clone();
     vigie::spawn(async move { while watched.event().await.is_ok() {} }).detach();
     let completion = loop {
@@ -131,39 +132,45 @@ async fn owner(world: &World, nic: &Nic<Shm>) -> Result<()> {
             break completion;
         }
     };
+
     let said = completion.immediate.ok_or("no immediate data")?;
     let first = String::from_utf8(region.memory.read_to_vec(0, FIRST.len())?)?;
     let second = String::from_utf8(region.memory.read_to_vec(SECOND_AT, SECOND.len())?)?;
     println!("rank 1: rank 0 says {said}; my memory holds {first:?} and {second:?}");
     let before = region.memory.read_to_vec(0, AREA_BYTES)?;
     world.barrier(deadline()).await?;
-    // Rank 0 tries what is forbidden.
+
+    // Rank 0 tries the forbidden writes.
     world.barrier(deadline()).await?;
     nic.with(|nic| nic.deregister(region.handle))?;
     println!("rank 1: revoked my key");
     world.barrier(deadline()).await?;
+
     // It tries once more.
     world.barrier(deadline()).await?;
     if region.memory.read_to_vec(0, AREA_BYTES)? != before {
         return Err("my memory was changed".into());
     }
+
     println!("rank 1: my memory is as it was");
     Ok(())
 }
 
-// ---- rank 0, who writes -------------------------------------------------------------------------
+// ---- rank 0, which writes -------------------------------------------------------------------------
 
 async fn writer(world: &World, nic: &Nic<Shm>, peer: &Address) -> Result<()> {
     let (cq, tag) = nic.with(|nic| -> Result<_> {
         let tag = nic.create_tag();
         Ok((nic.create_cq()?, tag))
     })?;
+
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
         let vi = nic.with(|nic| vi_of(nic, tag, cq))?;
         let greeting = nic.connect(vi, peer, b"remote_put", b"", deadline()).await?;
         connections.push((vi, RemoteKey(u64::from_le_bytes(greeting.as_slice().try_into()?))));
     }
+
     let [(good, key), (bad, _), (late, _)] = connections[..] else { return Err("three".into()) };
     let silent = put(nic, cq, good, (key, 0), FIRST, None).await?;
     let told = put(nic, cq, good, (key, SECOND_AT), SECOND, Some(7)).await?;
@@ -176,6 +183,7 @@ async fn writer(world: &World, nic: &Nic<Shm>, peer: &Address) -> Result<()> {
     let no_key = RemoteKey(key.0 ^ 1 << 40);
     expect_refusal("under a made-up key", put(nic, cq, late, (no_key, 0), FIRST, None).await?)?;
     world.barrier(deadline()).await?;
+
     // Rank 1 revokes the key.
     world.barrier(deadline()).await?;
     expect_refusal("under a revoked key", put(nic, cq, good, (key, 0), b"late", None).await?)?;
@@ -183,7 +191,7 @@ async fn writer(world: &World, nic: &Nic<Shm>, peer: &Address) -> Result<()> {
     Ok(())
 }
 
-/// Writes `bytes` to a place in the peer's memory. Returns how that ended.
+/// Writes `bytes` to a place in the peer's memory. Returns the status.
 async fn put(
     nic: &Nic<Shm>,
     cq: CqId,

@@ -1,12 +1,12 @@
-//! Messages between two processes whose tasks run in tokio: the detection server gets a thread of its own.
+//! Messages between two processes whose tasks run in tokio: the detection server has a thread of its own.
 //!
 //! ```text
-//! cargo build --features via --bins --examples
+//! cargo build --features cli-run --bins --examples
 //! target/debug/vigie-run -n 2 target/debug/examples/via_inside_tokio
 //! ```
 //!
-//! Rank 0 asks, from many tokio tasks at once and each with a tag of its own, what the square of a number is;
-//! rank 1 answers whoever asks, and counts with tokio's timer meanwhile. It prints:
+//! Rank 0 asks for squares of numbers, from many concurrent tokio tasks, each with its own tag; rank 1 answers them,
+//! and counts with tokio's timer meanwhile. It prints:
 //!
 //! ```text
 //! rank 0: 100 tasks of tokio have got 1000 answers, all of them right
@@ -30,7 +30,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const SECONDS: Duration = Duration::from_secs(30);
 const TASKS: u32 = 100;
 const QUESTIONS: u64 = 10;
-/// Beyond the tags of the tasks: no more questions.
+/// A tag beyond those of the tasks: no more questions.
 const END: u32 = TASKS;
 
 fn main() -> ExitCode {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    // Turns the detection server, and sleeps when nothing is waited for. Dropped last.
+    // Drives the detection server, and sleeps while no wait is pending. Dropped last.
     let host = Server::spawn_thread()?;
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(2).enable_time().build()?;
@@ -105,7 +105,7 @@ async fn ask(all: &Communicator<Shm>) -> Result<u64> {
     Ok(answers)
 }
 
-/// Answers whoever asks, until there are no more questions.
+/// Answers all questions, until there are no more.
 async fn answer(all: Communicator<Shm>) -> std::result::Result<u64, MessageError> {
     let mut answered = 0;
     loop {

@@ -30,17 +30,17 @@
 //! # The parts
 //! - [`Runtime`], [`spawn`], [`time`] and the rest of [`vigie_runtime`]: tasks and their scheduler.
 //! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`.
-//! - [`detect`]: what the scheduler watches. Every source of events is a
-//!   [`Detector`](detect::Detector), sockets and timers included; yours is registered like them.
-//! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes, and the
-//!   launcher `vigie-run`.
-//! - `barrier`, likewise: barriers of tasks, threads, processes and hosts. `via`, whose networks they go over, comes with
-//!   it, without the launcher.
-//! - `forward`, likewise: pipelines of packets on the host and at the network interface, relays, the model that
-//!   plans them, and the command `vigie-forward`. It brings `via` with it.
+//! - [`detect`]: what the scheduler watches. Every source of events is a [`Detector`](detect::Detector), including
+//!   sockets and timers; register your own the same way.
+//! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes.
+//! - `barrier`, behind a feature of that name: barriers of tasks, threads, processes and hosts. It enables `via`, whose
+//!   networks it uses.
+//! - `forward`, behind a feature of that name: packet pipelines on the host and on the network interface, relays, and
+//!   the model that plans them. It enables `via`.
 //!
 //! # Features
-//! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.
+//! `via`, `barrier`, `forward`: off by default. None of them changes the behaviour of existing calls. `cli-run` and
+//! `cli-forward` build the commands `vigie-run` and `vigie-forward`; the libraries do not need them.
 
 #![forbid(unsafe_code)]
 
@@ -54,12 +54,30 @@ pub use vigie_via as via;
 
 pub use vigie_detect::{Instant, net, stock};
 pub use vigie_runtime::{
-    BuildError, Flavor, Handle, JoinError, JoinHandle, KernelHelp, NoRuntime, Reactivity, Runtime,
-    RuntimeBuilder, ShutdownTimeout, YieldNow, metrics, spawn, spawn_blocking, spawn_local, task,
-    time, yield_now,
+    BuildError, EnterGuard, Flavor, Handle, JoinError, JoinHandle, KernelHelp, NoRuntime,
+    Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow, metrics, spawn, spawn_blocking,
+    spawn_local, task, time, yield_now,
 };
 
-/// The README's example is compiled with the tests.
-#[cfg(all(doctest, feature = "barrier"))]
-#[doc = include_str!("../README.md")]
-struct Readme;
+/// The README and the guide, whose examples are compiled with the tests.
+#[cfg(all(doctest, feature = "barrier", feature = "forward"))]
+mod guide {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/guide/getting-started.md")]
+    struct GettingStarted;
+    #[doc = include_str!("../docs/guide/flavors.md")]
+    struct Flavors;
+    #[doc = include_str!("../docs/guide/coming-from-tokio.md")]
+    struct ComingFromTokio;
+    #[doc = include_str!("../docs/guide/detectors.md")]
+    struct Detectors;
+    #[doc = include_str!("../docs/guide/messages.md")]
+    struct Messages;
+    #[doc = include_str!("../docs/guide/barriers.md")]
+    struct Barriers;
+    #[doc = include_str!("../docs/guide/metrics.md")]
+    struct Metrics;
+    #[doc = include_str!("../docs/guide/when-something-is-slow.md")]
+    struct WhenSomethingIsSlow;
+}

@@ -22,7 +22,7 @@ use vigie::{
     Flavor, Instant, Runtime,
     via::{
         message::Endpoint,
-        world::{Event, Rank, Refusal, World, WorldError},
+        world::{JoinRefusal, Rank, World, WorldError, WorldEvent},
     },
 };
 
@@ -221,13 +221,13 @@ fn survivors_go_on() {
     be_rank_of(TEST, async |world, deadline| {
         let mut events = world.events();
         let missing = events.next().await.expect("the launcher tells");
-        assert_eq!(missing, Event::Expelled { rank: Rank(3) });
+        assert_eq!(missing, WorldEvent::Expelled { rank: Rank(3) });
         world.barrier(deadline).await.expect("all others come");
         if world.rank() == Rank(1) {
             std::process::abort();
         }
         let dead = events.next().await.expect("the launcher tells");
-        assert_eq!(dead, Event::Expelled { rank: Rank(1) });
+        assert_eq!(dead, WorldEvent::Expelled { rank: Rank(1) });
         assert_eq!(world.get(Rank(1), "key", deadline).await.expect("it tells"), None);
         world.barrier(deadline).await.expect("all others come");
         world.leave(deadline).await.expect("it hears");
@@ -283,21 +283,21 @@ fn strangers() {
         drop(caller.write_all(said));
         callers.push(caller);
     }
-    let refused = |command: &mut Command, why: Refusal| {
+    let refused = |command: &mut Command, why: JoinRefusal| {
         let code = Process::start(command.env(REFUSED, format!("{why:?}"))).code();
         assert_eq!(code, Some(0), "{why:?}");
     };
     let wrong = "ff112233445566778899aabbccddeeff";
     let mut stranger = server.rank(TEST, 1, 2);
-    refused(stranger.env("VIGIE_SECRET", wrong), Refusal::WrongSecret);
-    refused(&mut server.rank(TEST, 1, 3), Refusal::OtherSize);
+    refused(stranger.env("VIGIE_SECRET", wrong), JoinRefusal::WrongSecret);
+    refused(&mut server.rank(TEST, 1, 3), JoinRefusal::OtherSize);
     let end = Instant::now() + BOUND;
     while !joined.exists() {
         assert!(Instant::now() < end, "the first rank does not join");
         thread::yield_now();
     }
     fs::remove_file(&joined).expect("it is there");
-    refused(&mut server.rank(TEST, 0, 2), Refusal::Taken);
+    refused(&mut server.rank(TEST, 0, 2), JoinRefusal::Taken);
     let mut second = Process::start(&mut server.rank(TEST, 1, 2));
     assert_eq!([first.code(), second.code()], [Some(0); 2]);
     let (code, said) = server.end();
@@ -371,8 +371,8 @@ fn launcher_that_cannot_serve() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = taken.local_addr().expect("it has one").to_string();
     for (arguments, secret, expected) in [
-        (&["--listen", &taken][..], SECRET, "nobody can listen"),
-        (&["--listen", "192.0.2.1:7000"], SECRET, "nobody can listen"),
+        (&["--listen", &taken][..], SECRET, "cannot listen on"),
+        (&["--listen", "192.0.2.1:7000"], SECRET, "cannot listen on"),
         (&["--listen", "127.0.0.1:0"], "", "VIGIE_SECRET"),
         (
             &["--listen", "127.0.0.1:0", "--secret-file", "/dev/null"],

@@ -8,6 +8,8 @@
 
 #[path = "tidy/manifest.rs"]
 mod manifest;
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/rooms.rs"]
 mod rooms;
 #[path = "tidy/rust_text.rs"]
@@ -19,6 +21,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     manifest::{Table, dependencies, package_name},
+    names::{check_prose, check_type_names},
     rooms::{Rooms, check_rooms},
     rust_text::{code_of, paths, tokens, without_test_modules},
     tree::{File, lines, manifests, read, rust_files},
@@ -163,7 +166,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "inside",
             "report",
             "process",
-            "outside",
+            "background",
             "server",
             "client",
             "system",
@@ -177,6 +180,8 @@ const ROOMS: &[Rooms<'_>] = &[
             "reaction",
             "switches",
             "timers",
+            "waits",
+            "virtual_time",
             "turns",
             "soak",
             "http",
@@ -627,7 +632,9 @@ fn check_features(example: &File, manifest: &str) -> Vec<String> {
     let required: Vec<&str> = required.unwrap_or_default().split('"').skip(1).step_by(2).collect();
     let brings = |feature: &str, module: &str| {
         let line = manifest.lines().find(|line| line.starts_with(&format!("{feature} = [")));
-        line.is_some_and(|line| line.contains(&format!("\"dep:vigie-{module}\"")))
+        // By itself, or by the feature of the same name.
+        let means = [format!("\"dep:vigie-{module}\""), format!("\"{module}\"")];
+        line.is_some_and(|line| means.iter().any(|means| line.contains(means)))
     };
     let has = |module: &str| required.iter().any(|feature| brings(feature, module));
     OPTIONAL
@@ -645,6 +652,44 @@ fn examples_require_the_features_that_they_use() {
     assert_clean(&rust_files(), |file| check_features(file, &manifest));
 }
 
+/// Libraries of the facade, which pull nothing that only the commands need.
+const LIBRARY_FEATURES: [&str; 4] = ["default", "via", "barrier", "forward"];
+
+/// What the features of libraries bring beside other parts of this project.
+fn check_library_features(manifest: &str) -> Vec<String> {
+    let line_of = |feature: &str| {
+        let begins = format!("{feature} = [");
+        manifest.lines().find(|line| line.starts_with(&begins)).unwrap_or_default().to_owned()
+    };
+    let is_part = |brought: &str| {
+        ["dep:vigie-", "vigie-"].iter().any(|begin| brought.starts_with(begin))
+            || LIBRARY_FEATURES.contains(&brought)
+    };
+    let foreign = |feature: &str| {
+        let line = line_of(feature);
+        let complete = line.ends_with(']');
+        let brings: Vec<_> = line.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        let foreign = brings.into_iter().filter(|brought| !is_part(brought));
+        foreign.chain((!complete).then(|| "more than one line".to_owned())).collect::<Vec<_>>()
+    };
+    LIBRARY_FEATURES
+        .into_iter()
+        .flat_map(|feature| foreign(feature).into_iter().map(move |of| format!("{feature}: {of}")))
+        .collect()
+}
+
+/// Goal: who takes a library gets no argument parser, no TOML, no netlink and no JSON with it. Method: what the features of the manifest
+/// bring, and one that brings more.
+#[test]
+fn features_of_libraries_bring_no_command() {
+    let manifest = read("Cargo.toml").expect("the workspace has a manifest");
+    assert_eq!(check_library_features(&manifest), Vec::<String>::new());
+    let with_more = manifest.replace("\nvia = [", "\nvia = [\"dep:clap\", ");
+    assert_eq!(check_library_features(&with_more), ["via: dep:clap"]);
+    let without = manifest.replace("\nvia = [", "\nother = [");
+    assert_eq!(check_library_features(&without), ["via: more than one line"]);
+}
+
 #[test]
 fn an_example_without_its_feature_is_found() {
     let problems = |features: &str, required: &str| {
@@ -653,11 +698,66 @@ fn an_example_without_its_feature_is_found() {
         let entry = format!("[[example]]\nname = \"one\"\n{required}\n[lints]\n");
         check_features(&example, &format!("[features]\n{features}\n{entry}")).len()
     };
-    let both = "barrier = [\"dep:vigie-barrier\", \"dep:vigie-via\"]";
+    let both = "barrier = [\"via\", \"dep:vigie-barrier\"]";
     assert_eq!(problems(both, "required-features = [\"barrier\"]"), 0);
     assert_eq!(problems(both, ""), 2);
     assert_eq!(
         problems("barrier = [\"dep:vigie-barrier\"]", "required-features = [\"barrier\"]"),
         1
     );
+}
+
+// ------------------------------------------------------------------------------- rule: words
+
+/// Returns whether a file is of the product, and no test.
+fn is_product(file: &File) -> bool {
+    let is_source = file.path.starts_with("src/") || file.path.contains("/src/");
+    is_source && !file.path.split('/').any(|part| part.starts_with("tests"))
+}
+
+/// Goal: a type's name says which one it is. Method: the types of all product files, by name.
+#[test]
+fn a_name_stands_for_few_types() {
+    let files: Vec<File> = rust_files().into_iter().filter(is_product).collect();
+    let problems = check_type_names(&files);
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Goal: the rule finds a name of many types, and takes no other line for one. Method: planted types.
+#[test]
+fn a_name_of_many_types_is_found() {
+    let lines = [
+        "pub(crate) struct Found<T> {",
+        "enum Found {",
+        "type Found = u8;",
+        "pub trait Found: Sized {",
+    ];
+    let text =
+        lines.map(|line| format!("{line}\n    type Found = u8;\n// struct Found\n")).concat();
+    assert!(
+        check_type_names(&[File::new("src/a.rs", &text.replacen("Found", "Other", 1))]).is_empty()
+    );
+    let problems = check_type_names(&[File::new("src/a.rs", &text)]);
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].starts_with("Found is the name of 4 types"), "{problems:?}");
+}
+
+/// Goal: comments say what they are about. Method: the comments of all product files.
+#[test]
+fn comments_name_their_subject() {
+    let files: Vec<File> = rust_files().into_iter().filter(is_product).collect();
+    assert_clean(&files, check_prose);
+}
+
+/// Goal: the rule finds a vague word in a comment alone, however it is written. Method: planted lines.
+#[test]
+fn a_comment_without_subject_is_found() {
+    for (line, count) in [
+        ("/// Nobody waits.", 1),
+        ("let a = 1; // for whoever comes", 1),
+        ("let nobody = 1;", 0),
+        ("/// The nobodies.", 0),
+    ] {
+        assert_eq!(check_prose(&File::new("src/a.rs", line)).len(), count, "{line}");
+    }
 }

@@ -189,7 +189,7 @@ fn signals_drain() {
     let (_, table, _) = run(&folder, &["stats", "--socket", socket]);
     assert!(table.contains("relay  adaptive  draining"), "{table}");
     let (code, _, errors) = run(&folder, &["move", "relay", "nic", "--socket", socket]);
-    assert!(code == 1 && errors.contains("it drains"), "{errors}");
+    assert!(code == 1 && errors.contains("it is draining"), "{errors}");
     while TcpStream::connect_timeout(&address, BOUND).is_ok() {
         exchange(&mut client, b"until the listener is closed");
     }
@@ -259,7 +259,7 @@ fn what_was_left_is_cleaned_up() {
     assert_eq!(files, ["door", &left]);
 
     let mut next = Instance::start(&folder, &arguments).ready();
-    next.until(&format!("{left}, which an instance that was killed had left"));
+    next.until(&format!("{left}, left by a killed instance"));
     next.until("takes over");
     let (code, table, _) = run(&folder, &["stats"]);
     assert_eq!(code, 0, "the only instance is found");

@@ -18,7 +18,7 @@ use rustix::{
 };
 use vigie::{
     Flavor, Instant, Runtime,
-    via::world::{Ending, Event, Rank, World, WorldError},
+    via::world::{Rank, RankExit, World, WorldError, WorldEvent},
 };
 
 /// Nothing here takes as long, unless it hangs.
@@ -427,7 +427,7 @@ fn survivors_are_told() {
         let all = world.all_gather("after", b"x", deadline).await.expect("nor here");
         assert_eq!(all, [Some(b"x".to_vec()), None, Some(b"x".to_vec())]);
         let event = world.events().next().await.expect("it was told");
-        assert_eq!(event, Event::Ended { rank: Rank(1), ending: Ending::Killed(9) });
+        assert_eq!(event, WorldEvent::Ended { rank: Rank(1), ending: RankExit::Killed(9) });
         println!("\n@{} knows", world.rank());
     });
     let job = Job::of_world("survivors_are_told", &["-n", "3", "--keep-going"]);
@@ -449,7 +449,7 @@ fn broken_rank_hurts_only_itself() {
         println!("\n@waiting");
         world.barrier(deadline).await.expect("rank 0 is not waited for any more");
         let event = world.events().next().await.expect("it was told");
-        assert_eq!(event, Event::Expelled { rank: Rank(0) });
+        assert_eq!(event, WorldEvent::Expelled { rank: Rank(0) });
         let all =
             world.all_gather("address", b"x", deadline).await.expect("of those that are left");
         assert_eq!(all, [None, Some(b"x".to_vec()), Some(b"x".to_vec())]);
@@ -482,7 +482,7 @@ fn broken_rank_hurts_only_itself() {
 fn flood_is_bounded() {
     be_rank_of("flood_is_bounded", async |world, deadline| {
         let event = world.events().next().await.expect("it was told");
-        assert_eq!(event, Event::Expelled { rank: Rank(0) });
+        assert_eq!(event, WorldEvent::Expelled { rank: Rank(0) });
         world.barrier(deadline).await.expect("nobody else is there");
         println!("\n@told");
     });

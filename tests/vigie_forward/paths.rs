@@ -227,7 +227,7 @@ fn nothing_stays_after_kill() {
             assert_eq!(sockets.lines().count(), 1, "{sockets}");
         }
         let mut next = forward(network, &folder, &["l3", "ra", "rb"]);
-        next.until("which nobody served any more");
+        next.until("left by a dead instance");
         assert_eq!(next.end().code(), 0);
     });
 }

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, Flow, Kind, L2, L3, Nat, Process, Relay, Time};
+use crate::config::{Config, FlowConfig, FlowKind, L2, L3, Nat, Process, Relay, Time};
 
-/// Forwards streams, frames and packets: on the network interface where a program at the driver can do it, else on
-/// the host.
+/// Forwards streams, frames and packets: in a program on the network interface where possible, otherwise on the host.
 #[derive(Debug, Parser)]
 #[command(name = "vigie-forward", version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -19,21 +18,21 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Relay streams (TCP, Unix) or datagrams (UDP) from one endpoint to another. Needs no privilege.
     Relay(Single<Relay>),
-    /// Pass frames between two interfaces as they are, like a wire.
+    /// Pass frames between two interfaces unchanged, like a wire.
     L2(Single<L2>),
-    /// Route packets between interfaces by the kernel's routes and neighbours, which are followed.
+    /// Route packets between interfaces, following the kernel's routes and neighbours.
     L3(Single<L3>),
     /// Route packets, and hide private addresses behind a public one (IPv4).
     Nat(Single<Nat>),
-    /// Forward all flows of a configuration file.
+    /// Run all flows of a configuration file.
     Run(RunArgs),
-    /// Check a configuration file, and say what it would do.
+    /// Check a configuration file, and print what it would do.
     Check {
         /// The file.
         #[arg(value_name = "FILE")]
         config: PathBuf,
     },
-    /// Measure what forwarding costs on this machine, and say where the model would place it.
+    /// Measure the cost of forwarding on this machine, and print where the model would place it.
     Plan(PlanArgs),
     /// Show what a running instance does.
     Stats(StatsArgs),
@@ -41,7 +40,7 @@ pub(crate) enum Command {
     Move(MoveArgs),
 }
 
-/// One flow, and what concerns its process.
+/// One flow, and the settings of its process.
 #[derive(Args, Debug)]
 pub(crate) struct Single<T: Args> {
     #[command(flatten)]
@@ -51,28 +50,28 @@ pub(crate) struct Single<T: Args> {
 }
 
 impl<T: Args> Single<T> {
-    /// Makes a configuration of one flow.
-    pub(crate) fn into_config(self, kind: impl FnOnce(T) -> Kind) -> Config {
+    /// Returns a configuration with one flow.
+    pub(crate) fn into_config(self, kind: impl FnOnce(T) -> FlowKind) -> Config {
         let kind = kind(self.flow);
-        let flow = Flow { name: kind.word().to_owned(), line: None, kind };
+        let flow = FlowConfig { name: kind.name().to_owned(), line: None, kind };
         Config { process: self.process, flows: vec![flow] }
     }
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// The configuration file: docs/forwarding.md lists its settings.
+    /// The configuration file: docs/guide/forwarding.md lists its settings.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: PathBuf,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct PlanArgs {
-    /// The interface whose speed bounds the links; without one, or if it does not tell, 10 Gb/s is assumed.
+    /// The interface whose speed limits the links; without one, or if it reports none, 10 Gb/s is assumed.
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) interface: Option<String>,
 
-    /// The rate of the links in megabits per second, instead.
+    /// The rate of the links in megabits per second, instead of an interface.
     #[arg(long, value_name = "MBIT", conflicts_with = "interface",
           value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
     pub(crate) rate: Option<u32>,
@@ -82,11 +81,11 @@ pub(crate) struct PlanArgs {
           value_parser = clap::value_parser!(u32).range(14..=16 << 20))]
     pub(crate) message: Vec<u32>,
 
-    /// What is done to packets.
+    /// The processing of packets.
     #[arg(long, value_enum, default_value_t)]
-    pub(crate) work: Work,
+    pub(crate) work: PlannedWork,
 
-    /// Messages in the node at a time.
+    /// Messages in the node at once.
     #[arg(long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) window: u32,
@@ -95,14 +94,14 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Measure a program here, and print nothing else: for the process that `plan` starts in a namespace of its own.
+    /// Measure a program here, and print nothing else: used by `plan` in a process with its own network namespace.
     #[arg(long, hide = true)]
     pub(crate) probe_program: bool,
 }
 
-/// What is done to packets, for the planner.
+/// The processing of packets, for the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Work {
+pub(crate) enum PlannedWork {
     /// Nothing: l2.
     L2,
     /// TTL and route: l3.
@@ -114,19 +113,19 @@ pub(crate) enum Work {
 
 #[derive(Args, Debug)]
 pub(crate) struct StatsArgs {
-    /// The instance's socket. Default: the only one that is found.
+    /// The instance's socket. Default: the only one found.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Print JSON, one line for each look.
+    /// Print JSON, one line per report.
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Look again and again, this often, until interrupted; shows rates.
+    /// Repeat at this interval, until interrupted; shows rates.
     #[arg(long, value_name = "TIME")]
     pub(crate) every: Option<Time>,
 
-    /// Look this many times.
+    /// Stop after this many reports.
     #[arg(long, value_name = "COUNT", requires = "every")]
     pub(crate) count: Option<u64>,
 }
@@ -136,26 +135,26 @@ pub(crate) struct MoveArgs {
     /// The flow's name.
     pub(crate) flow: String,
 
-    /// Where it shall run.
+    /// Where it should run.
     #[arg(value_enum)]
-    pub(crate) to: Side,
+    pub(crate) to: FlowSide,
 
-    /// The instance's socket. Default: the only one that is found.
+    /// The instance's socket. Default: the only one found.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
 
 /// Where a flow runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Side {
+pub(crate) enum FlowSide {
     /// In this process.
     Host,
     /// In a program at the network interface.
     Nic,
 }
 
-impl Side {
-    pub(crate) const fn word(self) -> &'static str {
+impl FlowSide {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
             Self::Nic => "nic",
@@ -185,23 +184,23 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the definition of the command line is sound. Method: clap's own check.
+    /// Goal: the definition of the command line is valid. Method: clap's own check.
     #[test]
     fn definition() {
         Cli::command().debug_assert();
     }
 
-    /// Goal: each subcommand takes its arguments, and gives the same flows as a file would. Method: one command
-    /// line each.
+    /// Goal: each subcommand accepts its arguments, and gives the same flows as a file would. Method: one command line
+    /// each.
     #[test]
     fn subcommands() {
         let config = |line: &str| {
             let cli = Cli::try_parse_from(line.split(' ')).unwrap();
             match cli.command {
-                Command::Relay(one) => one.into_config(Kind::Relay),
-                Command::L2(one) => one.into_config(Kind::L2),
-                Command::L3(one) => one.into_config(Kind::L3),
-                Command::Nat(one) => one.into_config(Kind::Nat),
+                Command::Relay(one) => one.into_config(FlowKind::Relay),
+                Command::L2(one) => one.into_config(FlowKind::L2),
+                Command::L3(one) => one.into_config(FlowKind::L3),
+                Command::Nat(one) => one.into_config(FlowKind::Nat),
                 other => panic!("{other:?}"),
             }
         };
@@ -210,7 +209,7 @@ mod tests {
         let l2 = config("f l2 a b --path xdp-native --waiting spin");
         assert_eq!(l2.flows[0].kind.interfaces(), ["a", "b"]);
         let l3 = config("f l3 a b c --to-nic-above 100 --to-host-below 10 --hold 1s");
-        let Kind::L3(l3) = &l3.flows[0].kind else { panic!("{l3:?}") };
+        let FlowKind::L3(l3) = &l3.flows[0].kind else { panic!("{l3:?}") };
         assert_eq!(l3.frames.migration().unwrap().hold.as_secs(), 1);
         let nat = config(
             "f nat --inside a --inside b --outside c --address 192.0.2.1 --publish udp:1=10.0.0.1:2",

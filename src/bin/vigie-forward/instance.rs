@@ -1,4 +1,4 @@
-//! A process that forwards: from its configuration to its end.
+//! A forwarding process, from its configuration to its end.
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,29 +20,29 @@ use vigie::{
 };
 
 use crate::{
-    cli::Side,
-    config::{Config, Flow},
-    flow::{self, Drained, Draining, FlowError, Place, Prepared, Running},
-    journal::say,
-    kernel::{FollowError, Follower, Picture},
-    mailbox::{Event, Mailbox},
+    cli::FlowSide,
+    config::{Config, FlowConfig},
+    flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
+    journal::log,
+    kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
+    mailbox::{InstanceEvent, Mailbox},
     privileges::{self, DropError, Right, listed},
     signals, stats,
-    stats::{FORMAT_VERSION, FlowReport, Report, RoutesReport},
+    stats::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
 };
 
-/// How often flows look after themselves.
+/// The interval of flows' periodic work.
 const TICK: Duration = Duration::from_millis(100);
-/// How long the end of a flow may take beyond the drain, since its threads must be joined.
+/// How long a flow may take to end after the drain, since its threads must be joined.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What the process ends with; the help lists the codes.
+/// Exit codes; the help lists them.
 pub(crate) const CODE_FAILED: u8 = 1;
 pub(crate) const CODE_USAGE: u8 = 2;
 const CODE_RIGHTS: u8 = 3;
 const CODE_CUT: u8 = 4;
 
-/// Why nothing is forwarded.
+/// Why forwarding did not start.
 #[derive(Debug, Error)]
 pub(crate) enum InstanceError {
     #[error("flow `{flow}`{}: {source}", at(*line))]
@@ -52,7 +52,7 @@ pub(crate) enum InstanceError {
     #[error(transparent)]
     Rights(#[from] DropError),
     #[error(transparent)]
-    Routes(#[from] FollowError),
+    Routes(#[from] MonitorError),
     #[error("the runtime cannot be built: {0}")]
     Runtime(#[from] BuildError),
     #[error("the process cannot be set up: {0}")]
@@ -73,16 +73,18 @@ impl InstanceError {
     }
 }
 
-/// Forwards until it is asked to end. Returns the exit code.
+/// Forwards until a signal ends it. Returns the exit code.
 pub(crate) fn run(config: &Config) -> Result<u8, InstanceError> {
     let begin = monotonic_now();
     for path in stats::sweep() {
-        say(format!("removed {}, which an instance that was killed had left", path.display()));
+        log(format!("removed {}, left by a killed instance", path.display()));
     }
+
     let (listener, bound, was_left) = stats::bind(config.process.stats_socket.as_deref())?;
     if was_left {
-        say(format!("replaced {}, which nobody served any more", bound.path.display()));
+        log(format!("replaced {}, left by a dead instance", bound.path.display()));
     }
+
     let streams = streams_runtime(&config.flows)?;
     let mut prepared = Vec::new();
     for flow in &config.flows {
@@ -93,23 +95,25 @@ pub(crate) fn run(config: &Config) -> Result<u8, InstanceError> {
         })?;
         prepared.push((flow.name.clone(), one));
     }
+
     let rights = give_up_rights(config.process.drop_all_rights, &prepared)?;
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).blocking_threads(2).build()?;
     let code = runtime.block_on(async {
         let instance = Instance::start(begin, rights, prepared, listener)?;
-        say(format!("forwards; `vigie-forward stats --socket {}` shows it", bound.path.display()));
+        log(format!("forwards; `vigie-forward stats --socket {}` shows it", bound.path.display()));
         Ok::<_, InstanceError>(instance.serve(config.process.drain.0).await)
     })?;
+
     drop(bound);
     Ok(code)
 }
 
-/// Builds the runtime of the streams, if there are any, with threads that have no rights at all.
-fn streams_runtime(flows: &[Flow]) -> Result<Option<Runtime>, InstanceError> {
+/// Builds the runtime for streams, if there are any; its threads have no capabilities.
+fn streams_runtime(flows: &[FlowConfig]) -> Result<Option<Runtime>, InstanceError> {
     if !flows.iter().any(|flow| flow.kind.frames().is_none()) {
         return Ok(None);
     }
-    // Threads inherit rights from the one that makes them. This one, which may still have to bind to
+    // Threads inherit the capabilities of the thread that creates them. This one, which may still have to bind
     // privileged ports, keeps its own until then.
     let builder = thread::spawn(|| {
         privileges::give_up_all_of_thread()?;
@@ -127,14 +131,14 @@ fn give_up_rights(
     kept.sort_unstable();
     kept.dedup();
     if drops_all && !kept.is_empty() {
-        say(format!(
-            "all rights are given up: a flow whose interface is removed does not attach again when it returns \
-             (that takes {})",
+        log(format!(
+            "all rights were given up: a flow whose interface is removed does not attach again when it returns \
+             (that requires {})",
             listed(&kept)
         ));
         kept.clear();
     } else if !kept.is_empty() {
-        say(format!("keeps {}, to attach again when an interface returns", listed(&kept)));
+        log(format!("keeps {}, to attach again when an interface returns", listed(&kept)));
     }
     privileges::give_up_all_but(&kept)?;
     Ok(kept)
@@ -144,31 +148,31 @@ fn give_up_rights(
 const RUNNING: &str = "running";
 const DRAINING: &str = "draining";
 
-/// A flow and its name.
-struct Named {
+/// A named flow.
+struct NamedFlow {
     name: String,
     flow: Box<dyn Running>,
 }
 
-/// A flow that drains, and its name.
-struct Leaving {
+/// A named flow that drains.
+struct DrainingFlow {
     name: String,
     report: Box<dyn Fn() -> FlowReport>,
 }
 
-/// What those who ask can see, and the tasks change.
-struct Shared {
+/// The state that requests read, and tasks change.
+struct InstanceState {
     begin: Instant,
     rights: Vec<Right>,
-    flows: RefCell<Vec<Named>>,
-    /// Those that have not ended since all were asked to.
-    leaving: RefCell<Vec<Leaving>>,
-    routes: RefCell<Option<(Picture, RoutesReport)>>,
+    flows: RefCell<Vec<NamedFlow>>,
+    /// Flows that have not ended since the drain began.
+    draining_flows: RefCell<Vec<DrainingFlow>>,
+    routes: RefCell<Option<(NetlinkCache, RoutesReport)>>,
     is_draining: Cell<bool>,
 }
 
 struct Instance {
-    shared: Rc<Shared>,
+    shared: Rc<InstanceState>,
     mailbox: Rc<Mailbox>,
 }
 
@@ -183,32 +187,36 @@ impl Instance {
         let server = Server::current().map_err(io::Error::from)?;
         let mailbox = Rc::new(Mailbox::default());
         signals::listen(&server, &mailbox)?;
-        // Those that route follow one table, which was checked.
+
+        // Those that route follow the same table, as checked.
         let table = prepared.iter().filter_map(|(_, flow)| flow.table()).max();
-        let follower = table.map(Follower::open).transpose()?;
-        let place = Place { mailbox: &mailbox };
+        let monitor = table.map(NetlinkMonitor::open).transpose()?;
+        let context = StartContext { mailbox: &mailbox };
         let mut flows = Vec::new();
         for (name, flow) in prepared {
-            let flow = flow.start(&place).map_err(|source| InstanceError::Flow {
+            let flow = flow.start(&context).map_err(|source| InstanceError::Flow {
                 flow: name.clone(),
                 line: None,
                 source,
             })?;
-            flows.push(Named { name, flow });
+            flows.push(NamedFlow { name, flow });
         }
-        let shared = Rc::new(Shared {
+
+        let shared = Rc::new(InstanceState {
             begin,
             rights,
             flows: RefCell::new(flows),
-            leaving: RefCell::default(),
+            draining_flows: RefCell::default(),
             routes: RefCell::new(None),
             is_draining: Cell::new(false),
         });
-        if let Some(follower) = follower {
-            shared.follow(&follower, &follower.picture().changes());
-            let task = follow(Rc::clone(&shared), follower, Rc::clone(&mailbox));
+
+        if let Some(monitor) = monitor {
+            shared.follow(&monitor, &monitor.cache().changes());
+            let task = follow(Rc::clone(&shared), monitor, Rc::clone(&mailbox));
             spawn_local(task).detach();
         }
+
         spawn_local(tick(Rc::clone(&shared))).detach();
         let answers = Rc::clone(&shared);
         let listener = UnixListener::from_std(listener)?;
@@ -216,57 +224,61 @@ impl Instance {
         Ok(Self { shared, mailbox })
     }
 
-    /// Forwards until it is asked to end, and drains. Returns the exit code.
+    /// Forwards until a signal ends it, and drains. Returns the exit code.
     async fn serve(self, drain: Duration) -> u8 {
         let mut code = 0;
         match self.mailbox.next().await {
-            Event::Signal { name, .. } => {
-                say(format!("{name}: drains for at most {drain:?}; a second signal ends at once"));
+            InstanceEvent::Signal { name, .. } => {
+                log(format!("{name}: drains for at most {drain:?}; a second signal ends at once"));
             }
-            Event::Failed { flow, problem } => {
-                say(format!("flow `{flow}` has failed: {problem}; the others are drained"));
+            InstanceEvent::Failed { flow, problem } => {
+                log(format!("flow `{flow}` has failed: {problem}; the others are drained"));
                 code = CODE_FAILED;
             }
         }
+
         self.shared.is_draining.set(true);
         let deadline = monotonic_now() + drain;
         let flows = self.shared.flows.take();
         let drained = Rc::new(Cell::new(Drained::default()));
         let mut tasks = Vec::new();
-        for Named { name, flow } in flows {
+        for NamedFlow { name, flow } in flows {
             let (total, shared) = (Rc::clone(&drained), Rc::clone(&self.shared));
             let Draining { report, ended } = flow.drain(deadline);
-            shared.leaving.borrow_mut().push(Leaving { name: name.clone(), report });
+            shared.draining_flows.borrow_mut().push(DrainingFlow { name: name.clone(), report });
             tasks.push(spawn_local(async move {
                 let Drained { cut } = ended.await;
-                shared.leaving.borrow_mut().retain(|one| one.name != name);
+                shared.draining_flows.borrow_mut().retain(|one| one.name != name);
                 if cut > 0 {
-                    say(format!("flow `{name}`: {cut} connections were cut at the deadline"));
+                    log(format!("flow `{name}`: {cut} connections were cut at the deadline"));
                 }
                 total.set(Drained { cut: total.get().cut + cut });
             }));
         }
-        // A second signal ends the process wherever it is.
+
+        // A second signal ends the process immediately.
         let mailbox = Rc::clone(&self.mailbox);
         let hurry = spawn_local(async move {
             loop {
-                if let Event::Signal { name, number } = mailbox.next().await {
-                    say(format!("{name} again: ends at once"));
+                if let InstanceEvent::Signal { name, number } = mailbox.next().await {
+                    log(format!("{name} again: ends at once"));
                     process::exit(i32::from(128 + number));
                 }
             }
         });
+
         for task in tasks {
             if timeout_at(deadline + GRACE, task).await.is_err() {
-                say("a flow has not ended in time, and is left behind");
+                log("a flow has not ended in time, and is left behind");
                 code = CODE_FAILED;
             }
         }
+
         hurry.abort();
         match code {
             0 if drained.get().cut > 0 => CODE_CUT,
             0 => {
-                say("all was drained");
+                log("all was drained");
                 0
             }
             code => code,
@@ -275,46 +287,46 @@ impl Instance {
 }
 
 /// Follows the kernel's routes for all flows.
-async fn follow(shared: Rc<Shared>, mut follower: Follower, mailbox: Rc<Mailbox>) {
+async fn follow(shared: Rc<InstanceState>, mut monitor: NetlinkMonitor, mailbox: Rc<Mailbox>) {
     loop {
-        match follower.changes().await {
-            Ok(changes) => shared.follow(&follower, &changes),
+        match monitor.changes().await {
+            Ok(changes) => shared.follow(&monitor, &changes),
             Err(error) => {
                 let flow = "routes".to_owned();
-                return mailbox.post(Event::Failed { flow, problem: error.to_string() });
+                return mailbox.post(InstanceEvent::Failed { flow, problem: error.to_string() });
             }
         }
     }
 }
 
-async fn tick(shared: Rc<Shared>) {
+async fn tick(shared: Rc<InstanceState>) {
     loop {
         sleep(TICK).await;
         let routes = shared.routes.borrow();
-        let picture = routes.as_ref().map(|(picture, _)| picture);
-        for Named { flow, .. } in shared.flows.borrow_mut().iter_mut() {
-            flow.tick(picture, monotonic_now());
+        let cache = routes.as_ref().map(|(cache, _)| cache);
+        for NamedFlow { flow, .. } in shared.flows.borrow_mut().iter_mut() {
+            flow.tick(cache, monotonic_now());
         }
     }
 }
 
-impl Shared {
-    fn follow(&self, follower: &Follower, changes: &[crate::kernel::Change]) {
-        let picture = follower.picture();
-        for Named { flow, .. } in self.flows.borrow_mut().iter_mut() {
-            flow.follow(picture, changes);
+impl InstanceState {
+    fn follow(&self, monitor: &NetlinkMonitor, changes: &[crate::kernel::Change]) {
+        let cache = monitor.cache();
+        for NamedFlow { flow, .. } in self.flows.borrow_mut().iter_mut() {
+            flow.follow(cache, changes);
         }
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let report = RoutesReport {
-            routes: count(picture.route_count()),
-            neighbours: count(picture.neighbour_count()),
-            asked_again: follower.asked,
-            unreadable: follower.unreadable,
+            routes: count(cache.route_count()),
+            neighbours: count(cache.neighbour_count()),
+            asked_again: monitor.dump_count,
+            unreadable: monitor.unreadable,
         };
-        self.routes.replace(Some((picture.clone(), report)));
+        self.routes.replace(Some((cache.clone(), report)));
     }
 
-    /// Answers a line of somebody who asks.
+    /// Answers a request.
     fn answer(&self, line: &str) -> String {
         let mut words = line.split_ascii_whitespace();
         let reply = match (words.next(), words.next(), words.next(), words.next()) {
@@ -329,28 +341,28 @@ impl Shared {
 
     fn move_flow(&self, name: &str, side: &str) -> Result<serde_json::Value, String> {
         let side = match side {
-            "host" => Side::Host,
-            "nic" => Side::Nic,
+            "host" => FlowSide::Host,
+            "nic" => FlowSide::Nic,
             _ => return Err(format!("`{side}` is neither host nor nic")),
         };
         if self.is_draining.get() {
-            return Err("it drains, and nothing is moved any more".to_owned());
+            return Err("it is draining, so no flow can be moved".to_owned());
         }
         let mut flows = self.flows.borrow_mut();
-        let Some(Named { flow, .. }) = flows.iter_mut().find(|one| one.name == name) else {
+        let Some(NamedFlow { flow, .. }) = flows.iter_mut().find(|one| one.name == name) else {
             let names: Vec<_> = flows.iter().map(|one| one.name.as_str()).collect();
             return Err(format!("there is no flow `{name}`; there are: {}", names.join(", ")));
         };
         flow.move_to(side).map_err(|problem| format!("flow `{name}` stays: {problem}"))?;
-        Ok(serde_json::json!({ "moved": name, "to": side.word() }))
+        Ok(serde_json::json!({ "moved": name, "to": side.name() }))
     }
 
-    fn report(&self) -> Report {
-        let (flows, leaving) = (self.flows.borrow(), self.leaving.borrow());
+    fn report(&self) -> InstanceReport {
+        let (flows, draining_flows) = (self.flows.borrow(), self.draining_flows.borrow());
         let running = flows.iter().map(|one| (one.flow.report(), RUNNING));
-        let draining = leaving.iter().map(|one| ((one.report)(), DRAINING));
+        let draining = draining_flows.iter().map(|one| ((one.report)(), DRAINING));
         let reports = running.chain(draining);
-        Report {
+        InstanceReport {
             vigie_forward: FORMAT_VERSION,
             pid: process::id(),
             uptime_ms: u64::try_from((monotonic_now() - self.begin).as_millis())

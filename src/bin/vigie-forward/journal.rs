@@ -1,6 +1,6 @@
-//! What is said to the user: on standard error as it happens, and the last of it in `stats`.
+//! The log: on standard error as it happens, and its last lines in `stats`.
 //!
-//! The libraries tell `tracing` of what is degraded or lost; that is said here too.
+//! The libraries report degradation and loss to `tracing`; that is logged here too.
 
 use std::{
     collections::VecDeque,
@@ -15,13 +15,13 @@ use tracing::{
     subscriber::set_global_default,
 };
 
-/// Lines that are kept for `stats`.
+/// The number of lines kept for `stats`.
 const LINES_MAX: usize = 32;
 
 static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
-/// Says something.
-pub(crate) fn say(what: impl AsRef<str>) {
+/// Writes a line to the log.
+pub(crate) fn log(what: impl AsRef<str>) {
     let what = what.as_ref();
     eprintln!("vigie-forward: {what}");
     let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,25 +31,25 @@ pub(crate) fn say(what: impl AsRef<str>) {
     lines.push_back(what.to_owned());
 }
 
-/// Returns what was said last, the oldest first.
+/// Returns the last lines, the oldest first.
 pub(crate) fn last_lines() -> Vec<String> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
 }
 
-/// Says from now on what the libraries warn of.
-pub(crate) fn listen_to_libraries() {
-    // Nobody else has set one in this process.
-    let _ = set_global_default(Warnings);
+/// Logs the libraries' warnings from now on.
+pub(crate) fn install_subscriber() {
+    // This process sets no other subscriber.
+    let _ = set_global_default(JournalSubscriber);
 }
 
-struct Warnings;
+struct JournalSubscriber;
 
-impl Subscriber for Warnings {
+impl Subscriber for JournalSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let level = match metadata.target() {
-            // The scheduler's advice is for whoever writes tasks.
+            // The scheduler's advice is meant for authors of tasks.
             target if target.starts_with("vigie_runtime") => Level::ERROR,
-            // Whoever was told that a target fails is told that it is back.
+            // After a failing target was logged, log its recovery too.
             "vigie_forward::relay::health" => Level::INFO,
             _ => Level::WARN,
         };
@@ -57,9 +57,9 @@ impl Subscriber for Warnings {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
+        let mut line = LogLine::default();
         event.record(&mut line);
-        say(line.message + &line.fields);
+        log(line.message + &line.fields);
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -75,14 +75,14 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &Id) {}
 }
 
-/// The message, and the fields behind it.
+/// The message, followed by the fields.
 #[derive(Default)]
-struct Line {
+struct LogLine {
     message: String,
     fields: String,
 }
 
-impl Visit for Line {
+impl Visit for LogLine {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Writing to a string does not fail.
         let _ = match field.name() {
@@ -96,11 +96,11 @@ impl Visit for Line {
 mod tests {
     use super::*;
 
-    /// Goal: what libraries warn of is kept, with its fields, and what they merely tell is not. Method: one event of
-    /// each level.
+    /// Goal: libraries' warnings are kept, with their fields, and mere information is not. Method: one event of each
+    /// level.
     #[test]
     fn warnings_are_said() {
-        tracing::subscriber::with_default(Warnings, || {
+        tracing::subscriber::with_default(JournalSubscriber, || {
             tracing::warn!(count = 3, "something is lost");
             tracing::info!("nothing much");
             tracing::info!(target: "vigie_forward::relay::health", "something is back");

@@ -1,4 +1,4 @@
-//! What happens to an instance, one after the other.
+//! A queue of the instance's events.
 
 use std::{
     cell::{Cell, RefCell},
@@ -7,24 +7,24 @@ use std::{
     task::{Poll, Waker},
 };
 
-/// Something that happened.
+/// An event.
 #[derive(Debug)]
-pub(crate) enum Event {
-    /// A signal that asks the process to end.
+pub(crate) enum InstanceEvent {
+    /// A signal that ends the process.
     Signal { name: &'static str, number: u8 },
-    /// A flow has ended that was not asked to.
+    /// A flow has ended unexpectedly.
     Failed { flow: String, problem: String },
 }
 
-/// Where tasks of the control thread put what happened. Their number bounds it.
+/// The queue that tasks of the control thread post to. Its length is bounded by their number.
 #[derive(Default)]
 pub(crate) struct Mailbox {
-    events: RefCell<VecDeque<Event>>,
+    events: RefCell<VecDeque<InstanceEvent>>,
     reader: Cell<Option<Waker>>,
 }
 
 impl Mailbox {
-    pub(crate) fn post(&self, event: Event) {
+    pub(crate) fn post(&self, event: InstanceEvent) {
         self.events.borrow_mut().push_back(event);
         if let Some(reader) = self.reader.take() {
             reader.wake();
@@ -35,7 +35,7 @@ impl Mailbox {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub(crate) async fn next(&self) -> Event {
+    pub(crate) async fn next(&self) -> InstanceEvent {
         poll_fn(|cx| match self.events.borrow_mut().pop_front() {
             Some(event) => Poll::Ready(event),
             None => {

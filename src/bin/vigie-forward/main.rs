@@ -10,8 +10,8 @@
 //!  stats ◀──────▶│ stats/ ─────────┘                          └ migration.rs: where a flow runs
 //!                └──────────────────────────────────────────────────────────────────┘
 //! ```
-//! One thread controls: vigie's user-level flavor, where everything above is a task. Streams are relayed by
-//! workers of the hybrid flavor. Rights are given up between `prepare` and the first packet: `privileges.rs`.
+//! One thread controls: vigie's user-level flavor, with everything above as a task. Streams are relayed by workers of
+//! the hybrid flavor. Capabilities are dropped between `prepare` and the first packet: `privileges.rs`.
 
 mod cli;
 mod config;
@@ -32,16 +32,16 @@ use clap::Parser;
 
 use self::{
     cli::{Cli, Command},
-    config::{Config, ConfigError, Kind},
+    config::{Config, ConfigError, FlowKind},
 };
 
 fn main() {
-    journal::listen_to_libraries();
+    journal::install_subscriber();
     let code = match Cli::parse().command {
-        Command::Relay(one) => forward(Ok(one.into_config(Kind::Relay))),
-        Command::L2(one) => forward(Ok(one.into_config(Kind::L2))),
-        Command::L3(one) => forward(Ok(one.into_config(Kind::L3))),
-        Command::Nat(one) => forward(Ok(one.into_config(Kind::Nat))),
+        Command::Relay(one) => forward(Ok(one.into_config(FlowKind::Relay))),
+        Command::L2(one) => forward(Ok(one.into_config(FlowKind::L2))),
+        Command::L3(one) => forward(Ok(one.into_config(FlowKind::L3))),
+        Command::Nat(one) => forward(Ok(one.into_config(FlowKind::Nat))),
         Command::Run(run) => forward(config::read(&run.config)),
         Command::Check { config } => check(config::read(&config)),
         Command::Plan(arguments) if arguments.probe_program => {
@@ -50,17 +50,17 @@ fn main() {
         Command::Plan(arguments) => done(plan::run(&arguments).map(|text| print!("{text}"))),
         Command::Stats(arguments) => done(stats::stats(&arguments)),
         Command::Move(arguments) => {
-            let line = format!("move {} {}", arguments.flow, arguments.to.word());
+            let line = format!("move {} {}", arguments.flow, arguments.to.name());
             done(
                 stats::request(arguments.socket.as_deref(), &line).map(|answer| print!("{answer}")),
             )
         }
     };
-    // Not by returning: a thread may still be caught in a system call.
+    // Do not return: a thread may still be blocked in a system call.
     process::exit(code.into());
 }
 
-/// Ends with what a command that asks has come to.
+/// Prints the error of a command, and returns its exit code.
 fn done<E: fmt::Display>(result: Result<(), E>) -> u8 {
     result.map_or_else(|error| complain(&error, instance::CODE_FAILED), |()| 0)
 }
@@ -81,7 +81,7 @@ fn forward(config: Result<Config, ConfigError>) -> u8 {
     instance::run(&config).unwrap_or_else(|error| complain(&error, error.code()))
 }
 
-/// Says what a configuration would do.
+/// Prints what a configuration would do.
 fn check(config: Result<Config, ConfigError>) -> u8 {
     match config {
         Ok(config) => {

@@ -1,4 +1,4 @@
-//! When a flow moves between host and network interface: without I/O, and in given time.
+//! Decides when a flow moves between host and network interface: without I/O, with time as an argument.
 //!
 //! ```text
 //!            above `to_nic_above` for `hold`  (1)
@@ -6,33 +6,33 @@
 //!     ◀────────────────────────────────────────────
 //!            below `to_host_below` for `hold` (2)
 //! ```
-//! Between the two thresholds nothing happens, and a load that leaves its side of a threshold begins `hold`
-//! anew: so a flow moves at most once in `hold`.
+//! Between the two thresholds nothing happens, and a load that crosses back restarts `hold`: so a flow moves at most
+//! once in `hold`.
 
 use vigie::Instant;
 
-use crate::{cli::Side, config::Thresholds};
+use crate::{cli::FlowSide, config::Thresholds};
 
 /// Watches the load of one flow.
 #[derive(Debug)]
 pub(crate) struct Migration {
     thresholds: Thresholds,
-    side: Side,
-    /// Since when the load asks for the other side.
+    side: FlowSide,
+    /// Since when the load has been beyond the threshold.
     since: Option<Instant>,
-    /// The last look: when, and how many packets there had been.
+    /// The last look: the time, and the number of packets so far.
     last: Option<(Instant, u64)>,
 }
 
 impl Migration {
-    pub(crate) const fn new(thresholds: Thresholds, side: Side) -> Self {
+    pub(crate) const fn new(thresholds: Thresholds, side: FlowSide) -> Self {
         Self { thresholds, side, since: None, last: None }
     }
 
-    /// Looks at the number of packets so far. Returns where the flow should move now, and the load in packets
-    /// per second that says so.
-    #[must_use = "a flow that is not moved is asked to move at the next look again"]
-    pub(crate) fn look(&mut self, packets: u64, now: Instant) -> Option<(Side, u64)> {
+    /// Takes the number of packets so far. Returns the side to which the flow should move now, and the load in packets
+    /// per second that justifies it.
+    #[must_use = "a flow that is not moved is asked to move again at the next look"]
+    pub(crate) fn look(&mut self, packets: u64, now: Instant) -> Option<(FlowSide, u64)> {
         let (before, packets_before) = self.last.replace((now, packets))?;
         let nanos = (now - before).as_nanos();
         let packets = packets.saturating_sub(packets_before);
@@ -41,8 +41,8 @@ impl Migration {
         }
         let load = u64::try_from(u128::from(packets) * 1_000_000_000 / nanos).unwrap_or(u64::MAX);
         let (other, asks) = match self.side {
-            Side::Host => (Side::Nic, load > self.thresholds.to_nic_above),
-            Side::Nic => (Side::Host, load < self.thresholds.to_host_below),
+            FlowSide::Host => (FlowSide::Nic, load > self.thresholds.to_nic_above),
+            FlowSide::Nic => (FlowSide::Host, load < self.thresholds.to_host_below),
         };
         if !asks {
             self.since = None;
@@ -52,11 +52,11 @@ impl Migration {
         (now - since >= self.thresholds.hold).then_some((other, load))
     }
 
-    /// Takes note that the flow has moved, for whatever reason.
-    pub(crate) const fn moved(&mut self, side: Side) {
+    /// Records that the flow has moved, for any reason.
+    pub(crate) const fn moved(&mut self, side: FlowSide) {
         self.side = side;
         self.since = None;
-        // Each side counts for itself.
+        // Each side has its own count.
         self.last = None;
     }
 }
@@ -79,13 +79,13 @@ mod tests {
         fn new() -> Self {
             let hold = Duration::from_secs(5);
             let thresholds = Thresholds { to_nic_above: 1000, to_host_below: 100, hold };
-            let mut migration = Migration::new(thresholds, Side::Host);
+            let mut migration = Migration::new(thresholds, FlowSide::Host);
             let now = monotonic_now();
             assert_eq!(migration.look(0, now), None);
             Self { migration, now, packets: 0 }
         }
 
-        /// Goes on for some seconds; returns after how many of them the flow moved.
+        /// Continues for some seconds; returns after how many of them the flow moved.
         fn at(&mut self, load: u64, seconds: u64) -> Option<u64> {
             (1..=seconds).find(|_| {
                 self.now = self.now + Duration::from_secs(1);
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(load.at(0, 60), None);
     }
 
-    /// Goal: a load that swings moves nothing. Method: loads that cross each threshold for less than `hold`.
+    /// Goal: a load that oscillates moves nothing. Method: loads that cross each threshold for less than `hold`.
     #[test]
     fn swinging_loads_move_nothing() {
         let mut load = Load::new();
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Goal: counters that are set back and looks at one time are no load. Method: both.
+    /// Goal: counters that are reset, and two looks at the same time, do not count as load. Method: both.
     #[test]
     fn odd_numbers_are_no_load() {
         let mut load = Load::new();

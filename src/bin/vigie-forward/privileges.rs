@@ -1,4 +1,4 @@
-//! Rights of this process: which it has, which a path needs, and giving up the others.
+//! Capabilities of this process: which it has, which a path needs, and dropping the others.
 
 use std::{fmt, fs, io};
 
@@ -11,14 +11,14 @@ use rustix::{
 };
 use thiserror::Error;
 
-/// Rights that forwarding may need.
+/// Capabilities that forwarding may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Right {
     /// Raw sockets: AF_PACKET and AF_XDP.
     NetRaw,
     /// Attaching programs to interfaces.
     NetAdmin,
-    /// Loading programs into the kernel; in the first user namespace, which alone can give it.
+    /// Loading programs into the kernel; only valid in the initial user namespace.
     Bpf,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Right {
     }
 }
 
-/// Shows several rights as a sentence has them.
+/// Lists several capabilities for a sentence.
 pub(crate) fn listed(rights: &[Right]) -> String {
     let names = rights.iter().map(Right::to_string).collect::<Vec<_>>();
     match names.split_last() {
@@ -54,14 +54,14 @@ pub(crate) fn listed(rights: &[Right]) -> String {
     }
 }
 
-/// The rights that this thread has.
+/// The capabilities of this thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct HeldRights {
     effective: CapabilitySet,
     is_in_first_user_namespace: bool,
 }
 
-impl Held {
+impl HeldRights {
     pub(crate) fn now() -> Self {
         let effective = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         Self { effective, is_in_first_user_namespace: is_in_first_user_namespace() }
@@ -69,11 +69,11 @@ impl Held {
 
     pub(crate) const fn has(self, right: Right) -> bool {
         let is_held = self.effective.contains(right.capability());
-        // In other namespaces this right is an empty word.
+        // In other namespaces this capability has no effect.
         is_held && (!matches!(right, Right::Bpf) || self.is_in_first_user_namespace)
     }
 
-    /// Returns those of `needed` that are missing.
+    /// Returns the missing ones among `needed`.
     pub(crate) fn missing(self, needed: &[Right]) -> Vec<Right> {
         needed.iter().copied().filter(|right| !self.has(*right)).collect()
     }
@@ -84,35 +84,35 @@ fn is_in_first_user_namespace() -> bool {
     ids.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Why rights were not given up. The process must not go on then.
+/// Why capabilities could not be dropped. The process must not continue then.
 #[derive(Debug, Error)]
 pub(crate) enum DropError {
     #[error("rights cannot be given up ({what}): {source}")]
     Kernel { what: &'static str, source: io::Error },
-    #[error("thread {thread} still has the rights {rights:x}: this is a mistake of vigie-forward")]
+    #[error("thread {thread} still has the rights {rights:x}: this is a bug in vigie-forward")]
     Thread { thread: String, rights: u64 },
 }
 
-/// Gives up all rights of this thread but those to `keep`, for good: also those that a program could gain by
-/// `execve`. Threads inherit them from here on; that there are no others yet that have more is checked.
+/// Drops all capabilities of this thread except `keep`, for good: also those that a program could gain by `execve`. New
+/// threads inherit this; checks that no existing thread has more.
 pub(crate) fn give_up_all_but(keep: &[Right]) -> Result<(), DropError> {
     check_threads(give_up(keep)?)
 }
 
-/// Gives up all rights of this thread alone, and of those that it makes.
+/// Drops all capabilities of this thread, and so of threads that it creates.
 pub(crate) fn give_up_all_of_thread() -> Result<(), DropError> {
     give_up(&[]).map(drop)
 }
 
-/// Returns what is kept.
+/// Returns the capabilities kept.
 fn give_up(keep: &[Right]) -> Result<CapabilitySet, DropError> {
     let failed = |what| move |error: Errno| DropError::Kernel { what, source: error.into() };
     let kept = keep.iter().fold(CapabilitySet::empty(), |set, right| set | right.capability());
     let mut sets = capabilities(None).map_err(failed("reading the sets"))?;
-    // First what limits the sets, which itself takes a right.
+    // First the limiting sets, which themselves require a capability.
     if sets.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().iter().filter(|one| !kept.contains(*one)) {
-            // What this kernel does not know is not in the set either.
+            // Capabilities unknown to this kernel are not in the set either.
             if capability_is_in_bounding_set(capability).unwrap_or(false) {
                 remove_capability_from_bounding_set(capability)
                     .map_err(failed("the bounding set"))?;
@@ -132,7 +132,7 @@ fn check_threads(kept: CapabilitySet) -> Result<(), DropError> {
     let unreadable = |source| DropError::Kernel { what: "reading /proc/self/task", source };
     for thread in fs::read_dir("/proc/self/task").map_err(unreadable)? {
         let thread = thread.map_err(unreadable)?;
-        // One that has ended meanwhile has no rights.
+        // A thread that has ended meanwhile has no capabilities.
         let Ok(status) = fs::read_to_string(thread.path().join("status")) else { continue };
         let permitted = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
         let permitted = permitted.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
@@ -149,12 +149,12 @@ fn check_threads(kept: CapabilitySet) -> Result<(), DropError> {
 mod tests {
     use super::*;
 
-    /// Goal: what is missing is named, and the right to load programs counts in the first user namespace
-    /// only. Method: sets by hand.
+    /// Goal: missing capabilities are named, and the one to load programs counts only in the initial user namespace.
+    /// Method: sets by hand.
     #[test]
     fn what_is_missing_is_named() {
         let effective = CapabilitySet::NET_RAW | CapabilitySet::BPF;
-        let mut held = Held { effective, is_in_first_user_namespace: true };
+        let mut held = HeldRights { effective, is_in_first_user_namespace: true };
         assert_eq!(held.missing(&Right::ALL), [Right::NetAdmin]);
         held.is_in_first_user_namespace = false;
         assert_eq!(held.missing(&Right::ALL), [Right::NetAdmin, Right::Bpf]);

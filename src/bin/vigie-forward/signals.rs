@@ -8,20 +8,20 @@ use vigie::{
     stock::signal::{SignalKind, Signals, signal},
 };
 
-use crate::mailbox::{Event, Mailbox};
+use crate::mailbox::{InstanceEvent, Mailbox};
 
-/// Those that ask the process to end, and what they are called.
+/// The signals that end the process, with their names.
 const ENDING: [(SignalKind, &str, u8); 2] =
     [(SignalKind::INTERRUPT, "SIGINT", 2), (SignalKind::TERMINATE, "SIGTERM", 15)];
 
-/// Posts each arrival from now on.
+/// Posts each signal from now on.
 pub(crate) fn listen(server: &Server, mailbox: &std::rc::Rc<Mailbox>) -> io::Result<()> {
     for (kind, name, number) in ENDING {
         let handle: Handle<Signals> = signal(server, kind).map_err(io::Error::other)?;
         let mailbox = std::rc::Rc::clone(mailbox);
         let listener = spawn_local(async move {
             while handle.wait(()).await.is_ok() {
-                mailbox.post(Event::Signal { name, number });
+                mailbox.post(InstanceEvent::Signal { name, number });
             }
         });
         listener.detach();

@@ -1,11 +1,10 @@
-//! Which processor each rank is kept on.
+//! The assignment of ranks to processors.
 
 use std::{fs, io};
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// The processors that the launcher may use, in the order in which ranks get them: one of each core
-/// first, their siblings after that.
+/// The processors that the launcher may use, in the order of assignment: first one of each core, then their siblings.
 pub(crate) fn processors() -> io::Result<Vec<usize>> {
     let allowed = sched_getaffinity(None)?;
     let (mut first, mut later) = (Vec::new(), Vec::new());
@@ -17,19 +16,19 @@ pub(crate) fn processors() -> io::Result<Vec<usize>> {
     }
     first.append(&mut later);
     if first.is_empty() {
-        return Err(io::Error::other("the kernel names no processor that this process may use"));
+        return Err(io::Error::other("the kernel lists no processor that this process may use"));
     }
     Ok(first)
 }
 
-/// The set of the processor that rank `number` gets.
+/// The set with the processor of rank `number`.
 pub(crate) fn of_rank(processors: &[usize], number: usize) -> CpuSet {
     let mut set = CpuSet::new();
     set.set(processors[number % processors.len()]);
     set
 }
 
-/// Reads a list like `0-1,4`.
+/// Parses a list like `0-1,4`.
 fn siblings(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
@@ -42,7 +41,7 @@ fn siblings(list: &str) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Goal: the kernel's lists are understood, and nonsense is no harm. Method: each form.
+    /// Goal: the kernel's lists are parsed, and nonsense does no harm. Method: each form.
     #[test]
     fn lists_of_siblings() {
         assert_eq!(siblings("0-1,4"), [0, 1, 4]);
@@ -51,7 +50,7 @@ mod tests {
         assert_eq!(siblings(""), Vec::<usize>::new());
     }
 
-    /// Goal: ranks take the processors in turn. Method: more ranks than processors.
+    /// Goal: ranks get the processors in turn. Method: more ranks than processors.
     #[test]
     fn processors_in_turn() {
         let set = of_rank(&[2, 5], 3);

@@ -10,10 +10,10 @@ use std::{
 
 use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind, value_parser};
 
-/// The most ranks of one job.
+/// The maximum number of ranks of one job.
 pub(crate) const RANKS_MAX: u32 = 1024;
 
-/// Starts the ranks of a program on this host, and ends them together; or those of this host, and has them meet
+/// Starts the ranks of a program on this host, and ends them together; or starts only this host's ranks, which meet
 /// others over TCP.
 #[derive(Debug, Parser)]
 #[command(name = "vigie-run", version, after_help = AFTER_HELP)]
@@ -23,7 +23,7 @@ pub(crate) struct Cli {
           value_parser = value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     pub(crate) ranks: u32,
 
-    /// Let the other ranks go on when one fails, and tell them over the rendezvous.
+    /// If a rank fails, let the others continue, and tell them over the rendezvous.
     #[arg(long)]
     pub(crate) keep_going: bool,
 
@@ -31,32 +31,32 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<Duration>,
 
-    /// How long ranks that are told to end (SIGTERM) may take before they are killed (SIGKILL).
+    /// How long ranks may take to end after SIGTERM before they are killed (SIGKILL).
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     pub(crate) timeout_end: Duration,
 
-    /// Begin each line of output with its rank: `[3] `. This is the default.
+    /// Prefix each line of output with its rank: `[3] `. This is the default.
     #[arg(long, conflicts_with = "no_prefix")]
     tag_output: bool,
 
-    /// Give the ranks the launcher's own output, as it is, instead of passing it on line by line.
+    /// Let the ranks write directly to the launcher's own output, instead of passing it on line by line.
     #[arg(long)]
     pub(crate) no_prefix: bool,
 
-    /// Keep each rank on one processor (`core`), in turn over those that the launcher may use.
+    /// Bind each rank to one processor (`core`), in turn over those that the launcher may use.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = BindTo::None)]
     pub(crate) bind_to: BindTo,
 
-    /// Set an environment variable of the ranks; may be repeated.
+    /// Set an environment variable for the ranks; may be repeated.
     #[arg(long, value_name = "KEY=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
 
-    /// Serve a rendezvous over TCP at this address and no other, for ranks on other hosts; without a program only
-    /// that. Port 0 is any that is free; standard error tells which.
+    /// Serve a rendezvous over TCP at this address only, for ranks on other hosts; without a program do nothing else.
+    /// Port 0 is any free port; standard error shows which.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address, help_heading = "Many hosts")]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// Meet at a rendezvous that another `vigie-run --listen` serves.
+    /// Meet at the rendezvous of another `vigie-run --listen`.
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -66,12 +66,12 @@ pub(crate) struct Cli {
     )]
     pub(crate) meet: Option<SocketAddr>,
 
-    /// Which of the ranks to start here: `4`, or `4-7`. Default: all.
+    /// The ranks to start here: `4`, or `4-7`. Default: all.
     #[arg(long, value_name = "RANKS", value_parser = ranks, help_heading = "Many hosts")]
     here: Option<(u32, u32)>,
 
-    /// The file with the secret that all who meet must know: 32 hexadecimal digits. Default: as the ranks find it,
-    /// by VIGIE_SECRET or VIGIE_SECRET_FILE.
+    /// The file with the secret shared by all participants: 32 hexadecimal digits. Default: as for ranks, from
+    /// VIGIE_SECRET or VIGIE_SECRET_FILE.
     #[arg(long, value_name = "PATH", help_heading = "Many hosts")]
     pub(crate) secret_file: Option<PathBuf>,
 
@@ -80,13 +80,13 @@ pub(crate) struct Cli {
           help_heading = "Many hosts")]
     pub(crate) arrival: Duration,
 
-    /// The program, found by PATH if it has no slash, and its arguments.
+    /// The program, searched in PATH if it has no slash, and its arguments.
     #[arg(required_unless_present = "listen", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
 impl Cli {
-    /// Reads and checks the arguments of this process, or ends it with what is wrong.
+    /// Parses and checks the arguments of this process, or exits with an error.
     pub(crate) fn from_process() -> Self {
         let cli = Self::parse();
         if let Err(error) = cli.check() {
@@ -95,14 +95,16 @@ impl Cli {
         cli
     }
 
-    /// Checks what concerns several arguments.
+    /// Checks combinations of arguments.
     fn check(&self) -> Result<(), clap::Error> {
         let bad = |what: String| Err(Self::command().error(ErrorKind::ValueValidation, what));
         if self.here().end > self.ranks {
-            return bad(format!("--here: there are only the ranks 0 to {}", self.ranks - 1));
+            return bad(format!("--here: ranks are 0 to {}", self.ranks - 1));
         }
         if self.here.is_some() && !self.has_tcp() {
-            return bad("--here: how do they meet the others? add --listen or --meet".to_owned());
+            return bad(
+                "--here needs a way to meet the other ranks: add --listen or --meet".to_owned()
+            );
         }
         if self.secret_file.is_some() && !self.has_tcp() {
             return bad("--secret-file is for --listen and --meet".to_owned());
@@ -110,7 +112,7 @@ impl Cli {
         Ok(())
     }
 
-    /// Which ranks are started here.
+    /// The ranks to start here.
     pub(crate) fn here(&self) -> Range<u32> {
         match self.here {
             _ if self.command.is_empty() => 0..0,
@@ -128,16 +130,16 @@ impl Cli {
     pub(crate) fn program_and_arguments(&self) -> (&OsStr, &[OsString]) {
         match self.command.split_first() {
             Some((program, arguments)) => (program, arguments),
-            // clap has seen to it that there is one.
+            // clap has checked that there is one.
             None => (OsStr::new(""), &[]),
         }
     }
 }
 
-/// Where ranks may run.
+/// The processors on which ranks may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BindTo {
-    /// Wherever the launcher may.
+    /// On any that the launcher may use.
     None,
     /// On one processor each.
     Core,
@@ -211,14 +213,14 @@ fn variable(text: &str) -> Result<(String, String), String> {
 mod tests {
     use super::*;
 
-    /// Goal: the definition of the command line is sound. Method: clap's own check.
+    /// Goal: the definition of the command line is valid. Method: clap's own check.
     #[test]
     fn definition() {
         Cli::command().debug_assert();
     }
 
-    /// Goal: what follows the program is the program's, whatever it looks like. Method: a command with
-    /// the launcher's own flags behind the program.
+    /// Goal: arguments after the program belong to it, whatever they look like. Method: a command with the launcher's
+    /// own flags after the program.
     #[test]
     fn the_programs_arguments() {
         let cli = Cli::try_parse_from(["vigie-run", "-n", "2", "prog", "-n", "--help", "--", "x"]);
@@ -228,7 +230,7 @@ mod tests {
         assert_eq!(arguments, ["-n", "--help", "--", "x"]);
     }
 
-    /// Goal: what several arguments say together makes sense. Method: what does and what does not.
+    /// Goal: combinations of arguments are checked. Method: valid and invalid ones.
     #[test]
     fn several_arguments() {
         let parse = |arguments: &[&str]| {

@@ -1,4 +1,4 @@
-//! The standard input: rank 0's, and nobody else's.
+//! The standard input, which only rank 0 gets.
 
 use std::{
     fs::File,
@@ -13,15 +13,15 @@ use rustix::{
     termios::{isatty, tcgetpgrp},
 };
 
-/// What rank 0 reads from.
+/// The input of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// The launcher's own standard input: a pipe or a file, which has one reader then.
+    /// The launcher's own standard input: a pipe or a file, which then has one reader.
     Own,
-    /// A pipe from the launcher, which reads its terminal: ranks lead process groups of their own, so
-    /// that the kernel would stop them if they did (SIGTTIN).
+    /// A pipe from the launcher, which reads its terminal: ranks lead process groups of their own, so the kernel would
+    /// stop them if they read it (SIGTTIN).
     Terminal,
-    /// Nothing: the launcher runs in the background of its terminal.
+    /// None: the launcher runs in the background of its terminal.
     Nothing,
 }
 
@@ -46,8 +46,8 @@ impl Input {
     }
 }
 
-/// Passes the terminal on to rank 0, until either ends. On a thread of its own: a terminal that is put
-/// into non-blocking mode would be so for everybody.
+/// Copies the terminal's input to rank 0, until either ends. On a thread of its own: non-blocking mode would affect all
+/// users of the terminal.
 pub(crate) fn pass_on(to: ChildStdin) -> io::Result<()> {
     let mut to = File::from(OwnedFd::from(to));
     thread::Builder::new().name("vigie-run-input".to_owned()).spawn(move || {

@@ -1,4 +1,4 @@
-//! The job: from the first rank's start to the last one's end.
+//! The job: from the start of the first rank to the end of the last.
 
 use std::{
     ffi::OsString,
@@ -20,19 +20,19 @@ use vigie::{
     spawn_local,
     stock::readiness::Direction,
     time::sleep,
-    via::world::{self, Ending, Identity, tcp::SCHEME},
+    via::world::{self, Identity, RankExit, tcp::SCHEME},
 };
 
 use crate::{
     binding,
     cli::{BindTo, Cli},
-    door::{Door, STRANGERS_MAX},
     input::{self, Input},
-    mailbox::{Happening, Mailbox},
-    meeting::{self, Meeting},
+    listener::{RankListener, UNAUTHENTICATED_MAX},
+    mailbox::{JobEvent, Mailbox},
     output::{Pipe, Sink, Stream},
     rank::{self, Rank, Started},
     rendezvous::Rendezvous,
+    rendezvous_address::{self, RendezvousAddress},
     signals,
 };
 
@@ -45,14 +45,12 @@ pub(crate) enum RunError {
     Resources { number: u32, source: io::Error },
     #[error(
         "{ranks} ranks need {needed} descriptors, and `ulimit -n` allows {limit}: raise it, ask for \
-         fewer ranks, or take --no-prefix, which needs fewer"
+         fewer ranks, or use --no-prefix, which needs fewer"
     )]
     Descriptors { ranks: u32, needed: u64, limit: u64 },
-    #[error("nobody can listen at {address}: {source}")]
+    #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
-    #[error(
-        "{place}: {problem}; name the file of the secret that all who meet know by --secret-file"
-    )]
+    #[error("{place}: {problem}; name the file with the shared secret by --secret-file")]
     Secret { place: &'static str, problem: String },
     #[error("the launcher cannot be started: {0}")]
     Launcher(#[from] io::Error),
@@ -61,7 +59,7 @@ pub(crate) enum RunError {
 }
 
 impl RunError {
-    /// Returns the exit code that shells have for this.
+    /// Returns the exit code, as in shells.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Program { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
@@ -71,11 +69,11 @@ impl RunError {
     }
 }
 
-/// How long the output of a job may take whose user has lost patience.
+/// The time for the output of a job whose user has lost patience.
 const HURRIED_DRAIN_TIME: Duration = Duration::from_secs(1);
-/// What the launcher ends with if ranks of other hosts were lost.
+/// The exit code if ranks of other hosts were lost.
 const LOST_CODE: u8 = 1;
-/// What `timeout(1)` ends with.
+/// The exit code on a time-out, as in `timeout(1)`.
 const TIMED_OUT_CODE: u8 = 124;
 /// Runs the job and returns its exit code.
 pub(crate) fn run(cli: Cli) -> Result<u8, RunError> {
@@ -83,17 +81,17 @@ pub(crate) fn run(cli: Cli) -> Result<u8, RunError> {
     // One thread: it forks all ranks and lives as long as the launcher. The pool writes to two streams.
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).blocking_threads(2).build()?;
     let code = runtime.block_on(async { Job::start(cli)?.finish().await });
-    // The process ends with its threads, one of which may wait for a reader that does not come.
+    // The process ends with its threads, one of which may wait for a reader that never comes.
     mem::forget(runtime);
     code
 }
 
 /// Checks that there are enough descriptors before the first rank is started.
 fn check_descriptors(cli: &Cli) -> Result<(), RunError> {
-    /// Of the launcher itself, and of the rank that is being started.
+    /// Used by the launcher itself, and by the rank that is being started.
     const OWN: u64 = 32;
     let each = if cli.no_prefix { 2 } else { 4 };
-    let callers = cli.listen.map_or(0, |_| u64::from(cli.ranks) + u64::from(STRANGERS_MAX));
+    let callers = cli.listen.map_or(0, |_| u64::from(cli.ranks) + u64::from(UNAUTHENTICATED_MAX));
     let here = u64::try_from(cli.here().len()).unwrap_or(u64::MAX);
     let needed = OWN + each * here + callers;
     match getrlimit(Resource::Nofile).current {
@@ -106,14 +104,14 @@ fn check_descriptors(cli: &Cli) -> Result<(), RunError> {
 
 struct Job {
     cli: Cli,
-    /// Those of this host in their order, until they are reaped.
+    /// This host's ranks in order, until they are reaped.
     ranks: Vec<Option<Rank>>,
     /// Where they meet the ranks of other hosts.
-    meeting: Option<Meeting>,
-    /// Who had not arrived in time, which was said.
+    rendezvous_address: Option<RendezvousAddress>,
+    /// Ranks that had not arrived in time, which was logged.
     not_arrived: Vec<world::Rank>,
-    /// Through which the ranks of other hosts come, until all have departed.
-    door: Option<Rc<Door>>,
+    /// Accepts the ranks of other hosts, until all have departed.
+    listener: Option<Rc<RankListener>>,
     mailbox: Rc<Mailbox>,
     rendezvous: Rc<Rendezvous>,
     stdout: Rc<Sink>,
@@ -125,10 +123,10 @@ struct Job {
     code: Option<u8>,
     /// The ranks were told to end.
     is_ending: bool,
-    /// How many signals came that ask the job to end.
+    /// The number of signals that asked the job to end.
     interrupts: u32,
-    /// Somebody has lost patience: output that nobody takes is not waited for.
-    is_hurried: bool,
+    /// The user has lost patience: do not wait for output that is not read.
+    skips_drain: bool,
 }
 
 impl Job {
@@ -142,9 +140,9 @@ impl Job {
         let rendezvous = Rendezvous::new(cli.ranks, identity, Rc::clone(&mailbox));
         let mut job = Self {
             ranks: Vec::new(),
-            meeting: None,
+            rendezvous_address: None,
             not_arrived: Vec::new(),
-            door: None,
+            listener: None,
             mailbox,
             rendezvous,
             stdout: Sink::new(Stream::Output),
@@ -154,10 +152,11 @@ impl Job {
             code: None,
             is_ending: false,
             interrupts: 0,
-            is_hurried: false,
+            skips_drain: false,
             cli,
         };
-        job.open_door()?;
+
+        job.open_listener()?;
         match job.start_ranks() {
             Ok(()) => Ok(job),
             Err(error) => {
@@ -167,26 +166,27 @@ impl Job {
         }
     }
 
-    /// Sees to it that ranks can meet those of other hosts, if that is wanted.
-    fn open_door(&mut self) -> Result<(), RunError> {
+    /// Opens the listener for ranks of other hosts, if configured.
+    fn open_listener(&mut self) -> Result<(), RunError> {
         let file = self.cli.secret_file.clone();
         let file = file.as_deref();
-        if let Some(path) = file.filter(|path| meeting::is_public(path)) {
-            self.say(&format!("every user can read the secret in {}: chmod 600", path.display()));
+        if let Some(path) = file.filter(|path| rendezvous_address::is_public(path)) {
+            self.log(&format!("every user can read the secret in {}: chmod 600", path.display()));
         }
         if let Some(address) = self.cli.meet {
-            // What is missing shall be said once, and here.
-            meeting::secret(file)?;
-            self.meeting = Some(Meeting::new(address, file));
+            // Report a missing secret once, and here.
+            rendezvous_address::secret(file)?;
+            self.rendezvous_address = Some(RendezvousAddress::new(address, file));
         } else if let Some(address) = self.cli.listen {
-            let (secret, rendezvous) = (meeting::secret(file)?, Rc::clone(&self.rendezvous));
-            let door = Door::open(address, secret, self.cli.ranks, rendezvous);
-            let door = door.map_err(|source| RunError::Listen { address, source })?;
-            let address = door.address();
-            self.meeting = Some(Meeting::new(address, file));
-            self.door = Some(door);
-            self.say(&format!("ranks meet at {SCHEME}{address}"));
-            self.post_after(self.cli.arrival, Happening::ArrivalOver);
+            let (secret, rendezvous) =
+                (rendezvous_address::secret(file)?, Rc::clone(&self.rendezvous));
+            let listener = RankListener::open(address, secret, self.cli.ranks, rendezvous);
+            let listener = listener.map_err(|source| RunError::Listen { address, source })?;
+            let address = listener.address();
+            self.rendezvous_address = Some(RendezvousAddress::new(address, file));
+            self.listener = Some(listener);
+            self.log(&format!("ranks meet at {SCHEME}{address}"));
+            self.post_after(self.cli.arrival, JobEvent::ArrivalOver);
         }
         Ok(())
     }
@@ -199,13 +199,19 @@ impl Job {
         let input = Input::find();
         for (index, number) in self.cli.here().enumerate() {
             let processors = processors.as_ref().map(|all| binding::of_rank(all, index));
-            let started = rank::start(&self.cli, number, input, processors, self.meeting.as_ref())?;
+            let started = rank::start(
+                &self.cli,
+                number,
+                input,
+                processors,
+                self.rendezvous_address.as_ref(),
+            )?;
             self.adopt(index, number, started)?;
         }
         Ok(())
     }
 
-    /// Watches what connects the launcher to a rank.
+    /// Watches the launcher's connections to a rank.
     fn adopt(&mut self, index: usize, number: u32, started: Started) -> io::Result<()> {
         self.ranks.push(Some(started.rank));
         if let Some(socket) = started.rendezvous {
@@ -215,7 +221,7 @@ impl Job {
         let watcher = spawn_local(async move {
             // An error means that the server is gone, and the job with it.
             if exit.async_io(Direction::Read, rank::check_end).await.is_ok() {
-                mailbox.post(Happening::Ended(index));
+                mailbox.post(JobEvent::Ended(index));
             }
         });
         watcher.detach();
@@ -233,60 +239,63 @@ impl Job {
     /// Runs the job to its end.
     async fn finish(mut self) -> Result<u8, RunError> {
         if let Some(time) = self.cli.timeout {
-            self.post_after(time, Happening::TimedOut);
+            self.post_after(time, JobEvent::TimedOut);
         }
-        while self.ranks.iter().any(Option::is_some) || self.door.is_some() {
+
+        while self.ranks.iter().any(Option::is_some) || self.listener.is_some() {
             match self.mailbox.next().await {
-                Happening::Ended(index) => self.reap(index)?,
-                Happening::Signal(number) => self.pass_on(number),
-                Happening::TimedOut => {
+                JobEvent::Ended(index) => self.reap(index)?,
+                JobEvent::Signal(number) => self.pass_on(number),
+                JobEvent::TimedOut => {
                     let time = self.cli.timeout.unwrap_or_default();
-                    self.say(&format!("the job has taken longer than {time:?}; ending it"));
+                    self.log(&format!("the job has taken longer than {time:?}; ending it"));
                     self.code.get_or_insert(TIMED_OUT_CODE);
-                    self.is_hurried = true;
-                    self.door = None;
+                    self.skips_drain = true;
+                    self.listener = None;
                     self.end_all();
                 }
-                Happening::GraceOver => self.signal_all(Signal::KILL),
-                Happening::ArrivalOver => self.give_up_missing(),
-                Happening::Dispersed => self.close_door().await,
+                JobEvent::GraceOver => self.signal_all(Signal::KILL),
+                JobEvent::ArrivalOver => self.give_up_missing(),
+                JobEvent::AllDeparted => self.close_listener().await,
             }
-            self.give_up_if_told();
+            self.give_up_if_ending();
         }
+
         self.drain().await;
         for failure in [self.stdout.failure(), self.stderr.failure()].into_iter().flatten() {
             eprintln!("vigie-run: {failure}");
             self.code.get_or_insert(1);
         }
+
         Ok(self.code.unwrap_or(0))
     }
 
-    /// Waits no longer for ranks that have not arrived.
+    /// Stops waiting for ranks that have not arrived.
     fn give_up_missing(&mut self) {
         let missing = self.rendezvous.missing();
-        if self.door.is_some() && !missing.is_empty() {
-            self.say(&format!("not arrived in {:?}: {}", self.cli.arrival, Listed(&missing)));
+        if self.listener.is_some() && !missing.is_empty() {
+            self.log(&format!("not arrived in {:?}: {}", self.cli.arrival, RankList(&missing)));
             self.code.get_or_insert(LOST_CODE);
             self.not_arrived = missing;
             self.rendezvous.give_up(!self.cli.keep_going);
         }
     }
 
-    /// Ends the rendezvous once the ranks of this host have ended because somebody wanted that: others are told, and
-    /// whoever has not arrived need not come.
-    fn give_up_if_told(&mut self) {
+    /// Ends the rendezvous once this host's ranks have ended on request: others are told, and ranks that have not
+    /// arrived need not come.
+    fn give_up_if_ending(&mut self) {
         let is_told = self.interrupts > 0 || self.is_ending;
-        if is_told && self.door.is_some() && self.ranks.iter().all(Option::is_none) {
+        if is_told && self.listener.is_some() && self.ranks.iter().all(Option::is_none) {
             self.rendezvous.give_up(true);
         }
     }
 
-    /// All ranks have departed: says what there is to say of them.
-    async fn close_door(&mut self) {
-        let Some(door) = self.door.take() else { return };
-        self.rendezvous.farewell().await;
-        if door.turned_away() > 0 {
-            self.say(&format!("callers that were not let in: {}", door.turned_away()));
+    /// Reports on the ranks, after all have departed.
+    async fn close_listener(&mut self) {
+        let Some(listener) = self.listener.take() else { return };
+        self.rendezvous.flush_final_frames().await;
+        if listener.rejected() > 0 {
+            self.log(&format!("callers that were not let in: {}", listener.rejected()));
         }
         let (mut never_joined, lost) = (self.rendezvous.never_joined(), self.rendezvous.lost());
         let code_of_lost = (!never_joined.is_empty() || !lost.is_empty()).then_some(LOST_CODE);
@@ -294,17 +303,18 @@ impl Job {
         never_joined.retain(|rank| !self.not_arrived.contains(rank));
         for (what, ranks) in [("never joined", never_joined), ("lost", lost)] {
             if !ranks.is_empty() {
-                self.say(&format!("{what}: {}", Listed(&ranks)));
+                self.log(&format!("{what}: {}", RankList(&ranks)));
             }
         }
     }
 
-    /// Waits until all output is written. Slow readers have all the time they want, unless a signal or
-    /// `--timeout` ends the waiting.
+    /// Waits until all output is written. Slow readers may take any time, unless a signal or `--timeout` ends the
+    /// waiting.
     async fn drain(&mut self) {
-        if self.is_hurried {
-            self.post_after(HURRIED_DRAIN_TIME, Happening::TimedOut);
+        if self.skips_drain {
+            self.post_after(HURRIED_DRAIN_TIME, JobEvent::TimedOut);
         }
+
         let messages = mem::take(&mut self.messages);
         let pipes = mem::take(&mut self.pipes);
         let mut writing = pin!(async {
@@ -312,25 +322,26 @@ impl Job {
                 pipe.finish().await;
             }
             for message in messages {
-                // It cannot have failed otherwise than by the end of the runtime.
+                // It can only have failed by the end of the runtime.
                 drop(message.await);
             }
         });
+
         loop {
-            let happening = poll_fn(|cx| {
+            let event = poll_fn(|cx| {
                 if writing.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(None);
                 }
                 pin!(self.mailbox.next()).poll(cx).map(Some)
             });
-            match happening.await {
+            match event.await {
                 None => return,
-                Some(Happening::TimedOut) => {
+                Some(JobEvent::TimedOut) => {
                     self.code.get_or_insert(TIMED_OUT_CODE);
                     return;
                 }
-                Some(Happening::Signal(number)) if is_end(number) => {
-                    self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
+                Some(JobEvent::Signal(number)) if is_end(number) => {
+                    self.code.get_or_insert_with(|| code_of(RankExit::Killed(number)));
                     return;
                 }
                 Some(_) => {}
@@ -351,12 +362,12 @@ impl Job {
         let is_first = self.code.is_none();
         self.code.get_or_insert(code);
         if self.cli.keep_going {
-            self.say(&format!("rank {index} {}; the others go on", Shown(ending)));
+            self.log(&format!("rank {index} {}; the others go on", EndingText(ending)));
         } else if !self.is_ending {
-            self.say(&format!("rank {index} {}; ending the others", Shown(ending)));
+            self.log(&format!("rank {index} {}; ending the others", EndingText(ending)));
             self.end_all();
         } else if is_first {
-            self.say(&format!("rank {index} {}", Shown(ending)));
+            self.log(&format!("rank {index} {}", EndingText(ending)));
         }
         Ok(())
     }
@@ -366,23 +377,23 @@ impl Job {
         if is_end(number) {
             self.interrupts += 1;
             if self.interrupts > 1 {
-                self.say(&format!("{} again: killing all ranks", signals::name(number)));
-                self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
-                (self.is_ending, self.is_hurried) = (true, true);
-                self.door = None;
+                self.log(&format!("{} again: killing all ranks", signals::name(number)));
+                self.code.get_or_insert_with(|| code_of(RankExit::Killed(number)));
+                (self.is_ending, self.skips_drain) = (true, true);
+                self.listener = None;
                 self.signal_all(Signal::KILL);
                 return;
             }
         }
         self.signal_all(signal);
         if is_end(number) && self.ranks.iter().all(Option::is_none) {
-            // There is nobody whom it is passed on to.
-            self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
+            // No rank is left to pass it on to.
+            self.code.get_or_insert_with(|| code_of(RankExit::Killed(number)));
         }
         if signal == Signal::TSTP {
-            // The ranks are told, and now the launcher itself does what it was asked for.
+            // The ranks have been signalled; now stop the launcher itself.
             if let Err(error) = kill_process(getpid(), Signal::STOP) {
-                self.say(&format!("the launcher cannot be stopped: {error}"));
+                self.log(&format!("the launcher cannot be stopped: {error}"));
             }
         }
     }
@@ -392,9 +403,9 @@ impl Job {
         if !self.is_ending {
             self.is_ending = true;
             self.signal_all(Signal::TERM);
-            // A rank that is stopped would not hear it.
+            // A stopped rank would not receive it.
             self.signal_all(Signal::CONT);
-            self.post_after(self.cli.timeout_end, Happening::GraceOver);
+            self.post_after(self.cli.timeout_end, JobEvent::GraceOver);
         }
     }
 
@@ -402,17 +413,17 @@ impl Job {
         self.ranks.iter().flatten().for_each(|rank| rank.signal(signal));
     }
 
-    fn post_after(&self, time: Duration, happening: Happening) {
+    fn post_after(&self, time: Duration, event: JobEvent) {
         let mailbox = Rc::clone(&self.mailbox);
         let timer = spawn_local(async move {
             sleep(time).await;
-            mailbox.post(happening);
+            mailbox.post(event);
         });
         timer.detach();
     }
 
-    /// Says something on standard error, between the lines of the ranks.
-    fn say(&mut self, text: &str) {
+    /// Writes a message to standard error, between the lines of the ranks.
+    fn log(&mut self, text: &str) {
         let (sink, line) = (Rc::clone(&self.stderr), format!("vigie-run: {text}\n"));
         self.messages.push(spawn_local(async move {
             sink.write(line.into_bytes()).await;
@@ -420,10 +431,10 @@ impl Job {
     }
 }
 
-/// Ranks, for people.
-struct Listed<'a>(&'a [world::Rank]);
+/// Shows ranks for users.
+struct RankList<'a>(&'a [world::Rank]);
 
-impl fmt::Display for Listed<'_> {
+impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, rank) in self.0.iter().enumerate() {
             let before = match index {
@@ -437,29 +448,29 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// How a rank ended, for people.
-struct Shown(Ending);
+/// Shows how a rank ended, for users.
+struct EndingText(RankExit);
 
-impl fmt::Display for Shown {
+impl fmt::Display for EndingText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Ending::Killed(signal) => write!(f, "was killed by {}", signals::name(signal)),
+            RankExit::Killed(signal) => write!(f, "was killed by {}", signals::name(signal)),
             ending => write!(f, "{ending}"),
         }
     }
 }
 
-/// Returns whether a signal asks the job to end, so that the second one means it.
+/// Returns whether a signal asks the job to end, so that a second one forces it.
 fn is_end(number: i32) -> bool {
     number == Signal::INT.as_raw() || number == Signal::TERM.as_raw()
 }
 
-/// Returns the exit code by which shells tell of an end.
-fn code_of(ending: Ending) -> u8 {
+/// Returns the exit code for an ending, as in shells.
+fn code_of(ending: RankExit) -> u8 {
     match ending {
         // The kernel keeps eight bits of it.
-        Ending::Exited(code) => u8::try_from(code & 0xff).unwrap_or(1),
-        Ending::Killed(signal) => u8::try_from(128 + signal).unwrap_or(255),
+        RankExit::Exited(code) => u8::try_from(code & 0xff).unwrap_or(1),
+        RankExit::Killed(signal) => u8::try_from(128 + signal).unwrap_or(255),
         _ => 1,
     }
 }

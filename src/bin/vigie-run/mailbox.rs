@@ -1,4 +1,4 @@
-//! What happens to the job, in the order in which it happened: from many tasks of one thread to one.
+//! A queue of the job's events, in order: from many tasks of one thread to one.
 
 use std::{
     cell::{Cell, RefCell},
@@ -7,52 +7,52 @@ use std::{
     task::{Poll, Waker},
 };
 
-/// What happens to the job.
+/// An event of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Happening {
-    /// The process of this rank has ended, and is to be reaped.
+pub(crate) enum JobEvent {
+    /// The process of this rank has ended, and must be reaped.
     Ended(usize),
-    /// The launcher got this signal.
+    /// The launcher received this signal.
     Signal(i32),
     /// All ranks of the rendezvous have departed.
-    Dispersed,
-    /// `--arrival` is over.
+    AllDeparted,
+    /// `--arrival` has expired.
     ArrivalOver,
-    /// `--timeout` is over.
+    /// `--timeout` has expired.
     TimedOut,
-    /// `--timeout-end` is over.
+    /// `--timeout-end` has expired.
     GraceOver,
 }
 
-/// The queue. Bounded by what fills it: one end for each rank, one time-out of each kind, and at most
-/// [`SIGNALS_MAX`] signals.
+/// The queue. Its length is bounded: one end for each rank, one time-out of each kind, and at most [`SIGNALS_MAX`]
+/// signals.
 #[derive(Default)]
 pub(crate) struct Mailbox {
-    queue: RefCell<VecDeque<Happening>>,
+    queue: RefCell<VecDeque<JobEvent>>,
     waker: Cell<Option<Waker>>,
 }
 
-/// The most signals that wait to be passed on; more of them tell a rank nothing new.
+/// The maximum number of signals waiting to be passed on; more of them tell a rank nothing new.
 const SIGNALS_MAX: usize = 64;
 
 impl Mailbox {
-    pub(crate) fn post(&self, happening: Happening) {
+    pub(crate) fn post(&self, event: JobEvent) {
         let mut queue = self.queue.borrow_mut();
-        let is_signal = |happening: &&Happening| matches!(happening, Happening::Signal(_));
-        if is_signal(&&happening) && queue.iter().filter(is_signal).count() >= SIGNALS_MAX {
+        let is_signal = |event: &&JobEvent| matches!(event, JobEvent::Signal(_));
+        if is_signal(&&event) && queue.iter().filter(is_signal).count() >= SIGNALS_MAX {
             return;
         }
-        queue.push_back(happening);
+        queue.push_back(event);
         drop(queue);
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    /// Returns the next happening; one task may wait.
-    pub(crate) async fn next(&self) -> Happening {
+    /// Returns the next event; one task may wait.
+    pub(crate) async fn next(&self) -> JobEvent {
         poll_fn(|cx| match self.queue.borrow_mut().pop_front() {
-            Some(happening) => Poll::Ready(happening),
+            Some(event) => Poll::Ready(event),
             None => {
                 self.waker.set(Some(cx.waker().clone()));
                 Poll::Pending

@@ -9,25 +9,24 @@
 //!              │          ▼                                    │
 //!              │   rendezvous.rs ◀── a pair of Unix sockets ──▶│    World of vigie-via
 //!              │          ▲                                    │
-//!              │       door.rs ◀──── TCP, with --listen ──────▶│    World on other hosts
+//!              │       listener.rs ◀─ TCP, with --listen ─────▶│    World on other hosts
 //!  stdout ◀────│── output.rs ◀────── two pipes ────────────────│──  stdout, stderr
 //!  stdin ──────│── input.rs ───────────────────────────────────│──▶ stdin of rank 0
 //!              └───────────────────────────────────────────────┘
 //! ```
-//! It runs on vigie's user-level flavor: everything above is a task of one thread, except what can
-//! block: writing to its own output, and reading a terminal. The decisions are in
-//! `docs/design/world.md`.
+//! It runs on vigie's user-level flavor: everything above is a task of one thread, except blocking operations: writing
+//! to its own output, and reading a terminal. The decisions are in `docs/design/world.md`.
 
 mod binding;
 mod cli;
-mod door;
 mod input;
 mod job;
+mod listener;
 mod mailbox;
-mod meeting;
 mod output;
 mod rank;
 mod rendezvous;
+mod rendezvous_address;
 mod signals;
 
 use std::process;
@@ -39,6 +38,6 @@ fn main() {
         eprintln!("vigie-run: {error}");
         error.code()
     });
-    // Not by returning: a thread may still be caught in reading a terminal.
+    // Do not return: a thread may still be blocked reading a terminal.
     process::exit(code.into());
 }

@@ -1,4 +1,4 @@
-//! The ranks' output: whole lines, each after its rank.
+//! The ranks' output: whole lines, each prefixed with its rank.
 
 use std::{
     cell::{Cell, RefCell},
@@ -22,16 +22,16 @@ use vigie::{
 
 /// The longest line that is passed on whole.
 const LINE_BYTES_MAX: usize = 64 * 1024;
-/// How much is read at once.
+/// The number of bytes read at once.
 const READ_BYTES: usize = 16 * 1024;
 
-/// One of the launcher's own two streams, written to by one task at a time. Writing may block for
-/// long (a pager, a stopped terminal), so it is left to the blocking pool.
+/// One of the launcher's own two output streams, written by one task at once. Writing may block for long (a pager, a
+/// stopped terminal), so the blocking pool does it.
 pub(crate) struct Sink {
     stream: Stream,
     is_busy: Cell<bool>,
     waiting: RefCell<VecDeque<Waker>>,
-    /// Nobody reads any more, or the disk is full.
+    /// The reader has gone, or the disk is full.
     error: RefCell<Option<io::Error>>,
 }
 
@@ -51,7 +51,7 @@ impl Sink {
         })
     }
 
-    /// Writes whole lines, with no others in between. Returns whether the stream still takes any.
+    /// Writes whole lines, contiguously. Returns whether the stream still accepts any.
     pub(crate) async fn write(&self, bytes: Vec<u8>) -> bool {
         poll_fn(|cx| {
             if self.is_busy.replace(true) {
@@ -79,13 +79,12 @@ impl Sink {
         self.error.borrow().is_none()
     }
 
-    /// Returns whether somebody writes, and may be waiting for the reader.
+    /// Returns whether a task is writing, and may be waiting for the reader.
     pub(crate) fn is_busy(&self) -> bool {
         self.is_busy.get()
     }
 
-    /// Returns what made the stream unusable, unless its reader has just gone, which is a reader's
-    /// right.
+    /// Returns the error that made the stream unusable; `None` if its reader has just gone, which is no error.
     pub(crate) fn failure(&self) -> Option<String> {
         let error = self.error.borrow();
         let error = error.as_ref().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)?;
@@ -93,7 +92,7 @@ impl Sink {
     }
 }
 
-/// Writes everything, also to a descriptor that somebody has put into non-blocking mode.
+/// Writes all bytes, even to a descriptor that another process has made non-blocking.
 fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match write(to, bytes) {
@@ -119,8 +118,8 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Passes the lines of `from` on, until it is closed at its other end. If the sink is gone, it is
-    /// closed at this one, so that the rank gets to know as in any pipeline: by SIGPIPE.
+    /// Passes on the lines of `from`, until its other end is closed. If the sink is gone, closes this end, so that the
+    /// rank gets SIGPIPE as in any pipeline.
     pub(crate) fn pass_on(from: OwnedFd, sink: Rc<Sink>, prefix: String) -> io::Result<Self> {
         ioctl_fionbio(&from, true)?;
         let from = AsyncFd::new(from)?;
@@ -146,8 +145,8 @@ impl Pipe {
         Ok(Self { task, lines, sink })
     }
 
-    /// Waits until all is passed on, after the rank has ended. A pipe that stays open and silent is
-    /// given up: processes hold it that have left the rank's process group.
+    /// After the rank has ended, waits until everything is passed on. Gives up a pipe that stays open and silent:
+    /// processes that have left the rank's process group hold it.
     pub(crate) async fn finish(mut self) {
         while timeout(SILENCE, &mut self.task).await.is_err() {
             if !self.sink.is_busy() {
@@ -161,13 +160,13 @@ impl Pipe {
     }
 }
 
-/// How long a pipe is waited for whose rank has ended.
+/// How long to wait for output from the silent pipe of a rank that has ended.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Cuts a stream of bytes into lines and puts a prefix before each.
+/// Splits a stream of bytes into lines and puts a prefix before each.
 struct Lines {
     prefix: String,
-    /// The beginning of a line whose end has not come yet.
+    /// The start of an incomplete line.
     partial: Vec<u8>,
 }
 
@@ -185,7 +184,7 @@ impl Lines {
             if self.partial.ends_with(b"\n") || self.partial.len() >= LINE_BYTES_MAX {
                 self.finish(out);
             }
-            // A read is shorter than the longest line, so that this is cut at most once.
+            // A read is shorter than the longest line, so this is cut at most once.
             self.partial.extend_from_slice(rest);
             if self.partial.ends_with(b"\n") {
                 self.finish(out);
@@ -193,7 +192,7 @@ impl Lines {
         }
     }
 
-    /// Appends the partial line, and ends it: what follows belongs to another rank.
+    /// Appends the partial line, and ends it: the next bytes belong to another rank.
     fn finish(&mut self, out: &mut Vec<u8>) {
         if self.partial.is_empty() {
             return;
@@ -219,8 +218,8 @@ mod tests {
         out
     }
 
-    /// Goal: every line has its prefix once, wherever reads cut it, and no byte is lost or changed.
-    /// Method: one text cut at each place, with bytes that are no UTF-8.
+    /// Goal: every line has its prefix once, wherever reads split it, and no byte is lost or changed. Method: one text
+    /// split at each position, with bytes that are not UTF-8.
     #[test]
     fn lines_cut_anywhere() {
         let text = b"a\n\nb\xff\xfe c\r\nlast";
@@ -233,8 +232,8 @@ mod tests {
         assert_eq!(all(&[b"\n"]), b"[1] \n");
     }
 
-    /// Goal: a line without end takes bounded memory. Method: one of several times the bound, in reads;
-    /// the bytes without prefixes and added ends are the same.
+    /// Goal: a line without end takes bounded memory. Method: one of several times the bound, in reads; without
+    /// prefixes and added line ends the bytes are the same.
     #[test]
     fn endless_line() {
         let read = [b'x'; READ_BYTES];

@@ -25,9 +25,9 @@ use rustix::{
     },
     thread::{CpuSet, sched_setaffinity},
 };
-use vigie::via::world::{Ending, RANK_VARIABLE, RENDEZVOUS_VARIABLE, SIZE_VARIABLE};
+use vigie::via::world::{RANK_VARIABLE, RENDEZVOUS_VARIABLE, RankExit, SIZE_VARIABLE};
 
-use crate::{cli::Cli, input::Input, job::RunError, meeting::Meeting};
+use crate::{cli::Cli, input::Input, job::RunError, rendezvous_address::RendezvousAddress};
 
 /// A rank that runs, or is still to be reaped.
 pub(crate) struct Rank {
@@ -35,30 +35,29 @@ pub(crate) struct Rank {
     pid: Pid,
 }
 
-/// A rank and the launcher's ends of everything that connects them.
+/// A rank and the launcher's ends of its pipes and sockets.
 pub(crate) struct Started {
     pub(crate) rank: Rank,
     /// Readable once the process has ended.
     pub(crate) pidfd: OwnedFd,
-    /// Its end of an inherited rendezvous, if it does not meet others over TCP.
+    /// The launcher's end of an inherited rendezvous, unless the rank meets others over TCP.
     pub(crate) rendezvous: Option<UnixStream>,
-    /// Standard output and error, unless the rank has the launcher's own.
+    /// Standard output and error, unless the rank uses the launcher's own.
     pub(crate) output: Option<[OwnedFd; 2]>,
     pub(crate) stdin: Option<std::process::ChildStdin>,
 }
 
-/// Starts rank `number`, on `processors` if it is bound. Must be called on the launcher's main thread:
-/// the kernel takes the end of the thread that forked for the end of the parent [prctl(2),
-/// `PR_SET_PDEATHSIG`].
+/// Starts rank `number`, on `processors` if it is bound. Must be called on the launcher's main thread: for the kernel,
+/// the parent ends when the thread that forked ends [prctl(2), `PR_SET_PDEATHSIG`].
 pub(crate) fn start(
     cli: &Cli,
     number: u32,
     input: Input,
     processors: Option<CpuSet>,
-    meeting: Option<&Meeting>,
+    rendezvous_address: Option<&RendezvousAddress>,
 ) -> Result<Started, RunError> {
     let resources = |source| RunError::Resources { number, source };
-    let (rendezvous, inherited) = match meeting {
+    let (rendezvous, inherited) = match rendezvous_address {
         Some(_) => (None, None),
         None => {
             let (rendezvous, inherited) = UnixStream::pair().map_err(resources)?;
@@ -66,6 +65,7 @@ pub(crate) fn start(
             (Some(rendezvous), Some(inherited))
         }
     };
+
     let (program, arguments) = cli.program_and_arguments();
     let mut command = Command::new(program);
     command
@@ -81,25 +81,27 @@ pub(crate) fn start(
     if let Some(inherited) = &inherited {
         command.env(RENDEZVOUS_VARIABLE, inherited.as_raw_fd().to_string());
     }
-    if let Some(meeting) = meeting {
-        meeting.tell(&mut command);
+    if let Some(rendezvous_address) = rendezvous_address {
+        rendezvous_address.tell(&mut command);
     }
+
     let launcher = getpid();
     let arrange = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         if getppid() != Some(launcher) {
-            // It has died before that took effect.
+            // The parent died before that took effect.
             return Err(Errno::SRCH.into());
         }
         if let Some(processors) = &processors {
             sched_setaffinity(None, processors)?;
         }
-        // Every other descriptor of the launcher is closed by exec.
+        // Every other descriptor of the launcher is closed on exec.
         if let Some(inherited) = &inherited {
             fcntl_setfd(inherited, FdFlags::empty())?;
         }
         Ok(())
     };
+
     // SAFETY: between fork and exec of a program with several threads only what is async-signal-safe may
     // be called: these are system calls without locks and allocations, on values that were made before.
     unsafe { command.pre_exec(arrange) };
@@ -108,12 +110,14 @@ pub(crate) fn start(
         _ if source.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => resources(source),
         _ => RunError::Program { program: program.to_owned(), source },
     })?;
+
     let pid = Pid::from_child(&child);
     let output = child.stdout.take().zip(child.stderr.take());
     let output = output.map(|(stdout, stderr)| [stdout.into(), stderr.into()]);
     let stdin = child.stdin.take();
     let rank = Rank { child, pid };
-    // It is not reaped yet, so that the number is still its own.
+
+    // It has not been reaped, so the number is still its own.
     match pidfd_open(pid, PidfdFlags::NONBLOCK) {
         Ok(pidfd) => Ok(Started { rank, pidfd, rendezvous, output, stdin }),
         Err(error) => {
@@ -124,21 +128,20 @@ pub(crate) fn start(
 }
 
 impl Rank {
-    /// Sends `signal` to its process group, in which its children are unless they have left it.
+    /// Sends `signal` to its process group, which includes its children unless they have left it.
     pub(crate) fn signal(&self, signal: Signal) {
-        // What has ended meanwhile needs no signal. The group's number is not used again before its
-        // leader is reaped.
+        // A process that has ended needs no signal. The group's number is not reused before its leader is reaped.
         kill_process_group(self.pid, signal).unwrap_or_default();
     }
 
-    /// Kills what is left of its group and reaps it; it must have ended.
-    pub(crate) fn reap(mut self) -> io::Result<Ending> {
-        // Children that it has left behind would hold its output open, and outlive the job.
+    /// Kills the rest of its group and reaps it; it must have ended.
+    pub(crate) fn reap(mut self) -> io::Result<RankExit> {
+        // Children left behind would hold its output open, and outlive the job.
         self.signal(Signal::KILL);
         let status = self.child.wait()?;
         Ok(match (status.code(), status.signal()) {
-            (Some(code), _) => Ending::Exited(code),
-            (None, signal) => Ending::Killed(signal.unwrap_or_default()),
+            (Some(code), _) => RankExit::Exited(code),
+            (None, signal) => RankExit::Killed(signal.unwrap_or_default()),
         })
     }
 
@@ -149,10 +152,10 @@ impl Rank {
     }
 }
 
-/// Says whether the process of `pidfd` has ended, which is not reaped by that.
+/// Returns `Ok` if the process of `pidfd` has ended, without reaping it.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`] if it has not; the kernel's.
+/// [`io::ErrorKind::WouldBlock`] if it has not; other errors from the kernel.
 pub(crate) fn check_end(pidfd: &OwnedFd) -> io::Result<()> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     match waitid(WaitId::PidFd(pidfd.as_fd()), options)? {

@@ -1,5 +1,5 @@
-//! The launcher's end of the rendezvous: sockets around the hub of `vigie-via`, inherited by ranks that were started
-//! here, or of ranks that have [called](crate::door).
+//! The launcher's end of the rendezvous: sockets around the hub of `vigie-via`, inherited by ranks started here, or
+//! accepted from ranks that have [called](crate::listener).
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,49 +20,48 @@ use vigie::{
     stock::readiness::Direction,
     time::{sleep, timeout},
     via::world::{
-        Ending, Identity, Rank, Refusal,
+        Identity, JoinRefusal, Rank, RankExit,
         hub::{Hub, SharedFrame},
         tcp::{handshake::Session, seal::Seal},
-        wire::{Decoder, Request, WireError},
+        wire::{Decoder, HubRequest, WireError},
     },
     yield_now,
 };
 
-use crate::mailbox::{Happening, Mailbox};
+use crate::mailbox::{JobEvent, Mailbox};
 
-/// How long the end of a process may take to be noticed after its connection was closed; one that lives
-/// on has cut itself off.
+/// How long after closing its connection a process may take to end; one that lives longer has cut itself off.
 const CLOSED_TIME: Duration = Duration::from_secs(1);
 
-/// How long the last words to ranks may take.
-const FAREWELL_TIME: Duration = Duration::from_secs(2);
+/// The time limit for writing the final frames to ranks.
+const FINAL_FLUSH_TIME: Duration = Duration::from_secs(2);
 
 /// The rendezvous of a job.
 pub(crate) struct Rendezvous {
     hub: RefCell<Hub>,
-    lines: RefCell<BTreeMap<Rank, Rc<Line>>>,
-    speakers: RefCell<Vec<JoinHandle<()>>>,
-    /// Is told when nobody is there any more, or will be.
+    connections: RefCell<BTreeMap<Rank, Rc<RankConnection>>>,
+    writers: RefCell<Vec<JoinHandle<()>>>,
+    /// Notified when all ranks have departed and none will come.
     mailbox: Rc<Mailbox>,
     is_over: Cell<bool>,
 }
 
 /// The connection to one rank.
-struct Line {
+struct RankConnection {
     rank: Rank,
     socket: AsyncFd<OwnedFd>,
-    /// On a network.
+    /// For a connection over a network.
     seal: Option<RefCell<Seal>>,
     decoder: RefCell<Decoder>,
     outgoing: RefCell<VecDeque<SharedFrame>>,
-    /// Whoever waits for something to send.
+    /// The task that waits for frames to send.
     writer: Cell<Option<Waker>>,
-    /// Nothing more will be queued.
+    /// No more frames will be queued.
     is_closing: Cell<bool>,
 }
 
-/// What a look at a line has found.
-enum Heard {
+/// The result of one read of a connection.
+enum ReadOutcome {
     Something,
     Nothing,
     End,
@@ -72,22 +71,21 @@ impl Rendezvous {
     pub(crate) fn new(size: u32, identity: Identity, mailbox: Rc<Mailbox>) -> Rc<Self> {
         Rc::new(Self {
             hub: RefCell::new(Hub::new(size, identity)),
-            lines: RefCell::default(),
-            speakers: RefCell::default(),
+            connections: RefCell::default(),
+            writers: RefCell::default(),
             mailbox,
             is_over: Cell::new(false),
         })
     }
 
-    /// Serves `rank` through `socket`, which must be in non-blocking mode; on a network with the keys of
-    /// `session`.
+    /// Serves `rank` through `socket`, which must be non-blocking; on a network with the keys of `session`.
     pub(crate) fn serve(
         self: &Rc<Self>,
         rank: Rank,
         socket: OwnedFd,
         session: Option<&Session>,
     ) -> io::Result<()> {
-        let line = Rc::new(Line {
+        let connection = Rc::new(RankConnection {
             rank,
             socket: AsyncFd::new(socket)?,
             seal: session.map(|session| RefCell::new(Seal::of_hub(session))),
@@ -96,20 +94,20 @@ impl Rendezvous {
             writer: Cell::new(None),
             is_closing: Cell::new(false),
         });
-        self.lines.borrow_mut().insert(rank, Rc::clone(&line));
-        spawn_local(Rc::clone(self).listen(Rc::clone(&line))).detach();
-        self.speakers.borrow_mut().push(spawn_local(line.speak()));
+        self.connections.borrow_mut().insert(rank, Rc::clone(&connection));
+        spawn_local(Rc::clone(self).listen(Rc::clone(&connection))).detach();
+        self.writers.borrow_mut().push(spawn_local(connection.write_frames()));
         Ok(())
     }
 
-    /// Says why `rank` cannot be let in, if it cannot.
-    pub(crate) fn admit(&self, rank: Rank) -> Result<(), Refusal> {
-        if self.lines.borrow().contains_key(&rank) {
-            Err(Refusal::Taken)
+    /// Returns an error if `rank` cannot be admitted.
+    pub(crate) fn admit(&self, rank: Rank) -> Result<(), JoinRefusal> {
+        if self.connections.borrow().contains_key(&rank) {
+            Err(JoinRefusal::Taken)
         } else if self.hub.borrow().is_heard(rank) {
             Ok(())
         } else {
-            Err(Refusal::TooLate)
+            Err(JoinRefusal::TooLate)
         }
     }
 
@@ -123,12 +121,12 @@ impl Rendezvous {
         self.hub.borrow().lost()
     }
 
-    /// Returns the ranks that are gone, or given up, without having joined.
+    /// Returns the ranks that are gone, or were given up, without having joined.
     pub(crate) fn never_joined(&self) -> Vec<Rank> {
         self.hub.borrow().never_joined()
     }
 
-    /// Waits no longer for ranks that have not arrived: the others go on, or are told that this is the end.
+    /// Stops waiting for ranks that have not arrived: the others continue, or, if `is_end`, are told that the job ends.
     pub(crate) fn give_up(&self, is_end: bool) {
         if is_end {
             self.hub.borrow_mut().dissolve();
@@ -139,123 +137,123 @@ impl Rendezvous {
         }
         self.deliver();
         if is_end {
-            self.lines.borrow().values().for_each(|line| line.close());
+            self.connections.borrow().values().for_each(|connection| connection.close());
         }
     }
 
-    /// Waits until the last words are said, for a while.
-    pub(crate) async fn farewell(&self) {
-        let speakers = mem::take(&mut *self.speakers.borrow_mut());
+    /// Waits until the final frames are written, for a limited time.
+    pub(crate) async fn flush_final_frames(&self) {
+        let writers = mem::take(&mut *self.writers.borrow_mut());
         let all = async {
-            for speaker in speakers {
-                // It cannot have failed otherwise than by the end of the runtime.
-                drop(speaker.await);
+            for writer_task in writers {
+                // It can only have failed by the end of the runtime.
+                drop(writer_task.await);
             }
         };
-        // Who does not listen by then has had time enough.
-        let _ = timeout(FAREWELL_TIME, all).await;
+        // A rank that has not read them by then had enough time.
+        let _ = timeout(FINAL_FLUSH_TIME, all).await;
     }
 
-    /// Handles what a rank that has ended said before, and tells the others of its end.
-    pub(crate) fn end(&self, rank: Rank, ending: Ending) {
-        let Some(line) = self.lines.borrow().get(&rank).cloned() else {
+    /// Handles the last frames of a rank that has ended, and tells the others of its end.
+    pub(crate) fn end(&self, rank: Rank, ending: RankExit) {
+        let Some(connection) = self.connections.borrow().get(&rank).cloned() else {
             self.hub.borrow_mut().end(rank, ending);
             return self.deliver();
         };
-        // Bounded: nobody writes any more, unless the rank has given its connection away.
+        // Bounded: the rank writes no more, unless it has given its connection to another process.
         for _ in 0..ENDED_READS_MAX {
-            if !matches!(self.hear(&line), Heard::Something) {
+            if !matches!(self.read_once(&connection), ReadOutcome::Something) {
                 break;
             }
         }
-        self.hub.borrow_mut().end(line.rank, ending);
-        line.close();
+        self.hub.borrow_mut().end(connection.rank, ending);
+        connection.close();
         self.deliver();
     }
 
-    /// Reads from a rank until nobody listens to it any more.
-    async fn listen(self: Rc<Self>, line: Rc<Line>) {
-        while self.hub.borrow().is_heard(line.rank) {
-            match self.hear(&line) {
-                // The others have their turn, however much this one says.
-                Heard::Something => yield_now().await,
-                Heard::Nothing => match line.socket.ready(Direction::Read).await {
+    /// Reads from a rank until its connection ends.
+    async fn listen(self: Rc<Self>, connection: Rc<RankConnection>) {
+        while self.hub.borrow().is_heard(connection.rank) {
+            match self.read_once(&connection) {
+                // The others get their turn, however much this one sends.
+                ReadOutcome::Something => yield_now().await,
+                ReadOutcome::Nothing => match connection.socket.ready(Direction::Read).await {
                     Ok(_) => {}
                     Err(_) => return,
                 },
-                Heard::End => {
-                    if line.seal.is_none() {
+                ReadOutcome::End => {
+                    if connection.seal.is_none() {
                         sleep(CLOSED_TIME).await;
                     }
-                    self.expel(&line, "the connection was closed without leaving");
+                    self.expel(&connection, "the connection was closed without leaving");
                 }
             }
         }
-        line.close();
+        connection.close();
     }
 
     /// Reads once.
-    fn hear(&self, line: &Line) -> Heard {
+    fn read_once(&self, connection: &RankConnection) -> ReadOutcome {
         let mut buffer = [0; 4096];
-        match line.receive(&mut buffer) {
-            Ok(0) => Heard::End,
+        match connection.receive(&mut buffer) {
+            Ok(0) => ReadOutcome::End,
             Ok(count) => {
-                line.decoder.borrow_mut().feed(&buffer[..count]);
-                if let Err(error) = self.handle_frames(line) {
-                    self.expel(line, &error.to_string());
+                connection.decoder.borrow_mut().feed(&buffer[..count]);
+                if let Err(error) = self.handle_frames(connection) {
+                    self.expel(connection, &error.to_string());
                 }
                 self.deliver();
-                Heard::Something
+                ReadOutcome::Something
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Heard::Something,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
-            Err(_) => Heard::End,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => ReadOutcome::Something,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ReadOutcome::Nothing,
+            Err(_) => ReadOutcome::End,
         }
     }
 
-    fn handle_frames(&self, line: &Line) -> Result<(), WireError> {
-        let mut decoder = line.decoder.borrow_mut();
+    fn handle_frames(&self, connection: &RankConnection) -> Result<(), WireError> {
+        let mut decoder = connection.decoder.borrow_mut();
         let mut hub = self.hub.borrow_mut();
         loop {
-            let frame = match &line.seal {
+            let frame = match &connection.seal {
                 Some(seal) => seal.borrow_mut().open(&mut decoder)?,
                 None => decoder.next_frame()?,
             };
             let Some(frame) = frame else { return Ok(()) };
-            hub.handle(line.rank, Request::decode(frame)?);
+            hub.handle(connection.rank, HubRequest::decode(frame)?);
         }
     }
 
-    fn expel(&self, line: &Line, why: &str) {
-        self.hub.borrow_mut().expel(line.rank, why);
+    fn expel(&self, connection: &RankConnection, why: &str) {
+        self.hub.borrow_mut().expel(connection.rank, why);
         self.deliver();
     }
 
-    /// Queues what the hub has to say, each frame at its line.
+    /// Queues the hub's frames, each on its connection.
     fn deliver(&self) {
-        let lines = self.lines.borrow();
+        let connections = self.connections.borrow();
         loop {
             let transmission = self.hub.borrow_mut().poll_transmit();
             let Some((rank, frame)) = transmission else { break };
-            let Some(line) = lines.get(&rank) else { continue };
-            line.queue(frame);
+            let Some(connection) = connections.get(&rank) else { continue };
+            connection.queue(frame);
             let mut hub = self.hub.borrow_mut();
-            if line.outgoing.borrow().len() > hub.backlog_max() {
-                // It would not fetch the reason either.
+            if connection.outgoing.borrow().len() > hub.backlog_max() {
+                // It would not read the reason either.
                 hub.expel(rank, "it does not fetch what it has asked for");
-                line.cut();
+                connection.cut();
             }
         }
         if self.hub.borrow().is_over() && !self.is_over.replace(true) {
-            self.mailbox.post(Happening::Dispersed);
+            self.mailbox.post(JobEvent::AllDeparted);
         }
     }
 }
 
-/// How often at most the connection of a rank that has ended is read: as much as a socket holds.
+/// The maximum number of reads from the connection of a rank that has ended: as much as a socket holds.
 const ENDED_READS_MAX: usize = 1024;
 
-impl Line {
+impl RankConnection {
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.socket.try_io(Direction::Read, |socket| {
             let (count, _) = recv(socket, buffer, RecvFlags::empty())?;
@@ -273,7 +271,7 @@ impl Line {
         self.wake();
     }
 
-    /// Closes at once, whatever is still to be sent.
+    /// Closes immediately, discarding unsent frames.
     fn cut(&self) {
         self.outgoing.borrow_mut().clear();
         self.close();
@@ -281,7 +279,7 @@ impl Line {
     }
 
     fn shut(&self) {
-        // One whose rank has closed it already is shut.
+        // Fails if the rank has closed it already.
         let _ = shutdown(self.socket.as_inner(), Shutdown::Both);
     }
 
@@ -291,8 +289,8 @@ impl Line {
         }
     }
 
-    /// Writes what is queued, until the line is closed and the rest is written or nobody reads it.
-    async fn speak(self: Rc<Self>) {
+    /// Writes queued frames, until the connection is closed and the rest is written, or the reader is gone.
+    async fn write_frames(self: Rc<Self>) {
         while let Some(frame) = self.next().await {
             let tag = self.seal.as_ref().map(|seal| seal.borrow_mut().tag(&frame));
             let bytes = [&frame[..], tag.as_ref().map_or(&[][..], |tag| &tag[..])].concat();
@@ -303,12 +301,12 @@ impl Line {
                 });
                 match sent.await {
                     Ok(count) => rest = &rest[count..],
-                    // The end of its process is noticed elsewhere; more frames are bounded.
+                    // The end of the process is noticed elsewhere; further frames are bounded.
                     Err(_) => return,
                 }
             }
         }
-        // So that a rank that was expelled sees the end at once; one that has left or ended does not care.
+        // So that an expelled rank sees the end at once; for one that has left or ended it makes no difference.
         self.shut();
     }
 

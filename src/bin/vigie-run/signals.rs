@@ -9,9 +9,9 @@ use vigie::{
     stock::signal::{SignalKind, Signals, signal},
 };
 
-use crate::mailbox::{Happening, Mailbox};
+use crate::mailbox::{JobEvent, Mailbox};
 
-/// Those that are passed on to the ranks.
+/// The signals that are passed on to the ranks.
 const PASSED_ON: [Signal; 8] = [
     Signal::INT,
     Signal::TERM,
@@ -23,13 +23,13 @@ const PASSED_ON: [Signal; 8] = [
     Signal::CONT,
 ];
 
-/// Awaits the signals that are passed on, from now on. Those that the launcher was started to ignore
-/// stay so, for it and for its ranks: that is what `nohup` means.
+/// Listens for the signals to pass on. Signals that the launcher inherited as ignored stay ignored, for it and for its
+/// ranks: that is the point of `nohup`.
 pub(crate) fn listen(server: &Server) -> io::Result<Vec<(i32, Handle<Signals>)>> {
     let ignored = ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     let mut handles = Vec::new();
     for number in PASSED_ON.map(Signal::as_raw) {
-        // Continuing cannot be ignored.
+        // SIGCONT cannot be ignored.
         if number != Signal::CONT.as_raw() && ignored & (1 << (number - 1)) != 0 {
             continue;
         }
@@ -39,20 +39,20 @@ pub(crate) fn listen(server: &Server) -> io::Result<Vec<(i32, Handle<Signals>)>>
     Ok(handles)
 }
 
-/// Posts each arrival.
+/// Posts each signal.
 pub(crate) fn pass_to(mailbox: &Rc<Mailbox>, handles: Vec<(i32, Handle<Signals>)>) {
     for (number, handle) in handles {
         let mailbox = Rc::clone(mailbox);
         let listener = spawn_local(async move {
             while handle.wait(()).await.is_ok() {
-                mailbox.post(Happening::Signal(number));
+                mailbox.post(JobEvent::Signal(number));
             }
         });
         listener.detach();
     }
 }
 
-/// Reads from the text of `/proc/self/status` which signals are ignored, one bit each from SIGHUP on.
+/// Parses the ignored signals from the text of `/proc/self/status`, one bit each starting with SIGHUP.
 fn ignored(status: &str) -> u64 {
     let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     field.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

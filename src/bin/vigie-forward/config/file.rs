@@ -3,28 +3,28 @@
 use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 
 use super::{
-    CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, Endpoint, Flow, FrameMode,
-    Frames, HOLD_DEFAULT, IDLE_DEFAULT, Inside, Kind, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT,
-    Nat, OneOrMore, PORTS_DEFAULT, PathChoice, Ports, Process, Publish, Range, Relay, RelayMode,
-    SegmentsChoice, TABLE_MAIN, Time, Waiting,
+    CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri, FlowConfig,
+    FlowKind, FrameMode, Frames, HOLD_DEFAULT, IDLE_DEFAULT, Inside, L2, L3, LengthForm,
+    MESSAGE_BYTES_DEFAULT, Nat, OneOrMore, PORTS_DEFAULT, PathChoice, Ports, Process, Publish,
+    Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
     nearest::advice,
-    tables::{Many, One, Table},
+    tables::{Many, One, TomlTable},
 };
 use serde::Deserialize;
 use thiserror::Error;
 
-/// A longer file is no configuration.
+/// The maximum size of a configuration file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// What is wrong with a configuration.
+/// Why a configuration is refused.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     #[error("{file} cannot be read: {source}")]
     File { file: String, source: io::Error },
-    #[error("{file} has {bytes} bytes, and a configuration has at most {FILE_BYTES_MAX}")]
+    #[error("{file} has {bytes} bytes, but a configuration may have at most {FILE_BYTES_MAX}")]
     Long { file: String, bytes: u64 },
     #[error(
-        "{file}: {source}{}docs/forwarding.md lists all settings; nothing was started",
+        "{file}: {source}{}docs/guide/forwarding.md lists all settings; nothing was started",
         advised(source)
     )]
     Text { file: String, source: Box<toml::de::Error> },
@@ -34,12 +34,12 @@ pub(crate) enum ConfigError {
     Empty { file: String },
 }
 
-/// Returns what may help, as a line of its own.
+/// Returns advice as a line of its own, if there is any.
 fn advised(source: &toml::de::Error) -> String {
     advice(source.message()).map_or_else(String::new, |advice| advice + "\n")
 }
 
-/// Says where a flow stands.
+/// Returns the position of a flow, for messages.
 fn place(file: &str, line: Option<usize>, flow: &str) -> String {
     match line {
         Some(line) => format!("{file}, line {line}: flow `{flow}`"),
@@ -66,8 +66,8 @@ struct RawConfig {
 #[serde(deny_unknown_fields)]
 struct RawRelay {
     name: Option<String>,
-    listen: Endpoint,
-    to: OneOrMore<Endpoint>,
+    listen: EndpointUri,
+    to: OneOrMore<EndpointUri>,
     #[serde(default)]
     mode: RelayMode,
     idle: Option<Time>,
@@ -82,7 +82,7 @@ struct RawRelay {
     message_max: Option<u64>,
 }
 
-/// Reads two names. (An array of two would be read from the first two of three.)
+/// Reads two names. (An array type of length two would accept three elements, and ignore the last.)
 fn pair<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[String; 2], D::Error> {
     let names = Vec::<String>::deserialize(from)?;
     names.try_into().map_err(|names: Vec<String>| {
@@ -102,7 +102,7 @@ struct RawL2 {
     #[serde(default)]
     path: PathChoice,
     #[serde(default)]
-    waiting: Waiting,
+    waiting: WaitMode,
     #[serde(default)]
     segments: SegmentsChoice,
     migrate: Option<One<RawMigrate>>,
@@ -117,7 +117,7 @@ struct RawL3 {
     #[serde(default)]
     path: PathChoice,
     #[serde(default)]
-    waiting: Waiting,
+    waiting: WaitMode,
     #[serde(default)]
     segments: SegmentsChoice,
     migrate: Option<One<RawMigrate>>,
@@ -139,7 +139,7 @@ struct RawNat {
     #[serde(default)]
     path: PathChoice,
     #[serde(default)]
-    waiting: Waiting,
+    waiting: WaitMode,
     #[serde(default)]
     segments: SegmentsChoice,
     migrate: Option<One<RawMigrate>>,
@@ -155,7 +155,7 @@ struct RawMigrate {
 
 macro_rules! tables {
     ($($type:ty, $word:literal;)*) => {$(
-        impl Table for $type {
+        impl TomlTable for $type {
             const WORD: &'static str = $word;
         }
     )*};
@@ -170,13 +170,13 @@ tables! {
     RawMigrate, "l3.migrate";
 }
 
-/// Returns a default, which is the text that the command line shows.
+/// Returns a default, given as the text that the command line shows.
 fn or_default(given: Option<Time>, text: &str) -> Time {
     given.or_else(|| text.parse().ok()).unwrap_or(Time(std::time::Duration::ZERO))
 }
 
 fn frames(
-    (path, waiting, segments): (PathChoice, Waiting, SegmentsChoice),
+    (path, waiting, segments): (PathChoice, WaitMode, SegmentsChoice),
     migrate: Option<One<RawMigrate>>,
 ) -> Frames {
     let (to_nic_above, to_host_below, hold) = match migrate {
@@ -194,7 +194,7 @@ fn frames(
 }
 
 impl RawRelay {
-    fn read(self) -> (Option<String>, Kind) {
+    fn read(self) -> (Option<String>, FlowKind) {
         let relay = Relay {
             listen: self.listen,
             to: self.to.0,
@@ -208,27 +208,27 @@ impl RawRelay {
             frame_mode: self.frame_mode,
             message_max: self.message_max.unwrap_or(MESSAGE_BYTES_DEFAULT),
         };
-        (self.name, Kind::Relay(relay))
+        (self.name, FlowKind::Relay(relay))
     }
 }
 
 impl RawL2 {
-    fn read(self) -> (Option<String>, Kind) {
+    fn read(self) -> (Option<String>, FlowKind) {
         let frames = frames((self.path, self.waiting, self.segments), self.migrate);
-        (self.name, Kind::L2(L2 { between: self.between.into(), frames }))
+        (self.name, FlowKind::L2(L2 { between: self.between.into(), frames }))
     }
 }
 
 impl RawL3 {
-    fn read(self) -> (Option<String>, Kind) {
+    fn read(self) -> (Option<String>, FlowKind) {
         let frames = frames((self.path, self.waiting, self.segments), self.migrate);
         let table = self.table.unwrap_or(TABLE_MAIN);
-        (self.name, Kind::L3(L3 { interfaces: self.interfaces, table, frames }))
+        (self.name, FlowKind::L3(L3 { interfaces: self.interfaces, table, frames }))
     }
 }
 
 impl RawNat {
-    fn read(self) -> (Option<String>, Kind) {
+    fn read(self) -> (Option<String>, FlowKind) {
         let frames = frames((self.path, self.waiting, self.segments), self.migrate);
         let ports = self.ports.or_else(|| PORTS_DEFAULT.parse().ok());
         let nat = Nat {
@@ -242,7 +242,7 @@ impl RawNat {
             table: self.table.unwrap_or(TABLE_MAIN),
             frames,
         };
-        (self.name, Kind::Nat(nat))
+        (self.name, FlowKind::Nat(nat))
     }
 }
 
@@ -260,19 +260,19 @@ pub(crate) fn read(path: &Path) -> Result<Config, ConfigError> {
 fn parse(file: &str, text: &str) -> Result<Config, ConfigError> {
     let raw: RawConfig = toml::from_str(text)
         .map_err(|source| ConfigError::Text { file: file.to_owned(), source: Box::new(source) })?;
-    // Where each begins, its name and what it does.
-    let mut flows: Vec<(usize, (Option<String>, Kind))> = Vec::new();
+    // The start of each, its name and its kind.
+    let mut flows: Vec<(usize, (Option<String>, FlowKind))> = Vec::new();
     flows.extend(raw.relay.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
     flows.extend(raw.l2.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
     flows.extend(raw.l3.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
     flows.extend(raw.nat.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
-    // In the order of the file, so that names and messages are those of the reader.
+    // In the order of the file, so that names and messages match it.
     flows.sort_by_key(|(start, _)| *start);
     let mut counts = BTreeMap::new();
     let flows = flows.into_iter().map(|(start, (name, kind))| {
         let before = text.get(..start).unwrap_or_default();
         let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
-        Flow { name: name_of(name, kind.word(), &mut counts), line: Some(line), kind }
+        FlowConfig { name: name_of(name, kind.name(), &mut counts), line: Some(line), kind }
     });
     let config = Config { process: raw.process.0, flows: flows.collect() };
     if config.flows.is_empty() {
@@ -282,14 +282,14 @@ fn parse(file: &str, text: &str) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// Numbers flows that have no name: `relay-1`, `relay-2`.
+/// Numbers unnamed flows: `relay-1`, `relay-2`.
 fn name_of(given: Option<String>, word: &'static str, counts: &mut BTreeMap<&str, u32>) -> String {
     let count = counts.entry(word).or_default();
     *count += 1;
     given.unwrap_or_else(|| format!("{word}-{count}"))
 }
 
-/// Whether a number of connections can be served.
+/// Whether a number of connections is within the limits.
 pub(super) fn is_connection_count(count: u32) -> bool {
     (1..=CONNECTIONS_MAX).contains(&i64::from(count))
 }
@@ -337,16 +337,16 @@ mod tests {
         let expected = [("l3-1", 5), ("web", 10), ("relay-2", 16), ("l2-1", 20), ("nat-1", 24)];
         assert_eq!(flows.collect::<Vec<_>>(), expected);
         assert_eq!(config.process.drain.to_string(), "2s");
-        let Kind::L3(l3) = &config.flows[0].kind else { panic!("{config:?}") };
+        let FlowKind::L3(l3) = &config.flows[0].kind else { panic!("{config:?}") };
         let thresholds = l3.frames.migration().unwrap();
         assert_eq!((thresholds.to_nic_above, thresholds.to_host_below), (1000, 100));
         assert_eq!((thresholds.hold.as_secs(), l3.table), (5, 254));
-        let Kind::Relay(relay) = &config.flows[1].kind else { panic!("{config:?}") };
+        let FlowKind::Relay(relay) = &config.flows[1].kind else { panic!("{config:?}") };
         assert_eq!((relay.mode, relay.idle.0.as_secs()), (RelayMode::Splice, 300));
     }
 
-    /// Goal: what is wrong is refused with the line and what would be right. Method: one fault at a time, with
-    /// words that the message must have.
+    /// Goal: errors are reported with the line and the remedy. Method: one error at a time, with words that the message
+    /// must have.
     #[test]
     fn faults_are_named() {
         let relay = "[[relay]]\nlisten = 'tcp://127.0.0.1:1'\nto = 'tcp://127.0.0.1:2'\n";
@@ -403,8 +403,7 @@ mod tests {
         }
     }
 
-    /// Goal: no text makes the reader panic. Method: the file with everything, with bytes changed, from 64
-    /// seeds.
+    /// Goal: no text makes the parser panic. Method: the file with everything, with bytes changed, from 64 seeds.
     #[test]
     fn any_text_is_read_safely() {
         for seed in 0..64 {

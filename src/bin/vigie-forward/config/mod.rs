@@ -1,4 +1,4 @@
-//! What is to be forwarded, from the command line or from a file: see `docs/forwarding.md`.
+//! The configuration, from the command line or from a file: see `docs/guide/forwarding.md`.
 
 mod check;
 mod file;
@@ -15,38 +15,38 @@ pub(crate) use self::{
     check::check,
     file::{ConfigError, read},
     values::{
-        Endpoint, FrameMode, Inside, LengthForm, OneOrMore, PathChoice, Ports, Publish, Range,
-        RelayMode, SegmentsChoice, Time, Transport, Waiting,
+        EndpointUri, FrameMode, Inside, LengthForm, OneOrMore, PathChoice, Ports, Publish, Range,
+        RelayMode, SegmentsChoice, Time, TransportProtocol, WaitMode,
     },
 };
 
-/// Everything that one process does.
+/// The configuration of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) process: Process,
-    pub(crate) flows: Vec<Flow>,
+    pub(crate) flows: Vec<FlowConfig>,
 }
 
-/// One flow, by its name.
+/// One named flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Flow {
+pub(crate) struct FlowConfig {
     pub(crate) name: String,
-    /// Where it stands in the file, from 1 on.
+    /// Its line in the file, counted from 1.
     pub(crate) line: Option<usize>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: FlowKind,
 }
 
-/// What a flow does.
+/// The kind of a flow, and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FlowKind {
     Relay(Relay),
     L2(L2),
     L3(L3),
     Nat(Nat),
 }
 
-impl Kind {
-    pub(crate) const fn word(&self) -> &'static str {
+impl FlowKind {
+    pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Relay(_) => "relay",
             Self::L2(_) => "l2",
@@ -55,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// Returns the interfaces whose frames it takes.
+    /// Returns the interfaces that it uses.
     pub(crate) fn interfaces(&self) -> Vec<&str> {
         match self {
             Self::Relay(_) => Vec::new(),
@@ -65,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// Returns how its frames travel, if it has frames.
+    /// Returns the settings of frames, if it forwards frames.
     pub(crate) const fn frames(&self) -> Option<&Frames> {
         match self {
             Self::Relay(_) => None,
@@ -76,12 +76,12 @@ impl Kind {
     }
 }
 
-/// Says what the flow does, in one line.
-impl fmt::Display for Kind {
+/// Describes the flow in one line.
+impl fmt::Display for FlowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Relay(relay) => {
-                let to: Vec<_> = relay.to.iter().map(Endpoint::to_string).collect();
+                let to: Vec<_> = relay.to.iter().map(EndpointUri::to_string).collect();
                 write!(f, "relays {} to {}", relay.listen, to.join(", or else "))
             }
             Self::L2(l2) => write!(f, "passes frames between {}", l2.between.join(" and ")),
@@ -100,20 +100,20 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What concerns all flows.
+/// The settings for all flows.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Process {
-    /// Where `vigie-forward stats` finds this instance. Default: vigie-forward.PID.sock in XDG_RUNTIME_DIR, or
-    /// else in /run, or else in /tmp.
+    /// The socket for `vigie-forward stats`. Default: vigie-forward.PID.sock in XDG_RUNTIME_DIR, or else in /run, or
+    /// else in /tmp.
     #[arg(long, value_name = "PATH")]
     pub(crate) stats_socket: Option<PathBuf>,
 
-    /// How long connections may go on after SIGTERM or SIGINT.
+    /// How long connections may continue after SIGTERM or SIGINT.
     #[arg(long, value_name = "TIME", default_value = "10s")]
     pub(crate) drain: Time,
 
-    /// Give up every right after set-up, also those for re-attaching when an interface returns: a flow whose
+    /// Give up all rights after set-up, including those for re-attaching when an interface returns: a flow whose
     /// interface is removed then stays without it.
     #[arg(long)]
     pub(crate) drop_all_rights: bool,
@@ -129,41 +129,41 @@ impl Default for Process {
 /// Streams or datagrams from one endpoint to another.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Relay {
-    /// Where connections or datagrams come in: tcp://ADDRESS:PORT, udp://ADDRESS:PORT or unix:PATH.
+    /// The endpoint for incoming connections or datagrams: tcp://ADDRESS:PORT, udp://ADDRESS:PORT or unix:PATH.
     #[arg(long, value_name = "ENDPOINT")]
-    pub(crate) listen: Endpoint,
+    pub(crate) listen: EndpointUri,
 
-    /// Where they go. Given again: where they go if the first cannot be reached.
+    /// The target. May be repeated: further targets are tried if the first cannot be reached.
     #[arg(long, value_name = "ENDPOINT", required = true)]
-    pub(crate) to: Vec<Endpoint>,
+    pub(crate) to: Vec<EndpointUri>,
 
     /// How bytes are moved.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) mode: RelayMode,
 
-    /// How long a connection may be silent in both directions.
+    /// How long a connection may be idle in both directions.
     #[arg(long, value_name = "TIME", default_value = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
-    /// How long connecting to the other end may take.
+    /// How long connecting to the target may take.
     #[arg(long, value_name = "TIME", default_value = CONNECT_DEFAULT)]
     pub(crate) connect: Time,
 
-    /// Connections, or with UDP senders, at a time; more wait.
+    /// The maximum number of concurrent connections; more have to wait. With UDP, of senders; datagrams of more are dropped.
     #[arg(long, value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
     pub(crate) connections: u32,
 
-    /// Tell the other end who connects, by a PROXY protocol header, version 2.
+    /// Tell the target the client's address, by a PROXY protocol header, version 2.
     #[arg(long)]
     pub(crate) proxy_send: bool,
 
-    /// Believe the PROXY protocol header, version 2, with which connections from these addresses must begin, as in
+    /// Trust the PROXY protocol header, version 2, which connections from these addresses must begin with, as in
     /// 10.0.0.0/8; may be repeated.
     #[arg(long, value_name = "NETWORK")]
     pub(crate) proxy_from: Vec<Range>,
 
-    /// Take streams apart into messages whose length stands before them in this form.
+    /// Split streams into messages that have their length before them in this form.
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) framed: Option<LengthForm>,
 
@@ -184,31 +184,31 @@ const PORTS_DEFAULT: &str = "32768-60999";
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MAX: i64 = 1_000_000;
 
-/// How frames travel.
+/// The settings for frames.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frames {
     /// How frames are moved. `auto` falls back and says why.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) path: PathChoice,
 
-    /// How the host's threads wait, if it is the host that forwards.
+    /// How the host's threads wait, if the host forwards.
     #[arg(long, value_enum, default_value_t)]
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: WaitMode,
 
-    /// What the host does with frames of several segments.
+    /// How the host treats frames that hold several segments.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) segments: SegmentsChoice,
 
-    /// Begin on the host, and move to the network interface when there are more packets per second than this.
+    /// Start on the host, and move to the network interface above this many packets per second.
     #[arg(long, value_name = "PPS", requires = "to_host_below",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) to_nic_above: Option<u64>,
 
-    /// Move back to the host when there are fewer packets per second than this.
+    /// Move back to the host below this many packets per second.
     #[arg(long, value_name = "PPS", requires = "to_nic_above")]
     pub(crate) to_host_below: Option<u64>,
 
-    /// How long the load must stay so before a flow moves.
+    /// How long the load must stay beyond a threshold before a flow moves.
     #[arg(long, value_name = "TIME", default_value = HOLD_DEFAULT)]
     pub(crate) hold: Time,
 }
@@ -216,14 +216,14 @@ pub(crate) struct Frames {
 const HOLD_DEFAULT: &str = "5s";
 
 impl Frames {
-    /// Returns when the flow moves, if it does.
+    /// Returns the thresholds for moving, if the flow may move.
     pub(crate) fn migration(&self) -> Option<Thresholds> {
         let (to_nic_above, to_host_below) = self.to_nic_above.zip(self.to_host_below)?;
         Some(Thresholds { to_nic_above, to_host_below, hold: self.hold.0 })
     }
 }
 
-/// When a flow moves between host and network interface, in packets per second.
+/// Thresholds for moving between host and network interface, in packets per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Thresholds {
     pub(crate) to_nic_above: u64,
@@ -231,7 +231,7 @@ pub(crate) struct Thresholds {
     pub(crate) hold: Duration,
 }
 
-/// Frames between two interfaces, as they are.
+/// Frames between two interfaces, unchanged.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct L2 {
     /// The two interfaces.
@@ -242,7 +242,7 @@ pub(crate) struct L2 {
     pub(crate) frames: Frames,
 }
 
-/// Packets by the kernel's routes.
+/// Packets routed by the kernel's routes.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct L3 {
     /// The interfaces between which packets are routed.
@@ -259,7 +259,7 @@ pub(crate) struct L3 {
 
 const TABLE_MAIN: u32 = 254;
 
-/// Packets of private addresses behind one public one.
+/// Packets of private addresses, translated to a public one.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Nat {
     /// An interface of the private network; may be repeated.
@@ -274,12 +274,12 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Ipv4Addr,
 
-    /// A network inside whose addresses are translated; may be repeated. Default: those that are reached by the inside
+    /// An inside network whose addresses are translated; may be repeated. Default: the networks reached by the inside
     /// interfaces when the program starts.
     #[arg(long, value_name = "NETWORK")]
     pub(crate) from: Vec<Inside>,
 
-    /// The ports that are lent to those inside.
+    /// The public ports assigned to connections from inside.
     #[arg(long, value_name = "FIRST-LAST", default_value = PORTS_DEFAULT)]
     pub(crate) ports: Ports,
 
@@ -287,7 +287,7 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "TIME", default_value = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
-    /// A port of the public address that somebody inside serves, as in tcp:8080=10.0.0.2:80; may be repeated.
+    /// A public port forwarded to an inside server, as in tcp:8080=10.0.0.2:80; may be repeated.
     #[arg(long, value_name = "PUBLISHED")]
     pub(crate) publish: Vec<Publish>,
 

@@ -1,10 +1,10 @@
-//! What somebody who misspelt a word may have meant.
+//! Suggestions for misspelt words.
 
-/// Returns the advice that belongs to a parser's message, to be put behind it.
+/// Returns the advice to append to a parser's message.
 pub(super) fn advice(message: &str) -> Option<String> {
     let unknown = message.strip_prefix("unknown field ");
     if let Some(rest) = unknown.or_else(|| message.strip_prefix("unknown variant ")) {
-        // "`mod`, expected one of `a`, `b`": every second piece between quotes is a word.
+        // "`mod`, expected one of `a`, `b`": every second piece between backquotes is a word.
         let mut words = rest.split('`').skip(1).step_by(2);
         let given = words.next()?;
         return nearest(given, words).map(|word| format!("did you mean `{word}`?"));
@@ -13,7 +13,7 @@ pub(super) fn advice(message: &str) -> Option<String> {
     is_one.then(|| "put it in brackets, as a list: [\"...\"]".to_owned())
 }
 
-/// Returns the word that differs least from the given one, unless all of them are quite different.
+/// Returns the word most similar to the given one, unless all of them are quite different.
 fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // A third of the letters may be wrong.
     let most = given.chars().count().div_ceil(3);
@@ -24,14 +24,14 @@ fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a 
         .map(|(_, word)| word)
 }
 
-/// Returns how many letters must be added, taken away, replaced or swapped with their neighbour to make one word the
-/// other. `-` and `_` are one letter, and so are capitals and others.
+/// Returns how many letters must be inserted, deleted, replaced or swapped with their neighbour to turn one word into
+/// the other. `-` and `_` count as equal, as do upper and lower case.
 fn distance(one: &str, other: &str) -> usize {
     let letters = |word: &str| -> Vec<char> {
         word.chars().map(|one| if one == '-' { '_' } else { one.to_ascii_lowercase() }).collect()
     };
     let (one, other) = (letters(one), letters(other));
-    // Rows of the usual table: what the first letters of either take. The one before last is for swaps.
+    // Rows of the usual table: the distances of prefixes. The one before last is for swaps.
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=other.len()).collect();
     for (row, letter) in one.iter().enumerate() {
@@ -55,7 +55,7 @@ fn distance(one: &str, other: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// Goal: the usual slips are understood, and nonsense is not explained away. Method: one of each kind.
+    /// Goal: common typos are recognised, and nonsense gets no suggestion. Method: one of each kind.
     #[test]
     fn slips_are_understood() {
         let words = ["listen", "to", "mode", "idle", "connect", "proxy_send", "proxy_from"];

@@ -1,4 +1,4 @@
-//! Tables of which there may be many, and tables of which there is one: whoever mistakes one for the other is told.
+//! TOML tables that may occur many times or only once, with an error for mixing them up.
 
 use std::{fmt, marker::PhantomData};
 
@@ -8,13 +8,13 @@ use serde::{
 };
 use toml::Spanned;
 
-/// What can be written as a table of this name.
-pub(super) trait Table {
+/// The settings of a TOML table with this name.
+pub(super) trait TomlTable {
     /// Its name in the file.
     const WORD: &'static str;
 }
 
-/// Any number of tables, each written as `[[word]]`, with its place in the file.
+/// Any number of tables, each written as `[[word]]`, with its position in the file.
 #[derive(Debug)]
 pub(super) struct Many<T>(pub(super) Vec<Spanned<T>>);
 
@@ -24,11 +24,11 @@ impl<T> Default for Many<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de> + Table> Deserialize<'de> for Many<T> {
+impl<'de, T: Deserialize<'de> + TomlTable> Deserialize<'de> for Many<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader<T>(PhantomData<T>);
+        struct TableVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de> + Table> Visitor<'de> for Reader<T> {
+        impl<'de, T: Deserialize<'de> + TomlTable> Visitor<'de> for TableVisitor<T> {
             type Value = Many<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,7 +51,7 @@ impl<'de, T: Deserialize<'de> + Table> Deserialize<'de> for Many<T> {
             }
         }
 
-        deserializer.deserialize_any(Reader(PhantomData))
+        deserializer.deserialize_any(TableVisitor(PhantomData))
     }
 }
 
@@ -59,11 +59,11 @@ impl<'de, T: Deserialize<'de> + Table> Deserialize<'de> for Many<T> {
 #[derive(Debug, Default)]
 pub(super) struct One<T>(pub(super) T);
 
-impl<'de, T: Deserialize<'de> + Table> Deserialize<'de> for One<T> {
+impl<'de, T: Deserialize<'de> + TomlTable> Deserialize<'de> for One<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader<T>(PhantomData<T>);
+        struct TableVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de> + Table> Visitor<'de> for Reader<T> {
+        impl<'de, T: Deserialize<'de> + TomlTable> Visitor<'de> for TableVisitor<T> {
             type Value = One<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,6 +82,6 @@ impl<'de, T: Deserialize<'de> + Table> Deserialize<'de> for One<T> {
             }
         }
 
-        deserializer.deserialize_any(Reader(PhantomData))
+        deserializer.deserialize_any(TableVisitor(PhantomData))
     }
 }

@@ -1,4 +1,4 @@
-//! What a setting can be, read from text: the same on the command line and in a file.
+//! The values of settings, parsed from text: the same on the command line and in a file.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use serde::{
 use thiserror::Error;
 use vigie::forward::{relay::Network, tables::Prefix};
 
-/// A text that is no such value, and what would be one.
+/// Why a text is not a valid value, and what would be.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub(crate) struct BadValue(String);
@@ -28,16 +28,16 @@ impl BadValue {
     }
 }
 
-/// Where streams or datagrams come from or go to.
+/// An endpoint of streams or datagrams.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) enum Endpoint {
+pub(crate) enum EndpointUri {
     Tcp(SocketAddr),
     Udp(SocketAddr),
     Unix(PathBuf),
 }
 
-impl FromStr for Endpoint {
+impl FromStr for EndpointUri {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
@@ -63,7 +63,7 @@ impl FromStr for Endpoint {
     }
 }
 
-impl fmt::Display for Endpoint {
+impl fmt::Display for EndpointUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "tcp://{address}"),
@@ -73,12 +73,12 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A length of time: `250ms`, `10s`, `5m`, `1h`.
+/// A duration: `250ms`, `10s`, `5m`, `1h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Time(pub(crate) Duration);
 
-/// The longest time that can be set: beyond it the unit was mistaken.
+/// The longest duration accepted: a longer one is most likely in the wrong unit.
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl FromStr for Time {
@@ -111,7 +111,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// Ports from the first to the last.
+/// A range of ports, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Ports {
@@ -141,16 +141,16 @@ impl fmt::Display for Ports {
 
 /// The transport of a published port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
+pub(crate) enum TransportProtocol {
     Tcp,
     Udp,
 }
 
-/// A port of the outside address behind which somebody inside listens: `tcp:8080=10.0.0.2:80`.
+/// A public port forwarded to an inside server: `tcp:8080=10.0.0.2:80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Publish {
-    pub(crate) transport: Transport,
+    pub(crate) transport: TransportProtocol,
     pub(crate) port: u16,
     pub(crate) to: SocketAddr,
 }
@@ -163,8 +163,8 @@ impl FromStr for Publish {
             let (transport, rest) = text.split_once(':')?;
             let (port, to) = rest.split_once('=')?;
             let transport = match transport {
-                "tcp" => Transport::Tcp,
-                "udp" => Transport::Udp,
+                "tcp" => TransportProtocol::Tcp,
+                "udp" => TransportProtocol::Udp,
                 _ => return None,
             };
             let port = port.parse().ok().filter(|port| *port > 0)?;
@@ -184,12 +184,12 @@ impl FromStr for Publish {
 )]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PathChoice {
-    /// The first that works of xdp-native, xdp-generic, tcx, af-packet.
+    /// The first of xdp-native, xdp-generic, tcx, af-packet that works.
     #[default]
     Auto,
-    /// A program at the driver.
+    /// A program in the driver.
     XdpNative,
-    /// The same program, behind the driver.
+    /// The same program, after the driver.
     XdpGeneric,
     /// The same program, at the entry of the kernel's traffic control.
     Tcx,
@@ -215,24 +215,24 @@ impl fmt::Display for PathChoice {
 /// How the host's threads wait for frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Waiting {
-    /// Until the kernel tells: no processor time while nothing comes.
+pub(crate) enum WaitMode {
+    /// Until the kernel wakes them: no processor time while no frames arrive.
     #[default]
     Sleep,
-    /// Ask the network card for a while before sleeping.
+    /// Poll the network card for a while before sleeping.
     BusyPoll,
-    /// Always look: the shortest delay, and a whole processor.
+    /// Poll continuously: the shortest delay, and a whole processor.
     Spin,
 }
 
-/// What is done with frames of several segments, which senders of this host leave to a network card that is not there.
+/// How to treat frames with several segments, which senders on this host leave to a network card that does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SegmentsChoice {
-    /// The host takes them whole, of up to 64 KiB, and cuts them: 64 MiB of memory for each interface.
+    /// The host accepts them whole, up to 64 KiB, and cuts them: 64 MiB of memory per interface.
     #[default]
     Cut,
-    /// The host drops and counts them: 8 MiB, and more frames that may wait.
+    /// The host drops and counts them: 8 MiB per interface, and more frames can wait.
     Refuse,
 }
 
@@ -240,7 +240,7 @@ pub(crate) enum SegmentsChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RelayMode {
-    /// What is fastest for these two ends.
+    /// Whichever is faster for these two ends.
     #[default]
     Auto,
     /// Through a buffer of this process.
@@ -249,7 +249,7 @@ pub(crate) enum RelayMode {
     Splice,
 }
 
-/// How the length of a message is written before it.
+/// How the length of a message is encoded before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LengthForm {
@@ -261,7 +261,7 @@ pub(crate) enum LengthForm {
     U32Le,
     /// Eight bytes, the most significant first.
     U64Be,
-    /// One to ten bytes, as protocol buffers have it.
+    /// One to ten bytes, as in protocol buffers.
     Varint,
 }
 
@@ -269,16 +269,16 @@ pub(crate) enum LengthForm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FrameMode {
-    /// As the model predicts to be best for the links as they are measured.
+    /// As the model predicts to be best for the measured links.
     #[default]
     Planned,
     /// When the whole message has arrived.
     StoreAndForward,
-    /// At once.
+    /// As soon as it arrives.
     CutThrough,
 }
 
-/// Addresses that begin alike: `10.0.0.0/8`, or a single one.
+/// A range of addresses: `10.0.0.0/8`, or a single one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Range(pub(crate) Network);
@@ -317,9 +317,9 @@ where
     T: Deserialize<'de> + FromStr<Err = BadValue>,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader<T>(PhantomData<T>);
+        struct ListVisitor<T>(PhantomData<T>);
 
-        impl<'de, T> Visitor<'de> for Reader<T>
+        impl<'de, T> Visitor<'de> for ListVisitor<T>
         where
             T: Deserialize<'de> + FromStr<Err = BadValue>,
         {
@@ -342,7 +342,7 @@ where
             }
         }
 
-        deserializer.deserialize_any(Reader(PhantomData))
+        deserializer.deserialize_any(ListVisitor(PhantomData))
     }
 }
 
@@ -358,9 +358,9 @@ macro_rules! from_string {
     )*};
 }
 
-from_string!(Endpoint, Time, Ports, Publish, Range, Inside);
+from_string!(EndpointUri, Time, Ports, Publish, Range, Inside);
 
-/// Returns whether an address is of the version 4.
+/// Returns whether an address is IPv4.
 pub(crate) const fn is_v4(address: &SocketAddr) -> bool {
     matches!(address.ip(), IpAddr::V4(_))
 }
@@ -369,17 +369,16 @@ pub(crate) const fn is_v4(address: &SocketAddr) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: texts that are values are read, and others are refused with what would be right. Method: each
-    /// kind.
+    /// Goal: valid texts are parsed, and others are refused with advice. Method: each kind.
     #[test]
     fn texts_are_read() {
-        let tcp = Endpoint::Tcp("[::1]:7".parse().unwrap());
+        let tcp = EndpointUri::Tcp("[::1]:7".parse().unwrap());
         assert_eq!("tcp://[::1]:7".parse(), Ok(tcp.clone()));
         assert_eq!(tcp.to_string().parse(), Ok(tcp));
-        assert_eq!("unix:/run/x".parse(), Ok(Endpoint::Unix("/run/x".into())));
-        assert_eq!("unix:///run/x".parse(), Ok(Endpoint::Unix("/run/x".into())));
+        assert_eq!("unix:/run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
+        assert_eq!("unix:///run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
         for bad in ["", "tcp", "tcp://host:80", "tcp://1.2.3.4", "http://1.2.3.4:80", "unix:"] {
-            let error = bad.parse::<Endpoint>().unwrap_err().to_string();
+            let error = bad.parse::<EndpointUri>().unwrap_err().to_string();
             assert!(error.contains("must"), "{bad}: {error}");
         }
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
@@ -392,7 +391,7 @@ mod tests {
             assert!(bad.parse::<Ports>().is_err(), "{bad}");
         }
         let to = "10.0.0.2:80".parse().unwrap();
-        let publish = Publish { transport: Transport::Tcp, port: 8080, to };
+        let publish = Publish { transport: TransportProtocol::Tcp, port: 8080, to };
         assert_eq!("tcp:8080=10.0.0.2:80".parse(), Ok(publish));
         for bad in ["", "8080=10.0.0.2:80", "sctp:1=10.0.0.2:80", "tcp:0=10.0.0.2:80", "tcp:1=x:80"]
         {

@@ -1,10 +1,10 @@
-//! Flows: what forwards.
+//! Flows: the units of forwarding.
 //!
 //! ```text
 //!   Config ── prepare ──▶ Prepared ── rights are given up ── start ──▶ Running ── drain ──▶ Drained
 //! ```
-//! What needs rights or can fail for a user's mistake is done by `prepare`, for all flows before any of them
-//! forwards.
+//! Steps that need capabilities, or that a user's mistake can make fail, happen in `prepare`, for all flows before any
+//! of them forwards.
 
 mod frames;
 mod relay;
@@ -15,9 +15,9 @@ use thiserror::Error;
 use vigie::{Instant, Runtime};
 
 use crate::{
-    cli::Side,
-    config::{Flow, Kind},
-    kernel::{Change, Picture},
+    cli::FlowSide,
+    config::{FlowConfig, FlowKind},
+    kernel::{Change, NetlinkCache},
     mailbox::Mailbox,
     privileges::Right,
     stats::FlowReport,
@@ -26,7 +26,7 @@ use crate::{
 /// A future of the control thread.
 pub(crate) type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Why a flow cannot be forwarded.
+/// Why a flow cannot run.
 #[derive(Debug, Error)]
 pub(crate) enum FlowError {
     #[error("{what}: {source}")]
@@ -37,24 +37,24 @@ pub(crate) enum FlowError {
     Rights(String),
 }
 
-/// What flows are started with.
-pub(crate) struct Place<'a> {
-    /// Where flows tell what happens to them.
+/// The arguments for starting a flow.
+pub(crate) struct StartContext<'a> {
+    /// Where flows report events.
     pub(crate) mailbox: &'a Rc<Mailbox>,
 }
 
-/// A flow that is set up, and does not forward yet.
+/// A flow that is set up but not running.
 pub(crate) trait Prepared {
-    /// Returns the rights that it needs while it runs.
+    /// Returns the capabilities that it needs while it runs.
     fn rights(&self) -> Vec<Right>;
 
-    /// Returns the kernel's routing table that it follows; 0: none, but interfaces.
+    /// Returns the kernel's routing table that it follows; 0: interfaces only; `None`: neither.
     fn table(&self) -> Option<u32> {
         None
     }
 
-    /// Begins to forward.
-    fn start(self: Box<Self>, place: &Place<'_>) -> Result<Box<dyn Running>, FlowError>;
+    /// Starts forwarding.
+    fn start(self: Box<Self>, context: &StartContext<'_>) -> Result<Box<dyn Running>, FlowError>;
 }
 
 /// How a flow ended.
@@ -64,40 +64,40 @@ pub(crate) struct Drained {
     pub(crate) cut: u64,
 }
 
-/// A flow that forwards.
+/// A running flow.
 pub(crate) trait Running {
-    /// Says what it does.
+    /// Returns its report.
     fn report(&self) -> FlowReport;
 
-    /// Takes in what has changed in the kernel's routes; at the beginning, all of them.
-    fn follow(&mut self, _picture: &Picture, _changes: &[Change]) {}
+    /// Applies changes of the kernel's routes; at first, all of them.
+    fn follow(&mut self, _cache: &NetlinkCache, _changes: &[Change]) {}
 
-    /// Looks after itself: a few times a second.
-    fn tick(&mut self, _picture: Option<&Picture>, _now: Instant) {}
+    /// Does periodic work; called a few times a second.
+    fn tick(&mut self, _cache: Option<&NetlinkCache>, _now: Instant) {}
 
     /// Moves between host and network interface.
-    fn move_to(&mut self, _side: Side) -> Result<(), String> {
-        Err("its streams are relayed by the host, and nowhere else".to_owned())
+    fn move_to(&mut self, _side: FlowSide) -> Result<(), String> {
+        Err("its streams can only be relayed by the host".to_owned())
     }
 
-    /// Takes nothing new, lets go on what there is until `deadline`, and ends.
+    /// Accepts nothing new, lets existing connections continue until `deadline`, and ends.
     fn drain(self: Box<Self>, deadline: Instant) -> Draining;
 }
 
 /// A flow that drains.
 pub(crate) struct Draining {
-    /// Says what it does, until it has ended.
+    /// Returns its report, until it has ended.
     pub(crate) report: Box<dyn Fn() -> FlowReport>,
     pub(crate) ended: Local<'static, Drained>,
 }
 
-/// Sets a flow up. Streams are relayed by `streams`.
+/// Sets a flow up. Streams run on `streams`.
 pub(crate) fn prepare(
-    flow: &Flow,
+    flow: &FlowConfig,
     streams: Option<&Runtime>,
 ) -> Result<Box<dyn Prepared>, FlowError> {
     match &flow.kind {
-        Kind::Relay(relay) => relay::prepare(&flow.name, relay, streams),
-        Kind::L2(_) | Kind::L3(_) | Kind::Nat(_) => frames::prepare(flow),
+        FlowKind::Relay(relay) => relay::prepare(&flow.name, relay, streams),
+        FlowKind::L2(_) | FlowKind::L3(_) | FlowKind::Nat(_) => frames::prepare(flow),
     }
 }

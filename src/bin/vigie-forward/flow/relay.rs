@@ -19,16 +19,16 @@ use vigie::{
     spawn_local,
 };
 
-use super::{Drained, Draining, FlowError, Place, Prepared, Running};
+use super::{Drained, Draining, FlowError, Prepared, Running, StartContext};
 use crate::{
-    config::{Endpoint, FrameMode, LengthForm, Relay, RelayMode},
-    journal::say,
-    mailbox::Event,
+    config::{EndpointUri, FrameMode, LengthForm, Relay, RelayMode},
+    journal::log,
+    mailbox::InstanceEvent,
     privileges::Right,
     stats::FlowReport,
 };
 
-/// Bytes for buffers of one flow.
+/// The memory for buffers of one flow, in bytes.
 const MEMORY_BYTES_MAX: usize = 256 << 20;
 
 /// Binds the sockets.
@@ -46,42 +46,42 @@ pub(super) fn prepare(
         ..FlowReport::default()
     };
     match &relay.listen {
-        Endpoint::Udp(listen) => prepare_datagrams(head, *listen, relay, streams),
-        Endpoint::Tcp(_) | Endpoint::Unix(_) => prepare_streams(head, relay, streams),
+        EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, streams),
+        EndpointUri::Tcp(_) | EndpointUri::Unix(_) => prepare_streams(head, relay, streams),
     }
 }
 
-fn endpoint(of: &Endpoint) -> Option<library::Endpoint> {
+fn endpoint(of: &EndpointUri) -> Option<library::Endpoint> {
     match of {
-        Endpoint::Tcp(address) => Some(library::Endpoint::Tcp(*address)),
-        Endpoint::Unix(path) => Some(library::Endpoint::Unix(path.clone())),
-        Endpoint::Udp(_) => None,
+        EndpointUri::Tcp(address) => Some(library::Endpoint::Tcp(*address)),
+        EndpointUri::Unix(path) => Some(library::Endpoint::Unix(path.clone())),
+        EndpointUri::Udp(_) => None,
     }
 }
 
-/// Says that the file of a Unix socket is taken over, which a killed instance has left.
-fn say_if_left(listen: &Endpoint) {
+/// Logs that the socket file of a killed instance is taken over.
+fn log_if_stale(listen: &EndpointUri) {
     let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    if let Endpoint::Unix(path) = listen
+    if let EndpointUri::Unix(path) = listen
         && fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
         && UnixStream::connect(path).is_err_and(is_refused)
     {
-        say(format!("takes over {}, at which nobody listens any more", path.display()));
+        log(format!("takes over {}, which no process listens on any more", path.display()));
     }
 }
 
-/// Says why nobody can listen; a low port takes a right.
+/// Explains why listening failed; a low port requires a capability.
 fn cannot_listen(at: &str, address: Option<SocketAddr>, source: io::Error) -> FlowError {
     match address {
         Some(address) if source.kind() == io::ErrorKind::PermissionDenied => {
             FlowError::Rights(format!(
-                "nobody can listen at {at}: {source}. Ports below \
+                "cannot listen on {at}: {source}. Ports below \
                  `sysctl net.ipv4.ip_unprivileged_port_start` (1024) need CAP_NET_BIND_SERVICE \
                  (`setcap cap_net_bind_service+ep`): take another than {}, or give the program the right",
                 address.port()
             ))
         }
-        _ => FlowError::Io { what: format!("nobody can listen at {at}"), source },
+        _ => FlowError::Io { what: format!("cannot listen on {at}"), source },
     }
 }
 
@@ -90,8 +90,8 @@ fn prepare_streams(
     relay: &Relay,
     streams: &Runtime,
 ) -> Result<Box<dyn Prepared>, FlowError> {
-    let no_stream = || FlowError::Setting(format!("{} is no stream", relay.listen));
-    say_if_left(&relay.listen);
+    let no_stream = || FlowError::Setting(format!("{} is not a stream endpoint", relay.listen));
+    log_if_stale(&relay.listen);
     let connections = usize::try_from(relay.connections).unwrap_or(usize::MAX);
     let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?)
         .connect_timeout(relay.connect.0)
@@ -100,23 +100,28 @@ fn prepare_streams(
     for to in relay.to.iter().filter_map(endpoint) {
         builder = builder.upstream(to);
     }
+
     let (transfer, path) = match relay.mode {
         RelayMode::Auto => (Transfer::Adaptive, "adaptive"),
         RelayMode::Copy => (Transfer::Copy, "copy"),
         RelayMode::Splice => (Transfer::Splice, "splice"),
     };
+
     builder = builder.transfer(transfer);
     head.path = path.to_owned();
     if let Some(form) = relay.framed {
         builder = builder.framing(framing(form, relay));
         head.path = "framed".to_owned();
     }
+
     if relay.proxy_send {
         builder = builder.send_proxy_header();
     }
+
     for range in &relay.proxy_from {
         builder = builder.trust_proxy_header(range.0);
     }
+
     let bound = builder.connections_max(connections).bind_on(streams.server());
     let bound = bound.map_err(|error| match error {
         library::BindError::Listen { endpoint, source } => {
@@ -124,12 +129,14 @@ fn prepare_streams(
         }
         error => FlowError::Setting(error.to_string()),
     })?;
-    let to: Vec<_> = relay.to.iter().map(Endpoint::to_string).collect();
-    // The port that the kernel chose, if it was to choose.
+
+    let to: Vec<_> = relay.to.iter().map(EndpointUri::to_string).collect();
+
+    // The port that the kernel chose, if the configured one is 0.
     head.between = format!("{} -> {}", bound.endpoint(), to.join(" | "));
-    say(format!("flow `{}` listens at {}", head.name, bound.endpoint()));
+    log(format!("flow `{}` listens at {}", head.name, bound.endpoint()));
     let runtime = streams.handle().clone();
-    Ok(Box::new(PreparedRelay { head, relay: Bound::Streams(bound), runtime }))
+    Ok(Box::new(PreparedRelay { head, relay: BoundRelay::Streams(bound), runtime }))
 }
 
 fn framing(form: LengthForm, relay: &Relay) -> Framing {
@@ -154,7 +161,7 @@ fn prepare_datagrams(
     relay: &Relay,
     streams: &Runtime,
 ) -> Result<Box<dyn Prepared>, FlowError> {
-    let Some(Endpoint::Udp(to)) = relay.to.first() else {
+    let Some(EndpointUri::Udp(to)) = relay.to.first() else {
         return Err(FlowError::Setting("datagrams go to udp://".to_owned()));
     };
     let sessions = usize::try_from(relay.connections).unwrap_or(usize::MAX);
@@ -167,24 +174,24 @@ fn prepare_datagrams(
         error => FlowError::Setting(error.to_string()),
     })?;
     head.path = "datagrams".to_owned();
-    head.between = format!("udp:{} -> {}", bound.address(), Endpoint::Udp(*to));
-    say(format!("flow `{}` listens at udp:{}", head.name, bound.address()));
+    head.between = format!("udp:{} -> {}", bound.address(), EndpointUri::Udp(*to));
+    log(format!("flow `{}` listens at udp:{}", head.name, bound.address()));
     Ok(Box::new(PreparedRelay {
         head,
-        relay: Bound::Datagrams(bound),
+        relay: BoundRelay::Datagrams(bound),
         runtime: streams.handle().clone(),
     }))
 }
 
-enum Bound {
+enum BoundRelay {
     Streams(library::Relay),
     Datagrams(library::UdpRelay),
 }
 
-/// A relay that listens, and accepts nobody yet.
+/// A relay that listens, but does not accept yet.
 struct PreparedRelay {
     head: FlowReport,
-    relay: Bound,
+    relay: BoundRelay,
     runtime: vigie::Handle,
 }
 
@@ -193,52 +200,54 @@ impl Prepared for PreparedRelay {
         Vec::new()
     }
 
-    fn start(self: Box<Self>, place: &Place<'_>) -> Result<Box<dyn Running>, FlowError> {
+    fn start(self: Box<Self>, context: &StartContext<'_>) -> Result<Box<dyn Running>, FlowError> {
         let Self { head, relay, runtime } = *self;
         let connections = runtime.clone();
         let spawn = move |connection| connections.spawn::<ConnectionTask>(connection).detach();
         let (handle, serving) = match relay {
-            Bound::Streams(relay) => {
-                let handle = Handle::Streams(relay.handle());
+            BoundRelay::Streams(relay) => {
+                let handle = AnyRelayHandle::Streams(relay.handle());
                 (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|all| all.cut) }))
             }
-            Bound::Datagrams(relay) => {
-                let handle = Handle::Datagrams(relay.handle());
+            BoundRelay::Datagrams(relay) => {
+                let handle = AnyRelayHandle::Datagrams(relay.handle());
                 (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|()| 0) }))
             }
         };
+
         let ended = Rc::new(RefCell::new(None));
         let (name, result, mailbox) =
-            (head.name.clone(), Rc::clone(&ended), Rc::clone(place.mailbox));
+            (head.name.clone(), Rc::clone(&ended), Rc::clone(context.mailbox));
         let watcher = spawn_local(async move {
             let said = match serving.await {
                 Ok(served) => served,
                 Err(error) => Err(io::Error::other(error)),
             };
             if let Err(error) = &said {
-                mailbox.post(Event::Failed { flow: name, problem: error.to_string() });
+                mailbox.post(InstanceEvent::Failed { flow: name, problem: error.to_string() });
             }
             result.replace(Some(said.unwrap_or(0)));
         });
-        Ok(Box::new(Streams { head, handle, watcher, ended }))
+
+        Ok(Box::new(RunningRelay { head, handle, watcher, ended }))
     }
 }
 
-enum Handle {
+enum AnyRelayHandle {
     Streams(RelayHandle),
     Datagrams(UdpRelayHandle),
 }
 
-/// A relay that runs.
-struct Streams {
+/// A running relay.
+struct RunningRelay {
     head: FlowReport,
-    handle: Handle,
+    handle: AnyRelayHandle,
     watcher: JoinHandle<()>,
-    /// How many connections were cut, once it is over.
+    /// The number of connections cut, once it has ended.
     ended: Rc<RefCell<Option<u64>>>,
 }
 
-impl Running for Streams {
+impl Running for RunningRelay {
     fn report(&self) -> FlowReport {
         self.handle.report(&self.head)
     }
@@ -247,11 +256,11 @@ impl Running for Streams {
         let Self { head, handle, watcher, ended } = *self;
         let time = deadline.saturating_duration_since(monotonic_now());
         match &handle {
-            Handle::Streams(handle) => handle.drain(time),
-            Handle::Datagrams(handle) => handle.drain(time),
+            AnyRelayHandle::Streams(handle) => handle.drain(time),
+            AnyRelayHandle::Datagrams(handle) => handle.drain(time),
         }
         let ended = Box::pin(async move {
-            // It does not panic, and nobody aborts it.
+            // It does not panic, and is never aborted.
             let _ = watcher.await;
             Drained { cut: ended.take().unwrap_or(0) }
         });
@@ -259,7 +268,7 @@ impl Running for Streams {
     }
 }
 
-impl Handle {
+impl AnyRelayHandle {
     fn report(&self, head: &FlowReport) -> FlowReport {
         match self {
             Self::Streams(handle) => of_streams(head, &handle.stats()),

@@ -1,4 +1,4 @@
-//! The messages of the kernel's routing socket, read into events.
+//! Parses the messages of the kernel's routing socket into events.
 
 use std::net::IpAddr;
 
@@ -18,26 +18,26 @@ use netlink_packet_route::{
     },
 };
 
-use super::picture::{Address, Event, Interface, Neighbour, Prefix, Route, Target};
+use super::cache::{Address, Interface, Neighbour, NetlinkEvent, Prefix, Route, Target};
 
-/// The kernel's table of its own addresses.
+/// The routing table with the kernel's own addresses.
 const TABLE_LOCAL: u32 = 255;
 const MESSAGE_HEADER_BYTES: usize = 16;
 
-/// What the kernel can be asked for.
+/// A query to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+pub(super) enum DumpRequest {
     Interfaces,
     Addresses,
     Routes,
     Neighbours,
 }
 
-impl Question {
+impl DumpRequest {
     pub(super) const ALL: [Self; 4] =
         [Self::Interfaces, Self::Addresses, Self::Routes, Self::Neighbours];
 
-    /// Returns the bytes that ask for all of it.
+    /// Returns the bytes of a query for all entries.
     pub(super) fn bytes(self) -> Vec<u8> {
         let message = match self {
             Self::Interfaces => RouteNetlinkMessage::GetLink(LinkMessage::default()),
@@ -55,23 +55,23 @@ impl Question {
     }
 }
 
-/// What a packet of the kernel amounts to.
+/// The content of a packet from the kernel.
 #[derive(Debug, Default)]
-pub(super) struct Read {
-    pub(super) events: Vec<Event>,
+pub(super) struct ParsedPacket {
+    pub(super) events: Vec<NetlinkEvent>,
     /// The answer is complete.
     pub(super) is_done: bool,
-    /// Something changed while the kernel answered: what it said may be wrong.
+    /// The tables changed during the answer: it may be inconsistent.
     pub(super) is_inconsistent: bool,
-    /// The kernel refused: a number of errno.
+    /// The kernel's refusal, as an errno.
     pub(super) refusal: Option<i32>,
-    /// Messages that nobody could read.
+    /// Messages that could not be parsed.
     pub(super) unreadable: u64,
 }
 
-/// Reads the messages of one packet. Routes of other tables than `table` and the local one are left out.
-pub(super) fn read(mut bytes: &[u8], table: u32) -> Read {
-    let mut read = Read::default();
+/// Parses the messages of one packet. Routes of tables other than `table` and the local one are left out.
+pub(super) fn read(mut bytes: &[u8], table: u32) -> ParsedPacket {
+    let mut read = ParsedPacket::default();
     while let Some(length) = length_at(bytes) {
         let Some(message) = bytes.get(..length).filter(|_| length >= MESSAGE_HEADER_BYTES) else {
             read.unreadable += 1;
@@ -104,22 +104,24 @@ fn length_at(bytes: &[u8]) -> Option<usize> {
     usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()
 }
 
-fn event_of(message: &RouteNetlinkMessage, table: u32) -> Option<Event> {
+fn event_of(message: &RouteNetlinkMessage, table: u32) -> Option<NetlinkEvent> {
     match message {
-        RouteNetlinkMessage::NewLink(link) => interface_of(link).map(Event::Interface),
+        RouteNetlinkMessage::NewLink(link) => interface_of(link).map(NetlinkEvent::Interface),
         RouteNetlinkMessage::DelLink(link) => {
-            // Others tell of something else: an interface that leaves its bridge is "deleted".
+            // Other families report something else: an interface that leaves its bridge is "deleted".
             let is_own = link.header.interface_family == AddressFamily::Unspec;
-            is_own.then_some(Event::InterfaceGone(link.header.index))
+            is_own.then_some(NetlinkEvent::InterfaceGone(link.header.index))
         }
         RouteNetlinkMessage::NewAddress(address) => {
-            Some(address_of(address).map_or(Event::Addresses, Event::Address))
+            Some(address_of(address).map_or(NetlinkEvent::Addresses, NetlinkEvent::Address))
         }
-        RouteNetlinkMessage::DelAddress(_) => Some(Event::Addresses),
-        RouteNetlinkMessage::NewRoute(route) => route_of(route, table).map(Event::Route),
-        RouteNetlinkMessage::DelRoute(route) => route_of(route, table).map(Event::RouteGone),
-        RouteNetlinkMessage::NewNeighbour(one) => neighbour_of(one).map(Event::Neighbour),
-        RouteNetlinkMessage::DelNeighbour(one) => neighbour_of(one).map(Event::NeighbourGone),
+        RouteNetlinkMessage::DelAddress(_) => Some(NetlinkEvent::Addresses),
+        RouteNetlinkMessage::NewRoute(route) => route_of(route, table).map(NetlinkEvent::Route),
+        RouteNetlinkMessage::DelRoute(route) => route_of(route, table).map(NetlinkEvent::RouteGone),
+        RouteNetlinkMessage::NewNeighbour(one) => neighbour_of(one).map(NetlinkEvent::Neighbour),
+        RouteNetlinkMessage::DelNeighbour(one) => {
+            neighbour_of(one).map(NetlinkEvent::NeighbourGone)
+        }
         _ => None,
     }
 }
@@ -151,8 +153,8 @@ fn interface_of(link: &LinkMessage) -> Option<Interface> {
     Some(interface)
 }
 
-/// Reads an address from which others can be told something, and how well it is suited: for good before for a while, for everybody
-/// before for the link.
+/// Parses an address that can be the source of ICMP errors, and ranks it: permanent before temporary, global before
+/// link-local.
 fn address_of(message: &AddressMessage) -> Option<Address> {
     let header = &message.header;
     let unusable = AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed;
@@ -170,7 +172,7 @@ fn address_of(message: &AddressMessage) -> Option<Address> {
     let (mut own, mut of_peer) = (None, None);
     for attribute in &message.attributes {
         match attribute {
-            // Between two points, the other attribute is the peer's.
+            // On a point-to-point link, the other attribute is the peer's.
             AddressAttribute::Local(address) => own = Some(*address),
             AddressAttribute::Address(address) => of_peer = Some(*address),
             _ => {}
@@ -181,10 +183,12 @@ fn address_of(message: &AddressMessage) -> Option<Address> {
 
 fn route_of(message: &RouteMessage, table: u32) -> Option<Route> {
     let header = &message.header;
-    // Clones are what the kernel has learnt of single destinations.
+
+    // Clones are cached routes of single destinations.
     if header.flags.contains(RouteFlags::Cloned) || header.source_prefix_length != 0 {
         return None;
     }
+
     let mut of_table = u32::from(header.table);
     let (mut destination, mut metric, mut interface, mut gateway) = (None, 0, None, None);
     let mut hops: &[RouteNextHop] = &[];
@@ -196,20 +200,23 @@ fn route_of(message: &RouteMessage, table: u32) -> Option<Route> {
             RouteAttribute::Oif(index) => interface = Some(*index),
             RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => gateway = gateway_of(attribute),
             RouteAttribute::MultiPath(all) => hops = all,
-            // A tunnel that this forwarder cannot build.
+            // A tunnel, which this forwarder does not support.
             RouteAttribute::EncapType(_) => return None,
             _ => {}
         }
     }
+
     if of_table != table && of_table != TABLE_LOCAL {
         return None;
     }
+
     let address = match (header.address_family, destination) {
         (AddressFamily::Inet | AddressFamily::Inet6, Some(address)) => address,
         (AddressFamily::Inet, None) => IpAddr::from([0; 4]),
         (AddressFamily::Inet6, None) => IpAddr::from([0; 16]),
         _ => return None,
     };
+
     let target = match header.kind {
         RouteType::Unicast => {
             let hop = hops.iter().find(|hop| is_alive(hop)).or_else(|| hops.first());
@@ -225,6 +232,7 @@ fn route_of(message: &RouteMessage, table: u32) -> Option<Route> {
         RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit => Target::Discard,
         _ => return None,
     };
+
     let prefix = Prefix { address, bits: header.destination_prefix_length };
     Some(Route { is_of_other_table: of_table != TABLE_LOCAL, metric, target, prefix })
 }
@@ -253,10 +261,12 @@ const fn ip_of(address: &RouteAddress) -> Option<IpAddr> {
 fn neighbour_of(message: &NeighbourMessage) -> Option<Neighbour> {
     let header = &message.header;
     let is_ip = matches!(header.family, AddressFamily::Inet | AddressFamily::Inet6);
-    // A proxy entry says whom this host answers for.
+
+    // A proxy entry is an address that this host answers for.
     if !is_ip || header.flags.contains(NeighbourFlags::Proxy) {
         return None;
     }
+
     let (mut address, mut mac) = (None, None);
     for attribute in &message.attributes {
         match attribute {
@@ -270,6 +280,7 @@ fn neighbour_of(message: &NeighbourMessage) -> Option<Neighbour> {
             _ => {}
         }
     }
+
     let is_valid = matches!(
         header.state,
         NeighbourState::Reachable
@@ -310,8 +321,8 @@ mod tests {
         bytes_of(RouteNetlinkMessage::NewRoute(route))
     }
 
-    /// Goal: the routes that count are read, with the first hop that lives, and others are left out. Method:
-    /// one of each as the kernel writes it.
+    /// Goal: relevant routes are parsed, with the first living hop, and others are left out. Method: one of each as the
+    /// kernel writes it.
     #[test]
     fn routes_are_read() {
         let to = RouteAttribute::Destination(RouteAddress::Inet([10, 0, 0, 0].into()));
@@ -333,7 +344,7 @@ mod tests {
         let prefix = Prefix { address: [10, 0, 0, 0].into(), bits: 8 };
         let via = |interface, gateway, metric| {
             let target = Target::Via { interface, gateway };
-            Event::Route(Route { is_of_other_table: true, metric, target, prefix })
+            NetlinkEvent::Route(Route { is_of_other_table: true, metric, target, prefix })
         };
         let gateway = Some([9, 9, 9, 9].into());
         let found = read(&all, 254);
@@ -342,8 +353,8 @@ mod tests {
         assert_eq!(read(&all, 1000).events, [via(3, None, 0)]);
     }
 
-    /// Goal: the address of ours is read, and how good it is; one that is not sure yet is none, and makes the kernel be asked again.
-    /// Method: one of each as the kernel writes it.
+    /// Goal: our addresses are parsed and ranked; a tentative one is not used, and causes another query. Method: one of
+    /// each as the kernel writes it.
     #[test]
     fn addresses_are_read() {
         let told = |scope, flags, attributes| {
@@ -355,7 +366,8 @@ mod tests {
         };
         let (own, peer) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let both = || vec![AddressAttribute::Address(peer), AddressAttribute::Local(own)];
-        let found = |address, rank| [Event::Address(Address { interface: 3, address, rank })];
+        let found =
+            |address, rank| [NetlinkEvent::Address(Address { interface: 3, address, rank })];
         let none = AddressHeaderFlags::empty();
         assert_eq!(told(AddressScope::Universe, none, both()), found(own, 0));
         assert_eq!(told(AddressScope::Link, AddressHeaderFlags::Secondary, both()), found(own, 5));
@@ -364,12 +376,12 @@ mod tests {
         for (scope, flags) in
             [(AddressScope::Universe, AddressHeaderFlags::Tentative), (AddressScope::Host, none)]
         {
-            assert_eq!(told(scope, flags, both()), [Event::Addresses]);
+            assert_eq!(told(scope, flags, both()), [NetlinkEvent::Addresses]);
         }
     }
 
-    /// Goal: no bytes make the reader panic or loop. Method: random bytes, and true messages with bytes
-    /// changed, from 64 seeds.
+    /// Goal: no bytes make the parser panic or loop. Method: random bytes, and valid messages with bytes changed, from
+    /// 64 seeds.
     #[test]
     fn any_bytes_are_read_safely() {
         let to = RouteAttribute::Destination(RouteAddress::Inet([10, 0, 0, 0].into()));
@@ -385,7 +397,10 @@ mod tests {
         let found = read(&message, 254);
         assert!(matches!(
             found.events.as_slice(),
-            [Event::Route(_), Event::Neighbour(Neighbour { mac: Some(_), is_stale: true, .. })]
+            [
+                NetlinkEvent::Route(_),
+                NetlinkEvent::Neighbour(Neighbour { mac: Some(_), is_stale: true, .. })
+            ]
         ));
         for seed in 0..64 {
             let mut rng = fastrand::Rng::with_seed(seed);

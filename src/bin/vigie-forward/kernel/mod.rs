@@ -1,19 +1,19 @@
-//! What the kernel knows of the network, and what becomes of it: interfaces, routes, neighbours.
+//! The kernel's view of the network, and its changes: interfaces, routes, neighbours.
 //!
 //! ```text
-//!  routing socket ──▶ message.rs ──▶ Event ──▶ picture.rs ──▶ Change ──▶ tables of the flows
-//!      follow.rs ───────────────────▶ Dump ───────┘
+//!  routing socket ──▶ message.rs ──▶ NetlinkEvent ──▶ cache.rs ──▶ Change ──▶ tables of the flows
+//!      monitor.rs ─────────────────────────▶ Dump ──────┘
 //! ```
-//! [`Picture`] does no I/O: events and dumps in, changes out. [`Follower`] puts sockets around it.
+//! [`NetlinkCache`] does no I/O: events and dumps in, changes out. [`NetlinkMonitor`] puts sockets around it.
 
-mod follow;
+mod cache;
 mod message;
-mod picture;
+mod monitor;
 
 #[cfg(test)]
-pub(crate) use self::picture::Interface;
-pub(crate) use self::picture::Own;
+pub(crate) use self::cache::Interface;
+pub(crate) use self::cache::SourceAddresses;
 pub(crate) use self::{
-    follow::{FollowError, Follower, snapshot},
-    picture::{Change, Picture, Prefix, Target},
+    cache::{Change, NetlinkCache, Prefix, Target},
+    monitor::{MonitorError, NetlinkMonitor, snapshot},
 };

@@ -1,5 +1,5 @@
-//! Small measurements: each takes some milliseconds, and the best of several rounds counts, since whatever disturbs
-//! makes them longer.
+//! Small measurements: each takes some milliseconds, and the best of several rounds counts, since disturbances only
+//! make them longer.
 
 use std::{
     io,
@@ -11,8 +11,8 @@ use vigie::{
     detect::clock::monotonic_now,
     forward::{
         Cost,
-        bpf::Place,
-        nic::{Nic, Settings},
+        bpf::AttachMode,
+        nic::{Nic, NicSettings},
         packet::{Packet, Port},
         pipeline::{Pipeline, Reason, Stage},
         stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
@@ -21,17 +21,17 @@ use vigie::{
     via::link::{EtherType, Link, MacAddress},
 };
 
-use crate::cli::Work;
+use crate::cli::PlannedWork;
 
 /// The sizes of the two points of a cost, in bytes.
 const SIZES: [usize; 2] = [64, 1500];
-/// Packets of one round.
+/// Packets per round.
 const BATCH: usize = 64;
-/// Rounds.
+/// The number of rounds.
 const ROUNDS: u32 = 200;
-/// How often a packet that was sent is looked for before it counts as lost.
+/// How often to look for a sent packet before it counts as lost.
 const LOOKS_MAX: u32 = 1_000_000;
-/// Frames begin with so many routers to cross, and a program that runs again sees one less.
+/// The TTL of frames at first; a program that runs again sees one less.
 const TTL: u8 = 255;
 const REPEATS: u32 = 200;
 
@@ -42,7 +42,7 @@ const SOURCE: [u8; 4] = [198, 18, 0, 2];
 const DESTINATION: [u8; 4] = [198, 19, 0, 2];
 const PUBLIC: [u8; 4] = [192, 0, 2, 1];
 
-/// Returns the cost of bringing a packet to a program and away again, one way: T_pci; and how it was measured.
+/// Returns the cost of moving a packet to a program or back: T_pci, one way; and how it was measured.
 pub(super) fn hand_over() -> io::Result<(Cost, &'static str)> {
     let mut times = [Duration::ZERO; 2];
     let link = Link::builder("lo").ether_type(EtherType::EXPERIMENTAL_1).open();
@@ -74,7 +74,7 @@ fn best(mut round: impl FnMut() -> io::Result<Duration>) -> io::Result<Duration>
     Ok(best.max(Duration::from_nanos(1)))
 }
 
-/// Sends a batch of frames to this host, and receives it. Returns the time of one frame, one way.
+/// Sends a batch of frames to this host, and receives them. Returns the time of one frame, one way.
 fn by_link(link: &mut Link, size: usize) -> io::Result<Duration> {
     let payload = vec![0; size - 14];
     let begin = monotonic_now();
@@ -113,7 +113,7 @@ fn each_way(time: Duration) -> io::Result<Duration> {
     Ok(time / ways)
 }
 
-/// A packet of UDP of this size.
+/// A UDP packet of this size.
 fn packet(size: usize) -> io::Result<Packet> {
     let length = u16::try_from(size - 14).map_err(io::Error::other)?;
     let mut frame = [&OWN.0[..], &NEXT.0, &[8, 0]].concat();
@@ -131,8 +131,8 @@ fn packet(size: usize) -> io::Result<Packet> {
     Ok(packet)
 }
 
-/// Makes the stages, and the table by which they route.
-fn stages(work: Work) -> io::Result<Vec<Box<dyn Stage>>> {
+/// Builds the stages, and the table by which they route.
+fn stages(work: PlannedWork) -> io::Result<Vec<Box<dyn Stage>>> {
     let fib = Fib::default();
     for port in [Port(0), Port(1)] {
         fib.set_interface(port, Some(Interface::new(OWN, 1500)));
@@ -142,19 +142,19 @@ fn stages(work: Work) -> io::Result<Vec<Box<dyn Stage>>> {
     fib.set_neighbour(Port(1), DESTINATION.into(), Some(NEXT));
     let route = RouteStage::new(fib);
     Ok(match work {
-        Work::L2 => vec![Box::new(Rewrite::new().arrival(Port(0)).send(Port(1)))],
-        Work::L3 => vec![Box::new(Ttl::new()), Box::new(route)],
-        Work::Nat => {
+        PlannedWork::L2 => vec![Box::new(Rewrite::new().ingress(Port(0)).send(Port(1)))],
+        PlannedWork::L3 => vec![Box::new(Ttl::new()), Box::new(route)],
+        PlannedWork::Nat => {
             let from = "198.18.0.0/16".parse().map_err(io::Error::other)?;
-            let rule = NatRule::Source { arrival: Port(0), from, external: PUBLIC.into() };
+            let rule = NatRule::Source { ingress: Port(0), from, external: PUBLIC.into() };
             let nat = Nat::new(NatTable::builder().build()).rule(rule);
             vec![Box::new(nat), Box::new(Ttl::new()), Box::new(route)]
         }
     })
 }
 
-/// Returns what the stages cost on the host: T_algoH.
-pub(super) fn host_cost(work: Work) -> io::Result<Cost> {
+/// Returns the cost of the stages on the host: T_algoH.
+pub(super) fn host_cost(work: PlannedWork) -> io::Result<Cost> {
     let mut builder = Pipeline::builder();
     for stage in stages(work)? {
         builder = builder.boxed(stage);
@@ -179,16 +179,16 @@ pub(super) fn host_cost(work: Work) -> io::Result<Cost> {
     line(times)
 }
 
-/// Measures a program, and returns sizes and nanoseconds as text: T_algoN. For a process in a namespace of its own, to whose
-/// loopback interface it is attached meanwhile.
-pub(crate) fn program_cost(work: Work) -> Result<String, String> {
+/// Measures a program, and returns sizes and nanoseconds as text: T_algoN. For a process with a network namespace of
+/// its own, whose loopback interface it uses.
+pub(crate) fn program_cost(work: PlannedWork) -> Result<String, String> {
     let stages = stages(work).map_err(|error| error.to_string())?;
     let stages: Vec<&dyn Stage> = stages.iter().map(|stage| &**stage).collect();
-    // The first interface of every namespace is lo. The port by which packets leave has none: nothing is sent, and the
-    // way to that finding is as long.
+    // The first interface of every namespace is lo. The outgoing port has none: nothing is sent, and the code path up
+    // to that point is as long.
     let nic = Nic::builder()
-        .settings(Settings::new().pass_up(&[Reason::NoRoute]))
-        .places(&[Place::Generic])
+        .settings(NicSettings::new().pass_up(&[Reason::NoRoute]))
+        .attach_modes(&[AttachMode::Generic])
         .port(Port(0), 1)
         .start(&stages)
         .map_err(|error| error.to_string())?;

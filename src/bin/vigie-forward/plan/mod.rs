@@ -1,4 +1,4 @@
-//! `vigie-forward plan`: what forwarding costs on this machine, and where the model would place it.
+//! `vigie-forward plan`: the cost of forwarding on this machine, and where the model would place it.
 
 mod measure;
 
@@ -12,15 +12,15 @@ use vigie::forward::{
 
 pub(crate) use self::measure::program_cost;
 use crate::{
-    cli::{PlanArgs, Work},
-    privileges::{Held, Right, listed},
+    cli::{PlanArgs, PlannedWork},
+    privileges::{HeldRights, Right, listed},
 };
 
-/// Payload of a packet: that of Ethernet.
+/// The payload of a packet: Ethernet's.
 const PACKET_BYTES: u64 = 1500;
-/// The rate that is assumed of links that do not tell theirs, in megabits per second.
+/// The rate assumed for links that do not report theirs, in megabits per second.
 const RATE_ASSUMED: u32 = 10_000;
-/// How long a measurement in a process of its own may take, in seconds.
+/// The time limit of a measurement in a process of its own, in seconds.
 const PROBE_S: &str = "20";
 
 /// Why there is no plan.
@@ -38,22 +38,22 @@ pub(crate) enum PlanError {
     Parameters(#[from] ParametersError),
 }
 
-/// Where a number comes from.
+/// A value and its origin.
 struct Sourced<T> {
     value: T,
     source: String,
 }
 
-/// Everything the model wants to know.
+/// The inputs of the model.
 struct Machine {
     rate_mbit: Sourced<u32>,
     hand_over: Sourced<Cost>,
     host: Cost,
-    /// Or why it cannot be had.
+    /// Or why it could not be measured.
     program: Result<Cost, String>,
 }
 
-/// Measures, and makes the text to print.
+/// Measures, and returns the text to print.
 pub(crate) fn run(arguments: &PlanArgs) -> Result<String, PlanError> {
     let machine = Machine::measure(arguments)?;
     let link = Bandwidth::new(u64::from(machine.rate_mbit.value) * 125_000)?;
@@ -75,11 +75,11 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<String, PlanError> {
     Ok(if arguments.json { as_json(&machine, &plans) } else { as_text(&machine, &plans) })
 }
 
-const fn work_word(work: Work) -> &'static str {
+const fn work_word(work: PlannedWork) -> &'static str {
     match work {
-        Work::L2 => "l2",
-        Work::L3 => "l3",
-        Work::Nat => "nat",
+        PlannedWork::L2 => "l2",
+        PlannedWork::L3 => "l3",
+        PlannedWork::Nat => "nat",
     }
 }
 
@@ -109,14 +109,16 @@ fn rate(arguments: &PlanArgs) -> Result<Sourced<u32>, PlanError> {
     let told = fs::read_to_string(folder.join("speed")).ok();
     let told = told.and_then(|text| text.trim().parse::<u32>().ok()).filter(|rate| *rate > 0);
     Ok(match told {
-        Some(value) => Sourced { value, source: format!("as {name} tells") },
-        None => Sourced { value: RATE_ASSUMED, source: format!("assumed: {name} does not tell") },
+        Some(value) => Sourced { value, source: format!("as {name} reports") },
+        None => {
+            Sourced { value: RATE_ASSUMED, source: format!("assumed: {name} does not report it") }
+        }
     })
 }
 
-/// Measures a program in a process of its own, in a network namespace of its own, since it must be attached for that.
-fn in_own_namespace(work: Work) -> Result<Cost, String> {
-    let missing = Held::now().missing(&[Right::Bpf, Right::NetAdmin]);
+/// Measures a program in a process with its own network namespace, since it must be attached for that.
+fn in_own_namespace(work: PlannedWork) -> Result<Cost, String> {
+    let missing = HeldRights::now().missing(&[Right::Bpf, Right::NetAdmin]);
     if !missing.is_empty() {
         return Err(format!("a program needs {}, which this process lacks", listed(&missing)));
     }
@@ -142,7 +144,7 @@ fn in_own_namespace(work: Work) -> Result<Cost, String> {
     Cost::through((small, small_time), (large, large_time)).map_err(|error| error.to_string())
 }
 
-/// Shows what a packet of two sizes costs.
+/// Shows the cost of packets of two sizes.
 fn two(cost: Cost) -> String {
     format!("{:?} for 64 B, {:?} for {PACKET_BYTES} B", cost.at(64), cost.at(PACKET_BYTES))
 }
@@ -174,7 +176,7 @@ fn as_text(machine: &Machine, plans: &[(u32, Plan)]) -> String {
     text
 }
 
-/// What to type.
+/// The command to type.
 fn advice(plan: &Plan) -> &'static str {
     match plan.path().placement {
         vigie::forward::Placement::Nic => "--path auto (or xdp-native, where the driver has it)",
@@ -203,6 +205,7 @@ fn as_json(machine: &Machine, plans: &[(u32, Plan)]) -> String {
         Ok(one) => cost(*one),
         Err(because) => json!({ "none": because }),
     };
+
     let whole = json!({
         "rate_mbit": machine.rate_mbit.value,
         "rate_source": machine.rate_mbit.source,
@@ -212,5 +215,6 @@ fn as_json(machine: &Machine, plans: &[(u32, Plan)]) -> String {
         "t_algo_nic_ns": program,
         "plans": plans,
     });
+
     format!("{whole}\n")
 }

@@ -1,4 +1,4 @@
-//! The side of those who ask.
+//! The client side.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -13,13 +13,13 @@ use thiserror::Error;
 
 use super::{
     rendezvous::{RendezvousError, find},
-    report::{FORMAT_VERSION, Report},
+    report::{FORMAT_VERSION, InstanceReport},
     table,
 };
 use crate::cli::StatsArgs;
 
 /// How long an instance may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
@@ -28,9 +28,9 @@ pub(crate) enum ClientError {
     Rendezvous(#[from] RendezvousError),
     #[error("{}: {source}; {}", path.display(), socket_hint(source))]
     Socket { path: PathBuf, source: io::Error },
-    #[error("{}: what answers is no vigie-forward of this version: {source}", path.display())]
+    #[error("{}: the answer is not from a vigie-forward of this version: {source}", path.display())]
     Format { path: PathBuf, source: serde_json::Error },
-    #[error("{}: the instance speaks version {version} of the format, and this program {FORMAT_VERSION}", path.display())]
+    #[error("{}: the instance uses version {version} of the format, but this program uses {FORMAT_VERSION}", path.display())]
     Version { path: PathBuf, version: u32 },
     #[error("the instance refuses: {0}")]
     Refused(String),
@@ -38,7 +38,7 @@ pub(crate) enum ClientError {
     Output(io::Error),
 }
 
-/// Says what may help.
+/// Returns advice for an error.
 fn socket_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -49,11 +49,11 @@ fn socket_hint(error: &io::Error) -> &'static str {
 }
 
 #[derive(Deserialize)]
-struct Refusal {
+struct ErrorReply {
     error: String,
 }
 
-/// A conversation with an instance.
+/// A connection to an instance.
 struct Client {
     path: PathBuf,
     stream: BufReader<UnixStream>,
@@ -64,8 +64,8 @@ impl Client {
         let path = path.map_or_else(find, |path| Ok(path.to_owned()))?;
         let open = || {
             let stream = UnixStream::connect(&path)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+            stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
             Ok(BufReader::new(stream))
         };
         match open() {
@@ -81,29 +81,29 @@ impl Client {
         if self.stream.read_line(&mut answer).map_err(failed)? == 0 {
             return Err(failed(io::ErrorKind::UnexpectedEof.into()));
         }
-        match serde_json::from_str::<Refusal>(&answer) {
+        match serde_json::from_str::<ErrorReply>(&answer) {
             Ok(refusal) => Err(ClientError::Refused(refusal.error)),
             Err(_) => Ok(answer),
         }
     }
 }
 
-/// Asks the instance at `path`, or the only one, for one thing.
+/// Sends one request to the instance at `path`, or to the only one.
 pub(crate) fn request(path: Option<&Path>, line: &str) -> Result<String, ClientError> {
     Client::open(path)?.ask(line)
 }
 
-/// Shows what an instance does, once or again and again.
+/// Shows the report of an instance, once or repeatedly.
 pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
     let mut client = Client::open(arguments.socket.as_deref())?;
-    let mut before: Option<Report> = None;
+    let mut before: Option<InstanceReport> = None;
     let looks = arguments.every.map_or(1, |_| arguments.count.unwrap_or(u64::MAX));
     for look in 0..looks {
         if let (Some(every), 1..) = (arguments.every, look) {
             let _ = pause(every.0);
         }
         let answer = client.ask("report")?;
-        let report: Report = serde_json::from_str(&answer)
+        let report: InstanceReport = serde_json::from_str(&answer)
             .map_err(|source| ClientError::Format { path: client.path.clone(), source })?;
         if report.vigie_forward != FORMAT_VERSION {
             let version = report.vigie_forward;
@@ -112,7 +112,7 @@ pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
         let text = if arguments.json { answer } else { table::render(&report, before.as_ref()) };
         let mut output = io::stdout().lock();
         match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
-            // Whoever read has seen enough.
+            // The reader of the output has seen enough.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written.map_err(ClientError::Output)?,
         }
@@ -121,7 +121,7 @@ pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
     Ok(())
 }
 
-/// Waits, or until a signal comes.
+/// Waits for the time, or for a signal.
 fn pause(time: Duration) -> rustix::io::Result<usize> {
     let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     let time = Timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos().into() };

@@ -1,8 +1,7 @@
-//! What a running instance tells: over a Unix socket, to whoever may open it.
+//! The reports of a running instance, over a Unix socket, for every process that may open it.
 //!
-//! The reader sends a line and gets a line of JSON, as often as it wants: `report` gets a
-//! [`Report`](report::Report); `move FLOW SIDE` moves a flow and gets `{"moved":…}`; anything else, and whatever
-//! goes wrong, gets `{"error":…}`.
+//! The client sends a line and gets a line of JSON, as often as it wants: `report` gets a [`InstanceReport`](report::InstanceReport);
+//! `move FLOW SIDE` moves a flow and gets `{"moved":…}`; any other line, and any failure, gets `{"error":…}`.
 
 mod client;
 mod rendezvous;
@@ -13,6 +12,6 @@ mod table;
 pub(crate) use self::{
     client::{request, stats},
     rendezvous::{RendezvousError, bind, sweep},
-    report::{FORMAT_VERSION, FlowReport, Report, RoutesReport},
+    report::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
     server::serve,
 };

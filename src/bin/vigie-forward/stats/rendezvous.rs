@@ -1,4 +1,4 @@
-//! Where instances and those who ask them meet: a socket in a folder that both find.
+//! How clients find instances: a socket in a well-known folder.
 
 use std::{
     env, fs, io,
@@ -14,15 +14,15 @@ use thiserror::Error;
 
 const PREFIX: &str = "vigie-forward.";
 const SUFFIX: &str = ".sock";
-/// Files of a folder that are looked at.
+/// The maximum number of files examined in a folder.
 const FILES_MAX: usize = 10_000;
 
-/// Why nobody met.
+/// Why no instance was found, or the socket could not be created.
 #[derive(Debug, Error)]
 pub(crate) enum RendezvousError {
     #[error("another instance serves {}: end it, or choose another --stats-socket", path.display())]
     InUse { path: PathBuf },
-    #[error("{} exists and is no socket: remove it, or choose another --stats-socket", path.display())]
+    #[error("{} exists and is not a socket: remove it, or choose another --stats-socket", path.display())]
     NotASocket { path: PathBuf },
     #[error(
         "the stats socket {} cannot be made: {source}; the folder must exist and be writable, and a path has \
@@ -30,7 +30,9 @@ pub(crate) enum RendezvousError {
         path.display()
     )]
     Io { path: PathBuf, source: io::Error },
-    #[error("no running instance is found ({searched}): start one, or name its socket by --socket")]
+    #[error(
+        "no running instance was found ({searched}): start one, or name its socket by --socket"
+    )]
     Nobody { searched: String },
     #[error("several instances run: name one by --socket:{}", listed(paths))]
     Several { paths: Vec<PathBuf> },
@@ -40,24 +42,24 @@ fn listed(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| format!("\n  {}", path.display())).collect()
 }
 
-/// Returns the folders where sockets may be, in order of preference.
+/// Returns the folders for sockets, in order of preference.
 fn folders() -> Vec<PathBuf> {
     let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     own.into_iter().chain([PathBuf::from("/run"), env::temp_dir()]).collect()
 }
 
-/// A socket of ours; removed when it is dropped.
+/// Our own socket; removed when dropped.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct SocketGuard {
     pub(crate) path: PathBuf,
-    /// Device and number of the file, by which we know it for ours.
+    /// Device and inode of the file, which identify it as ours.
     identity: (u64, u64),
 }
 
-impl Drop for Bound {
+impl Drop for SocketGuard {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|found| found == self.identity) {
-            // What cannot be removed is removed by the next start.
+            // If removing fails, the next start removes it.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -68,8 +70,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// Makes the socket, for this user alone. Returns whether a dead instance had left one there.
-pub(crate) fn bind(path: Option<&Path>) -> Result<(UnixListener, Bound, bool), RendezvousError> {
+/// Creates the socket, accessible to this user only. Returns whether it replaced one of a dead instance.
+pub(crate) fn bind(
+    path: Option<&Path>,
+) -> Result<(UnixListener, SocketGuard, bool), RendezvousError> {
     if let Some(path) = path {
         return bind_at(path);
     }
@@ -84,7 +88,7 @@ pub(crate) fn bind(path: Option<&Path>) -> Result<(UnixListener, Bound, bool), R
     result
 }
 
-fn bind_at(path: &Path) -> Result<(UnixListener, Bound, bool), RendezvousError> {
+fn bind_at(path: &Path) -> Result<(UnixListener, SocketGuard, bool), RendezvousError> {
     let failed = |source| RendezvousError::Io { path: path.to_owned(), source };
     let was_left = match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
@@ -98,7 +102,8 @@ fn bind_at(path: &Path) -> Result<(UnixListener, Bound, bool), RendezvousError> 
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) => return Err(failed(error)),
     };
-    // Under a name of its own until nobody else can open it.
+
+    // Under a name of its own until no other user can open it.
     let new = path.with_extension(format!("{}.new", process::id()));
     let listener = UnixListener::bind(&new).map_err(failed)?;
     let only_us = fs::Permissions::from_mode(0o600);
@@ -107,12 +112,13 @@ fn bind_at(path: &Path) -> Result<(UnixListener, Bound, bool), RendezvousError> 
         let _ = fs::remove_file(&new);
         return Err(failed(error));
     }
+
     listener.set_nonblocking(true).map_err(failed)?;
     let identity = identity(path).map_err(failed)?;
-    Ok((listener, Bound { path: path.to_owned(), identity }, was_left))
+    Ok((listener, SocketGuard { path: path.to_owned(), identity }, was_left))
 }
 
-/// Returns whether somebody listens.
+/// Returns whether a process listens.
 fn is_alive(path: &Path) -> bool {
     match UnixStream::connect(path) {
         Ok(_) => true,
@@ -142,13 +148,13 @@ fn sockets() -> Vec<PathBuf> {
     found
 }
 
-/// Removes what dead instances have left in the usual folders. Returns what that was.
+/// Removes the sockets of dead instances in the usual folders. Returns their paths.
 pub(crate) fn sweep() -> Vec<PathBuf> {
     let dead = sockets().into_iter().filter(|path| !is_alive(path));
     dead.filter(|path| fs::remove_file(path).is_ok()).collect()
 }
 
-/// Finds the only instance that runs.
+/// Finds the only running instance.
 pub(crate) fn find() -> Result<PathBuf, RendezvousError> {
     let mut alive: Vec<_> = sockets().into_iter().filter(|path| is_alive(path)).collect();
     match (alive.pop(), alive.is_empty()) {

@@ -1,4 +1,4 @@
-//! The side of the instance.
+//! The server side.
 
 use std::{cell::Cell, future::poll_fn, io, rc::Rc, task::Context, time::Duration};
 
@@ -8,24 +8,24 @@ use vigie::{
     time::{sleep, timeout},
 };
 
-/// Readers at a time; one more is sent away.
+/// The maximum number of concurrent clients; further ones are refused.
 const READERS_MAX: u32 = 16;
-/// The longest line of a reader.
+/// The longest line of a client.
 const LINE_BYTES_MAX: usize = 256;
-/// How long a reader may take to ask, or to take its answer.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long accepting pauses after it failed: descriptors may be short.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How long a client may take to send a request, or to take its answer.
+const READER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long accepting pauses after a failure: descriptors may be short.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Makes a line of JSON of what a reader asks.
-pub(crate) type Answer = Rc<dyn Fn(&str) -> String>;
+/// Turns a request into a line of JSON.
+pub(crate) type ReplyFn = Rc<dyn Fn(&str) -> String>;
 
-/// Answers whoever asks, until it is dropped.
-pub(crate) async fn serve(listener: UnixListener, answer: Answer) {
+/// Answers clients, until it is dropped.
+pub(crate) async fn serve(listener: UnixListener, answer: ReplyFn) {
     let readers = Rc::new(Cell::new(0));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            sleep(PAUSE).await;
+            sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         if readers.get() == READERS_MAX {
@@ -34,15 +34,15 @@ pub(crate) async fn serve(listener: UnixListener, answer: Answer) {
         readers.set(readers.get() + 1);
         let (readers, answer) = (Rc::clone(&readers), Rc::clone(&answer));
         let reader = spawn_local(async move {
-            // What goes wrong is the reader's business.
-            let _ = timeout(PATIENCE, converse(&stream, &answer)).await;
+            // Errors only concern this client.
+            let _ = timeout(READER_TIMEOUT, converse(&stream, &answer)).await;
             readers.set(readers.get() - 1);
         });
         reader.detach();
     }
 }
 
-async fn converse(stream: &UnixStream, answer: &Answer) -> io::Result<()> {
+async fn converse(stream: &UnixStream, answer: &ReplyFn) -> io::Result<()> {
     let mut line = Vec::new();
     loop {
         while let Some(end) = line.iter().position(|byte| *byte == b'\n') {
@@ -73,7 +73,7 @@ async fn write_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Tries until it does not block.
+/// Retries until it does not block.
 async fn when_ready<T>(
     mut ready: impl FnMut(&Context<'_>) -> std::task::Poll<io::Result<()>>,
     mut attempt: impl FnMut() -> io::Result<T>,

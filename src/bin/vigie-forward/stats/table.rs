@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::report::{FlowReport, Report};
+use super::report::{FlowReport, InstanceReport};
 
 /// Shows a report, with rates if there was one before.
-pub(crate) fn render(report: &Report, before: Option<&Report>) -> String {
+pub(crate) fn render(report: &InstanceReport, before: Option<&InstanceReport>) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = write_report(&mut text, report, before);
@@ -14,10 +14,10 @@ pub(crate) fn render(report: &Report, before: Option<&Report>) -> String {
 
 fn write_report(
     text: &mut String,
-    report: &Report,
-    before: Option<&Report>,
+    report: &InstanceReport,
+    before: Option<&InstanceReport>,
 ) -> Result<(), std::fmt::Error> {
-    let Report { pid, state, uptime_ms, .. } = report;
+    let InstanceReport { pid, state, uptime_ms, .. } = report;
     let rights =
         if report.rights.is_empty() { "none".to_owned() } else { report.rights.join(", ") };
     let seconds = uptime_ms / 1000;
@@ -29,6 +29,7 @@ fn write_report(
             |count| if count > 0 { format!(", unreadable {count}") } else { String::new() };
         writeln!(text, "{}", unread(*unreadable))?;
     }
+
     let header =
         ["flow", "kind", "path", "state", "moves", "units", "bytes", "dropped"].map(str::to_owned);
     let mut rows = vec![header.to_vec()];
@@ -46,12 +47,14 @@ fn write_report(
             row.push(format!("{}.{}", bytes / 1_000_000, bytes / 100_000 % 10));
         }
     }
+
     write_aligned(text, &rows)?;
     for flow in &report.flows {
         if before.is_none() {
             write_details(text, flow)?;
         }
     }
+
     Ok(())
 }
 
@@ -118,7 +121,7 @@ mod tests {
             counters: [("accepted".to_owned(), 10), ("cut".to_owned(), 0)].into(),
             ..FlowReport::default()
         };
-        let before = Report {
+        let before = InstanceReport {
             vigie_forward: 1,
             pid: 7,
             uptime_ms: 1000,

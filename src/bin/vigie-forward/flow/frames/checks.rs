@@ -1,21 +1,21 @@
-//! What must be so before frames are taken.
+//! Checks before frames are taken.
 
 use std::{fs, io};
 
 use vigie::forward::tables::Prefix;
 
-use super::program::Door;
+use super::program::FlowInterface;
 use crate::{
-    config::Kind,
+    config::FlowKind,
     flow::FlowError,
-    journal::say,
+    journal::log,
     kernel::{self, Target, snapshot},
-    privileges::{Held, Right, listed},
+    privileges::{HeldRights, Right, listed},
 };
 
-/// Names what is missing, and what there is without it.
+/// Names the missing capabilities, and the alternatives without them.
 pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
-    let held = Held::now();
+    let held = HeldRights::now();
     let program = held.missing(&[Right::Bpf, Right::NetAdmin]);
     if held.has(Right::NetRaw) {
         return Ok(());
@@ -32,40 +32,44 @@ pub(super) fn check_rights(name: &str) -> Result<(), FlowError> {
     )))
 }
 
-/// Checks that the interfaces are there, and that the kernel does not forward between them as well.
+/// Checks that the interfaces exist, and that the kernel does not forward between them as well.
 pub(super) fn check_interfaces(
     names: &[String],
-    kind: &Kind,
+    kind: &FlowKind,
     table: u32,
-) -> Result<Vec<Door>, FlowError> {
-    let picture = snapshot(table).map_err(|error| FlowError::Io {
+) -> Result<Vec<FlowInterface>, FlowError> {
+    let cache = snapshot(table).map_err(|error| FlowError::Io {
         what: "asking the kernel for its interfaces".to_owned(),
         source: io::Error::other(error),
     })?;
-    let mut doors = Vec::new();
+
+    let mut flow_interfaces = Vec::new();
     for name in names {
-        let Some(interface) = picture.interface(name) else {
+        let Some(interface) = cache.interface(name) else {
             return Err(FlowError::Setting(format!(
                 "there is no interface `{name}` in this network namespace (`ip link` lists them)"
             )));
         };
         if interface.mac.is_none() {
-            return Err(FlowError::Setting(format!("interface `{name}` is no Ethernet")));
+            return Err(FlowError::Setting(format!(
+                "interface `{name}` is not an Ethernet interface"
+            )));
         }
-        if !matches!(kind, Kind::L2(_)) {
+        if !matches!(kind, FlowKind::L2(_)) {
             check_kernel_forwarding(name)?;
         }
         if !interface.is_up {
-            say(format!("interface {name} is down, or has no carrier: it is waited for"));
+            log(format!("interface {name} is down or has no carrier: waiting for it"));
         }
         let (name, index, is_pair) = (name.clone(), interface.index, interface.is_pair);
-        let networks = picture.networks(index).into_iter();
+        let networks = cache.networks(index).into_iter();
         let networks = networks.filter_map(|one| Prefix::new(one.address, one.bits).ok()).collect();
-        doors.push(Door { name, index, is_pair, networks });
+        flow_interfaces.push(FlowInterface { name, index, is_pair, networks });
     }
-    if let Kind::Nat(nat) = kind {
+
+    if let FlowKind::Nat(nat) = kind {
         let prefix = kernel::Prefix { address: nat.address.into(), bits: 32 };
-        if picture.target(prefix) == Some(Target::Local) {
+        if cache.target(prefix) == Some(Target::Local) {
             return Err(FlowError::Setting(format!(
                 "{0} is an address of this host, whose kernel would answer and reset what is not its own: give another \
                  address of the network of `{1}` (vigie-forward answers ARP for it), or take it away (`ip addr del {0} \
@@ -74,12 +78,13 @@ pub(super) fn check_interfaces(
             )));
         }
     }
-    Ok(doors)
+
+    Ok(flow_interfaces)
 }
 
-/// The kernel sees what a packet socket sees: if both forward, everything arrives twice.
+/// The kernel also sees the frames of a packet socket: if both forward, everything arrives twice.
 fn check_kernel_forwarding(name: &str) -> Result<(), FlowError> {
-    // The kernel writes dots of a name as slashes in names of settings, and its files have them as they are.
+    // The kernel writes dots in an interface's name as slashes in names of settings; its files keep the dots.
     let is_on = |version: &str, what: &str| {
         let file = format!("/proc/sys/net/{version}/conf/{what}/forwarding");
         fs::read_to_string(file).is_ok_and(|text| text.trim() != "0")
@@ -92,7 +97,7 @@ fn check_kernel_forwarding(name: &str) -> Result<(), FlowError> {
         return Ok(());
     };
     Err(FlowError::Setting(format!(
-        "the kernel forwards what arrives at `{name}` too, and every packet would leave twice: turn that off (`sysctl \
+        "the kernel forwards packets from `{name}` too, so every packet would be sent twice: turn that off (`sysctl \
          -w net.{doubled}.conf.{}.forwarding=0`)",
         name.replace('.', "/")
     )))

@@ -1,4 +1,4 @@
-//! A flow of frames that runs.
+//! A running flow of frames.
 
 use std::{collections::BTreeMap, net::IpAddr, rc::Rc, sync::mpsc::Receiver, time::Duration};
 
@@ -6,57 +6,57 @@ use vigie::{
     Instant,
     detect::{HostThread, clock::monotonic_now},
     forward::{
-        host::{Forwarder, Hosted},
+        host::{AsyncForwarder, Forwarder},
         packet::Port,
         pipeline::Reason,
-        tables::{CounterSnapshot, Counters, NatTable, Traffic},
+        tables::{CounterSnapshot, NatTable, Traffic, TrafficCounters},
     },
     spawn_blocking,
 };
 
 use super::{
-    program::{Program, word},
+    program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
     tables::Tables,
 };
 use crate::{
-    cli::Side,
+    cli::FlowSide,
     flow::{Drained, Draining, Running},
-    journal::say,
-    kernel::{Change, Picture},
+    journal::log,
+    kernel::{Change, NetlinkCache},
     migration::Migration,
     stats::FlowReport,
 };
 
-/// Turns of the pipeline in which what waits may still leave at the end.
+/// Turns of the pipeline at the end, for packets that still wait.
 const DRAIN_TURNS: usize = 1000;
-/// How often gateways are kept fresh.
+/// How often gateways are refreshed.
 const REFRESH: Duration = Duration::from_secs(10);
 
-/// A flow that forwards.
+/// A running flow.
 pub(super) struct FramesFlow {
     pub(super) head: FlowReport,
     /// Names of interfaces, in the order of their ports.
     pub(super) names: Rc<[String]>,
     pub(super) tables: Tables,
-    pub(super) program: Option<Program>,
+    pub(super) program: Option<FrameProgram>,
     /// Whether it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
-    pub(super) wanted: Receiver<(Port, IpAddr)>,
-    pub(super) counters: Counters,
-    pub(super) hosted: Hosted,
+    pub(super) missing_neighbours: Receiver<(Port, IpAddr)>,
+    pub(super) counters: TrafficCounters,
+    pub(super) async_forwarder: AsyncForwarder,
     pub(super) thread: Option<HostThread>,
     pub(super) migration: Option<Migration>,
     pub(super) refresh_at: Instant,
 }
 
 impl FramesFlow {
-    /// Packets that came in, and those that went out with their bytes, on both sides. What the program left to
-    /// the host is the host's.
+    /// Received packets; sent packets and bytes; and all counters, of both sides. Packets that the program left to the
+    /// host count as the host's.
     fn traffic(&self) -> (u64, Traffic, BTreeMap<String, u64>) {
         let host = self.counters.snapshot();
-        let nic = self.program.as_ref().and_then(Program::counters);
+        let nic = self.program.as_ref().and_then(FrameProgram::counters);
         let (nic, passed_up) = nic.map_or((None, 0), |(seen, up)| (Some(seen), up));
         let by_nic = |of: fn(&CounterSnapshot) -> u64| nic.as_ref().map_or(0, of);
         let mut counters = BTreeMap::from([
@@ -73,8 +73,9 @@ impl FramesFlow {
             let dropped = nic.as_ref().map_or(0, |seen| seen.of(*reason));
             counters.insert(format!("dropped: {reason}"), host.of(*reason).saturating_add(dropped));
         }
-        counters.insert("ICMP errors sent".to_owned(), host.answers);
-        counters.insert("ICMP errors suppressed".to_owned(), host.answers_suppressed);
+
+        counters.insert("ICMP errors sent".to_owned(), host.icmp_errors);
+        counters.insert("ICMP errors suppressed".to_owned(), host.icmp_errors_suppressed);
         let taken = by_nic(|seen| seen.received.packets).saturating_sub(passed_up);
         let mut sent = host.sent;
         sent.packets = sent.packets.saturating_add(by_nic(|seen| seen.sent.packets));
@@ -82,25 +83,25 @@ impl FramesFlow {
         (host.received.packets.saturating_add(taken), sent, counters)
     }
 
-    /// Moves the flow, and counts it.
-    fn go_to(&mut self, side: Side) -> Result<(), String> {
+    /// Moves the flow, and counts the move.
+    fn go_to(&mut self, side: FlowSide) -> Result<(), String> {
         let Some(program) = &mut self.program else {
             return Err(format!("it has no program at its interfaces: {}", self.head.because));
         };
         match (side, program.is_attached()) {
-            (Side::Nic, true) | (Side::Host, false) => {
-                return Err(format!("it is at the {} already", side.word()));
+            (FlowSide::Nic, true) | (FlowSide::Host, false) => {
+                return Err(format!("it is at the {} already", side.name()));
             }
-            (Side::Host, true) if program.is_alone() => {
+            (FlowSide::Host, true) if program.is_alone() => {
                 return Err(
                     "by tcx there is no host beside the program: start it with another --path"
                         .to_owned(),
                 );
             }
-            (Side::Nic, false) => program.resume()?,
-            (Side::Host, true) => program.pause(),
+            (FlowSide::Nic, false) => program.resume()?,
+            (FlowSide::Host, true) => program.pause(),
         }
-        side.word().clone_into(&mut self.head.side);
+        side.name().clone_into(&mut self.head.side);
         self.head.migrations += 1;
         if let Some(migration) = &mut self.migration {
             migration.moved(side);
@@ -108,7 +109,7 @@ impl FramesFlow {
         Ok(())
     }
 
-    /// Lets the program know of its interfaces.
+    /// Tells the program about changed interfaces.
     fn tell_program(&mut self, change: &Change) {
         let Some(program) = &mut self.program else { return };
         let port = |name: &str| {
@@ -130,23 +131,23 @@ impl FramesFlow {
         }
     }
 
-    /// Moves the flow if its load says so.
+    /// Moves the flow if its load requires it.
     fn migrate(&mut self, now: Instant) {
         let Some(migration) = &mut self.migration else { return };
         let host = self.counters.snapshot().received.packets;
-        let nic = self.program.as_ref().and_then(Program::counters);
+        let nic = self.program.as_ref().and_then(FrameProgram::counters);
         let packets = nic.map_or(host, |(seen, passed_up)| {
             host.saturating_add(seen.received.packets.saturating_sub(passed_up))
         });
         let Some((side, load)) = migration.look(packets, now) else { return };
         let name = self.head.name.clone();
         match self.go_to(side) {
-            Ok(()) => say(format!(
+            Ok(()) => log(format!(
                 "flow `{name}` moved to the {}: {load} packets per second",
-                side.word()
+                side.name()
             )),
             Err(problem) => {
-                say(format!("flow `{name}` does not move any more: {problem}"));
+                log(format!("flow `{name}` does not move any more: {problem}"));
                 self.migration = None;
             }
         }
@@ -156,7 +157,7 @@ impl FramesFlow {
 impl Running for FramesFlow {
     fn report(&self) -> FlowReport {
         let (received, sent, mut counters) = self.traffic();
-        let kernel_drops = self.hosted.with(Forwarder::kernel_drops);
+        let kernel_drops = self.async_forwarder.with(Forwarder::kernel_drops);
         let kernel_drops = kernel_drops.and_then(Result::ok).unwrap_or(0);
         counters.insert("dropped: not taken in time".to_owned(), kernel_drops);
         let dropped = counters.iter().filter(|(name, _)| name.starts_with("dropped: "));
@@ -166,15 +167,15 @@ impl Running for FramesFlow {
             counters.insert("translations".to_owned(), u64::try_from(nat.len()).unwrap_or(0));
         }
         let place = self.program.as_ref().filter(|program| program.is_attached());
-        let place = place.and_then(Program::place).map(|place| word(place).to_owned());
+        let place = place.and_then(FrameProgram::mode).map(|mode| mode_name(mode).to_owned());
         let path = place.unwrap_or_else(|| self.head.path.clone());
         let (units, bytes) = (sent.packets, sent.bytes);
         FlowReport { path, units, bytes, dropped, counters, ..self.head.clone() }
     }
 
-    fn follow(&mut self, picture: &Picture, changes: &[Change]) {
+    fn follow(&mut self, cache: &NetlinkCache, changes: &[Change]) {
         if self.routes {
-            self.tables.follow(changes, picture);
+            self.tables.follow(changes, cache);
         }
         for change in changes {
             self.tell_program(change);
@@ -184,17 +185,17 @@ impl Running for FramesFlow {
         }
     }
 
-    fn tick(&mut self, picture: Option<&Picture>, now: Instant) {
-        self.tables.ask_for(self.wanted.try_iter());
+    fn tick(&mut self, cache: Option<&NetlinkCache>, now: Instant) {
+        self.tables.ask_for(self.missing_neighbours.try_iter());
         if let Some(nat) = &self.nat {
             nat.expire(now);
         }
         if let Some(program) = &mut self.program {
             program.follow(now);
         }
-        if let Some(picture) = picture.filter(|_| self.routes && now >= self.refresh_at) {
+        if let Some(cache) = cache.filter(|_| self.routes && now >= self.refresh_at) {
             self.refresh_at = now + REFRESH;
-            let gateways = picture.gateways_to_ask(&self.tables.indices()).into_iter();
+            let gateways = cache.gateways_to_ask(&self.tables.indices()).into_iter();
             let gateways: Vec<_> = gateways
                 .filter_map(|(index, gateway)| Some((self.tables.port(index)?, gateway)))
                 .collect();
@@ -203,22 +204,25 @@ impl Running for FramesFlow {
         self.migrate(now);
     }
 
-    fn move_to(&mut self, side: Side) -> Result<(), String> {
+    fn move_to(&mut self, side: FlowSide) -> Result<(), String> {
         self.go_to(side)?;
-        say(format!("flow `{}` moved to the {}, as it was told", self.head.name, side.word()));
+        log(format!("flow `{}` moved to the {} as requested", self.head.name, side.name()));
         Ok(())
     }
 
     fn drain(mut self: Box<Self>, _: Instant) -> Draining {
-        // What is counted in the moment that it takes is not shown.
+        // Counts that arrive while this runs are not shown.
         let last = self.report();
         let ended = Box::pin(async move {
-            // First the program: what it would have taken is still forwarded by the host.
+            // First the program: its packets are then still forwarded by the host.
             let program = self.program.take();
             let _ = spawn_blocking(move || drop(program)).await;
-            let left = self.hosted.with(|forwarder| !forwarder.drain(DRAIN_TURNS)).unwrap_or(false);
+            let left = self
+                .async_forwarder
+                .with(|forwarder| !forwarder.drain(DRAIN_TURNS))
+                .unwrap_or(false);
             if left {
-                say(format!("flow `{}`: frames were still waiting to leave", self.head.name));
+                log(format!("flow `{}`: frames were still waiting to leave", self.head.name));
             }
             // Joins the thread, and waits for the kernel to free the interfaces.
             let thread = self.thread.take();

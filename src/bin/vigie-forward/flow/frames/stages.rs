@@ -1,4 +1,4 @@
-//! Stages that the command adds to the library's.
+//! Stages of this command, in addition to the library's.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -12,24 +12,24 @@ use vigie::{
         packet::{ARP_BYTES, Arp, Ethernet, Fragment, Packet, Port},
         pipeline::{Offload, Reason, Stage, Verdict},
         stages::RouteStage,
-        tables::{Fib, FibReader, NoHop},
+        tables::{Fib, FibReader, NextHopError},
     },
     via::link::{EtherType, MacAddress},
 };
 
-/// The port of what belongs to this host. No interface has it: by a program, such packets go up to the kernel; the
-/// host's own pipeline leaves them, since the kernel has them anyway.
+/// The port of packets for this host. It has no interface: a program passes such packets up to the kernel; the host's
+/// own pipeline drops them, since the kernel has its own copy.
 pub(super) const KERNEL: Port = Port(u16::MAX);
 
-/// What a pipeline leaves to the kernel is dropped there for this reason: nothing else has it.
+/// The reason for packets that a pipeline leaves to the kernel; nothing else uses it.
 pub(super) const LEFT_TO_KERNEL: Reason = Reason::User;
 
-/// Leaves to the kernel what is not to be routed: frames to others than the interface, with VLAN tags, or of other
-/// protocols than IP. Answers for an address that nobody has. The rest goes through the stages behind it, which so
-/// never see what is no IP.
+/// Leaves to the kernel the frames that are not to be routed: those not addressed to the interface, with VLAN tags, or
+/// of other protocols than IP. Answers ARP for an address that no host has. The rest passes through the stages behind
+/// it, which so only see IP.
 pub(super) struct Guard {
     reader: FibReader,
-    /// The address, and the port at whose link it is.
+    /// The address, and the port on whose link it is.
     answers_for: Option<(Ipv4Addr, Port)>,
     behind: Vec<Box<dyn Stage>>,
 }
@@ -43,7 +43,7 @@ impl Guard {
         Self { reader: fib.reader(), answers_for, behind }
     }
 
-    /// Leads a packet through the stages behind; none of them makes copies.
+    /// Passes a packet through the stages behind; none of them makes copies.
     fn go_on(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         let mut last = Verdict::Pass;
         for stage in &mut self.behind {
@@ -56,7 +56,7 @@ impl Guard {
         last
     }
 
-    /// Makes the answer of a question for our address.
+    /// Answers an ARP request for our address.
     fn answer(&mut self, packet: &mut Packet, payload_at: usize) -> Verdict {
         let left = Verdict::Drop(LEFT_TO_KERNEL);
         let Some((address, port)) = self.answers_for else { return left };
@@ -66,7 +66,7 @@ impl Guard {
             return left;
         };
         let Ok(question) = Arp::parse(payload) else { return left };
-        let is_ours = packet.arrival() == port
+        let is_ours = packet.ingress() == port
             && question.operation == 1
             && question.target_ip == address
             && question.sender_ip != address;
@@ -83,7 +83,7 @@ impl Guard {
     }
 }
 
-/// Writes operation, sender and target behind what stays the same.
+/// Writes operation, sender and target after the constant fields.
 fn write_answer(answer: &mut [u8], question: &Arp, own: MacAddress) {
     let fields: [&[u8]; 5] = [
         &2_u16.to_be_bytes(),
@@ -112,7 +112,7 @@ impl Stage for Guard {
         match frame.ether_type {
             EtherType(0x0806) => self.answer(packet, frame.payload_at),
             EtherType(0x0800 | 0x86dd) => {
-                let own = self.reader.get().interface(packet.arrival());
+                let own = self.reader.get().interface(packet.ingress());
                 if own.is_some_and(|own| own.address == frame.destination) {
                     self.go_on(packet, now)
                 } else {
@@ -128,17 +128,17 @@ impl Stage for Guard {
     }
 }
 
-/// Routes, and asks for the neighbours that are missing.
+/// Routes, and requests missing neighbours.
 #[derive(Debug)]
 pub(super) struct Router {
     route: RouteStage,
-    wanted: SyncSender<(Port, IpAddr)>,
+    missing_neighbours: SyncSender<(Port, IpAddr)>,
 }
 
 impl Router {
-    /// `wanted` is told whose address of Ethernet is missing; when it is full, nobody is told.
-    pub(super) fn new(fib: Fib, wanted: SyncSender<(Port, IpAddr)>) -> Self {
-        Self { route: RouteStage::new(fib), wanted }
+    /// `missing_neighbours` gets the neighbours whose Ethernet address is missing; requests are lost if it is full.
+    pub(super) fn new(fib: Fib, missing_neighbours: SyncSender<(Port, IpAddr)>) -> Self {
+        Self { route: RouteStage::new(fib), missing_neighbours }
     }
 
     #[cold]
@@ -147,10 +147,10 @@ impl Router {
         debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
         let Some((_, destination)) = headers.addresses(packet.bytes()) else { return reason };
         let fib = self.route.fib().snapshot();
-        match fib.hop(destination) {
-            Err(NoHop::Neighbour { port, next }) => {
-                // Whoever sends goes on sending: it will be asked for again.
-                let _ = self.wanted.try_send((port, next));
+        match fib.next_hop(destination) {
+            Err(NextHopError::Neighbour { port, next }) => {
+                // The next packet to this neighbour requests it again.
+                let _ = self.missing_neighbours.try_send((port, next));
                 reason
             }
             Err(_) if fib.route(destination).is_some_and(|route| route.port == KERNEL) => {
@@ -211,7 +211,7 @@ mod tests {
         Packet::new(Port(0), &frame)
     }
 
-    /// A packet of UDP without bytes.
+    /// An empty UDP packet.
     fn ip(to: [u8; 4]) -> Packet {
         let mut header = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2];
         header.extend(to);
@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(verdict(Packet::new(Port(0), &[1, 2, 3])), Verdict::Drop(Reason::Malformed));
     }
 
-    /// Goal: questions for the public address are answered as the standard has it, and no others. Method: a
-    /// question, and what differs from it in one field.
+    /// Goal: ARP requests for the public address are answered as the standard says, and no others. Method: a request,
+    /// and variants that differ in one field.
     #[test]
     fn the_guard_answers_for_its_address() {
         let address = Ipv4Addr::new(192, 0, 2, 1);
@@ -249,7 +249,7 @@ mod tests {
             payload.extend([192, 0, 2, 7]);
             payload.extend([0; 6]);
             payload.extend(target);
-            // Frames are filled up to the shortest that Ethernet has.
+            // Frames are padded to Ethernet's minimum.
             payload.extend([0; 18]);
             frame(MacAddress::BROADCAST, 0x0806, &payload)
         };
@@ -265,18 +265,18 @@ mod tests {
         }
     }
 
-    /// Goal: a missing neighbour is asked for, and what belongs to this host is not counted as lost. Method: a
-    /// destination of each kind.
+    /// Goal: a missing neighbour is requested, and packets for this host are not counted as lost. Method: a destination
+    /// of each kind.
     #[test]
     fn the_router_asks_for_neighbours() {
-        let (sender, wanted) = sync_channel(1);
+        let (sender, missing_neighbours) = sync_channel(1);
         let (fib, now) = (fib(), monotonic_now());
         let mut router = Router::new(fib.clone(), sender);
         let mut verdict = |to| router.process(&mut ip(to), now);
         let missing = Verdict::Drop(Reason::NoNeighbour);
         assert_eq!((verdict([10, 1, 0, 5]), verdict([10, 1, 0, 6])), (missing, missing));
-        assert_eq!(wanted.try_recv(), Ok((Port(1), [10, 1, 0, 5].into())));
-        assert!(wanted.try_recv().is_err(), "the second found no room");
+        assert_eq!(missing_neighbours.try_recv(), Ok((Port(1), [10, 1, 0, 5].into())));
+        assert!(missing_neighbours.try_recv().is_err(), "the second found no room");
         assert_eq!(verdict([10, 1, 0, 1]), Verdict::Drop(LEFT_TO_KERNEL));
         assert_eq!(verdict([10, 9, 0, 1]), Verdict::Drop(Reason::NoRoute));
         fib.set_neighbour(Port(1), [10, 1, 0, 5].into(), Some(OTHER));

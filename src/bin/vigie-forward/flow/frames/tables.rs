@@ -1,4 +1,4 @@
-//! The kernel's routes in the tables by which packets are routed.
+//! Copies the kernel's routes into the tables used for routing.
 
 use std::{
     collections::BTreeMap,
@@ -14,24 +14,24 @@ use vigie::{
 };
 
 use super::stages::KERNEL;
-use crate::kernel::{Change, Own, Picture, Target};
+use crate::kernel::{Change, NetlinkCache, SourceAddresses, Target};
 
-/// The discard protocol: whoever gets it says nothing.
+/// The discard protocol: the receiver does not answer.
 const DISCARD: u16 = 9;
-/// Questions in one look.
+/// The number of requests in one look.
 const QUESTIONS_MAX: usize = 64;
 
-/// Keeps a [`Fib`] like the kernel's routes, for some interfaces.
+/// Keeps a [`Fib`] in step with the kernel's routes, for some interfaces.
 #[derive(Debug)]
 pub(super) struct Tables {
     fib: Fib,
     /// Names of interfaces, in the order of their ports.
     names: Vec<String>,
-    /// Ports by the numbers of their interfaces, as of now.
+    /// Ports by the current indices of their interfaces.
     ports: BTreeMap<u32, Port>,
-    /// Addresses of interfaces, by their numbers.
-    own: BTreeMap<u32, Own>,
-    /// Asks for neighbours, by whatever makes the kernel look for them.
+    /// Addresses of interfaces, by their indices.
+    own: BTreeMap<u32, SourceAddresses>,
+    /// Sockets for datagrams that make the kernel resolve neighbours.
     questions: [Option<UdpSocket>; 2],
 }
 
@@ -47,8 +47,8 @@ impl Tables {
         Self { fib, names, ports: BTreeMap::new(), own: BTreeMap::new(), questions }
     }
 
-    /// Takes in what has changed.
-    pub(super) fn follow(&mut self, changes: &[Change], picture: &Picture) {
+    /// Applies changes.
+    pub(super) fn follow(&mut self, changes: &[Change], cache: &NetlinkCache) {
         for change in changes {
             match change {
                 Change::Route { prefix, target } => {
@@ -69,8 +69,8 @@ impl Tables {
                     self.fib
                         .set_interface(port, own.map(|one| self.with_own(interface.index, one)));
                     if is_new {
-                        // What was known of this number before it was a port's.
-                        self.catch_up(interface.index, picture);
+                        // Routes and neighbours of this index that were known before it became a port's.
+                        self.catch_up(interface.index, cache);
                     }
                 }
                 Change::Addresses { interface, own } => {
@@ -86,7 +86,7 @@ impl Tables {
                     if let Some(port) = self.ports.remove(index) {
                         self.forget_neighbours(port);
                     }
-                    // Another one may have the name already.
+                    // A new interface may have the name already.
                     if let Some(port) = self.port_of(name)
                         && !self.ports.values().any(|other| *other == port)
                     {
@@ -97,7 +97,7 @@ impl Tables {
         }
     }
 
-    /// Gives an interface the addresses of its number.
+    /// Adds the addresses of an index to an interface.
     fn with_own(&self, index: u32, mut interface: Interface) -> Interface {
         let own = self.own.get(&index).copied().unwrap_or_default();
         (interface.ipv4, interface.ipv6) = (own.ipv4, own.ipv6);
@@ -105,8 +105,8 @@ impl Tables {
     }
 
     /// Sets routes and neighbours of an interface that has just become a port.
-    fn catch_up(&self, index: u32, picture: &Picture) {
-        for change in picture.changes() {
+    fn catch_up(&self, index: u32, cache: &NetlinkCache) {
+        for change in cache.changes() {
             match change {
                 Change::Route { prefix, target: Some(target @ Target::Via { interface, .. }) }
                     if interface == index =>
@@ -125,7 +125,7 @@ impl Tables {
         }
     }
 
-    /// Forgets who was on the link of an interface that is gone: its return may bring others.
+    /// Removes the neighbours of an interface that is gone: it may return with others.
     fn forget_neighbours(&self, port: Port) {
         let mut known = Vec::new();
         self.fib.snapshot().each_neighbour(|of, address, _| {
@@ -143,7 +143,7 @@ impl Tables {
         u16::try_from(at).ok().map(Port)
     }
 
-    /// What does not leave by one of our ports is the kernel's.
+    /// Routes that do not use one of our ports are the kernel's.
     fn route(&self, target: Target) -> Route {
         let Target::Via { interface, gateway } = target else { return Route::on_link(KERNEL) };
         match (self.ports.get(&interface), gateway) {
@@ -153,32 +153,32 @@ impl Tables {
         }
     }
 
-    /// Returns the numbers of our interfaces.
+    /// Returns the indices of our interfaces.
     pub(super) fn indices(&self) -> Vec<u32> {
         self.ports.keys().copied().collect()
     }
 
-    /// Makes the kernel find out the address of Ethernet of a neighbour, by sending it an empty datagram.
-    pub(super) fn ask_for(&self, wanted: impl Iterator<Item = (Port, IpAddr)>) {
-        for (port, address) in wanted.take(QUESTIONS_MAX) {
+    /// Makes the kernel resolve neighbours, by sending each an empty datagram.
+    pub(super) fn ask_for(&self, missing_neighbours: impl Iterator<Item = (Port, IpAddr)>) {
+        for (port, address) in missing_neighbours.take(QUESTIONS_MAX) {
             let index =
                 self.ports.iter().find(|(_, other)| **other == port).map(|(index, _)| *index);
             let (socket, to) = match address {
                 IpAddr::V4(_) => (&self.questions[0], SocketAddr::new(address, DISCARD)),
                 IpAddr::V6(address) => {
-                    // Addresses of the link alone need its number; for others it is ignored.
+                    // Link-local addresses need the index; for others it is ignored.
                     let to = SocketAddrV6::new(address, DISCARD, 0, index.unwrap_or(0));
                     (&self.questions[1], to.into())
                 }
             };
             if let Some(socket) = socket {
-                // Whoever wants the neighbour asks again.
+                // The next packet to this neighbour requests it again.
                 let _ = socket.send_to(&[], to);
             }
         }
     }
 
-    /// Returns the port of an interface's number.
+    /// Returns the port of an interface's index.
     pub(super) fn port(&self, index: u32) -> Option<Port> {
         self.ports.get(&index).copied()
     }
@@ -206,49 +206,49 @@ mod tests {
         Change::Route { prefix, target: Some(Target::Via { interface, gateway: None }) }
     }
 
-    /// Goal: routes by our interfaces lead to their ports, others to the kernel, and an interface that returns
-    /// under another number is the same port. Method: changes by hand.
+    /// Goal: routes by our interfaces lead to their ports, others to the kernel, and an interface that returns with
+    /// another index is the same port. Method: changes by hand.
     #[test]
     fn changes_become_routes() {
         let fib = Fib::default();
-        let picture = Picture::default();
+        let cache = NetlinkCache::default();
         let mut tables = Tables::new(fib.clone(), vec!["a".to_owned(), "b".to_owned()]);
         let to: IpAddr = [10, 1, 0, 5].into();
         let port = |fib: &Fib| fib.snapshot().route(to).map(|route| route.port);
         let mac = Some([2, 0, 0, 0, 0, 9]);
         let neighbour = |interface| Change::Neighbour { interface, address: to, mac };
-        tables.follow(&[interface(3, "a", true), interface(4, "b", true)], &picture);
-        tables.follow(&[route("10.1.0.0", 16, 4), neighbour(4)], &picture);
-        assert_eq!(fib.snapshot().hop(to).map(|hop| hop.port), Ok(Port(1)));
-        tables.follow(&[route("10.1.0.0", 24, 99)], &picture);
+        tables.follow(&[interface(3, "a", true), interface(4, "b", true)], &cache);
+        tables.follow(&[route("10.1.0.0", 16, 4), neighbour(4)], &cache);
+        assert_eq!(fib.snapshot().next_hop(to).map(|hop| hop.port), Ok(Port(1)));
+        tables.follow(&[route("10.1.0.0", 24, 99)], &cache);
         assert_eq!(port(&fib), Some(KERNEL));
-        tables.follow(&[interface(4, "b", false)], &picture);
+        tables.follow(&[interface(4, "b", false)], &cache);
         assert_eq!(fib.snapshot().interface(Port(1)), None);
         let gone = Change::InterfaceGone { index: 4, name: "b".to_owned() };
-        tables.follow(&[gone, interface(7, "b", true)], &picture);
-        tables.follow(&[route("10.1.0.0", 24, 7), neighbour(7)], &picture);
-        assert_eq!(fib.snapshot().hop(to).map(|hop| hop.port), Ok(Port(1)));
+        tables.follow(&[gone, interface(7, "b", true)], &cache);
+        tables.follow(&[route("10.1.0.0", 24, 7), neighbour(7)], &cache);
+        assert_eq!(fib.snapshot().next_hop(to).map(|hop| hop.port), Ok(Port(1)));
         assert_eq!((tables.indices(), tables.port(4)), (vec![3, 7], None));
     }
 
-    /// Goal: interfaces have the addresses of their numbers, whichever is told first, and those of one that is gone are not its
-    /// successor's. Method: changes by hand.
+    /// Goal: interfaces have the addresses of their indices, whichever is announced first, and do not inherit those of
+    /// one that is gone. Method: changes by hand.
     #[test]
     fn interfaces_have_addresses() {
         let fib = Fib::default();
-        let picture = Picture::default();
+        let cache = NetlinkCache::default();
         let mut tables = Tables::new(fib.clone(), vec!["a".to_owned()]);
-        let own = |last| Own { ipv4: Some([10, 0, 0, last].into()), ipv6: None };
+        let own = |last| SourceAddresses { ipv4: Some([10, 0, 0, last].into()), ipv6: None };
         let addresses = |last| Change::Addresses { interface: 3, own: own(last) };
         let found = |fib: &Fib| fib.snapshot().interface(Port(0)).and_then(|one| one.ipv4);
-        tables.follow(&[addresses(1), interface(3, "a", true)], &picture);
+        tables.follow(&[addresses(1), interface(3, "a", true)], &cache);
         assert_eq!(found(&fib), own(1).ipv4);
-        tables.follow(&[addresses(2)], &picture);
+        tables.follow(&[addresses(2)], &cache);
         assert_eq!(found(&fib), own(2).ipv4);
-        tables.follow(&[interface(3, "a", false), interface(3, "a", true)], &picture);
+        tables.follow(&[interface(3, "a", false), interface(3, "a", true)], &cache);
         assert_eq!(found(&fib), own(2).ipv4);
         let gone = Change::InterfaceGone { index: 3, name: "a".to_owned() };
-        tables.follow(&[gone, interface(3, "a", true)], &picture);
+        tables.follow(&[gone, interface(3, "a", true)], &cache);
         assert_eq!(found(&fib), None);
     }
 }

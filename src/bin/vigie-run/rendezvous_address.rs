@@ -1,4 +1,4 @@
-//! Where ranks of many hosts meet, and what they must know for that.
+//! The meeting point of ranks on many hosts, and its secret.
 
 use std::{
     env,
@@ -19,22 +19,22 @@ use vigie::via::{
 
 use crate::job::RunError;
 
-/// Where ranks of many hosts meet.
-pub(crate) struct Meeting {
+/// The meeting point of ranks on many hosts.
+pub(crate) struct RendezvousAddress {
     address: SocketAddr,
     secret_file: Option<PathBuf>,
 }
 
-impl Meeting {
-    /// Ranks that are started here find the secret where the launcher did.
+impl RendezvousAddress {
+    /// Ranks started here find the secret where the launcher did.
     pub(crate) fn new(address: SocketAddr, secret_file: Option<&Path>) -> Self {
-        // As it is if it has no other name: whoever reads it says so.
+        // Unchanged if it cannot be made absolute: reading it reports the error.
         let secret_file = secret_file
             .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
         Self { address, secret_file }
     }
 
-    /// Tells a rank.
+    /// Passes it to a rank's environment.
     pub(crate) fn tell(&self, command: &mut Command) {
         command.env(RENDEZVOUS_VARIABLE, format!("{SCHEME}{}", self.address));
         if let Some(path) = &self.secret_file {
@@ -45,12 +45,12 @@ impl Meeting {
 
 /// Returns whether every user of this host may read a file.
 pub(crate) fn is_public(file: &Path) -> bool {
-    /// Who is neither the owner nor of the group may read it.
+    /// Readable by users other than the owner and the group.
     const OTHERS_READ: u32 = 0o004;
     file.metadata().is_ok_and(|found| found.is_file() && found.mode() & OTHERS_READ != 0)
 }
 
-/// Finds the secret, in a file that the user names or as a rank would.
+/// Reads the secret, from a file that the user names or as a rank would.
 pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, RunError> {
     let found = find_secret(|variable| match file {
         None => env::var_os(variable),
@@ -58,7 +58,7 @@ pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, RunError> {
     });
     found.map_err(|error| match error {
         WorldError::Environment { variable, problem } => {
-            // The user knows it by the name by which it was given.
+            // Use the name that the user gave.
             RunError::Secret { place: file.map_or(variable, |_| "--secret-file"), problem }
         }
         error => RunError::Secret { place: "the secret", problem: error.to_string() },

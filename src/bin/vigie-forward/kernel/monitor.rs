@@ -1,4 +1,4 @@
-//! The kernel's routing socket: asked once, then listened to.
+//! The kernel's routing socket: queried once, then followed.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -18,39 +18,41 @@ use vigie::{
 };
 
 use super::{
-    message::{Question, Read, read},
-    picture::{Change, Picture, Trust},
+    cache::{CacheState, Change, NetlinkCache},
+    message::{DumpRequest, ParsedPacket, read},
 };
 
-/// Interfaces, neighbours, addresses and routes of both families.
+/// Multicast groups for interfaces, neighbours, addresses and routes of both families.
 const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400;
 /// Larger than any packet that the kernel makes.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// What the kernel keeps for us: some ten thousand changes. More are lost, which is noticed.
+/// The receive buffer: enough for some ten thousand changes. If more are lost, that is noticed.
 const RECEIVE_BYTES: usize = 8 << 20;
-/// How often an answer is asked for again that changed while it was given.
+/// How often a query is repeated if the tables changed during the answer.
 const TRIES_MAX: u32 = 5;
-/// Packets of one answer: of 16 KiB or more, so some ten million routes.
+/// The maximum number of packets of one answer: of 16 KiB or more, so some ten million routes.
 const PACKETS_MAX: u32 = 100_000;
-/// Packets that are taken in before the tables hear of them.
+/// The number of packets handled before the tables are updated.
 const PACKETS_AT_ONCE: u32 = 64;
-/// How long after something that the kernel does in silence it is asked.
+/// The delay of a query after a silent change by the kernel.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How often it is asked at most, whatever happens.
+/// The minimum interval between queries.
 const ASK_PERIOD: Duration = Duration::from_millis(200);
 
-/// Why the kernel's routes are not known.
+/// Why the kernel's routes are unknown.
 #[derive(Debug, Error)]
-pub(crate) enum FollowError {
+pub(crate) enum MonitorError {
     #[error("the routing socket of the kernel: {0}")]
     Socket(#[from] io::Error),
-    #[error("the kernel does not tell its {what:?}: {source}")]
+    #[error("the kernel does not report its {what:?}: {source}")]
     Refused { what: String, source: io::Error },
-    #[error("the routes change faster than the kernel can tell them; try again when they are calm")]
+    #[error(
+        "the routes change faster than the kernel can report them; try again when they are stable"
+    )]
     Restless,
 }
 
-impl From<Errno> for FollowError {
+impl From<Errno> for MonitorError {
     fn from(error: Errno) -> Self {
         Self::Socket(error.into())
     }
@@ -60,49 +62,49 @@ fn open(groups: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     if groups != 0 {
-        // As far as the kernel's limit allows, which is half of it without privilege.
+        // As far as the kernel's limit allows, which is half of this without privileges.
         sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES)?;
     }
     bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
 
-/// Asks the kernel for everything. It answers within the calls, so that this waits for nobody.
-pub(crate) fn snapshot(table: u32) -> Result<Picture, FollowError> {
+/// Queries the whole state. The kernel answers within the calls, so this never blocks.
+pub(crate) fn snapshot(table: u32) -> Result<NetlinkCache, MonitorError> {
     let mut buffer = vec![0; BUFFER_BYTES];
     for _ in 0..TRIES_MAX {
         let mut events = Vec::new();
         let mut is_consistent = true;
-        for question in Question::ALL {
+        for request in DumpRequest::ALL {
             let socket = open(0)?;
-            send(&socket, &question.bytes(), SendFlags::DONTWAIT)?;
-            is_consistent &= answer(&socket, question, table, &mut buffer, &mut events)?;
+            send(&socket, &request.bytes(), SendFlags::DONTWAIT)?;
+            is_consistent &= answer(&socket, request, table, &mut buffer, &mut events)?;
         }
         if is_consistent {
-            return Ok(Picture::of(events));
+            return Ok(NetlinkCache::of(events));
         }
     }
-    Err(FollowError::Restless)
+    Err(MonitorError::Restless)
 }
 
-/// Reads one answer to its end. Returns whether it can be believed.
+/// Reads one answer to its end. Returns whether it is consistent.
 fn answer(
     socket: &OwnedFd,
-    question: Question,
+    request: DumpRequest,
     table: u32,
     buffer: &mut [u8],
-    events: &mut Vec<super::picture::Event>,
-) -> Result<bool, FollowError> {
+    events: &mut Vec<super::cache::NetlinkEvent>,
+) -> Result<bool, MonitorError> {
     for _ in 0..PACKETS_MAX {
         let (length, _) = match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
             Err(Errno::INTR) => continue,
             received => received?,
         };
-        let Read { events: some, is_done, is_inconsistent, refusal, .. } =
+        let ParsedPacket { events: some, is_done, is_inconsistent, refusal, .. } =
             read(buffer.get(..length).unwrap_or_default(), table);
         if let Some(code) = refusal {
             let source = io::Error::from_raw_os_error(code);
-            return Err(FollowError::Refused { what: format!("{question:?}"), source });
+            return Err(MonitorError::Refused { what: format!("{request:?}"), source });
         }
         events.extend(some);
         if is_inconsistent {
@@ -112,49 +114,49 @@ fn answer(
             return Ok(true);
         }
     }
-    Err(FollowError::Restless)
+    Err(MonitorError::Restless)
 }
 
-/// Follows what the kernel says.
+/// Follows the kernel's messages.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub(crate) struct NetlinkMonitor {
     socket: AsyncFd<OwnedFd>,
     table: u32,
     buffer: Vec<u8>,
-    picture: Picture,
-    /// When to ask the kernel for everything, if that is necessary.
-    ask_at: Option<Instant>,
-    asked_at: Instant,
-    /// How often it was asked since the start.
-    pub(crate) asked: u64,
-    /// Packets with something that could not be read.
+    cache: NetlinkCache,
+    /// When to query the whole state, if necessary.
+    dump_at: Option<Instant>,
+    dumped_at: Instant,
+    /// The number of queries since the start.
+    pub(crate) dump_count: u64,
+    /// Packets with parts that could not be parsed.
     pub(crate) unreadable: u64,
 }
 
-impl Follower {
-    /// Begins to listen, and asks for what is there.
-    pub(crate) fn open(table: u32) -> Result<Self, FollowError> {
-        // First listen, then ask, so that nothing falls in between.
+impl NetlinkMonitor {
+    /// Starts listening, and queries the present state.
+    pub(crate) fn open(table: u32) -> Result<Self, MonitorError> {
+        // Listen first, then query, so that no change is missed.
         let socket = AsyncFd::new(open(GROUPS)?)?;
-        let picture = snapshot(table)?;
-        let (buffer, asked_at) = (vec![0; BUFFER_BYTES], monotonic_now());
-        let (ask_at, asked, unreadable) = (None, 0, 0);
-        Ok(Self { socket, table, buffer, picture, ask_at, asked_at, asked, unreadable })
+        let cache = snapshot(table)?;
+        let (buffer, dumped_at) = (vec![0; BUFFER_BYTES], monotonic_now());
+        let (dump_at, dump_count, unreadable) = (None, 0, 0);
+        Ok(Self { socket, table, buffer, cache, dump_at, dumped_at, dump_count, unreadable })
     }
 
-    /// Returns what is known now.
-    pub(crate) const fn picture(&self) -> &Picture {
-        &self.picture
+    /// Returns the current state.
+    pub(crate) const fn cache(&self) -> &NetlinkCache {
+        &self.cache
     }
 
-    /// Waits until something changes, and returns what.
+    /// Waits for changes, and returns them.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing is awaited between a change and its return.
-    pub(crate) async fn changes(&mut self) -> Result<Vec<Change>, FollowError> {
+    pub(crate) async fn changes(&mut self) -> Result<Vec<Change>, MonitorError> {
         loop {
             let mut changes = Vec::new();
-            let is_due = match self.ask_at {
+            let is_due = match self.dump_at {
                 Some(at) if at <= monotonic_now() => true,
                 Some(at) => match timeout_at(at, self.socket.ready(Direction::Read)).await {
                     Ok(ready) => {
@@ -169,7 +171,7 @@ impl Follower {
                 }
             };
             if is_due {
-                self.ask(&mut changes)?;
+                self.dump(&mut changes)?;
             }
             self.listen(&mut changes)?;
             if !changes.is_empty() {
@@ -178,26 +180,26 @@ impl Follower {
         }
     }
 
-    fn ask(&mut self, changes: &mut Vec<Change>) -> Result<(), FollowError> {
-        self.ask_at = None;
-        self.asked_at = monotonic_now();
-        self.asked += 1;
+    fn dump(&mut self, changes: &mut Vec<Change>) -> Result<(), MonitorError> {
+        self.dump_at = None;
+        self.dumped_at = monotonic_now();
+        self.dump_count += 1;
         match snapshot(self.table) {
-            Ok(picture) => self.picture.replace(picture, changes),
+            Ok(cache) => self.cache.replace(cache, changes),
             // Later, then.
-            Err(FollowError::Restless) => self.ask_soon(),
+            Err(MonitorError::Restless) => self.schedule_dump(),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    fn ask_soon(&mut self) {
-        let at = (monotonic_now() + SETTLE).max(self.asked_at + ASK_PERIOD);
-        self.ask_at = self.ask_at.or(Some(at));
+    fn schedule_dump(&mut self) {
+        let at = (monotonic_now() + SETTLE).max(self.dumped_at + ASK_PERIOD);
+        self.dump_at = self.dump_at.or(Some(at));
     }
 
-    /// Takes in what the kernel has said.
-    fn listen(&mut self, changes: &mut Vec<Change>) -> Result<(), FollowError> {
+    /// Handles the kernel's messages.
+    fn listen(&mut self, changes: &mut Vec<Change>) -> Result<(), MonitorError> {
         for _ in 0..PACKETS_AT_ONCE {
             let buffer = self.buffer.as_mut_slice();
             let received = self.socket.try_io(Direction::Read, |socket| {
@@ -207,9 +209,9 @@ impl Follower {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // Messages were lost: what counts is how it is now.
+                // Messages were lost: only the present state matters.
                 Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
-                    self.ask_soon();
+                    self.schedule_dump();
                     continue;
                 }
                 Err(error) => return Err(error.into()),
@@ -217,8 +219,8 @@ impl Follower {
             let read = read(self.buffer.get(..length).unwrap_or_default(), self.table);
             self.unreadable += read.unreadable;
             for event in read.events {
-                if self.picture.take(event, changes) == Trust::Lost {
-                    self.ask_soon();
+                if self.cache.take(event, changes) == CacheState::Stale {
+                    self.schedule_dump();
                 }
             }
         }

@@ -6,12 +6,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// Addresses that begin alike.
+/// Addresses that share their first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Prefix {
-    /// The first of them.
+    /// The lowest of them.
     pub(crate) address: IpAddr,
-    /// How many bits of it count.
+    /// The length of the prefix in bits.
     pub(crate) bits: u8,
 }
 
@@ -21,14 +21,14 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// Where packets to a prefix go.
+/// The target of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Target {
-    /// To this host, which broadcasts and groups count as.
+    /// This host; includes broadcast and multicast.
     Local,
-    /// Out of an interface: to a gateway, or to the destination itself.
+    /// An interface: to a gateway, or directly to the destination.
     Via { interface: u32, gateway: Option<IpAddr> },
-    /// Nowhere: unreachable, prohibited, black hole.
+    /// None: unreachable, prohibited, black hole.
     Discard,
 }
 
@@ -37,13 +37,13 @@ pub(crate) enum Target {
 pub(crate) struct Route {
     /// The local table comes before all others; `false` sorts first.
     pub(crate) is_of_other_table: bool,
-    /// The lowest wins.
+    /// The lowest metric wins.
     pub(crate) metric: u32,
     pub(crate) target: Target,
     pub(crate) prefix: Prefix,
 }
 
-/// A neighbour's address on the link, if it is known.
+/// A neighbour's link-layer address, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Neighbour {
     pub(crate) interface: u32,
@@ -65,120 +65,120 @@ pub(crate) struct Interface {
     pub(crate) is_pair: bool,
 }
 
-/// An address that an interface has.
+/// An address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) interface: u32,
     pub(crate) address: IpAddr,
-    /// The lowest is the one from which others are told something.
+    /// The address with the lowest rank is the source of ICMP errors.
     pub(crate) rank: u8,
 }
 
-/// From which of its addresses others are told something by an interface.
+/// The addresses from which an interface sends ICMP errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Own {
+pub(crate) struct SourceAddresses {
     pub(crate) ipv4: Option<Ipv4Addr>,
     pub(crate) ipv6: Option<Ipv6Addr>,
 }
 
-/// What one message of the kernel says.
+/// The content of one kernel message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum NetlinkEvent {
     Interface(Interface),
     InterfaceGone(u32),
     Route(Route),
     RouteGone(Route),
     Neighbour(Neighbour),
     NeighbourGone(Neighbour),
-    /// An interface has an address. If it had not, the kernel may have removed routes without a word.
+    /// An interface has an address. If it lacked one before, the kernel may have removed routes silently.
     Address(Address),
-    /// An address went, or cannot be used: the kernel then removes routes without a word.
+    /// An address was removed or became unusable: the kernel then removes routes silently.
     Addresses,
 }
 
-/// What is different now.
+/// A change of the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Packets to the prefix go elsewhere, or have no route of their own any more.
+    /// The prefix has another target, or no route of its own any more.
     Route { prefix: Prefix, target: Option<Target> },
-    /// A neighbour's address is known, another one, or not any more.
+    /// A neighbour's address became known, changed, or is no longer known.
     Neighbour { interface: u32, address: IpAddr, mac: Option<[u8; 6]> },
-    /// An interface is there, or changed.
+    /// An interface appeared or changed.
     Interface(Interface),
     /// An interface is gone.
     InterfaceGone { index: u32, name: String },
-    /// An interface has other addresses.
-    Addresses { interface: u32, own: Own },
+    /// The addresses of an interface changed.
+    Addresses { interface: u32, own: SourceAddresses },
 }
 
-/// Whether what is known may differ from what the kernel has.
+/// Whether the cache may differ from the kernel's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "routes that the kernel removed in silence stay known until it is asked again"]
-pub(crate) enum Trust {
-    /// The event told everything.
-    Kept,
-    /// The kernel must be asked again.
-    Lost,
+#[must_use = "silently removed routes stay known until the kernel is queried again"]
+pub(crate) enum CacheState {
+    /// The event contained all changes.
+    Current,
+    /// The kernel must be queried again.
+    Stale,
 }
 
-/// Everything that is known.
+/// The cached tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Picture {
+pub(crate) struct NetlinkCache {
     interfaces: BTreeMap<u32, Interface>,
-    /// Those of one prefix in order of preference, at most [`ROUTES_OF_PREFIX_MAX`].
+    /// The routes of one prefix in order of preference, at most [`ROUTES_OF_PREFIX_MAX`].
     routes: BTreeMap<Prefix, Vec<Route>>,
     neighbours: BTreeMap<(u32, IpAddr), Neighbour>,
-    /// The best of each interface, of version 4 and 6.
+    /// The best one of each interface, for IPv4 and IPv6.
     addresses: BTreeMap<(u32, bool), Address>,
 }
 
-/// More routes to one prefix are not kept: they differ in metric, and the first wins.
+/// Further routes of one prefix are not kept: they differ in metric, and the first wins.
 const ROUTES_OF_PREFIX_MAX: usize = 64;
 
-impl Picture {
-    /// Makes a picture of everything that the kernel tells when it is asked.
-    pub(crate) fn of(events: impl IntoIterator<Item = Event>) -> Self {
-        let mut picture = Self::default();
+impl NetlinkCache {
+    /// Builds a cache from a full dump of the kernel.
+    pub(crate) fn of(events: impl IntoIterator<Item = NetlinkEvent>) -> Self {
+        let mut cache = Self::default();
         for event in events {
-            let _ = picture.take(event, &mut Vec::new());
+            let _ = cache.take(event, &mut Vec::new());
         }
-        picture
+        cache
     }
 
-    /// Takes in one event, and appends what it changed.
-    pub(crate) fn take(&mut self, event: Event, changes: &mut Vec<Change>) -> Trust {
+    /// Applies one event, and appends the resulting changes.
+    pub(crate) fn take(&mut self, event: NetlinkEvent, changes: &mut Vec<Change>) -> CacheState {
         match event {
-            Event::Interface(new) => self.take_interface(new, changes),
-            Event::InterfaceGone(index) => {
+            NetlinkEvent::Interface(new) => self.take_interface(new, changes),
+            NetlinkEvent::InterfaceGone(index) => {
                 if let Some(Interface { name, .. }) = self.interfaces.remove(&index) {
                     changes.push(Change::InterfaceGone { index, name });
                 }
                 self.addresses.retain(|(of, _), _| *of != index);
-                Trust::Lost
+                CacheState::Stale
             }
-            Event::Route(route) => {
+            NetlinkEvent::Route(route) => {
                 self.add(route, changes);
-                Trust::Kept
+                CacheState::Current
             }
-            Event::RouteGone(route) => self.remove(&route, changes),
-            Event::Neighbour(new) => {
+            NetlinkEvent::RouteGone(route) => self.remove(&route, changes),
+            NetlinkEvent::Neighbour(new) => {
                 let key = (new.interface, new.address);
                 let old = self.neighbours.insert(key, new).and_then(|old| old.mac);
                 if old != new.mac {
                     let (interface, address) = key;
                     changes.push(Change::Neighbour { interface, address, mac: new.mac });
                 }
-                Trust::Kept
+                CacheState::Current
             }
-            Event::NeighbourGone(gone) => {
+            NetlinkEvent::NeighbourGone(gone) => {
                 let (interface, address) = (gone.interface, gone.address);
                 let old = self.neighbours.remove(&(interface, address));
                 if old.is_some_and(|old| old.mac.is_some()) {
                     changes.push(Change::Neighbour { interface, address, mac: None });
                 }
-                Trust::Kept
+                CacheState::Current
             }
-            Event::Address(new) => {
+            NetlinkEvent::Address(new) => {
                 let before = self.own(new.interface);
                 let best = self.addresses.entry((new.interface, new.address.is_ipv6()));
                 let best = best.or_insert(new);
@@ -189,16 +189,16 @@ impl Picture {
                 if own != before {
                     changes.push(Change::Addresses { interface, own });
                 }
-                Trust::Lost
+                CacheState::Stale
             }
-            Event::Addresses => Trust::Lost,
+            NetlinkEvent::Addresses => CacheState::Stale,
         }
     }
 
-    /// Returns from which addresses others are told something by an interface.
-    fn own(&self, interface: u32) -> Own {
+    /// Returns the addresses from which an interface sends ICMP errors.
+    fn own(&self, interface: u32) -> SourceAddresses {
         let best = |is_v6| self.addresses.get(&(interface, is_v6)).map(|one| one.address);
-        let mut own = Own::default();
+        let mut own = SourceAddresses::default();
         for address in [false, true].into_iter().filter_map(best) {
             match address {
                 IpAddr::V4(address) => own.ipv4 = Some(address),
@@ -208,14 +208,17 @@ impl Picture {
         own
     }
 
-    fn take_interface(&mut self, new: Interface, changes: &mut Vec<Change>) -> Trust {
+    fn take_interface(&mut self, new: Interface, changes: &mut Vec<Change>) -> CacheState {
         let old = self.interfaces.insert(new.index, new.clone());
         if old.as_ref() == Some(&new) {
-            return Trust::Kept;
+            return CacheState::Current;
         }
-        // The kernel removes the IPv4 routes of an interface that goes down without telling.
-        let trust =
-            if old.is_none_or(|old| old.is_up) && !new.is_up { Trust::Lost } else { Trust::Kept };
+        // The kernel silently removes the IPv4 routes of an interface that goes down.
+        let trust = if old.is_none_or(|old| old.is_up) && !new.is_up {
+            CacheState::Stale
+        } else {
+            CacheState::Current
+        };
         changes.push(Change::Interface(new));
         trust
     }
@@ -224,8 +227,8 @@ impl Picture {
         let prefix = route.prefix;
         let before = self.target(prefix);
         let routes = self.routes.entry(prefix).or_default();
-        // A new route of the same table and metric replaces the old one. (Where the kernel keeps both, it has
-        // only appended, and the first wins: that is found out when it is asked again.)
+        // A new route with the same table and metric replaces the old one. (If the kernel keeps both, it has appended
+        // the new one, and the first wins: the next full query corrects that.)
         let rank = |route: &Route| (route.is_of_other_table, route.metric);
         routes.retain(|old| rank(old) != rank(&route));
         if routes.len() < ROUTES_OF_PREFIX_MAX {
@@ -235,16 +238,18 @@ impl Picture {
         self.note(prefix, before, changes);
     }
 
-    fn remove(&mut self, route: &Route, changes: &mut Vec<Change>) -> Trust {
+    fn remove(&mut self, route: &Route, changes: &mut Vec<Change>) -> CacheState {
         let before = self.target(route.prefix);
-        let Some(routes) = self.routes.get_mut(&route.prefix) else { return Trust::Lost };
-        let Some(at) = routes.iter().position(|known| known == route) else { return Trust::Lost };
+        let Some(routes) = self.routes.get_mut(&route.prefix) else { return CacheState::Stale };
+        let Some(at) = routes.iter().position(|known| known == route) else {
+            return CacheState::Stale;
+        };
         routes.remove(at);
         if routes.is_empty() {
             self.routes.remove(&route.prefix);
         }
         self.note(route.prefix, before, changes);
-        Trust::Kept
+        CacheState::Current
     }
 
     fn note(&self, prefix: Prefix, before: Option<Target>, changes: &mut Vec<Change>) {
@@ -254,27 +259,30 @@ impl Picture {
         }
     }
 
-    /// Returns where packets to exactly this prefix go.
+    /// Returns the target of exactly this prefix.
     pub(crate) fn target(&self, prefix: Prefix) -> Option<Target> {
         Some(self.routes.get(&prefix)?.first()?.target)
     }
 
-    /// Puts `new` in the place of what is known, and appends what differs: interfaces that came, routes that
-    /// went, routes that came, neighbours, addresses, interfaces that went.
+    /// Replaces the contents by `new`, and appends the differences: new interfaces, removed routes, new routes,
+    /// neighbours, addresses, removed interfaces.
     pub(crate) fn replace(&mut self, new: Self, changes: &mut Vec<Change>) {
         for interface in new.interfaces.values() {
             if self.interfaces.get(&interface.index) != Some(interface) {
                 changes.push(Change::Interface(interface.clone()));
             }
         }
+
         for prefix in self.routes.keys().filter(|prefix| new.target(**prefix).is_none()) {
             changes.push(Change::Route { prefix: *prefix, target: None });
         }
+
         for prefix in
             new.routes.keys().filter(|prefix| new.target(**prefix) != self.target(**prefix))
         {
             changes.push(Change::Route { prefix: *prefix, target: new.target(*prefix) });
         }
+
         let mac = |of: &Self, key: &(u32, IpAddr)| of.neighbours.get(key).and_then(|one| one.mac);
         let keys = self.neighbours.keys().chain(new.neighbours.keys());
         let keys: BTreeSet<_> = keys.copied().collect();
@@ -282,32 +290,35 @@ impl Picture {
             let (interface, address) = key;
             changes.push(Change::Neighbour { interface, address, mac: mac(&new, &key) });
         }
+
         let known = self.addresses.keys().chain(new.addresses.keys());
         let known: BTreeSet<u32> = known.map(|(interface, _)| *interface).collect();
         for interface in known.into_iter().filter(|one| self.own(*one) != new.own(*one)) {
             changes.push(Change::Addresses { interface, own: new.own(interface) });
         }
+
         for Interface { index, name, .. } in self.interfaces.values() {
             if !new.interfaces.contains_key(index) {
                 changes.push(Change::InterfaceGone { index: *index, name: name.clone() });
             }
         }
+
         *self = new;
     }
 
-    /// Returns everything that is known, as changes from nothing.
+    /// Returns the whole contents, as changes from an empty cache.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let mut changes = Vec::new();
         Self::default().replace(self.clone(), &mut changes);
         changes
     }
 
-    /// Returns the interface of a name.
+    /// Returns the interface with a name.
     pub(crate) fn interface(&self, name: &str) -> Option<&Interface> {
         self.interfaces.values().find(|interface| interface.name == name)
     }
 
-    /// Returns the networks of IPv4 that are reached by an interface, without the default route.
+    /// Returns the IPv4 networks reached by an interface, without the default route.
     pub(crate) fn networks(&self, index: u32) -> Vec<Prefix> {
         let is_by = |prefix: &&Prefix| {
             let target = self.target(**prefix);
@@ -318,18 +329,18 @@ impl Picture {
         networks.filter(is_by).copied().collect()
     }
 
-    /// Returns how many routes count: one for each prefix.
+    /// Returns the number of effective routes: one for each prefix.
     pub(crate) fn route_count(&self) -> usize {
         self.routes.len()
     }
 
-    /// Returns how many neighbours have a known address.
+    /// Returns the number of neighbours with a known address.
     pub(crate) fn neighbour_count(&self) -> usize {
         self.neighbours.values().filter(|neighbour| neighbour.mac.is_some()).count()
     }
 
-    /// Returns the gateways out of these interfaces of which the kernel knows no address, or has not heard
-    /// for a while, each once.
+    /// Returns the gateways on these interfaces whose address the kernel does not know, or has not confirmed for a
+    /// while, each once.
     pub(crate) fn gateways_to_ask(&self, interfaces: &[u32]) -> Vec<(u32, IpAddr)> {
         let targets = self.routes.values().filter_map(|routes| Some(routes.first()?.target));
         let gateways = targets.filter_map(|target| match target {
@@ -377,85 +388,116 @@ mod tests {
         }
     }
 
-    /// Goal: of several routes to one prefix the local table's and then the lowest metric's counts, and what
-    /// it hides comes back when it goes. Method: three routes, removed one by one, with the changes told.
+    /// Goal: among routes to one prefix the local table's wins, then the lowest metric, and hidden ones come back when
+    /// it is removed. Method: three routes, removed one by one, with the changes reported.
     #[test]
     fn the_best_route_counts() {
-        let mut picture = Picture::default();
+        let mut cache = NetlinkCache::default();
         let local =
             Route { is_of_other_table: false, target: Target::Local, ..route("10.0.0.0/8", 0, 0) };
         let mut said = |event| {
             let mut changes = Vec::new();
-            let trust = picture.take(event, &mut changes);
+            let trust = cache.take(event, &mut changes);
             let targets = changes.into_iter().map(|change| match change {
                 Change::Route { target, .. } => target,
                 other => panic!("{other:?}"),
             });
             (trust, targets.collect::<Vec<_>>())
         };
-        assert_eq!(said(Event::Route(route("10.0.0.0/8", 100, 1))), (Trust::Kept, vec![via(1)]));
-        assert_eq!(said(Event::Route(route("10.0.0.0/8", 200, 2))), (Trust::Kept, vec![]));
-        assert_eq!(said(Event::Route(local)), (Trust::Kept, vec![Some(Target::Local)]));
-        assert_eq!(said(Event::RouteGone(route("10.0.0.0/8", 100, 1))), (Trust::Kept, vec![]));
-        assert_eq!(said(Event::RouteGone(local)), (Trust::Kept, vec![via(2)]));
-        assert_eq!(said(Event::Route(route("10.0.0.0/8", 200, 3))), (Trust::Kept, vec![via(3)]));
-        assert_eq!(said(Event::RouteGone(route("10.0.0.0/8", 200, 3))), (Trust::Kept, vec![None]));
-        // What was never heard of: something was lost.
-        assert_eq!(said(Event::RouteGone(route("10.0.0.0/8", 200, 3))), (Trust::Lost, vec![]));
+        assert_eq!(
+            said(NetlinkEvent::Route(route("10.0.0.0/8", 100, 1))),
+            (CacheState::Current, vec![via(1)])
+        );
+        assert_eq!(
+            said(NetlinkEvent::Route(route("10.0.0.0/8", 200, 2))),
+            (CacheState::Current, vec![])
+        );
+        assert_eq!(
+            said(NetlinkEvent::Route(local)),
+            (CacheState::Current, vec![Some(Target::Local)])
+        );
+        assert_eq!(
+            said(NetlinkEvent::RouteGone(route("10.0.0.0/8", 100, 1))),
+            (CacheState::Current, vec![])
+        );
+        assert_eq!(said(NetlinkEvent::RouteGone(local)), (CacheState::Current, vec![via(2)]));
+        assert_eq!(
+            said(NetlinkEvent::Route(route("10.0.0.0/8", 200, 3))),
+            (CacheState::Current, vec![via(3)])
+        );
+        assert_eq!(
+            said(NetlinkEvent::RouteGone(route("10.0.0.0/8", 200, 3))),
+            (CacheState::Current, vec![None])
+        );
+        // Removal of an unknown route: an event was lost.
+        assert_eq!(
+            said(NetlinkEvent::RouteGone(route("10.0.0.0/8", 200, 3))),
+            (CacheState::Stale, vec![])
+        );
     }
 
-    /// Goal: what the kernel does in silence is asked for. Method: an interface that goes down, one that is
-    /// removed, and an address.
+    /// Goal: after silent changes the kernel is queried. Method: an interface that goes down, one that is removed, and
+    /// an address.
     #[test]
     fn silence_is_not_trusted() {
-        let (mut picture, mut changes) = (Picture::default(), Vec::new());
-        assert_eq!(picture.take(Event::Interface(up(1, true)), &mut changes), Trust::Kept);
-        assert_eq!(picture.take(Event::Interface(up(1, true)), &mut changes), Trust::Kept);
+        let (mut cache, mut changes) = (NetlinkCache::default(), Vec::new());
+        assert_eq!(
+            cache.take(NetlinkEvent::Interface(up(1, true)), &mut changes),
+            CacheState::Current
+        );
+        assert_eq!(
+            cache.take(NetlinkEvent::Interface(up(1, true)), &mut changes),
+            CacheState::Current
+        );
         assert_eq!(changes.len(), 1, "{changes:?}");
-        assert_eq!(picture.take(Event::Interface(up(1, false)), &mut changes), Trust::Lost);
-        assert_eq!(picture.take(Event::InterfaceGone(1), &mut changes), Trust::Lost);
-        assert_eq!(picture.take(Event::Addresses, &mut changes), Trust::Lost);
+        assert_eq!(
+            cache.take(NetlinkEvent::Interface(up(1, false)), &mut changes),
+            CacheState::Stale
+        );
+        assert_eq!(cache.take(NetlinkEvent::InterfaceGone(1), &mut changes), CacheState::Stale);
+        assert_eq!(cache.take(NetlinkEvent::Addresses, &mut changes), CacheState::Stale);
         assert_eq!(changes.len(), 3, "{changes:?}");
     }
 
-    /// Goal: the best address of each version counts, and what goes is not kept. Method: addresses in a bad order, and the interface's
-    /// end.
+    /// Goal: the best address of each version is used, and removed ones are not kept. Method: addresses in a bad order,
+    /// and the interface's removal.
     #[test]
     fn the_best_address_counts() {
-        let (mut picture, mut changes) = (Picture::default(), Vec::new());
+        let (mut cache, mut changes) = (NetlinkCache::default(), Vec::new());
         let address = |text: &str, rank| {
-            Event::Address(Address { interface: 1, address: text.parse().unwrap(), rank })
+            NetlinkEvent::Address(Address { interface: 1, address: text.parse().unwrap(), rank })
         };
         let all =
             [("fe80::1", 4), ("10.0.0.2", 1), ("10.0.0.1", 0), ("10.0.0.3", 0), ("fd00::1", 0)];
         for (text, rank) in all {
-            assert_eq!(picture.take(address(text, rank), &mut changes), Trust::Lost);
+            assert_eq!(cache.take(address(text, rank), &mut changes), CacheState::Stale);
         }
-        let own = Own { ipv4: Some([10, 0, 0, 1].into()), ipv6: "fd00::1".parse().ok() };
-        assert_eq!(picture.own(1), own);
+        let own =
+            SourceAddresses { ipv4: Some([10, 0, 0, 1].into()), ipv6: "fd00::1".parse().ok() };
+        assert_eq!(cache.own(1), own);
         assert_eq!(changes.len(), 4, "{changes:?}");
         assert_eq!(changes.last(), Some(&Change::Addresses { interface: 1, own }));
-        let _ = picture.take(Event::InterfaceGone(1), &mut changes);
-        assert_eq!(picture.own(1), Own::default());
+        let _ = cache.take(NetlinkEvent::InterfaceGone(1), &mut changes);
+        assert_eq!(cache.own(1), SourceAddresses::default());
     }
 
-    /// Goal: a picture that is replaced by another tells exactly what differs: applied to the first one, the
-    /// changes give the second. Method: random pictures from 64 seeds.
+    /// Goal: replacing a cache reports exactly the differences: applied to the first one, the changes give the second.
+    /// Method: random caches from 64 seeds.
     #[test]
     fn replacing_tells_what_differs() {
         let random = |rng: &mut fastrand::Rng| {
-            Picture::of((0..rng.usize(0..40)).map(|_| match rng.u8(0..4) {
-                3 => Event::Address(Address {
+            NetlinkCache::of((0..rng.usize(0..40)).map(|_| match rng.u8(0..4) {
+                3 => NetlinkEvent::Address(Address {
                     interface: rng.u32(1..4),
                     address: [10, 0, 1, rng.u8(1..5)].into(),
                     rank: rng.u8(0..3),
                 }),
-                0 => Event::Interface(up(rng.u32(1..4), rng.bool())),
+                0 => NetlinkEvent::Interface(up(rng.u32(1..4), rng.bool())),
                 1 => {
                     let to = format!("10.{}.0.0/16", rng.u8(0..6));
-                    Event::Route(route(&to, rng.u32(0..3), rng.u32(1..4)))
+                    NetlinkEvent::Route(route(&to, rng.u32(0..3), rng.u32(1..4)))
                 }
-                _ => Event::Neighbour(Neighbour {
+                _ => NetlinkEvent::Neighbour(Neighbour {
                     interface: rng.u32(1..3),
                     address: [10, 0, 0, rng.u8(1..5)].into(),
                     mac: rng.bool().then(|| [rng.u8(0..3); 6]),
@@ -463,15 +505,15 @@ mod tests {
                 }),
             }))
         };
-        let seen = |picture: &Picture| {
-            let targets = picture.routes.keys().map(|prefix| (*prefix, picture.target(*prefix)));
-            let macs = picture.neighbours.iter();
+        let seen = |cache: &NetlinkCache| {
+            let targets = cache.routes.keys().map(|prefix| (*prefix, cache.target(*prefix)));
+            let macs = cache.neighbours.iter();
             let macs = macs.filter_map(|(key, one)| Some((*key, one.mac?)));
             (
                 targets.collect::<BTreeMap<_, _>>(),
                 macs.collect::<BTreeMap<_, _>>(),
-                picture.interfaces.clone(),
-                (1..4).map(|index| (index, picture.own(index))).collect::<BTreeMap<_, _>>(),
+                cache.interfaces.clone(),
+                (1..4).map(|index| (index, cache.own(index))).collect::<BTreeMap<_, _>>(),
             )
         };
         for seed in 0..64 {
@@ -506,20 +548,21 @@ mod tests {
         }
     }
 
-    /// Goal: gateways are asked for until their address is known and fresh. Method: one in each state.
+    /// Goal: gateways are requested until their address is known and fresh. Method: one in each state.
     #[test]
     fn gateways_are_asked_for() {
         let gateway: IpAddr = [10, 0, 0, 1].into();
         let target = Target::Via { interface: 1, gateway: Some(gateway) };
-        let mut picture = Picture::of([Event::Route(Route { target, ..route("0.0.0.0/0", 0, 1) })]);
-        assert_eq!(picture.gateways_to_ask(&[1]), [(1, gateway)]);
-        assert_eq!(picture.gateways_to_ask(&[2]), []);
+        let mut cache =
+            NetlinkCache::of([NetlinkEvent::Route(Route { target, ..route("0.0.0.0/0", 0, 1) })]);
+        assert_eq!(cache.gateways_to_ask(&[1]), [(1, gateway)]);
+        assert_eq!(cache.gateways_to_ask(&[2]), []);
         let mut known =
             Neighbour { interface: 1, address: gateway, mac: Some([2; 6]), is_stale: true };
-        let _ = picture.take(Event::Neighbour(known), &mut Vec::new());
-        assert_eq!(picture.gateways_to_ask(&[1]), [(1, gateway)]);
+        let _ = cache.take(NetlinkEvent::Neighbour(known), &mut Vec::new());
+        assert_eq!(cache.gateways_to_ask(&[1]), [(1, gateway)]);
         known.is_stale = false;
-        let _ = picture.take(Event::Neighbour(known), &mut Vec::new());
-        assert_eq!(picture.gateways_to_ask(&[1]), []);
+        let _ = cache.take(NetlinkEvent::Neighbour(known), &mut Vec::new());
+        assert_eq!(cache.gateways_to_ask(&[1]), []);
     }
 }

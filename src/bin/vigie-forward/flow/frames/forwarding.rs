@@ -1,0 +1,144 @@
+//! The processing of packets in a flow: the stages of the host's pipeline, and of the program.
+
+use std::{net::IpAddr, sync::mpsc::SyncSender};
+
+use vigie::forward::{
+    packet::{Port, TCP, UDP},
+    pipeline::Stage,
+    stages::{Action, Filter, Nat as NatStage, NatRule, Rewrite, RouteStage, Rule, Ttl},
+    tables::{Fib, NatEndpoint, NatTable, NatTimeouts, Prefix},
+};
+
+use super::{
+    program::FlowInterface,
+    stages::{Guard, Router},
+};
+use crate::{
+    config::{FlowKind, Nat, TransportProtocol},
+    flow::FlowError,
+};
+
+/// The kind of processing, with its tables.
+pub(super) enum Forwarding {
+    Wire,
+    Route,
+    Translate { table: NatTable, nat: Box<Nat>, outside: Port, inside: Vec<Prefix> },
+}
+
+/// Derives the processing from a flow's configuration.
+pub(super) fn forwarding_of(
+    kind: &FlowKind,
+    flow_interfaces: &[FlowInterface],
+) -> Result<Forwarding, FlowError> {
+    Ok(match kind {
+        FlowKind::L2(_) | FlowKind::Relay(_) => Forwarding::Wire,
+        FlowKind::L3(_) => Forwarding::Route,
+        FlowKind::Nat(nat) => {
+            let mut timeouts = NatTimeouts::default();
+            timeouts.udp = nat.idle.0;
+            timeouts.icmp = nat.idle.0.min(timeouts.icmp);
+            timeouts.tcp_transitory = nat.idle.0.min(timeouts.tcp_transitory);
+            let table = NatTable::builder().ports(nat.ports.first, nat.ports.last);
+            let table = table.timeouts(timeouts).build();
+            // The last port is the outside, as `FlowKind::interfaces` has it.
+            let outside = u16::try_from(flow_interfaces.len().saturating_sub(1));
+            let outside =
+                outside.map_err(|_| FlowError::Setting("too many interfaces".to_owned()))?;
+            let outside = Port(outside);
+            let mut inside: Vec<Prefix> = nat.from.iter().map(|one| one.0).collect();
+            if inside.is_empty() {
+                let flow_interfaces = flow_interfaces.iter().take(usize::from(outside.0));
+                inside = flow_interfaces
+                    .flat_map(|flow_interface| flow_interface.networks.iter().copied())
+                    .collect();
+            }
+            if inside.is_empty() {
+                return Err(FlowError::Setting(format!(
+                    "no network is reached by {}: give it an address, or name the inside networks with `from`",
+                    nat.inside.join(", ")
+                )));
+            }
+            Forwarding::Translate { table, nat: Box::new(nat.clone()), outside, inside }
+        }
+    })
+}
+
+/// Builds the stage that translates.
+fn nat_stage(table: &NatTable, nat: &Nat, outside: Port, inside: &[Prefix]) -> NatStage {
+    let mut stage = NatStage::new(table.clone());
+    for one in &nat.publish {
+        let protocol = match one.transport {
+            TransportProtocol::Tcp => TCP,
+            TransportProtocol::Udp => UDP,
+        };
+        let external = NatEndpoint::new(nat.address.into(), one.port);
+        let internal = NatEndpoint::new(one.to.ip(), one.to.port());
+        stage = stage.rule(NatRule::Destination { protocol, external, internal });
+    }
+    for ingress in 0..outside.0 {
+        for from in inside {
+            let (ingress, external) = (Port(ingress), nat.address.into());
+            stage = stage.rule(NatRule::Source { ingress, from: *from, external });
+        }
+    }
+    stage
+}
+
+/// Builds the stages of the host's pipeline.
+pub(super) fn host_stages(
+    forwarding: &Forwarding,
+    fib: &Fib,
+    missing_neighbours: SyncSender<(Port, IpAddr)>,
+) -> Vec<Box<dyn Stage>> {
+    match forwarding {
+        Forwarding::Wire => wire(),
+        Forwarding::Route => {
+            let behind: Vec<Box<dyn Stage>> =
+                vec![Box::new(Ttl::new()), Box::new(Router::new(fib.clone(), missing_neighbours))];
+            vec![Box::new(Guard::new(fib, None, behind))]
+        }
+        Forwarding::Translate { table, nat, outside, inside } => {
+            let behind: Vec<Box<dyn Stage>> = vec![
+                Box::new(nat_stage(table, nat, *outside, inside)),
+                Box::new(Ttl::new()),
+                Box::new(Router::new(fib.clone(), missing_neighbours)),
+            ];
+            vec![Box::new(Guard::new(fib, Some((nat.address, *outside)), behind))]
+        }
+    }
+}
+
+/// Destinations on the link, which are never routed.
+const NOT_ROUTED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "ff00::/8", "fe80::/10"];
+
+/// Builds the stages of the program: the host's, except those that the kernel replaces there.
+pub(super) fn program_stages(
+    forwarding: &Forwarding,
+    fib: &Fib,
+) -> Result<Vec<Box<dyn Stage>>, FlowError> {
+    let mut filter = Filter::with_default(Action::Accept);
+    for prefix in NOT_ROUTED {
+        filter = filter.rule(Rule::new(Action::Drop).destination(parsed(prefix)?));
+    }
+    let route = RouteStage::new(fib.clone());
+    Ok(match forwarding {
+        Forwarding::Wire => wire(),
+        Forwarding::Route => vec![Box::new(filter), Box::new(Ttl::new()), Box::new(route)],
+        Forwarding::Translate { table, nat, outside, inside } => vec![
+            Box::new(filter),
+            Box::new(nat_stage(table, nat, *outside, inside)),
+            Box::new(Ttl::new()),
+            Box::new(route),
+        ],
+    })
+}
+
+fn parsed(prefix: &str) -> Result<Prefix, FlowError> {
+    prefix.parse().map_err(|error| FlowError::Setting(format!("{prefix}: {error}")))
+}
+
+/// Frames from one port leave by the other.
+fn wire() -> Vec<Box<dyn Stage>> {
+    let way = |from, to| Box::new(Rewrite::new().ingress(Port(from)).send(Port(to)));
+    vec![way(0, 1), way(1, 0)]
+}
