@@ -77,12 +77,6 @@ mod sync;
 mod testing;
 mod waiting;
 
-/// The lock around an engine, for crates of this workspace that do not use [`EngineHost`] yet.
-#[doc(hidden)]
-pub mod engine_lock {
-    pub use crate::engine::{BiasedLock, BiasedLockGuard};
-}
-
 pub use builtin::Timers;
 pub use clock::{Clock, Instant, VirtualClock};
 pub use detector::{

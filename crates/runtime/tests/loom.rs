@@ -370,7 +370,7 @@ fn sleep_against_push(looks_once_more: bool) {
     } else {
         let was_last = idle.begin_sleep(0, true);
         if was_last && looks_once_more {
-            // As `Shared::has_work` asks: one load, without the lock.
+            // As `Parts::has_work` asks: one load, without the lock.
             found = !queue.is_empty();
         }
     }

@@ -48,7 +48,7 @@
 //!   other.
 
 #![deny(unsafe_code)]
-// What parts share is not all used by each of them.
+// Without some of the parts, part of what they share has no user.
 #![cfg_attr(
     not(all(
         feature = "datagram",

@@ -5,7 +5,7 @@
 //!  arguments ───▶│ cli.rs ──┐                                                       │
 //!  file ────────▶│ config/ ─┴▶ instance.rs ── prepare ──▶ flow/                     │
 //!                │                 │                       ├ relay.rs ── threads of streams
-//!  signals ─────▶│ signals.rs ─────┤                       └ frames.rs ─ threads of frames, programs
+//!  signals ─────▶│ signals.rs ─────┤                       └ frames/ ─── threads of frames, programs
 //!  kernel ──────▶│ kernel/ ────────┤ routes, neighbours       ▲            at the interfaces
 //!  stats ◀──────▶│ stats/ ─────────┘                          └ migration.rs: where a flow runs
 //!                └──────────────────────────────────────────────────────────────────┘

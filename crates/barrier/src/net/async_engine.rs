@@ -203,8 +203,8 @@ impl vigie_detect::Engine for AsyncEngine {
         match *want {}
     }
 
-    fn attach(&mut self, bell: Notifier) -> io::Result<()> {
-        self.waker = Waker::from(Arc::new(bell));
+    fn attach(&mut self, notifier: Notifier) -> io::Result<()> {
+        self.waker = Waker::from(Arc::new(notifier));
         Ok(())
     }
 

@@ -45,7 +45,7 @@ use crate::sync::{
 const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 
 /// A lock that is biased to the thread that takes it most: see the module's documentation.
-pub struct BiasedLock<T> {
+pub(crate) struct BiasedLock<T> {
     /// The thread to which the lock is biased: written once, with the mutex held.
     owner: AtomicU64,
     /// The owner has entered without the mutex. Written by the owner only.
@@ -71,7 +71,7 @@ struct Streak {
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
 /// Access to the value while the lock is held.
-pub struct BiasedLockGuard<'a, T> {
+pub(crate) struct BiasedLockGuard<'a, T> {
     lock: &'a BiasedLock<T>,
     /// `None` if entered by the bias.
     mutex: Option<MutexGuard<'a, Streak>>,
@@ -135,7 +135,7 @@ const fn has_fence() -> bool {
 impl<T> BiasedLock<T> {
     /// Returns a lock that is not biased yet.
     #[must_use]
-    pub fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self {
             owner: AtomicU64::new(NOBODY),
             is_inside: AtomicBool::new(false),
@@ -151,7 +151,7 @@ impl<T> BiasedLock<T> {
     /// # Panics
     /// If the calling thread holds it.
     #[inline]
-    pub fn lock(&self) -> BiasedLockGuard<'_, T> {
+    pub(crate) fn lock(&self) -> BiasedLockGuard<'_, T> {
         if self.owner.load(Ordering::Relaxed) == thread_number() {
             assert!(!self.is_inside.load(Ordering::Relaxed), "{RE_ENTERED}");
             self.is_inside.store(true, Ordering::Relaxed);

@@ -14,6 +14,7 @@ mod waiters;
 pub use contract::{Engine, EngineContext, Progress, WatchedDescriptor};
 pub(crate) use engine_detector::{Asked, EngineDetector, EngineEvent};
 pub use host::{EngineEvents, EngineHost, EngineWait, EngineWaiter};
-pub use lock::{BiasedLock, BiasedLockGuard};
+#[cfg(loom)]
+pub(crate) use lock::BiasedLock;
 #[cfg(loom)]
 pub(crate) use shared::{EngineShared, Looked};

@@ -55,8 +55,10 @@ impl Driver {
     pub fn is_due(&mut self, now: Instant) -> bool {
         let shared = &*self.shared;
         let nanos = now.as_nanos();
-        if shared.park_state.is_notified()
-            || nanos >= shared.next_deadline.load(Ordering::Relaxed)
+        // What a sleeping host was woken for, or will be, is left to it: this host would find nothing, at each of its
+        // switches, until that one runs.
+        if shared.park_state.is_for_awake_hosts()
+            || nanos >= shared.next_deadline.load(Ordering::Relaxed) && !shared.is_covered()
             || nanos >= shared.next_pass.load(Ordering::Relaxed)
         {
             return true;

@@ -79,6 +79,11 @@ impl ParkState {
         self.bits.load(Ordering::Relaxed) & NOTIFIED != 0
     }
 
+    /// Returns whether there was a notification and no host sleeps, so that none was woken for it: one load.
+    pub(crate) fn is_for_awake_hosts(&self) -> bool {
+        self.bits.load(Ordering::Relaxed) == NOTIFIED
+    }
+
     /// Takes the notification: what was done before it is visible now.
     pub(crate) fn take_notification(&self) -> bool {
         self.is_notified() && self.bits.fetch_and(!NOTIFIED, Ordering::SeqCst) & NOTIFIED != 0
@@ -130,7 +135,11 @@ mod tests {
     #[test]
     fn notifications_are_kept_until_they_are_taken() {
         let state = ParkState::new();
-        let is = || (state.is_parked(), state.is_notified());
+        let is = || {
+            let for_awake_hosts = state.is_notified() && !state.is_parked();
+            assert_eq!(state.is_for_awake_hosts(), for_awake_hosts);
+            (state.is_parked(), state.is_notified())
+        };
         assert_eq!((is(), state.take_notification()), ((false, false), false));
         assert!(!state.notify(), "no host sleeps");
         assert_eq!(is(), (false, true));
@@ -164,7 +173,7 @@ mod tests {
         assert_eq!(
             (state.parked_count(), state.notify()),
             (1, true),
-            "the other one is woken for the next ring"
+            "the other one is woken for the next notification"
         );
         state.end_park();
         assert_eq!((state.parked_count(), state.take_notification()), (0, true));

@@ -14,7 +14,7 @@ use vigie_detect::loom_exports::BiasedLock;
 use crate::fails;
 
 /// The operations of a lock: the real one, and its mutants.
-trait Leaning: Send + Sync + 'static {
+trait Biased: Send + Sync + 'static {
     /// Creates a lock that is biased to the calling thread, which has added [`HEAD_START`] for
     /// that.
     fn new() -> Self;
@@ -26,7 +26,7 @@ trait Leaning: Send + Sync + 'static {
 /// The number of additions until a lock is biased, in a model.
 const HEAD_START: u64 = 2;
 
-impl Leaning for BiasedLock {
+impl Biased for BiasedLock {
     fn new() -> Self {
         let lock = Self::new();
         for _ in 0..HEAD_START {
@@ -88,7 +88,7 @@ impl<const FAULT: u8> Mutant<FAULT> {
     }
 }
 
-impl<const FAULT: u8> Leaning for Mutant<FAULT> {
+impl<const FAULT: u8> Biased for Mutant<FAULT> {
     fn new() -> Self {
         Self {
             is_inside: AtomicBool::new(false),
@@ -123,7 +123,7 @@ impl<const FAULT: u8> Leaning for Mutant<FAULT> {
 }
 
 /// The owner adds `own` times, while `others` threads add once each.
-fn adds<L: Leaning>(own: u64, others: u64) {
+fn adds<L: Biased>(own: u64, others: u64) {
     let lock = Arc::new(L::new());
     let threads: Vec<_> = (0..others)
         .map(|_| {
@@ -148,7 +148,7 @@ fn adds<L: Leaning>(own: u64, others: u64) {
 #[test]
 fn the_lock_leans_in_a_model() {
     loom::model(|| {
-        let lock = <BiasedLock as Leaning>::new();
+        let lock = <BiasedLock as Biased>::new();
         assert!(lock.add(), "by its bias");
         let lock = Arc::new(lock);
         let other = {

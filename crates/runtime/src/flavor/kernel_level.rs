@@ -2,7 +2,7 @@
 //!
 //! A task's thread polls it, sleeps while it is pending, and ends with it. A *slot* connects the two sides: a
 //! wake-up puts the task there, and the thread takes it from there. One more thread, which hosts the server
-//! and runs no task, watches whatever the tasks' threads do not watch (timers, bells, signals, descriptors of
+//! and runs no task, watches whatever the tasks' threads do not watch (timers, notifiers, signals, descriptors of
 //! foreign threads).
 //!
 //! ```text

@@ -137,7 +137,7 @@ fn storms_of_wakes() {
 }
 
 /// Goal: the future of `block_on` hears each wake-up as well. Method: as for tasks, with the main
-/// future as the task; bells of `unpark` ring in between.
+/// future as the task; notifications of `unpark` come in between.
 #[test]
 fn the_main_future_is_woken() {
     const COUNT: usize = 3000;

@@ -80,7 +80,7 @@ pub(crate) mod thread_state {
     }
 }
 
-/// The kernel's part for `slot.rs`.
+/// The kernel's part for `worker_slot.rs`.
 pub(crate) mod kernel_help {
     pub(crate) use super::thread_state;
 
@@ -193,7 +193,7 @@ fn sentinel_against_push(fault: Fault) {
             (Arc::clone(&idle), Arc::clone(&sentinel), Arc::clone(&parker));
         let (queue, watchdog, poller) =
             (Arc::clone(&queue), Arc::clone(&watchdog), Arc::clone(&poller));
-        // As `Shared::schedule` does outside workers.
+        // As `HybridShared::schedule` does outside workers.
         thread::spawn(move || {
             queue.store(1, Ordering::Release);
             if idle.choose().is_some() {
@@ -376,7 +376,7 @@ fn mark_against_end(fault: Fault, is_long: bool) {
     worker_slot.begin(Instant::from_nanos(1), &task);
     let supervisor = {
         let (worker_slot, blocked) = (Arc::clone(&worker_slot), Arc::clone(&blocked));
-        // As `Supervisor::take_census` does.
+        // As `Census::take` does.
         thread::spawn(move || {
             for now in [1_000_000, 2_000_000] {
                 worker_slot.forget_earlier(&blocked);
@@ -507,7 +507,7 @@ fn without_a_second_question_a_timer_runs_on() {
     must_fail(|| timer_against_rest(Fault::NoSecondQuestion));
 }
 
-/// Goal: the model above can fail. Method: `slot.rs` without its fences.
+/// Goal: the model above can fail. Method: `worker_slot.rs` without its fences.
 #[test]
 fn without_fences_a_timer_runs_on() {
     sync::take_fences_away();

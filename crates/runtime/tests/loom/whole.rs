@@ -1,6 +1,6 @@
 //! All parts of a worker's sleep together: the threads of `flavor/hybrid/worker.rs`, from their first step to
-//! their last, the poller with its word, its lock and its gate, and a thread that queues tasks. The wait
-//! point does what `vigie-detect`'s does; what else is replaced stands in `threads.rs`. Whatever the order, each
+//! their last, the poller with its word, its lock and its gate, and a thread that queues tasks. The
+//! poller does what `vigie-detect`'s does; what else is replaced stands in `threads.rs`. Whatever the order, each
 //! task is run: otherwise all threads sleep in the end, and loom says so.
 
 use std::{env, process::Command, time::Duration};
@@ -369,7 +369,7 @@ fn a_look_takes_no_call() {
 }
 
 /// Goal: two workers never sleep over a task, whichever of them is in the poller, and although one
-/// takes the other's notifies. Method: one task, and one preemption less than other models have.
+/// takes the other's notifications. Method: one task, and one preemption less than other models have.
 #[test]
 fn two_workers_run_all() {
     let mut model = loom::model::Builder::new();
@@ -413,8 +413,8 @@ impl Model {
     }
 }
 
-/// Goal: for a task from outside a sleeping worker is woken; else, if it reacts, the reserve thread in the wait
-/// point; and where neither is there, the supervisor looks soon. Method: each lane, with and without each
+/// Goal: for a task from outside a sleeping worker is woken; else, if it reacts, the reserve thread in the
+/// poller; and where neither is there, the supervisor looks soon. Method: each lane, with and without each
 /// of them.
 #[test]
 fn tasks_from_outside_are_seen_to() {

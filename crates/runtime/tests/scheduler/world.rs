@@ -334,7 +334,7 @@ impl World {
         }
     }
 
-    /// Queues a task: what `Shared::schedule` does.
+    /// Queues a task: what `HybridShared::schedule` does.
     pub(crate) fn queue(&self, task: usize, local: Option<&Local>, was_running: bool) {
         let cell = self.task(task);
         cell.is_queued.set(true);

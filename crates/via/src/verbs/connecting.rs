@@ -82,14 +82,14 @@ impl EventSource {
         match self {
             Self::Listener => 0,
             Self::Channel => 1,
-            Self::Line(name) => 1 << 32 | u64::from(name),
+            Self::Control(name) => 1 << 32 | u64::from(name),
         }
     }
 
     fn from_data(data: u64) -> Self {
         match (data, u32::try_from(data & u64::from(u32::MAX))) {
             (0, _) => Self::Listener,
-            (_, Ok(name)) if data >> 32 == 1 => Self::Line(name),
+            (_, Ok(name)) if data >> 32 == 1 => Self::Control(name),
             _ => Self::Channel,
         }
     }

@@ -678,7 +678,7 @@ impl fmt::Debug for Verbs {
         f.debug_struct("Verbs")
             .field("address", &self.place.socket)
             .field("vis", &self.vis.len())
-            .field("lines", &self.sessions.len())
+            .field("sessions", &self.sessions.len())
             .finish_non_exhaustive()
     }
 }

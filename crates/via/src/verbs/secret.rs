@@ -41,7 +41,7 @@ impl VerbsSecret {
 
 impl fmt::Debug for VerbsSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(_)")
+        f.write_str("VerbsSecret(_)")
     }
 }
 
@@ -77,7 +77,7 @@ impl ControlKey {
 
 impl fmt::Debug for ControlKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LineKey(_)")
+        f.write_str("ControlKey(_)")
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - verbs-1: a pointer in one of these types came from the library, is not null, and is released once,
-//! by `Drop`.
+//!   by `Drop`.
 //! - verbs-2: an object holds everything it was made of, which is therefore released later: a queue pair
 //!   holds its domain and its queues, these hold the channel and the context.
 //! - verbs-3: registered memory is held until it is deregistered, and for ever if the library refuses that:

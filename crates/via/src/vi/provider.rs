@@ -328,8 +328,8 @@ impl fmt::Display for ViId {
 /// 7. A completion is returned once: by [`poll`](Self::poll) if the VI's queue is attached to a completion
 ///    queue, otherwise by [`completed`](Self::completed).
 /// 8. After [`arm`](Self::arm) returned [`Armed::Armed`], new completions and events make
-///    [`descriptor`](Self::descriptor) readable, ring the [attached](Self::attach) bell, or come at
-///    [`next_deadline`](Self::next_deadline). If an action of others makes that deadline earlier, the bell rings, too.
+///    [`descriptor`](Self::descriptor) readable, notify the [attached](Self::attach) host, or come at
+///    [`next_deadline`](Self::next_deadline). If an action of others makes that deadline earlier, they notify it, too.
 /// 9. Whatever a peer does, it can only harm VIs connected to it: they break, with
 ///    [`Reason::PeerFault`] where the peer's fault is known.
 /// 10. When a receive completion of a VI is returned, [`event`](Self::event) has reported, or reports when called next,
@@ -511,9 +511,9 @@ pub trait Provider: Send + 'static {
     /// Makes [`descriptor`](Self::descriptor) quiet, after it was readable.
     fn quiet(&mut self) {}
 
-    /// Attaches the bell of the NIC's host, at most once: a NIC without a descriptor rings it.
-    fn attach(&mut self, bell: Notifier) {
-        let _ = bell;
+    /// Attaches the notifier of the NIC's host, at most once: a NIC without a descriptor notifies through it.
+    fn attach(&mut self, notifier: Notifier) {
+        let _ = notifier;
     }
 
     /// Returns whether completions and events announce themselves to a host once the NIC is armed; this never changes.

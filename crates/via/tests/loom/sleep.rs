@@ -110,7 +110,7 @@ fn delivers<const FAULT: u8>(count: u64) {
         if FAULT == SECOND_LOOK || published.load(Ordering::Acquire) == seen {
             bells += socket.sleep();
         }
-        // `link.bell_count` is compared with this: a peer that notifies more often is cut off.
+        // `connection.wakeup_count` is compared with this: a peer that notifies more often is cut off.
         assert!(bells <= sleeper.sleep_count(), "more bells than sleeps");
         sleeper.wake_up(&*word);
     }

@@ -1,6 +1,6 @@
 //! The reports of a running instance, over a Unix socket, for every process that may open it.
 //!
-//! The client sends a line and gets a line of JSON, as often as it wants: `report` gets a [`InstanceReport`](report::InstanceReport);
+//! The client sends a line and gets a line of JSON, as often as it wants: `report` gets an [`InstanceReport`](report::InstanceReport);
 //! `move FLOW SIDE` moves a flow and gets `{"moved":…}`; any other line, and any failure, gets `{"error":…}`.
 
 mod client;

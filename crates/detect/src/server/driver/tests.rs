@@ -43,6 +43,43 @@ fn a_deadline_that_is_over_ends_no_sleep() {
     assert_eq!(sleep(), None);
 }
 
+/// Goal: a host that runs tasks does not look for what a sleeping host was woken for, or will be. Method: a second host that sleeps, in
+/// virtual time: a notification; a deadline at which the timer ends the sleep, and one that it misses.
+#[test]
+fn what_ends_a_sleep_is_left_to_the_sleeper() {
+    let server = Server::new_virtual(Flavor::UserLevel, Arc::new(VirtualClock::new()))
+        .expect("a virtual server");
+    let mut driver = server.driver();
+    let shared = Arc::clone(&driver.shared);
+    let at = Instant::from_nanos;
+    let _ = driver.detect();
+    assert!(!driver.is_due(at(0)));
+    shared.unpark();
+    assert!(driver.is_due(at(0)), "no host was woken for it");
+    let _ = driver.detect();
+
+    let sleep = || {
+        let _ = shared.park_state.begin_park();
+    };
+    sleep();
+    shared.unpark();
+    assert!(!driver.is_due(at(0)));
+    shared.park_state.end_park();
+    assert!(driver.is_due(at(0)), "the host that was woken has not looked yet");
+    let _ = driver.detect();
+
+    sleep();
+    shared.next_deadline.store(100, Ordering::Relaxed);
+    for (armed, is_due) in [(99, false), (100, false), (101, true), (u64::MAX, true)] {
+        shared.armed.store(armed, Ordering::Relaxed);
+        assert!(!driver.is_due(at(99)));
+        assert_eq!(driver.is_due(at(100)), is_due, "{armed}");
+    }
+    shared.park_state.end_park();
+    shared.armed.store(0, Ordering::Relaxed);
+    assert!(driver.is_due(at(100)));
+}
+
 /// Goal: of many timers due at once, a look fires some, the tasks that it woke run before the next look, and a host
 /// without tasks does not wait for it. Method: a thousand timers in virtual time; how many have fired after each
 /// look, and when the next one is due.

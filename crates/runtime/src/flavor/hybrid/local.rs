@@ -50,7 +50,8 @@ pub(super) struct Local<S> {
 pub(super) enum Woken {
     Nobody,
     One(u64),
-    Several,
+    /// The first of them.
+    Several(u64),
 }
 
 impl<S> Local<S> {
@@ -64,12 +65,23 @@ impl<S> Local<S> {
         self.woken_at.set(Woken::Nobody);
     }
 
+    /// Returns when the present look or sleep first woke a task. A look wakes its tasks one right after the other, so this is the time of
+    /// all of them.
+    pub(super) fn first_woken_at(&self) -> Option<u64> {
+        match self.woken_at.get() {
+            Woken::One(nanos) | Woken::Several(nanos) if self.cause.get() == Cause::Detection => {
+                Some(nanos)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the time after a sleep: the time at which it woke a task, if it did, which saves a reading of
     /// the clock between an event and its task.
     pub(super) fn take_woken_at(&self) -> Instant {
         match self.woken_at.replace(Woken::Nobody) {
             Woken::One(nanos) => Instant::from_nanos(nanos),
-            Woken::Nobody | Woken::Several => monotonic_now(),
+            Woken::Nobody | Woken::Several(_) => monotonic_now(),
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::sync::{AtomicUsize, Ordering, fence};
 
 /// The sentinel, if there is one.
 pub(crate) struct Sentinel {
-    /// The sentinel's place among the remotes plus one, or zero. Stored by the thread that holds the wait
-    /// point, so by one thread at a time; cleared by the same thread once it has left.
+    /// The sentinel's place among the remotes plus one, or zero. Stored by the thread that holds the
+    /// poller, so by one thread at a time; cleared by the same thread once it has left.
     holder: AtomicUsize,
 }
 

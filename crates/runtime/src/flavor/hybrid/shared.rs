@@ -29,7 +29,7 @@ use crate::{
     options::Options,
     parking::{idle::Idle, watchdog::Watchdog},
     sync::{Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, thread, thread_local},
-    task_cell::{LiveTasks, Runnable, drop_task, poll},
+    task_cell::{LiveTasks, ReadyTime, Runnable, drop_task, poll},
 };
 
 pub(crate) struct HybridShared {
@@ -200,17 +200,21 @@ impl HybridShared {
 
     fn schedule_here(&self, local: &Local<Self>, task: Runnable, info: &ScheduleInfo) {
         let turn_began = local.switched_at.get();
-        let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
+        let was_running = info.woken_while_running;
+        let ready = match local.first_woken_at().filter(|_| !was_running) {
+            Some(nanos) => ReadyTime::new(nanos, true),
+            None => local.sampler.ready_time(local.cause.get(), was_running),
+        };
         task.metadata().note_ready(ready);
         let account = &task.metadata().account;
         let now = account.woken_at(ready.nanos(), turn_began, || monotonic_now().as_nanos());
         if local.cause.get() == Cause::Detection {
             local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
                 (Woken::Nobody, Some(nanos)) => Woken::One(nanos),
-                _ => Woken::Several,
+                (Woken::One(nanos) | Woken::Several(nanos), _) => Woken::Several(nanos),
+                (Woken::Nobody, None) => Woken::Nobody,
             });
         }
-        let was_running = info.woken_while_running;
         let woken_ns = (local.cause.get() == Cause::Poll).then_some(&local.woken_ns);
         let rank = self.choose_rank(&task, woken_ns, was_running, now);
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
