@@ -6,10 +6,11 @@
 //! Numbers are little-endian. A group's name is 64 random bits that are in every packet: strangers are kept out as
 //! long as they cannot listen. If they can, a key gives each packet a tag, SipHash-2-4 [siphash, §6].
 
-use std::{collections::BTreeSet, fmt, hash::Hasher};
+use std::{collections::BTreeSet, fmt};
 
-use siphasher::sip::SipHasher24;
 use thiserror::Error;
+pub use vigie_via::Secret as Key;
+use vigie_via::auth::{PACKET_TAG_BYTES, is_same};
 
 use crate::{group::Rank, schedule::Round};
 
@@ -20,12 +21,11 @@ pub const HEADER_BYTES: usize = 24;
 pub const PAYLOAD_BYTES_MAX: usize = 1024;
 
 /// The longest packet, in bytes.
-pub const PACKET_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + TAG_BYTES;
+pub const PACKET_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + PACKET_TAG_BYTES;
 
 /// The most dead members that a packet can name.
 pub const DEAD_MAX: usize = PAYLOAD_BYTES_MAX / 2;
 
-pub(crate) const TAG_BYTES: usize = 8;
 const MAGIC: [u8; 2] = *b"vB";
 const VERSION: u8 = 2;
 
@@ -45,39 +45,17 @@ impl GroupId {
     /// Returns the name of the group that remains without `dead`, or of the next one if no member is dead: members
     /// that know this name and agree on the dead derive the same name, and no other process can.
     pub(crate) fn without(self, dead: &BTreeSet<Rank>) -> Self {
-        let mut hasher = SipHasher24::new_with_keys(self.0, !self.0);
-        for rank in dead {
-            hasher.write(&rank.0.to_le_bytes());
-        }
-        Self(hasher.finish())
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&self.0.to_le_bytes());
+        key[8..].copy_from_slice(&(!self.0).to_le_bytes());
+        let dead: Vec<u8> = dead.iter().flat_map(|rank| rank.0.to_le_bytes()).collect();
+        Self(u64::from_le_bytes(Key::new(key).short_tag(&dead)))
     }
 }
 
 impl fmt::Debug for GroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GroupId(_)")
-    }
-}
-
-/// A secret shared by all members of a group: packets carry a tag that depends on it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Key([u8; 16]);
-
-impl Key {
-    /// Creates a key from random bytes.
-    #[must_use]
-    pub const fn new(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-
-    pub(crate) fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
-        SipHasher24::new_with_key(&self.0).hash(bytes).to_le_bytes()
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(_)")
     }
 }
 
@@ -203,43 +181,17 @@ impl<'a> Packet<'a> {
     /// # Errors
     /// [`ParseError`]. Only the header is examined before the tag.
     pub fn parse(bytes: &'a [u8], key: Option<&Key>) -> Result<Self, ParseError> {
-        let wrong = Err(ParseError::Length { length: bytes.len() });
-        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return wrong };
-        if header[..2] != MAGIC {
-            return Err(ParseError::Magic);
-        }
-        let (version, kind) = (header[2], header[3]);
-        if version != VERSION {
-            return Err(ParseError::Version { version });
-        }
-        let length = usize::from(u16::from_le_bytes([header[20], header[21]]));
-        let tag_bytes = if key.is_some() { TAG_BYTES } else { 0 };
-        if length > PAYLOAD_BYTES_MAX || rest.len() != length + tag_bytes {
-            return wrong;
-        }
-        let (payload, tag) = rest.split_at(length);
-        if key.is_some_and(|key| !constant_time_eq(&key.tag(&bytes[..HEADER_BYTES + length]), tag))
-        {
-            return Err(ParseError::Tag);
-        }
-        let round = u16::from_le_bytes([header[18], header[19]]);
-        let body = Body::read(kind, round, payload)
-            .filter(|_| header[22..] == [0, 0])
-            .ok_or(ParseError::Contents { kind })?;
-        let group = header[4..12].as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
-        Ok(Self {
-            group: GroupId(group.sum()),
-            epoch: u32::from_le_bytes([header[12], header[13], header[14], header[15]]),
-            sender: Rank(u16::from_le_bytes([header[16], header[17]]).into()),
-            body,
-        })
+        let (header, payload) = PacketHeader::parse(bytes, (MAGIC, VERSION), key)?;
+        let PacketHeader { kind, group, number: epoch, sender, word } = header;
+        let body = Body::read(kind, word, payload).ok_or(ParseError::Contents { kind })?;
+        Ok(Self { group, epoch, sender, body })
     }
 
     /// Writes the packet, with a tag if there is a key.
     #[must_use]
     pub fn encode(&self, key: Option<&Key>) -> Vec<u8> {
         let attempt;
-        let (kind, round, payload) = match self.body {
+        let (kind, word, payload) = match self.body {
             Body::Signal { round, value } => (SIGNAL, round.0, value),
             Body::Nack { round, attempt: number } => {
                 attempt = number.to_le_bytes();
@@ -253,19 +205,74 @@ impl<'a> Packet<'a> {
             Body::Decided { dead } => (DECIDED, 0, dead.0),
             Body::LeaveAck => (LEAVE_ACK, 0, &[][..]),
         };
+        let Self { group, epoch: number, sender, .. } = *self;
+        PacketHeader { kind, group, number, sender, word }.encode((MAGIC, VERSION), payload, key)
+    }
+}
+
+/// The header that packets share with the probes of a transport.
+pub(crate) struct PacketHeader {
+    pub(crate) kind: u8,
+    pub(crate) group: GroupId,
+    pub(crate) number: u32,
+    pub(crate) sender: Rank,
+    pub(crate) word: u16,
+}
+
+impl PacketHeader {
+    /// Reads a header and its payload. With a key, the tag must be right; without one, there must be none.
+    pub(crate) fn parse<'a>(
+        bytes: &'a [u8],
+        (magic, version): ([u8; 2], u8),
+        key: Option<&Key>,
+    ) -> Result<(Self, &'a [u8]), ParseError> {
+        let wrong = Err(ParseError::Length { length: bytes.len() });
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return wrong };
+        if header[..2] != magic {
+            return Err(ParseError::Magic);
+        }
+        if header[2] != version {
+            return Err(ParseError::Version { version: header[2] });
+        }
+        let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let (kind, length) = (header[3], usize::from(half(20)));
+        let tag_bytes = if key.is_some() { PACKET_TAG_BYTES } else { 0 };
+        if length > PAYLOAD_BYTES_MAX || rest.len() != length + tag_bytes {
+            return wrong;
+        }
+        let (payload, tag) = rest.split_at(length);
+        if key.is_some_and(|key| !is_same(&key.short_tag(&bytes[..HEADER_BYTES + length]), tag)) {
+            return Err(ParseError::Tag);
+        }
+        if half(22) != 0 {
+            return Err(ParseError::Contents { kind });
+        }
+        let [_, _, _, _, a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
+        let group = GroupId(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
+        let number = u32::from_le_bytes([i, j, k, l]);
+        Ok((Self { kind, group, number, sender: Rank(half(16).into()), word: half(18) }, payload))
+    }
+
+    /// Writes a header and its payload, with a tag if there is a key.
+    pub(crate) fn encode(
+        &self,
+        (magic, version): ([u8; 2], u8),
+        payload: &[u8],
+        key: Option<&Key>,
+    ) -> Vec<u8> {
         let payload = &payload[..payload.len().min(PAYLOAD_BYTES_MAX)];
         // Both fit: ranks of the largest group have 16 bits, and the payload is truncated above.
         let sender = u16::try_from(self.sender.0).unwrap_or(u16::MAX);
         let length = u16::try_from(payload.len()).unwrap_or(u16::MAX);
-        let mut packet = Vec::with_capacity(HEADER_BYTES + payload.len() + TAG_BYTES);
-        packet.extend(MAGIC);
-        packet.extend([VERSION, kind]);
+        let mut packet = Vec::with_capacity(HEADER_BYTES + payload.len() + PACKET_TAG_BYTES);
+        packet.extend(magic);
+        packet.extend([version, self.kind]);
         packet.extend(self.group.0.to_le_bytes());
-        packet.extend(self.epoch.to_le_bytes());
-        packet.extend([sender, round, length, 0].map(u16::to_le_bytes).as_flattened());
+        packet.extend(self.number.to_le_bytes());
+        packet.extend([sender, self.word, length, 0].map(u16::to_le_bytes).as_flattened());
         packet.extend(payload);
         if let Some(key) = key {
-            packet.extend(key.tag(&packet));
+            packet.extend(key.short_tag(&packet));
         }
         packet
     }
@@ -303,12 +310,6 @@ impl<'a> Body<'a> {
     pub(crate) const fn decided(list: &'a [u8]) -> Self {
         Self::Decided { dead: DeadRanks(list) }
     }
-}
-
-/// Returns whether two tags are equal; the time that takes does not reveal where they differ.
-pub(crate) fn constant_time_eq(one: &[u8], other: &[u8]) -> bool {
-    let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
-    one.len() == other.len() && differing == 0
 }
 
 #[cfg(test)]

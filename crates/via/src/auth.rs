@@ -1,9 +1,9 @@
-//! Secrets that authenticate NICs, and unguessable names.
+//! Secrets by which peers authenticate each other, and unguessable names: for NICs, rendezvous and barriers.
 //!
 //! SipHash-2-4 is a pseudo-random function under a secret key of 128 bits [siphash, §6]. It serves both
 //! authentication and names, and short inputs cost some ten nanoseconds.
 
-use std::{fmt, hash::Hasher};
+use std::{fmt, hash::Hasher, io};
 
 use siphasher::{
     sip::SipHasher24,
@@ -11,12 +11,13 @@ use siphasher::{
 };
 
 /// The length of a handshake tag, in bytes.
-pub(crate) const TAG_BYTES: usize = 16;
+pub const TAG_BYTES: usize = 16;
 
 /// The length of a data packet's tag, in bytes.
-pub(crate) const PACKET_TAG_BYTES: usize = 8;
+pub const PACKET_TAG_BYTES: usize = 8;
 
-/// The secret shared by all NICs of a world: 128 random bits. NICs answer only senders that know it.
+/// A secret shared by all NICs of a world, or by all members of a group: 128 random bits. Messages carry a tag that
+/// depends on it, and a peer that does not know it gets no answer.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 16]);
 
@@ -27,23 +28,26 @@ impl Secret {
         Self(bytes)
     }
 
-    /// Returns the tag of some bytes.
-    pub(crate) fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+    /// Returns the tag of some bytes, given in parts. Where one part ends and the next begins does not count.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
         let mut hasher = WideHasher::new_with_key(&self.0);
-        hasher.write(bytes);
+        for part in parts {
+            hasher.write(part);
+        }
         hasher.finish128().as_bytes()
     }
 
     /// Derives the key of one connection from both sides' names.
     pub(crate) fn of_connection(&self, caller: u64, answerer: u64) -> Self {
-        let mut bytes = b"connection".to_vec();
-        bytes.extend(caller.to_le_bytes());
-        bytes.extend(answerer.to_le_bytes());
-        Self(self.tag(&bytes))
+        Self(self.tag(&[b"connection", &caller.to_le_bytes(), &answerer.to_le_bytes()]))
     }
 
     /// Returns the short tag of a packet.
-    pub(crate) fn short_tag(&self, bytes: &[u8]) -> [u8; PACKET_TAG_BYTES] {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn short_tag(&self, bytes: &[u8]) -> [u8; PACKET_TAG_BYTES] {
         SipHasher24::new_with_key(&self.0).hash(bytes).to_le_bytes()
     }
 }
@@ -55,9 +59,30 @@ impl fmt::Debug for Secret {
 }
 
 /// Returns whether two tags are equal, in a time that does not reveal where they differ.
-pub(crate) fn is_same(one: &[u8], other: &[u8]) -> bool {
+#[must_use]
+pub fn is_same(one: &[u8], other: &[u8]) -> bool {
     let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
     one.len() == other.len() && differing == 0
+}
+
+/// Returns a number that differs between different bytes, and is the same everywhere: no secret is involved.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(Secret::new([0; 16]).short_tag(bytes))
+}
+
+/// Returns random bytes.
+///
+/// # Errors
+/// The kernel's, if it has no random numbers.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        filled +=
+            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
 }
 
 /// A generator of names that cannot be guessed without the seed. Each is given once.
@@ -76,8 +101,7 @@ impl Names {
     pub(crate) fn fresh(&mut self) -> u64 {
         loop {
             self.given += 1;
-            let mut bytes = b"name".to_vec();
-            bytes.extend(self.given.to_le_bytes());
+            let bytes = [&b"name"[..], &self.given.to_le_bytes()].concat();
             let name = u64::from_le_bytes(self.seed.short_tag(&bytes));
             if name != 0 {
                 return name;
@@ -87,11 +111,7 @@ impl Names {
 
     /// Returns the cookie by which this NIC recognizes that it has challenged a caller.
     pub(crate) fn cookie(&self, path: &[u8], caller: u64, epoch: u64) -> [u8; TAG_BYTES] {
-        let mut bytes = b"cookie".to_vec();
-        bytes.extend(caller.to_le_bytes());
-        bytes.extend(epoch.to_le_bytes());
-        bytes.extend(path);
-        self.seed.tag(&bytes)
+        self.seed.tag(&[b"cookie", &caller.to_le_bytes(), &epoch.to_le_bytes(), path])
     }
 }
 
@@ -113,18 +133,19 @@ mod tests {
     #[test]
     fn every_bit_counts() {
         let (key, message) = ([7; 16], [9; 40]);
-        let tag = Secret::new(key).tag(&message);
+        let tag = Secret::new(key).tag(&[&message]);
         for bit in 0..16 * 8 {
             let mut other = key;
             other[bit / 8] ^= 1 << (bit % 8);
-            assert!(!is_same(&Secret::new(other).tag(&message), &tag));
+            assert!(!is_same(&Secret::new(other).tag(&[&message]), &tag));
         }
         for bit in 0..40 * 8 {
             let mut other = message;
             other[bit / 8] ^= 1 << (bit % 8);
-            assert!(!is_same(&Secret::new(key).tag(&other), &tag));
+            assert!(!is_same(&Secret::new(key).tag(&[&other]), &tag));
         }
-        assert!(is_same(&Secret::new(key).tag(&message), &tag));
+        assert!(is_same(&Secret::new(key).tag(&[&message]), &tag));
+        assert!(is_same(&Secret::new(key).tag(&[&message[..13], &[], &message[13..]]), &tag));
         assert!(!is_same(&tag, &tag[..15]));
     }
 }

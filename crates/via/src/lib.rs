@@ -59,7 +59,8 @@
     allow(dead_code, unused_imports)
 )]
 
-mod auth;
+#[doc(hidden)]
+pub mod auth;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "datagram")]

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use siphasher::sip::SipHasher24;
 use vigie_detect::{
     Instant, Interest, Server,
     net::{TcpListener, TcpStream},
@@ -46,7 +45,7 @@ impl Secrets {
         let [low, high] = [0, 16].map(|at| {
             let mut half = [0; 16];
             half.copy_from_slice(&secret[at..at + 16]);
-            SipHasher24::new_with_key(&half)
+            Key::new(half)
         });
         // The lengths separate the parts.
         let mut text = Vec::new();
@@ -54,9 +53,7 @@ impl Secrets {
             text.extend(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
             text.extend(*part);
         }
-        let word = |hasher: &SipHasher24, purpose: u8| {
-            hasher.hash(&[&[purpose], &text[..]].concat()).to_le_bytes()
-        };
+        let word = |half: &Key, purpose: u8| half.short_tag(&[&[purpose], &text[..]].concat());
         let mut key = [0; 16];
         key[..8].copy_from_slice(&word(&low, 1));
         key[8..].copy_from_slice(&word(&high, 2));

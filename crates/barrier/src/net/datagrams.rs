@@ -8,8 +8,8 @@ use std::{
     task::Waker,
 };
 
-use siphasher::sip::SipHasher24;
 use vigie_via::{
+    auth,
     datagram::{DatagramError, NodeAddress, PolledDevice, UdpSettings},
     link::{Link, MacAddress},
 };
@@ -267,7 +267,8 @@ fn is_like(group: NodeAddress, node: NodeAddress) -> bool {
 
 /// Returns the group's own address: of the block for private use [RFC 2365], or locally administered.
 fn group_of(id: GroupId, like: NodeAddress) -> Result<NodeAddress, DatagramError> {
-    let [a, b, c, d, e, ..] = hash(id).to_le_bytes();
+    // The name itself stays secret.
+    let [a, b, c, d, e, ..] = auth::digest(&id.0.to_le_bytes()).to_le_bytes();
     match like {
         NodeAddress::Mac(_) => Ok(NodeAddress::Mac(MacAddress([0x03, a, b, c, d, e]))),
         NodeAddress::Ip(IpAddr::V4(_)) => {
@@ -278,11 +279,6 @@ fn group_of(id: GroupId, like: NodeAddress) -> Result<NodeAddress, DatagramError
             Err(DatagramError::WrongNode { node, wanted: "an address of IP version 4 or Ethernet" })
         }
     }
-}
-
-/// The name itself stays secret.
-fn hash(id: GroupId) -> u64 {
-    SipHasher24::new_with_keys(0, 0).hash(&id.0.to_le_bytes())
 }
 
 fn failed(error: DatagramError) -> io::Error {

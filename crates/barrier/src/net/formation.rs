@@ -2,9 +2,8 @@
 
 use std::{future::Future, net::SocketAddr, num::NonZeroU32, sync::Arc, thread, time::Duration};
 
-use siphasher::sip::SipHasher24;
 use vigie_detect::{HostThread, Instant, Server};
-use vigie_via::{datagram::NodeAddress, message::Communicator, vi::Provider, world::World};
+use vigie_via::{auth, datagram::NodeAddress, message::Communicator, vi::Provider, world::World};
 
 use super::{
     barrier::{MulticastState, NetBarrier},
@@ -474,7 +473,7 @@ impl NetBuilder {
             self.is_measured,
             self.wait_mode,
         );
-        SipHasher24::new_with_keys(0, 0).hash(text.as_bytes())
+        auth::digest(text.as_bytes())
     }
 }
 
@@ -608,12 +607,11 @@ impl MemberInfo {
         // If the namespace is unknown, members of one host count as sharing one stack.
         let stack = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let stack = stack.into_os_string().into_encoded_bytes();
-        let hash = |bytes: &[u8]| SipHasher24::new_with_keys(0, 0).hash(bytes);
         let cores = thread::available_parallelism().map_or(1, Into::into);
         Self {
             digest: digest ^ u64::try_from(datagrams.network_count()).unwrap_or(0),
-            host: hash(&boot),
-            stack: hash(&[boot, stack].concat()),
+            host: auth::digest(&boot),
+            stack: auth::digest(&[boot, stack].concat()),
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             address: datagrams.address(),
         }

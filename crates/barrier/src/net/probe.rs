@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use crate::{
     group::Rank,
-    packet::{GroupId, HEADER_BYTES, Key, PAYLOAD_BYTES_MAX, TAG_BYTES, constant_time_eq},
+    packet::{GroupId, Key, PacketHeader},
 };
 
 const MAGIC: [u8; 2] = *b"vQ";
@@ -95,40 +95,14 @@ impl<'a> Probe<'a> {
             ProbeBody::Costs(bytes) => (COSTS, 0, bytes),
             ProbeBody::CostsRequest => (COSTS_REQUEST, 0, &[][..]),
         };
-        let sender = u16::try_from(self.sender.0).unwrap_or(u16::MAX);
-        let length = u16::try_from(payload.len()).unwrap_or(u16::MAX);
-        let mut packet = Vec::with_capacity(HEADER_BYTES + payload.len() + TAG_BYTES);
-        packet.extend(MAGIC);
-        packet.extend([VERSION, kind]);
-        packet.extend(self.group.0.to_le_bytes());
-        packet.extend(self.number.to_le_bytes());
-        packet.extend([sender, word, length, 0].map(u16::to_le_bytes).as_flattened());
-        packet.extend(payload);
-        if let Some(key) = key {
-            packet.extend(key.tag(&packet));
-        }
-        packet
+        let Self { group, number, sender, .. } = *self;
+        PacketHeader { kind, group, number, sender, word }.encode((MAGIC, VERSION), payload, key)
     }
 
     /// Reads a probe; with a key, its tag must be right.
     pub(super) fn parse(bytes: &'a [u8], key: Option<&Key>) -> Option<Self> {
-        let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
-        let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-        let (kind, word, length) = (header[3], half(18), usize::from(half(20)));
-        let tag_bytes = if key.is_some() { TAG_BYTES } else { 0 };
-        let is_whole = header[..2] == MAGIC
-            && header[2] == VERSION
-            && half(22) == 0
-            && length <= PAYLOAD_BYTES_MAX
-            && rest.len() == length + tag_bytes;
-        if !is_whole {
-            return None;
-        }
-        let (payload, tag) = rest.split_at(length);
-        if key.is_some_and(|key| !constant_time_eq(&key.tag(&bytes[..HEADER_BYTES + length]), tag))
-        {
-            return None;
-        }
+        let (header, payload) = PacketHeader::parse(bytes, (MAGIC, VERSION), key).ok()?;
+        let PacketHeader { kind, group, number, sender, word } = header;
         let body = match (kind, word, payload) {
             (PING, word, []) => ProbeBody::Ping(PartnerMode::of(word)?),
             (PONG, one_way, []) => ProbeBody::Pong { one_way },
@@ -137,13 +111,7 @@ impl<'a> Probe<'a> {
             (COSTS_REQUEST, 0, []) => ProbeBody::CostsRequest,
             _ => return None,
         };
-        let [_, _, _, _, a, b, c, d, e, f, g, h, i, j, k, l, ..] = *header;
-        Some(Self {
-            group: GroupId(u64::from_le_bytes([a, b, c, d, e, f, g, h])),
-            number: u32::from_le_bytes([i, j, k, l]),
-            sender: Rank(half(16).into()),
-            body,
-        })
+        Some(Self { group, number, sender, body })
     }
 }
 

@@ -56,9 +56,9 @@ use std::time::Duration;
 use vigie_detect::Instant;
 
 use crate::{
+    auth::random,
     link::{BackEnd, EtherType, Link, OpenError},
     software_nic::{Config, Secret, SoftwareNic},
-    udp::random,
 };
 
 use self::neighbours::Neighbours;

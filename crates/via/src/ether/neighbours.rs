@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::EtherError;
-use crate::{link::EtherType, udp::random};
+use crate::{auth::random, link::EtherType};
 
 /// The first port tried if none is named.
 const PORT_FIRST: u16 = 0xc000;
@@ -40,8 +40,8 @@ impl Neighbours {
                 Err(error) => Err(EtherError::kernel("acquiring a port")(error)),
             };
         }
-        let random = random().map_err(EtherError::kernel("asking for random bytes"))?;
-        let first = u16::from_ne_bytes([random[0], random[1]]);
+        let first = random().map_err(EtherError::kernel("asking for random bytes"))?;
+        let first = u16::from_ne_bytes(first);
         for at in 0..TRIES {
             let port = PORT_FIRST | first.wrapping_add(at);
             match bind(&prefix, port) {

@@ -302,7 +302,7 @@ impl ControlPacket {
         let length = u16::try_from(out.len() + TAG_BYTES).unwrap_or(0).to_le_bytes();
         out[0] = kind;
         out[2..4].copy_from_slice(&length);
-        let tag = secret.tag(&out);
+        let tag = secret.tag(&[&out]);
         out.extend(tag);
         out
     }
@@ -310,7 +310,7 @@ impl ControlPacket {
     /// Decodes a packet, if its tag is valid.
     pub(super) fn decode(packet: &[u8], secret: &Secret) -> Option<Self> {
         let (packet, tag) = packet.split_last_chunk::<TAG_BYTES>()?;
-        is_same(&secret.tag(packet), tag).then_some(())?;
+        is_same(&secret.tag(&[packet]), tag).then_some(())?;
         let (&[kind, version, ..], rest) = packet.split_first_chunk::<PREFIX_BYTES>()?;
         if version != VERSION {
             return None;

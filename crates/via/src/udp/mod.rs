@@ -36,8 +36,10 @@ use std::{
 use vigie_detect::Instant;
 
 use self::sockets::SocketSet;
-pub(crate) use self::sys::random;
-use crate::software_nic::{Config, Gather, Path, Secret, SoftwareNic, Wire};
+use crate::{
+    auth::random,
+    software_nic::{Config, Gather, Path, Secret, SoftwareNic, Wire},
+};
 
 /// The size requested for either buffer, in bytes; the kernel limits it to `net.core.rmem_max`.
 const BUFFER_BYTES: usize = 4 << 20;

@@ -84,14 +84,3 @@ pub(super) fn send_parts(
         }
     }
 }
-
-/// Returns random bytes.
-pub(crate) fn random() -> io::Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled +=
-            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
-}

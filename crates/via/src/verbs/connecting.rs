@@ -22,7 +22,6 @@ use super::{
     NAME,
     control::{ControlConnection, ControlError},
     nic::{Verbs, limit},
-    secret::random,
     sys::{QpEndpoint, QueuePair},
     vi::{ConnectRequest, QpConnection, VerbsVi, ViFault},
     wire::{
@@ -30,7 +29,10 @@ use super::{
         PeerParameters, VerbsAddress,
     },
 };
-use crate::vi::{Address, NicEvent, Reason, RequestId, Status, ViError, ViEvent, ViId, ViState};
+use crate::{
+    auth::random,
+    vi::{Address, NicEvent, Reason, RequestId, Status, ViError, ViEvent, ViId, ViState},
+};
 
 /// How long a caller may take to identify itself, and an accepted one to confirm.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -17,16 +17,19 @@ use super::{
     config::{OpenError, VerbsConfig},
     connecting::{ControlSession, EventSource, FAILURE_REPORT_TIMEOUT},
     device::Device,
-    secret::{VerbsSecret, random},
+    secret::VerbsSecret,
     sys::{BATCH, Channel, CompletionQueue, Domain, SendData, SendWorkRequest, WorkCompletion},
     table::{RegionTable, SgeList, place},
     vi::{Cq, InFlightReceive, InFlightSend, NicState, UNSIGNALED_MAX, VerbsVi, parts},
     wire::{ControlFrame, VerbsAddress},
 };
-use crate::vi::{
-    Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
-    Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId,
-    SendDescriptor, Status, ViAttributes, ViError, ViEvent, ViId, ViState,
+use crate::{
+    auth::random,
+    vi::{
+        Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle,
+        NicEvent, Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId,
+        SendDescriptor, Status, ViAttributes, ViError, ViEvent, ViId, ViState,
+    },
 };
 
 /// How often the sockets are polled while awake.

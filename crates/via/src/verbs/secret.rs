@@ -4,12 +4,9 @@
 //! output, of both nonces under the secret. Every later frame carries a tag under that key over its
 //! direction, its number and its bytes: frames can be neither forged, nor replayed, nor reflected.
 
-use std::{fmt, hash::Hasher, io};
+use std::fmt;
 
-use rustix::rand::{GetRandomFlags, getrandom};
-use siphasher::sip128::{Hasher128, SipHasher24};
-
-use crate::auth::TAG_BYTES;
+use crate::auth::{Secret, TAG_BYTES};
 
 /// A number that is used once.
 pub(super) type Nonce = [u8; 16];
@@ -35,7 +32,8 @@ impl VerbsSecret {
                 *place = *byte;
             }
         }
-        ControlKey(tag(&key, &[b"vigie-verbs line", &rest, caller, answerer]))
+        let key = Secret::new(key);
+        ControlKey(Secret::new(key.tag(&[b"vigie-verbs line", &rest, caller, answerer])))
     }
 }
 
@@ -46,7 +44,7 @@ impl fmt::Debug for VerbsSecret {
 }
 
 /// The key that the two ends of a control connection share.
-pub(super) struct ControlKey([u8; 16]);
+pub(super) struct ControlKey(Secret);
 
 /// The sender of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +69,7 @@ impl ControlKey {
             Side::Caller => b"c",
             Side::Answerer => b"a",
         };
-        tag(&self.0, &[side, &number.to_le_bytes(), frame])
+        self.0.tag(&[side, &number.to_le_bytes(), frame])
     }
 }
 
@@ -79,24 +77,6 @@ impl fmt::Debug for ControlKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ControlKey(_)")
     }
-}
-
-fn tag(key: &[u8; 16], parts: &[&[u8]]) -> [u8; TAG_BYTES] {
-    let mut hasher = SipHasher24::new_with_key(key);
-    for part in parts {
-        hasher.write(part);
-    }
-    hasher.finish128().as_bytes()
-}
-
-/// Returns random bytes.
-pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

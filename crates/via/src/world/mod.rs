@@ -74,6 +74,7 @@ pub use self::{
     local::{LocalLauncher, local},
     pmi::PmiError,
 };
+use crate::auth::random;
 
 /// Names the descriptor through which a rank reaches its launcher.
 pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";
@@ -130,15 +131,7 @@ impl Identity {
     /// # Errors
     /// The kernel's.
     pub fn random() -> io::Result<Self> {
-        let mut this = Self { id: [0; 16], secret: [0; 32] };
-        // The kernel hands out up to 256 bytes at once, never fewer than asked [getrandom(2)].
-        let flags = rustix::rand::GetRandomFlags::empty();
-        let count = rustix::rand::getrandom(&mut this.id[..], flags)?
-            + rustix::rand::getrandom(&mut this.secret[..], flags)?;
-        if count != this.id.len() + this.secret.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(this)
+        Ok(Self { id: random()?, secret: random()? })
     }
 }
 

@@ -12,7 +12,10 @@ use std::{
 
 use thiserror::Error;
 use vigie_detect::{AsyncFd, Instant, NoServer, Server, stock::readiness::Direction};
-use vigie_via::world::{World, WorldError};
+use vigie_via::{
+    auth::random,
+    world::{World, WorldError},
+};
 
 use super::{
     liveness::{self, LivenessSockets},
@@ -71,12 +74,8 @@ impl BootstrapPoint {
     /// # Errors
     /// The kernel's error, if it has no random numbers.
     pub fn random() -> io::Result<Self> {
-        let (mut name, mut secret) = ([0; 8], [0; SECRET_BYTES]);
-        // Up to 256 bytes are returned at once, never fewer than requested [getrandom(2)].
-        for bytes in [&mut name[..], &mut secret[..]] {
-            rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
-        }
-        Ok(Self { name: format!("vigie-barrier-{:016x}", u64::from_le_bytes(name)), secret })
+        let name = format!("vigie-barrier-{:016x}", u64::from_le_bytes(random()?));
+        Ok(Self { name, secret: random()? })
     }
 
     fn encode(&self) -> Vec<u8> {

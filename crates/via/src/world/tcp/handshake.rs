@@ -64,7 +64,7 @@ struct HandshakeTranscript {
 impl HandshakeTranscript {
     fn tag(&self, secret: &Secret, what: &[u8]) -> [u8; TAG_BYTES] {
         let (rank, size) = (self.rank.to_le_bytes(), self.size.to_le_bytes());
-        secret.tag(&[&self.challenge, &self.answer, &rank[..], &size, what].concat())
+        secret.tag(&[&self.challenge, &self.answer, &rank, &size, what])
     }
 
     fn session(&self, secret: &Secret) -> Session {

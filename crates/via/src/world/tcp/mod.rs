@@ -42,7 +42,7 @@ use super::{
     attached::Attached,
     socket::{Framed, SocketLink},
 };
-use crate::auth::{Secret, TAG_BYTES};
+use crate::auth::{Secret, TAG_BYTES, random};
 
 /// The prefix of the address of a rendezvous over TCP.
 pub const SCHEME: &str = "tcp://";
@@ -102,7 +102,7 @@ pub fn find_secret(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret
 
 /// Returns the secret of the identity `id`, as the ranks of a rendezvous over TCP derive it.
 fn identity_secret(secret: &Secret, id: &[u8; 16]) -> [u8; 32] {
-    let half = |which: &[u8]| secret.tag(&[b"identity".as_slice(), which, id].concat());
+    let half = |which: &[u8]| secret.tag(&[b"identity", which, id]);
     let mut bytes = [0; 2 * TAG_BYTES];
     bytes[..TAG_BYTES].copy_from_slice(&half(b"0"));
     bytes[TAG_BYTES..].copy_from_slice(&half(b"1"));
@@ -182,9 +182,7 @@ async fn call(server: &Server, place: &TcpRendezvous) -> Result<(OwnedFd, Sessio
     let socket = AsyncFd::new_on(server, socket)?;
     socket.ready(Direction::Write).await?;
     sockopt::socket_error(&socket)??;
-    let mut nonce = [0; 16];
-    rustix::rand::getrandom(&mut nonce[..], rustix::rand::GetRandomFlags::empty())?;
-    let caller = ClientHandshake::new(place.secret.clone(), place.rank, place.size, nonce);
+    let caller = ClientHandshake::new(place.secret.clone(), place.rank, place.size, random()?);
     let challenge = read_exact::<CHALLENGE_BYTES>(&socket).await?;
     let foreign = || io::Error::new(io::ErrorKind::InvalidData, "something else is served there");
     let (answer, answered) = caller.answer(&challenge).ok_or_else(foreign)?;

@@ -66,5 +66,5 @@ impl fmt::Debug for Seal {
 }
 
 fn numbered(key: &Secret, number: u64, frame: &[u8]) -> [u8; TAG_BYTES] {
-    key.tag(&[&number.to_le_bytes(), frame].concat())
+    key.tag(&[&number.to_le_bytes(), frame])
 }
