@@ -83,6 +83,7 @@ pub mod shm;
 pub mod sim;
 #[cfg(feature = "software-nic")]
 pub mod software_nic;
+mod slots;
 mod spinning;
 mod sync;
 #[cfg(feature = "udp")]

@@ -15,12 +15,15 @@ use super::{
     peer::{LoopbackItem, LoopbackLink, Peer, PeerLink},
     reliable::{HEADER_BYTES, ReliableCounters, UnreliableLink},
     request::{IncomingMessage, RequestEntry},
-    slots::Slots,
     to_u64,
 };
-use crate::vi::{
-    Address, Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider,
-    Queue, Reason, ReceiveDescriptor, RegistrationCache, Reliability, ViAttributes, ViError, ViId,
+use crate::{
+    slots::Slots,
+    vi::{
+        Address, Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider,
+        Queue, Reason, ReceiveDescriptor, RegistrationCache, Reliability, ViAttributes, ViError,
+        ViId,
+    },
 };
 
 /// The most completions that one call takes.

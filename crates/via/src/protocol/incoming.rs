@@ -14,7 +14,10 @@ use super::{
     request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status},
     to_u64,
 };
-use crate::vi::{Provider, RemoteKey};
+use crate::{
+    slots::SlotKey,
+    vi::{Provider, RemoteKey},
+};
 
 /// Control entries that may wait for a peer, beside those of its messages and requests under way.
 pub(super) const CONTROLS_WAITING_MAX: usize = 1024;
@@ -672,7 +675,7 @@ impl<P: Provider> MessageEngine<P> {
     fn cancel_wanted(&mut self, rank: u32, request: u64) {
         // A message in one frame carries only the index, which no other message has while it waits for its
         // match.
-        let short = u64::from(super::slots::index_of(request));
+        let short = u64::from(request.index());
         let found = self.messages.keys().find(|key| {
             self.messages.get(*key).is_some_and(|message| {
                 message.label.source == rank

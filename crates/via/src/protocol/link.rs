@@ -18,9 +18,12 @@ use super::{
     payload::SLICES_MAX,
     to_u64,
 };
-use crate::vi::{
-    CACHE_LINE, Data, LocalSegment, Memory, Operation, Provider, ReceiveDescriptor, Region,
-    RemoteKey, RemoteSegment, SendDescriptor, ViError, ViId,
+use crate::{
+    slots::SlotKey,
+    vi::{
+        CACHE_LINE, Data, LocalSegment, Memory, Operation, Provider, ReceiveDescriptor, Region,
+        RemoteKey, RemoteSegment, SendDescriptor, ViError, ViId,
+    },
 };
 
 /// The immediate of a control entry.
@@ -141,7 +144,7 @@ impl Staging {
 
     /// Takes back the buffer of a frame that was sent.
     pub(super) fn give_back(&mut self, cookie: u64) {
-        self.free.push(super::slots::index_of(cookie));
+        self.free.push(cookie.index());
     }
 }
 

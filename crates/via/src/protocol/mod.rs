@@ -45,7 +45,6 @@ mod reliable;
 mod rendezvous;
 mod request;
 mod send;
-mod slots;
 mod waiting;
 
 pub use area::{AREA_BYTES_MAX, AreaFrame, AreaReader, AreaWriter, FrameSlot, Hold, UNIT};

@@ -12,10 +12,12 @@ use super::{
     payload::{SLICES_MAX, copy_range, gather, total},
     peer::PeerLink,
     request::{RequestEntry, SendBody, SendPhase, SendRequest},
-    slots::index_of,
     to_u64, to_usize,
 };
-use crate::vi::{CACHE_LINE, Provider};
+use crate::{
+    slots::SlotKey,
+    vi::{CACHE_LINE, Provider},
+};
 
 /// The `id` of a message whose sender expects no answer.
 const NO_REQUEST: u32 = u32::MAX;
@@ -428,7 +430,7 @@ impl<P: Provider> MessageEngine<P> {
             flags: send.flags,
             context: send.context,
             tag: send.tag,
-            id: if send.needs_match { index_of(key) } else { NO_REQUEST },
+            id: if send.needs_match { key.index() } else { NO_REQUEST },
             length: u32::try_from(count).unwrap_or_default(),
         }
         .encode();

@@ -196,7 +196,7 @@ impl Shm {
 
     /// Looks among the callers for the peer that a VI awaits, and drops callers that have given up.
     fn pair_with_any(&mut self, name: u32) {
-        for caller in self.callers.names() {
+        for caller in self.callers.keys().collect::<Vec<_>>() {
             let attempt = self.vis.get(name).and_then(|vi| vi.attempt.as_ref());
             let Some(ConnectAttempt::Awaiting { from, discriminator, .. }) = attempt else {
                 return;
@@ -316,7 +316,7 @@ impl Shm {
             }
             // Its time starts with the next `progress`: right after a sleep, `now` is stale.
             let caller = Caller { socket, deadline: Instant::MAX, known: None };
-            let Ok(name) = self.callers.insert(caller) else { continue };
+            let Ok(name) = self.callers.try_insert(caller) else { continue };
             let watched = self
                 .callers
                 .get(name)
@@ -541,7 +541,7 @@ impl Shm {
             self.accept_paused_until = watched.is_err().then_some(now + ACCEPT_PAUSE);
         }
 
-        for name in self.callers.names() {
+        for name in self.callers.keys().collect::<Vec<_>>() {
             let Some(caller) = self.callers.get_mut(name) else { continue };
             if caller.known.is_none() && caller.deadline == Instant::MAX {
                 caller.deadline = now + HANDSHAKE_TIMEOUT;

@@ -48,7 +48,6 @@ mod receiver;
 mod ring;
 mod sender;
 pub(crate) mod sleep;
-mod slots;
 mod sys;
 mod table;
 mod vi;

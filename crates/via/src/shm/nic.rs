@@ -15,17 +15,20 @@ use super::{
     connecting::{Caller, ConnectAttempt, ConnectRequest},
     layout::wide,
     receiver::PostedReceive,
-    slots::Slots,
     sys::{self, SocketRead},
     table::RegionTable,
     vi::{Cq, NicState, ShmVi},
     wakeup::NicPage,
     wire::{ControlPacket, DISCRIMINATOR_MAX, GREETING_MAX, PACKET_MAX, ShmAddress},
 };
-use crate::vi::{
-    Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
-    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey, RequestId,
-    SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+use crate::{
+    auth::random,
+    slots::Slots,
+    vi::{
+        Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle,
+        NicEvent, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey,
+        RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+    },
 };
 
 const NAME: &str = "shm";
@@ -50,11 +53,11 @@ pub struct Shm {
     pub(super) listener: OwnedFd,
     pub(super) epoll: OwnedFd,
     pub(super) nic_state: NicState,
-    pub(super) vis: Slots<ShmVi>,
+    pub(super) vis: Slots<ShmVi, u32>,
     /// The VIs that are connected or about to be.
     pub(super) connected: Vec<u32>,
     pub(super) pending: Vec<u32>,
-    pub(super) callers: Slots<Caller>,
+    pub(super) callers: Slots<Caller, u32>,
     pub(super) listening: BTreeSet<Vec<u8>>,
     /// When accepting resumes: it pauses while there are no descriptors for callers.
     pub(super) accept_paused_until: Option<Instant>,
@@ -113,7 +116,7 @@ impl Shm {
     /// # Errors
     /// [`ViError::Io`] if no descriptors or memory are left, or the kernel has no memfd.
     pub fn open() -> Result<Self, ViError> {
-        let place = ShmAddress { name: sys::random()?, token: sys::random()? };
+        let place = ShmAddress { name: random()?, token: random()? };
         let listener = sys::listen(&place.socket_name())?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
         let nic_state = NicState {
@@ -405,7 +408,7 @@ impl Provider for Shm {
     // ------------------------------------------------------------------ VIs and queues
 
     fn create_cq(&mut self) -> Result<CqId, ViError> {
-        self.nic_state.cqs.insert(Cq::default()).map(CqId).map_err(|_| exhausted())
+        self.nic_state.cqs.try_insert(Cq::default()).map(CqId).map_err(|_| exhausted())
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
@@ -421,7 +424,7 @@ impl Provider for Shm {
         for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
             self.nic_state.cqs.get(cq.0).ok_or(ViError::UnknownCq(cq))?;
         }
-        let name = self.vis.insert(ShmVi::new(ViId(0), attributes)).map_err(|_| exhausted())?;
+        let name = self.vis.try_insert(ShmVi::new(ViId(0), attributes)).map_err(|_| exhausted())?;
         if let Some(vi) = self.vis.get_mut(name) {
             vi.id = ViId(name);
         }

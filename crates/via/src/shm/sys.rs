@@ -68,17 +68,6 @@ pub(super) fn map_file(
     Memory::map(file, length, is_writable).map_err(|_| "a file that cannot be mapped")
 }
 
-/// Returns random bytes.
-pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled +=
-            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
-}
-
 fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
         AddressFamily::UNIX,

@@ -2,10 +2,14 @@
 
 use std::{io, os::fd::OwnedFd};
 
-use super::{layout::wide, slots::Slots, sys, wakeup::NicPage};
-use crate::vi::{
-    LocalSegment, Memory, MemoryAttributes, MemoryHandle, OutOfBounds, ProtectionTag, Region,
-    RemoteKey, Status, ViAttributes,
+use super::{layout::wide, wakeup::NicPage};
+use crate::{
+    auth::random,
+    slots::Slots,
+    vi::{
+        LocalSegment, Memory, MemoryAttributes, MemoryHandle, OutOfBounds, ProtectionTag, Region,
+        RemoteKey, Status, ViAttributes,
+    },
 };
 
 /// The kind of a peer's access.
@@ -42,7 +46,7 @@ impl ShmRegion {
 
 #[derive(Debug)]
 pub(super) struct RegionTable {
-    pub(super) regions: Slots<ShmRegion>,
+    pub(super) regions: Slots<ShmRegion, u32>,
 }
 
 impl RegionTable {
@@ -57,10 +61,10 @@ impl RegionTable {
         file: Option<OwnedFd>,
         page: &NicPage,
     ) -> io::Result<Region> {
-        let nonce = u64::from(u32::from_ne_bytes(sys::random()?));
+        let nonce = u64::from(u32::from_ne_bytes(random()?));
         let key = RemoteKey(nonce);
         let registered = ShmRegion { memory: memory.clone(), attributes, key, file };
-        let Ok(name) = self.regions.insert(registered) else {
+        let Ok(name) = self.regions.try_insert(registered) else {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let key = RemoteKey(u64::from(name) << 32 | nonce);

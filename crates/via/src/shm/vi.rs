@@ -7,20 +7,22 @@ use super::{
     connection::{self, ShmConnection},
     receiver::{PartialReceive, PostedReceive, ReadResponse},
     sender::{PostedSend, UnackedSend},
-    slots::Slots,
     table::RegionTable,
     wakeup::NicPage,
 };
-use crate::vi::{
-    Completion, CqId, NicEvent, Queue, Reason, Reliability, Status, ViAttributes, ViEvent, ViId,
-    ViState,
+use crate::{
+    slots::Slots,
+    vi::{
+        Completion, CqId, NicEvent, Queue, Reason, Reliability, Status, ViAttributes, ViEvent,
+        ViId, ViState,
+    },
 };
 
 /// State shared by all VIs of a NIC.
 #[derive(Debug)]
 pub(super) struct NicState {
     pub(super) table: RegionTable,
-    pub(super) cqs: Slots<Cq>,
+    pub(super) cqs: Slots<Cq, u32>,
     pub(super) page: NicPage,
     pub(super) events: VecDeque<NicEvent>,
 }

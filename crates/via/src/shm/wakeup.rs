@@ -24,10 +24,10 @@ use std::{
 use super::{
     layout::{KEYS_AT, PAGE_BYTES, SLEEP_AT, size},
     sleep::{Notifier, SleepWordReader, SleepWordWriter, Sleeper},
-    slots::index_of,
     sys,
 };
 use crate::{
+    slots::SlotKey,
     sync::light_fence,
     vi::{Memory, RemoteKey},
 };
@@ -115,7 +115,7 @@ fn store(page: &Memory, offset: u64, word: u64) {
 /// Returns where the page says whether a key is live: the upper half of a key is its region's name.
 fn key_at(key: RemoteKey) -> u64 {
     let name = u32::try_from(key.0 >> 32).unwrap_or(0);
-    KEYS_AT + 8 * u64::from(index_of(name))
+    KEYS_AT + 8 * u64::from(name.index())
 }
 
 /// A peer's page, and what this side knows of the peer's sleep.

@@ -157,7 +157,7 @@ fn paused_messages_go_on() {
 fn only_the_receiver_answers() {
     let mut pair = Pair::new(small());
     let id = pair.begin(1, Mode::Synchronous, 8);
-    let short = u64::from(index_of(id.0));
+    let short = u64::from(id.0.index());
     let engine = pair.engine(0);
     assert_eq!(engine.control(2, Control::Matched { request: short }), Ok(()));
     assert_eq!(engine.control(2, Control::Matched { request: id.0 }), Ok(()));
