@@ -123,7 +123,7 @@ fn map_both(files: &[OwnedFd]) -> Result<(Memory, Memory), &'static str> {
 
 impl Shm {
     fn parameters(&self, vi: &ShmVi) -> ConnectionParameters {
-        let reliability = vi.attributes.reliability;
+        let reliability = vi.core.attributes.reliability;
         ConnectionParameters { reliability, has_barrier: self.nic_state.page.has_barrier() }
     }
 
@@ -151,7 +151,7 @@ impl Shm {
         };
         let ring = sys::make_file(size(RING_BYTES), false)?;
         let Some(vi) = self.vis.get_mut(name) else { return Ok(()) };
-        vi.change(ViEvent::Connect);
+        vi.core.change(ViEvent::Connect);
         let (to, deadline) = (connect_request.to, connect_request.deadline);
         vi.attempt = Some(ConnectAttempt::Dialing { to, hello, ring, deadline });
         self.pending.push(name);
@@ -179,7 +179,7 @@ impl Shm {
             return self.call(name, connect_request, true);
         }
         let Some(vi) = self.vis.get_mut(name) else { return Ok(()) };
-        vi.change(ViEvent::Connect);
+        vi.core.change(ViEvent::Connect);
         let discriminator = connect_request.discriminator.to_vec();
         let (greeting, deadline) = (connect_request.greeting.to_vec(), connect_request.deadline);
         vi.attempt = Some(ConnectAttempt::Awaiting {
@@ -257,7 +257,7 @@ impl Shm {
             Err(reason) => return self.refused(name, reason),
         };
 
-        let own = vi.attributes.reliability;
+        let own = vi.core.attributes.reliability;
         let (parameters, greeting) = match packet {
             ControlPacket::Welcome { parameters, .. } if parameters.reliability != own => {
                 let reason = Reason::PeerFault("a welcome at another level of reliability");
@@ -499,23 +499,23 @@ impl Shm {
         self.pending.retain(|pending| *pending != name);
         let Some(vi) = self.vis.get_mut(name) else { return };
         for (region, registered) in self.nic_state.table.regions.iter() {
-            if registered.grant(&vi.attributes).is_some() {
+            if registered.grant(&vi.core.attributes).is_some() {
                 connection.queue_grant(crate::vi::MemoryHandle(region));
             }
         }
-        connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
+        connection.send_memory_updates(&self.nic_state.table, &vi.core.attributes);
         vi.connection = Some(connection);
-        vi.change(ViEvent::Establish);
+        vi.core.change(ViEvent::Establish);
         self.connected.push(name);
-        self.nic_state.events.push_back(NicEvent::Connected { vi: vi.id, greeting });
+        self.nic_state.events.push_back(NicEvent::Connected { vi: vi.core.id, greeting });
     }
 
     pub(super) fn refused(&mut self, name: u32, reason: Reason) {
         self.pending.retain(|pending| *pending != name);
         let Some(vi) = self.vis.get_mut(name) else { return };
         vi.attempt = None;
-        vi.change(ViEvent::Refuse);
-        self.nic_state.events.push_back(NicEvent::Refused { vi: vi.id, reason });
+        vi.core.change(ViEvent::Refuse);
+        self.nic_state.events.push_back(NicEvent::Refused { vi: vi.core.id, reason });
     }
 
     // ------------------------------------------------------------------ time

@@ -11,11 +11,11 @@ use super::{
     layout::size,
     ring::{Consumer, Producer},
     sys,
-    table::{Access, RegionTable},
+    table::RegionTable,
     wakeup::PeerPage,
     wire::ControlPacket,
 };
-use crate::vi::{Memory, MemoryHandle, Reason, RemoteKey, Status};
+use crate::vi::{Memory, MemoryHandle, Reason, RemoteKey, Status, objects::Access};
 
 /// The most bytes of a peer's memory that are mapped, so that no peer exhausts this process's address
 /// space. Memory granted beyond that is reached through its owner.
@@ -333,7 +333,8 @@ impl ShmConnection {
                         self.memory_updates.pop_front();
                         continue;
                     };
-                    let (key, length) = (region.key, super::layout::wide(region.memory.len()));
+                    let (key, length) =
+                        (region.entry.key, super::layout::wide(region.entry.memory.len()));
                     let packet = ControlPacket::Grant { key, length, allows_write, allows_read };
                     let sent = sys::send(self.socket.as_fd(), &packet.encode(), &[file.as_fd()]);
                     if sent.is_ok() {

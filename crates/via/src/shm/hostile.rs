@@ -501,7 +501,7 @@ fn judge(
 fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), String> {
     let mut peer = Shm::open().map_err(text)?;
     let tag = peer.create_tag();
-    let reliability = victim.nic.vis.get(victim.vi.0).map(|vi| vi.attributes.reliability);
+    let reliability = victim.nic.vis.get(victim.vi.0).map(|vi| vi.core.attributes.reliability);
     let vi = peer
         .create_vi(ViAttributes {
             reliability: reliability.unwrap_or_default(),

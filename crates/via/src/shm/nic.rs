@@ -19,7 +19,7 @@ use super::{
     table::RegionTable,
     vi::{Cq, NicState, ShmVi},
     wakeup::NicPage,
-    wire::{ControlPacket, DISCRIMINATOR_MAX, GREETING_MAX, PACKET_MAX, ShmAddress},
+    wire::{ControlPacket, PACKET_MAX, ShmAddress},
 };
 use crate::{
     auth::random,
@@ -28,6 +28,7 @@ use crate::{
         Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle,
         NicEvent, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey,
         RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+        objects::{DISCRIMINATOR_MAX, GREETING_MAX, ViCore},
     },
 };
 
@@ -218,7 +219,7 @@ impl Shm {
             if let Some(vi) = self.vis.get_mut(*name)
                 && let Some(connection) = &mut vi.connection
             {
-                connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
+                connection.send_memory_updates(&self.nic_state.table, &vi.core.attributes);
             }
         }
         !events.is_empty()
@@ -304,7 +305,7 @@ impl Shm {
     fn has_news(&mut self) -> bool {
         if !self.nic_state.events.is_empty()
             || self.nic_state.cqs.iter().any(|(_, cq)| !cq.completions.is_empty())
-            || self.vis.iter().any(|(_, vi)| vi.has_completions())
+            || self.vis.iter().any(|(_, vi)| vi.core.has_completions())
         {
             return true;
         }
@@ -320,21 +321,13 @@ impl Shm {
         deadline: Instant,
     ) -> Result<ConnectRequest<'a>, ViError> {
         let to = ShmAddress::parse(&address.0).ok_or(ViError::BadAddress { provider: NAME })?;
-        let state = self.vi(vi)?.state;
+        let state = self.vi(vi)?.core.state;
         if state.after(ViEvent::Connect).is_none() {
             return Err(ViError::WrongState { state, what: "connect" });
         }
-        limit("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
-        limit("the greeting", greeting.len(), GREETING_MAX)?;
+        ATTRIBUTES.check_call(discriminator, greeting)?;
         Ok(ConnectRequest { to, discriminator, greeting, deadline })
     }
-}
-
-fn limit(what: &'static str, count: usize, limit: usize) -> Result<(), ViError> {
-    if count <= limit {
-        return Ok(());
-    }
-    Err(ViError::TooMuch { what, provider: NAME, limit: wide(limit) })
 }
 
 fn exhausted() -> ViError {
@@ -368,11 +361,11 @@ impl Provider for Shm {
         for name in &self.connected {
             let Some(vi) = self.vis.get_mut(*name) else { continue };
             let registered = self.nic_state.table.regions.get(region.handle.0);
-            if registered.is_some_and(|registered| registered.grant(&vi.attributes).is_some())
+            if registered.is_some_and(|registered| registered.grant(&vi.core.attributes).is_some())
                 && let Some(connection) = &mut vi.connection
             {
                 connection.queue_grant(region.handle);
-                connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
+                connection.send_memory_updates(&self.nic_state.table, &vi.core.attributes);
             }
         }
         Ok(region)
@@ -393,8 +386,8 @@ impl Provider for Shm {
             for name in &self.connected {
                 let Some(vi) = self.vis.get_mut(*name) else { continue };
                 if let Some(connection) = &mut vi.connection {
-                    connection.queue_revoke(memory, registered.key);
-                    connection.send_memory_updates(&self.nic_state.table, &vi.attributes);
+                    connection.queue_revoke(memory, registered.entry.key);
+                    connection.send_memory_updates(&self.nic_state.table, &vi.core.attributes);
                 }
             }
         }
@@ -421,14 +414,17 @@ impl Provider for Shm {
     }
 
     fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
-        for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
+        for cq in attributes.cqs() {
             self.nic_state.cqs.get(cq.0).ok_or(ViError::UnknownCq(cq))?;
         }
-        let name = self.vis.try_insert(ShmVi::new(ViId(0), attributes)).map_err(|_| exhausted())?;
+        let name = self
+            .vis
+            .try_insert(ShmVi::new(ViCore::new(ViId(0), attributes)))
+            .map_err(|_| exhausted())?;
         if let Some(vi) = self.vis.get_mut(name) {
-            vi.id = ViId(name);
+            vi.core.id = ViId(name);
         }
-        for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
+        for cq in attributes.cqs() {
             if let Some(cq) = self.nic_state.cqs.get_mut(cq.0) {
                 cq.vi_count += 1;
             }
@@ -437,12 +433,9 @@ impl Provider for Shm {
     }
 
     fn destroy_vi(&mut self, vi: ViId) -> Result<(), ViError> {
-        if matches!(self.vi(vi)?.state, ViState::Connected | ViState::PendingConnect) {
-            return Err(ViError::InUse { what: "the VI" });
-        }
+        self.vi(vi)?.core.check_unused()?;
         let Some(removed) = self.vis.remove(vi.0) else { return Ok(()) };
-        let ViAttributes { send_cq, receive_cq, .. } = removed.attributes;
-        for cq in [send_cq, receive_cq].into_iter().flatten() {
+        for cq in removed.core.attributes.cqs() {
             if let Some(cq) = self.nic_state.cqs.get_mut(cq.0) {
                 cq.vi_count -= 1;
                 cq.completions.retain(|completion| completion.vi != vi);
@@ -452,13 +445,13 @@ impl Provider for Shm {
     }
 
     fn state(&self, vi: ViId) -> Result<ViState, ViError> {
-        Ok(self.vi(vi)?.state)
+        Ok(self.vi(vi)?.core.state)
     }
 
     // ------------------------------------------------------------------ connections
 
     fn listen(&mut self, discriminator: &[u8]) -> Result<(), ViError> {
-        limit("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
+        ATTRIBUTES.limit("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
         if self.listening.insert(discriminator.to_vec()) {
             Ok(())
         } else {
@@ -504,13 +497,13 @@ impl Provider for Shm {
         if !self.is_request(caller) {
             return Err(unknown);
         }
-        limit("the greeting", greeting.len(), GREETING_MAX)?;
+        ATTRIBUTES.limit("the greeting", greeting.len(), GREETING_MAX)?;
         let found = self.vi_mut(vi)?;
-        let state = found.state;
+        let state = found.core.state;
         if state.after(ViEvent::Connect).is_none() {
             return Err(ViError::WrongState { state, what: "accept" });
         }
-        found.change(ViEvent::Connect);
+        found.core.change(ViEvent::Connect);
         self.agree(vi.0, caller, greeting);
         Ok(())
     }
@@ -528,7 +521,7 @@ impl Provider for Shm {
     fn disconnect(&mut self, vi: ViId) -> Result<(), ViError> {
         let found = self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))?;
         found.close_connection(&mut self.nic_state, Reason::Disconnected);
-        found.change(ViEvent::Disconnect);
+        found.core.change(ViEvent::Disconnect);
         self.pending.retain(|name| *name != vi.0);
         self.forget_ended();
         Ok(())
@@ -544,12 +537,16 @@ impl Provider for Shm {
     fn post_send(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
         let found = self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))?;
         found.state_allows_send()?;
-        if found.send_count >= ATTRIBUTES.max_descriptors {
+        if found.core.sends_held >= ATTRIBUTES.max_descriptors {
             return Err(ViError::QueueFull { queue: Queue::Send });
         }
         match descriptor.data {
             Data::Segments(segments) => {
-                limit("the number of segments", segments.len(), ATTRIBUTES.max_segments)?;
+                ATTRIBUTES.limit(
+                    "the number of segments",
+                    segments.len(),
+                    ATTRIBUTES.max_segments,
+                )?;
             }
             Data::Inline(slices) => {
                 let length = slices.iter().fold(0, |sum: u64, s| sum.saturating_add(wide(s.len())));
@@ -569,12 +566,16 @@ impl Provider for Shm {
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
         let found = self.vis.get_mut(vi.0).ok_or(ViError::UnknownVi(vi))?;
-        if found.receive_count >= ATTRIBUTES.max_descriptors {
+        if found.core.receives_held >= ATTRIBUTES.max_descriptors {
             return Err(ViError::QueueFull { queue: Queue::Receive });
         }
-        limit("the number of segments", descriptor.segments.len(), ATTRIBUTES.max_segments)?;
-        found.receive_count += 1;
-        if found.state == ViState::Error {
+        ATTRIBUTES.limit(
+            "the number of segments",
+            descriptor.segments.len(),
+            ATTRIBUTES.max_segments,
+        )?;
+        found.core.receives_held += 1;
+        if found.core.state == ViState::Error {
             found.flush(&mut self.nic_state, descriptor.cookie);
         } else {
             found.receives.push_back(PostedReceive::of(descriptor));
@@ -595,20 +596,20 @@ impl Provider for Shm {
             }
         };
         if let Some(vi) = self.vis.get_mut(completion.vi.0) {
-            vi.release(completion.queue);
+            vi.core.release(completion.queue);
         }
         Some(completion)
     }
 
     fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
         let found = self.vis.get_mut(vi.0)?;
-        if let Some(completion) = found.take(queue) {
+        if let Some(completion) = found.core.take(queue) {
             return Some(completion);
         }
         if !self.poll_rings() {
             return None;
         }
-        self.vis.get_mut(vi.0)?.take(queue)
+        self.vis.get_mut(vi.0)?.core.take(queue)
     }
 
     // ------------------------------------------------------------------ the engine, time and sleep

@@ -8,10 +8,10 @@ use super::{
     entry::{CacheLine, DataLocation, Draft, EntryKind, INLINE_AT, INLINE_MAX, RingEntry},
     layout::wide,
     sender::Segments,
-    table::{Access, copy_bytes, write_bytes},
+    table::copy_bytes,
     vi::{BreakCause, NicState, ShmVi},
 };
-use crate::vi::{Completion, Queue, ReceiveDescriptor, RemoteKey, Status};
+use crate::vi::{Completion, Queue, ReceiveDescriptor, RemoteKey, Status, objects::Access};
 
 /// The most bytes of an answer copied per call, likewise.
 const ANSWER_MAX_BYTES: u64 = 1024 * 1024;
@@ -170,15 +170,21 @@ impl ShmVi {
         length: u64,
     ) -> Result<(), Status> {
         let place = (entry.offset, length);
-        let region = nic_state.table.remote(&self.attributes, entry.key, place, Access::Write)?;
+        let region =
+            nic_state.table.remote(&self.core.attributes, entry.key, place, Access::Write)?;
         let placed = match (entry.place, &self.connection) {
             (DataLocation::Inline { length }, _) => {
                 let end = INLINE_AT + usize::from(length).min(INLINE_MAX);
-                write_bytes(&region.memory, entry.offset, &line[INLINE_AT..end])
+                region.entry.memory.put(entry.offset, &line[INLINE_AT..end])
             }
             (DataLocation::Staged { at, length }, Some(connection)) => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
-                connection.consumer.copy_staged_to(at.into(), &region.memory, entry.offset, length)
+                connection.consumer.copy_staged_to(
+                    at.into(),
+                    &region.entry.memory,
+                    entry.offset,
+                    length,
+                )
             }
             // The peer has already written it, if it could.
             _ => {
@@ -215,14 +221,18 @@ impl ShmVi {
                     return self.refuse(Status::RemoteDescriptorError);
                 };
                 let PostedReceive { cookie, segments } = posted;
-                let fits = match nic_state.table.check(self.attributes.tag, segments.as_slice()) {
-                    Ok(capacity) if capacity >= entry.total => Ok(()),
-                    Ok(_) => Err((Status::LengthError, Status::LengthError)),
-                    Err(own) => Err((own, Status::RemoteDescriptorError)),
-                };
+                let fits =
+                    match nic_state.table.check(self.core.attributes.tag, segments.as_slice()) {
+                        Ok(capacity) if capacity >= entry.total => Ok(()),
+                        Ok(_) => Err((Status::LengthError, Status::LengthError)),
+                        Err(own) => Err((own, Status::RemoteDescriptorError)),
+                    };
                 if let Err((own, peers)) = fits {
                     self.drops_send = !entry.is_last;
-                    self.complete(nic_state, Completion::new(self.id, Queue::Receive, cookie, own));
+                    self.complete(
+                        nic_state,
+                        Completion::new(self.core.id, Queue::Receive, cookie, own),
+                    );
                     return self.refuse(peers);
                 }
                 PartialReceive { cookie, segments, total: entry.total, filled: 0 }
@@ -237,7 +247,7 @@ impl ShmVi {
 
         let connection = &self.connection;
         let placed = nic_state.table.pieces(
-            self.attributes.tag,
+            self.core.attributes.tag,
             arriving.segments.as_slice(),
             arriving.filled,
             length,
@@ -250,7 +260,7 @@ impl ShmVi {
         );
         if let Err(status) = placed {
             self.drops_send = !entry.is_last;
-            let failed = Completion::new(self.id, Queue::Receive, arriving.cookie, status);
+            let failed = Completion::new(self.core.id, Queue::Receive, arriving.cookie, status);
             self.complete(nic_state, failed);
             return self.refuse(Status::RemoteDescriptorError);
         }
@@ -273,7 +283,7 @@ impl ShmVi {
         length: u64,
         immediate: Option<i32>,
     ) {
-        let mut completion = Completion::new(self.id, Queue::Receive, cookie, Status::Done);
+        let mut completion = Completion::new(self.core.id, Queue::Receive, cookie, Status::Done);
         completion.length = length;
         completion.immediate = immediate;
         self.complete(nic_state, completion);
@@ -281,7 +291,7 @@ impl ShmVi {
 
     /// Fails the peer's descriptor. Under unreliable delivery the peer is not told.
     fn refuse(&self, status: Status) -> Result<(), BreakCause> {
-        if self.is_reliable() { Err(BreakCause::Refuse(status)) } else { Ok(()) }
+        if self.core.attributes.is_reliable() { Err(BreakCause::Refuse(status)) } else { Ok(()) }
     }
 
     // ------------------------------------------------------------------ RDMA reads
@@ -296,7 +306,8 @@ impl ShmVi {
         }
         let RingEntry { key, offset, total, .. } = *entry;
         let place = (offset, total);
-        if let Err(status) = nic_state.table.remote(&self.attributes, key, place, Access::Read) {
+        if let Err(status) = nic_state.table.remote(&self.core.attributes, key, place, Access::Read)
+        {
             self.refuse(status)?;
         }
         self.answer = Some(ReadResponse { key, offset, total, done: 0 });
@@ -323,9 +334,10 @@ impl ShmVi {
                 total,
             };
             let place = (offset, total);
-            let Ok(region) = nic_state.table.remote(&self.attributes, key, place, Access::Read)
+            let Ok(region) =
+                nic_state.table.remote(&self.core.attributes, key, place, Access::Read)
             else {
-                if self.attributes.reliability != crate::vi::Reliability::Unreliable {
+                if self.core.attributes.is_reliable() {
                     return Err(BreakCause::Refuse(Status::RdmaProtectionError));
                 }
                 entry.kind = EntryKind::ReadRefused;
@@ -337,7 +349,8 @@ impl ShmVi {
             let length = if total <= wide(INLINE_MAX) {
                 let mut bytes = [0; INLINE_MAX];
                 let end = usize::try_from(total).unwrap_or(0);
-                let read = super::table::read_bytes(&region.memory, offset, &mut bytes[..end]);
+                let read =
+                    super::table::read_bytes(&region.entry.memory, offset, &mut bytes[..end]);
                 debug_assert!(read.is_ok(), "was just checked");
                 let _ = draft.put_inline(0, &bytes);
                 entry.place = DataLocation::Inline { length: u8::try_from(total).unwrap_or(0) };
@@ -346,7 +359,7 @@ impl ShmVi {
                 let Some((at, length)) = connection.producer.stage(left)? else { return Ok(()) };
                 let count = usize::try_from(length).unwrap_or(0);
                 let from = offset + done;
-                let staged = connection.producer.copy_staged(at, &region.memory, from, count);
+                let staged = connection.producer.copy_staged(at, &region.entry.memory, from, count);
                 debug_assert!(staged.is_ok(), "was just checked");
                 connection.producer.use_staged(at, length);
                 entry.place = DataLocation::Staged {
@@ -387,7 +400,7 @@ fn write_inline(
 ) -> Result<(), crate::vi::OutOfBounds> {
     let start = INLINE_AT + usize::try_from(before).unwrap_or(INLINE_MAX);
     match line.get(start..start.saturating_add(length)) {
-        Some(bytes) => write_bytes(own, offset, bytes),
+        Some(bytes) => own.put(offset, bytes),
         None => copy_bytes(own, u64::MAX, own, 0, length),
     }
 }

@@ -12,12 +12,12 @@ use super::{
     connection::ShmConnection,
     entry::{DataLocation, Draft, EntryKind, INLINE_MAX, OFFSET_MAX, RingEntry},
     layout::{TRANSFER_MAX_BYTES, wide},
-    table::{Access, RegionTable, copy_bytes, read_bytes, write_bytes},
+    table::{RegionTable, copy_bytes, read_bytes},
     vi::{BreakCause, NicState, ShmVi},
 };
 use crate::vi::{
     Completion, Data, LocalSegment, Memory, Operation, OutOfBounds, ProtectionTag, Queue,
-    Reliability, RemoteKey, RemoteSegment, SendDescriptor, Status, ViError, ViState,
+    Reliability, RemoteKey, RemoteSegment, SendDescriptor, Status, ViError, objects::Access,
 };
 
 /// The most bytes copied per call of the NIC for one VI.
@@ -150,7 +150,7 @@ impl ShmVi {
         nic_state: &mut NicState,
         descriptor: &SendDescriptor<'_>,
     ) -> Result<(), ViError> {
-        self.send_count += 1;
+        self.core.sends_held += 1;
         if self.sends.is_empty()
             && (self.post_small(nic_state, descriptor) || self.post_direct(nic_state, descriptor))
         {
@@ -190,7 +190,8 @@ impl ShmVi {
                     else {
                         return false;
                     };
-                    let Ok(memory) = nic_state.table.local(self.attributes.tag, segment) else {
+                    let Ok(memory) = nic_state.table.local(self.core.attributes.tag, segment)
+                    else {
                         return false;
                     };
                     if read_bytes(memory, segment.offset, room).is_err() {
@@ -204,7 +205,7 @@ impl ShmVi {
 
         let Ok(length) = u8::try_from(total) else { return false };
         let Some(connection) = &mut self.connection else { return false };
-        let reliability = self.attributes.reliability;
+        let reliability = self.core.attributes.reliability;
         if kind == EntryKind::Write
             && descriptor.immediate.is_none()
             && write_silently(connection, place, &draft.inline()[..total], reliability)
@@ -241,12 +242,12 @@ impl ShmVi {
         let is_told = descriptor.immediate.is_some();
         let Some(connection) = &mut self.connection else { return false };
         if is_told
-            && (self.attributes.reliability == Reliability::Unreliable
+            && (self.core.attributes.reliability == Reliability::Unreliable
                 || !matches!(connection.producer.has_room(), Ok(true)))
         {
             return false;
         }
-        let tag = self.attributes.tag;
+        let tag = self.core.attributes.tag;
         let total = match descriptor.data {
             Data::Segments(segments) => nic_state.table.check(tag, segments).unwrap_or(0),
             Data::Inline(slices) => slices.iter().fold(0, |sum, slice| sum + wide(slice.len())),
@@ -293,7 +294,7 @@ impl ShmVi {
             connection.push(&entry, &Draft::new());
             until = connection.producer.tail();
         } else {
-            wake_for_silent_write(connection, self.attributes.reliability);
+            wake_for_silent_write(connection, self.core.attributes.reliability);
         }
 
         self.finish(nic_state, until, descriptor.cookie, descriptor.is_signaled, total);
@@ -375,7 +376,7 @@ impl ShmVi {
                 }
                 SendProgress::Failed(status) if self.unacked.is_empty() => {
                     self.fail(nic_state, posted.cookie, status);
-                    if self.is_reliable() {
+                    if self.core.attributes.is_reliable() {
                         return Err(BreakCause::Failed);
                     }
                 }
@@ -420,7 +421,7 @@ impl ShmVi {
         posted: &mut PostedSend,
     ) -> Result<(), Status> {
         if let OwnedData::Segments(segments) = &posted.data {
-            nic_state.table.check(self.attributes.tag, segments.as_slice())?;
+            nic_state.table.check(self.core.attributes.tag, segments.as_slice())?;
         }
         let access = match posted.operation {
             Operation::RdmaRead => Access::Read,
@@ -434,7 +435,8 @@ impl ShmVi {
             // An unreliable write that finds no receive descriptor must leave nothing behind.
             (Some(connection), Some(remote))
                 if !is_told
-                    || (!fits_inline && self.attributes.reliability != Reliability::Unreliable) =>
+                    || (!fits_inline
+                        && self.core.attributes.reliability != Reliability::Unreliable) =>
             {
                 connection.mapped_memory(remote.key, remote.offset, posted.total, access).is_some()
             }
@@ -463,7 +465,7 @@ impl ShmVi {
         }
         let mut bytes = [0; INLINE_MAX];
         let gathered =
-            gather_small(&posted.data, &nic_state.table, self.attributes.tag, &mut bytes);
+            gather_small(&posted.data, &nic_state.table, self.core.attributes.tag, &mut bytes);
         if let Err(status) = gathered {
             return Ok(SendProgress::Failed(status));
         }
@@ -481,7 +483,7 @@ impl ShmVi {
         nic_state: &NicState,
         posted: &mut PostedSend,
     ) -> Result<SendProgress, BreakCause> {
-        let tag = self.attributes.tag;
+        let tag = self.core.attributes.tag;
         let (Some(connection), Some(remote)) = (&mut self.connection, posted.remote) else {
             return Ok(SendProgress::Blocked);
         };
@@ -512,7 +514,7 @@ impl ShmVi {
                         copy_bytes(memory, place + before, own, offset, length)
                     }
                 },
-                |bytes| write_bytes(memory, place, bytes),
+                |bytes| memory.put(place, bytes),
             );
             if let Err(status) = copied {
                 return Ok(SendProgress::Failed(status));
@@ -525,7 +527,7 @@ impl ShmVi {
         }
         if !is_told {
             if !is_read {
-                wake_for_silent_write(connection, self.attributes.reliability);
+                wake_for_silent_write(connection, self.core.attributes.reliability);
             }
             return Ok(SendProgress::Done(0));
         }
@@ -554,7 +556,7 @@ impl ShmVi {
         nic_state: &NicState,
         posted: &mut PostedSend,
     ) -> Result<SendProgress, BreakCause> {
-        let tag = self.attributes.tag;
+        let tag = self.core.attributes.tag;
         let Some(connection) = &mut self.connection else { return Ok(SendProgress::Blocked) };
         if !connection.producer.has_room()? {
             return Ok(SendProgress::Blocked);
@@ -573,7 +575,7 @@ impl ShmVi {
             |bytes| connection.producer.write_staged(at, bytes),
         );
         if let Err(status) = copied {
-            if posted.done == 0 || self.attributes.reliability != Reliability::Unreliable {
+            if posted.done == 0 || self.core.attributes.reliability != Reliability::Unreliable {
                 return Ok(SendProgress::Failed(status));
             }
             // The peer waits for the rest, and the data is allowed to be corrupted.
@@ -608,7 +610,7 @@ impl ShmVi {
         is_signaled: bool,
         length: u64,
     ) {
-        if self.attributes.reliability == Reliability::ReliableReception
+        if self.core.attributes.reliability == Reliability::ReliableReception
             && (until > 0 || !self.unacked.is_empty())
         {
             let waiting = UnackedSend { until, cookie, is_signaled, length };
@@ -621,11 +623,11 @@ impl ShmVi {
     #[inline]
     fn succeed(&mut self, nic_state: &mut NicState, cookie: u64, is_signaled: bool, length: u64) {
         if is_signaled {
-            let mut completion = Completion::new(self.id, Queue::Send, cookie, Status::Done);
+            let mut completion = Completion::new(self.core.id, Queue::Send, cookie, Status::Done);
             completion.length = length;
             self.complete(nic_state, completion);
         } else {
-            self.release(Queue::Send);
+            self.core.release(Queue::Send);
         }
     }
 
@@ -669,7 +671,7 @@ impl ShmVi {
             && asked.failure.is_none()
         {
             let segments = segments.as_slice();
-            let tag = self.attributes.tag;
+            let tag = self.core.attributes.tag;
             asked.failure = nic_state.table.pieces(tag, segments, asked.done, length, copy).err();
         }
         asked.done += length;
@@ -691,7 +693,7 @@ impl ShmVi {
             Some(status) => {
                 // Everything before it is acknowledged: the peer consumed the request after it.
                 self.fail(nic_state, asked.cookie, status);
-                if self.is_reliable() {
+                if self.core.attributes.is_reliable() {
                     return Err(BreakCause::Failed);
                 }
             }
@@ -707,10 +709,10 @@ impl ShmVi {
     }
 
     pub(super) fn state_allows_send(&self) -> Result<(), ViError> {
-        if self.state.is_connected() {
+        if self.core.state.is_connected() {
             return Ok(());
         }
-        let state: ViState = self.state;
+        let state = self.core.state;
         Err(ViError::WrongState { state, what: "post to the send queue" })
     }
 }
@@ -728,7 +730,7 @@ fn write_silently(
         return false;
     }
     let memory = connection.mapped_memory(place.key, place.offset, length, Access::Write);
-    let is_written = memory.is_some_and(|m| write_bytes(m, place.offset, bytes).is_ok());
+    let is_written = memory.is_some_and(|m| m.put(place.offset, bytes).is_ok());
     if is_written {
         wake_for_silent_write(connection, reliability);
     }

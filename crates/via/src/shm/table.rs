@@ -2,28 +2,20 @@
 
 use std::{io, os::fd::OwnedFd};
 
-use super::{layout::wide, wakeup::NicPage};
+use super::wakeup::NicPage;
 use crate::{
     auth::random,
     slots::Slots,
     vi::{
         LocalSegment, Memory, MemoryAttributes, MemoryHandle, OutOfBounds, ProtectionTag, Region,
         RemoteKey, Status, ViAttributes,
+        objects::{Access, RegionEntry},
     },
 };
 
-/// The kind of a peer's access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    Write,
-    Read,
-}
-
 #[derive(Debug)]
 pub(super) struct ShmRegion {
-    pub(super) memory: Memory,
-    pub(super) attributes: MemoryAttributes,
-    pub(super) key: RemoteKey,
+    pub(super) entry: RegionEntry,
     /// The file of memory that peers may map.
     pub(super) file: Option<OwnedFd>,
 }
@@ -35,12 +27,12 @@ impl ShmRegion {
     /// write all of the memory that can be written; every other access goes through the owner.
     pub(super) fn grant(&self, vi: &ViAttributes) -> Option<(bool, bool)> {
         self.file.as_ref()?;
-        if self.attributes.tag != vi.tag || (self.attributes.allows_write && !vi.allows_write) {
+        let MemoryAttributes { tag, allows_write, allows_read } = self.entry.attributes;
+        if tag != vi.tag || (allows_write && !vi.allows_write) {
             return None;
         }
-        let allows_read = self.attributes.allows_read && vi.allows_read;
-        (self.attributes.allows_write || allows_read)
-            .then_some((self.attributes.allows_write, allows_read))
+        let allows_read = allows_read && vi.allows_read;
+        (allows_write || allows_read).then_some((allows_write, allows_read))
     }
 }
 
@@ -63,13 +55,14 @@ impl RegionTable {
     ) -> io::Result<Region> {
         let nonce = u64::from(u32::from_ne_bytes(random()?));
         let key = RemoteKey(nonce);
-        let registered = ShmRegion { memory: memory.clone(), attributes, key, file };
+        let entry = RegionEntry { memory: memory.clone(), attributes, key };
+        let registered = ShmRegion { entry, file };
         let Ok(name) = self.regions.try_insert(registered) else {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let key = RemoteKey(u64::from(name) << 32 | nonce);
         if let Some(registered) = self.regions.get_mut(name) {
-            registered.key = key;
+            registered.entry.key = key;
         }
         page.set_live(key, true);
         Ok(Region::new(memory, MemoryHandle(name), key))
@@ -77,7 +70,7 @@ impl RegionTable {
 
     pub(super) fn deregister(&mut self, memory: MemoryHandle, page: &NicPage) -> Option<ShmRegion> {
         let registered = self.regions.remove(memory.0)?;
-        page.set_live(registered.key, false);
+        page.set_live(registered.entry.key, false);
         Some(registered)
     }
 
@@ -88,15 +81,8 @@ impl RegionTable {
         tag: ProtectionTag,
         segment: &LocalSegment,
     ) -> Result<&Memory, Status> {
-        match self.regions.get(segment.memory.0) {
-            Some(registered)
-                if registered.attributes.tag == tag
-                    && is_inside(&registered.memory, segment.offset, segment.length) =>
-            {
-                Ok(&registered.memory)
-            }
-            _ => Err(Status::ProtectionError),
-        }
+        let registered = self.regions.get(segment.memory.0).ok_or(Status::ProtectionError)?;
+        registered.entry.local(tag, segment)
     }
 
     /// Returns the memory that a peer reaches through a VI.
@@ -105,25 +91,14 @@ impl RegionTable {
         &self,
         vi: &ViAttributes,
         key: RemoteKey,
-        (offset, length): (u64, u64),
+        place: (u64, u64),
         access: Access,
     ) -> Result<&ShmRegion, Status> {
-        let denied = Status::RdmaProtectionError;
         let name = u32::try_from(key.0 >> 32).unwrap_or(0);
-        let registered = self.regions.get(name).ok_or(denied)?;
-        let is_allowed = match access {
-            Access::Write => registered.attributes.allows_write && vi.allows_write,
-            Access::Read => registered.attributes.allows_read && vi.allows_read,
-        };
-        if registered.key == key
-            && is_allowed
-            && registered.attributes.tag == vi.tag
-            && is_inside(&registered.memory, offset, length)
-        {
-            Ok(registered)
-        } else {
-            Err(denied)
-        }
+        let registered = self.regions.get(name).filter(|registered| registered.entry.key == key);
+        let registered = registered.ok_or(Status::RdmaProtectionError)?;
+        registered.entry.remote(vi, place, access)?;
+        Ok(registered)
     }
 
     /// Calls `copy` for each piece of memory covered by `length` bytes of the segments, starting at
@@ -168,20 +143,6 @@ impl RegionTable {
             self.local(tag, segment)?;
             total.checked_add(segment.length).ok_or(Status::LengthError)
         })
-    }
-}
-
-#[inline]
-fn is_inside(memory: &Memory, offset: u64, length: u64) -> bool {
-    offset.checked_add(length).is_some_and(|end| end <= wide(memory.len()))
-}
-
-/// Copies bytes in; eight bytes at a multiple of eight as one word.
-#[inline]
-pub(super) fn write_bytes(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
-    match <[u8; 8]>::try_from(bytes) {
-        Ok(word) if offset.is_multiple_of(8) => memory.store(offset, u64::from_ne_bytes(word)),
-        _ => memory.write(offset, bytes),
     }
 }
 

@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     slots::Slots,
-    vi::{
-        Completion, CqId, NicEvent, Queue, Reason, Reliability, Status, ViAttributes, ViEvent,
-        ViId, ViState,
-    },
+    vi::{Completion, NicEvent, Queue, Reason, Status, ViEvent, objects::ViCore},
 };
 
 /// State shared by all VIs of a NIC.
@@ -36,9 +33,7 @@ pub(super) struct Cq {
 
 #[derive(Debug)]
 pub(super) struct ShmVi {
-    pub(super) id: ViId,
-    pub(super) attributes: ViAttributes,
-    pub(super) state: ViState,
+    pub(super) core: ViCore,
     pub(super) attempt: Option<ConnectAttempt>,
     pub(super) connection: Option<ShmConnection>,
 
@@ -46,9 +41,6 @@ pub(super) struct ShmVi {
     pub(super) sends: VecDeque<PostedSend>,
     /// Send descriptors that wait for the peer's acknowledgement (reliable reception).
     pub(super) unacked: VecDeque<UnackedSend>,
-    /// Those, plus all whose completion was not taken.
-    pub(super) send_count: usize,
-    sent: VecDeque<Completion>,
 
     pub(super) receives: VecDeque<PostedReceive>,
     /// The message that has arrived in part.
@@ -60,8 +52,6 @@ pub(super) struct ShmVi {
     pub(super) written: u64,
     /// The read that the peer waits for.
     pub(super) answer: Option<ReadResponse>,
-    pub(super) receive_count: usize,
-    received: VecDeque<Completion>,
 }
 
 /// Why this side ends a connection.
@@ -83,82 +73,28 @@ impl From<&'static str> for BreakCause {
 }
 
 impl ShmVi {
-    pub(super) fn new(id: ViId, attributes: ViAttributes) -> Self {
+    pub(super) const fn new(core: ViCore) -> Self {
         Self {
-            id,
-            attributes,
-            state: ViState::Idle,
+            core,
             attempt: None,
             connection: None,
             sends: VecDeque::new(),
             unacked: VecDeque::new(),
-            send_count: 0,
-            sent: VecDeque::new(),
             receives: VecDeque::new(),
             arriving: None,
             drops_send: false,
             drops_write: false,
             written: 0,
             answer: None,
-            receive_count: 0,
-            received: VecDeque::new(),
-        }
-    }
-
-    #[inline]
-    pub(super) fn is_reliable(&self) -> bool {
-        self.attributes.reliability != Reliability::Unreliable
-    }
-
-    /// Moves to the next state. A transition that the diagram does not have is a bug of this provider.
-    pub(super) fn change(&mut self, event: ViEvent) {
-        let next = self.state.after(event);
-        debug_assert!(next.is_some(), "{event:?} in state {:?}", self.state);
-        self.state = next.unwrap_or(ViState::Error);
-    }
-
-    // ------------------------------------------------------------------ completions
-
-    const fn cq(&self, queue: Queue) -> Option<CqId> {
-        match queue {
-            Queue::Send => self.attributes.send_cq,
-            Queue::Receive => self.attributes.receive_cq,
         }
     }
 
     /// Delivers a completion to its queue.
     #[inline]
     pub(super) fn complete(&mut self, nic_state: &mut NicState, completion: Completion) {
-        let cq = self.cq(completion.queue).and_then(|cq| nic_state.cqs.get_mut(cq.0));
-        match (cq, completion.queue) {
-            (Some(cq), _) => cq.completions.push_back(completion),
-            (None, Queue::Send) => self.sent.push_back(completion),
-            (None, Queue::Receive) => self.received.push_back(completion),
-        }
-    }
-
-    /// Takes a completion of a queue that is attached to no completion queue.
-    pub(super) fn take(&mut self, queue: Queue) -> Option<Completion> {
-        let completion = match queue {
-            Queue::Send => self.sent.pop_front(),
-            Queue::Receive => self.received.pop_front(),
-        }?;
-        self.release(queue);
-        Some(completion)
-    }
-
-    /// A completion was taken: its descriptor's place is free.
-    #[inline]
-    pub(super) fn release(&mut self, queue: Queue) {
-        let count = match queue {
-            Queue::Send => &mut self.send_count,
-            Queue::Receive => &mut self.receive_count,
-        };
-        *count = count.saturating_sub(1);
-    }
-
-    pub(super) fn has_completions(&self) -> bool {
-        !self.sent.is_empty() || !self.received.is_empty()
+        let cq = self.core.attributes.cq(completion.queue);
+        let cq = cq.and_then(|cq| nic_state.cqs.get_mut(cq.0));
+        self.core.deliver(cq.map(|cq| &mut cq.completions), completion);
     }
 
     // ------------------------------------------------------------------ work
@@ -212,8 +148,8 @@ impl ShmVi {
     /// Breaks the connection and reports it.
     pub(super) fn break_connection(&mut self, nic_state: &mut NicState, reason: Reason) {
         self.close_connection(nic_state, reason);
-        self.change(ViEvent::Break);
-        nic_state.events.push_back(NicEvent::Broken { vi: self.id, reason });
+        self.core.change(ViEvent::Break);
+        nic_state.events.push_back(NicEvent::Broken { vi: self.core.id, reason });
     }
 
     /// Ends the connection, tells the peer why, and flushes what was posted.
@@ -258,11 +194,11 @@ impl ShmVi {
 
     /// Reports a failed send descriptor, whether signaled or not.
     pub(super) fn fail(&mut self, nic_state: &mut NicState, cookie: u64, status: Status) {
-        self.complete(nic_state, Completion::new(self.id, Queue::Send, cookie, status));
+        self.complete(nic_state, Completion::new(self.core.id, Queue::Send, cookie, status));
     }
 
     pub(super) fn flush(&mut self, nic_state: &mut NicState, cookie: u64) {
-        let flushed = Completion::new(self.id, Queue::Receive, cookie, Status::Flushed);
+        let flushed = Completion::new(self.core.id, Queue::Receive, cookie, Status::Flushed);
         self.complete(nic_state, flushed);
     }
 }

@@ -2,14 +2,13 @@
 //! any bytes.
 
 use super::layout::VERSION;
-use crate::vi::{Address, Reason, Reliability, RemoteKey};
+use crate::vi::{
+    Address, Reason, Reliability, RemoteKey,
+    objects::{DISCRIMINATOR_MAX, GREETING_MAX},
+};
 
 /// The longest packet in bytes.
 pub(super) const PACKET_MAX: usize = 2048;
-/// The most bytes of a greeting.
-pub(super) const GREETING_MAX: usize = 1024;
-/// The most bytes of a discriminator.
-pub(super) const DISCRIMINATOR_MAX: usize = 64;
 
 const MAGIC: &[u8; 5] = b"VSHM1";
 

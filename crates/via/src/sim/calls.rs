@@ -37,7 +37,7 @@ impl NetworkState {
     fn begin_call(&mut self, end: ViEndpoint, deadline: u64) -> ConnectionId {
         let connection_id = self.next_connection_id();
         if let Some(vi) = self.vi(end) {
-            vi.change(ViEvent::Connect);
+            vi.core.change(ViEvent::Connect);
         }
         if deadline < u64::MAX {
             let expiry = SimEvent::Expire { nic: end.nic, vi: end.vi, connection_id };
@@ -58,7 +58,7 @@ impl NetworkState {
         greeting: &[u8],
         is_peer: bool,
     ) {
-        let Some(attributes) = self.vi(end).map(|vi| vi.attributes) else { return };
+        let Some(attributes) = self.vi(end).map(|vi| vi.core.attributes) else { return };
         let caller = Caller { end, connection_id, attributes, greeting: greeting.to_vec() };
         let body = PacketBody::Call { caller, discriminator: discriminator.to_vec(), is_peer };
         self.transmit(SimPacket { from: end, to, vi: None, connection_id, body });
@@ -107,7 +107,7 @@ impl NetworkState {
         let connection_id = attempt.connection_id();
         // From now on it waits for this answer only.
         vi.attempt = Some(ConnectAttempt::Called { connection_id, to: end.nic });
-        let attributes = vi.attributes;
+        let attributes = vi.core.attributes;
         self.agree(
             end,
             Caller { end: other, connection_id, attributes, greeting: caller_greeting },
@@ -136,7 +136,7 @@ impl NetworkState {
     /// Answers a call with a VI that is about to be connected.
     pub(super) fn agree(&mut self, end: ViEndpoint, caller: Caller, greeting: &[u8]) {
         let Some(vi) = self.vi(end) else { return };
-        let fits = vi.attributes.reliability == caller.attributes.reliability;
+        let fits = vi.core.attributes.reliability == caller.attributes.reliability;
         let body = if fits {
             PacketBody::Agree { greeting: greeting.to_vec() }
         } else {
@@ -184,12 +184,12 @@ impl NetworkState {
 
         let nowhere = ViEndpoint { nic, vi: ViId(0) };
         let this = &mut self.nics[nic];
-        if !this.listening.contains(&discriminator) {
+        if !this.objects.listens(&discriminator) {
             self.answer(nowhere, &caller, PacketBody::Over(Reason::NotListening));
         } else if this.requests.len() >= REQUESTS_MAX {
             self.answer(nowhere, &caller, PacketBody::Over(Reason::Rejected));
         } else {
-            let request = RequestId(u64::from(this.fresh()));
+            let request = RequestId(u64::from(this.objects.fresh()));
             let greeting = caller.greeting.clone();
             this.requests.insert(request, caller);
             self.announce(nic, NicEvent::Requested { request, discriminator, greeting });
@@ -253,7 +253,7 @@ impl NetworkState {
         let Some(vi) = self.vi(end) else { return };
         vi.connection = Some(SimConnection { connection_id, peer, sent: 0, newest: 0 });
         vi.is_halted = false;
-        vi.change(ViEvent::Establish);
+        vi.core.change(ViEvent::Establish);
         self.announce(end.nic, NicEvent::Connected { vi: end.vi, greeting });
     }
 
@@ -271,7 +271,7 @@ impl NetworkState {
     pub(super) fn refuse(&mut self, end: ViEndpoint, reason: Reason) {
         self.end_attempt(end);
         let Some(vi) = self.vi(end) else { return };
-        vi.change(ViEvent::Refuse);
+        vi.core.change(ViEvent::Refuse);
         self.announce(end.nic, NicEvent::Refused { vi: end.vi, reason });
     }
 
@@ -364,7 +364,7 @@ impl NetworkState {
         }
         self.flush(end);
         if let Some(vi) = self.vi(end) {
-            vi.change(ViEvent::Disconnect);
+            vi.core.change(ViEvent::Disconnect);
         }
     }
 }

@@ -206,7 +206,7 @@ impl NetworkState {
     }
 
     /// Marks the host of a NIC to be woken, if it may sleep.
-    fn wake_host(&mut self, nic: NicIndex) {
+    pub(super) fn wake_host(&mut self, nic: NicIndex) {
         let nic = &mut self.nics[nic];
         if nic.armed_until.take().is_some() {
             self.pending_wakes.extend(nic.bell.clone());
@@ -449,7 +449,7 @@ impl NetworkState {
     pub(super) fn break_vi(&mut self, end: ViEndpoint, reason: Reason, notify: NotifyPeer) {
         let Some(vi) = self.vi(end) else { return };
         let Some(connection) = vi.connection.take() else { return };
-        vi.change(ViEvent::Break);
+        vi.core.change(ViEvent::Break);
         self.flush(end);
         self.announce(end.nic, NicEvent::Broken { vi: end.vi, reason });
         if notify == NotifyPeer::Yes {

@@ -11,19 +11,14 @@ use vigie_detect::{Armed, Instant, Notifier};
 use super::{
     Locked, NicId, lock, lock_behind,
     network::{NetworkState, PacketBody},
-    objects::{PostedData, PostedReceive, PostedSend, SendStage, SimRegion, SimVi, ViEndpoint},
+    objects::{PostedSend, SendStage, SimVi, ViEndpoint},
 };
 use crate::vi::{
-    Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
+    Address, Attributes, Completion, CqId, Memory, MemoryAttributes, MemoryHandle, NicEvent,
     ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey, RequestId,
     SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+    objects::{GREETING_MAX, PostedReceive},
 };
-
-/// The most bytes of a discriminator.
-const DISCRIMINATOR_MAX: usize = 64;
-
-/// The most bytes of a greeting.
-const GREETING_MAX: usize = 1024;
 
 /// The prefix of the addresses of simulated NICs.
 const ADDRESS_PREFIX: &[u8] = b"sim:";
@@ -70,17 +65,6 @@ impl SimNic {
         ViEndpoint { nic: self.id.0, vi }
     }
 
-    fn limited(&self, what: &'static str, count: usize, limit: usize) -> Result<(), ViError> {
-        self.limited_to(what, to_u64(count), to_u64(limit))
-    }
-
-    const fn limited_to(&self, what: &'static str, count: u64, limit: u64) -> Result<(), ViError> {
-        if count > limit {
-            return Err(ViError::TooMuch { what, provider: self.attributes.name, limit });
-        }
-        Ok(())
-    }
-
     /// Checks what both kinds of calls have in common, and finds the NIC of the address.
     fn check_call(
         &self,
@@ -89,13 +73,10 @@ impl SimNic {
         discriminator: &[u8],
         greeting: &[u8],
     ) -> Result<(Locked<'_>, usize), ViError> {
-        self.limited("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
-        self.limited("the greeting", greeting.len(), GREETING_MAX)?;
+        self.attributes.check_call(discriminator, greeting)?;
         let mut world = self.alive()?;
-        let state = world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?.state;
-        if state != ViState::Idle {
-            return Err(ViError::WrongState { state, what: "connect it" });
-        }
+        let found = world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?;
+        found.core.check_idle("connect it")?;
         let index = address
             .0
             .strip_prefix(ADDRESS_PREFIX)
@@ -125,11 +106,7 @@ impl Provider for SimNic {
     }
 
     fn create_tag(&mut self) -> ProtectionTag {
-        ProtectionTag(self.lock().nics[self.id.0].fresh())
-    }
-
-    fn allocate(&mut self, length: usize, attributes: MemoryAttributes) -> Result<Region, ViError> {
-        self.register(Memory::allocate(length)?, attributes)
+        ProtectionTag(self.lock().nics[self.id.0].objects.fresh())
     }
 
     fn register(
@@ -138,96 +115,64 @@ impl Provider for SimNic {
         attributes: MemoryAttributes,
     ) -> Result<Region, ViError> {
         let mut world = self.alive()?;
-        // Unguessable keys, so that a wrong one is not another region's by accident.
         let key = RemoteKey(world.random.u64(..));
-        let nic = &mut world.nics[self.id.0];
-        let handle = MemoryHandle(nic.fresh());
-        nic.keys.insert(key, handle);
-        nic.memory.insert(handle, SimRegion { memory: memory.clone(), attributes, key });
-        Ok(Region::new(memory, handle, key))
+        Ok(world.nics[self.id.0].objects.register(memory, attributes, key))
     }
 
     fn window(&self, vi: ViId, key: RemoteKey) -> Option<Memory> {
         let world = self.lock();
         let peer = world.nics[self.id.0].vis.get(&vi)?.connection.as_ref()?.peer;
         let nic = world.nics.get(peer.nic).filter(|_| self.attributes.has_window)?;
-        Some(nic.memory.get(nic.keys.get(&key)?)?.memory.clone())
+        Some(nic.objects.under(key)?.memory.clone())
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
-        let mut world = self.alive()?;
-        let nic = &mut world.nics[self.id.0];
-        let registered = nic.memory.remove(&memory).ok_or(ViError::UnknownMemory(memory))?;
-        nic.keys.remove(&registered.key);
-        Ok(())
+        self.alive()?.nics[self.id.0].objects.deregister(memory)
     }
 
     fn create_cq(&mut self) -> Result<CqId, ViError> {
-        let mut world = self.alive()?;
-        let nic = &mut world.nics[self.id.0];
-        let cq = CqId(nic.fresh());
-        nic.queues.insert(cq, std::collections::VecDeque::new());
-        Ok(cq)
+        Ok(self.alive()?.nics[self.id.0].objects.create_cq())
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
         let mut world = self.alive()?;
         let nic = &mut world.nics[self.id.0];
-        let is_attached =
-            |vi: &SimVi| vi.attributes.send_cq == Some(cq) || vi.attributes.receive_cq == Some(cq);
-        if nic.vis.values().any(is_attached) {
-            return Err(ViError::InUse { what: "the completion queue" });
-        }
-        nic.queues.remove(&cq).map(drop).ok_or(ViError::UnknownCq(cq))
+        nic.objects.destroy_cq(cq, nic.vis.values().map(|vi| &vi.core))
     }
 
     fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
         let mut world = self.alive()?;
         let nic = &mut world.nics[self.id.0];
-        for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
-            if !nic.queues.contains_key(&cq) {
-                return Err(ViError::UnknownCq(cq));
-            }
-        }
         if attributes.reliability > nic.attributes.reliability {
             let provider = self.attributes.name;
             return Err(ViError::Unsupported { what: "that level of reliability", provider });
         }
-        let vi = ViId(nic.fresh());
-        nic.vis.insert(vi, SimVi::new(attributes));
+        let core = nic.objects.create_vi(attributes)?;
+        let vi = core.id;
+        nic.vis.insert(vi, SimVi::new(core));
         Ok(vi)
     }
 
     fn destroy_vi(&mut self, vi: ViId) -> Result<(), ViError> {
         let mut world = self.alive()?;
         let nic = &mut world.nics[self.id.0];
-        let state = nic.vis.get(&vi).ok_or(ViError::UnknownVi(vi))?.state;
-        if matches!(state, ViState::Connected | ViState::PendingConnect) {
-            return Err(ViError::InUse { what: "the VI" });
-        }
+        let found = nic.vis.get(&vi).ok_or(ViError::UnknownVi(vi))?;
+        nic.objects.forget_vi(&found.core)?;
         nic.vis.remove(&vi);
-        for queue in nic.queues.values_mut() {
-            queue.retain(|completion| completion.vi != vi);
-        }
         Ok(())
     }
 
     fn state(&self, vi: ViId) -> Result<ViState, ViError> {
         let mut world = self.alive()?;
-        world.vi(self.end(vi)).map(|vi| vi.state).ok_or(ViError::UnknownVi(vi))
+        world.vi(self.end(vi)).map(|vi| vi.core.state).ok_or(ViError::UnknownVi(vi))
     }
 
     fn listen(&mut self, discriminator: &[u8]) -> Result<(), ViError> {
-        self.limited("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
-        let mut world = self.alive()?;
-        if !world.nics[self.id.0].listening.insert(discriminator.to_vec()) {
-            return Err(ViError::AlreadyListening);
-        }
-        Ok(())
+        self.alive()?.nics[self.id.0].objects.listen(&self.attributes, discriminator)
     }
 
     fn unlisten(&mut self, discriminator: &[u8]) {
-        self.lock().nics[self.id.0].listening.remove(discriminator);
+        self.lock().nics[self.id.0].objects.unlisten(discriminator);
     }
 
     fn connect(
@@ -257,16 +202,14 @@ impl Provider for SimNic {
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {
-        self.limited("the greeting", greeting.len(), GREETING_MAX)?;
+        self.attributes.limit("the greeting", greeting.len(), GREETING_MAX)?;
         let mut world = self.alive()?;
-        let state = world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?.state;
-        if state != ViState::Idle {
-            return Err(ViError::WrongState { state, what: "accept a request with it" });
-        }
+        let found = world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?;
+        found.core.check_idle("accept a request with it")?;
         let requests = &mut world.nics[self.id.0].requests;
         let caller = requests.remove(&request).ok_or(ViError::UnknownRequest(request))?;
         if let Some(vi) = world.vi(self.end(vi)) {
-            vi.change(ViEvent::Connect);
+            vi.core.change(ViEvent::Connect);
         }
         world.agree(self.end(vi), caller, greeting);
         Ok(())
@@ -292,44 +235,12 @@ impl Provider for SimNic {
     }
 
     fn post_send(&mut self, id: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
-        let data = match descriptor.data {
-            Data::Segments(segments) => {
-                self.limited("segments", segments.len(), self.attributes.max_segments)?;
-                PostedData::Segments(segments.to_vec())
-            }
-            Data::Inline(pieces) => {
-                let length = pieces.iter().map(|piece| to_u64(piece.len())).sum();
-                self.limited_to("inline data", length, self.attributes.max_inline)?;
-                PostedData::Inline(pieces.iter().flat_map(|piece| piece.iter().copied()).collect())
-            }
-        };
-
+        self.attributes.check_data(&descriptor.data)?;
         let mut world = self.alive()?;
         let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
-        if !vi.state.is_connected() {
-            return Err(ViError::WrongState { state: vi.state, what: "send" });
-        }
-        if vi.sends_held >= self.attributes.max_descriptors {
-            return Err(ViError::QueueFull { queue: Queue::Send });
-        }
-        let SendDescriptor { operation, cookie, immediate, is_signaled, remote, .. } = *descriptor;
-        vi.sends_held += 1;
-        vi.next_slot += 1;
-        let slot = vi.next_slot;
-        let stage = SendStage::Waiting;
-        let posted = PostedSend {
-            slot,
-            operation,
-            cookie,
-            immediate,
-            is_signaled,
-            remote,
-            data,
-            length: 0,
-            stage,
-        };
-
-        vi.sends.push_back(posted);
+        vi.core.hold_send(self.attributes.max_descriptors)?;
+        vi.posted_count += 1;
+        vi.sends.push_back(PostedSend::new(descriptor, SendStage::Waiting));
         world.wake_sender(self.end(id));
         Ok(())
     }
@@ -339,12 +250,11 @@ impl Provider for SimNic {
         id: ViId,
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
-        self.limited("segments", descriptor.segments.len(), self.attributes.max_segments)?;
+        let Attributes { max_segments, max_descriptors, .. } = self.attributes;
+        self.attributes.limit("segments", descriptor.segments.len(), max_segments)?;
         let mut world = self.alive()?;
         let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
-        if vi.receives_held >= self.attributes.max_descriptors {
-            return Err(ViError::QueueFull { queue: Queue::Receive });
-        }
+        vi.core.hold_receive(max_descriptors)?;
         let segments = descriptor.segments.to_vec();
         world.post_receive(self.end(id), PostedReceive { cookie: descriptor.cookie, segments });
         Ok(())
@@ -353,19 +263,15 @@ impl Provider for SimNic {
     fn poll(&mut self, cq: CqId) -> Option<Completion> {
         let mut world = self.alive().ok()?;
         let nic = &mut world.nics[self.id.0];
-        let completion = nic.queues.get_mut(&cq)?.pop_front()?;
+        let completion = nic.objects.poll(cq)?;
         if let Some(vi) = nic.vis.get_mut(&completion.vi) {
-            vi.release(completion.queue);
+            vi.core.release(completion.queue);
         }
         Some(completion)
     }
 
     fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
-        let mut world = self.alive().ok()?;
-        let vi = world.vi(self.end(vi))?;
-        let completion = vi.side(queue).pop_front()?;
-        vi.release(queue);
-        Some(completion)
+        self.alive().ok()?.vi(self.end(vi))?.core.take(queue)
     }
 
     fn progress(&mut self, now: Instant) -> bool {
@@ -403,8 +309,4 @@ impl Provider for SimNic {
     fn can_announce(&self) -> bool {
         true
     }
-}
-
-fn to_u64(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
 }

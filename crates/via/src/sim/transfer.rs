@@ -2,14 +2,12 @@
 
 use super::{
     network::{NetworkState, NotifyPeer, PacketBody, SimEvent, SimPacket},
-    objects::{
-        Access, Nic, NicIndex, PostedData, PostedReceive, PostedSend, SendStage, SimConnection,
-        SimVi, ViEndpoint,
-    },
+    objects::{Nic, NicIndex, PostedSend, SendStage, SimConnection, SimVi, ViEndpoint},
 };
 use crate::vi::{
-    Completion, LocalSegment, Memory, Operation, OutOfBounds, Queue, Reason, Reliability,
-    RemoteSegment, Status, ViId, ViState,
+    Completion, LocalSegment, Operation, Queue, Reason, Reliability, RemoteSegment, Status, ViId,
+    ViState,
+    objects::{Access, PostedData, PostedReceive},
 };
 
 impl NetworkState {
@@ -59,7 +57,7 @@ impl NetworkState {
         let nic = &self.nics[end.nic];
         let vi = nic.vis.get(&end.vi)?;
         let posted = vi.sends.get(next)?;
-        let made = make_body(nic, vi, posted);
+        let made = make_body(nic, vi, posted, vi.slot_at(next));
         let is_reliable = vi.is_reliable();
         let vi = self.vi(end)?;
         let posted = vi.sends.get_mut(next)?;
@@ -126,12 +124,10 @@ impl NetworkState {
 
     /// Completes a send descriptor: reported if signaled or failed.
     fn complete_send(&mut self, end: ViEndpoint, posted: &PostedSend, status: Status) {
-        if posted.is_signaled || !status.is_done() {
-            let mut completion = Completion::new(end.vi, Queue::Send, posted.cookie, status);
-            completion.length = if status.is_done() { posted.length } else { 0 };
-            self.complete(end.nic, completion);
-        } else if let Some(vi) = self.vi(end) {
-            vi.release(Queue::Send);
+        let nic = &mut self.nics[end.nic];
+        let Some(vi) = nic.vis.get_mut(&end.vi) else { return };
+        if vi.core.complete_send(&mut nic.objects, posted, status) {
+            self.wake_host(end.nic);
         }
     }
 
@@ -214,7 +210,9 @@ impl NetworkState {
         immediate: Option<i32>,
     ) {
         let received = self.receive(end, place, bytes, immediate);
-        let Some(reliability) = self.vi(end).map(|vi| vi.attributes.reliability) else { return };
+        let Some(reliability) = self.vi(end).map(|vi| vi.core.attributes.reliability) else {
+            return;
+        };
         let status = match received {
             Err(status) if reliability == Reliability::ReliableReception => status,
             _ => Status::Done,
@@ -237,11 +235,13 @@ impl NetworkState {
         let nic = &mut self.nics[end.nic];
         let Some(vi) = nic.vis.get(&end.vi) else { return Err(Status::TransportError) };
         let length = to_u64(bytes.len());
-        let written =
-            place.map(|place| nic.remote(vi, place, length, Access::Write)).transpose()?;
+        let written = place
+            .map(|place| nic.objects.remote(&vi.core.attributes, place, length, Access::Write))
+            .transpose()?;
         if place.is_some() && immediate.is_none() {
             return written.map_or(Ok(()), |memory| {
-                put(memory, place.map_or(0, |place| place.offset), bytes)
+                memory
+                    .put(place.map_or(0, |place| place.offset), bytes)
                     .map_err(|_| Status::RdmaProtectionError)
             });
         }
@@ -249,7 +249,7 @@ impl NetworkState {
         let posted = vi.receives.front().ok_or(Status::RemoteDescriptorError)?;
         let result = match (written, place) {
             (Some(memory), Some(place)) => {
-                put(memory, place.offset, bytes).map_err(|_| Status::RdmaProtectionError)
+                memory.put(place.offset, bytes).map_err(|_| Status::RdmaProtectionError)
             }
             _ => scatter(nic, vi, &posted.segments, bytes),
         };
@@ -277,9 +277,14 @@ impl NetworkState {
     fn answer_read(&mut self, end: ViEndpoint, slot: u64, place: RemoteSegment, length: u64) {
         let nic = &self.nics[end.nic];
         let Some(vi) = nic.vis.get(&end.vi) else { return };
-        let result = nic.remote(vi, place, length, Access::Read).and_then(|memory| {
-            take(memory, place.offset, length).ok_or(Status::RdmaProtectionError)
-        });
+        let result = nic.objects.remote(&vi.core.attributes, place, length, Access::Read).and_then(
+            |memory| {
+                let mut bytes = Vec::new();
+                let length = usize::try_from(length).map_err(|_| Status::RdmaProtectionError)?;
+                let taken = memory.take_onto(place.offset, length, &mut bytes);
+                taken.map(|()| bytes).map_err(|_| Status::RdmaProtectionError)
+            },
+        );
         let has_failed = result.is_err();
         self.reply(end, PacketBody::Answer { slot, result });
         if has_failed {
@@ -290,7 +295,7 @@ impl NetworkState {
     fn finish_read(&mut self, end: ViEndpoint, slot: u64, result: Result<Vec<u8>, Status>) {
         let nic = &self.nics[end.nic];
         let Some(vi) = nic.vis.get(&end.vi) else { return };
-        let Some(posted) = vi.sends.iter().find(|posted| posted.slot == slot) else { return };
+        let Some(posted) = vi.index_of(slot).and_then(|index| vi.sends.get(index)) else { return };
         let status = match (result, &posted.data) {
             (Ok(bytes), PostedData::Segments(segments)) => {
                 scatter(nic, vi, segments, &bytes).err().unwrap_or(Status::Done)
@@ -303,7 +308,9 @@ impl NetworkState {
 
     fn finish(&mut self, end: ViEndpoint, slot: u64, status: Status) {
         let Some(vi) = self.vi(end) else { return };
-        let Some(posted) = vi.sends.iter_mut().find(|posted| posted.slot == slot) else { return };
+        let Some(posted) = vi.index_of(slot).and_then(|index| vi.sends.get_mut(index)) else {
+            return;
+        };
         posted.stage = SendStage::Over(status);
         self.settle(end);
     }
@@ -311,8 +318,7 @@ impl NetworkState {
     /// Adds a receive descriptor to a VI's queue; in the error state, it is flushed at once.
     pub(super) fn post_receive(&mut self, end: ViEndpoint, posted: PostedReceive) {
         let Some(vi) = self.vi(end) else { return };
-        vi.receives_held += 1;
-        if vi.state == ViState::Error {
+        if vi.core.state == ViState::Error {
             let completion =
                 Completion::new(end.vi, Queue::Receive, posted.cookie, Status::Flushed);
             self.complete(end.nic, completion);
@@ -323,7 +329,12 @@ impl NetworkState {
 }
 
 /// Returns what a descriptor sends and how many bytes it transfers, or what is wrong with it on this side.
-fn make_body(nic: &Nic, vi: &SimVi, posted: &PostedSend) -> Result<(PacketBody, u64), Status> {
+fn make_body(
+    nic: &Nic,
+    vi: &SimVi,
+    posted: &PostedSend,
+    slot: u64,
+) -> Result<(PacketBody, u64), Status> {
     let is_read = posted.operation == Operation::RdmaRead;
     let needs_place = posted.operation != Operation::Send;
     let is_inline = matches!(posted.data, PostedData::Inline(_));
@@ -350,7 +361,6 @@ fn make_body(nic: &Nic, vi: &SimVi, posted: &PostedSend) -> Result<(PacketBody, 
         PostedData::Segments(segments) => gather(nic, vi, segments, is_read)?,
     };
 
-    let slot = posted.slot;
     let body = match posted.remote {
         Some(place) if is_read => PacketBody::Read { slot, place, length },
         place => {
@@ -371,10 +381,11 @@ fn gather(
 ) -> Result<Vec<u8>, Status> {
     let mut bytes = Vec::new();
     for segment in segments {
-        let memory = nic.local(vi.attributes.tag, segment)?;
+        let memory = nic.objects.local(vi.core.attributes.tag, segment)?;
         if !only_checks {
-            let piece = take(memory, segment.offset, segment.length);
-            bytes.extend(piece.ok_or(Status::ProtectionError)?);
+            let length = usize::try_from(segment.length).map_err(|_| Status::ProtectionError)?;
+            let taken = memory.take_onto(segment.offset, length, &mut bytes);
+            taken.map_err(|_| Status::ProtectionError)?;
         }
     }
     Ok(bytes)
@@ -384,36 +395,12 @@ fn gather(
 fn scatter(nic: &Nic, vi: &SimVi, segments: &[LocalSegment], bytes: &[u8]) -> Result<(), Status> {
     let room = segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.length));
     for segment in segments {
-        nic.local(vi.attributes.tag, segment)?;
+        nic.objects.local(vi.core.attributes.tag, segment)?;
     }
     if to_u64(bytes.len()) > room {
         return Err(Status::LengthError);
     }
-    let mut rest = bytes;
-    for segment in segments {
-        let memory = nic.local(vi.attributes.tag, segment)?;
-        let count = usize::try_from(segment.length).unwrap_or(usize::MAX).min(rest.len());
-        let (piece, others) = rest.split_at(count);
-        put(memory, segment.offset, piece).map_err(|_| Status::ProtectionError)?;
-        rest = others;
-    }
-    Ok(())
-}
-
-/// Writes to memory; an aligned word in one access.
-fn put(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
-    match <[u8; 8]>::try_from(bytes) {
-        Ok(word) if offset.is_multiple_of(8) => memory.store(offset, u64::from_ne_bytes(word)),
-        _ => memory.write(offset, bytes),
-    }
-}
-
-/// Reads from memory; an aligned word in one access.
-fn take(memory: &Memory, offset: u64, length: u64) -> Option<Vec<u8>> {
-    if length == 8 && offset.is_multiple_of(8) {
-        return memory.load(offset).ok().map(|word| word.to_ne_bytes().to_vec());
-    }
-    memory.read_to_vec(offset, usize::try_from(length).ok()?).ok()
+    nic.objects.scatter(vi.core.attributes.tag, segments, 0, bytes)
 }
 
 fn to_u64(count: usize) -> u64 {

@@ -166,7 +166,7 @@ impl<P: Path> SoftwareEngine<P> {
         let ConnectRequest { path, nic, discriminator, greeting, expires_at } = wanted;
         let name = self.names.fresh();
         let Some(vi) = self.vis.get_mut(&id) else { return };
-        vi.change(ViEvent::Connect);
+        vi.core.change(ViEvent::Connect);
         vi.attempt = Some(ConnectAttempt::Calling(Box::new(OutgoingCall {
             path,
             nic,
@@ -202,7 +202,7 @@ impl<P: Path> SoftwareEngine<P> {
             .iter()
             .position(|(what, caller)| what == wanted.discriminator && is_it(caller));
         let Some(vi) = self.vis.get_mut(&id) else { return };
-        vi.change(ViEvent::Connect);
+        vi.core.change(ViEvent::Connect);
         if let Some(at) = waiting {
             let (_, caller) = self.peer_requests.remove(at);
             self.answer(now, id, caller, wanted.greeting);
@@ -225,7 +225,7 @@ impl<P: Path> SoftwareEngine<P> {
             Some(ConnectAttempt::Meeting { nic, discriminator, greeting, .. })
                 if *nic == from && discriminator == what =>
             {
-                Some((vi.id, greeting.clone()))
+                Some((vi.core.id, greeting.clone()))
             }
             _ => None,
         })
@@ -249,7 +249,7 @@ impl<P: Path> SoftwareEngine<P> {
                         cookie,
                         is_peer: calling.is_peer,
                         is_tagged,
-                        level: vi.attributes.reliability,
+                        level: vi.core.attributes.reliability,
                         timeout_ms: u32::try_from(left).unwrap_or(u32::MAX),
                         window: own_window,
                         discriminator: calling.discriminator.clone(),
@@ -336,7 +336,7 @@ impl<P: Path> SoftwareEngine<P> {
         if let Some(connection) = vi.connection.take() {
             self.names_of.remove(&connection.own);
         }
-        vi.change(ViEvent::Refuse);
+        vi.core.change(ViEvent::Refuse);
         self.events.push_back(NicEvent::Refused { vi: id, reason });
     }
 
@@ -373,17 +373,17 @@ impl<P: Path> SoftwareEngine<P> {
             self.requests.retain(|_, caller| caller.name != over.from);
             self.peer_requests.retain(|(_, caller)| caller.name != over.from);
             self.remember(now, over.from);
-            let is_it = |vi: &&super::objects::SoftwareVi<P>| {
+            let is_it = |vi: &&super::vi::SoftwareVi<P>| {
                 matches!(vi.attempt, Some(ConnectAttempt::Answered { .. }))
                     && vi.connection.as_ref().is_some_and(|it| it.peer == over.from)
             };
             (over.to == 0 && over.from != 0)
-                .then(|| self.vis.values().find(is_it).map(|vi| vi.id))
+                .then(|| self.vis.values().find(is_it).map(|vi| vi.core.id))
                 .flatten()
         });
 
         let Some(vi) = id.and_then(|id| self.vis.get(&id)) else { return };
-        let id = vi.id;
+        let id = vi.core.id;
         // The answerer changed its mind before this side was connected.
         let early = |reason| if reason == Reason::Disconnected { Reason::Rejected } else { reason };
         let late = |reason| if reason == Reason::Rejected { Reason::Disconnected } else { reason };
@@ -520,13 +520,13 @@ impl<P: Path> SoftwareEngine<P> {
                     self.peer_requests.push((call.discriminator, caller));
                 }
             }
-        } else if !self.listening.contains(&call.discriminator) {
+        } else if !self.objects.listens(&call.discriminator) {
             self.deny(now, from, call.caller, Reason::NotListening);
         } else if self.requests.len() >= REQUESTS_MAX {
             self.deny(now, from, call.caller, Reason::Rejected);
         } else {
             self.send(from, &ControlPacket::Hold { caller: call.caller });
-            let request = RequestId(u64::from(self.fresh()));
+            let request = RequestId(u64::from(self.objects.fresh()));
             let greeting = caller.greeting.clone();
             self.requests.insert(request, caller);
             let discriminator = call.discriminator;
@@ -545,11 +545,11 @@ impl<P: Path> SoftwareEngine<P> {
             self.send(from, &ControlPacket::Hold { caller });
             return true;
         }
-        let is_it = |vi: &&super::objects::SoftwareVi<P>| {
+        let is_it = |vi: &&super::vi::SoftwareVi<P>| {
             matches!(vi.attempt, Some(ConnectAttempt::Answered { .. }))
                 && vi.connection.as_ref().is_some_and(|it| it.peer == caller)
         };
-        if let Some(id) = self.vis.values().find(is_it).map(|vi| vi.id) {
+        if let Some(id) = self.vis.values().find(is_it).map(|vi| vi.core.id) {
             self.retransmit_call(now, id);
         }
         true
@@ -570,7 +570,7 @@ impl<P: Path> SoftwareEngine<P> {
     pub(super) fn answer(&mut self, now: Nanos, id: ViId, caller: Caller<P>, greeting: &[u8]) {
         let (own_window, own_tagged) = (self.own_window(), self.config.is_tagged);
         let Some(vi) = self.vis.get_mut(&id) else { return };
-        let wrong = if vi.attributes.reliability != caller.level {
+        let wrong = if vi.core.attributes.reliability != caller.level {
             Some(Reason::Mismatch("another level of reliability"))
         } else if own_tagged != caller.is_tagged {
             Some(Reason::Mismatch("packets have tags on one side only"))
@@ -631,7 +631,7 @@ impl<P: Path> SoftwareEngine<P> {
             return;
         };
 
-        let id = vi.id;
+        let id = vi.core.id;
         match vi.attempt.take() {
             Some(ConnectAttempt::Calling(calling)) if calling.path == from => {
                 let parameters = ConnectionParameters {
@@ -680,7 +680,7 @@ impl<P: Path> SoftwareEngine<P> {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         vi.attempt = None;
         vi.is_halted = false;
-        vi.change(ViEvent::Establish);
+        vi.core.change(ViEvent::Establish);
         if let Some(connection) = vi.connection.as_mut() {
             connection.last_received_at = now;
             let path = connection.path;

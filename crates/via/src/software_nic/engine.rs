@@ -13,15 +13,15 @@ use super::{
     gather::Gather,
     inbound::FragmentArrival,
     mtu_discovery::MtuPacket,
-    objects::{Objects, SoftwareVi},
     outbound::{Ack, Departure, FRAGMENTS_MAX},
     packet::{self, ACK_WORDS, CloseNotice, ControlPacket, DataHeader, PACKET_BYTES_MIN, low_u32},
     transfer::{self, ConnectionFailure},
+    vi::SoftwareVi,
 };
 use crate::auth::{Names, Secret};
 use crate::vi::{
     Attributes, Completion, CqId, NicEvent, Queue, Reason, RequestId, Status, ViEvent, ViId,
-    ViState,
+    ViState, objects::Objects,
 };
 
 /// The kind of a timer.
@@ -65,12 +65,10 @@ pub(super) struct SoftwareEngine<P> {
     pub(super) names: Names,
     /// This NIC's name, which is part of its address.
     pub(super) nic: u64,
-    next_id: u32,
     pub(super) objects: Objects,
     pub(super) vis: BTreeMap<ViId, SoftwareVi<P>>,
     /// The VI whose attempt or connection has that name on this side.
     pub(super) names_of: BTreeMap<u64, ViId>,
-    pub(super) listening: BTreeSet<Vec<u8>>,
     /// Client-server requests that wait for the consumer's answer.
     pub(super) requests: BTreeMap<RequestId, Caller<P>>,
     /// Peer-to-peer requests that wait for a VI of this NIC.
@@ -104,11 +102,9 @@ impl<P: Path> SoftwareEngine<P> {
             secret,
             names,
             nic,
-            next_id: 1,
             objects: Objects::default(),
             vis: BTreeMap::new(),
             names_of: BTreeMap::new(),
-            listening: BTreeSet::new(),
             requests: BTreeMap::new(),
             peer_requests: Vec::new(),
             seen_calls: BTreeMap::new(),
@@ -123,13 +119,6 @@ impl<P: Path> SoftwareEngine<P> {
             unmeasured: Vec::new(),
             counters: SoftwareNicCounters::default(),
         }
-    }
-
-    /// Returns a new number. One sequence serves all names, so that no wrong name is valid by accident.
-    pub(super) const fn fresh(&mut self) -> u32 {
-        let id = self.next_id;
-        self.next_id += 1;
-        id
     }
 
     /// Returns the receive window of a new connection in fragments, none longer than the longest packet.
@@ -177,7 +166,7 @@ impl<P: Path> SoftwareEngine<P> {
             return None;
         };
 
-        let id = vi.id;
+        let id = vi.core.id;
         let is_of_path = vi.connection.as_ref().is_some_and(|connection| connection.path == from);
         let Some(mut connection) = vi.connection.take_if(|_| is_of_path) else {
             self.counters.packets_without_connection += 1;
@@ -218,7 +207,7 @@ impl<P: Path> SoftwareEngine<P> {
             connection.follow_path(|bytes| window(window_bytes, bytes));
         }
 
-        let is_pending = vi.state == ViState::PendingConnect;
+        let is_pending = vi.core.state == ViState::PendingConnect;
         vi.connection = Some(connection);
         if is_pending {
             // A caller that sends data has heard the answer.
@@ -243,7 +232,7 @@ impl<P: Path> SoftwareEngine<P> {
         fragment: &[u8],
     ) -> Result<(), ConnectionFailure> {
         let Some(vi) = self.vis.get_mut(&id) else { return Ok(()) };
-        if !header.has_fragment || vi.state != ViState::Connected {
+        if !header.has_fragment || vi.core.state != ViState::Connected {
             return Ok(());
         }
         let Some(mut connection) = vi.connection.take() else { return Ok(()) };
@@ -317,7 +306,7 @@ impl<P: Path> SoftwareEngine<P> {
     pub(super) fn wake(&mut self, id: ViId) {
         if let Some(vi) = self.vis.get_mut(&id)
             && !vi.is_ready
-            && vi.state == ViState::Connected
+            && vi.core.state == ViState::Connected
         {
             vi.is_ready = true;
             self.ready.push_back(id);
@@ -549,7 +538,7 @@ impl<P: Path> SoftwareEngine<P> {
         // If the peer reported the break, `failed` is this side's descriptor; otherwise it is the peer's.
         let own = if notify == NotifyPeer::No { failed } else { None };
         vi.flush(&mut self.objects, own);
-        vi.change(ViEvent::Break);
+        vi.core.change(ViEvent::Break);
         self.events.push_back(NicEvent::Broken { vi: id, reason });
         self.forget(&connection);
         if notify == NotifyPeer::Yes {
@@ -570,7 +559,7 @@ impl<P: Path> SoftwareEngine<P> {
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let connection = vi.connection.take();
         vi.flush(&mut self.objects, None);
-        vi.change(ViEvent::Disconnect);
+        vi.core.change(ViEvent::Disconnect);
         if let Some(connection) = connection {
             self.forget(&connection);
             let reason = Reason::Disconnected;
@@ -613,25 +602,22 @@ impl<P: Path> SoftwareEngine<P> {
     // -------------------------------------------------------------- completions
 
     pub(super) fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        let completion = self.objects.queues.get_mut(&cq)?.pop_front()?;
+        let completion = self.objects.poll(cq)?;
         if let Some(vi) = self.vis.get_mut(&completion.vi) {
-            vi.release(completion.queue);
+            vi.core.release(completion.queue);
         }
         Some(completion)
     }
 
     pub(super) fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
-        let vi = self.vis.get_mut(&vi)?;
-        let completion = vi.side(queue).pop_front()?;
-        vi.release(queue);
-        Some(completion)
+        self.vis.get_mut(&vi)?.core.take(queue)
     }
 
     /// Returns whether an event or completion waits for the consumer.
     pub(super) fn has_news(&self) -> bool {
         !self.events.is_empty()
-            || self.objects.queues.values().any(|queue| !queue.is_empty())
-            || self.vis.values().any(|vi| !vi.sent.is_empty() || !vi.received.is_empty())
+            || self.objects.has_completions()
+            || self.vis.values().any(|vi| vi.core.has_completions())
     }
 
     /// Returns whether arrivals produced data that should not wait for further arrivals.

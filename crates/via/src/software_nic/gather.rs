@@ -2,7 +2,6 @@
 
 use std::io;
 
-use super::objects::take;
 use crate::vi::{Memory, OutOfBounds};
 
 /// The longest piece of memory that is copied, in bytes. The kernel takes one segment of 64 KiB faster
@@ -150,7 +149,7 @@ impl Gather {
         length: usize,
     ) -> Result<(), OutOfBounds> {
         if self.copies || length <= COPIED_MAX {
-            return self.append(|bytes| take(memory, offset, length, bytes));
+            return self.append(|bytes| memory.take_onto(offset, length, bytes));
         }
         memory.check(offset, length)?;
         let at = self.bytes.len();

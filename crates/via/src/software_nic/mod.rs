@@ -42,11 +42,11 @@ mod engine;
 mod gather;
 mod inbound;
 mod mtu_discovery;
-mod objects;
 mod outbound;
 mod packet;
 mod provider;
 mod transfer;
+mod vi;
 
 use std::{fmt, io, mem, os::fd::BorrowedFd, time::Duration};
 

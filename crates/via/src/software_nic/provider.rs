@@ -1,60 +1,44 @@
 //! A software NIC, as its consumer sees it.
 
-use std::{collections::VecDeque, io, os::fd::BorrowedFd};
+use std::{io, os::fd::BorrowedFd};
 
 use vigie_detect::{Armed, Instant};
 
 use super::{
     NAME_BYTES, Path, SoftwareNic, Wire,
     calls::ConnectRequest,
-    objects::{PostedReceive, PostedSend, SoftwareRegion, SoftwareVi},
-    to_u64,
-    transfer::TRANSFER_MAX,
+    vi::{PostedSend, SendStage, SoftwareVi},
 };
 use crate::vi::{
-    Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
+    Address, Attributes, Completion, CqId, Memory, MemoryAttributes, MemoryHandle, NicEvent,
     ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RemoteKey, RequestId,
-    SendDescriptor, Status, ViAttributes, ViError, ViEvent, ViId, ViState,
+    SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+    objects::{GREETING_MAX, PostedReceive},
 };
 
-/// The most bytes of a discriminator.
-const DISCRIMINATOR_MAX: usize = 64;
-
-/// The most bytes of a greeting.
-const GREETING_MAX: usize = 1024;
-
 impl<W: Wire> SoftwareNic<W> {
-    fn limited(&self, what: &'static str, count: usize, limit: usize) -> Result<(), ViError> {
-        if count > limit {
-            return Err(ViError::TooMuch { what, provider: W::NAME, limit: to_u64(limit) });
-        }
-        Ok(())
-    }
-
     fn vi(&mut self, id: ViId) -> Result<&mut SoftwareVi<W::Path>, ViError> {
         self.engine.vis.get_mut(&id).ok_or(ViError::UnknownVi(id))
     }
 
     /// Checks what both kinds of calls have in common, and parses the address.
-    fn check_call(
+    fn check_call<'a>(
         &mut self,
         id: ViId,
         address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-    ) -> Result<(W::Path, u64), ViError> {
-        self.limited("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
-        self.limited("the greeting", greeting.len(), GREETING_MAX)?;
-        let state = self.vi(id)?.state;
-        if state != ViState::Idle {
-            return Err(ViError::WrongState { state, what: "connect it" });
-        }
+        (discriminator, greeting): (&'a [u8], &'a [u8]),
+        deadline: Instant,
+    ) -> Result<ConnectRequest<'a, W::Path>, ViError> {
+        self.engine.attributes.check_call(discriminator, greeting)?;
+        self.vi(id)?.core.check_idle("connect it")?;
         let read = || {
             let bytes = address.0.strip_prefix(W::NAME.as_bytes())?.strip_prefix(b":")?;
             let (nic, path) = bytes.split_first_chunk::<NAME_BYTES>()?;
             Some((W::Path::from_bytes(path)?, u64::from_le_bytes(*nic)))
         };
-        read().ok_or(ViError::BadAddress { provider: W::NAME })
+        let (path, nic) = read().ok_or(ViError::BadAddress { provider: W::NAME })?;
+        let expires_at = deadline.as_nanos();
+        Ok(ConnectRequest { path, nic, discriminator, greeting, expires_at })
     }
 
     /// Sends what a call of the consumer has produced.
@@ -80,11 +64,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
     // ------------------------------------------------------------------ memory
 
     fn create_tag(&mut self) -> ProtectionTag {
-        ProtectionTag(self.engine.fresh())
-    }
-
-    fn allocate(&mut self, length: usize, attributes: MemoryAttributes) -> Result<Region, ViError> {
-        self.register(Memory::allocate(length)?, attributes)
+        ProtectionTag(self.engine.objects.fresh())
     }
 
     fn register(
@@ -92,79 +72,50 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         memory: Memory,
         attributes: MemoryAttributes,
     ) -> Result<Region, ViError> {
-        // Unguessable keys, so that a wrong one is not another region's by accident.
         let key = RemoteKey(self.engine.names.fresh());
-        let handle = MemoryHandle(self.engine.fresh());
-        let objects = &mut self.engine.objects;
-        objects.keys.insert(key, handle);
-        objects.memory.insert(handle, SoftwareRegion { memory: memory.clone(), attributes, key });
-        Ok(Region::new(memory, handle, key))
+        Ok(self.engine.objects.register(memory, attributes, key))
     }
 
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
-        let objects = &mut self.engine.objects;
-        let registered = objects.memory.remove(&memory).ok_or(ViError::UnknownMemory(memory))?;
-        objects.keys.remove(&registered.key);
-        Ok(())
+        self.engine.objects.deregister(memory)
     }
 
     // ------------------------------------------------------------------ VIs and queues
 
     fn create_cq(&mut self) -> Result<CqId, ViError> {
-        let cq = CqId(self.engine.fresh());
-        self.engine.objects.queues.insert(cq, VecDeque::new());
-        Ok(cq)
+        Ok(self.engine.objects.create_cq())
     }
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
-        let is_attached = |vi: &SoftwareVi<W::Path>| {
-            vi.attributes.send_cq == Some(cq) || vi.attributes.receive_cq == Some(cq)
-        };
-        if self.engine.vis.values().any(is_attached) {
-            return Err(ViError::InUse { what: "the completion queue" });
-        }
-        self.engine.objects.queues.remove(&cq).map(drop).ok_or(ViError::UnknownCq(cq))
+        self.engine.objects.destroy_cq(cq, self.engine.vis.values().map(|vi| &vi.core))
     }
 
     fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
-        for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
-            if !self.engine.objects.queues.contains_key(&cq) {
-                return Err(ViError::UnknownCq(cq));
-            }
-        }
-        let id = ViId(self.engine.fresh());
-        self.engine.vis.insert(id, SoftwareVi::new(id, attributes));
+        let core = self.engine.objects.create_vi(attributes)?;
+        let id = core.id;
+        self.engine.vis.insert(id, SoftwareVi::new(core));
         Ok(id)
     }
 
     fn destroy_vi(&mut self, vi: ViId) -> Result<(), ViError> {
-        let state = self.vi(vi)?.state;
-        if matches!(state, ViState::Connected | ViState::PendingConnect) {
-            return Err(ViError::InUse { what: "the VI" });
-        }
+        let found = self.engine.vis.get(&vi).ok_or(ViError::UnknownVi(vi))?;
+        self.engine.objects.forget_vi(&found.core)?;
         self.engine.vis.remove(&vi);
-        for queue in self.engine.objects.queues.values_mut() {
-            queue.retain(|completion| completion.vi != vi);
-        }
         Ok(())
     }
 
     fn state(&self, vi: ViId) -> Result<ViState, ViError> {
-        self.engine.vis.get(&vi).map(|vi| vi.state).ok_or(ViError::UnknownVi(vi))
+        self.engine.vis.get(&vi).map(|vi| vi.core.state).ok_or(ViError::UnknownVi(vi))
     }
 
     // ------------------------------------------------------------------ connections
 
     fn listen(&mut self, discriminator: &[u8]) -> Result<(), ViError> {
-        self.limited("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
-        if !self.engine.listening.insert(discriminator.to_vec()) {
-            return Err(ViError::AlreadyListening);
-        }
-        Ok(())
+        self.engine.objects.listen(&self.engine.attributes, discriminator)
     }
 
     fn unlisten(&mut self, discriminator: &[u8]) {
-        self.engine.listening.remove(discriminator);
+        self.engine.objects.unlisten(discriminator);
     }
 
     fn connect(
@@ -175,9 +126,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         greeting: &[u8],
         deadline: Instant,
     ) -> Result<(), ViError> {
-        let (path, nic) = self.check_call(vi, address, discriminator, greeting)?;
-        let expires_at = deadline.as_nanos();
-        let wanted = ConnectRequest { path, nic, discriminator, greeting, expires_at };
+        let wanted = self.check_call(vi, address, (discriminator, greeting), deadline)?;
         let now = self.now();
         self.engine.call(now, vi, wanted, false);
         self.flush(now);
@@ -192,9 +141,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         greeting: &[u8],
         deadline: Instant,
     ) -> Result<(), ViError> {
-        let (path, nic) = self.check_call(vi, address, discriminator, greeting)?;
-        let expires_at = deadline.as_nanos();
-        let wanted = ConnectRequest { path, nic, discriminator, greeting, expires_at };
+        let wanted = self.check_call(vi, address, (discriminator, greeting), deadline)?;
         let now = self.now();
         self.engine.call_peer(now, vi, wanted);
         self.flush(now);
@@ -202,14 +149,11 @@ impl<W: Wire> Provider for SoftwareNic<W> {
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {
-        self.limited("the greeting", greeting.len(), GREETING_MAX)?;
-        let state = self.vi(vi)?.state;
-        if state != ViState::Idle {
-            return Err(ViError::WrongState { state, what: "accept a request with it" });
-        }
+        self.engine.attributes.limit("the greeting", greeting.len(), GREETING_MAX)?;
+        self.vi(vi)?.core.check_idle("accept a request with it")?;
         let caller = self.engine.requests.remove(&request);
         let caller = caller.ok_or(ViError::UnknownRequest(request))?;
-        self.vi(vi)?.change(ViEvent::Connect);
+        self.vi(vi)?.core.change(ViEvent::Connect);
         let now = self.now();
         self.engine.answer(now, vi, caller, greeting);
         self.flush(now);
@@ -244,25 +188,10 @@ impl<W: Wire> Provider for SoftwareNic<W> {
 
     fn post_send(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
         let attributes = self.engine.attributes;
-        match descriptor.data {
-            Data::Segments(segments) => {
-                self.limited("segments", segments.len(), attributes.max_segments)?;
-            }
-            Data::Inline(pieces) => {
-                let length: usize = pieces.iter().map(|piece| piece.len()).sum();
-                let limit = usize::try_from(attributes.max_inline.min(TRANSFER_MAX));
-                self.limited("inline data", length, limit.unwrap_or(usize::MAX))?;
-            }
-        }
+        attributes.check_data(&descriptor.data)?;
         let found = self.vi(vi)?;
-        if !found.state.is_connected() {
-            return Err(ViError::WrongState { state: found.state, what: "send" });
-        }
-        if found.sends_held >= attributes.max_descriptors {
-            return Err(ViError::QueueFull { queue: Queue::Send });
-        }
-        found.sends_held += 1;
-        found.sends.push_back(PostedSend::new(descriptor));
+        found.core.hold_send(attributes.max_descriptors)?;
+        found.sends.push_back(PostedSend::new(descriptor, SendStage::Waiting));
         self.engine.wake(vi);
         self.go_on();
         Ok(())
@@ -274,16 +203,12 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         descriptor: &ReceiveDescriptor<'_>,
     ) -> Result<(), ViError> {
         let attributes = self.engine.attributes;
-        self.limited("segments", descriptor.segments.len(), attributes.max_segments)?;
+        attributes.limit("segments", descriptor.segments.len(), attributes.max_segments)?;
         let found = self.engine.vis.get_mut(&vi).ok_or(ViError::UnknownVi(vi))?;
-        if found.receives_held >= attributes.max_descriptors {
-            return Err(ViError::QueueFull { queue: Queue::Receive });
-        }
-        found.receives_held += 1;
+        found.core.hold_receive(attributes.max_descriptors)?;
         let ReceiveDescriptor { cookie, segments } = *descriptor;
-        if found.state == ViState::Error {
-            let completion = Completion::new(vi, Queue::Receive, cookie, Status::Flushed);
-            found.complete(&mut self.engine.objects, completion);
+        if found.core.state == ViState::Error {
+            found.core.flush_receive(&mut self.engine.objects, cookie);
         } else {
             found.receives.push_back(PostedReceive { cookie, segments: segments.to_vec() });
         }

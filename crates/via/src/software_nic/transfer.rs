@@ -17,12 +17,13 @@
 use super::{
     connection::{IncomingKind, IncomingTransfer, ReadResponse, SoftwareConnection},
     gather::Gather,
-    objects::{Access, Objects, PostedData, PostedSend, SendStage, SoftwareVi, put, take},
     packet::BodyReader,
     to_u64,
+    vi::{PostedSend, SendStage, SoftwareVi},
 };
 use crate::vi::{
     Completion, Operation, Queue, Reason, RemoteKey, RemoteSegment, Status, ViAttributes,
+    objects::{Access, Objects, PostedData},
 };
 
 const SEND: u8 = 1;
@@ -94,7 +95,7 @@ pub(super) fn fill<P>(
         let goes_on = answer.is_some_and(|answer| answer.has_begun);
         let has_send = !vi.is_halted && vi.begun < vi.sends.len();
         if goes_on || (answer.is_some() && (connection.answers_next || !has_send)) {
-            send_answer(objects, &vi.attributes, connection, fragment, room)?;
+            send_answer(objects, &vi.core.attributes, connection, fragment, room)?;
         } else if has_send {
             connection.answers_next = true;
             begin_send(objects, vi, connection, fragment, room, sequence);
@@ -142,7 +143,7 @@ fn check<P>(objects: &Objects, vi: &SoftwareVi<P>, posted: &PostedSend) -> Resul
                 return Err(Status::LengthError);
             }
             for segment in segments {
-                objects.local(vi.attributes.tag, segment)?;
+                objects.local(vi.core.attributes.tag, segment)?;
             }
             sum
         }
@@ -221,7 +222,7 @@ fn append<P>(
     room: usize,
     sequence: u64,
 ) {
-    let tag = vi.attributes.tag;
+    let tag = vi.core.attributes.tag;
     let is_reliable = vi.is_reliable();
     let Some(posted) = vi.begun.checked_sub(1).and_then(|at| vi.sends.get_mut(at)) else { return };
     let SendStage::Departing(done) = posted.stage else { return };
@@ -234,7 +235,13 @@ fn append<P>(
             fragment.push(bytes.get(from..from + count).unwrap_or(&[]));
             Ok(())
         }
-        PostedData::Segments(segments) => objects.gather(tag, segments, done, count, fragment),
+        PostedData::Segments(segments) => {
+            let pieces = objects.pieces(tag, segments, (done, count), |memory, offset, length| {
+                let pushed = fragment.push_memory(memory, offset, length);
+                pushed.map_err(|_| Status::ProtectionError)
+            });
+            pieces.map(drop)
+        }
     };
     if let Err(status) = appended {
         // Its memory was deregistered meanwhile.
@@ -273,7 +280,7 @@ fn send_answer<P>(
         objects.remote(attributes, answer.place, answer.length, Access::Read).and_then(|memory| {
             // Copied: the owner may deregister the memory and reuse it before this is sent again.
             fragment
-                .append(|out| take(memory, answer.place.offset + answer.done, count, out))
+                .append(|out| memory.take_onto(answer.place.offset + answer.done, count, out))
                 .map_err(|_| Status::RdmaProtectionError)
         });
     if let Err(status) = read {
@@ -308,7 +315,7 @@ pub(super) fn settle<P>(objects: &mut Objects, vi: &mut SoftwareVi<P>, heard: u6
         let Some(posted) = vi.sends.pop_front() else { return false };
         vi.begun = vi.begun.saturating_sub(1);
         vi.ended += 1;
-        vi.complete_send(objects, &posted, status);
+        vi.core.complete_send(objects, &posted, status);
         if is_reliable && !status.is_done() {
             return true;
         }
@@ -438,7 +445,7 @@ fn take_read<P>(
     }
     let ordinal = connection.carried_out;
     objects
-        .remote(&vi.attributes, place, length, Access::Read)
+        .remote(&vi.core.attributes, place, length, Access::Read)
         .map_err(|status| ConnectionFailure::descriptor(ordinal, status))?;
     connection.carried_out += 1;
     connection.answers.push_back(ReadResponse {
@@ -467,7 +474,7 @@ fn begin<P>(
                 return refuse(Status::RemoteDescriptorError);
             };
             let segments = &posted.segments;
-            let tag = vi.attributes.tag;
+            let tag = vi.core.attributes.tag;
             let is_wrong = segments.iter().any(|segment| objects.local(tag, segment).is_err());
             let room = segments.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.length));
             if is_wrong {
@@ -482,7 +489,7 @@ fn begin<P>(
         }
 
         IncomingKind::Write(place) => objects
-            .remote(&vi.attributes, place, length, Access::Write)
+            .remote(&vi.core.attributes, place, length, Access::Write)
             .map_or_else(refuse, |_| Ok(())),
         IncomingKind::Answer => {
             let at = connection.reads.front().and_then(|read| read.checked_sub(vi.ended));
@@ -499,7 +506,8 @@ fn begin<P>(
 
 fn fail_receive<P>(objects: &mut Objects, vi: &mut SoftwareVi<P>, status: Status) {
     if let Some(posted) = vi.receives.pop_front() {
-        vi.complete(objects, Completion::new(vi.id, Queue::Receive, posted.cookie, status));
+        vi.core
+            .complete(objects, Completion::new(vi.core.id, Queue::Receive, posted.cookie, status));
     }
 }
 
@@ -517,12 +525,13 @@ fn place<P>(
     match incoming.kind {
         IncomingKind::Write(place) => {
             let memory = objects
-                .remote(&vi.attributes, place, incoming.length, Access::Write)
+                .remote(&vi.core.attributes, place, incoming.length, Access::Write)
                 .map_err(refuse)?;
             if is_last && incoming.immediate.is_some() && vi.receives.is_empty() {
                 return Err(refuse(Status::RemoteDescriptorError));
             }
-            put(memory, place.offset + incoming.done, data)
+            memory
+                .put(place.offset + incoming.done, data)
                 .map_err(|_| refuse(Status::RdmaProtectionError))
         }
 
@@ -530,7 +539,7 @@ fn place<P>(
             let Some(posted) = vi.receives.front() else {
                 return Err(refuse(Status::RemoteDescriptorError));
             };
-            let tag = vi.attributes.tag;
+            let tag = vi.core.attributes.tag;
             if objects.scatter(tag, &posted.segments, incoming.done, data).is_err() {
                 // Its memory was deregistered meanwhile.
                 fail_receive(objects, vi, Status::ProtectionError);
@@ -542,7 +551,7 @@ fn place<P>(
         IncomingKind::Answer => {
             let at = connection.reads.front().and_then(|read| read.checked_sub(vi.ended));
             let at = at.and_then(|at| usize::try_from(at).ok());
-            let tag = vi.attributes.tag;
+            let tag = vi.core.attributes.tag;
             let Some(posted) = at.and_then(|at| vi.sends.get_mut(at)) else { return Ok(()) };
             if let PostedData::Segments(segments) = &posted.data
                 && !matches!(posted.stage, SendStage::Over(_))
@@ -582,9 +591,10 @@ fn finish<P>(
 
     let consumes = incoming.kind == IncomingKind::Send || incoming.immediate.is_some();
     if consumes && let Some(posted) = vi.receives.pop_front() {
-        let mut completion = Completion::new(vi.id, Queue::Receive, posted.cookie, Status::Done);
+        let mut completion =
+            Completion::new(vi.core.id, Queue::Receive, posted.cookie, Status::Done);
         completion.length = incoming.length;
         completion.immediate = incoming.immediate;
-        vi.complete(objects, completion);
+        vi.core.complete(objects, completion);
     }
 }

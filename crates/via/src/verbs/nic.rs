@@ -407,10 +407,6 @@ impl Provider for Verbs {
         tag
     }
 
-    fn allocate(&mut self, length: usize, attributes: MemoryAttributes) -> Result<Region, ViError> {
-        self.register(Memory::allocate(length)?, attributes)
-    }
-
     fn register(
         &mut self,
         memory: Memory,

@@ -17,9 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use super::{secret::Nonce, sys::QpEndpoint};
 use crate::vi::{Reason, Reliability, Status};
 
-/// The most bytes of a discriminator and of a greeting, as in the trait.
-pub(super) const DISCRIMINATOR_MAX: usize = 64;
-pub(super) const GREETING_MAX: usize = 1024;
+pub(super) use crate::vi::objects::{DISCRIMINATOR_MAX, GREETING_MAX};
 
 /// The most bytes of a frame without its tag.
 pub(super) const FRAME_MAX: usize = 2048;

@@ -18,6 +18,7 @@
 mod copy;
 mod descriptor;
 mod memory;
+pub(crate) mod objects;
 mod provider;
 mod registration;
 mod state;

@@ -346,11 +346,13 @@ pub trait Provider: Send + 'static {
     /// Makes a protection tag.
     fn create_tag(&mut self) -> ProtectionTag;
 
-    /// Allocates and registers zeroed memory, of the kind that peers reach fastest.
+    /// Allocates and registers zeroed memory, of the kind that peers reach fastest. By default, that is any memory.
     ///
     /// # Errors
     /// [`ViError::Io`].
-    fn allocate(&mut self, length: usize, attributes: MemoryAttributes) -> Result<Region, ViError>;
+    fn allocate(&mut self, length: usize, attributes: MemoryAttributes) -> Result<Region, ViError> {
+        self.register(Memory::allocate(length)?, attributes)
+    }
 
     /// Registers memory.
     ///
