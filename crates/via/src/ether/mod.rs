@@ -57,7 +57,7 @@ use vigie_detect::Instant;
 
 use crate::{
     auth::random,
-    link::{BackEnd, EtherType, Link, OpenError},
+    link::{BackEnd, EtherType, Link, LinkBuilder, OpenError},
     software_nic::{Config, Secret, SoftwareNic},
 };
 
@@ -80,17 +80,11 @@ pub type Ether = SoftwareNic<EtherWire>;
 impl Ether {
     /// Starts the configuration of a NIC on an interface.
     pub fn builder(interface: impl Into<String>) -> EtherBuilder {
-        EtherBuilder {
-            interface: interface.into(),
-            ether_type: EtherType::EXPERIMENTAL_2,
-            back_end: BackEnd::Automatic,
-            port: 0,
-            queue: 0,
-            receive_frames: 1024,
-            send_frames: 256,
-            busy_poll: Duration::ZERO,
-            config: Config::default(),
-        }
+        let link = Link::builder(interface)
+            .ether_type(EtherType::EXPERIMENTAL_2)
+            .receive_frames(1024)
+            .send_frames(256);
+        EtherBuilder { link, port: 0, config: Config::default() }
     }
 }
 
@@ -98,14 +92,8 @@ impl Ether {
 #[derive(Clone, Debug)]
 #[must_use = "no NIC is opened without `open`"]
 pub struct EtherBuilder {
-    interface: String,
-    ether_type: EtherType,
-    back_end: BackEnd,
+    link: LinkBuilder,
     port: u16,
-    queue: u32,
-    receive_frames: u32,
-    send_frames: u32,
-    busy_poll: Duration,
     config: Config,
 }
 
@@ -114,14 +102,14 @@ impl EtherBuilder {
     /// network. Default: [`EtherType::EXPERIMENTAL_2`], since [datagrams](crate::datagram) have the
     /// other one.
     pub const fn ether_type(mut self, ether_type: EtherType) -> Self {
-        self.ether_type = ether_type;
+        self.link.ether_type = ether_type;
         self
     }
 
     /// Sets what carries the frames; peers may use another. Default: [`BackEnd::Automatic`], which is
     /// AF_PACKET.
     pub const fn back_end(mut self, back_end: BackEnd) -> Self {
-        self.back_end = back_end;
+        self.link.back_end = back_end;
         self
     }
 
@@ -133,7 +121,7 @@ impl EtherBuilder {
 
     /// Sets the receive queue of the interface for [`BackEnd::Xdp`]. Default: 0.
     pub const fn queue(mut self, queue: u32) -> Self {
-        self.queue = queue;
+        self.link.queue = queue;
         self
     }
 
@@ -141,20 +129,20 @@ impl EtherBuilder {
     /// connection may have [`window_bytes`](Config::window_bytes) in flight to this NIC; what does not
     /// fit is lost, and sent again.
     pub const fn receive_frames(mut self, frames: u32) -> Self {
-        self.receive_frames = frames;
+        self.link.receive_frames = frames;
         self
     }
 
     /// Sets how many frames may wait to be sent: 1 to 65 536, 256 by default.
     pub const fn send_frames(mut self, frames: u32) -> Self {
-        self.send_frames = frames;
+        self.link.send_frames = frames;
         self
     }
 
     /// Sets for how long the kernel polls the network card before it sleeps, as
     /// [`LinkBuilder::busy_poll`](crate::link::LinkBuilder::busy_poll). Default: not at all.
     pub const fn busy_poll(mut self, time: Duration) -> Self {
-        self.busy_poll = time;
+        self.link.busy_poll = time;
         self
     }
 
@@ -183,16 +171,16 @@ impl EtherBuilder {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_wire(self) -> Result<EtherWire, EtherError> {
-        if self.ether_type == EtherType::ALL {
+        if self.link.ether_type == EtherType::ALL {
             return Err(EtherError::AllProtocols);
         }
         let mut link = self.open_link()?;
-        let neighbours = Neighbours::claim(link.index(), self.ether_type, self.port)?;
+        let neighbours = Neighbours::claim(link.index(), self.link.ether_type, self.port)?;
         link.keep_only(encap::PORT_OFFSET, neighbours.port())
             .map_err(EtherError::kernel("filtering frames by port"))?;
         let mtu = link.payload_max();
         if mtu < MTU_MIN {
-            return Err(EtherError::MtuTooSmall { name: self.interface, mtu });
+            return Err(EtherError::MtuTooSmall { name: self.link.name, mtu });
         }
         EtherWire::new(link, neighbours)
     }
@@ -200,15 +188,7 @@ impl EtherBuilder {
     fn open_link(&self) -> Result<Link, OpenError> {
         let begun = Instant::now();
         loop {
-            let opened = Link::builder(self.interface.clone())
-                .ether_type(self.ether_type)
-                .back_end(self.back_end)
-                .queue(self.queue)
-                .receive_frames(self.receive_frames)
-                .send_frames(self.send_frames)
-                .busy_poll(self.busy_poll)
-                .open();
-            match opened {
+            match self.link.clone().open() {
                 Err(error) if error.is_of_another_owner() && begun.elapsed() < QUEUE_PATIENCE => {
                     let moment = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
                     let _ = rustix::event::poll(&mut [], Some(&moment));

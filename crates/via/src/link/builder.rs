@@ -35,15 +35,15 @@ pub enum BackEnd {
 #[derive(Clone, Debug)]
 #[must_use = "no link is opened without `open`"]
 pub struct LinkBuilder {
-    name: String,
-    ether_type: EtherType,
-    back_end: BackEnd,
-    receive_frames: u32,
-    send_frames: u32,
-    busy_poll: Duration,
+    pub(crate) name: String,
+    pub(crate) ether_type: EtherType,
+    pub(crate) back_end: BackEnd,
+    pub(crate) receive_frames: u32,
+    pub(crate) send_frames: u32,
+    pub(crate) busy_poll: Duration,
     is_promiscuous: bool,
     bypasses_queue: bool,
-    queue: u32,
+    pub(crate) queue: u32,
     takes_segments: bool,
 }
 

@@ -169,15 +169,19 @@ impl<P: Provider> Communicator<P> {
         })?;
         match sent {
             SendState::Done => Ok(()),
-            SendState::Pending(id) => self.send_rest(id, &[IoSlice::new(bytes)]).await,
+            SendState::Pending(id) => self.send_rest(id, Some(&[IoSlice::new(bytes)])).await,
         }
     }
 
     /// Waits until a send that has begun is done.
-    async fn send_rest(&self, id: RequestId, slices: &[IoSlice<'_>]) -> Result<(), MessageError> {
+    pub(super) async fn send_rest(
+        &self,
+        id: RequestId,
+        slices: Option<&[IoSlice<'_>]>,
+    ) -> Result<(), MessageError> {
         let mut owned = RequestGuard::new(&self.inner, id, true);
         let result = UntilReady::new(&self.inner, id, |engine: &mut MessageEngine<P>, id| {
-            engine.poll_send(id, Some(slices))
+            engine.poll_send(id, slices)
         })
         .await;
         owned.is_over();
@@ -250,7 +254,7 @@ impl<P: Provider> Communicator<P> {
         let sent = self.begin(dest, tag, mode, Payload::Borrowed(slices))?;
         match sent {
             SendState::Done => Ok(()),
-            SendState::Pending(id) => self.send_rest(id, slices).await,
+            SendState::Pending(id) => self.send_rest(id, Some(slices)).await,
         }
     }
 

@@ -3,12 +3,11 @@
 use std::{fmt, io, sync::Arc, task::Poll};
 
 use super::{
-    Communicator, MessageError, SendRequest, Source, Tag,
-    endpoint::EndpointInner,
-    request::{RequestGuard, UntilReady, WaitPhase},
+    Communicator, MessageError, SendRequest, Source, Tag, endpoint::EndpointInner,
+    request::WaitPhase,
 };
 use crate::{
-    protocol::{Committed, Loan, MessageEngine, Mode, Payload, SendError, SendState, Status, View},
+    protocol::{Committed, Loan, Mode, Payload, SendError, SendState, Status, View},
     vi::{Memory, OutOfBounds, Provider},
 };
 
@@ -217,11 +216,7 @@ impl<P: Provider> Communicator<P> {
                 }
             }
         };
-        let mut owned = RequestGuard::new(&self.inner, id, true);
-        let attempt = |engine: &mut MessageEngine<P>, id| engine.poll_send(id, None);
-        let result = UntilReady::new(&self.inner, id, attempt).await;
-        owned.is_over();
-        result
+        self.send_rest(id, None).await
     }
 
     /// Receives a message and leaves it in place, if it arrived in one frame and did not have to be moved.

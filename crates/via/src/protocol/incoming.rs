@@ -10,7 +10,7 @@ use super::{
     loan::View,
     matching::{Label, Pattern},
     payload::{Discard, Sink, put},
-    peer::{Peer, PeerLink},
+    peer::{reliable, reliable_mut},
     request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status},
     to_u64,
 };
@@ -116,8 +116,7 @@ impl<P: Provider> MessageEngine<P> {
         if is_area
             && envelope.kind != FrameKind::Reserved
             && direct.view.is_none()
-            && let Some(Peer { link: PeerLink::Reliable(link), .. }) =
-                self.peers.get_mut(rank as usize)
+            && let Some(link) = reliable_mut(&mut self.peers, rank)
         {
             link.reader.release();
         }
@@ -148,9 +147,7 @@ impl<P: Provider> MessageEngine<P> {
         }
         match &arrival.origin {
             Origin::Area(offset) => {
-                let Some(Peer { link: PeerLink::Reliable(link), .. }) =
-                    self.peers.get(arrival.rank as usize)
-                else {
+                let Some(link) = reliable(&self.peers, arrival.rank) else {
                     return Err("a frame without a link");
                 };
                 let at = u64::from(*offset) + to_u64(arrival.start);
@@ -174,9 +171,7 @@ impl<P: Provider> MessageEngine<P> {
                 return put(sink, offset, &frame[arrival.start..end]);
             }
         };
-        let Some(Peer { link: PeerLink::Reliable(link), .. }) =
-            self.peers.get(arrival.rank as usize)
-        else {
+        let Some(link) = reliable(&self.peers, arrival.rank) else {
             return 0;
         };
         let mut done = 0;
@@ -199,9 +194,7 @@ impl<P: Provider> MessageEngine<P> {
             Origin::Heap(bytes) => MessagePart { bytes, start: arrival.start },
             Origin::Area(offset) => {
                 let mut bytes = Vec::new();
-                if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
-                    self.peers.get(arrival.rank as usize)
-                {
+                if let Some(link) = reliable(&self.peers, arrival.rank) {
                     let at = u64::from(offset) + to_u64(arrival.start);
                     let read = link.area.memory.read_onto(at, arrival.length, &mut bytes);
                     debug_assert!(read.is_ok(), "found inside");
@@ -267,10 +260,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Makes a view of the frame found last: it stays in the area.
     fn view(&mut self, rank: u32, offset: u64, length: u32) -> Option<View> {
-        let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
-        else {
-            return None;
-        };
+        let link = reliable_mut(&mut self.peers, rank)?;
         let hold = link.reader.hold();
         Some(View::new(rank, link.area.memory.clone(), offset, length, hold))
     }
@@ -286,9 +276,7 @@ impl<P: Provider> MessageEngine<P> {
         else {
             return Err("a reserved piece that does not exist");
         };
-        if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
-            self.peers.get_mut(arrival.rank as usize)
-        {
+        if let Some(link) = reliable_mut(&mut self.peers, arrival.rank) {
             link.reserve(*offset, envelope.length + 16);
         }
         Ok(())
@@ -320,8 +308,7 @@ impl<P: Provider> MessageEngine<P> {
         }
         let handled = self.eager(envelope, piece, direct);
         direct.interest = interest;
-        if let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
-        {
+        if let Some(link) = reliable_mut(&mut self.peers, rank) {
             link.reader.release_held(hold);
         }
         handled
@@ -642,9 +629,7 @@ impl<P: Provider> MessageEngine<P> {
                 Ok(())
             }
             Control::Unreserve { offset } => {
-                if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
-                    self.peers.get_mut(rank as usize)
-                {
+                if let Some(link) = reliable_mut(&mut self.peers, rank) {
                     let (_, _, hold) =
                         link.take_reserved(offset).ok_or("a piece that was not reserved")?;
                     link.reader.release_held(hold);

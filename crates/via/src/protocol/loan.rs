@@ -9,7 +9,7 @@ use super::{
     link::SendOutcome,
     matching::Pattern,
     payload::Discard,
-    peer::{Peer, PeerLink},
+    peer::{PeerLink, reliable_mut},
     to_u64, to_usize,
 };
 use crate::vi::{Memory, OutOfBounds, Provider};
@@ -156,8 +156,7 @@ impl<P: Provider> MessageEngine<P> {
     pub fn loan(&mut self, dest: u32, length: u32) -> Result<Loan, SendError> {
         self.check_destination(dest)?;
         let frame = length.saturating_add(16);
-        if let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(dest as usize)
-        {
+        if let Some(link) = reliable_mut(&mut self.peers, dest) {
             let fits = frame <= link.writer.frame_bytes_max();
             if let Some((memory, place)) = fits.then(|| link.lend_slot(&self.nic, frame)).flatten()
             {
@@ -238,8 +237,7 @@ impl<P: Provider> MessageEngine<P> {
             return;
         }
         let at = loan.offset - to_u64(ENVELOPE_BYTES);
-        if let Some(Peer { link: PeerLink::Reliable(link), .. }) =
-            self.peers.get_mut(loan.rank as usize)
+        if let Some(link) = reliable_mut(&mut self.peers, loan.rank)
             && !link.cancel_loan(at)
         {
             self.queue_control(loan.rank, Control::Unreserve { offset: at });
@@ -272,8 +270,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Gives the place of a view back to its sender.
     pub fn release(&mut self, view: View) {
         let rank = view.rank;
-        if let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
-        {
+        if let Some(link) = reliable_mut(&mut self.peers, rank) {
             // After a new connection to the rank, its area is a different one.
             if link.area.memory.is_same(&view.memory) {
                 link.reader.release_held(view.hold);
@@ -285,10 +282,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Handles the frame of a loan that other frames overtook: the message is in its reserved place.
     pub(super) fn reserved_at(&mut self, rank: u32, opening: &Opening) -> Option<(u32, Hold)> {
-        let Some(Peer { link: PeerLink::Reliable(link), .. }) = self.peers.get_mut(rank as usize)
-        else {
-            return None;
-        };
+        let link = reliable_mut(&mut self.peers, rank)?;
         let (offset, length, hold) = link.take_reserved(opening.offset)?;
         let fits = opening.total.checked_add(to_u64(ENVELOPE_BYTES))? <= u64::from(length);
         (fits && to_usize(opening.total) <= u32::MAX as usize).then_some((offset, hold))

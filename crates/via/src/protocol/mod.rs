@@ -36,8 +36,6 @@ mod incoming;
 mod link;
 mod loan;
 mod matching;
-#[cfg(test)]
-mod pair;
 mod payload;
 mod peer;
 mod receive;
@@ -72,3 +70,6 @@ const fn to_u64(count: usize) -> u64 {
 fn to_usize(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -192,20 +192,8 @@ pub(super) fn gather<'a>(
 ) -> Option<usize> {
     slices[0] = IoSlice::new(head);
     let mut count = 1;
-    let (mut skip, mut rest) = (skip, length);
-    for slice in body {
-        if rest == 0 {
-            break;
-        }
-        if skip >= to_u64(slice.len()) {
-            skip -= to_u64(slice.len());
-            continue;
-        }
-        let start = usize::try_from(skip).unwrap_or(usize::MAX);
-        skip = 0;
-        let end = slice.len().min(start.saturating_add(rest));
-        *slices.get_mut(count)? = IoSlice::new(&slice[start..end]);
-        rest -= end - start;
+    for piece in pieces(body, skip, length) {
+        *slices.get_mut(count)? = IoSlice::new(piece);
         count += 1;
     }
     Some(count)
@@ -213,21 +201,27 @@ pub(super) fn gather<'a>(
 
 /// Copies `length` bytes of `body` from `skip` on to the end of a vector.
 pub(super) fn copy_range(body: &[IoSlice<'_>], skip: u64, length: usize, bytes: &mut Vec<u8>) {
-    let (mut skip, mut rest) = (skip, length);
-    for slice in body {
-        if rest == 0 {
-            break;
-        }
-        if skip >= to_u64(slice.len()) {
-            skip -= to_u64(slice.len());
-            continue;
+    pieces(body, skip, length).for_each(|piece| bytes.extend_from_slice(piece));
+}
+
+/// Returns the pieces of `body` that hold `length` bytes from `skip` on.
+#[inline]
+fn pieces<'a>(
+    body: &'a [IoSlice<'a>],
+    mut skip: u64,
+    mut rest: usize,
+) -> impl Iterator<Item = &'a [u8]> {
+    body.iter().filter_map(move |slice| {
+        if rest == 0 || skip >= to_u64(slice.len()) {
+            skip = skip.saturating_sub(to_u64(slice.len()));
+            return None;
         }
         let start = usize::try_from(skip).unwrap_or(usize::MAX);
         skip = 0;
         let end = slice.len().min(start.saturating_add(rest));
-        bytes.extend_from_slice(&slice[start..end]);
         rest -= end - start;
-    }
+        Some(&slice[start..end])
+    })
 }
 
 /// Returns the length of all slices together.

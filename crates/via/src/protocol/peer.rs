@@ -110,6 +110,24 @@ pub(super) struct Peer {
     streams_count: u32,
 }
 
+/// Returns the link to a rank, if that goes over a reliable VI.
+#[inline]
+pub(super) fn reliable(peers: &[Peer], rank: u32) -> Option<&ReliableLink> {
+    match peers.get(rank as usize) {
+        Some(Peer { link: PeerLink::Reliable(link), .. }) => Some(link),
+        _ => None,
+    }
+}
+
+/// Like [`reliable`], to change it.
+#[inline]
+pub(super) fn reliable_mut(peers: &mut [Peer], rank: u32) -> Option<&mut ReliableLink> {
+    match peers.get_mut(rank as usize) {
+        Some(Peer { link: PeerLink::Reliable(link), .. }) => Some(link),
+        _ => None,
+    }
+}
+
 /// The most messages in several frames that may be under way to one peer at once.
 pub(super) const STREAMS_MAX: u32 = 1 << 16;
 

@@ -93,18 +93,6 @@ impl UdpWire {
         let packets_max = if cuts { SEGMENTS_MAX } else { 1 };
         Ok(Self { sockets: SocketSet::new(socket)?, packets_max })
     }
-
-    /// Returns whether the kernel sends many packets in one call.
-    #[must_use]
-    pub const fn has_segmentation(&self) -> bool {
-        self.packets_max > 1
-    }
-
-    /// Returns whether the kernel hands over many packets in one call.
-    #[must_use]
-    pub const fn has_gluing(&self) -> bool {
-        self.sockets.is_glued()
-    }
 }
 
 impl Wire for UdpWire {

@@ -208,10 +208,6 @@ impl SocketSet {
         self.address
     }
 
-    pub(super) const fn is_glued(&self) -> bool {
-        self.is_glued
-    }
-
     /// Returns a descriptor that is readable when a datagram has arrived, once the set is
     /// [watched](Self::watch).
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {

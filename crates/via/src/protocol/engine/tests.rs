@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     protocol::{
         Control, Mode, Payload, SendState,
-        pair::{Pair, small, tagged},
+        tests::{Pair, small, tagged},
     },
     sim::{FaultPlan, SimNetwork, SimNic},
 };

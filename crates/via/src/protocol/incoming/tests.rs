@@ -4,8 +4,8 @@ use super::*;
 use crate::{
     protocol::{
         EngineEvent, Mode, Payload,
-        pair::{small, tagged},
         request::ReceiveRequest,
+        tests::{small, tagged},
     },
     sim::{FaultPlan, SimNetwork, SimNic},
 };

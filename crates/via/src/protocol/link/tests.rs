@@ -6,8 +6,8 @@ use super::*;
 use crate::{
     protocol::{
         Config, MessageEngine, Mode, Opening, SendState,
-        pair::{Pair, small, tagged},
         peer::PeerLink,
+        tests::{Pair, small, tagged},
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, MemoryAttributes},

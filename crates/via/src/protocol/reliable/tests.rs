@@ -4,8 +4,8 @@ use super::*;
 use crate::{
     protocol::{
         ENVELOPE_BYTES, Envelope, FrameKind, MessageEngine,
-        pair::{Pair, small},
         peer::PeerLink,
+        tests::{Pair, small},
     },
     sim::SimNic,
     vi::{Attributes, Reliability},

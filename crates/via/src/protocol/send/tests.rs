@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     protocol::{
         Config,
-        pair::{Pair, small, tagged},
+        tests::{Pair, small, tagged},
     },
     vi::Reason,
 };
