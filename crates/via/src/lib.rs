@@ -69,6 +69,8 @@ pub mod datagram;
 pub mod ether;
 #[cfg(feature = "link")]
 pub mod link;
+#[doc(hidden)]
+pub mod local_socket;
 #[cfg(all(feature = "shm", loom))]
 #[doc(hidden)]
 pub mod loom_exports;
@@ -81,9 +83,9 @@ pub mod protocol;
 pub mod shm;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod slots;
 #[cfg(feature = "software-nic")]
 pub mod software_nic;
-mod slots;
 mod spinning;
 mod sync;
 #[cfg(feature = "udp")]

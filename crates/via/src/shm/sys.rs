@@ -1,42 +1,35 @@
 //! The system calls: sealed files, sockets, the barrier across processes.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     cmsg_space,
-    fs::{MemfdFlags, SealFlags},
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-        SocketType,
-    },
+    fs::SealFlags,
     thread::{MembarrierCommand, MembarrierQuery},
 };
 
 use super::{layout::wide, wire::PACKET_MAX};
-use crate::vi::Memory;
+pub(super) use crate::local_socket::accept;
+use crate::{
+    local_socket::{self, ReceivedPacket},
+    vi::Memory,
+};
 
 /// The file system of memfds. Huge pages have another one, and may turn out missing when touched.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// How many callers the kernel queues until they are accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: u32 = 128;
 
 /// Creates an in-memory file that can neither shrink nor grow, and maps it. If `is_read_only`, only this
 /// mapping can ever write it.
 pub(super) fn make_file(length: usize, is_read_only: bool) -> io::Result<(OwnedFd, Memory)> {
-    let file =
-        rustix::fs::memfd_create("vigie-shm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, wide(length))?;
+    let file = local_socket::make_file("vigie-shm", length)?;
     let memory = Memory::map(file.as_fd(), length, true)?;
-    let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    if is_read_only {
-        seals |= SealFlags::FUTURE_WRITE;
-    }
-    rustix::fs::fcntl_add_seals(&file, seals)?;
+    local_socket::seal_file(file.as_fd(), is_read_only)?;
     Ok((file, memory))
 }
 
@@ -68,43 +61,14 @@ pub(super) fn map_file(
     Memory::map(file, length, is_writable).map_err(|_| "a file that cannot be mapped")
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )?)
-}
-
-/// Listens under an abstract name, which vanishes with the socket.
+/// Listens under an abstract name.
 pub(super) fn listen(name: &str) -> io::Result<OwnedFd> {
-    let socket = socket()?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
-}
-
-/// Accepts the next caller, if it belongs to the same user. [`io::ErrorKind::WouldBlock`] if there is no
-/// caller.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::accept_with(listener, flags)?;
-    Ok(is_same_user(socket.as_fd())?.then_some(socket))
+    local_socket::listen(name, BACKLOG)
 }
 
 /// Connects to a name without blocking: [`io::ErrorKind::WouldBlock`] if the listener's queue is full.
 pub(super) fn connect(name: &str) -> io::Result<OwnedFd> {
-    let socket = socket()?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    if !is_same_user(socket.as_fd())? {
-        return Err(io::ErrorKind::ConnectionRefused.into());
-    }
-    Ok(socket)
-}
-
-fn is_same_user(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid == rustix::process::geteuid())
+    local_socket::connect(name)?.ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
 }
 
 /// Sends a packet with at most two files, without blocking.
@@ -113,14 +77,8 @@ pub(super) fn send(
     bytes: &[u8],
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags)?;
-    Ok(())
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
+    local_socket::send(socket, bytes, files, &mut space)
 }
 
 /// The result of reading a socket.
@@ -143,36 +101,28 @@ const FILES_MAX: usize = 2;
 
 /// Receives a packet, without blocking.
 pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8; PACKET_MAX]) -> SocketRead {
+    use io::ErrorKind::{ConnectionReset, Interrupted, WouldBlock};
+
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let mut buffers = [IoSliceMut::new(bytes)];
-    let mut result = rustix::net::recvmsg(socket, &mut buffers, &mut ancillary, flags);
-    if matches!(result, Err(rustix::io::Errno::CONNRESET | rustix::io::Errno::INTR)) {
+    let mut result = local_socket::receive(socket, bytes, &mut space);
+    if matches!(&result, Err(error) if matches!(error.kind(), ConnectionReset | Interrupted)) {
         // The peer closed with data unread. What it sent before is still there.
-        result = rustix::net::recvmsg(socket, &mut buffers, &mut ancillary, flags);
+        result = local_socket::receive(socket, bytes, &mut space);
     }
 
     match result {
-        Ok(message) => {
-            let mut files = Vec::new();
-            for close_connection in ancillary.drain() {
-                if let RecvAncillaryMessage::ScmRights(descriptors) = close_connection {
-                    files.extend(descriptors);
-                }
-            }
-            let is_cut = message.flags.contains(ReturnFlags::CTRUNC);
-            if message.flags.contains(ReturnFlags::TRUNC) || (is_cut && files.len() >= FILES_MAX) {
+        Ok(ReceivedPacket { length, is_cut, files, has_lost_files }) => {
+            if is_cut || (has_lost_files && files.len() >= FILES_MAX) {
                 SocketRead::Fault("a packet that is too long")
-            } else if is_cut {
-                SocketRead::FilesLost(message.bytes)
-            } else if message.bytes == 0 {
+            } else if has_lost_files {
+                SocketRead::FilesLost(length)
+            } else if length == 0 {
                 SocketRead::End
             } else {
-                SocketRead::Packet(message.bytes, files)
+                SocketRead::Packet(length, files)
             }
         }
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => SocketRead::Nothing,
+        Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => SocketRead::Nothing,
         Err(_) => SocketRead::End,
     }
 }

@@ -24,9 +24,11 @@ use std::{
 };
 
 use rustix::{
-    fs::{MemfdFlags, SealFlags},
+    fs::SealFlags,
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
+
+use vigie_via::local_socket;
 
 use super::super::central::Central;
 use crate::{
@@ -68,12 +70,9 @@ const fn layout(size: usize) -> usize {
 impl Segment {
     /// Creates the memory of a group, all zero: no member has entered. The file is for the other members.
     pub(super) fn create(group: Group) -> io::Result<(Self, OwnedFd)> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("vigie-barrier", flags)?;
         let length = layout(Rank(group.size()).index());
-        rustix::fs::ftruncate(&file, u64::try_from(length).unwrap_or(u64::MAX))?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let file = local_socket::make_file("vigie-barrier", length)?;
+        local_socket::seal_file(file.as_fd(), false)?;
         let segment = Self::map(file.as_fd(), group)?;
         Ok((segment, file))
     }
@@ -167,10 +166,7 @@ mod tests {
     fn unfit_files_are_refused() {
         let group = Group::new(64).unwrap();
         let short = Segment::create(Group::new(63).unwrap()).unwrap().1;
-        let unsealed =
-            rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-                .unwrap();
-        rustix::fs::ftruncate(&unsealed, 1 << 20).unwrap();
+        let unsealed = local_socket::make_file("test", 1 << 20).unwrap();
         let ordinary: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         for file in [short, unsealed, ordinary] {
             assert!(Segment::open(file.as_fd(), group).is_err());

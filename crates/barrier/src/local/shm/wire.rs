@@ -10,19 +10,14 @@
 //! One member after the other, since the kernel limits the number of files in flight.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io,
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
-use rustix::{
-    cmsg_space,
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-        SocketType,
-    },
-};
+use rustix::cmsg_space;
+use vigie_via::local_socket;
+pub(super) use vigie_via::local_socket::{accept, listen};
 
 /// Begins every packet; the last two digits are the version.
 const MAGIC: [u8; 8] = *b"vigbar01";
@@ -80,41 +75,13 @@ impl Handshake {
     }
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-}
-
-/// Listens under an abstract name, which vanishes with the socket, for up to `backlog` pending connections.
-pub(super) fn listen(name: &str, backlog: u32) -> io::Result<OwnedFd> {
-    let socket = socket()?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    rustix::net::listen(&socket, i32::try_from(backlog).unwrap_or(i32::MAX))?;
-    Ok(socket)
-}
-
-/// Accepts the next connection; `None` if it is from another user. If there is none: [`io::ErrorKind::WouldBlock`].
-pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::accept_with(listener, flags)?;
-    Ok(is_same_user(socket.as_fd())?.then_some(socket))
-}
-
 /// Connects to a name without waiting: [`io::ErrorKind::ConnectionRefused`] if no process listens there yet,
 /// [`io::ErrorKind::WouldBlock`] if too many are connecting.
 pub(super) fn connect(name: &str) -> io::Result<OwnedFd> {
-    let socket = socket()?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    if is_same_user(socket.as_fd())? {
-        Ok(socket)
-    } else {
+    local_socket::connect(name)?.ok_or_else(|| {
         let what = "another user listens under the name of the meeting";
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
-    }
-}
-
-fn is_same_user(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid == rustix::process::geteuid())
+        io::Error::new(io::ErrorKind::PermissionDenied, what)
+    })
 }
 
 /// Sends a packet with at most [`FILES_MAX`] files, without waiting.
@@ -124,42 +91,24 @@ pub(super) fn send(
     files: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&message.encode())], &mut ancillary, flags)?;
-    Ok(())
+    local_socket::send(socket, &message.encode(), files, &mut space)
 }
 
 /// Receives a packet and its files without waiting. [`io::ErrorKind::UnexpectedEof`] if the other end is closed,
 /// [`io::ErrorKind::InvalidData`] for data that no member sends.
 pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<(Handshake, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; PACKET_MAX];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let buffers = &mut [IoSliceMut::new(&mut bytes)];
-    let received = rustix::net::recvmsg(socket, buffers, &mut ancillary, flags)?;
-    let mut files = Vec::new();
-    for part in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = part {
-            files.extend(descriptors);
-        }
-    }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    let packet = local_socket::receive(socket, &mut bytes, &mut space)?;
+    if packet.has_lost_files {
         let what = "files were lost: this process may open no more (see `ulimit -n`)";
         return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
     }
-    if received.bytes == 0 {
+    if packet.length == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let is_whole = !received.flags.contains(ReturnFlags::TRUNC);
-    let message =
-        is_whole.then(|| bytes.get(..received.bytes)).flatten().and_then(Handshake::decode);
-    let message = message.ok_or(io::ErrorKind::InvalidData)?;
-    Ok((message, files))
+    let message = bytes.get(..packet.length).filter(|_| !packet.is_cut).and_then(Handshake::decode);
+    Ok((message.ok_or(io::ErrorKind::InvalidData)?, packet.files))
 }
 
 #[cfg(test)]
