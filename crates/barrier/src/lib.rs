@@ -66,6 +66,8 @@ pub mod algorithm;
 pub mod checker;
 #[cfg(feature = "cluster")]
 pub mod cluster;
+#[cfg(all(any(feature = "local", feature = "net"), not(loom)))]
+mod deadline;
 mod error;
 mod group;
 #[cfg(feature = "local")]

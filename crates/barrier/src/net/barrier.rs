@@ -10,7 +10,6 @@ use vigie_detect::{EngineHost, HostThread, Instant, Registration, Server, WaitEr
 
 use super::{
     async_engine::{AsyncEngine, PollGuard, USER, WaitCondition},
-    bootstrap::with_deadline,
     engine::{BarrierEngine, Exit, NetCounters},
     measure::Measurement,
     plan::{PlannerInput, WaitMode},
@@ -18,6 +17,7 @@ use super::{
 };
 use crate::{
     algorithm::Algorithm,
+    deadline::with_deadline,
     error::{Arrived, BarrierError, Passed},
     group::{Group, Rank, next_group},
     logp::WaitHistory,

@@ -1,13 +1,6 @@
 //! How future members exchange their addresses: through a world's launcher, or at an address.
 
-use std::{
-    future::{Future, poll_fn},
-    io,
-    net::SocketAddr,
-    pin::pin,
-    task::Poll,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, time::Duration};
 
 use vigie_detect::{
     Instant, Interest, Server,
@@ -17,6 +10,7 @@ use vigie_via::world::{Identity, World};
 
 use super::error::FormationError;
 use crate::{
+    deadline::with_deadline,
     error::LostRanks,
     group::Rank,
     packet::{GroupId, Key},
@@ -340,22 +334,4 @@ async fn write(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Returns the result of `future`, unless it is not done by then.
-pub(super) async fn with_deadline<T>(
-    server: &Server,
-    deadline: Instant,
-    future: impl Future<Output = T>,
-) -> Option<T> {
-    let mut future = pin!(future);
-    let mut timer = pin!(server.timers().wait(deadline));
-    poll_fn(|cx| {
-        if let Poll::Ready(value) = future.as_mut().poll(cx) {
-            return Poll::Ready(Some(value));
-        }
-        // A server that has shut down wakes no task any more.
-        timer.as_mut().poll(cx).map(|_| None)
-    })
-    .await
 }

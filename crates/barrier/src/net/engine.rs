@@ -1,6 +1,6 @@
 //! A member and its transport, without waiting.
 
-use std::{collections::BTreeSet, io, os::fd::BorrowedFd, sync::Arc, task::Waker};
+use std::{collections::BTreeSet, io, sync::Arc, task::Waker};
 
 use vigie_detect::Instant;
 
@@ -546,10 +546,6 @@ fn is_ahead(member: &Member, packet: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod leaves;
-#[cfg(test)]
-mod renewal;
-#[cfg(test)]
 mod tests;
 
 /// A transport that is closed.
@@ -566,12 +562,6 @@ impl Transport for Closed {
 
     fn arm(&mut self, _: &Waker) -> io::Result<bool> {
         Err(io::ErrorKind::NotConnected.into())
-    }
-
-    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
-
-    fn next_dead(&mut self) -> Option<Rank> {
-        None
     }
 
     fn shrink(&mut self, _: &[Rank]) {}

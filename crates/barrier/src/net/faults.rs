@@ -41,34 +41,22 @@ const DELAYED_MAX: usize = 16;
 
 pub(super) struct FaultyTransport {
     inner: Box<dyn Transport>,
-    random: SplitMix64,
+    random: fastrand::Rng,
     faults: Faults,
     delayed_packets: VecDeque<Vec<u8>>,
 }
 
 impl FaultyTransport {
     pub(super) fn new(inner: Box<dyn Transport>, faults: Faults, own: Rank) -> Self {
-        let random =
-            SplitMix64(faults.seed ^ (u64::from(own.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        // Each member has its own sequence.
+        let seed = faults.seed ^ (u64::from(own.0) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let random = fastrand::Rng::with_seed(seed);
         Self { inner, random, faults, delayed_packets: VecDeque::new() }
     }
 }
 
-/// SplitMix64 by Sebastiano Vigna, complete.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn happens(&mut self, of_thousand: u16) -> bool {
-        self.next() % 1000 < u64::from(of_thousand)
-    }
+fn happens(random: &mut fastrand::Rng, of_thousand: u16) -> bool {
+    random.u16(..1000) < of_thousand
 }
 
 impl Transport for FaultyTransport {
@@ -79,19 +67,19 @@ impl Transport for FaultyTransport {
     fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let Self { inner, random, faults, delayed_packets } = self;
         inner.receive(waker, &mut |packet| {
-            if random.happens(faults.lost) {
+            if happens(random, faults.lost) {
                 return;
             }
-            if random.happens(faults.delayed) && delayed_packets.len() < DELAYED_MAX {
+            if happens(random, faults.delayed) && delayed_packets.len() < DELAYED_MAX {
                 delayed_packets.push_back(packet.to_vec());
                 return;
             }
             take(packet);
-            if random.happens(faults.duplicated) {
+            if happens(random, faults.duplicated) {
                 take(packet);
             }
             if !delayed_packets.is_empty()
-                && random.happens(250)
+                && happens(random, 250)
                 && let Some(late) = delayed_packets.pop_front()
             {
                 take(&late);

@@ -7,7 +7,7 @@ use vigie_via::{auth, datagram::NodeAddress, message::Communicator, vi::Provider
 
 use super::{
     barrier::{MulticastState, NetBarrier},
-    bootstrap::{NetBootstrap, Secrets, TcpBootstrap, with_deadline},
+    bootstrap::{NetBootstrap, Secrets, TcpBootstrap},
     datagrams::{DatagramTransport, Interface},
     error::FormationError,
     faults::{Faults, FaultyTransport},
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     algorithm::Algorithm,
+    deadline::with_deadline,
     error::BarrierError,
     group::{Group, Rank},
     logp::{self, Cores, LogP},

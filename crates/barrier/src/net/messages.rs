@@ -3,7 +3,6 @@
 use std::{
     future::Future,
     io,
-    os::fd::BorrowedFd,
     pin::Pin,
     task::{Context, Poll, Waker},
 };
@@ -150,8 +149,6 @@ impl<P: Provider> Transport for MessageTransport<P> {
         found.map(drop).or_else(result_of_error)?;
         Ok(true)
     }
-
-    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
 
     fn next_dead(&mut self) -> Option<Rank> {
         if self.dead.is_empty() {

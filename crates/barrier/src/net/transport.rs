@@ -35,10 +35,14 @@ pub trait Transport: Send + 'static {
     fn arm(&mut self, waker: &Waker) -> io::Result<bool>;
 
     /// Calls `each` with the descriptors to sleep on, which never change; none if only the waker is used.
-    fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>));
+    fn descriptors(&self, each: &mut dyn FnMut(BorrowedFd<'_>)) {
+        let _ = each;
+    }
 
-    /// Returns another member whose end was seen.
-    fn next_dead(&mut self) -> Option<Rank>;
+    /// Returns another member whose end was seen. By default only silence tells that a member is gone.
+    fn next_dead(&mut self) -> Option<Rank> {
+        None
+    }
 
     /// The group shrinks to these members, ascending: their indices are their ranks from now on.
     fn shrink(&mut self, survivors: &[Rank]);

@@ -2,10 +2,9 @@
 
 use std::{
     fmt,
-    future::{Future, poll_fn},
+    future::poll_fn,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    pin::pin,
     task::{Context, Poll},
     time::Duration,
 };
@@ -24,6 +23,7 @@ use super::{
     wire::{self, FILES_MAX, Handshake, SECRET_BYTES},
 };
 use crate::{
+    deadline::with_deadline,
     error::{BarrierError, LostRanks},
     group::{Group, GroupError, Rank},
 };
@@ -439,22 +439,6 @@ async fn connect(
         let again = server.timers().wait(server.now() + CONNECT_RETRY).await;
         again.map_err(BarrierError::from)?;
     }
-}
-
-/// Awaits a future until the deadline; `None` if that came first.
-async fn with_deadline<T>(
-    server: &Server,
-    deadline: Instant,
-    future: impl Future<Output = T>,
-) -> Option<T> {
-    let mut future = pin!(future);
-    let mut timer = pin!(server.timers().wait(deadline));
-    poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(value) => Poll::Ready(Some(value)),
-        // A server that is shut down has no timers any more.
-        Poll::Pending => timer.as_mut().poll(cx).map(|_| None),
-    })
-    .await
 }
 
 /// Why a group was not formed.

@@ -1,3 +1,6 @@
+mod leaves;
+mod renewal;
+
 use std::{collections::VecDeque, sync::Mutex};
 
 use super::*;
@@ -36,8 +39,6 @@ impl Transport for Script {
     fn arm(&mut self, _: &Waker) -> io::Result<bool> {
         Ok(false)
     }
-
-    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
 
     fn next_dead(&mut self) -> Option<Rank> {
         self.0.lock().expect("no panic").1.pop_front()

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
-use super::*;
+use super::super::*;
 use crate::{member::MemberSettings, packet::GroupId};
 
 /// The longest time that any member may need after the last packet was disturbed: far more than all questions of a
@@ -63,12 +63,6 @@ impl Transport for InboxPort {
 
     fn arm(&mut self, _: &Waker) -> io::Result<bool> {
         Ok(false)
-    }
-
-    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
-
-    fn next_dead(&mut self) -> Option<Rank> {
-        None
     }
 
     fn shrink(&mut self, _: &[Rank]) {}
@@ -314,40 +308,27 @@ fn a_leave_message_is_repeated_until_it_is_heard() {
     }
 }
 
-/// SplitMix64, by Sebastiano Vigna.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) % bound
-    }
-}
-
 /// Leaves with one seed: a fifth of all packets is lost, some arrive twice or late, and processes with something to
 /// do get a processor late, some of them very late.
 fn leave_by_chance(seed: u64) {
     let names = ["concurrent", "dissemination", "ternary", "pairwise", "central", "tournament"];
-    let mut chance = SplitMix64(seed);
-    let name = names[usize::try_from(chance.below(6)).expect("small")];
-    let size = usize::try_from(2 + chance.below(11)).expect("small");
-    let stays = chance.below(2) == 0;
+    let mut chance = fastrand::Rng::with_seed(seed);
+    let name = names[usize::try_from(chance.u64(..6)).expect("small")];
+    let size = usize::try_from(2 + chance.u64(..11)).expect("small");
+    let stays = chance.u64(..2) == 0;
     let ends: Vec<End> =
         (0..size).map(|rank| if stays && rank == 0 { End::Stays } else { End::Leaves }).collect();
-    let verdict = |_: Way| match chance.below(100) {
+    let verdict = |_: Way| match chance.u64(..100) {
         0..20 => Verdict::Lost,
-        20..25 => Verdict::Late(Duration::from_micros(1 << chance.below(18))),
-        25..30 => Verdict::Twice(Duration::from_micros(1 << chance.below(18))),
+        20..25 => Verdict::Late(Duration::from_micros(1 << chance.u64(..18))),
+        25..30 => Verdict::Twice(Duration::from_micros(1 << chance.u64(..18))),
         _ => Verdict::Arrives,
     };
-    let mut pauses = SplitMix64(!seed);
-    let latency = move || match pauses.below(50) {
-        0 => Duration::from_millis(1 << pauses.below(8)),
-        1..30 => Duration::from_millis(pauses.below(16)),
-        _ => Duration::from_micros(pauses.below(100)),
+    let mut pauses = fastrand::Rng::with_seed(!seed);
+    let latency = move || match pauses.u64(..50) {
+        0 => Duration::from_millis(1 << pauses.u64(..8)),
+        1..30 => Duration::from_millis(pauses.u64(..16)),
+        _ => Duration::from_micros(pauses.u64(..100)),
     };
     let world = World::new(named(name), &ends, verdict, latency);
     world.play(3, &|| format!("seed {seed}: {name}, {size} members, stays {stays}"));

@@ -5,7 +5,7 @@ use std::{
     sync::Mutex,
 };
 
-use super::*;
+use super::super::*;
 use crate::{
     member::{MemberSettings, Quorum},
     packet::GroupId,
@@ -48,12 +48,6 @@ impl Transport for HubPort {
 
     fn arm(&mut self, _: &Waker) -> io::Result<bool> {
         Ok(false)
-    }
-
-    fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
-
-    fn next_dead(&mut self) -> Option<Rank> {
-        None
     }
 
     fn shrink(&mut self, survivors: &[Rank]) {
