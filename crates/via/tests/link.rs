@@ -502,7 +502,7 @@ fn xdp_programs_go_with_their_process() {
         assert!(said.lines().any(|line| line.expect("a line").contains("it is mine")));
         let error = builder.clone().open().expect_err("taken");
         assert!(matches!(error, OpenError::QueueTaken { .. }), "{error}");
-        let shown = String::from_utf8_lossy(&ip("link show v1").stdout).into_owned();
+        let shown = ip("link show v1");
         assert!(shown.contains("xdp"), "no program is attached: {shown}");
         owner.kill().expect("killed");
         owner.wait().expect("it ended");
@@ -513,7 +513,7 @@ fn xdp_programs_go_with_their_process() {
         let frame = wait_for_frame(&mut link);
         assert_eq!(payload(&frame)[..15], *b"to the next one");
         drop(link);
-        let shown = String::from_utf8_lossy(&ip("link show v1").stdout).into_owned();
+        let shown = ip("link show v1");
         assert!(!shown.contains("xdp"), "a program was left behind: {shown}");
     });
 }

@@ -1,6 +1,8 @@
 //! Messages and NICs as futures: in tasks of vigie's runtimes, and of tokio with a separate thread for
 //! the detection server. All ranks are in this process, each with a shared-memory NIC.
 
+#[path = "kit/bounded.rs"]
+mod bounded;
 #[path = "messages/buffers.rs"]
 mod buffers;
 #[path = "messages/failures.rs"]
@@ -9,6 +11,8 @@ mod failures;
 mod hosts;
 #[path = "messages/nics.rs"]
 mod nics;
+#[path = "kit/pattern.rs"]
+mod pattern;
 #[path = "messages/requests.rs"]
 mod requests;
 #[path = "messages/semantics.rs"]

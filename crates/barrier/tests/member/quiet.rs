@@ -12,7 +12,7 @@ use vigie_barrier::{
 use vigie_detect::Instant;
 
 use crate::{
-    for_each_seed,
+    seeds::for_each_seed,
     world::{SECOND, World, schedule, settings, sums},
 };
 

@@ -14,6 +14,8 @@ mod hostile;
 mod leaving;
 mod measure;
 mod messages;
+#[path = "../../../via/tests/kit/namespace.rs"]
+mod namespace;
 mod namespaces;
 mod stage;
 mod virtual_time;

@@ -1,18 +1,12 @@
 //! Members in network namespaces on a bridge, where the host allows it: raw Ethernet, and multicast that is blocked.
 
 use std::{
-    env,
-    fs::File,
-    io::{BufRead, BufReader, Write},
     net::Ipv4Addr,
-    os::fd::AsFd,
-    process::{Child, Command, Stdio},
     sync::{Mutex, OnceLock, mpsc},
     thread,
     time::Duration,
 };
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use vigie_barrier::{
     Algorithm, Rank,
     net::{MulticastState, NetBarrier},
@@ -28,86 +22,44 @@ use vigie_via::{
     world::{self, World},
 };
 
-use crate::stage::Failed;
+use crate::{
+    namespace::{Namespace, WAYS, inside, near},
+    stage::Failed,
+};
 
-const MARK: &str = "VIGIE_BARRIER_IN_NAMESPACE";
 const SIZE: u32 = 4;
 
-/// Says that a test was not made: also when the output of tests that pass is not shown.
-fn skip(test: &str) {
-    let needs = "a network namespace: user namespaces, or CAP_SYS_ADMIN and CAP_NET_ADMIN";
-    let said = format!("SKIPPED: {test} needs {needs}\n");
-    std::io::stderr().write_all(said.as_bytes()).expect("standard error");
-}
-
-/// Runs `body` in a network namespace of its own, in which it may make others.
-fn inside(test: &str, body: impl FnOnce()) {
-    if env::var_os(MARK).is_some() {
-        return body();
-    }
-    let works = |way: &&str| {
-        let output = Command::new("unshare").args([*way, "--", "true"]).output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let Some(way) = ["-Urn", "-n"].into_iter().find(works) else { return skip(test) };
-    let output = Command::new("unshare")
-        .args([way, "--", "timeout", "--kill-after=5", "100"])
-        .arg(env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(MARK, "1")
-        .output()
-        .expect("unshare");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{errors}");
-}
-
 /// Namespaces on a bridge in this one, each kept by a process.
-struct Bridge(Vec<Child>);
-
-fn run(command: &str) {
-    let output = Command::new("sh").args(["-c", command]).output().expect("sh");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "`{command}`: {said}");
-}
+struct Bridge(Vec<Namespace>);
 
 impl Bridge {
     fn make() -> Self {
         let mut this = Self(Vec::new());
-        run(
+        near(
             "ip link set lo up; ip link add br0 type bridge mcast_snooping 0 && ip link set br0 up",
         );
         for rank in 0..SIZE {
-            let mut keeper = Command::new("unshare")
-                .args(["-n", "sh", "-c", "echo here; exec sleep 120"])
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("unshare");
-            let mut line = String::new();
-            let output = keeper.stdout.take().expect("piped");
-            BufReader::new(output).read_line(&mut line).expect("a line");
-            let (id, last) = (keeper.id(), rank + 1);
-            this.0.push(keeper);
-            run(&format!(
+            let namespace = Namespace::new();
+            let (id, last) = (namespace.id(), rank + 1);
+            this.0.push(namespace);
+            near(&format!(
                 "ip link add port{rank} type veth peer name veth0 netns {id} && \
                  ip link set port{rank} master br0 up && \
                  nsenter -t {id} -n sh -c 'ip link set lo up; ip addr add 10.79.0.{last}/24 dev veth0 && \
                  ip link set veth0 up && ip route add 224.0.0.0/4 dev veth0'"
             ));
         }
-        run("ip link set br0 type bridge mcast_snooping 0");
+        near("ip link set br0 type bridge mcast_snooping 0");
         this
     }
 
     /// Runs `body` in each namespace, on a thread of its own; returns what they return, by rank.
     fn play<T: Send + 'static>(&self, body: fn(u32) -> Result<T, Failed>) -> Vec<T> {
         let (sender, receiver) = mpsc::channel();
-        for (rank, keeper) in (0..).zip(&self.0) {
-            let (path, sender) = (format!("/proc/{}/ns/net", keeper.id()), sender.clone());
+        for (rank, namespace) in (0..).zip(&self.0) {
+            let (door, sender) = (namespace.door(), sender.clone());
             thread::spawn(move || {
-                let namespace = File::open(path).expect("a namespace");
-                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-                    .expect("entered");
+                door.enter();
                 let _ = sender.send((rank, body(rank).map_err(|error| error.to_string())));
             });
         }
@@ -119,15 +71,6 @@ impl Bridge {
             value.unwrap_or_else(|error| panic!("member {rank}: {error}"))
         };
         all.into_iter().map(value).collect()
-    }
-}
-
-impl Drop for Bridge {
-    fn drop(&mut self) {
-        for keeper in &mut self.0 {
-            let _ = keeper.kill();
-            let _ = keeper.wait();
-        }
     }
 }
 
@@ -169,7 +112,7 @@ fn over_ether(rank: u32, name: &str) -> Result<MulticastState, Failed> {
 /// a bridge, an algorithm of each family.
 #[test]
 fn members_on_a_bridge() {
-    inside("namespaces::members_on_a_bridge", || {
+    inside("namespaces::members_on_a_bridge", WAYS, || {
         let bridge = Bridge::make();
         let is_working = |states: Vec<MulticastState>| {
             assert!(states.iter().all(|state| *state == MulticastState::Works), "{states:?}");
@@ -215,7 +158,7 @@ static WORLDS: OnceLock<Mutex<Vec<Option<World>>>> = OnceLock::new();
 /// each namespace on a bridge.
 #[test]
 fn messages_over_ethernet_carry_a_barrier() {
-    inside("namespaces::messages_over_ethernet_carry_a_barrier", || {
+    inside("namespaces::messages_over_ethernet_carry_a_barrier", WAYS, || {
         let host = Server::spawn_thread().expect("a host thread");
         let (_launcher, worlds) = world::local(host.server(), SIZE).expect("a world");
         let worlds = Mutex::new(worlds.into_iter().map(Some).collect());
@@ -228,7 +171,7 @@ fn messages_over_ethernet_carry_a_barrier() {
 /// barrier says what to do, and works. Method: a bridge that floods no multicast to its ports; no route in a namespace.
 #[test]
 fn blocked_multicast_is_found_out() {
-    inside("namespaces::blocked_multicast_is_found_out", || {
+    inside("namespaces::blocked_multicast_is_found_out", WAYS, || {
         let bridge = Bridge::make();
         let is_blocked = |states: Vec<MulticastState>, wanted: &str| {
             for state in states {
@@ -237,12 +180,12 @@ fn blocked_multicast_is_found_out() {
             }
         };
         for rank in 1..SIZE {
-            run(&format!("bridge link set dev port{rank} mcast_flood off"));
+            near(&format!("bridge link set dev port{rank} mcast_flood off"));
         }
         is_blocked(bridge.play(|rank| over_udp(rank, "concurrent")), "mcast_snooping 0");
         is_blocked(bridge.play(|rank| over_ether(rank, "concurrent")), "snooping");
         let first = bridge.0[0].id();
-        run(&format!("nsenter -t {first} -n ip route add prohibit 239.0.0.0/8"));
+        near(&format!("nsenter -t {first} -n ip route add prohibit 239.0.0.0/8"));
         is_blocked(bridge.play(|rank| over_udp(rank, "ternary")), "224.0.0.0/4");
     });
 }

@@ -10,8 +10,8 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{Far, with_veth},
     nics::{Settings, far_nic, near_nic},
+    veth::{Far, with_veth},
 };
 
 /// Makes NICs at both ends in turns, so that some share an interface.

@@ -10,9 +10,10 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{Far, inside, near, with_veth},
+    namespace::{inside, near},
     nics::{LENGTHS, Settings, connected, near_nic},
     pair::{Echo, End},
+    veth::{Far, with_veth},
 };
 
 /// Goal: everything arrives whole between all back ends that need only CAP_NET_RAW. Method: all pairs of

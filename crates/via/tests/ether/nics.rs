@@ -10,8 +10,8 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::Far,
     pair::{Echo, End},
+    veth::Far,
 };
 
 pub(crate) type EtherEnd = End<vigie_via::ether::EtherWire>;

@@ -7,8 +7,9 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{inside, near, with_veth},
+    namespace::{inside, near},
     nics::secret,
+    veth::with_veth,
 };
 
 /// Goal: a missing capability is named. Method: open NICs without any capability.

@@ -10,8 +10,8 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::with_veth,
     nics::{LENGTHS, Settings, connected},
+    veth::with_veth,
 };
 
 /// Goal: garbage frames are dropped, get no answer, and disturb no connection. Method: frames of all

@@ -11,7 +11,8 @@ use vigie_via::{
     vi::{Attributes, CacheCounters, Memory, Provider},
 };
 
-use super::hosts::{Host, on_each_host, pattern};
+use super::hosts::{Host, on_each_host};
+use crate::pattern::pattern;
 
 const LENGTH: usize = 700_000;
 

@@ -3,9 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    sync::mpsc::{RecvTimeoutError, channel},
     task::{Context, Poll, Waker},
-    thread,
     time::Duration,
 };
 
@@ -18,6 +16,8 @@ use vigie_via::{
     shm::Shm,
     world::local,
 };
+
+use crate::bounded::bounded;
 
 /// A bound for each test, longer than it takes on a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(120);
@@ -124,7 +124,7 @@ where
 {
     for kind in KINDS {
         let body = body.clone();
-        bounded(kind, move || run(kind, body));
+        bounded(&format!("{kind:?}"), BOUND, move || run(kind, body));
     }
 }
 
@@ -173,24 +173,6 @@ where
     runtime.block_on(async { vigie_runtime::spawn(body).await.expect("no panic") });
 }
 
-fn bounded(kind: Kind, body: impl FnOnce() + Send + 'static) {
-    let (sender, receiver) = channel();
-    let thread = thread::spawn(move || {
-        body();
-        let _ = sender.send(());
-    });
-    match receiver.recv_timeout(BOUND) {
-        Err(RecvTimeoutError::Timeout) => panic!("{kind:?}: it hangs"),
-        // Done, or it has panicked.
-        Ok(()) | Err(RecvTimeoutError::Disconnected) => {
-            if let Err(panic) = thread.join() {
-                eprintln!("in {kind:?}");
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-}
-
 /// Returns a configuration with little credit, so that every send has to wait for it.
 pub(crate) fn scarce() -> Config {
     let mut config = Config::default();
@@ -224,9 +206,4 @@ pub(crate) fn poll_once<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<
         Poll::Ready(result) => Some(result),
         Poll::Pending => None,
     }
-}
-
-/// Returns bytes that differ from message to message.
-pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length).map(|index| (index * 31 + index / 251 + seed).to_le_bytes()[0]).collect()
 }

@@ -7,7 +7,8 @@ use vigie_via::{
     shm::Shm,
 };
 
-use super::hosts::{on_each_host, pattern, poll_and_drop, scarce, with_ranks};
+use super::hosts::{on_each_host, poll_and_drop, scarce, with_ranks};
+use crate::pattern::pattern;
 
 /// Goal: many tasks wait at one endpoint, and each gets its own message. Method: 1000 tasks receive one tag
 /// each; the messages are sent in random order.

@@ -9,7 +9,8 @@ use vigie_via::{
     shm::Shm,
 };
 
-use super::hosts::{Ranks, pattern, scarce, with_ranks};
+use super::hosts::{Ranks, scarce, with_ranks};
+use crate::pattern::pattern;
 
 const MODES: [Mode; 4] = [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready];
 

@@ -8,7 +8,8 @@ use vigie_via::{
     protocol::{Config, Mode},
 };
 
-use super::hosts::{Host, pattern, scarce, with_ranks};
+use super::hosts::{Host, scarce, with_ranks};
+use crate::pattern::pattern;
 
 /// Computes or yields for a short time, or lets all hosts fall asleep.
 async fn dawdle(host: &Host, rng: &mut Rng) {

@@ -3,6 +3,8 @@
 mod cluster;
 mod hostile;
 mod in_place;
+#[path = "../kit/seeds.rs"]
+mod seeds;
 mod semantics;
 mod sim;
 mod traffic;

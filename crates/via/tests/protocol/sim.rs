@@ -1,11 +1,8 @@
 //! Random traffic in virtual time: over reliable VIs, over lossy ones, and with a rank that dies.
-//!
-//! `SIM_SEEDS` is the number of seeds of each test, `SIM_SEED` the first; a failure names its seed.
-
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::{
     cluster::{Cluster, scarce},
+    seeds::for_each_seed,
     traffic::{Outcome, Traffic},
 };
 use vigie_via::{
@@ -13,23 +10,6 @@ use vigie_via::{
     sim::FaultPlan,
     vi::{Attributes, Reliability},
 };
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
-}
-
-/// Runs `run` for each seed, and names the one that fails.
-fn for_each_seed(default: u64, mut run: impl FnMut(u64)) {
-    let first = number("SIM_SEED", 0);
-    for seed in first..first + number("SIM_SEEDS", default) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
-            eprintln!(
-                "failed: SIM_SEED={seed} SIM_SEEDS=1 cargo test -p vigie-via --test protocol"
-            );
-            resume_unwind(panic);
-        }
-    }
-}
 
 /// Returns a configuration with tight limits for every second seed, and mapped memory for every third.
 fn config(seed: u64) -> (Config, Attributes) {

@@ -9,8 +9,9 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{FAR, Far, NEAR, near, skip, try_near, with_veth},
+    namespace::{near, skip, try_near},
     pair::{Echo, End, bind},
+    veth::{FAR, Far, NEAR, with_veth},
 };
 
 const LENGTHS: [usize; 8] = [8, 1000, 65_536, 0, 40_000, 1472, 65_535, 9000];

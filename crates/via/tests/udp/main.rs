@@ -5,6 +5,9 @@
 mod hostile;
 mod links;
 mod lossy;
+#[path = "../kit/namespace.rs"]
 mod namespace;
 mod pair;
 mod relay;
+#[path = "../kit/veth.rs"]
+mod veth;

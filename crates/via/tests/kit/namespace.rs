@@ -1,4 +1,4 @@
-//! Two network namespaces with a veth pair between them, without privileges if the host allows it.
+//! Network namespaces for a single test, without privileges if the host allows it.
 //!
 //! A test runs itself again under `unshare`: in its own user and network namespaces or, as root where
 //! user namespaces are forbidden, in a network namespace. If neither is possible, the test is skipped,
@@ -14,14 +14,13 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-const MARK: &str = "VIGIE_UDP_IN_NAMESPACE";
+const MARK: &str = "VIGIE_IN_NAMESPACE";
 
 /// The longest duration of a test, in seconds.
 const BOUND: &str = "240";
 
-/// The addresses of the near and the far end of the pair.
-pub(crate) const NEAR: &str = "10.77.0.1";
-pub(crate) const FAR: &str = "10.77.0.2";
+/// The ways of `unshare` to a network namespace.
+pub(crate) const WAYS: &[&[&str]] = &[&["-Urn"], &["-n"]];
 
 /// Reports that a test was skipped, even if the output of passing tests is hidden.
 pub(crate) fn skip(test: &str, needs: &str) {
@@ -29,14 +28,8 @@ pub(crate) fn skip(test: &str, needs: &str) {
     std::io::stderr().write_all(said.as_bytes()).expect("standard error");
 }
 
-/// Runs `body` with two namespaces; `test` is the name of the calling test.
-#[track_caller]
-pub(crate) fn with_veth(test: &str, body: impl FnOnce(&Far)) {
-    inside(test, &[&["-Urn"], &["-n"]], || body(&Far::new()));
-}
-
-/// Runs `body` in its own namespaces: `ways` are arguments of `unshare`, of which the first that works
-/// is used.
+/// Runs `body` in its own namespaces; `test` is the name of the calling test. `ways` are arguments of
+/// `unshare`, of which the first that works is used.
 #[track_caller]
 pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
     if env::var_os(MARK).is_some() {
@@ -68,13 +61,10 @@ pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
     }
 }
 
-/// The namespace at the far end.
-pub(crate) struct Far {
-    /// A process that keeps the namespace alive.
-    keeper: Child,
-}
+/// Another network namespace, which a process keeps alive.
+pub(crate) struct Namespace(Child);
 
-impl Far {
+impl Namespace {
     pub(crate) fn new() -> Self {
         let mut keeper = Command::new("unshare")
             .args(["-n", "sh", "-c", "echo here; exec sleep 300"])
@@ -85,35 +75,25 @@ impl Far {
         let output = keeper.stdout.take().expect("piped");
         BufReader::new(output).read_line(&mut line).expect("a line");
         assert_eq!(line, "here\n");
-        let far = Self { keeper };
-        near("ip link set lo up");
-        near("ip link add name v0 type veth peer name v1");
-        near(&format!("ip link set v1 netns {}", far.keeper.id()));
-        near(&format!("ip addr add {NEAR}/24 dev v0"));
-        near("ip link set v0 up");
-        far.run("ip link set lo up");
-        far.run(&format!("ip addr add {FAR}/24 dev v1"));
-        far.run("ip link set v1 up");
-        far
+        Self(keeper)
     }
 
-    /// Runs a command there.
-    #[track_caller]
-    pub(crate) fn run(&self, command: &str) {
-        near(&format!("nsenter -t {} -n {command}", self.keeper.id()));
+    /// Returns the id of the process, by which commands name the namespace.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
     }
 
     /// Returns what a thread needs to enter it.
     pub(crate) fn door(&self) -> Door {
-        let path = format!("/proc/{}/ns/net", self.keeper.id());
+        let path = format!("/proc/{}/ns/net", self.id());
         Door(File::open(path).expect("a namespace"))
     }
 }
 
-impl Drop for Far {
+impl Drop for Namespace {
     fn drop(&mut self) {
-        let _ = self.keeper.kill();
-        let _ = self.keeper.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -127,22 +107,16 @@ impl Door {
     }
 }
 
-/// Runs a command that must succeed.
+/// Runs a command that must succeed. Returns its output.
 #[track_caller]
-pub(crate) fn near(command: &str) {
-    if let Err(said) = try_near(command) {
-        panic!("{command}: {said}");
-    }
+pub(crate) fn near(command: &str) -> String {
+    try_near(command).unwrap_or_else(|said| panic!("{command}: {said}"))
 }
 
-/// Runs a command. Returns its output if it fails.
-pub(crate) fn try_near(command: &str) -> Result<(), String> {
-    let mut words = command.split_whitespace();
-    let program = words.next().unwrap_or_default();
-    let output = Command::new(program).args(words).output();
-    let output = output.map_err(|error| format!("{program}: {error}; install iproute2"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+/// Runs a command. Returns its output, or what it says if it fails.
+pub(crate) fn try_near(command: &str) -> Result<String, String> {
+    let output = Command::new("sh").args(["-c", command]).output().expect("a shell");
+    let said = if output.status.success() { output.stdout } else { output.stderr };
+    let said = String::from_utf8_lossy(&said).into_owned();
+    if output.status.success() { Ok(said) } else { Err(said) }
 }
