@@ -71,6 +71,11 @@
 
 #![deny(unsafe_code)]
 
+#[macro_use]
+mod accessors;
+#[macro_use]
+mod enums;
+
 #[cfg(feature = "nic")]
 pub mod bpf;
 mod cost;

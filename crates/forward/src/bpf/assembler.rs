@@ -17,13 +17,7 @@ pub struct Label(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MapId(u32);
 
-impl MapId {
-    /// Returns its index in [`Program::maps`].
-    #[must_use]
-    pub const fn index(self) -> u32 {
-        self.0
-    }
-}
+impl MapId {}
 
 /// Why assembling failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

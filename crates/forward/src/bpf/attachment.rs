@@ -1,7 +1,7 @@
 //! Attaching programs to interfaces and sockets.
 
 use std::{
-    fmt, io,
+    io,
     os::fd::{AsFd, OwnedFd},
 };
 
@@ -17,16 +17,18 @@ use super::{
     sys,
 };
 
-/// Where a program runs at an interface, from the fastest place to the slowest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(clippy::exhaustive_enums, reason = "the kernel's places for frames that arrive")]
-pub enum AttachMode {
-    /// In the driver, before the kernel allocates a packet for the frame.
-    Native,
-    /// After the driver; available at any interface.
-    Generic,
-    /// After the first part of the network stack.
-    Tcx,
+named! {
+    /// Where a program runs at an interface, from the fastest place to the slowest.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[expect(clippy::exhaustive_enums, reason = "the kernel's places for frames that arrive")]
+    pub enum AttachMode {
+        /// In the driver, before the kernel allocates a packet for the frame.
+        Native => "XDP in the driver",
+        /// After the driver; available at any interface.
+        Generic => "generic XDP",
+        /// After the first part of the network stack.
+        Tcx => "tcx",
+    }
 }
 
 impl AttachMode {
@@ -49,16 +51,6 @@ impl AttachMode {
             Self::Generic => 2,
             Self::Tcx => 0,
         }
-    }
-}
-
-impl fmt::Display for AttachMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Native => "XDP in the driver",
-            Self::Generic => "generic XDP",
-            Self::Tcx => "tcx",
-        })
     }
 }
 
@@ -146,16 +138,12 @@ impl Attachment {
         }
     }
 
-    /// Returns where the program runs.
-    #[must_use]
-    pub const fn mode(&self) -> AttachMode {
-        self.mode
-    }
+    getters! {
+        /// Returns where the program runs.
+        mode: AttachMode,
 
-    /// Returns the interface's index.
-    #[must_use]
-    pub const fn interface(&self) -> u32 {
-        self.interface
+        /// Returns the interface's index.
+        interface: u32,
     }
 
     /// Returns whether the interface still exists. An interface that was removed or moved to another network namespace

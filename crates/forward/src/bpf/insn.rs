@@ -6,70 +6,52 @@ use thiserror::Error;
 
 use super::helper::Helper;
 
-/// A register. R0 holds the result of a call or of the program, R1 to R5 are arguments and are clobbered by a call, R6
-/// to R9 survive it, R10 points to the end of the stack and is read-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(clippy::exhaustive_enums, reason = "the machine has eleven")]
-#[expect(missing_docs, reason = "their numbers")]
-pub enum Register {
-    R0,
-    R1,
-    R2,
-    R3,
-    R4,
-    R5,
-    R6,
-    R7,
-    R8,
-    R9,
-    R10,
+numbered! {
+    /// A register. R0 holds the result of a call or of the program, R1 to R5 are arguments and are clobbered by a call, R6
+    /// to R9 survive it, R10 points to the end of the stack and is read-only.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    #[expect(clippy::exhaustive_enums, reason = "the machine has eleven")]
+    #[expect(missing_docs, reason = "their numbers")]
+    pub enum Register: u8 {
+        R0 = 0,
+        R1 = 1,
+        R2 = 2,
+        R3 = 3,
+        R4 = 4,
+        R5 = 5,
+        R6 = 6,
+        R7 = 7,
+        R8 = 8,
+        R9 = 9,
+        R10 = 10,
+    }
 }
 
 impl Register {
-    /// All registers, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
-        Self::R0,
-        Self::R1,
-        Self::R2,
-        Self::R3,
-        Self::R4,
-        Self::R5,
-        Self::R6,
-        Self::R7,
-        Self::R8,
-        Self::R9,
-        Self::R10,
-    ];
-
     /// Returns its number, from 0 to 10.
     #[must_use]
     pub const fn index(self) -> u8 {
-        self as u8
-    }
-
-    fn from_index(index: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(index)).copied()
+        self.number()
     }
 }
 
-/// The size of a load or a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "the machine has four")]
-pub enum Size {
-    /// One byte.
-    Byte,
-    /// Two bytes.
-    Half,
-    /// Four bytes.
-    Word,
-    /// Eight bytes.
-    Double,
+numbered! {
+    /// The size of a load or a store.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[expect(clippy::exhaustive_enums, reason = "the machine has four")]
+    pub enum Size: u8 {
+        /// One byte.
+        Byte = 0x10,
+        /// Two bytes.
+        Half = 0x08,
+        /// Four bytes.
+        Word = 0x00,
+        /// Eight bytes.
+        Double = 0x18,
+    }
 }
 
 impl Size {
-    /// All sizes.
-    pub const ALL: [Self; 4] = [Self::Byte, Self::Half, Self::Word, Self::Double];
-
     /// Returns the size in bytes.
     #[must_use]
     pub const fn bytes(self) -> u32 {
@@ -79,19 +61,6 @@ impl Size {
             Self::Word => 4,
             Self::Double => 8,
         }
-    }
-
-    const fn bits(self) -> u8 {
-        match self {
-            Self::Word => 0x00,
-            Self::Half => 0x08,
-            Self::Byte => 0x10,
-            Self::Double => 0x18,
-        }
-    }
-
-    fn from_bits(bits: u8) -> Self {
-        Self::ALL.into_iter().find(|size| size.bits() == bits & 0x18).unwrap_or(Self::Double)
     }
 }
 
@@ -105,136 +74,85 @@ pub enum Width {
     W64,
 }
 
-/// An operation with two operands; the result replaces the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "those of the machine")]
-pub enum Operation {
-    /// Addition, wrapping.
-    Add,
-    /// Subtraction, wrapping.
-    Subtract,
-    /// Multiplication, wrapping.
-    Multiply,
-    /// Unsigned division; by zero: 0.
-    Divide,
-    /// Bitwise or.
-    Or,
-    /// Bitwise and.
-    And,
-    /// Left shift, by the lower 6 bits of the second operand (5 if on 32 bits).
-    ShiftLeft,
-    /// Right shift, filling with zeros.
-    ShiftRight,
-    /// The negative of the first operand; the second is ignored.
-    Negate,
-    /// Unsigned remainder; by zero: the first operand unchanged.
-    Remainder,
-    /// Bitwise exclusive or.
-    Xor,
-    /// The second operand.
-    Move,
-    /// Right shift, filling with the sign.
-    ShiftRightSigned,
+numbered! {
+    /// An operation with two operands; the result replaces the first.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[expect(clippy::exhaustive_enums, reason = "those of the machine")]
+    pub enum Operation: u8 {
+        /// Addition, wrapping.
+        Add = 0,
+        /// Subtraction, wrapping.
+        Subtract = 1,
+        /// Multiplication, wrapping.
+        Multiply = 2,
+        /// Unsigned division; by zero: 0.
+        Divide = 3,
+        /// Bitwise or.
+        Or = 4,
+        /// Bitwise and.
+        And = 5,
+        /// Left shift, by the lower 6 bits of the second operand (5 if on 32 bits).
+        ShiftLeft = 6,
+        /// Right shift, filling with zeros.
+        ShiftRight = 7,
+        /// The negative of the first operand; the second is ignored.
+        Negate = 8,
+        /// Unsigned remainder; by zero: the first operand unchanged.
+        Remainder = 9,
+        /// Bitwise exclusive or.
+        Xor = 10,
+        /// The second operand.
+        Move = 11,
+        /// Right shift, filling with the sign.
+        ShiftRightSigned = 12,
+    }
 }
 
-impl Operation {
-    /// All operations, in the order of their codes.
-    pub const ALL: [Self; 13] = [
-        Self::Add,
-        Self::Subtract,
-        Self::Multiply,
-        Self::Divide,
-        Self::Or,
-        Self::And,
-        Self::ShiftLeft,
-        Self::ShiftRight,
-        Self::Negate,
-        Self::Remainder,
-        Self::Xor,
-        Self::Move,
-        Self::ShiftRightSigned,
-    ];
+numbered! {
+    /// The comparison of a conditional jump.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[expect(clippy::exhaustive_enums, reason = "those of the machine")]
+    pub enum Condition: u8 {
+        /// Equal.
+        Equal = 0x10,
+        /// Greater, unsigned.
+        Greater = 0x20,
+        /// Greater or equal, unsigned.
+        AtLeast = 0x30,
+        /// The operands have bits in common.
+        HasBits = 0x40,
+        /// Not equal.
+        NotEqual = 0x50,
+        /// Greater, signed.
+        GreaterSigned = 0x60,
+        /// Greater or equal, signed.
+        AtLeastSigned = 0x70,
+        /// Less, unsigned.
+        Less = 0xa0,
+        /// Less or equal, unsigned.
+        AtMost = 0xb0,
+        /// Less, signed.
+        LessSigned = 0xc0,
+        /// Less or equal, signed.
+        AtMostSigned = 0xd0,
+    }
 }
 
-/// The comparison of a conditional jump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "those of the machine")]
-pub enum Condition {
-    /// Equal.
-    Equal,
-    /// Greater, unsigned.
-    Greater,
-    /// Greater or equal, unsigned.
-    AtLeast,
-    /// The operands have bits in common.
-    HasBits,
-    /// Not equal.
-    NotEqual,
-    /// Greater, signed.
-    GreaterSigned,
-    /// Greater or equal, signed.
-    AtLeastSigned,
-    /// Less, unsigned.
-    Less,
-    /// Less or equal, unsigned.
-    AtMost,
-    /// Less, signed.
-    LessSigned,
-    /// Less or equal, signed.
-    AtMostSigned,
+numbered! {
+    /// An atomic operation on memory, on 4 or 8 bytes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[expect(clippy::exhaustive_enums, reason = "those that we use")]
+    pub enum Atomic: i32 {
+        /// Adds the register.
+        Add = 0x00,
+        /// Adds the register, which then holds the previous value.
+        FetchAdd = 0x01,
+        /// Exchanges memory and register.
+        Exchange = 0xe1,
+        /// Stores the register if memory equals R0; R0 then holds the previous value.
+        CompareExchange = 0xf1,
+    }
 }
-
-const CONDITIONS: [(Condition, u8); 11] = [
-    (Condition::Equal, 0x10),
-    (Condition::Greater, 0x20),
-    (Condition::AtLeast, 0x30),
-    (Condition::HasBits, 0x40),
-    (Condition::NotEqual, 0x50),
-    (Condition::GreaterSigned, 0x60),
-    (Condition::AtLeastSigned, 0x70),
-    (Condition::Less, 0xa0),
-    (Condition::AtMost, 0xb0),
-    (Condition::LessSigned, 0xc0),
-    (Condition::AtMostSigned, 0xd0),
-];
-
-impl Condition {
-    /// All conditions.
-    pub const ALL: [Self; 11] = [
-        Self::Equal,
-        Self::Greater,
-        Self::AtLeast,
-        Self::HasBits,
-        Self::NotEqual,
-        Self::GreaterSigned,
-        Self::AtLeastSigned,
-        Self::Less,
-        Self::AtMost,
-        Self::LessSigned,
-        Self::AtMostSigned,
-    ];
-}
-
-/// An atomic operation on memory, on 4 or 8 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "those that we use")]
-pub enum Atomic {
-    /// Adds the register.
-    Add,
-    /// Adds the register, which then holds the previous value.
-    FetchAdd,
-    /// Exchanges memory and register.
-    Exchange,
-    /// Stores the register if memory equals R0; R0 then holds the previous value.
-    CompareExchange,
-}
-
-const ATOMICS: [(Atomic, i32); 4] = [
-    (Atomic::Add, 0x00),
-    (Atomic::FetchAdd, 0x01),
-    (Atomic::Exchange, 0xe1),
-    (Atomic::CompareExchange, 0xf1),
-];
 
 /// A register or a constant that is sign-extended to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -427,21 +345,20 @@ impl Insn {
                 let (mode, from, constant) = operand(by);
                 let (mode, from, constant) =
                     if operation == Operation::Negate { (0, 0, 0) } else { (mode, from, constant) };
-                one(class | (operation as u8) << 4 | mode, to, from, 0, constant)
+                one(class | operation.number() << 4 | mode, to, from, 0, constant)
             }
             Self::NetworkOrder { size, to } => {
                 one(0xdc, to, 0, 0, i32::try_from(size.bytes() * 8).unwrap_or(0))
             }
             Self::Load { size, to, from, offset } => {
-                one(0x61 | size.bits(), to, from.index(), offset, 0)
+                one(0x61 | size.number(), to, from.index(), offset, 0)
             }
             Self::Store { size, to, offset, value } => match value {
-                Operand::Register(from) => one(0x63 | size.bits(), to, from.index(), offset, 0),
-                Operand::Constant(constant) => one(0x62 | size.bits(), to, 0, offset, constant),
+                Operand::Register(from) => one(0x63 | size.number(), to, from.index(), offset, 0),
+                Operand::Constant(constant) => one(0x62 | size.number(), to, 0, offset, constant),
             },
             Self::Atomic { size, operation, to, offset, from } => {
-                let code = ATOMICS.iter().find(|(one, _)| *one == operation).map_or(0, |(_, c)| *c);
-                one(0xc3 | size.bits(), to, from.index(), offset, code)
+                one(0xc3 | size.number(), to, from.index(), offset, operation.number())
             }
             Self::Constant { to, value } => {
                 let (low, high) = halves(value);
@@ -451,10 +368,8 @@ impl Insn {
             Self::Jump { offset } => one(0x05, Register::R0, 0, offset, 0),
             Self::Branch { width, condition, of, with, offset } => {
                 let class = if width == Width::W64 { 0x05 } else { 0x06 };
-                let code =
-                    CONDITIONS.iter().find(|(one, _)| *one == condition).map_or(0, |(_, c)| *c);
                 let (mode, from, constant) = operand(with);
-                one(class | code | mode, of, from, offset, constant)
+                one(class | condition.number() | mode, of, from, offset, constant)
             }
             Self::Call(helper) => one(0x85, Register::R0, 0, 0, helper.number()),
             Self::Exit => one(0x95, Register::R0, 0, 0, 0),
@@ -490,7 +405,7 @@ const fn operand(operand: Operand) -> (u8, u8, i32) {
 }
 
 fn decode_two(first: Parts, second: Parts) -> Option<Insn> {
-    let to = Register::from_index(first.to)?;
+    let to = Register::from_number(first.to)?;
     if second.code != 0 || second.to != 0 || second.from != 0 || second.offset != 0 {
         return None;
     }
@@ -507,10 +422,10 @@ fn decode_two(first: Parts, second: Parts) -> Option<Insn> {
 
 fn decode_one(parts: Parts) -> Option<Insn> {
     let Parts { code, offset, constant, .. } = parts;
-    let to = Register::from_index(parts.to)?;
-    let from = Register::from_index(parts.from)?;
+    let to = Register::from_number(parts.to)?;
+    let from = Register::from_number(parts.from)?;
     let by = if code & 0x08 == 0 { Operand::Constant(constant) } else { Operand::Register(from) };
-    let size = Size::from_bits(code);
+    let size = Size::from_number(code & 0x18)?;
     let width = |narrow: u8| if code & 7 == narrow { Width::W32 } else { Width::W64 };
     match (code & 7, code & 0xf0) {
         (0x04, 0xd0) if code & 0x08 != 0 => {
@@ -520,7 +435,7 @@ fn decode_one(parts: Parts) -> Option<Insn> {
             Some(Insn::NetworkOrder { size, to })
         }
         (0x04 | 0x07, operation) => {
-            let operation = *Operation::ALL.get(usize::from(operation >> 4))?;
+            let operation = Operation::from_number(operation >> 4)?;
             if operation == Operation::Negate && by != Operand::Constant(0) {
                 // The kernel refuses a second operand too.
                 return None;
@@ -535,14 +450,14 @@ fn decode_one(parts: Parts) -> Option<Insn> {
             Some(Insn::Store { size, to, offset, value: Operand::Constant(constant) })
         }
         _ if code & 0xe7 == 0xc3 && matches!(size, Size::Word | Size::Double) => {
-            let operation = ATOMICS.iter().find(|(_, one)| *one == constant)?.0;
+            let operation = Atomic::from_number(constant)?;
             Some(Insn::Atomic { size, operation, to, offset, from })
         }
         _ if code == 0x05 => Some(Insn::Jump { offset }),
         _ if code == 0x85 && parts.from == 0 => Some(Insn::Call(Helper::from_number(constant)?)),
         _ if code == 0x95 => Some(Insn::Exit),
         (0x05 | 0x06, condition) => {
-            let condition = CONDITIONS.iter().find(|(_, one)| *one == condition)?.0;
+            let condition = Condition::from_number(condition)?;
             Some(Insn::Branch { width: width(0x06), condition, of: to, with: by, offset })
         }
         _ => None,

@@ -51,7 +51,7 @@ impl KernelMap {
     pub fn write(&self, key: &[u8], value: &[u8], put: UpdateMode) -> Result<(), MapError> {
         MapError::check("key", key, self.spec().key_length())?;
         MapError::check("value", value, self.map.value_length())?;
-        let written = self.map.update(key, value, put.flag());
+        let written = self.map.update(key, value, put.number());
         written.map_err(|error| self.failed("writing an entry", error))
     }
 

@@ -125,35 +125,18 @@ impl MapSpec {
     }
 }
 
-/// Which entries [`BpfMap::put`] may write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[expect(clippy::exhaustive_enums, reason = "the kernel has three")]
-pub enum UpdateMode {
-    /// New and existing ones.
-    #[default]
-    Any,
-    /// New ones only.
-    New,
-    /// Existing ones only.
-    Existing,
-}
-
-impl UpdateMode {
-    pub(super) const fn flag(self) -> u64 {
-        match self {
-            Self::Any => 0,
-            Self::New => 1,
-            Self::Existing => 2,
-        }
-    }
-
-    pub(super) const fn from_flag(flag: u64) -> Option<Self> {
-        match flag {
-            0 => Some(Self::Any),
-            1 => Some(Self::New),
-            2 => Some(Self::Existing),
-            _ => None,
-        }
+numbered! {
+    /// Which entries [`BpfMap::put`] may write.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    #[expect(clippy::exhaustive_enums, reason = "the kernel has three")]
+    pub enum UpdateMode: u64 {
+        /// New and existing ones.
+        #[default]
+        Any = 0,
+        /// New ones only.
+        New = 1,
+        /// Existing ones only.
+        Existing = 2,
     }
 }
 

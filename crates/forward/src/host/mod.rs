@@ -149,24 +149,17 @@ impl ForwarderBuilder {
         self
     }
 
-    /// Sets how many frames are taken from an interface before it is the next one's turn. Default: 32.
-    pub const fn batch(mut self, frames: usize) -> Self {
-        self.batch = frames;
-        self
-    }
+    setters! {
+        /// Sets how many frames are taken from an interface before it is the next one's turn. Default: 32.
+        batch: usize,
 
-    /// Sets the maximum number of packets that wait for a full interface; up to a batch more if the pipeline waits.
-    /// Default: 256.
-    pub const fn waiting_packets(mut self, count: usize) -> Self {
-        self.waiting_packets = count;
-        self
-    }
+        /// Sets the maximum number of packets that wait for a full interface; up to a batch more if the pipeline waits.
+        /// Default: 256.
+        waiting_packets: usize,
 
-    /// Sets the interval at which a missing interface is looked for. Default: every 100 ms. `None`: never; then a
-    /// running forwarder needs no capabilities.
-    pub const fn reopen(mut self, every: Option<Duration>) -> Self {
-        self.reopen = every;
-        self
+        /// Sets the interval at which a missing interface is looked for. Default: every 100 ms. `None`: never; then a
+        /// running forwarder needs no capabilities.
+        reopen: Option<Duration>,
     }
 
     /// Opens the interfaces, in the network namespace of the calling thread.

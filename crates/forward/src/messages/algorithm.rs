@@ -21,22 +21,15 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// Returns the source's number, assigned by this forwarder.
-    #[must_use]
-    pub const fn source(&self) -> u32 {
-        self.source
-    }
+    getters! {
+        /// Returns the source's number, assigned by this forwarder.
+        source: u32,
 
-    /// Returns the destination's number, by which the forwarder finds the route.
-    #[must_use]
-    pub const fn destination(&self) -> u32 {
-        self.destination
-    }
+        /// Returns the destination's number, by which the forwarder finds the route.
+        destination: u32,
 
-    /// Returns the source's tag.
-    #[must_use]
-    pub const fn tag(&self) -> u32 {
-        self.tag
+        /// Returns the source's tag.
+        tag: u32,
     }
 
     /// Changes the tag: the paper's identifier.

@@ -22,55 +22,33 @@ const WANTS_DELIVERED: u8 = 1;
 /// The longest payload of a packet, in bytes.
 pub(super) const PAYLOAD_BYTES_MAX: u32 = 60_000;
 
-/// The kind of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum PacketKind {
-    /// A fragment of a message.
-    Data,
-    /// Credit only.
-    Credit,
-    /// To the source: `message` of its messages to `destination` have left the window.
-    Delivered,
-    /// From the source, after its messages: requests an acknowledgement.
-    Finish,
-    /// To the source: `message` messages were delivered, `length` dropped on purpose.
-    Finished,
-    /// To the source: `destination` is no longer reachable.
-    Gone,
-    /// From a forwarder: replaces a message that its algorithm dropped, so that counts stay right.
-    Dropped,
-    /// From a forwarder: the rest of an incomplete message of `source`, and anything after it, will not come.
-    Abort,
+numbered! {
+    /// The kind of a packet.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub(super) enum PacketKind: u8 {
+        /// A fragment of a message.
+        Data = 1,
+        /// Credit only.
+        Credit = 2,
+        /// To the source: `message` of its messages to `destination` have left the window.
+        Delivered = 3,
+        /// From the source, after its messages: requests an acknowledgement.
+        Finish = 4,
+        /// To the source: `message` messages were delivered, `length` dropped on purpose.
+        Finished = 5,
+        /// To the source: `destination` is no longer reachable.
+        Gone = 6,
+        /// From a forwarder: replaces a message that its algorithm dropped, so that counts stay right.
+        Dropped = 7,
+        /// From a forwarder: the rest of an incomplete message of `source`, and anything after it, will not come.
+        Abort = 8,
+    }
 }
 
 impl PacketKind {
-    const ALL: [Self; 8] = [
-        Self::Data,
-        Self::Credit,
-        Self::Delivered,
-        Self::Finish,
-        Self::Finished,
-        Self::Gone,
-        Self::Dropped,
-        Self::Abort,
-    ];
-
     /// Whether it is queued in order with the data, and uses credit as data does.
     pub(super) const fn is_in_order(self) -> bool {
         matches!(self, Self::Data | Self::Finish | Self::Dropped | Self::Abort)
-    }
-
-    const fn code(self) -> u8 {
-        match self {
-            Self::Data => 1,
-            Self::Credit => 2,
-            Self::Delivered => 3,
-            Self::Finish => 4,
-            Self::Finished => 5,
-            Self::Gone => 6,
-            Self::Dropped => 7,
-            Self::Abort => 8,
-        }
     }
 }
 
@@ -114,7 +92,7 @@ impl PacketHeader {
 
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        bytes[0] = self.kind.code();
+        bytes[0] = self.kind.number();
         bytes[1] = u8::from(self.wants_delivered) * WANTS_DELIVERED;
         let words = [
             self.tag,
@@ -137,7 +115,7 @@ impl PacketHeader {
         length: u64,
         payload_max: u32,
     ) -> Result<Self, &'static str> {
-        let kind = PacketKind::ALL.into_iter().find(|kind| kind.code() == bytes[0]);
+        let kind = PacketKind::from_number(bytes[0]);
         let kind = kind.ok_or("a packet of an unknown kind")?;
         let mut words = [0; 7];
         for (word, place) in words.iter_mut().zip(bytes[4..].chunks_exact(4)) {
@@ -179,12 +157,14 @@ impl PacketHeader {
     }
 }
 
-/// The role of a node towards its peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    Source,
-    Forwarder,
-    Sink,
+numbered! {
+    /// The role of a node towards its peer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Role: u8 {
+        Source = 1,
+        Forwarder = 2,
+        Sink = 3,
+    }
 }
 
 /// The first message of each side of a connection.
@@ -207,11 +187,7 @@ impl Greeting {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[6] = match self.role {
-            Role::Source => 1,
-            Role::Forwarder => 2,
-            Role::Sink => 3,
-        };
+        bytes[6] = self.role.number();
         let words = [self.payload_bytes, self.packets, self.message_bytes_max];
         for (place, word) in bytes[8..].chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
@@ -227,12 +203,7 @@ impl Greeting {
         if bytes[4..6] != VERSION.to_le_bytes() {
             return Err("another version of the protocol");
         }
-        let role = match bytes[6] {
-            1 => Role::Source,
-            2 => Role::Forwarder,
-            3 => Role::Sink,
-            _ => return Err("an unknown role"),
-        };
+        let role = Role::from_number(bytes[6]).ok_or("an unknown role")?;
         let mut words = [0; 3];
         for (word, place) in words.iter_mut().zip(bytes[8..].chunks_exact(4)) {
             *word = u32::from_le_bytes(place.try_into().map_err(|_| "no greeting of ours")?);

@@ -56,64 +56,39 @@ impl NodeSettings {
         }
     }
 
-    /// Sets sz, the bytes of a message per packet. 64 to 60 000; default 2048, as in the paper.
-    pub const fn packet_bytes(mut self, bytes: u32) -> Self {
-        self.packet_bytes = bytes;
-        self
-    }
+    setters! {
+        /// Sets sz, the bytes of a message per packet. 64 to 60 000; default 2048, as in the paper.
+        packet_bytes: u32,
 
-    /// Sets how many packets of each peer fit into the node's interface. 4 to 512; default 128. For store-and-forward
-    /// on the interface, half of them must hold the longest message.
-    pub const fn packets(mut self, count: u32) -> Self {
-        self.packets = count;
-        self
-    }
+        /// Sets how many packets of each peer fit into the node's interface. 4 to 512; default 128. For store-and-forward
+        /// on the interface, half of them must hold the longest message.
+        packets: u32,
 
-    /// Sets the longest message that the node accepts, in bytes, at most 1 GiB. Default 1 MiB.
-    pub const fn message_bytes_max(mut self, bytes: u32) -> Self {
-        self.message_bytes_max = bytes;
-        self
-    }
+        /// Sets the longest message that the node accepts, in bytes, at most 1 GiB. Default 1 MiB.
+        message_bytes_max: u32,
 
-    /// Sets how many messages a source may have in flight to one destination. 1 to 65 536; default 1: the node then has
-    /// one message at a time, as in the paper's model.
-    pub const fn window(mut self, messages: u32) -> Self {
-        self.window = messages;
-        self
-    }
+        /// Sets how many messages a source may have in flight to one destination. 1 to 65 536; default 1: the node then has
+        /// one message at a time, as in the paper's model.
+        window: u32,
 
-    /// Sets the maximum number of connections of a node. 1 to 64; default 16.
-    pub const fn peers_max(mut self, count: usize) -> Self {
-        self.peers_max = count;
-        self
-    }
+        /// Sets the maximum number of connections of a node. 1 to 64; default 16.
+        peers_max: usize,
 
-    /// Slows down the outgoing links of this node: a packet is handed to the provider when its last byte would have
-    /// left a link of this bandwidth. Default: unpaced.
-    pub const fn pace(mut self, bandwidth: Option<Bandwidth>) -> Self {
-        self.pace = bandwidth;
-        self
-    }
+        /// Slows down the outgoing links of this node: a packet is handed to the provider when its last byte would have
+        /// left a link of this bandwidth. Default: unpaced.
+        pace: Option<Bandwidth>,
 
-    /// Makes a forwarder end when its last source has gone. Default: it waits for others.
-    pub const fn ends_with_sources(mut self, ends: bool) -> Self {
-        self.ends_with_sources = ends;
-        self
-    }
+        /// Makes a forwarder end when its last source has gone. Default: it waits for others.
+        ends_with_sources: bool,
 
-    /// Sets how long a call waits without progress before it fails, counting only time in which the process ran: a stop
-    /// counts as one second. Default 10 s.
-    pub const fn timeout(mut self, time: Duration) -> Self {
-        self.timeout = time;
-        self
-    }
+        /// Sets how long a call waits without progress before it fails, counting only time in which the process ran: a stop
+        /// counts as one second. Default 10 s.
+        timeout: Duration,
 
-    /// Sets how much processor time the node may spend to react earlier, by polling before it sleeps. Default
-    /// [`LowCpu`](Reactivity::LowCpu): it sleeps at once. [`LowLatency`](Reactivity::LowLatency) is for nodes with a
-    /// core of their own: the paper's network processor never sleeps.
-    pub const fn reactivity(mut self, reactivity: Reactivity) -> Self {
-        self.reactivity = reactivity;
-        self
+        /// Sets how much processor time the node may spend to react earlier, by polling before it sleeps. Default
+        /// [`LowCpu`](Reactivity::LowCpu): it sleeps at once. [`LowLatency`](Reactivity::LowLatency) is for nodes with a
+        /// core of their own: the paper's network processor never sleeps.
+        reactivity: Reactivity,
     }
 
     /// Sets the clock, for simulations. Default: the real one.

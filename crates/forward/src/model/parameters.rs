@@ -88,52 +88,30 @@ impl Parameters {
         }
     }
 
-    /// Returns the message.
-    #[must_use]
-    pub const fn message(&self) -> Message {
-        self.message
-    }
+    getters! {
+        /// Returns the message.
+        message: Message,
 
-    /// Returns T_rcv(sz(ℓ)), the time to receive a packet.
-    #[must_use]
-    pub const fn t_rcv(&self) -> Duration {
-        self.t_rcv
-    }
+        /// Returns T_rcv(sz(ℓ)), the time to receive a packet.
+        t_rcv: Duration,
 
-    /// Returns T_snd(sz(ℓ)), the time to send a packet.
-    #[must_use]
-    pub const fn t_snd(&self) -> Duration {
-        self.t_snd
-    }
+        /// Returns T_snd(sz(ℓ)), the time to send a packet.
+        t_snd: Duration,
 
-    /// Returns T_pci(sz(ℓ)), the time of a packet on the I/O bus, one way.
-    #[must_use]
-    pub const fn t_pci(&self) -> Duration {
-        self.t_pci
-    }
+        /// Returns T_pci(sz(ℓ)), the time of a packet on the I/O bus, one way.
+        t_pci: Duration,
 
-    /// Returns the time of a hand-over to the host or back, in addition to T_pci of its last packet.
-    #[must_use]
-    pub const fn t_bell(&self) -> Duration {
-        self.t_bell
-    }
+        /// Returns the time of a hand-over to the host or back, in addition to T_pci of its last packet.
+        t_bell: Duration,
 
-    /// Returns the time per message, on any path, in which no resource of the node works on it.
-    #[must_use]
-    pub const fn t_turn(&self) -> Duration {
-        self.t_turn
-    }
+        /// Returns the time per message, on any path, in which no resource of the node works on it.
+        t_turn: Duration,
 
-    /// Returns the kind of bus.
-    #[must_use]
-    pub const fn bus(&self) -> Bus {
-        self.bus
-    }
+        /// Returns the kind of bus.
+        bus: Bus,
 
-    /// Returns how many messages may be in the node at once.
-    #[must_use]
-    pub const fn window(&self) -> u32 {
-        self.window
+        /// Returns how many messages may be in the node at once.
+        window: u32,
     }
 
     /// Whether they include costs that only live systems have.
@@ -174,39 +152,26 @@ impl ParametersBuilder {
         self.t_rcv(time).t_snd(time)
     }
 
-    /// Sets T_rcv(sz(ℓ)), the time to receive a packet. 1 ns to [`TIME_MAX`]; required.
-    pub const fn t_rcv(mut self, time: Duration) -> Self {
-        self.t_rcv = Some(time);
-        self
-    }
+    setters! {
+        /// Sets T_rcv(sz(ℓ)), the time to receive a packet. 1 ns to [`TIME_MAX`]; required.
+        t_rcv: Duration => Some,
 
-    /// Sets T_snd(sz(ℓ)), the time to send a packet. 1 ns to [`TIME_MAX`]; required.
-    pub const fn t_snd(mut self, time: Duration) -> Self {
-        self.t_snd = Some(time);
-        self
-    }
+        /// Sets T_snd(sz(ℓ)), the time to send a packet. 1 ns to [`TIME_MAX`]; required.
+        t_snd: Duration => Some,
 
-    /// Sets T_pci(sz(ℓ)), the time of a packet on the bus, one way. 0 to [`TIME_MAX`]; required.
-    pub const fn t_pci(mut self, time: Duration) -> Self {
-        self.t_pci = Some(time);
-        self
-    }
+        /// Sets T_pci(sz(ℓ)), the time of a packet on the bus, one way. 0 to [`TIME_MAX`]; required.
+        t_pci: Duration => Some,
 
-    /// Sets the time of a hand-over between interface and host, once per message and direction, in addition to T_pci of
-    /// its packets: an interrupt, a thread's wake-up. Default: zero; at most [`TIME_MAX`].
-    ///
-    /// *Deviation:* the paper's library polls, and T_pci includes everything.
-    pub const fn t_bell(mut self, time: Duration) -> Self {
-        self.t_bell = time;
-        self
-    }
+        /// Sets the time of a hand-over between interface and host, once per message and direction, in addition to T_pci of
+        /// its packets: an interrupt, a thread's wake-up. Default: zero; at most [`TIME_MAX`].
+        ///
+        /// *Deviation:* the paper's library polls, and T_pci includes everything.
+        t_bell: Duration,
 
-    /// Sets the time per message in which no resource works on it, until the next one may take its place in the window:
-    /// propagation, wake-ups of threads, and the return of the window to the source. It counts once per message, on any
-    /// path, and only where the window limits. Default: zero; at most [`TIME_MAX`].
-    pub const fn t_turn(mut self, time: Duration) -> Self {
-        self.t_turn = time;
-        self
+        /// Sets the time per message in which no resource works on it, until the next one may take its place in the window:
+        /// propagation, wake-ups of threads, and the return of the window to the source. It counts once per message, on any
+        /// path, and only where the window limits. Default: zero; at most [`TIME_MAX`].
+        t_turn: Duration,
     }
 
     pub(super) const fn work(mut self, work: WorkCosts) -> Self {
@@ -214,16 +179,12 @@ impl ParametersBuilder {
         self
     }
 
-    /// Sets the kind of bus. Default: half-duplex.
-    pub const fn bus(mut self, bus: Bus) -> Self {
-        self.bus = bus;
-        self
-    }
+    setters! {
+        /// Sets the kind of bus. Default: half-duplex.
+        bus: Bus,
 
-    /// Sets how many messages may be in the node at once. Default: 1; at most [`WINDOW_MAX`].
-    pub const fn window(mut self, window: u32) -> Self {
-        self.window = window;
-        self
+        /// Sets how many messages may be in the node at once. Default: 1; at most [`WINDOW_MAX`].
+        window: u32,
     }
 
     /// Checks and returns the parameters.
@@ -309,40 +270,24 @@ impl Node {
         }
     }
 
-    /// Sets T_snd, if the link to the next node differs from that of T_net.
-    pub const fn t_snd(mut self, cost: Cost) -> Self {
-        self.t_snd = cost;
-        self
-    }
+    setters! {
+        /// Sets T_snd, if the link to the next node differs from that of T_net.
+        t_snd: Cost,
 
-    /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_bell`]. Default: zero.
-    pub const fn t_bell(mut self, time: Duration) -> Self {
-        self.t_bell = time;
-        self
-    }
+        /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_bell`]. Default: zero.
+        t_bell: Duration,
 
-    /// Sets the time per message in which no resource works on it: see [`ParametersBuilder::t_turn`]. Default: zero.
-    pub const fn t_turn(mut self, time: Duration) -> Self {
-        self.t_turn = time;
-        self
-    }
+        /// Sets the time per message in which no resource works on it: see [`ParametersBuilder::t_turn`]. Default: zero.
+        t_turn: Duration,
 
-    /// Sets the processors that all nodes share. Default: they share none.
-    pub const fn shared(mut self, shared: SharedProcessors) -> Self {
-        self.shared = Some(shared);
-        self
-    }
+        /// Sets the processors that all nodes share. Default: they share none.
+        shared: SharedProcessors => Some,
 
-    /// Sets the kind of bus. Default: half-duplex.
-    pub const fn bus(mut self, bus: Bus) -> Self {
-        self.bus = bus;
-        self
-    }
+        /// Sets the kind of bus. Default: half-duplex.
+        bus: Bus,
 
-    /// Sets how many messages may be in the node at once. Default: 1; at most [`WINDOW_MAX`].
-    pub const fn window(mut self, window: u32) -> Self {
-        self.window = window;
-        self
+        /// Sets how many messages may be in the node at once. Default: 1; at most [`WINDOW_MAX`].
+        window: u32,
     }
 
     /// Returns the parameters for one message.

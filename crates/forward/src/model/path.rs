@@ -2,24 +2,28 @@
 
 use std::fmt;
 
-/// The processor that runs the algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "a node has these two processors")]
-pub enum Placement {
-    /// The host processor: messages cross the I/O bus twice.
-    Host,
-    /// The processor of the network interface: messages do not cross the bus.
-    Nic,
+named! {
+    /// The processor that runs the algorithm.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[expect(clippy::exhaustive_enums, reason = "a node has these two processors")]
+    pub enum Placement {
+        /// The host processor: messages cross the I/O bus twice.
+        Host => "host",
+        /// The processor of the network interface: messages do not cross the bus.
+        Nic => "network interface",
+    }
 }
 
-/// When the first byte may leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "the whole message has arrived, or it has not")]
-pub enum Mode {
-    /// When the whole message has arrived.
-    StoreAndForward,
-    /// When the first packet has arrived.
-    CutThrough,
+named! {
+    /// When the first byte may leave.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[expect(clippy::exhaustive_enums, reason = "the whole message has arrived, or it has not")]
+    pub enum Mode {
+        /// When the whole message has arrived.
+        StoreAndForward => "store-and-forward",
+        /// When the first packet has arrived.
+        CutThrough => "cut-through",
+    }
 }
 
 /// A path through the node: which processor runs the algorithm, and when the first byte may leave.
@@ -46,24 +50,6 @@ impl Path {
     /// processor, and store-and-forward never forwards a damaged message.
     pub const ALL: [Self; 4] =
         [Self::NIC, Self::NIC_CUT_THROUGH, Self::HOST, Self::HOST_CUT_THROUGH];
-}
-
-impl fmt::Display for Placement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Host => "host",
-            Self::Nic => "network interface",
-        })
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::StoreAndForward => "store-and-forward",
-            Self::CutThrough => "cut-through",
-        })
-    }
 }
 
 impl fmt::Display for Path {

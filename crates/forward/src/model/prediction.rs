@@ -1,40 +1,28 @@
 //! Predictions for a path with several messages in the node.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::parameters::{Bus, Parameters, WorkCosts};
 use super::path::{Path, Placement};
 use crate::cost::Bandwidth;
 
-/// The resource that limits the bandwidth of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Limit {
-    /// The window: messages follow each other too slowly to keep any resource busy.
-    Window,
-    /// The link on which messages arrive.
-    ReceiveLink,
-    /// The I/O bus.
-    Bus,
-    /// The processor that runs the algorithm.
-    Processor,
-    /// The link on which messages leave.
-    SendLink,
-    /// The processors that all nodes share.
-    SharedProcessors,
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Window => "window",
-            Self::ReceiveLink => "receive link",
-            Self::Bus => "bus",
-            Self::Processor => "processor",
-            Self::SendLink => "send link",
-            Self::SharedProcessors => "processors that all nodes share",
-        })
+named! {
+    /// The resource that limits the bandwidth of a path.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Limit {
+        /// The window: messages follow each other too slowly to keep any resource busy.
+        Window => "window",
+        /// The link on which messages arrive.
+        ReceiveLink => "receive link",
+        /// The I/O bus.
+        Bus => "bus",
+        /// The processor that runs the algorithm.
+        Processor => "processor",
+        /// The link on which messages leave.
+        SendLink => "send link",
+        /// The processors that all nodes share.
+        SharedProcessors => "processors that all nodes share",
     }
 }
 

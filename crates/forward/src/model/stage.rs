@@ -49,22 +49,15 @@ impl StageModel {
         }
     }
 
-    /// Sets the part of a message that it must see. Default: the header.
-    pub const fn sees(mut self, sees: Sees) -> Self {
-        self.sees = sees;
-        self
-    }
+    setters! {
+        /// Sets the part of a message that it must see. Default: the header.
+        sees: Sees,
 
-    /// Sets whether it changes or drops messages. Default: it does.
-    pub const fn writes(mut self, writes: Writes) -> Self {
-        self.writes = writes;
-        self
-    }
+        /// Sets whether it changes or drops messages. Default: it does.
+        writes: Writes,
 
-    /// Sets its share of T_algoH, as a function of the message's bytes. Default: zero.
-    pub const fn on_host(mut self, cost: Cost) -> Self {
-        self.on_host = cost;
-        self
+        /// Sets its share of T_algoH, as a function of the message's bytes. Default: zero.
+        on_host: Cost,
     }
 
     /// Sets its share of T_algoN, as a function of the message's bytes. Default: zero.

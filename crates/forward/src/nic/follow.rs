@@ -1,7 +1,7 @@
 //! Keeps a program's maps in step with the host's tables, while it runs.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
 };
 
@@ -47,18 +47,12 @@ pub enum FollowError {
     },
 }
 
-fn failed(table: &'static str) -> impl Fn(MapError) -> FollowError {
-    move |source| match source {
-        MapError::Full { entries_max } => FollowError::Full { table, entries_max },
-        source => FollowError::Map { table, source },
-    }
-}
-
-/// Removes an entry that may be gone already.
-fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {
-    match removed {
-        Err(MapError::Missing) => Ok(()),
-        other => other,
+impl FollowError {
+    fn of(table: &'static str, source: MapError) -> Self {
+        match source {
+            MapError::Full { entries_max } => Self::Full { table, entries_max },
+            source => Self::Map { table, source },
+        }
     }
 }
 
@@ -92,7 +86,6 @@ pub(super) struct Follower {
     translations: BTreeMap<NatTuple, MappedTranslation>,
     /// Where the search for flows in use continues.
     refreshed_to: Option<NatTuple>,
-    unmapped: u64,
 }
 
 impl Follower {
@@ -109,7 +102,6 @@ impl Follower {
             interfaces: BTreeMap::new(),
             translations: BTreeMap::new(),
             refreshed_to: None,
-            unmapped: 0,
         };
         for stage in stages {
             match stage.offload() {
@@ -131,14 +123,9 @@ impl Follower {
             || self.flows.as_ref().is_some_and(|(_, feed)| feed.has_updates())
     }
 
-    /// Flows for which there was no room: the host translates them.
-    pub(super) const fn unmapped(&self) -> u64 {
-        self.unmapped
-    }
-
     /// Applies all pending changes. Returns how many. After an error, the next call copies the tables anew.
     pub(super) fn follow<T: BpfMap>(&mut self, maps: &mut [T]) -> Result<usize, FollowError> {
-        let followed = self.take_over(maps);
+        let followed = MapWriter { follower: self, maps }.take_over();
         if followed.is_err() {
             if let Some((fib, feed)) = &mut self.fib {
                 *feed = fib.follow();
@@ -148,273 +135,6 @@ impl Follower {
             }
         }
         followed
-    }
-
-    fn take_over<T: BpfMap>(&mut self, maps: &mut [T]) -> Result<usize, FollowError> {
-        let mut count = 0;
-        while let Some(update) = self.fib.as_mut().and_then(|(_, feed)| feed.take()) {
-            count += 1;
-            match update {
-                Update::Snapshot(snapshot) => self.all_routes(maps, &snapshot)?,
-                Update::Change(change) => self.change_route(maps, change)?,
-            }
-        }
-        while let Some(update) = self.flows.as_mut().and_then(|(_, feed)| feed.take()) {
-            count += 1;
-            match update {
-                Update::Snapshot(flows) => self.all_flows(maps, &flows)?,
-                Update::Change(NatChange::Added(flow)) => self.add_flow(maps, &flow)?,
-                Update::Change(NatChange::Removed(flow)) => self.remove_flow(maps, &flow)?,
-            }
-        }
-        Ok(count)
-    }
-
-    fn all_routes<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        all: &FibSnapshot,
-    ) -> Result<(), FollowError> {
-        let (mut routes, mut macs) = (BTreeMap::new(), BTreeMap::new());
-        let mut interfaces = BTreeMap::new();
-        all.each_route(|prefix, route| {
-            routes.insert(prefix, route);
-        });
-
-        all.each_neighbour(|port, address, mac| {
-            macs.insert((port, address), mac);
-        });
-
-        all.each_interface(|port, interface| {
-            interfaces.insert(port, interface);
-        });
-
-        let lost = |kept: &Port| !interfaces.contains_key(kept);
-        for port in self.interfaces.keys().copied().filter(lost).collect::<Vec<_>>() {
-            self.set_interface(maps, port, None)?;
-        }
-
-        for (port, interface) in interfaces {
-            self.set_interface(maps, port, Some(interface))?;
-        }
-
-        let lost = |kept: &(Port, IpAddr)| !macs.contains_key(kept);
-        for (port, address) in self.macs.keys().copied().filter(lost).collect::<Vec<_>>() {
-            self.set_neighbour(maps, port, address, None)?;
-        }
-
-        for ((port, address), mac) in macs {
-            self.set_neighbour(maps, port, address, Some(mac))?;
-        }
-
-        let lost = |kept: &Prefix| !routes.contains_key(kept);
-        for prefix in self.routes.keys().copied().filter(lost).collect::<Vec<_>>() {
-            self.set_route(maps, prefix, None)?;
-        }
-
-        for (prefix, route) in routes {
-            self.set_route(maps, prefix, Some(route))?;
-        }
-
-        Ok(())
-    }
-
-    fn change_route<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        change: FibChange,
-    ) -> Result<(), FollowError> {
-        match change {
-            FibChange::Route(prefix, route) => self.set_route(maps, prefix, route),
-            FibChange::Neighbour(port, address, mac) => {
-                self.set_neighbour(maps, port, address, mac)
-            }
-            FibChange::Interface(port, interface) => self.set_interface(maps, port, interface),
-        }
-    }
-
-    fn set_interface<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        port: Port,
-        interface: Option<Interface>,
-    ) -> Result<(), FollowError> {
-        let mtu = interface.map_or(0, |one| u32::try_from(one.mtu).unwrap_or(u32::MAX));
-        let value = place_value(interface.map(|one| one.address), mtu);
-        let map = &mut maps[self.layout.interfaces];
-        map.put(&port_key(port), &value, UpdateMode::Any).map_err(failed("ports"))?;
-        match interface {
-            Some(interface) => self.interfaces.insert(port, interface),
-            None => self.interfaces.remove(&port),
-        };
-        Ok(())
-    }
-
-    fn set_neighbour<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        port: Port,
-        address: IpAddr,
-        mac: Option<MacAddress>,
-    ) -> Result<(), FollowError> {
-        let map = &mut maps[self.layout.neighbours[version(address)]];
-        let key = neighbour_key(port, address);
-        let done = match mac {
-            Some(mac) => map.put(&key, &mac_value(mac), UpdateMode::Any),
-            None => gone(map.remove(&key)),
-        };
-        done.map_err(failed("neighbours"))?;
-        match mac {
-            Some(mac) => self.macs.insert((port, address), mac),
-            None => self.macs.remove(&(port, address)),
-        };
-        match self.hops.get(&(port, address)) {
-            Some(hop) => self.put_hop(maps, hop.index, mac),
-            None => Ok(()),
-        }
-    }
-
-    fn put_hop<T: BpfMap>(
-        &self,
-        maps: &mut [T],
-        index: u32,
-        mac: Option<MacAddress>,
-    ) -> Result<(), FollowError> {
-        let map = &mut maps[self.layout.hops];
-        map.put(&index.to_ne_bytes(), &place_value(mac, 0), UpdateMode::Any)
-            .map_err(failed("routers"))
-    }
-
-    fn set_route<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        prefix: Prefix,
-        route: Option<Route>,
-    ) -> Result<(), FollowError> {
-        let before = self.routes.get(&prefix).copied();
-        if before == route {
-            return Ok(());
-        }
-
-        // The new router gets its index before a route refers to it, and the old one keeps its own as long as one does.
-        let router = route.and_then(|route| Some((route.port, route.via?)));
-        let hop = match router {
-            Some(router) => self.take_hop(maps, router)? + 1,
-            None => 0,
-        };
-
-        let map = &mut maps[self.layout.routes[version(prefix.address())]];
-        let key = route_key(prefix);
-        let done = match route {
-            Some(route) => map.put(&key, &route_value(route.port, hop), UpdateMode::Any),
-            None => gone(map.remove(&key)),
-        };
-
-        if let Err(error) = done {
-            router.into_iter().for_each(|router| self.leave_hop(router));
-            return Err(failed("routes")(error));
-        }
-
-        match route {
-            Some(route) => self.routes.insert(prefix, route),
-            None => self.routes.remove(&prefix),
-        };
-
-        if let Some(router) = before.and_then(|route| Some((route.port, route.via?))) {
-            self.leave_hop(router);
-        }
-
-        Ok(())
-    }
-
-    fn take_hop<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        router: (Port, IpAddr),
-    ) -> Result<u32, FollowError> {
-        if let Some(hop) = self.hops.get_mut(&router) {
-            hop.routes += 1;
-            return Ok(hop.index);
-        }
-        let entries_max = self.layout.sizes.neighbours;
-        let index = match self.free.pop_front() {
-            Some(index) => index,
-            None if self.next_hop < entries_max => {
-                self.next_hop += 1;
-                self.next_hop - 1
-            }
-            None => return Err(FollowError::Full { table: "routers", entries_max }),
-        };
-        self.put_hop(maps, index, self.macs.get(&router).copied())?;
-        self.hops.insert(router, HopEntry { index, routes: 1 });
-        Ok(index)
-    }
-
-    fn leave_hop(&mut self, router: (Port, IpAddr)) {
-        let Some(hop) = self.hops.get_mut(&router) else { return };
-        hop.routes -= 1;
-        if hop.routes == 0 {
-            self.free.push_back(hop.index);
-            self.hops.remove(&router);
-        }
-    }
-
-    fn all_flows<T: BpfMap>(&mut self, maps: &mut [T], all: &[NatFlow]) -> Result<(), FollowError> {
-        let translations = all.iter().flat_map(|flow| flow.translations().map(|(tuple, _)| tuple));
-        let kept: std::collections::BTreeSet<NatTuple> = translations.collect();
-        let lost = |tuple: &NatTuple| !kept.contains(tuple);
-        for tuple in self.translations.keys().copied().filter(lost).collect::<Vec<_>>() {
-            self.remove_translation(maps, &tuple)?;
-        }
-        all.iter().try_for_each(|flow| self.add_flow(maps, flow))
-    }
-
-    fn add_flow<T: BpfMap>(&mut self, maps: &mut [T], flow: &NatFlow) -> Result<(), FollowError> {
-        for (tuple, becomes) in flow.translations() {
-            if self.translations.get(&tuple).is_some_and(|translation| translation.is_mapped) {
-                continue;
-            }
-            let map = &mut maps[self.layout.flows[version(tuple.source.address)]];
-            let is_same_version =
-                tuple.source.address.is_ipv4() == becomes.source.address.is_ipv4();
-            let put = match is_same_version {
-                true => map.put(&flow_key(&tuple), &flow_value(&becomes), UpdateMode::Any),
-                false => Err(MapError::Full { entries_max: 0 }),
-            };
-            let is_mapped = match put {
-                Ok(()) => true,
-                // The host goes on translating it.
-                Err(MapError::Full { .. }) => {
-                    self.unmapped += 1;
-                    false
-                }
-                Err(error) => return Err(failed("flows")(error)),
-            };
-            self.translations.insert(tuple, MappedTranslation { used: 0, is_mapped });
-        }
-        Ok(())
-    }
-
-    fn remove_flow<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        flow: &NatFlow,
-    ) -> Result<(), FollowError> {
-        flow.translations().iter().try_for_each(|(tuple, _)| self.remove_translation(maps, tuple))
-    }
-
-    fn remove_translation<T: BpfMap>(
-        &mut self,
-        maps: &mut [T],
-        tuple: &NatTuple,
-    ) -> Result<(), FollowError> {
-        match self.translations.remove(tuple) {
-            Some(translation) if translation.is_mapped => {
-                let map = &mut maps[self.layout.flows[version(tuple.source.address)]];
-                gone(map.remove(&flow_key(tuple))).map_err(failed("flows"))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Refreshes flows in the host's table whose packets the program has translated since they were last examined;
@@ -442,7 +162,7 @@ impl Follower {
             let value = match maps[self.layout.flows[version]].value(&flow_key(tuple)) {
                 Ok(value) => value,
                 Err(MapError::Missing) => continue,
-                Err(error) => return Err(failed("flows")(error)),
+                Err(error) => return Err(FollowError::of("flows", error)),
             };
             let at = usize::try_from(USED_AT[version]).unwrap_or(0);
             let used = value.get(at..).and_then(|rest| rest.first_chunk::<8>());
@@ -459,6 +179,233 @@ impl Follower {
 
         Ok(in_use)
     }
+}
+
+/// A follower with the maps that it writes.
+struct MapWriter<'a, T> {
+    follower: &'a mut Follower,
+    maps: &'a mut [T],
+}
+
+impl<T: BpfMap> MapWriter<'_, T> {
+    fn take_over(&mut self) -> Result<usize, FollowError> {
+        let mut count = 0;
+        while let Some(update) = self.follower.fib.as_mut().and_then(|(_, feed)| feed.take()) {
+            count += 1;
+            match update {
+                Update::Snapshot(snapshot) => self.all_routes(&snapshot)?,
+                Update::Change(FibChange::Route(prefix, route)) => self.set_route(prefix, route)?,
+                Update::Change(FibChange::Neighbour(port, address, mac)) => {
+                    self.set_neighbour(port, address, mac)?;
+                }
+                Update::Change(FibChange::Interface(port, interface)) => {
+                    self.set_interface(port, interface)?;
+                }
+            }
+        }
+        while let Some(update) = self.follower.flows.as_mut().and_then(|(_, feed)| feed.take()) {
+            count += 1;
+            match update {
+                Update::Snapshot(flows) => self.all_flows(&flows)?,
+                Update::Change(NatChange::Added(flow)) => self.add_flow(&flow)?,
+                Update::Change(NatChange::Removed(flow)) => {
+                    for (tuple, _) in flow.translations() {
+                        self.remove_translation(&tuple)?;
+                    }
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Writes an entry of a map, or removes one that may be gone already.
+    fn write(
+        &mut self,
+        (table, map): (&'static str, usize),
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<(), FollowError> {
+        let map = &mut self.maps[map];
+        let done = match value {
+            Some(value) => map.put(key, value, UpdateMode::Any),
+            None => map.remove(key),
+        };
+        match done {
+            Err(MapError::Missing) if value.is_none() => Ok(()),
+            done => done.map_err(|error| FollowError::of(table, error)),
+        }
+    }
+
+    fn all_routes(&mut self, all: &FibSnapshot) -> Result<(), FollowError> {
+        let (mut routes, mut macs) = (BTreeMap::new(), BTreeMap::new());
+        let mut interfaces = BTreeMap::new();
+        all.each_route(|prefix, route| {
+            routes.insert(prefix, route);
+        });
+        all.each_neighbour(|port, address, mac| {
+            macs.insert((port, address), mac);
+        });
+        all.each_interface(|port, interface| {
+            interfaces.insert(port, interface);
+        });
+
+        for (port, interface) in changes(&self.follower.interfaces, interfaces) {
+            self.set_interface(port, interface)?;
+        }
+        for ((port, address), mac) in changes(&self.follower.macs, macs) {
+            self.set_neighbour(port, address, mac)?;
+        }
+        for (prefix, route) in changes(&self.follower.routes, routes) {
+            self.set_route(prefix, route)?;
+        }
+        Ok(())
+    }
+
+    fn set_interface(
+        &mut self,
+        port: Port,
+        interface: Option<Interface>,
+    ) -> Result<(), FollowError> {
+        let mtu = interface.map_or(0, |one| u32::try_from(one.mtu).unwrap_or(u32::MAX));
+        let value = place_value(interface.map(|one| one.address), mtu);
+        let map = ("ports", self.follower.layout.interfaces);
+        self.write(map, &port_key(port), Some(&value))?;
+        set(&mut self.follower.interfaces, port, interface);
+        Ok(())
+    }
+
+    fn set_neighbour(
+        &mut self,
+        port: Port,
+        address: IpAddr,
+        mac: Option<MacAddress>,
+    ) -> Result<(), FollowError> {
+        let map = ("neighbours", self.follower.layout.neighbours[version(address)]);
+        let value = mac.map(mac_value);
+        self.write(map, &neighbour_key(port, address), value.as_ref().map(<[u8; 8]>::as_slice))?;
+        set(&mut self.follower.macs, (port, address), mac);
+        match self.follower.hops.get(&(port, address)).map(|hop| hop.index) {
+            Some(index) => self.put_hop(index, mac),
+            None => Ok(()),
+        }
+    }
+
+    fn put_hop(&mut self, index: u32, mac: Option<MacAddress>) -> Result<(), FollowError> {
+        let map = ("routers", self.follower.layout.hops);
+        self.write(map, &index.to_ne_bytes(), Some(&place_value(mac, 0)))
+    }
+
+    fn set_route(&mut self, prefix: Prefix, route: Option<Route>) -> Result<(), FollowError> {
+        let before = self.follower.routes.get(&prefix).copied();
+        if before == route {
+            return Ok(());
+        }
+        // The new router gets its index before a route refers to it, and the old one keeps its own as long as one does.
+        let router = route.and_then(|route| Some((route.port, route.via?)));
+        let hop = match router {
+            Some(router) => self.take_hop(router)? + 1,
+            None => 0,
+        };
+
+        let map = ("routes", self.follower.layout.routes[version(prefix.address())]);
+        let value = route.map(|route| route_value(route.port, hop));
+        if let Err(error) = self.write(map, &route_key(prefix), value.as_deref()) {
+            router.into_iter().for_each(|router| self.leave_hop(router));
+            return Err(error);
+        }
+
+        set(&mut self.follower.routes, prefix, route);
+        if let Some(router) = before.and_then(|route| Some((route.port, route.via?))) {
+            self.leave_hop(router);
+        }
+        Ok(())
+    }
+
+    /// Returns the index of a router, for one more route through it.
+    fn take_hop(&mut self, router: (Port, IpAddr)) -> Result<u32, FollowError> {
+        let follower = &mut *self.follower;
+        if let Some(hop) = follower.hops.get_mut(&router) {
+            hop.routes += 1;
+            return Ok(hop.index);
+        }
+        let entries_max = follower.layout.sizes.neighbours;
+        let index = match follower.free.pop_front() {
+            Some(index) => index,
+            None if follower.next_hop < entries_max => {
+                follower.next_hop += 1;
+                follower.next_hop - 1
+            }
+            None => return Err(FollowError::Full { table: "routers", entries_max }),
+        };
+        let mac = follower.macs.get(&router).copied();
+        self.put_hop(index, mac)?;
+        self.follower.hops.insert(router, HopEntry { index, routes: 1 });
+        Ok(index)
+    }
+
+    fn leave_hop(&mut self, router: (Port, IpAddr)) {
+        let follower = &mut *self.follower;
+        let Some(hop) = follower.hops.get_mut(&router) else { return };
+        hop.routes -= 1;
+        if hop.routes == 0 {
+            follower.free.push_back(hop.index);
+            follower.hops.remove(&router);
+        }
+    }
+
+    fn all_flows(&mut self, all: &[NatFlow]) -> Result<(), FollowError> {
+        let translations = all.iter().flat_map(|flow| flow.translations().map(|(tuple, _)| tuple));
+        let kept: BTreeSet<NatTuple> = translations.collect();
+        let known = self.follower.translations.keys();
+        for tuple in known.copied().filter(|one| !kept.contains(one)).collect::<Vec<_>>() {
+            self.remove_translation(&tuple)?;
+        }
+        all.iter().try_for_each(|flow| self.add_flow(flow))
+    }
+
+    fn add_flow(&mut self, flow: &NatFlow) -> Result<(), FollowError> {
+        for (tuple, becomes) in flow.translations() {
+            if self.follower.translations.get(&tuple).is_some_and(|one| one.is_mapped) {
+                continue;
+            }
+            let is_same_version =
+                tuple.source.address.is_ipv4() == becomes.source.address.is_ipv4();
+            let map = ("flows", self.follower.layout.flows[version(tuple.source.address)]);
+            let is_mapped = is_same_version
+                && match self.write(map, &flow_key(&tuple), Some(&flow_value(&becomes))) {
+                    Ok(()) => true,
+                    // The host goes on translating it.
+                    Err(FollowError::Full { .. }) => false,
+                    Err(error) => return Err(error),
+                };
+            self.follower.translations.insert(tuple, MappedTranslation { used: 0, is_mapped });
+        }
+        Ok(())
+    }
+
+    fn remove_translation(&mut self, tuple: &NatTuple) -> Result<(), FollowError> {
+        match self.follower.translations.remove(tuple) {
+            Some(translation) if translation.is_mapped => {
+                let map = self.follower.layout.flows[version(tuple.source.address)];
+                self.write(("flows", map), &flow_key(tuple), None)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What changes one table to the other: first what is gone, then all that is there.
+fn changes<K: Ord + Copy, V>(from: &BTreeMap<K, V>, to: BTreeMap<K, V>) -> Vec<(K, Option<V>)> {
+    let gone: Vec<_> =
+        from.keys().filter(|key| !to.contains_key(key)).map(|key| (*key, None)).collect();
+    gone.into_iter().chain(to.into_iter().map(|(key, value)| (key, Some(value)))).collect()
+}
+
+fn set<K: Ord, V>(table: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => table.insert(key, value),
+        None => table.remove(&key),
+    };
 }
 
 /// The counters, summed over all processors.

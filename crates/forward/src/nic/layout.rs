@@ -144,7 +144,7 @@ pub(super) fn version(address: IpAddr) -> usize {
     usize::from(address.is_ipv6())
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),

@@ -188,14 +188,6 @@ impl Nic {
         NicBuilder::default()
     }
 
-    /// Checks whether stages can run on interfaces: for the planner.
-    ///
-    /// # Errors
-    /// [`CompileError`] gives the reason if they cannot.
-    pub fn can_run(stages: &[&dyn Stage], settings: &NicSettings) -> Result<(), CompileError> {
-        compile(stages, &[Port(0)], settings, ProgramKind::Xdp).map(|_| ())
-    }
-
     /// Applies changes of the tables to the maps. Returns the number of changes. Forwarding goes on meanwhile, by the
     /// old entry or the new one.
     ///
@@ -350,12 +342,6 @@ impl Nic {
     pub fn refresh(&mut self, now: Instant, count: usize) -> Result<usize, NicError> {
         Ok(self.follower.refresh(&self.maps, now, count)?)
     }
-
-    /// Returns how many translations had no room in the maps: the host handles those.
-    #[must_use]
-    pub const fn unmapped_flows(&self) -> u64 {
-        self.follower.unmapped()
-    }
 }
 
 /// The program that passes everything, for the peer of a veth pair: without any program there, frames redirected into
@@ -363,7 +349,7 @@ impl Nic {
 #[derive(Debug)]
 #[must_use = "the program is detached when this is dropped"]
 pub struct PassAll {
-    attachment: Attachment,
+    _attachment: Attachment,
 }
 
 impl PassAll {
@@ -376,7 +362,7 @@ impl PassAll {
         let attached = Attachment::new(&program, interface, AttachMode::Native);
         let attachment =
             attached.map_err(|source| NicError::Attach { port: Port::default(), source })?;
-        Ok(Self { attachment })
+        Ok(Self { _attachment: attachment })
     }
 
     /// Attaches it to an interface of another network namespace. Blocks briefly, while a thread enters that namespace.
@@ -393,11 +379,5 @@ impl PassAll {
             let failed = |_| NicError::Namespace(io::ErrorKind::Other.into());
             scope.spawn(enter).join().map_err(failed)?
         })
-    }
-
-    /// Returns whether the interface still exists.
-    #[must_use]
-    pub fn is_attached(&self) -> bool {
-        self.attachment.is_attached()
     }
 }

@@ -37,14 +37,6 @@ impl Sum {
         self.add(!word as u64)
     }
 
-    /// Subtracts bytes that start and end at even offsets, by adding their complement.
-    #[must_use]
-    #[inline]
-    pub fn less_bytes(self, bytes: &[u8]) -> Self {
-        let word = !Self::ZERO.bytes(bytes).folded();
-        self.word(word)
-    }
-
     const fn add(self, other: u64) -> Self {
         let (sum, carry) = self.0.overflowing_add(other);
         Self(sum + carry as u64)

@@ -1,46 +1,30 @@
 //! Errors of parsing.
 
-use std::fmt;
-
 use thiserror::Error;
 
-/// A header in a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Protocol {
-    /// The Ethernet header.
-    Ethernet,
-    /// A VLAN tag.
-    Vlan,
-    /// ARP.
-    Arp,
-    /// IP version 4.
-    Ipv4,
-    /// IP version 6.
-    Ipv6,
-    /// An IPv6 extension header.
-    Extension,
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// ICMP of either version.
-    Icmp,
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ethernet => "Ethernet",
-            Self::Vlan => "VLAN",
-            Self::Arp => "ARP",
-            Self::Ipv4 => "IPv4",
-            Self::Ipv6 => "IPv6",
-            Self::Extension => "IPv6 extension",
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Icmp => "ICMP",
-        })
+named! {
+    /// A header in a frame.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum Protocol {
+        /// The Ethernet header.
+        Ethernet => "Ethernet",
+        /// A VLAN tag.
+        Vlan => "VLAN",
+        /// ARP.
+        Arp => "ARP",
+        /// IP version 4.
+        Ipv4 => "IPv4",
+        /// IP version 6.
+        Ipv6 => "IPv6",
+        /// An IPv6 extension header.
+        Extension => "IPv6 extension",
+        /// TCP.
+        Tcp => "TCP",
+        /// UDP.
+        Udp => "UDP",
+        /// ICMP of either version.
+        Icmp => "ICMP",
     }
 }
 

@@ -33,12 +33,6 @@ impl Tag {
         Self { ether_type: Self::INNER, control: number & 0xfff }
     }
 
-    /// Returns the VLAN number.
-    #[must_use]
-    pub const fn vlan(self) -> u16 {
-        self.control & 0xfff
-    }
-
     pub(crate) const fn announces(ether_type: EtherType) -> bool {
         matches!(ether_type, Self::INNER | Self::OUTER)
     }

@@ -9,7 +9,7 @@ use super::{
     ethernet::Ethernet,
     ipv4::Ipv4,
     ipv6::Ipv6,
-    transport::{Icmp, Tcp, Udp},
+    transport::{Icmp, Tcp, check_udp},
 };
 
 /// The IP protocol number of TCP.
@@ -154,7 +154,7 @@ impl Headers {
         let bytes = frame.get(self.transport_at..self.end_at).unwrap_or_default();
         match (self.protocol, self.network) {
             (TCP, _) => Tcp::parse(bytes).map(|_| Transport::Tcp),
-            (UDP, _) => Udp::parse(bytes, self.fragment == Fragment::Whole).map(|_| Transport::Udp),
+            (UDP, _) => check_udp(bytes, self.fragment == Fragment::Whole).map(|()| Transport::Udp),
             (ICMP, Network::Ipv4) => Icmp::parse(bytes).map(|_| Transport::Icmp),
             (ICMPV6, Network::Ipv6) => Icmp::parse(bytes).map(|_| Transport::Icmpv6),
             _ => Ok(Transport::Other),

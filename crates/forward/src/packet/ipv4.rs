@@ -66,12 +66,6 @@ impl<'a> Ipv4<'a> {
         self.packet.len()
     }
 
-    /// Returns the options, including padding.
-    #[must_use]
-    pub fn options(&self) -> &'a [u8] {
-        self.packet.get(IPV4_BYTES..self.header_bytes).unwrap_or_default()
-    }
-
     /// Returns the payload.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
@@ -82,12 +76,6 @@ impl<'a> Ipv4<'a> {
     #[must_use]
     pub const fn identification(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
-    }
-
-    /// Returns whether routers must not fragment it.
-    #[must_use]
-    pub const fn dont_fragment(&self) -> bool {
-        self.header[6] & 0x40 != 0
     }
 
     const fn has_more(&self) -> bool {
@@ -119,12 +107,6 @@ impl<'a> Ipv4<'a> {
     #[must_use]
     pub const fn protocol(&self) -> u8 {
         self.header[9]
-    }
-
-    /// Returns the header checksum, unverified.
-    #[must_use]
-    pub const fn checksum(&self) -> u16 {
-        u16::from_be_bytes([self.header[10], self.header[11]])
     }
 
     /// Returns the sender's address.

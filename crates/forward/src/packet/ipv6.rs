@@ -121,34 +121,18 @@ impl<'a> Ipv6<'a> {
         self.transport_at
     }
 
-    /// Returns the extension headers, in order.
-    #[must_use]
-    pub fn extensions(&self) -> &'a [u8] {
-        self.packet.get(IPV6_BYTES..self.transport_at).unwrap_or_default()
-    }
-
     /// Returns the data after the extension headers.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.packet.get(self.transport_at..).unwrap_or_default()
     }
 
-    /// Returns which part of a packet it is.
-    #[must_use]
-    pub const fn fragment(&self) -> Fragment {
-        self.fragment
-    }
+    getters! {
+        /// Returns which part of a packet it is.
+        fragment: Fragment,
 
-    /// Returns the identification, which all fragments of a packet share; 0 if it is not fragmented.
-    #[must_use]
-    pub const fn identification(&self) -> u32 {
-        self.identification
-    }
-
-    /// Returns how many routers it may still cross.
-    #[must_use]
-    pub const fn hop_limit(&self) -> u8 {
-        self.header[7]
+        /// Returns the identification, which all fragments of a packet share; 0 if it is not fragmented.
+        identification: u32,
     }
 
     /// Returns the protocol number after the extension headers; in a later fragment, that of the header after the

@@ -28,7 +28,7 @@ pub use self::{
     headers::{Fragment, Headers, ICMP, ICMPV6, Network, TCP, Transport, UDP},
     ipv4::{IPV4_BYTES, Ipv4},
     ipv6::{EXTENSIONS_MAX, IPV6_BYTES, Ipv6},
-    transport::{ICMP_BYTES, Icmp, TCP_BYTES, Tcp, TcpFlags, UDP_BYTES, Udp},
+    transport::{ICMP_BYTES, Icmp, TCP_BYTES, Tcp, TcpFlags, UDP_BYTES},
 };
 
 /// Room before a frame, for tags that are pushed.
@@ -124,16 +124,12 @@ impl Packet {
         self
     }
 
-    /// Returns its position in a message of several packets; `None` if it is a whole message.
-    #[must_use]
-    pub const fn part(&self) -> Option<Part> {
-        self.part
-    }
+    getters! {
+        /// Returns its position in a message of several packets; `None` if it is a whole message.
+        part: Option<Part>,
 
-    /// Returns the port on which it arrived.
-    #[must_use]
-    pub const fn ingress(&self) -> Port {
-        self.ingress
+        /// Returns the port on which it arrived.
+        ingress: Port,
     }
 
     /// Returns the length of the frame in bytes.

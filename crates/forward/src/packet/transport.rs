@@ -37,18 +37,6 @@ impl<'a> Tcp<'a> {
         Ok(Self { segment, header, header_bytes })
     }
 
-    /// Returns the sender's port.
-    #[must_use]
-    pub const fn source_port(&self) -> u16 {
-        u16::from_be_bytes([self.header[0], self.header[1]])
-    }
-
-    /// Returns the receiver's port.
-    #[must_use]
-    pub const fn destination_port(&self) -> u16 {
-        u16::from_be_bytes([self.header[2], self.header[3]])
-    }
-
     /// Returns the sequence number of the first byte of the payload.
     #[must_use]
     pub const fn sequence(&self) -> u32 {
@@ -61,22 +49,10 @@ impl<'a> Tcp<'a> {
         TcpFlags(self.header[13])
     }
 
-    /// Returns the checksum, unverified.
-    #[must_use]
-    pub const fn checksum(&self) -> u16 {
-        u16::from_be_bytes([self.header[16], self.header[17]])
-    }
-
     /// Returns the length of the header in bytes, including options.
     #[must_use]
     pub const fn header_bytes(&self) -> usize {
         self.header_bytes
-    }
-
-    /// Returns the options, including padding.
-    #[must_use]
-    pub fn options(&self) -> &'a [u8] {
-        self.segment.get(TCP_BYTES..self.header_bytes).unwrap_or_default()
     }
 
     /// Returns the payload.
@@ -97,8 +73,6 @@ impl TcpFlags {
     pub const SYN: Self = Self(2);
     /// Resets the connection.
     pub const RST: Self = Self(4);
-    /// Data should be delivered at once.
-    pub const PSH: Self = Self(8);
     /// The acknowledgement number is valid.
     pub const ACK: Self = Self(16);
 
@@ -109,55 +83,17 @@ impl TcpFlags {
     }
 }
 
-/// A UDP datagram, borrowed from its bytes.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "it only looks at bytes"]
-pub struct Udp<'a> {
-    datagram: &'a [u8],
-    header: [u8; UDP_BYTES],
-}
-
-impl<'a> Udp<'a> {
-    /// Parses the datagram at the start of `bytes`. If `is_whole`, its length must fit them; the length in a first
-    /// fragment is that of the whole datagram.
-    ///
-    /// # Errors
-    /// [`ParseError::Short`], [`ParseError::Length`].
-    #[inline]
-    pub fn parse(bytes: &'a [u8], is_whole: bool) -> Result<Self, ParseError> {
-        let header = bytes_at::<UDP_BYTES>(bytes, 0, Protocol::Udp)?;
-        let says = usize::from(u16::from_be_bytes([header[4], header[5]]));
-        let has = bytes.len();
-        if says < UDP_BYTES || (is_whole && says > has) {
-            return Err(ParseError::Length { header: Protocol::Udp, says, has });
-        }
-        let datagram = bytes.get(..says).unwrap_or(bytes);
-        Ok(Self { datagram, header })
+/// Checks the UDP header at the start of `bytes`. If `is_whole`, the datagram must fit them; the length in a first fragment
+/// is that of the whole datagram.
+#[inline]
+pub(super) fn check_udp(bytes: &[u8], is_whole: bool) -> Result<(), ParseError> {
+    let header = bytes_at::<UDP_BYTES>(bytes, 0, Protocol::Udp)?;
+    let says = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let has = bytes.len();
+    if says < UDP_BYTES || (is_whole && says > has) {
+        return Err(ParseError::Length { header: Protocol::Udp, says, has });
     }
-
-    /// Returns the sender's port.
-    #[must_use]
-    pub const fn source_port(&self) -> u16 {
-        u16::from_be_bytes([self.header[0], self.header[1]])
-    }
-
-    /// Returns the receiver's port.
-    #[must_use]
-    pub const fn destination_port(&self) -> u16 {
-        u16::from_be_bytes([self.header[2], self.header[3]])
-    }
-
-    /// Returns the checksum, unverified; 0 if the sender computed none.
-    #[must_use]
-    pub const fn checksum(&self) -> u16 {
-        u16::from_be_bytes([self.header[6], self.header[7]])
-    }
-
-    /// Returns the payload.
-    #[must_use]
-    pub fn payload(&self) -> &'a [u8] {
-        self.datagram.get(UDP_BYTES..).unwrap_or_default()
-    }
+    Ok(())
 }
 
 /// An ICMP message of version 4 or 6, borrowed from its bytes.
@@ -188,12 +124,6 @@ impl<'a> Icmp<'a> {
     #[must_use]
     pub const fn code(&self) -> u8 {
         self.header[1]
-    }
-
-    /// Returns the checksum, unverified.
-    #[must_use]
-    pub const fn checksum(&self) -> u16 {
-        u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
     /// Returns the identifier of an echo.

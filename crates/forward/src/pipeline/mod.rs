@@ -129,53 +129,31 @@ impl PipelineBuilder {
         self
     }
 
-    /// Sets the port of packets for which no stage names one. Default: they are dropped ([`Reason::NoPort`]).
-    pub const fn default_port(mut self, port: Port) -> Self {
-        self.default_port = Some(port);
-        self
-    }
+    setters! {
+        /// Sets the port of packets for which no stage names one. Default: they are dropped ([`Reason::NoPort`]).
+        default_port: Port => Some,
 
-    /// Sets how messages of several packets are forwarded. Default: [`Mode::StoreAndForward`].
-    pub const fn mode(mut self, mode: Mode) -> Self {
-        self.mode = mode;
-        self
-    }
+        /// Sets how messages of several packets are forwarded. Default: [`Mode::StoreAndForward`].
+        mode: Mode,
 
-    /// Sets the maximum number of packets that wait before the stages. Default: 256.
-    pub const fn input_packets(mut self, count: usize) -> Self {
-        self.input_packets = count;
-        self
-    }
+        /// Sets the maximum number of packets that wait before the stages. Default: 256.
+        input_packets: usize,
 
-    /// Sets the maximum number of packets that wait at each port. Default: 256.
-    pub const fn output_packets(mut self, count: usize) -> Self {
-        self.output_packets = count;
-        self
-    }
+        /// Sets the maximum number of packets that wait at each port. Default: 256.
+        output_packets: usize,
 
-    /// Sets the maximum number of unfinished messages of several packets; beyond that the oldest is dropped. Default:
-    /// 64.
-    pub const fn messages(mut self, count: usize) -> Self {
-        self.messages = count;
-        self
-    }
+        /// Sets the maximum number of unfinished messages of several packets; beyond that the oldest is dropped. Default:
+        /// 64.
+        messages: usize,
 
-    /// Sets the maximum number of packets of a message. Default: 256.
-    pub const fn message_packets(mut self, count: usize) -> Self {
-        self.message_packets = count;
-        self
-    }
+        /// Sets the maximum number of packets of a message. Default: 256.
+        message_packets: usize,
 
-    /// Sets the maximum number of packets that one [`run`](Pipeline::run) processes. Default: 64.
-    pub const fn batch(mut self, count: usize) -> Self {
-        self.batch = count;
-        self
-    }
+        /// Sets the maximum number of packets that one [`run`](Pipeline::run) processes. Default: 64.
+        batch: usize,
 
-    /// Sets what happens when a buffer is full. Default: [`OnFull::Wait`].
-    pub const fn on_full(mut self, on_full: OnFull) -> Self {
-        self.on_full = on_full;
-        self
+        /// Sets what happens when a buffer is full. Default: [`OnFull::Wait`].
+        on_full: OnFull,
     }
 
     /// Sets the counters to use. Default: new ones.
@@ -388,12 +366,6 @@ impl Pipeline {
     #[must_use]
     pub fn offloads(&self) -> Vec<Offload<'_>> {
         self.stages.stages.iter().map(|stage| stage.offload()).collect()
-    }
-
-    /// Returns the port of packets for which no stage names one.
-    #[must_use]
-    pub const fn default_port(&self) -> Option<Port> {
-        self.stages.default_port
     }
 
     /// Returns its counters.

@@ -72,22 +72,15 @@ impl PipelineSimulation {
         }
     }
 
-    /// Sets the time between two packets.
-    pub const fn interval(mut self, time: Duration) -> Self {
-        self.interval = time;
-        self
-    }
+    setters! {
+        /// Sets the time between two packets.
+        interval: Duration,
 
-    /// Sets how many packets in a thousand are lost before they arrive.
-    pub const fn loss_per_mille(mut self, count: u32) -> Self {
-        self.loss_per_mille = count;
-        self
-    }
+        /// Sets how many packets in a thousand are lost before they arrive.
+        loss_per_mille: u32,
 
-    /// Sets the time that a port needs for a packet.
-    pub const fn departure(mut self, time: Duration) -> Self {
-        self.departure = time;
-        self
+        /// Sets the time that a port needs for a packet.
+        departure: Duration,
     }
 
     /// Sets after how many packets in a thousand a port stalls, and the longest stall.
@@ -124,7 +117,7 @@ impl PipelineSimulation {
         let mut sent = 0;
         let mut kept: Option<Packet> = None;
 
-        // Successive turns of ports without a departure: the remaining packets are for ports outside the run.
+        // Successive turns of ports with neither arrival nor departure: the remaining packets are for ports outside.
         let mut idle = 0_u32;
         while let Some(Reverse((time, event))) = events.pop() {
             let now = Instant::from_nanos(time);
@@ -141,7 +134,10 @@ impl PipelineSimulation {
                     });
                     match packet.map(|packet| pipeline.offer(packet)) {
                         None => {}
-                        Some(Ok(())) => report.taken += 1,
+                        Some(Ok(())) => {
+                            report.taken += 1;
+                            idle = 0;
+                        }
                         Some(Err(packet)) => {
                             report.waits += 1;
                             kept = Some(packet);

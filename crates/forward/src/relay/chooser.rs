@@ -140,12 +140,6 @@ impl Chooser {
         let samples = u64::from(pairs).min(SAMPLES);
         smooth(&self.share, share.clamp(*SHARES.start(), *SHARES.end()), samples);
     }
-
-    /// Returns the processor time per byte in picoseconds, copied and spliced.
-    pub(super) fn costs(&self) -> (Option<u64>, Option<u64>) {
-        let known = |cost: &AtomicU64| Some(cost.load(Ordering::Relaxed)).filter(|cost| *cost > 0);
-        (known(&self.copy), known(&self.splice))
-    }
 }
 
 /// Returns the time per byte.

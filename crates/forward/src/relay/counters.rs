@@ -26,72 +26,84 @@ impl Counter {
 }
 
 macro_rules! counters {
-    ($($(#[$meta:meta])* $name:ident,)*) => {
+    ($counters:ident; $(#[$meta:meta])* pub struct $stats:ident { $($(#[$docs:meta])* $name:ident,)* }) => {
         /// The live counters.
         #[derive(Debug, Default)]
-        pub(super) struct RelayCounters {
+        pub(super) struct $counters {
             $(pub(super) $name: Counter,)*
         }
 
-        impl RelayCounters {
-            pub(super) fn snapshot(&self) -> RelayStats {
-                RelayStats { $($name: self.$name.value(),)* }
+        impl $counters {
+            pub(super) fn snapshot(&self) -> $stats {
+                $stats { $($name: self.$name.value(),)* }
             }
         }
 
-        /// The counters of a relay. They are read one by one while it runs, so sums may be off by changes in between.
+        $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct RelayStats {
-            $($(#[$meta])* pub $name: u64,)*
+        pub struct $stats {
+            $($(#[$docs])* pub $name: u64,)*
+        }
+
+        impl $stats {
+            /// Returns all counters with their names.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
         }
     };
 }
+pub(super) use counters;
 
 counters! {
-    /// Connections accepted.
-    accepted,
-    /// Connections being relayed, or about to be.
-    active,
-    /// Connections that ended in both directions.
-    finished,
-    /// Connections for which no upstream was reachable.
-    refused,
-    /// Connections reset by a peer, or failed otherwise.
-    reset,
-    /// Connections without traffic for the idle time-out.
-    timed_out,
-    /// Failed attempts to reach an upstream, for any reason.
-    connects_failed,
-    /// Attempts to reach an upstream that exceeded the connect time-out.
-    connects_timed_out,
-    /// Connections whose upstream was sent data, but failed or reached the idle time-out without an answer.
-    unanswered,
-    /// Connections whose peer violated the protocol: a PROXY protocol header, or the length of a message.
-    malformed,
-    /// Connections that a drain cut at its deadline.
-    cut,
-    /// How often accepting paused for lack of descriptors or memory.
-    pauses,
-    /// Bytes from clients to upstreams.
-    bytes_up,
-    /// Bytes from upstreams to clients.
-    bytes_down,
-    /// Bytes moved through buffers.
-    bytes_copied,
-    /// Bytes moved through pipes.
-    bytes_spliced,
-    /// How often bytes were copied because no pipe was available.
-    pipes_missing,
-    /// Messages forwarded, in framed relays.
-    messages,
-    /// Messages that began to leave before they had arrived completely.
-    messages_cut_through,
-    /// Messages that were cut through for lack of memory to store them.
-    messages_unstored,
-    /// Messages of which a receiver got only a part, and then a reset: they were cut through, and their sender broke
-    /// off.
-    messages_torn,
-    /// Messages that arrived incomplete and were not forwarded.
-    messages_dropped,
+    RelayCounters;
+    /// The counters of a relay. They are read one by one while it runs, so sums may be off by changes in between.
+    pub struct RelayStats {
+        /// Connections accepted.
+        accepted,
+        /// Connections being relayed, or about to be.
+        active,
+        /// Connections that ended in both directions.
+        finished,
+        /// Connections for which no upstream was reachable.
+        refused,
+        /// Connections reset by a peer, or failed otherwise.
+        reset,
+        /// Connections without traffic for the idle time-out.
+        timed_out,
+        /// Failed attempts to reach an upstream, for any reason.
+        connects_failed,
+        /// Attempts to reach an upstream that exceeded the connect time-out.
+        connects_timed_out,
+        /// Connections whose upstream was sent data, but failed or reached the idle time-out without an answer.
+        unanswered,
+        /// Connections whose peer violated the protocol: a PROXY protocol header, or the length of a message.
+        malformed,
+        /// Connections that a drain cut at its deadline.
+        cut,
+        /// How often accepting paused for lack of descriptors or memory.
+        pauses,
+        /// Bytes from clients to upstreams.
+        bytes_up,
+        /// Bytes from upstreams to clients.
+        bytes_down,
+        /// Bytes moved through buffers.
+        bytes_copied,
+        /// Bytes moved through pipes.
+        bytes_spliced,
+        /// How often bytes were copied because no pipe was available.
+        pipes_missing,
+        /// Messages forwarded, in framed relays.
+        messages,
+        /// Messages that began to leave before they had arrived completely.
+        messages_cut_through,
+        /// Messages that were cut through for lack of memory to store them.
+        messages_unstored,
+        /// Messages of which a receiver got only a part, and then a reset: they were cut through, and their sender broke
+        /// off.
+        messages_torn,
+        /// Messages that arrived incomplete and were not forwarded.
+        messages_dropped,
+    }
 }

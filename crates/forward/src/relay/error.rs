@@ -1,20 +1,22 @@
 //! Why a relayed connection ends early.
 
-use std::{fmt, io, time::Duration};
+use std::{io, time::Duration};
 
 use thiserror::Error;
 
 use super::{endpoint::Endpoint, framed::FrameError, proxy::ProxyError};
 use crate::model::Mode;
 
-/// A peer of the relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a relay stands between two")]
-pub enum Peer {
-    /// The peer that connected to the relay.
-    Client,
-    /// The peer that the relay connected to.
-    Upstream,
+named! {
+    /// A peer of the relay.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[expect(clippy::exhaustive_enums, reason = "a relay stands between two")]
+    pub enum Peer {
+        /// The peer that connected to the relay.
+        Client => "client",
+        /// The peer that the relay connected to.
+        Upstream => "upstream",
+    }
 }
 
 impl Peer {
@@ -24,15 +26,6 @@ impl Peer {
             Self::Client => Self::Upstream,
             Self::Upstream => Self::Client,
         }
-    }
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Client => "client",
-            Self::Upstream => "upstream",
-        })
     }
 }
 

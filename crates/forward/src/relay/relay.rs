@@ -27,7 +27,7 @@ use super::{
     proxy::ProxyHeader,
     resources::RelayResources,
     session::Session,
-    settings::{RelayBuilder, RelaySettings},
+    settings::RelayBuilder,
     upstream,
     wait::{Either, is_exhausted, select, timeout, timeout_at},
 };
@@ -103,7 +103,7 @@ pub struct RelayHandle {
 /// The state shared by all connections.
 #[derive(Debug)]
 pub(super) struct RelayShared {
-    pub(super) settings: RelaySettings,
+    pub(super) settings: RelayBuilder,
     pub(super) resources: RelayResources,
     /// For each upstream, in order.
     pub(super) upstream_health: Vec<Arc<UpstreamHealth>>,
@@ -132,7 +132,7 @@ impl Relay {
         RelayBuilder::new(listen.into())
     }
 
-    pub(super) fn new(settings: RelaySettings, server: &Server) -> io::Result<Self> {
+    pub(super) fn new(settings: RelayBuilder, server: &Server) -> io::Result<Self> {
         if let Some(path) = settings.listen.path() {
             remove_stale(path);
         }
@@ -251,12 +251,6 @@ impl RelayHandle {
     #[must_use]
     pub fn stats(&self) -> RelayStats {
         self.shared.resources.counters.snapshot()
-    }
-
-    /// Returns the cost per byte of raw streams so far, in picoseconds of processor time: copied, and spliced.
-    #[must_use]
-    pub fn costs(&self) -> (Option<u64>, Option<u64>) {
-        self.shared.resources.chooser.costs()
     }
 
     /// Stops accepting, and cuts the remaining connections after `time`. Does not wait: [`Relay::serve`] returns at the

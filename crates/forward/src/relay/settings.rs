@@ -14,8 +14,10 @@ use super::{
     relay::Relay,
 };
 
+/// Builds a [`Relay`].
 #[derive(Clone, Debug)]
-pub(super) struct RelaySettings {
+#[must_use = "`bind` makes the relay"]
+pub struct RelayBuilder {
     pub(super) listen: Endpoint,
     pub(super) upstreams: Vec<Endpoint>,
     pub(super) connect_timeout: Duration,
@@ -29,13 +31,6 @@ pub(super) struct RelaySettings {
     pub(super) trusted: Vec<Network>,
 }
 
-/// Builds a [`Relay`].
-#[derive(Clone, Debug)]
-#[must_use = "`bind` makes the relay"]
-pub struct RelayBuilder {
-    settings: RelaySettings,
-}
-
 /// Descriptors left to the rest of the program, if the limit is derived from the process's.
 const DESCRIPTORS_LEFT: u64 = 64;
 
@@ -46,77 +41,56 @@ impl RelayBuilder {
         // An eighth for pipes, of two descriptors each; the rest for connections, of two each.
         let to_usize = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         Self {
-            settings: RelaySettings {
-                listen,
-                upstreams: Vec::new(),
-                connect_timeout: Duration::from_secs(5),
-                idle_timeout: None,
-                connections_max: to_usize(usable * 7 / 16).max(1),
-                memory_bytes_max: 256 << 20,
-                pipes_max: to_usize(usable / 16).min(1024),
-                transfer: Transfer::Adaptive,
-                framing: None,
-                sends_proxy: false,
-                trusted: Vec::new(),
-            },
+            listen,
+            upstreams: Vec::new(),
+            connect_timeout: Duration::from_secs(5),
+            idle_timeout: None,
+            connections_max: to_usize(usable * 7 / 16).max(1),
+            memory_bytes_max: 256 << 20,
+            pipes_max: to_usize(usable / 16).min(1024),
+            transfer: Transfer::Adaptive,
+            framing: None,
+            sends_proxy: false,
+            trusted: Vec::new(),
         }
     }
 
     /// Adds an upstream. Each connection tries them in the order in which they were added.
     pub fn upstream(mut self, endpoint: impl Into<Endpoint>) -> Self {
-        self.settings.upstreams.push(endpoint.into());
+        self.upstreams.push(endpoint.into());
         self
     }
 
-    /// Sets the time limit for connecting to one upstream, and for a client to send its PROXY protocol header. Default
-    /// 5 s; at least 1 ms.
-    pub const fn connect_timeout(mut self, time: Duration) -> Self {
-        self.settings.connect_timeout = time;
-        self
-    }
+    setters! {
+        /// Sets the time limit for connecting to one upstream, and for a client to send its PROXY protocol header. Default
+        /// 5 s; at least 1 ms.
+        connect_timeout: Duration,
 
-    /// Sets the time without a byte in either direction after which a connection is closed. Default `None`: never.
-    pub const fn idle_timeout(mut self, time: Option<Duration>) -> Self {
-        self.settings.idle_timeout = time;
-        self
-    }
+        /// Sets the time without a byte in either direction after which a connection is closed. Default `None`: never.
+        idle_timeout: Option<Duration>,
 
-    /// Sets the maximum number of concurrent connections, at least 1; further ones wait in the kernel's queue. Default:
-    /// as many as the process's limit of descriptors allows when this builder is created, less 64 descriptors and those
-    /// for pipes.
-    pub const fn connections_max(mut self, count: usize) -> Self {
-        self.settings.connections_max = count;
-        self
-    }
+        /// Sets the maximum number of concurrent connections, at least 1; further ones wait in the kernel's queue. Default:
+        /// as many as the process's limit of descriptors allows when this builder is created, less 64 descriptors and those
+        /// for pipes.
+        connections_max: usize,
 
-    /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB. Half is for stored
-    /// messages; when that is used up, messages are cut through, or wait if they must be stored.
-    pub const fn memory_bytes_max(mut self, bytes: usize) -> Self {
-        self.settings.memory_bytes_max = bytes;
-        self
-    }
+        /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB. Half is for stored
+        /// messages; when that is used up, messages are cut through, or wait if they must be stored.
+        memory_bytes_max: usize,
 
-    /// Sets the maximum number of pipes in use, 0 for none. Default: a sixteenth of the descriptors, at most 1024.
-    pub const fn pipes_max(mut self, count: usize) -> Self {
-        self.settings.pipes_max = count;
-        self
-    }
+        /// Sets the maximum number of pipes in use, 0 for none. Default: a sixteenth of the descriptors, at most 1024.
+        pipes_max: usize,
 
-    /// Sets how raw bytes are moved. Default [`Transfer::Adaptive`].
-    pub const fn transfer(mut self, transfer: Transfer) -> Self {
-        self.settings.transfer = transfer;
-        self
-    }
+        /// Sets how raw bytes are moved. Default [`Transfer::Adaptive`].
+        transfer: Transfer,
 
-    /// Divides the streams into messages, in both directions. Default: no framing, bytes are relayed as they arrive.
-    pub const fn framing(mut self, framing: Framing) -> Self {
-        self.settings.framing = Some(framing);
-        self
+        /// Divides the streams into messages, in both directions. Default: no framing, bytes are relayed as they arrive.
+        framing: Framing => Some,
     }
 
     /// Tells upstreams the client's address, in a PROXY protocol header, version 2. Default off.
     pub const fn send_proxy_header(mut self) -> Self {
-        self.settings.sends_proxy = true;
+        self.sends_proxy = true;
         self
     }
 
@@ -125,7 +99,7 @@ impl RelayBuilder {
     /// client is trusted. Clients of a Unix socket are trusted if any network is: let the permissions of its path
     /// decide who may connect.
     pub fn trust_proxy_header(mut self, network: impl Into<Network>) -> Self {
-        self.settings.trusted.push(network.into());
+        self.trusted.push(network.into());
         self
     }
 
@@ -144,39 +118,37 @@ impl RelayBuilder {
     /// # Errors
     /// [`BindError`].
     pub fn bind_on(self, server: &Server) -> Result<Relay, BindError> {
-        let settings = &self.settings;
-        if settings.upstreams.is_empty() {
+        if self.upstreams.is_empty() {
             return Err(BindError::NoUpstream);
         }
-        if settings.connections_max == 0 {
+        if self.connections_max == 0 {
             return Err(BindError::NoConnections);
         }
-        if settings.connect_timeout < Duration::from_millis(1) {
-            return Err(BindError::ConnectTimeout { time: settings.connect_timeout });
+        if self.connect_timeout < Duration::from_millis(1) {
+            return Err(BindError::ConnectTimeout { time: self.connect_timeout });
         }
-        if settings.idle_timeout.is_some_and(|time| time < Duration::from_millis(1)) {
+        if self.idle_timeout.is_some_and(|time| time < Duration::from_millis(1)) {
             return Err(BindError::IdleTimeout);
         }
 
-        if let Some(framing) = &settings.framing
+        if let Some(framing) = &self.framing
             && framing.mode != FrameMode::CutThrough
         {
             let message = usize::try_from(framing.message_bytes_max).unwrap_or(usize::MAX);
             // With its header, and the bytes read beyond it.
             let needed = budget_for(message.saturating_add(2 * FLOOR_BYTES));
-            if settings.memory_bytes_max < needed {
-                let given = settings.memory_bytes_max;
+            if self.memory_bytes_max < needed {
+                let given = self.memory_bytes_max;
                 return Err(BindError::Memory { needed, given });
             }
         }
 
-        let listen = settings.listen.clone();
-        Relay::new(self.settings, server)
-            .map_err(|source| BindError::Listen { endpoint: listen, source })
+        let endpoint = self.listen.clone();
+        Relay::new(self, server).map_err(|source| BindError::Listen { endpoint, source })
     }
 
     fn cannot_listen(&self, source: io::Error) -> BindError {
-        BindError::Listen { endpoint: self.settings.listen.clone(), source }
+        BindError::Listen { endpoint: self.listen.clone(), source }
     }
 }
 

@@ -25,7 +25,7 @@ use vigie_detect::{Instant, Server, net::UdpSocket};
 
 use super::{
     buffers::Buffers,
-    counters::Counter,
+    counters::{Counter, counters},
     health::UpstreamHealth,
     relay::ConnectionTask,
     sys::dropped_datagrams,
@@ -53,17 +53,13 @@ pub struct UdpRelayBuilder {
 }
 
 impl UdpRelayBuilder {
-    /// Sets the time without a datagram in either direction after which a session ends. Default 60 s; at least 1 ms.
-    pub const fn expire_after(mut self, time: Duration) -> Self {
-        self.expire_after = time;
-        self
-    }
+    setters! {
+        /// Sets the time without a datagram in either direction after which a session ends. Default 60 s; at least 1 ms.
+        expire_after: Duration,
 
-    /// Sets the maximum number of sessions, at least 1; datagrams of further clients are dropped and counted. Default
-    /// 4096. Each takes a descriptor.
-    pub const fn sessions_max(mut self, count: usize) -> Self {
-        self.sessions_max = count;
-        self
+        /// Sets the maximum number of sessions, at least 1; datagrams of further clients are dropped and counted. Default
+        /// 4096. Each takes a descriptor.
+        sessions_max: usize,
     }
 
     /// Binds the listening socket, watched by `server`, as are those of the sessions.
@@ -154,51 +150,36 @@ struct UdpSession {
     is_answered: AtomicBool,
 }
 
-#[derive(Debug, Default)]
-struct UdpCounters {
-    opened: Counter,
-    active: Counter,
-    expired: Counter,
-    refused: Counter,
-    unanswered: Counter,
-    overflowed: Counter,
-    datagrams_up: Counter,
-    datagrams_down: Counter,
-    bytes_up: Counter,
-    bytes_down: Counter,
-    dropped: Counter,
-    unreachable: Counter,
-}
-
-/// The counters of a relay of datagrams.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UdpRelayStats {
-    /// Sessions opened.
-    pub opened: u64,
-    /// Current sessions.
-    pub active: u64,
-    /// Expired sessions.
-    pub expired: u64,
-    /// Datagrams dropped for lack of a session: too many, or no descriptors.
-    pub refused: u64,
-    /// Expired sessions in which the upstream never answered.
-    pub unanswered: u64,
-    /// Datagrams that the kernel dropped at the relay's sockets, on either side: their queues were full, or a checksum
-    /// was wrong. Includes expired sessions; 0 before Linux 4.12.
-    pub overflowed: u64,
-    /// Datagrams to the upstream.
-    pub datagrams_up: u64,
-    /// Datagrams to clients.
-    pub datagrams_down: u64,
-    /// Bytes to the upstream.
-    pub bytes_up: u64,
-    /// Bytes to clients.
-    pub bytes_down: u64,
-    /// Datagrams dropped because there was no room to send them.
-    pub dropped: u64,
-    /// How often a network reported that a datagram did not arrive.
-    pub unreachable: u64,
+counters! {
+    UdpCounters;
+    /// The counters of a relay of datagrams.
+    pub struct UdpRelayStats {
+        /// Sessions opened.
+        opened,
+        /// Current sessions.
+        active,
+        /// Expired sessions.
+        expired,
+        /// Datagrams dropped for lack of a session: too many, or no descriptors.
+        refused,
+        /// Expired sessions in which the upstream never answered.
+        unanswered,
+        /// Datagrams that the kernel dropped at the relay's sockets, on either side: their queues were full, or a checksum
+        /// was wrong. Includes expired sessions; 0 before Linux 4.12.
+        overflowed,
+        /// Datagrams to the upstream.
+        datagrams_up,
+        /// Datagrams to clients.
+        datagrams_down,
+        /// Bytes to the upstream.
+        bytes_up,
+        /// Bytes to clients.
+        bytes_down,
+        /// Datagrams dropped because there was no room to send them.
+        dropped,
+        /// How often a network reported that a datagram did not arrive.
+        unreachable,
+    }
 }
 
 impl UdpRelay {
@@ -263,21 +244,7 @@ impl UdpRelayHandle {
     /// Returns the relay's counters.
     #[must_use]
     pub fn stats(&self) -> UdpRelayStats {
-        let counters = &self.shared.counters;
-        UdpRelayStats {
-            opened: counters.opened.value(),
-            active: counters.active.value(),
-            expired: counters.expired.value(),
-            refused: counters.refused.value(),
-            unanswered: counters.unanswered.value(),
-            overflowed: self.shared.overflowed(),
-            datagrams_up: counters.datagrams_up.value(),
-            datagrams_down: counters.datagrams_down.value(),
-            bytes_up: counters.bytes_up.value(),
-            bytes_down: counters.bytes_down.value(),
-            dropped: counters.dropped.value(),
-            unreachable: counters.unreachable.value(),
-        }
+        UdpRelayStats { overflowed: self.shared.overflowed(), ..self.shared.counters.snapshot() }
     }
 
     /// Opens no more sessions, and ends the remaining ones after `time`.

@@ -2,7 +2,7 @@
 
 use vigie_detect::Instant;
 
-use super::unreadable;
+use super::UNREADABLE;
 use crate::{
     cost::{Bandwidth, Cost},
     model::{Sees, StageModel, Writes},
@@ -64,7 +64,7 @@ impl Stage for Checksum {
         match done {
             Ok(Verified::Wrong) => Verdict::Drop(Reason::ChecksumWrong),
             Ok(_) => Verdict::Pass,
-            Err(error) => unreadable(&error),
+            Err(_) => UNREADABLE,
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use vigie_detect::Instant;
 use vigie_via::link::EtherType;
 
-use super::unreadable;
+use super::UNREADABLE;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Headers, Packet, Port},
@@ -52,46 +52,27 @@ impl Rule {
         }
     }
 
-    /// Matches packets that arrived on a port.
-    pub const fn ingress(mut self, port: Port) -> Self {
-        self.ingress = Some(port);
-        self
-    }
+    setters! {
+        /// Matches packets that arrived on a port.
+        ingress: Port => Some,
 
-    /// Matches frames of a protocol, after VLAN tags.
-    pub const fn ether_type(mut self, ether_type: EtherType) -> Self {
-        self.ether_type = Some(ether_type);
-        self
-    }
+        /// Matches frames of a protocol, after VLAN tags.
+        ether_type: EtherType => Some,
 
-    /// Matches IP packets from these addresses.
-    pub const fn source(mut self, prefix: Prefix) -> Self {
-        self.source = Some(prefix);
-        self
-    }
+        /// Matches IP packets from these addresses.
+        source: Prefix => Some,
 
-    /// Matches IP packets to these addresses.
-    pub const fn destination(mut self, prefix: Prefix) -> Self {
-        self.destination = Some(prefix);
-        self
-    }
+        /// Matches IP packets to these addresses.
+        destination: Prefix => Some,
 
-    /// Matches IP packets with this protocol number, including later fragments.
-    pub const fn protocol(mut self, number: u8) -> Self {
-        self.protocol = Some(number);
-        self
-    }
+        /// Matches IP packets with this protocol number, including later fragments.
+        protocol: u8 => Some,
 
-    /// Matches TCP and UDP from these ports. A later fragment has none, and does not match.
-    pub const fn source_ports(mut self, ports: RangeInclusive<u16>) -> Self {
-        self.source_ports = Some(ports);
-        self
-    }
+        /// Matches TCP and UDP from these ports. A later fragment has none, and does not match.
+        source_ports: RangeInclusive<u16> => Some,
 
-    /// Matches TCP and UDP to these ports. A later fragment has none, and does not match.
-    pub const fn destination_ports(mut self, ports: RangeInclusive<u16>) -> Self {
-        self.destination_ports = Some(ports);
-        self
+        /// Matches TCP and UDP to these ports. A later fragment has none, and does not match.
+        destination_ports: RangeInclusive<u16> => Some,
     }
 
     /// Returns the action.
@@ -198,10 +179,7 @@ impl Stage for Filter {
 
     #[inline]
     fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
-        let headers = match packet.headers() {
-            Ok(headers) => headers,
-            Err(error) => return unreadable(&error),
-        };
+        let Ok(headers) = packet.headers() else { return UNREADABLE };
         let rule =
             self.rules.iter().find(|rule| rule.means(packet.ingress(), &headers, packet.bytes()));
         match rule.map_or(self.default_action, Rule::action) {

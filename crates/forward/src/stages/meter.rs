@@ -51,16 +51,12 @@ impl Meter {
         Ok(Self { rate, burst_bytes, full_at: Instant::from_nanos(0) })
     }
 
-    /// Returns the rate.
-    #[must_use]
-    pub const fn rate(&self) -> Bandwidth {
-        self.rate
-    }
+    getters! {
+        /// Returns the rate.
+        rate: Bandwidth,
 
-    /// Returns the burst in bytes.
-    #[must_use]
-    pub const fn burst_bytes(&self) -> u64 {
-        self.burst_bytes
+        /// Returns the burst in bytes.
+        burst_bytes: u64,
     }
 
     /// Takes tokens for a frame, if there are enough.

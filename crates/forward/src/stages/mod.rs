@@ -26,7 +26,7 @@ pub use self::{
     ttl::Ttl,
 };
 use crate::{
-    packet::{EditError, ParseError},
+    packet::EditError,
     pipeline::{Reason, Verdict},
 };
 
@@ -40,6 +40,4 @@ const fn refused(error: &EditError) -> Verdict {
 }
 
 /// The verdict on a packet that cannot be parsed.
-const fn unreadable(_: &ParseError) -> Verdict {
-    Verdict::Drop(Reason::Malformed)
-}
+const UNREADABLE: Verdict = Verdict::Drop(Reason::Malformed);

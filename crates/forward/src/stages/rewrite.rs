@@ -33,28 +33,18 @@ impl Rewrite {
         Self::default()
     }
 
-    /// Sets the Ethernet source address.
-    pub const fn source_mac(mut self, address: MacAddress) -> Self {
-        self.source_mac = Some(address);
-        self
-    }
+    setters! {
+        /// Sets the Ethernet source address.
+        source_mac: MacAddress => Some,
 
-    /// Sets the Ethernet destination address.
-    pub const fn destination_mac(mut self, address: MacAddress) -> Self {
-        self.destination_mac = Some(address);
-        self
-    }
+        /// Sets the Ethernet destination address.
+        destination_mac: MacAddress => Some,
 
-    /// Sets the IP source address.
-    pub const fn source(mut self, address: IpAddr) -> Self {
-        self.source = Some(address);
-        self
-    }
+        /// Sets the IP source address.
+        source: IpAddr => Some,
 
-    /// Sets the IP destination address.
-    pub const fn destination(mut self, address: IpAddr) -> Self {
-        self.destination = Some(address);
-        self
+        /// Sets the IP destination address.
+        destination: IpAddr => Some,
     }
 
     /// Sets the outgoing port.

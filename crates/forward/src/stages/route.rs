@@ -4,7 +4,7 @@ use std::fmt;
 
 use vigie_detect::Instant;
 
-use super::unreadable;
+use super::UNREADABLE;
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{Fragment, Packet},
@@ -51,10 +51,7 @@ impl Stage for RouteStage {
 
     #[inline]
     fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
-        let headers = match packet.headers() {
-            Ok(headers) => headers,
-            Err(error) => return unreadable(&error),
-        };
+        let Ok(headers) = packet.headers() else { return UNREADABLE };
         debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
         let Some((_, destination)) = headers.addresses(packet.bytes()) else {
             return Verdict::Drop(Reason::NotIp);

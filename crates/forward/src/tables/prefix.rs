@@ -1,15 +1,17 @@
 //! Address prefixes.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use thiserror::Error;
 
-/// The addresses that share their first bits.
+/// The addresses that share their first bits. The bits behind these are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Prefix {
-    address: IpAddr,
-    length: u8,
-}
+pub struct Prefix(IpNet);
 
 /// Why a prefix is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -35,54 +37,50 @@ pub enum PrefixError {
 
 impl Prefix {
     /// All addresses of version 4.
-    pub const ALL_V4: Self =
-        Self { address: IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), length: 0 };
+    pub const ALL_V4: Self = Self(IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)));
     /// All addresses of version 6.
-    pub const ALL_V6: Self =
-        Self { address: IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), length: 0 };
+    pub const ALL_V6: Self = Self(IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)));
 
     /// Creates a prefix of the first `length` bits of an address; the other bits are set to zero.
     ///
     /// # Errors
     /// [`PrefixError::Length`].
     pub fn new(address: IpAddr, length: u8) -> Result<Self, PrefixError> {
-        let max = bits(address);
-        if length > max {
-            return Err(PrefixError::Length { address, length, max });
-        }
-        let kept = key(address) & mask(length);
-        Ok(Self { address: address_of(kept, address.is_ipv4()), length })
+        let max = if address.is_ipv4() { 32 } else { 128 };
+        let network = IpNet::new(address, length);
+        let network = network.map_err(|_| PrefixError::Length { address, length, max })?;
+        Ok(Self(network.trunc()))
     }
 
     /// Creates the prefix of one address.
     #[must_use]
     pub fn host(address: IpAddr) -> Self {
-        Self { address, length: bits(address) }
+        Self(address.into())
     }
 
     /// Returns its lowest address.
     #[must_use]
     pub const fn address(&self) -> IpAddr {
-        self.address
+        match self.0 {
+            IpNet::V4(network) => IpAddr::V4(network.addr()),
+            IpNet::V6(network) => IpAddr::V6(network.addr()),
+        }
     }
 
     /// Returns its length in bits.
     #[must_use]
     pub const fn length_bits(&self) -> u8 {
-        self.length
+        match self.0 {
+            IpNet::V4(network) => network.prefix_len(),
+            IpNet::V6(network) => network.prefix_len(),
+        }
     }
 
     /// Returns whether an address has this prefix; one of the other version never does.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        self.address.is_ipv4() == address.is_ipv4()
-            && (key(self.address) ^ key(address)) & mask(self.length) == 0
+        self.0.contains(&address)
     }
-}
-
-/// The length of an address in bits.
-const fn bits(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
 }
 
 /// The bits of an address, the first one most significant.
@@ -91,16 +89,6 @@ pub(super) fn key(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
         IpAddr::V6(address) => address.to_bits(),
-    }
-}
-
-/// The address with these bits.
-pub(super) fn address_of(key: u128, is_v4: bool) -> IpAddr {
-    if is_v4 {
-        let [a, b, c, d, ..] = key.to_be_bytes();
-        IpAddr::from([a, b, c, d])
-    } else {
-        IpAddr::from(key.to_be_bytes())
     }
 }
 
@@ -115,7 +103,7 @@ pub(super) const fn mask(length: u8) -> u128 {
 
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.length)
+        self.0.fmt(f)
     }
 }
 
@@ -123,12 +111,10 @@ impl FromStr for Prefix {
     type Err = PrefixError;
 
     fn from_str(text: &str) -> Result<Self, PrefixError> {
-        let error = || PrefixError::Text { text: text.to_owned() };
-        let Some((address, length)) = text.split_once('/') else {
-            return Ok(Self::host(text.parse().map_err(|_| error())?));
-        };
-        let length = length.parse().map_err(|_| error())?;
-        Self::new(address.parse().map_err(|_| error())?, length)
+        let address = || text.parse().map(Self::host);
+        let network = text.parse::<IpNet>().map(|network| Self(network.trunc()));
+        let prefix = network.or_else(|_| address());
+        prefix.map_err(|_| PrefixError::Text { text: text.to_owned() })
     }
 }
 

@@ -173,12 +173,6 @@ impl FibSnapshot {
     pub fn each_interface(&self, mut visit: impl FnMut(Port, Interface)) {
         self.interfaces.iter().for_each(|(port, interface)| visit(*port, *interface));
     }
-
-    /// Returns the number of routes.
-    #[must_use]
-    pub const fn route_count(&self) -> usize {
-        self.routes.len()
-    }
 }
 
 /// The forwarding information base: routes, neighbours and interfaces, changed by one side while others forward. Clones

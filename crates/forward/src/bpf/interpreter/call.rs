@@ -96,7 +96,7 @@ impl Run<'_> {
         if spec.kind == MapKind::PerCpuArray {
             value.resize(value.len().next_multiple_of(8), 0);
         }
-        let Some(put) = UpdateMode::from_flag(flags) else { return Ok(extended(-22)) };
+        let Some(put) = UpdateMode::from_number(flags) else { return Ok(extended(-22)) };
         let done = self.memory.maps[map].put(&key, &value, put);
         Ok(done.map_or_else(|error| error_code(&error), |()| 0))
     }

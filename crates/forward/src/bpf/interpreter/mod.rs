@@ -337,43 +337,32 @@ impl Run<'_> {
     }
 }
 
-fn compute64(operation: Operation, a: u64, b: u64) -> u64 {
-    let by = lower(b) & 63;
-    match operation {
-        Operation::Add => a.wrapping_add(b),
-        Operation::Subtract => a.wrapping_sub(b),
-        Operation::Multiply => a.wrapping_mul(b),
-        Operation::Divide => a.checked_div(b).unwrap_or(0),
-        Operation::Or => a | b,
-        Operation::And => a & b,
-        Operation::ShiftLeft => a << by,
-        Operation::ShiftRight => a >> by,
-        Operation::Negate => a.wrapping_neg(),
-        Operation::Remainder => a.checked_rem(b).unwrap_or(a),
-        Operation::Xor => a ^ b,
-        Operation::Move => b,
-        Operation::ShiftRightSigned => (a.cast_signed() >> by).cast_unsigned(),
-    }
+/// Arithmetic on words of one width; shifts take as many bits of `b` as the width has places.
+macro_rules! compute {
+    ($name:ident, $word:ty, $places:literal) => {
+        fn $name(operation: Operation, a: $word, b: $word) -> $word {
+            let by = b & ($places - 1);
+            match operation {
+                Operation::Add => a.wrapping_add(b),
+                Operation::Subtract => a.wrapping_sub(b),
+                Operation::Multiply => a.wrapping_mul(b),
+                Operation::Divide => a.checked_div(b).unwrap_or(0),
+                Operation::Or => a | b,
+                Operation::And => a & b,
+                Operation::ShiftLeft => a << by,
+                Operation::ShiftRight => a >> by,
+                Operation::Negate => a.wrapping_neg(),
+                Operation::Remainder => a.checked_rem(b).unwrap_or(a),
+                Operation::Xor => a ^ b,
+                Operation::Move => b,
+                Operation::ShiftRightSigned => (a.cast_signed() >> by).cast_unsigned(),
+            }
+        }
+    };
 }
 
-fn compute32(operation: Operation, a: u32, b: u32) -> u32 {
-    let by = b & 31;
-    match operation {
-        Operation::Add => a.wrapping_add(b),
-        Operation::Subtract => a.wrapping_sub(b),
-        Operation::Multiply => a.wrapping_mul(b),
-        Operation::Divide => a.checked_div(b).unwrap_or(0),
-        Operation::Or => a | b,
-        Operation::And => a & b,
-        Operation::ShiftLeft => a << by,
-        Operation::ShiftRight => a >> by,
-        Operation::Negate => a.wrapping_neg(),
-        Operation::Remainder => a.checked_rem(b).unwrap_or(a),
-        Operation::Xor => a ^ b,
-        Operation::Move => b,
-        Operation::ShiftRightSigned => (a.cast_signed() >> by).cast_unsigned(),
-    }
-}
+compute!(compute64, u64, 64);
+compute!(compute32, u32, 32);
 
 fn holds(condition: Condition, a: u64, b: u64, signed: std::cmp::Ordering) -> bool {
     match condition {

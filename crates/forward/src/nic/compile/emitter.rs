@@ -353,49 +353,51 @@ impl<'a> Emitter<'a> {
         self.a.bind(plain);
     }
 
-    /// Saves what later stages may change of an IP packet.
-    fn save(&mut self, kind: NetworkKind) {
-        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (8, 3) } else { (4, 9) };
-        for word in 0..words {
-            self.a.load(Size::Word, R1, R8, from + word * 4);
-            self.a.store(Size::Word, R10, SAVED_NETWORK + word * 4, R1);
-        }
-        self.each_transport(|this, checksum, identifier| {
-            this.a.load(Size::Word, R1, R9, 0);
-            this.a.store(Size::Word, R10, SAVED_TRANSPORT, R1);
-            this.a.load(Size::Half, R1, R9, checksum);
-            this.a.store(Size::Half, R10, SAVED_TRANSPORT + 4, R1);
-            this.a.load(Size::Half, R1, R9, identifier);
-            this.a.store(Size::Half, R10, SAVED_TRANSPORT + 6, R1);
-        });
+    /// Copies a part from one place to another, each a register and an offset. Clobbers R1.
+    pub(super) fn copy(&mut self, size: Size, from: (Register, i16), to: (Register, i16)) {
+        self.a.load(size, R1, from.0, from.1).store(size, to.0, to.1, R1);
     }
 
-    /// Writes code for each possible transport: `write` gets the offsets of its checksum and of an echo's identifier.
-    fn each_transport(&mut self, mut write: impl FnMut(&mut Self, i16, i16)) {
+    /// As [`copy`](Self::copy), for several words.
+    pub(super) fn copy_words(&mut self, words: i16, from: (Register, i16), to: (Register, i16)) {
+        for at in (0..words * 4).step_by(4) {
+            self.copy(Size::Word, (from.0, from.1 + at), (to.0, to.1 + at));
+        }
+    }
+
+    /// Saves what later stages may change of an IP packet.
+    fn save(&mut self, kind: NetworkKind) {
+        self.each_saved(kind, |this, size, packet, saved| this.copy(size, packet, saved));
+    }
+
+    fn put_back(&mut self, kind: NetworkKind) {
+        self.each_saved(kind, |this, size, packet, saved| this.copy(size, saved, packet));
+    }
+
+    /// Writes code for each part that later stages may change: `write` gets its size, its place in the packet, and the one where
+    /// it is saved. Which parts of the transport's header these are is found out when the program runs.
+    fn each_saved(
+        &mut self,
+        kind: NetworkKind,
+        mut write: impl FnMut(&mut Self, Size, (Register, i16), (Register, i16)),
+    ) {
+        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (8, 3) } else { (4, 9) };
+        for at in (0..words * 4).step_by(4) {
+            write(self, Size::Word, (R8, from + at), (R10, SAVED_NETWORK + at));
+        }
         let end = self.a.label();
         for (transport, checksum) in [(TCP, 16), (UDP, 6), (ICMP, 2)] {
             let next = self.a.label();
             self.get(R0, TRANSPORT);
             self.a.branch(Condition::NotEqual, R0, transport, next);
-            write(self, checksum, 4);
+            // Ports, checksum, and the identifier of an echo.
+            for (size, at, saved) in
+                [(Size::Word, 0, 0), (Size::Half, checksum, 4), (Size::Half, 4, 6)]
+            {
+                write(self, size, (R9, at), (R10, SAVED_TRANSPORT + saved));
+            }
             self.a.jump(end).bind(next);
         }
         self.a.bind(end);
-    }
-
-    fn put_back(&mut self, kind: NetworkKind) {
-        let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (8, 3) } else { (4, 9) };
-        for word in 0..words {
-            self.a.load(Size::Word, R1, R10, SAVED_NETWORK + word * 4);
-            self.a.store(Size::Word, R8, from + word * 4, R1);
-        }
-        self.each_transport(|this, checksum, identifier| {
-            this.a.load(Size::Word, R1, R10, SAVED_TRANSPORT);
-            this.a.store(Size::Word, R9, 0, R1);
-            this.a.load(Size::Half, R1, R10, SAVED_TRANSPORT + 4);
-            this.a.store(Size::Half, R9, checksum, R1);
-            this.a.load(Size::Half, R1, R10, SAVED_TRANSPORT + 6);
-            this.a.store(Size::Half, R9, identifier, R1);
-        });
     }
 }

@@ -1,6 +1,6 @@
 //! Filter: unrolled rules.
 
-use std::{net::IpAddr, ops::RangeInclusive};
+use std::ops::RangeInclusive;
 
 use super::{
     emitter::{ETHER_TYPE, Emitter, NetworkKind, PROTOCOL, TCP, TRANSPORT, UDP},
@@ -12,6 +12,7 @@ use crate::{
         Register::{R0, R1, R8, R9},
         Size,
     },
+    nic::layout::octets,
     pipeline::Reason,
     stages::{Action, Filter, Rule},
     tables::Prefix,
@@ -44,10 +45,7 @@ fn may_mean(rule: &Rule, kind: NetworkKind, ingress: crate::packet::Port) -> boo
 /// A prefix as native words: the masks, and the values under them.
 fn words(prefix: Prefix) -> Vec<(u32, u32)> {
     let bits = usize::from(prefix.length_bits());
-    let bytes = match prefix.address() {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    };
+    let bytes = octets(prefix.address());
     let (chunks, _) = bytes.as_chunks::<4>();
     let word = |(number, chunk): (usize, &[u8; 4])| {
         let counts = bits.saturating_sub(number * 32).min(32);

@@ -59,16 +59,12 @@ impl NicSettings {
         Self::default()
     }
 
-    /// Sets the sizes of the maps.
-    pub const fn sizes(mut self, sizes: MapSizes) -> Self {
-        self.sizes = sizes;
-        self
-    }
+    setters! {
+        /// Sets the sizes of the maps.
+        sizes: MapSizes,
 
-    /// Sets how to treat packets that a program cannot handle. Default: [`Exceptions::PassUp`].
-    pub const fn exceptions(mut self, exceptions: Exceptions) -> Self {
-        self.exceptions = exceptions;
-        self
+        /// Sets how to treat packets that a program cannot handle. Default: [`Exceptions::PassUp`].
+        exceptions: Exceptions,
     }
 
     /// Lets packets that would be dropped for one of these reasons go up to the kernel, unchanged. A router needs this

@@ -39,10 +39,7 @@ impl Emitter<'_> {
     /// instance.
     fn put_key(&mut self, kind: NetworkKind, version: usize, exception: Label) {
         let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (12, 2) } else { (8, 8) };
-        for word in 0..words {
-            self.a.load(Size::Word, R1, R8, from + word * 4);
-            self.a.store(Size::Word, R10, KEY + word * 4, R1);
-        }
+        self.copy_words(words, (R8, from), (R10, KEY));
 
         let ports = KEY + words * 4;
         let [tcp, udp, asks, done] = [(); 4].map(|()| self.a.label());

@@ -41,10 +41,10 @@ impl Emitter<'_> {
         self.get(R2, MTU);
         let too_long = self.drop_label(Reason::TooLong);
         self.a.branch(Condition::Greater, R1, R2, too_long);
-        self.a.load(Size::Word, R1, R0, 0).store(Size::Word, R7, 0, R1);
-        self.a.load(Size::Half, R1, R0, 4).store(Size::Half, R7, 4, R1);
-        self.a.load(Size::Word, R1, R10, MAC).store(Size::Word, R7, 6, R1);
-        self.a.load(Size::Half, R1, R10, MAC + 4).store(Size::Half, R7, 10, R1);
+        self.copy(Size::Word, (R0, 0), (R7, 0));
+        self.copy(Size::Half, (R0, 4), (R7, 4));
+        self.copy(Size::Word, (R10, MAC), (R7, 6));
+        self.copy(Size::Half, (R10, MAC + 4), (R7, 10));
         self.get(R1, PORT);
         self.keep(OUT, R1);
     }
@@ -52,10 +52,7 @@ impl Emitter<'_> {
     /// Copies the destination address to a place on the stack.
     fn put_destination(&mut self, kind: NetworkKind, to: i16) {
         let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (16, 1) } else { (24, 4) };
-        for word in 0..words {
-            self.a.load(Size::Word, R1, R8, from + word * 4);
-            self.a.store(Size::Word, R10, to + word * 4, R1);
-        }
+        self.copy_words(words, (R8, from), (R10, to));
     }
 
     /// R0 = the address of the next hop's Ethernet address.

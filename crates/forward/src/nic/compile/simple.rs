@@ -13,19 +13,13 @@ use crate::{
         Register::{R0, R1, R2, R3, R4, R5, R7, R10},
         Size,
     },
+    nic::layout::octets,
     pipeline::Reason,
     stages::{Meter, Mirror, Rewrite},
 };
 
 /// Attempts to update a bucket that others change concurrently; a packet that loses all of them is dropped.
 const ATTEMPTS: i32 = 16;
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
-}
 
 impl Emitter<'_> {
     pub(super) fn rewrite(&mut self, rewrite: &Rewrite, kind: NetworkKind) {

@@ -1,32 +1,32 @@
 //! The encodings of a message's length.
 
-use std::fmt;
-
 use thiserror::Error;
 
-/// How a message's length is encoded before its bytes. The length counts the bytes that follow it, not itself.
-///
-/// | format | bytes | used by |
-/// | --- | --- | --- |
-/// | [`U16Be`](Self::U16Be) | 2, most significant first | DNS over TCP |
-/// | [`U32Be`](Self::U32Be) | 4, most significant first | Kafka, Thrift (framed), most others |
-/// | [`U32Le`](Self::U32Le) | 4, least significant first | Chrome's native messages on common machines |
-/// | [`U64Be`](Self::U64Be) | 8, most significant first | |
-/// | [`Varint`](Self::Varint) | 1 to 10: 7 bits each, least significant first, the 8th set if more follow | "delimited" protocol buffers |
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LengthFormat {
-    /// Two bytes, most significant first.
-    U16Be,
-    /// Four bytes, most significant first.
-    #[default]
-    U32Be,
-    /// Four bytes, least significant first.
-    U32Le,
-    /// Eight bytes, most significant first.
-    U64Be,
-    /// Unsigned LEB128 of at most ten bytes.
-    Varint,
+named! {
+    /// How a message's length is encoded before its bytes. The length counts the bytes that follow it, not itself.
+    ///
+    /// | format | bytes | used by |
+    /// | --- | --- | --- |
+    /// | [`U16Be`](Self::U16Be) | 2, most significant first | DNS over TCP |
+    /// | [`U32Be`](Self::U32Be) | 4, most significant first | Kafka, Thrift (framed), most others |
+    /// | [`U32Le`](Self::U32Le) | 4, least significant first | Chrome's native messages on common machines |
+    /// | [`U64Be`](Self::U64Be) | 8, most significant first | |
+    /// | [`Varint`](Self::Varint) | 1 to 10: 7 bits each, least significant first, the 8th set if more follow | "delimited" protocol buffers |
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum LengthFormat {
+        /// Two bytes, most significant first.
+        U16Be => "u16-be",
+        /// Four bytes, most significant first.
+        #[default]
+        U32Be => "u32-be",
+        /// Four bytes, least significant first.
+        U32Le => "u32-le",
+        /// Eight bytes, most significant first.
+        U64Be => "u64-be",
+        /// Unsigned LEB128 of at most ten bytes.
+        Varint => "varint",
+    }
 }
 
 impl LengthFormat {
@@ -110,18 +110,6 @@ impl FrameHeader {
     #[must_use]
     pub const fn total(self) -> u64 {
         self.body_bytes.saturating_add(self.header_bytes as u64)
-    }
-}
-
-impl fmt::Display for LengthFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::U16Be => "u16-be",
-            Self::U32Be => "u32-be",
-            Self::U32Le => "u32-le",
-            Self::U64Be => "u64-be",
-            Self::Varint => "varint",
-        })
     }
 }
 

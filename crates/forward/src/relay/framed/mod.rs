@@ -23,16 +23,12 @@ impl Framing {
         Self { format, mode: FrameMode::Planned, message_bytes_max: 16 << 20 }
     }
 
-    /// Sets how messages are forwarded. Default [`FrameMode::Planned`].
-    pub const fn mode(mut self, mode: FrameMode) -> Self {
-        self.mode = mode;
-        self
-    }
+    setters! {
+        /// Sets how messages are forwarded. Default [`FrameMode::Planned`].
+        mode: FrameMode,
 
-    /// Sets the maximum length of a message after its header, in bytes. Default 16 MiB. Unless messages are always cut
-    /// through, the relay's memory must hold one such message.
-    pub const fn message_bytes_max(mut self, bytes: u64) -> Self {
-        self.message_bytes_max = bytes;
-        self
+        /// Sets the maximum length of a message after its header, in bytes. Default 16 MiB. Unless messages are always cut
+        /// through, the relay's memory must hold one such message.
+        message_bytes_max: u64,
     }
 }

@@ -1,11 +1,8 @@
 //! Networks: ranges of addresses.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    str::FromStr,
-};
+use std::{fmt, net::IpAddr, str::FromStr};
 
+use ipnet::IpNet;
 use thiserror::Error;
 
 /// A range of addresses that share a prefix.
@@ -19,44 +16,26 @@ use thiserror::Error;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
-    address: IpAddr,
-    prefix_bits: u8,
-}
+pub struct Network(IpNet);
 
 impl Network {
     /// Returns whether `address` is in the range. An IPv4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.address, address.to_canonical()) {
-            (IpAddr::V4(own), IpAddr::V4(other)) => self.masked4(own) == self.masked4(other),
-            (IpAddr::V6(own), IpAddr::V6(other)) => self.masked6(own) == self.masked6(other),
-            _ => false,
-        }
-    }
-
-    fn masked4(&self, address: Ipv4Addr) -> u32 {
-        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix_bits)).unwrap_or(0);
-        u32::from(address) & mask
-    }
-
-    fn masked6(&self, address: Ipv6Addr) -> u128 {
-        let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix_bits)).unwrap_or(0);
-        u128::from(address) & mask
+        self.0.contains(&address.to_canonical())
     }
 }
 
 impl From<IpAddr> for Network {
     /// The range with only this address.
     fn from(address: IpAddr) -> Self {
-        let address = address.to_canonical();
-        Self { address, prefix_bits: if address.is_ipv4() { 32 } else { 128 } }
+        Self(address.to_canonical().into())
     }
 }
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.prefix_bits)
+        self.0.fmt(f)
     }
 }
 
@@ -75,14 +54,9 @@ impl FromStr for Network {
     type Err = ParseNetworkError;
 
     fn from_str(text: &str) -> Result<Self, ParseNetworkError> {
-        let wrong = || ParseNetworkError { text: text.to_owned() };
-        let Some((address, bits)) = text.split_once('/') else {
-            return text.parse::<IpAddr>().map(Self::from).map_err(|_| wrong());
-        };
-        let address: IpAddr = address.parse().map_err(|_| wrong())?;
-        let prefix_bits: u8 = bits.parse().map_err(|_| wrong())?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        if prefix_bits > most { Err(wrong()) } else { Ok(Self { address, prefix_bits }) }
+        let address = || text.parse::<IpAddr>().map(Self::from);
+        let network = text.parse().map(Self).or_else(|_| address());
+        network.map_err(|_| ParseNetworkError { text: text.to_owned() })
     }
 }
 

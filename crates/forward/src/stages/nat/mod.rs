@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use vigie_detect::Instant;
 
 use self::fragments::Fragments;
-use super::{refused, unreadable};
+use super::{UNREADABLE, refused};
 use crate::{
     model::{Sees, StageModel, Writes},
     packet::{EditError, Fragment, Headers, Packet, Port, Tcp, TcpFlags, Transport},
@@ -200,10 +200,7 @@ impl Stage for Nat {
     }
 
     fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
-        let headers = match packet.headers() {
-            Ok(headers) => headers,
-            Err(error) => return unreadable(&error),
-        };
+        let Ok(headers) = packet.headers() else { return UNREADABLE };
 
         let Some(addresses) = headers.addresses(packet.bytes()) else { return Verdict::Pass };
         if headers.fragment == Fragment::Later {

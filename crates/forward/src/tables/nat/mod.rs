@@ -108,17 +108,13 @@ impl NatTableBuilder {
         self
     }
 
-    /// Sets the time-outs of flows.
-    pub const fn timeouts(mut self, timeouts: NatTimeouts) -> Self {
-        self.timeouts = timeouts;
-        self
-    }
+    setters! {
+        /// Sets the time-outs of flows.
+        timeouts: NatTimeouts,
 
-    /// Seeds the order of ports and the hashes of flows; keep it secret from strangers. Default: the machine's
-    /// randomness.
-    pub const fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
+        /// Seeds the order of ports and the hashes of flows; keep it secret from strangers. Default: the machine's
+        /// randomness.
+        seed: u64,
     }
 
     /// Creates the table.
@@ -222,12 +218,6 @@ impl NatTable {
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
     pub fn expire(&self, now: Instant) -> usize {
         self.changed(|state| state.expire(now, usize::MAX))
-    }
-
-    /// Returns the earliest time at which a flow may expire.
-    #[must_use]
-    pub fn next_expiry(&self) -> Option<Instant> {
-        self.lock().next_expiry()
     }
 
     /// Refreshes a flow of which another processor has translated a packet, whose tuple was `tuple` before translation.

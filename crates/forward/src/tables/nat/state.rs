@@ -165,10 +165,6 @@ impl NatState {
         self.entries.iter().map(|(_, entry)| entry.flow).collect()
     }
 
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.expiries.peek().map(|Reverse((expires_at, ..))| *expires_at)
-    }
-
     pub(super) fn peek(&self, tuple: &NatTuple) -> Option<NatTuple> {
         self.translations.get(tuple).map(|translation| translation.becomes)
     }
