@@ -25,7 +25,7 @@ use crate::{
     flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
     journal::log,
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
-    mailbox::{InstanceEvent, Mailbox},
+    mailbox::Mailbox,
     privileges::{self, DropError, Right, listed},
     signals, stats,
     stats::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
@@ -41,6 +41,15 @@ pub(crate) const CODE_FAILED: u8 = 1;
 pub(crate) const CODE_USAGE: u8 = 2;
 const CODE_RIGHTS: u8 = 3;
 const CODE_CUT: u8 = 4;
+
+/// An event.
+#[derive(Debug)]
+pub(crate) enum InstanceEvent {
+    /// A signal that ends the process.
+    Signal { name: &'static str, number: u8 },
+    /// A flow has ended unexpectedly.
+    Failed { flow: String, problem: String },
+}
 
 /// Why forwarding did not start.
 #[derive(Debug, Error)]
@@ -173,7 +182,7 @@ struct InstanceState {
 
 struct Instance {
     shared: Rc<InstanceState>,
-    mailbox: Rc<Mailbox>,
+    mailbox: Rc<Mailbox<InstanceEvent>>,
 }
 
 impl Instance {
@@ -185,7 +194,7 @@ impl Instance {
         listener: StdUnixListener,
     ) -> Result<Self, InstanceError> {
         let server = Server::current().map_err(io::Error::from)?;
-        let mailbox = Rc::new(Mailbox::default());
+        let mailbox = Rc::new(Mailbox::new());
         signals::listen(&server, &mailbox)?;
 
         // Those that route follow the same table, as checked.
@@ -287,7 +296,11 @@ impl Instance {
 }
 
 /// Follows the kernel's routes for all flows.
-async fn follow(shared: Rc<InstanceState>, mut monitor: NetlinkMonitor, mailbox: Rc<Mailbox>) {
+async fn follow(
+    shared: Rc<InstanceState>,
+    mut monitor: NetlinkMonitor,
+    mailbox: Rc<Mailbox<InstanceEvent>>,
+) {
     loop {
         match monitor.changes().await {
             Ok(changes) => shared.follow(&monitor, &changes),

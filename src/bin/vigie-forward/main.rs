@@ -19,6 +19,7 @@ mod flow;
 mod instance;
 mod journal;
 mod kernel;
+#[path = "../shared/mailbox.rs"]
 mod mailbox;
 mod migration;
 mod plan;

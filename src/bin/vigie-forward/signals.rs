@@ -8,14 +8,17 @@ use vigie::{
     stock::signal::{SignalKind, Signals, signal},
 };
 
-use crate::mailbox::{InstanceEvent, Mailbox};
+use crate::{instance::InstanceEvent, mailbox::Mailbox};
 
 /// The signals that end the process, with their names.
 const ENDING: [(SignalKind, &str, u8); 2] =
     [(SignalKind::INTERRUPT, "SIGINT", 2), (SignalKind::TERMINATE, "SIGTERM", 15)];
 
 /// Posts each signal from now on.
-pub(crate) fn listen(server: &Server, mailbox: &std::rc::Rc<Mailbox>) -> io::Result<()> {
+pub(crate) fn listen(
+    server: &Server,
+    mailbox: &std::rc::Rc<Mailbox<InstanceEvent>>,
+) -> io::Result<()> {
     for (kind, name, number) in ENDING {
         let handle: Handle<Signals> = signal(server, kind).map_err(io::Error::other)?;
         let mailbox = std::rc::Rc::clone(mailbox);

@@ -28,7 +28,7 @@ use crate::{
     cli::{BindTo, Cli},
     input::{self, Input},
     listener::{RankListener, UNAUTHENTICATED_MAX},
-    mailbox::{JobEvent, Mailbox},
+    mailbox::Mailbox,
     output::{Pipe, Sink, Stream},
     rank::{self, Rank, Started},
     rendezvous::Rendezvous,
@@ -102,6 +102,23 @@ fn check_descriptors(cli: &Cli) -> Result<(), RunError> {
     }
 }
 
+/// An event of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JobEvent {
+    /// The process of this rank has ended, and must be reaped.
+    Ended(usize),
+    /// The launcher received this signal.
+    Signal(i32),
+    /// All ranks of the rendezvous have departed.
+    AllDeparted,
+    /// `--arrival` has expired.
+    ArrivalOver,
+    /// `--timeout` has expired.
+    TimedOut,
+    /// `--timeout-end` has expired.
+    GraceOver,
+}
+
 struct Job {
     cli: Cli,
     /// This host's ranks in order, until they are reaped.
@@ -112,7 +129,7 @@ struct Job {
     not_arrived: Vec<world::Rank>,
     /// Accepts the ranks of other hosts, until all have departed.
     listener: Option<Rc<RankListener>>,
-    mailbox: Rc<Mailbox>,
+    mailbox: Rc<Mailbox<JobEvent>>,
     rendezvous: Rc<Rendezvous>,
     stdout: Rc<Sink>,
     stderr: Rc<Sink>,
@@ -133,7 +150,7 @@ impl Job {
     /// Starts all ranks, or none.
     fn start(cli: Cli) -> Result<Self, RunError> {
         let server = Server::current().map_err(io::Error::from)?;
-        let mailbox = Rc::new(Mailbox::default());
+        let mailbox = Rc::new(Mailbox::new());
         signals::pass_to(&mailbox, signals::listen(&server)?);
         let identity =
             if cli.has_tcp() { Identity::random_without_secret()? } else { Identity::random()? };

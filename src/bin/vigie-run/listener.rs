@@ -3,23 +3,13 @@
 //! Bounds: at most [`UNAUTHENTICATED_MAX`] callers are unauthenticated at once, each for at most
 //! [`AUTHENTICATION_TIMEOUT`] and with as many bytes as an answer has; further ones are disconnected immediately.
 
-use std::{
-    cell::Cell,
-    io,
-    net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::OwnedFd,
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::Cell, io, net::SocketAddr, rc::Rc, time::Duration};
 
-use rustix::{
-    net::{RecvFlags, SendFlags, recv, send},
-    rand::{GetRandomFlags, getrandom},
-};
+use rustix::rand::{GetRandomFlags, getrandom};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie::{
-    detect::AsyncFd,
+    net::{TcpListener, TcpStream},
     spawn_local,
-    stock::readiness::Direction,
     time::{sleep, timeout},
     via::{
         software_nic::Secret,
@@ -44,7 +34,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A listener of the rendezvous.
 pub(crate) struct RankListener {
-    listener: AsyncFd<TcpListener>,
+    listener: TcpListener,
     address: SocketAddr,
     secret: Secret,
     size: u32,
@@ -62,10 +52,9 @@ impl RankListener {
         rendezvous: Rc<Rendezvous>,
     ) -> io::Result<Rc<Self>> {
         let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
         let listener = Rc::new(Self {
             address: listener.local_addr()?,
-            listener: AsyncFd::new(listener)?,
+            listener,
             secret,
             size,
             rendezvous,
@@ -91,7 +80,7 @@ impl RankListener {
 
     async fn accept_loop(self: Rc<Self>) {
         loop {
-            match self.listener.async_io(Direction::Read, TcpListener::accept).await {
+            match self.listener.accept().await {
                 Ok(_) if self.unauthenticated.get() >= UNAUTHENTICATED_MAX => self.reject(),
                 Ok((socket, _)) => {
                     self.unauthenticated.set(self.unauthenticated.get() + 1);
@@ -112,23 +101,22 @@ impl RankListener {
     }
 
     /// Lets a caller prove which rank it is. Returns whether it was accepted.
-    async fn authenticate(&self, socket: TcpStream) -> io::Result<bool> {
-        socket.set_nonblocking(true)?;
+    async fn authenticate(&self, mut socket: TcpStream) -> io::Result<bool> {
         prepare(&socket)?;
-        let socket = AsyncFd::new(OwnedFd::from(socket))?;
         let mut nonce = [0; 16];
         getrandom(&mut nonce[..], GetRandomFlags::empty())?;
         let challenger = Challenger::new(nonce);
-        write_all(&socket, &challenger.challenge()).await?;
-        let answer = read_answer(&socket).await?;
+        socket.write_all(&challenger.challenge()).await?;
+        let mut answer = [0; ANSWER_BYTES];
+        socket.read_exact(&mut answer).await?;
         let admit = |rank| self.rendezvous.admit(rank);
         match challenger.judge(&answer, &self.secret, self.size, admit) {
             HandshakeVerdict::Admitted { rank, bytes, session } => {
-                self.hand_over(rank, socket.into_inner(), &bytes, &session)?;
+                self.hand_over(rank, socket, &bytes, &session)?;
                 Ok(true)
             }
             HandshakeVerdict::Refused { bytes, .. } | HandshakeVerdict::Stranger { bytes } => {
-                write_all(&socket, &bytes).await?;
+                socket.write_all(&bytes).await?;
                 Ok(false)
             }
             _ => Ok(false),
@@ -139,38 +127,14 @@ impl RankListener {
     fn hand_over(
         &self,
         rank: Rank,
-        socket: OwnedFd,
+        socket: TcpStream,
         verdict: &[u8],
         session: &Session,
     ) -> io::Result<()> {
         // Hardly anything was sent before: there is room.
-        if send(&socket, verdict, SendFlags::NOSIGNAL)? != verdict.len() {
+        if socket.try_write(verdict)? != verdict.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        self.rendezvous.serve(rank, socket, Some(session))
+        self.rendezvous.serve(rank, socket.into_std().into(), Some(session))
     }
-}
-
-async fn write_all(socket: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let sent = socket
-            .async_io(Direction::Write, |socket| Ok(send(socket, bytes, SendFlags::NOSIGNAL)?));
-        bytes = &bytes[sent.await?..];
-    }
-    Ok(())
-}
-
-async fn read_answer(socket: &AsyncFd<OwnedFd>) -> io::Result<[u8; ANSWER_BYTES]> {
-    let (mut bytes, mut count) = ([0; ANSWER_BYTES], 0);
-    while count < ANSWER_BYTES {
-        let read = socket.async_io(Direction::Read, |socket| {
-            let (read, _) = recv(socket, &mut bytes[count..], RecvFlags::empty())?;
-            Ok(read)
-        });
-        match read.await? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => count += read,
-        }
-    }
-    Ok(bytes)
 }

@@ -22,6 +22,7 @@ mod cli;
 mod input;
 mod job;
 mod listener;
+#[path = "../shared/mailbox.rs"]
 mod mailbox;
 mod output;
 mod rank;

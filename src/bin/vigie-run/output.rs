@@ -1,13 +1,10 @@
 //! The ranks' output: whole lines, each prefixed with its rank.
 
 use std::{
-    cell::{Cell, RefCell},
-    collections::VecDeque,
-    future::poll_fn,
+    cell::RefCell,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     rc::Rc,
-    task::{Poll, Waker},
     time::Duration,
 };
 
@@ -15,6 +12,7 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, ioctl_fionbio, read, write},
 };
+use tokio::sync::Mutex;
 use vigie::{
     JoinHandle, detect::AsyncFd, spawn_blocking, spawn_local, stock::readiness::Direction,
     time::timeout,
@@ -29,10 +27,8 @@ const READ_BYTES: usize = 16 * 1024;
 /// stopped terminal), so the blocking pool does it.
 pub(crate) struct Sink {
     stream: Stream,
-    is_busy: Cell<bool>,
-    waiting: RefCell<VecDeque<Waker>>,
-    /// The reader has gone, or the disk is full.
-    error: RefCell<Option<io::Error>>,
+    /// The reader has gone, or the disk is full. Locked by the task that writes.
+    error: Mutex<Option<io::Error>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,50 +39,31 @@ pub(crate) enum Stream {
 
 impl Sink {
     pub(crate) fn new(stream: Stream) -> Rc<Self> {
-        Rc::new(Self {
-            stream,
-            is_busy: Cell::new(false),
-            waiting: RefCell::default(),
-            error: RefCell::new(None),
-        })
+        Rc::new(Self { stream, error: Mutex::new(None) })
     }
 
     /// Writes whole lines, contiguously. Returns whether the stream still accepts any.
     pub(crate) async fn write(&self, bytes: Vec<u8>) -> bool {
-        poll_fn(|cx| {
-            if self.is_busy.replace(true) {
-                self.waiting.borrow_mut().push_back(cx.waker().clone());
-                return Poll::Pending;
-            }
-            Poll::Ready(())
-        })
-        .await;
-        if self.error.borrow().is_none() {
+        let mut error = self.error.lock().await;
+        if error.is_none() {
             let stream = self.stream;
-            let result = spawn_blocking(move || match stream {
+            let written = spawn_blocking(move || match stream {
                 Stream::Output => write_all(io::stdout().as_fd(), &bytes),
                 Stream::Error => write_all(io::stderr().as_fd(), &bytes),
             });
-            let result = result.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-            if let Err(error) = result {
-                self.error.replace(Some(error));
-            }
+            *error = written.await.unwrap_or_else(|error| Err(io::Error::other(error))).err();
         }
-        self.is_busy.set(false);
-        if let Some(waker) = self.waiting.borrow_mut().pop_front() {
-            waker.wake();
-        }
-        self.error.borrow().is_none()
+        error.is_none()
     }
 
     /// Returns whether a task is writing, and may be waiting for the reader.
     pub(crate) fn is_busy(&self) -> bool {
-        self.is_busy.get()
+        self.error.try_lock().is_err()
     }
 
     /// Returns the error that made the stream unusable; `None` if its reader has just gone, which is no error.
     pub(crate) fn failure(&self) -> Option<String> {
-        let error = self.error.borrow();
+        let error = self.error.try_lock().ok()?;
         let error = error.as_ref().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)?;
         Some(format!("standard {:?} could not be written: {error}", self.stream).to_lowercase())
     }

@@ -28,7 +28,7 @@ use vigie::{
     yield_now,
 };
 
-use crate::mailbox::{JobEvent, Mailbox};
+use crate::{job::JobEvent, mailbox::Mailbox};
 
 /// How long after closing its connection a process may take to end; one that lives longer has cut itself off.
 const CLOSED_TIME: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(crate) struct Rendezvous {
     connections: RefCell<BTreeMap<Rank, Rc<RankConnection>>>,
     writers: RefCell<Vec<JoinHandle<()>>>,
     /// Notified when all ranks have departed and none will come.
-    mailbox: Rc<Mailbox>,
+    mailbox: Rc<Mailbox<JobEvent>>,
     is_over: Cell<bool>,
 }
 
@@ -68,7 +68,7 @@ enum ReadOutcome {
 }
 
 impl Rendezvous {
-    pub(crate) fn new(size: u32, identity: Identity, mailbox: Rc<Mailbox>) -> Rc<Self> {
+    pub(crate) fn new(size: u32, identity: Identity, mailbox: Rc<Mailbox<JobEvent>>) -> Rc<Self> {
         Rc::new(Self {
             hub: RefCell::new(Hub::new(size, identity)),
             connections: RefCell::default(),

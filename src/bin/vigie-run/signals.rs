@@ -9,7 +9,7 @@ use vigie::{
     stock::signal::{SignalKind, Signals, signal},
 };
 
-use crate::mailbox::{JobEvent, Mailbox};
+use crate::{job::JobEvent, mailbox::Mailbox};
 
 /// The signals that are passed on to the ranks.
 const PASSED_ON: [Signal; 8] = [
@@ -39,13 +39,19 @@ pub(crate) fn listen(server: &Server) -> io::Result<Vec<(i32, Handle<Signals>)>>
     Ok(handles)
 }
 
+/// The maximum number of signals waiting to be passed on; more of them tell a rank nothing new.
+const SIGNALS_MAX: usize = 64;
+
 /// Posts each signal.
-pub(crate) fn pass_to(mailbox: &Rc<Mailbox>, handles: Vec<(i32, Handle<Signals>)>) {
+pub(crate) fn pass_to(mailbox: &Rc<Mailbox<JobEvent>>, handles: Vec<(i32, Handle<Signals>)>) {
     for (number, handle) in handles {
         let mailbox = Rc::clone(mailbox);
         let listener = spawn_local(async move {
             while handle.wait(()).await.is_ok() {
-                mailbox.post(JobEvent::Signal(number));
+                let is_signal = |event: &&JobEvent| matches!(event, JobEvent::Signal(_));
+                mailbox.post_unless(JobEvent::Signal(number), |events| {
+                    events.iter().filter(is_signal).count() >= SIGNALS_MAX
+                });
             }
         });
         listener.detach();

@@ -5,10 +5,11 @@ use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 use super::{
     CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri, FlowConfig,
     FlowKind, FrameMode, Frames, HOLD_DEFAULT, IDLE_DEFAULT, Inside, L2, L3, LengthForm,
-    MESSAGE_BYTES_DEFAULT, Nat, OneOrMore, PORTS_DEFAULT, PathChoice, Ports, Process, Publish,
-    Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
+    MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports, Process, Publish, Range, Relay,
+    RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
+    values::one_or_more,
 };
 use serde::Deserialize;
 use thiserror::Error;
@@ -67,7 +68,8 @@ struct RawConfig {
 struct RawRelay {
     name: Option<String>,
     listen: EndpointUri,
-    to: OneOrMore<EndpointUri>,
+    #[serde(deserialize_with = "one_or_more")]
+    to: Vec<EndpointUri>,
     #[serde(default)]
     mode: RelayMode,
     idle: Option<Time>,
@@ -75,7 +77,8 @@ struct RawRelay {
     connections: Option<u32>,
     #[serde(default)]
     proxy_send: bool,
-    proxy_from: Option<OneOrMore<Range>>,
+    #[serde(default, deserialize_with = "one_or_more")]
+    proxy_from: Vec<Range>,
     framed: Option<LengthForm>,
     #[serde(default)]
     frame_mode: FrameMode,
@@ -83,66 +86,31 @@ struct RawRelay {
 }
 
 /// Reads two names. (An array type of length two would accept three elements, and ignore the last.)
-fn pair<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[String; 2], D::Error> {
+fn pair<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let names = Vec::<String>::deserialize(from)?;
-    names.try_into().map_err(|names: Vec<String>| {
-        serde::de::Error::custom(format_args!(
-            "a wire is between two interfaces, as in [\"eth0\", \"eth1\"], and here are {}",
-            names.len()
-        ))
-    })
+    if names.len() == 2 {
+        return Ok(names);
+    }
+    Err(serde::de::Error::custom(format_args!(
+        "a wire is between two interfaces, as in [\"eth0\", \"eth1\"], and here are {}",
+        names.len()
+    )))
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawL2 {
-    name: Option<String>,
-    #[serde(deserialize_with = "pair")]
-    between: [String; 2],
-    #[serde(default)]
-    path: PathChoice,
-    #[serde(default)]
-    waiting: WaitMode,
-    #[serde(default)]
-    segments: SegmentsChoice,
-    migrate: Option<One<RawMigrate>>,
+const fn table_main() -> u32 {
+    TABLE_MAIN
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawL3 {
-    name: Option<String>,
-    interfaces: Vec<String>,
-    table: Option<u32>,
-    #[serde(default)]
-    path: PathChoice,
-    #[serde(default)]
-    waiting: WaitMode,
-    #[serde(default)]
-    segments: SegmentsChoice,
-    migrate: Option<One<RawMigrate>>,
+const fn idle_default() -> Time {
+    IDLE_DEFAULT
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawNat {
-    name: Option<String>,
-    inside: Vec<String>,
-    outside: String,
-    address: Ipv4Addr,
-    from: Option<OneOrMore<Inside>>,
-    ports: Option<Ports>,
-    idle: Option<Time>,
-    #[serde(default)]
-    publish: Vec<Publish>,
-    table: Option<u32>,
-    #[serde(default)]
-    path: PathChoice,
-    #[serde(default)]
-    waiting: WaitMode,
-    #[serde(default)]
-    segments: SegmentsChoice,
-    migrate: Option<One<RawMigrate>>,
+const fn ports_default() -> Ports {
+    PORTS_DEFAULT
+}
+
+const fn hold_default() -> Time {
+    HOLD_DEFAULT
 }
 
 #[derive(Debug, Deserialize)]
@@ -150,7 +118,75 @@ struct RawNat {
 struct RawMigrate {
     to_nic_above: u64,
     to_host_below: u64,
-    hold: Option<Time>,
+    #[serde(default = "hold_default")]
+    hold: Time,
+}
+
+/// The table of a flow that moves frames: its own settings, and those of all such flows.
+macro_rules! frames_table {
+    ($raw:ident => $flow:ident { $($(#[$meta:meta])* $field:ident: $type:ty,)* }) => {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct $raw {
+            name: Option<String>,
+            $($(#[$meta])* $field: $type,)*
+            #[serde(default)]
+            path: PathChoice,
+            #[serde(default)]
+            waiting: WaitMode,
+            #[serde(default)]
+            segments: SegmentsChoice,
+            migrate: Option<One<RawMigrate>>,
+        }
+
+        impl $raw {
+            fn read(self) -> (Option<String>, FlowKind) {
+                let migrate = self.migrate.map(|One(migrate)| migrate);
+                let frames = Frames {
+                    path: self.path,
+                    waiting: self.waiting,
+                    segments: self.segments,
+                    to_nic_above: migrate.as_ref().map(|migrate| migrate.to_nic_above),
+                    to_host_below: migrate.as_ref().map(|migrate| migrate.to_host_below),
+                    hold: migrate.map_or(HOLD_DEFAULT, |migrate| migrate.hold),
+                };
+                (self.name, FlowKind::$flow($flow { $($field: self.$field,)* frames }))
+            }
+        }
+    };
+}
+
+frames_table! {
+    RawL2 => L2 {
+        #[serde(deserialize_with = "pair")]
+        between: Vec<String>,
+    }
+}
+
+frames_table! {
+    RawL3 => L3 {
+        interfaces: Vec<String>,
+        #[serde(default = "table_main")]
+        table: u32,
+    }
+}
+
+frames_table! {
+    RawNat => Nat {
+        inside: Vec<String>,
+        outside: String,
+        address: Ipv4Addr,
+        #[serde(default, deserialize_with = "one_or_more")]
+        from: Vec<Inside>,
+        #[serde(default = "ports_default")]
+        ports: Ports,
+        #[serde(default = "idle_default")]
+        idle: Time,
+        #[serde(default)]
+        publish: Vec<Publish>,
+        #[serde(default = "table_main")]
+        table: u32,
+    }
 }
 
 macro_rules! tables {
@@ -170,79 +206,22 @@ tables! {
     RawMigrate, "l3.migrate";
 }
 
-/// Returns a default, given as the text that the command line shows.
-fn or_default(given: Option<Time>, text: &str) -> Time {
-    given.or_else(|| text.parse().ok()).unwrap_or(Time(std::time::Duration::ZERO))
-}
-
-fn frames(
-    (path, waiting, segments): (PathChoice, WaitMode, SegmentsChoice),
-    migrate: Option<One<RawMigrate>>,
-) -> Frames {
-    let (to_nic_above, to_host_below, hold) = match migrate {
-        Some(One(one)) => (Some(one.to_nic_above), Some(one.to_host_below), one.hold),
-        None => (None, None, None),
-    };
-    Frames {
-        path,
-        waiting,
-        segments,
-        to_nic_above,
-        to_host_below,
-        hold: or_default(hold, HOLD_DEFAULT),
-    }
-}
-
 impl RawRelay {
     fn read(self) -> (Option<String>, FlowKind) {
         let relay = Relay {
             listen: self.listen,
-            to: self.to.0,
+            to: self.to,
             mode: self.mode,
-            idle: or_default(self.idle, IDLE_DEFAULT),
-            connect: or_default(self.connect, CONNECT_DEFAULT),
+            idle: self.idle.unwrap_or(IDLE_DEFAULT),
+            connect: self.connect.unwrap_or(CONNECT_DEFAULT),
             connections: self.connections.unwrap_or(CONNECTIONS_DEFAULT),
             proxy_send: self.proxy_send,
-            proxy_from: self.proxy_from.map_or_else(Vec::new, |some| some.0),
+            proxy_from: self.proxy_from,
             framed: self.framed,
             frame_mode: self.frame_mode,
             message_max: self.message_max.unwrap_or(MESSAGE_BYTES_DEFAULT),
         };
         (self.name, FlowKind::Relay(relay))
-    }
-}
-
-impl RawL2 {
-    fn read(self) -> (Option<String>, FlowKind) {
-        let frames = frames((self.path, self.waiting, self.segments), self.migrate);
-        (self.name, FlowKind::L2(L2 { between: self.between.into(), frames }))
-    }
-}
-
-impl RawL3 {
-    fn read(self) -> (Option<String>, FlowKind) {
-        let frames = frames((self.path, self.waiting, self.segments), self.migrate);
-        let table = self.table.unwrap_or(TABLE_MAIN);
-        (self.name, FlowKind::L3(L3 { interfaces: self.interfaces, table, frames }))
-    }
-}
-
-impl RawNat {
-    fn read(self) -> (Option<String>, FlowKind) {
-        let frames = frames((self.path, self.waiting, self.segments), self.migrate);
-        let ports = self.ports.or_else(|| PORTS_DEFAULT.parse().ok());
-        let nat = Nat {
-            inside: self.inside,
-            outside: self.outside,
-            address: self.address,
-            from: self.from.map_or_else(Vec::new, |some| some.0),
-            ports: ports.unwrap_or(Ports { first: 1024, last: u16::MAX }),
-            idle: or_default(self.idle, IDLE_DEFAULT),
-            publish: self.publish,
-            table: self.table.unwrap_or(TABLE_MAIN),
-            frames,
-        };
-        (self.name, FlowKind::Nat(nat))
     }
 }
 

@@ -15,8 +15,8 @@ pub(crate) use self::{
     check::check,
     file::{ConfigError, read},
     values::{
-        EndpointUri, FrameMode, Inside, LengthForm, OneOrMore, PathChoice, Ports, Publish, Range,
-        RelayMode, SegmentsChoice, Time, TransportProtocol, WaitMode,
+        EndpointUri, FrameMode, Inside, LengthForm, PathChoice, Ports, Publish, Range, RelayMode,
+        SegmentsChoice, Time, TransportProtocol, WaitMode,
     },
 };
 
@@ -110,7 +110,7 @@ pub(crate) struct Process {
     pub(crate) stats_socket: Option<PathBuf>,
 
     /// How long connections may continue after SIGTERM or SIGINT.
-    #[arg(long, value_name = "TIME", default_value = "10s")]
+    #[arg(long, value_name = "TIME", default_value_t = DRAIN_DEFAULT)]
     pub(crate) drain: Time,
 
     /// Give up all rights after set-up, including those for re-attaching when an interface returns: a flow whose
@@ -119,10 +119,11 @@ pub(crate) struct Process {
     pub(crate) drop_all_rights: bool,
 }
 
+const DRAIN_DEFAULT: Time = Time(Duration::from_secs(10));
+
 impl Default for Process {
     fn default() -> Self {
-        let drain = Time(Duration::from_secs(10));
-        Self { stats_socket: None, drain, drop_all_rights: false }
+        Self { stats_socket: None, drain: DRAIN_DEFAULT, drop_all_rights: false }
     }
 }
 
@@ -142,11 +143,11 @@ pub(crate) struct Relay {
     pub(crate) mode: RelayMode,
 
     /// How long a connection may be idle in both directions.
-    #[arg(long, value_name = "TIME", default_value = IDLE_DEFAULT)]
+    #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
     /// How long connecting to the target may take.
-    #[arg(long, value_name = "TIME", default_value = CONNECT_DEFAULT)]
+    #[arg(long, value_name = "TIME", default_value_t = CONNECT_DEFAULT)]
     pub(crate) connect: Time,
 
     /// The maximum number of concurrent connections; more have to wait. With UDP, of senders; datagrams of more are dropped.
@@ -178,9 +179,9 @@ pub(crate) struct Relay {
 
 const MESSAGE_BYTES_DEFAULT: u64 = 16 << 20;
 
-const IDLE_DEFAULT: &str = "5m";
-const CONNECT_DEFAULT: &str = "10s";
-const PORTS_DEFAULT: &str = "32768-60999";
+const IDLE_DEFAULT: Time = Time(Duration::from_secs(300));
+const CONNECT_DEFAULT: Time = Time(Duration::from_secs(10));
+const PORTS_DEFAULT: Ports = Ports { first: 32_768, last: 60_999 };
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MAX: i64 = 1_000_000;
 
@@ -209,11 +210,11 @@ pub(crate) struct Frames {
     pub(crate) to_host_below: Option<u64>,
 
     /// How long the load must stay beyond a threshold before a flow moves.
-    #[arg(long, value_name = "TIME", default_value = HOLD_DEFAULT)]
+    #[arg(long, value_name = "TIME", default_value_t = HOLD_DEFAULT)]
     pub(crate) hold: Time,
 }
 
-const HOLD_DEFAULT: &str = "5s";
+const HOLD_DEFAULT: Time = Time(Duration::from_secs(5));
 
 impl Frames {
     /// Returns the thresholds for moving, if the flow may move.
@@ -280,11 +281,11 @@ pub(crate) struct Nat {
     pub(crate) from: Vec<Inside>,
 
     /// The public ports assigned to connections from inside.
-    #[arg(long, value_name = "FIRST-LAST", default_value = PORTS_DEFAULT)]
+    #[arg(long, value_name = "FIRST-LAST", default_value_t = PORTS_DEFAULT)]
     pub(crate) ports: Ports,
 
     /// How long a translation without packets is kept.
-    #[arg(long, value_name = "TIME", default_value = IDLE_DEFAULT)]
+    #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
     /// A public port forwarded to an inside server, as in tcp:8080=10.0.0.2:80; may be repeated.

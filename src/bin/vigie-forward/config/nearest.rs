@@ -24,31 +24,10 @@ fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a 
         .map(|(_, word)| word)
 }
 
-/// Returns how many letters must be inserted, deleted, replaced or swapped with their neighbour to turn one word into
-/// the other. `-` and `_` count as equal, as do upper and lower case.
+/// How many letters are wrong, missing, too many, or swapped with the next. Case, and `-` for `_`, do not count.
 fn distance(one: &str, other: &str) -> usize {
-    let letters = |word: &str| -> Vec<char> {
-        word.chars().map(|one| if one == '-' { '_' } else { one.to_ascii_lowercase() }).collect()
-    };
-    let (one, other) = (letters(one), letters(other));
-    // Rows of the usual table: the distances of prefixes. The one before last is for swaps.
-    let mut before: Vec<usize> = Vec::new();
-    let mut last: Vec<usize> = (0..=other.len()).collect();
-    for (row, letter) in one.iter().enumerate() {
-        let mut next = vec![row + 1];
-        for (column, against) in other.iter().enumerate() {
-            let replaced = last[column] + usize::from(letter != against);
-            let mut least = replaced.min(last[column + 1] + 1).min(next[column] + 1);
-            let is_swapped =
-                row > 0 && column > 0 && *letter == other[column - 1] && *against == one[row - 1];
-            if is_swapped {
-                least = least.min(before[column - 1] + 1);
-            }
-            next.push(least);
-        }
-        before = std::mem::replace(&mut last, next);
-    }
-    last.last().copied().unwrap_or(0)
+    let plain = |word: &str| word.to_ascii_lowercase().replace('-', "_");
+    strsim::osa_distance(&plain(one), &plain(other))
 }
 
 #[cfg(test)]

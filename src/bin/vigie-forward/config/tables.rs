@@ -4,7 +4,10 @@ use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{
+        self, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
 };
 use toml::Spanned;
 
@@ -35,12 +38,8 @@ impl<'de, T: Deserialize<'de> + TomlTable> Deserialize<'de> for Many<T> {
                 write!(f, "tables, each of which begins with [[{}]]", T::WORD)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Many<T>, A::Error> {
-                let mut all = Vec::new();
-                while let Some(one) = list.next_element()? {
-                    all.push(one);
-                }
-                Ok(Many(all))
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Many<T>, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(list)).map(Many)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Many<T>, A::Error> {

@@ -12,7 +12,7 @@ use std::{
 use clap::ValueEnum;
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{self, SeqAccess, Visitor},
+    de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
 };
 use thiserror::Error;
 use vigie::forward::{relay::Network, tables::Prefix};
@@ -85,21 +85,10 @@ impl FromStr for Time {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        let at = text.find(|one: char| !one.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = text.split_at(at);
-        let millis = match unit {
-            "ms" => Some(1),
-            "s" => Some(1000),
-            "m" => Some(60_000),
-            "h" => Some(3_600_000),
-            _ => None,
-        };
-        let time = number.parse::<u64>().ok().zip(millis);
-        let time = time.and_then(|(number, millis)| number.checked_mul(millis));
-        match time.map(Duration::from_millis) {
-            Some(time) if time <= TIME_MAX => Ok(Self(time)),
+        match humantime::parse_duration(text) {
+            Ok(time) if time <= TIME_MAX => Ok(Self(time)),
             _ => Err(BadValue::new(format!(
-                "`{text}` must be a whole number with a unit, as in 250ms, 10s, 5m or 1h, and at most a year"
+                "`{text}` must be a time with a unit, as in 250ms, 10s, 5m or 1h 30m, and at most a year"
             ))),
         }
     }
@@ -107,7 +96,7 @@ impl FromStr for Time {
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.0)
+        humantime::format_duration(self.0).fmt(f)
     }
 }
 
@@ -197,19 +186,6 @@ pub(crate) enum PathChoice {
     AfXdp,
     /// This process, with packet sockets.
     AfPacket,
-}
-
-impl fmt::Display for PathChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Auto => "auto",
-            Self::XdpNative => "xdp-native",
-            Self::XdpGeneric => "xdp-generic",
-            Self::Tcx => "tcx",
-            Self::AfXdp => "af-xdp",
-            Self::AfPacket => "af-packet",
-        })
-    }
 }
 
 /// How the host's threads wait for frames.
@@ -308,42 +284,34 @@ impl FromStr for Inside {
     }
 }
 
-/// One value, or a list of them.
-#[derive(Debug)]
-pub(crate) struct OneOrMore<T>(pub(crate) Vec<T>);
-
-impl<'de, T> Deserialize<'de> for OneOrMore<T>
+/// Reads a list, or a single value without brackets.
+pub(super) fn one_or_more<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
+    D: Deserializer<'de>,
     T: Deserialize<'de> + FromStr<Err = BadValue>,
 {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ListVisitor<T>(PhantomData<T>);
+    struct ListVisitor<T>(PhantomData<T>);
 
-        impl<'de, T> Visitor<'de> for ListVisitor<T>
-        where
-            T: Deserialize<'de> + FromStr<Err = BadValue>,
-        {
-            type Value = OneOrMore<T>;
+    impl<'de, T> Visitor<'de> for ListVisitor<T>
+    where
+        T: Deserialize<'de> + FromStr<Err = BadValue>,
+    {
+        type Value = Vec<T>;
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string, or a list of strings")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                text.parse().map(|one| OneOrMore(vec![one])).map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let mut all = Vec::new();
-                while let Some(one) = list.next_element()? {
-                    all.push(one);
-                }
-                Ok(OneOrMore(all))
-            }
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a string, or a list of strings")
         }
 
-        deserializer.deserialize_any(ListVisitor(PhantomData))
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<T>, E> {
+            text.parse().map(|one| vec![one]).map_err(E::custom)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<T>, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(list))
+        }
     }
+
+    deserializer.deserialize_any(ListVisitor(PhantomData))
 }
 
 macro_rules! from_string {
@@ -383,7 +351,8 @@ mod tests {
         }
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
         assert_eq!("2h".parse(), Ok(Time(Duration::from_secs(7200))));
-        for bad in ["", "s", "10", "1.5s", "-1s", "10 s", "99999999999999999999s", "9000h"] {
+        assert_eq!("1h 30m".parse(), Ok(Time(Duration::from_secs(5400))));
+        for bad in ["", "s", "10", "-1s", "soon", "99999999999999999999s", "9000h"] {
             assert!(bad.parse::<Time>().is_err(), "{bad}");
         }
         assert_eq!("80".parse(), Ok(Ports { first: 80, last: 80 }));

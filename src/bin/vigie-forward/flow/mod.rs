@@ -17,6 +17,7 @@ use vigie::{Instant, Runtime};
 use crate::{
     cli::FlowSide,
     config::{FlowConfig, FlowKind},
+    instance::InstanceEvent,
     kernel::{Change, NetlinkCache},
     mailbox::Mailbox,
     privileges::Right,
@@ -40,7 +41,7 @@ pub(crate) enum FlowError {
 /// The arguments for starting a flow.
 pub(crate) struct StartContext<'a> {
     /// Where flows report events.
-    pub(crate) mailbox: &'a Rc<Mailbox>,
+    pub(crate) mailbox: &'a Rc<Mailbox<InstanceEvent>>,
 }
 
 /// A flow that is set up but not running.

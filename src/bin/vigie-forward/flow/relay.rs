@@ -22,8 +22,8 @@ use vigie::{
 use super::{Drained, Draining, FlowError, Prepared, Running, StartContext};
 use crate::{
     config::{EndpointUri, FrameMode, LengthForm, Relay, RelayMode},
+    instance::InstanceEvent,
     journal::log,
-    mailbox::InstanceEvent,
     privileges::Right,
     stats::FlowReport,
 };
@@ -277,64 +277,26 @@ impl AnyRelayHandle {
     }
 }
 
-fn named<const N: usize>(counters: [(&str, u64); N]) -> BTreeMap<String, u64> {
-    counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
 fn of_streams(head: &FlowReport, stats: &RelayStats) -> FlowReport {
-    let counters = named([
-        ("accepted", stats.accepted),
-        ("active", stats.active),
-        ("finished", stats.finished),
-        ("refused", stats.refused),
-        ("reset", stats.reset),
-        ("timed_out", stats.timed_out),
-        ("connects_failed", stats.connects_failed),
-        ("connects_timed_out", stats.connects_timed_out),
-        ("unanswered", stats.unanswered),
-        ("malformed", stats.malformed),
-        ("cut", stats.cut),
-        ("pauses", stats.pauses),
-        ("bytes_up", stats.bytes_up),
-        ("bytes_down", stats.bytes_down),
-        ("bytes_copied", stats.bytes_copied),
-        ("bytes_spliced", stats.bytes_spliced),
-        ("pipes_missing", stats.pipes_missing),
-        ("messages", stats.messages),
-        ("messages_cut_through", stats.messages_cut_through),
-        ("messages_unstored", stats.messages_unstored),
-        ("messages_torn", stats.messages_torn),
-        ("messages_dropped", stats.messages_dropped),
-    ]);
     FlowReport {
         units: stats.accepted,
         bytes: stats.bytes_up.saturating_add(stats.bytes_down),
         dropped: stats.refused + stats.reset + stats.timed_out + stats.malformed + stats.cut,
-        counters,
+        counters: owned(stats.named()),
         ..head.clone()
     }
 }
 
 fn of_datagrams(head: &FlowReport, stats: &UdpRelayStats) -> FlowReport {
-    let counters = named([
-        ("opened", stats.opened),
-        ("active", stats.active),
-        ("expired", stats.expired),
-        ("refused", stats.refused),
-        ("unanswered", stats.unanswered),
-        ("overflowed", stats.overflowed),
-        ("datagrams_up", stats.datagrams_up),
-        ("datagrams_down", stats.datagrams_down),
-        ("bytes_up", stats.bytes_up),
-        ("bytes_down", stats.bytes_down),
-        ("dropped", stats.dropped),
-        ("unreachable", stats.unreachable),
-    ]);
     FlowReport {
         units: stats.datagrams_up.saturating_add(stats.datagrams_down),
         bytes: stats.bytes_up.saturating_add(stats.bytes_down),
         dropped: stats.dropped + stats.refused + stats.overflowed,
-        counters,
+        counters: owned(stats.named()),
         ..head.clone()
     }
+}
+
+fn owned(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
+    counters.map(|(name, value)| (name.to_owned(), value)).collect()
 }

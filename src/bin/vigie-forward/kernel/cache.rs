@@ -2,24 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// Addresses that share their first bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Prefix {
-    /// The lowest of them.
-    pub(crate) address: IpAddr,
-    /// The length of the prefix in bits.
-    pub(crate) bits: u8,
-}
-
-impl fmt::Display for Prefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.bits)
-    }
-}
+use vigie::forward::tables::Prefix;
 
 /// The target of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -324,8 +310,10 @@ impl NetlinkCache {
             let target = self.target(**prefix);
             matches!(target, Some(Target::Via { interface, .. }) if interface == index)
         };
-        let networks =
-            self.routes.keys().filter(|prefix| prefix.bits > 0 && prefix.address.is_ipv4());
+        let networks = self
+            .routes
+            .keys()
+            .filter(|prefix| prefix.length_bits() > 0 && prefix.address().is_ipv4());
         networks.filter(is_by).copied().collect()
     }
 
@@ -364,8 +352,7 @@ mod tests {
     use super::*;
 
     fn prefix(text: &str) -> Prefix {
-        let (address, bits) = text.split_once('/').unwrap();
-        Prefix { address: address.parse().unwrap(), bits: bits.parse().unwrap() }
+        text.parse().unwrap()
     }
 
     fn route(to: &str, metric: u32, interface: u32) -> Route {

@@ -17,8 +17,9 @@ use netlink_packet_route::{
         RouteType, RouteVia,
     },
 };
+use vigie::forward::tables::Prefix;
 
-use super::cache::{Address, Interface, Neighbour, NetlinkEvent, Prefix, Route, Target};
+use super::cache::{Address, Interface, Neighbour, NetlinkEvent, Route, Target};
 
 /// The routing table with the kernel's own addresses.
 const TABLE_LOCAL: u32 = 255;
@@ -233,7 +234,7 @@ fn route_of(message: &RouteMessage, table: u32) -> Option<Route> {
         _ => return None,
     };
 
-    let prefix = Prefix { address, bits: header.destination_prefix_length };
+    let prefix = Prefix::new(address, header.destination_prefix_length).ok()?;
     Some(Route { is_of_other_table: of_table != TABLE_LOCAL, metric, target, prefix })
 }
 
@@ -341,7 +342,7 @@ mod tests {
             route(0, vec![to, RouteAttribute::Oif(3), RouteAttribute::Table(1000)]),
         ]
         .concat();
-        let prefix = Prefix { address: [10, 0, 0, 0].into(), bits: 8 };
+        let prefix = "10.0.0.0/8".parse().unwrap();
         let via = |interface, gateway, metric| {
             let target = Target::Via { interface, gateway };
             NetlinkEvent::Route(Route { is_of_other_table: true, metric, target, prefix })

@@ -14,6 +14,6 @@ mod monitor;
 pub(crate) use self::cache::Interface;
 pub(crate) use self::cache::SourceAddresses;
 pub(crate) use self::{
-    cache::{Change, NetlinkCache, Prefix, Target},
+    cache::{Change, NetlinkCache, Target},
     monitor::{MonitorError, NetlinkMonitor, snapshot},
 };

@@ -9,7 +9,7 @@ use crate::{
     config::FlowKind,
     flow::FlowError,
     journal::log,
-    kernel::{self, Target, snapshot},
+    kernel::{Target, snapshot},
     privileges::{HeldRights, Right, listed},
 };
 
@@ -62,13 +62,12 @@ pub(super) fn check_interfaces(
             log(format!("interface {name} is down or has no carrier: waiting for it"));
         }
         let (name, index, is_pair) = (name.clone(), interface.index, interface.is_pair);
-        let networks = cache.networks(index).into_iter();
-        let networks = networks.filter_map(|one| Prefix::new(one.address, one.bits).ok()).collect();
+        let networks = cache.networks(index);
         flow_interfaces.push(FlowInterface { name, index, is_pair, networks });
     }
 
     if let FlowKind::Nat(nat) = kind {
-        let prefix = kernel::Prefix { address: nat.address.into(), bits: 32 };
+        let prefix = Prefix::host(nat.address.into());
         if cache.target(prefix) == Some(Target::Local) {
             return Err(FlowError::Setting(format!(
                 "{0} is an address of this host, whose kernel would answer and reset what is not its own: give another \

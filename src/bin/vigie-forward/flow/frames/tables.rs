@@ -8,7 +8,7 @@ use std::{
 use vigie::{
     forward::{
         packet::Port,
-        tables::{Fib, Interface, Prefix, Route},
+        tables::{Fib, Interface, Route},
     },
     via::link::MacAddress,
 };
@@ -52,8 +52,7 @@ impl Tables {
         for change in changes {
             match change {
                 Change::Route { prefix, target } => {
-                    let Ok(prefix) = Prefix::new(prefix.address, prefix.bits) else { continue };
-                    self.fib.set_route(prefix, target.map(|target| self.route(target)));
+                    self.fib.set_route(*prefix, target.map(|target| self.route(target)));
                 }
                 Change::Neighbour { interface, address, mac } => {
                     if let Some(port) = self.ports.get(interface) {
@@ -105,24 +104,14 @@ impl Tables {
     }
 
     /// Sets routes and neighbours of an interface that has just become a port.
-    fn catch_up(&self, index: u32, cache: &NetlinkCache) {
-        for change in cache.changes() {
-            match change {
-                Change::Route { prefix, target: Some(target @ Target::Via { interface, .. }) }
-                    if interface == index =>
-                {
-                    if let Ok(prefix) = Prefix::new(prefix.address, prefix.bits) {
-                        self.fib.set_route(prefix, Some(self.route(target)));
-                    }
-                }
-                Change::Neighbour { interface, address, mac } if interface == index => {
-                    if let Some(port) = self.ports.get(&index) {
-                        self.fib.set_neighbour(*port, address, mac.map(MacAddress));
-                    }
-                }
-                _ => {}
-            }
-        }
+    fn catch_up(&mut self, index: u32, cache: &NetlinkCache) {
+        let is_meant = |change: &Change| match change {
+            Change::Route { target: Some(Target::Via { interface, .. }), .. }
+            | Change::Neighbour { interface, .. } => *interface == index,
+            _ => false,
+        };
+        let changes: Vec<_> = cache.changes().into_iter().filter(is_meant).collect();
+        self.follow(&changes, cache);
     }
 
     /// Removes the neighbours of an interface that is gone: it may return with others.
@@ -187,6 +176,8 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vigie::forward::tables::Prefix;
+
     use crate::kernel;
 
     fn interface(index: u32, name: &str, is_up: bool) -> Change {
@@ -202,7 +193,7 @@ mod tests {
     }
 
     fn route(to: &str, bits: u8, interface: u32) -> Change {
-        let prefix = kernel::Prefix { address: to.parse().unwrap(), bits };
+        let prefix = Prefix::new(to.parse().unwrap(), bits).unwrap();
         Change::Route { prefix, target: Some(Target::Via { interface, gateway: None }) }
     }
 
