@@ -17,8 +17,6 @@ pub struct Label(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MapId(u32);
 
-impl MapId {}
-
 /// Why assembling failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -270,8 +268,7 @@ impl Assembler {
         to: Label,
     ) -> &mut Self {
         self.leads_to(to);
-        let with = with.into();
-        self.push(Insn::Branch { width: Width::W64, condition, of, with, offset: 0 })
+        self.push(Insn::Branch { width: Width::W64, condition, of, with: with.into(), offset: 0 })
     }
 
     /// Appends a jump that is taken if `condition` holds, on 32 bits.
@@ -283,8 +280,7 @@ impl Assembler {
         to: Label,
     ) -> &mut Self {
         self.leads_to(to);
-        let with = with.into();
-        self.push(Insn::Branch { width: Width::W32, condition, of, with, offset: 0 })
+        self.push(Insn::Branch { width: Width::W32, condition, of, with: with.into(), offset: 0 })
     }
 
     /// Resolves the labels and returns the program.

@@ -7,8 +7,8 @@ use thiserror::Error;
 use super::helper::Helper;
 
 numbered! {
-    /// A register. R0 holds the result of a call or of the program, R1 to R5 are arguments and are clobbered by a call, R6
-    /// to R9 survive it, R10 points to the end of the stack and is read-only.
+    /// A register. R0 holds the result of a call or of the program, R1 to R5 are arguments and are clobbered by a call,
+    /// R6 to R9 survive it, R10 points to the end of the stack and is read-only.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     #[expect(clippy::exhaustive_enums, reason = "the machine has eleven")]
     #[expect(missing_docs, reason = "their numbers")]

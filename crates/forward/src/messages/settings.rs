@@ -60,15 +60,15 @@ impl NodeSettings {
         /// Sets sz, the bytes of a message per packet. 64 to 60 000; default 2048, as in the paper.
         packet_bytes: u32,
 
-        /// Sets how many packets of each peer fit into the node's interface. 4 to 512; default 128. For store-and-forward
-        /// on the interface, half of them must hold the longest message.
+        /// Sets how many packets of each peer fit into the node's interface. 4 to 512; default 128. For
+        /// store-and-forward on the interface, half of them must hold the longest message.
         packets: u32,
 
         /// Sets the longest message that the node accepts, in bytes, at most 1 GiB. Default 1 MiB.
         message_bytes_max: u32,
 
-        /// Sets how many messages a source may have in flight to one destination. 1 to 65 536; default 1: the node then has
-        /// one message at a time, as in the paper's model.
+        /// Sets how many messages a source may have in flight to one destination. 1 to 65 536; default 1: the node then
+        /// has one message at a time, as in the paper's model.
         window: u32,
 
         /// Sets the maximum number of connections of a node. 1 to 64; default 16.
@@ -81,13 +81,13 @@ impl NodeSettings {
         /// Makes a forwarder end when its last source has gone. Default: it waits for others.
         ends_with_sources: bool,
 
-        /// Sets how long a call waits without progress before it fails, counting only time in which the process ran: a stop
-        /// counts as one second. Default 10 s.
+        /// Sets how long a call waits without progress before it fails, counting only time in which the process ran: a
+        /// stop counts as one second. Default 10 s.
         timeout: Duration,
 
         /// Sets how much processor time the node may spend to react earlier, by polling before it sleeps. Default
-        /// [`LowCpu`](Reactivity::LowCpu): it sleeps at once. [`LowLatency`](Reactivity::LowLatency) is for nodes with a
-        /// core of their own: the paper's network processor never sleeps.
+        /// [`LowCpu`](Reactivity::LowCpu): it sleeps at once. [`LowLatency`](Reactivity::LowLatency) is for nodes with
+        /// a core of their own: the paper's network processor never sleeps.
         reactivity: Reactivity,
     }
 

@@ -162,15 +162,15 @@ impl ParametersBuilder {
         /// Sets T_pci(sz(ℓ)), the time of a packet on the bus, one way. 0 to [`TIME_MAX`]; required.
         t_pci: Duration => Some,
 
-        /// Sets the time of a hand-over between interface and host, once per message and direction, in addition to T_pci of
-        /// its packets: an interrupt, a thread's wake-up. Default: zero; at most [`TIME_MAX`].
+        /// Sets the time of a hand-over between interface and host, once per message and direction, in addition to
+        /// T_pci of its packets: an interrupt, a thread's wake-up. Default: zero; at most [`TIME_MAX`].
         ///
         /// *Deviation:* the paper's library polls, and T_pci includes everything.
         t_bell: Duration,
 
-        /// Sets the time per message in which no resource works on it, until the next one may take its place in the window:
-        /// propagation, wake-ups of threads, and the return of the window to the source. It counts once per message, on any
-        /// path, and only where the window limits. Default: zero; at most [`TIME_MAX`].
+        /// Sets the time per message in which no resource works on it, until the next one may take its place in the
+        /// window: propagation, wake-ups of threads, and the return of the window to the source. It counts once per
+        /// message, on any path, and only where the window limits. Default: zero; at most [`TIME_MAX`].
         t_turn: Duration,
     }
 
@@ -277,7 +277,8 @@ impl Node {
         /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_bell`]. Default: zero.
         t_bell: Duration,
 
-        /// Sets the time per message in which no resource works on it: see [`ParametersBuilder::t_turn`]. Default: zero.
+        /// Sets the time per message in which no resource works on it: see [`ParametersBuilder::t_turn`]. Default:
+        /// zero.
         t_turn: Duration,
 
         /// Sets the processors that all nodes share. Default: they share none.

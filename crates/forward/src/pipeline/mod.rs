@@ -142,8 +142,8 @@ impl PipelineBuilder {
         /// Sets the maximum number of packets that wait at each port. Default: 256.
         output_packets: usize,
 
-        /// Sets the maximum number of unfinished messages of several packets; beyond that the oldest is dropped. Default:
-        /// 64.
+        /// Sets the maximum number of unfinished messages of several packets; beyond that the oldest is dropped.
+        /// Default: 64.
         messages: usize,
 
         /// Sets the maximum number of packets of a message. Default: 256.

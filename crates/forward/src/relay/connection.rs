@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, task::Context, task::Poll, time::Duration};
 use rustix::pipe::{SpliceFlags, splice};
 use vigie_detect::{
     Server,
-    net::{Stream, StreamSocket, TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     stock::readiness::Direction,
 };
 
@@ -68,19 +68,26 @@ impl From<UnixStream> for Connection {
     }
 }
 
+/// The same for both kinds of stream.
+macro_rules! either {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match $self {
+            Self::Tcp($stream) => $call,
+            Self::Unix($stream) => $call,
+        }
+    };
+}
+
+/// How bytes are spliced.
+const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
+
 impl RelayStream for Connection {
     fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
-        match self {
-            Self::Tcp(stream) => read(stream, cx, room),
-            Self::Unix(stream) => read(stream, cx, room),
-        }
+        either!(self, stream => retry(|| stream.try_read(room), || stream.poll_read_ready(cx)))
     }
 
     fn poll_write(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self {
-            Self::Tcp(stream) => write(stream, cx, bytes),
-            Self::Unix(stream) => write(stream, cx, bytes),
-        }
+        either!(self, stream => retry(|| stream.try_write(bytes), || stream.poll_write_ready(cx)))
     }
 
     fn wake_at(&self, bytes: usize) {
@@ -90,26 +97,22 @@ impl RelayStream for Connection {
         }
     }
 
+    /// The pipe is empty, so only the socket can block.
     fn poll_fill(&self, cx: &Context<'_>, pipe: &Pipe, bytes: usize) -> Poll<io::Result<usize>> {
-        match self {
-            Self::Tcp(stream) => fill(stream, cx, pipe, bytes),
-            Self::Unix(stream) => fill(stream, cx, pipe, bytes),
-        }
+        either!(self, stream => stream.as_async_fd().poll_io(Direction::Read, cx, |socket| {
+            Ok(splice(socket, None, pipe.inlet(), None, bytes, FLAGS)?)
+        }))
     }
 
+    /// The pipe holds bytes, so only the socket can block.
     fn poll_empty(&self, cx: &Context<'_>, pipe: &Pipe, bytes: usize) -> Poll<io::Result<usize>> {
-        match self {
-            Self::Tcp(stream) => empty(stream, cx, pipe, bytes),
-            Self::Unix(stream) => empty(stream, cx, pipe, bytes),
-        }
+        either!(self, stream => stream.as_async_fd().poll_io(Direction::Write, cx, |socket| {
+            Ok(splice(pipe.outlet(), None, socket, None, bytes, FLAGS)?)
+        }))
     }
 
     fn finish_writing(&self) -> io::Result<()> {
-        let ended = match self {
-            Self::Tcp(stream) => stream.shutdown_std(std::net::Shutdown::Write),
-            Self::Unix(stream) => stream.shutdown_std(std::net::Shutdown::Write),
-        };
-        match ended {
+        match either!(self, stream => stream.shutdown_std(std::net::Shutdown::Write)) {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             ended => ended,
         }
@@ -163,48 +166,6 @@ impl Drop for PendingClient {
             client.reset();
         }
     }
-}
-
-fn read<S: StreamSocket>(
-    stream: &Stream<S>,
-    cx: &Context<'_>,
-    room: &mut [u8],
-) -> Poll<io::Result<usize>> {
-    retry(|| stream.try_read(room), || stream.poll_read_ready(cx))
-}
-
-fn write<S: StreamSocket>(
-    stream: &Stream<S>,
-    cx: &Context<'_>,
-    bytes: &[u8],
-) -> Poll<io::Result<usize>> {
-    retry(|| stream.try_write(bytes), || stream.poll_write_ready(cx))
-}
-
-/// The pipe is empty, so only the socket can block.
-fn fill<S: StreamSocket>(
-    stream: &Stream<S>,
-    cx: &Context<'_>,
-    pipe: &Pipe,
-    bytes: usize,
-) -> Poll<io::Result<usize>> {
-    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-    stream.as_async_fd().poll_io(Direction::Read, cx, |socket| {
-        Ok(splice(socket, None, pipe.inlet(), None, bytes, flags)?)
-    })
-}
-
-/// The pipe holds bytes, so only the socket can block.
-fn empty<S: StreamSocket>(
-    stream: &Stream<S>,
-    cx: &Context<'_>,
-    pipe: &Pipe,
-    bytes: usize,
-) -> Poll<io::Result<usize>> {
-    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-    stream.as_async_fd().poll_io(Direction::Write, cx, |socket| {
-        Ok(splice(pipe.outlet(), None, socket, None, bytes, flags)?)
-    })
 }
 
 /// Tries, and waits if the attempt would block. The attempt clears the readiness that it used up.

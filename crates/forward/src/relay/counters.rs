@@ -100,8 +100,8 @@ counters! {
         messages_cut_through,
         /// Messages that were cut through for lack of memory to store them.
         messages_unstored,
-        /// Messages of which a receiver got only a part, and then a reset: they were cut through, and their sender broke
-        /// off.
+        /// Messages of which a receiver got only a part, and then a reset: they were cut through, and their sender
+        /// broke off.
         messages_torn,
         /// Messages that arrived incomplete and were not forwarded.
         messages_dropped,

@@ -113,14 +113,9 @@ pub(super) struct RelayShared {
     /// Set before `cut` tells connections to end, so that they need not check at every poll.
     is_cutting: AtomicBool,
     cut: Notify,
-    phase: watch::Sender<RelayPhase>,
+    /// The deadline of a drain, once one has begun.
+    draining: watch::Sender<Option<Instant>>,
     permits: Arc<Semaphore>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RelayPhase {
-    Serving,
-    Draining(Instant),
 }
 
 /// How long accepting pauses for lack of descriptors, unless a connection ends before.
@@ -151,7 +146,7 @@ impl Relay {
             Arc::new(Semaphore::new(settings.connections_max.min(Semaphore::MAX_PERMITS)));
         let (ended, emptied) = (Notify::new(), Notify::new());
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
-        let phase = watch::Sender::new(RelayPhase::Serving);
+        let draining = watch::Sender::new(None);
         let upstream_health =
             settings.upstreams.iter().map(|to| Arc::new(UpstreamHealth::new(to))).collect();
         let shared = Arc::new(RelayShared {
@@ -162,7 +157,7 @@ impl Relay {
             emptied,
             is_cutting,
             cut,
-            phase,
+            draining,
             permits,
         });
 
@@ -193,9 +188,10 @@ impl Relay {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] if the detection server was shut down.
     pub async fn serve(self, spawn: impl FnMut(ConnectionTask)) -> io::Result<Drained> {
-        let mut phase = self.shared.phase.subscribe();
-        let draining = drain_begun(&mut phase);
-        if let Either::Right(Err(error)) = select(draining, self.accept_all(spawn)).await {
+        // The sender lives as long as its receivers.
+        let mut draining = self.shared.draining.subscribe();
+        let begun = draining.wait_for(Option::is_some);
+        if let Either::Right(Err(error)) = select(begun, self.accept_all(spawn)).await {
             return Err(error);
         }
         // New connections are refused from here on.
@@ -257,13 +253,10 @@ impl RelayHandle {
     /// end. A later call can only move the deadline forward.
     pub fn drain(&self, time: Duration) {
         let deadline = self.shared.resources.server.now() + time;
-        self.shared.phase.send_if_modified(|phase| {
-            let is_sooner = match *phase {
-                RelayPhase::Serving => true,
-                RelayPhase::Draining(other) => deadline < other,
-            };
+        self.shared.draining.send_if_modified(|until| {
+            let is_sooner = until.is_none_or(|until| deadline < until);
             if is_sooner {
-                *phase = RelayPhase::Draining(deadline);
+                *until = Some(deadline);
             }
             is_sooner
         });
@@ -275,10 +268,10 @@ impl RelayShared {
     async fn drained(&self) -> io::Result<Drained> {
         let counters = &self.resources.counters;
         let (active, cut) = (counters.active.value(), counters.cut.value());
-        let mut phase = self.phase.subscribe();
+        let mut draining = self.draining.subscribe();
         loop {
-            let RelayPhase::Draining(deadline) = *phase.borrow_and_update() else { break };
-            let waited = select(self.empty(), phase.changed());
+            let Some(deadline) = *draining.borrow_and_update() else { break };
+            let waited = select(self.empty(), draining.changed());
             match timeout_at(&self.resources.server, deadline, waited).await? {
                 Some(Either::Left(())) => break,
                 // The deadline has changed.
@@ -385,11 +378,6 @@ impl RelayShared {
             tracing::debug!(%error, "a connection ended before its time");
         }
     }
-}
-
-/// Waits for a drain to begin; the sender of phases lives as long as its receivers.
-async fn drain_begun(phase: &mut watch::Receiver<RelayPhase>) {
-    let _ = phase.wait_for(|phase| *phase != RelayPhase::Serving).await;
 }
 
 /// Waits until the relay cuts its connections. In a busy session it is polled with every message: only the cut wakes

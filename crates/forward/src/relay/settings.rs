@@ -62,16 +62,16 @@ impl RelayBuilder {
     }
 
     setters! {
-        /// Sets the time limit for connecting to one upstream, and for a client to send its PROXY protocol header. Default
-        /// 5 s; at least 1 ms.
+        /// Sets the time limit for connecting to one upstream, and for a client to send its PROXY protocol header.
+        /// Default 5 s; at least 1 ms.
         connect_timeout: Duration,
 
         /// Sets the time without a byte in either direction after which a connection is closed. Default `None`: never.
         idle_timeout: Option<Duration>,
 
-        /// Sets the maximum number of concurrent connections, at least 1; further ones wait in the kernel's queue. Default:
-        /// as many as the process's limit of descriptors allows when this builder is created, less 64 descriptors and those
-        /// for pipes.
+        /// Sets the maximum number of concurrent connections, at least 1; further ones wait in the kernel's queue.
+        /// Default: as many as the process's limit of descriptors allows when this builder is created, less 64
+        /// descriptors and those for pipes.
         connections_max: usize,
 
         /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB. Half is for stored
@@ -84,7 +84,8 @@ impl RelayBuilder {
         /// Sets how raw bytes are moved. Default [`Transfer::Adaptive`].
         transfer: Transfer,
 
-        /// Divides the streams into messages, in both directions. Default: no framing, bytes are relayed as they arrive.
+        /// Divides the streams into messages, in both directions. Default: no framing, bytes are relayed as they
+        /// arrive.
         framing: Framing => Some,
     }
 

@@ -54,11 +54,12 @@ pub struct UdpRelayBuilder {
 
 impl UdpRelayBuilder {
     setters! {
-        /// Sets the time without a datagram in either direction after which a session ends. Default 60 s; at least 1 ms.
+        /// Sets the time without a datagram in either direction after which a session ends. Default 60 s; at least 1
+        /// ms.
         expire_after: Duration,
 
-        /// Sets the maximum number of sessions, at least 1; datagrams of further clients are dropped and counted. Default
-        /// 4096. Each takes a descriptor.
+        /// Sets the maximum number of sessions, at least 1; datagrams of further clients are dropped and counted.
+        /// Default 4096. Each takes a descriptor.
         sessions_max: usize,
     }
 
@@ -164,8 +165,8 @@ counters! {
         refused,
         /// Expired sessions in which the upstream never answered.
         unanswered,
-        /// Datagrams that the kernel dropped at the relay's sockets, on either side: their queues were full, or a checksum
-        /// was wrong. Includes expired sessions; 0 before Linux 4.12.
+        /// Datagrams that the kernel dropped at the relay's sockets, on either side: their queues were full, or a
+        /// checksum was wrong. Includes expired sessions; 0 before Linux 4.12.
         overflowed,
         /// Datagrams to the upstream.
         datagrams_up,

@@ -1,4 +1,7 @@
 //! Runs programs in user space: without privileges or the kernel, and confined to the memory that they are given.
+//!
+//! The crate `rbpf` does not fit: it has neither maps nor the contexts of XDP, tcx and socket programs, its helpers are
+//! plain functions over real addresses, without the state of a run, and its assembler knows neither labels nor maps.
 
 mod call;
 mod memory;

@@ -374,8 +374,8 @@ impl<'a> Emitter<'a> {
         self.each_saved(kind, |this, size, packet, saved| this.copy(size, saved, packet));
     }
 
-    /// Writes code for each part that later stages may change: `write` gets its size, its place in the packet, and the one where
-    /// it is saved. Which parts of the transport's header these are is found out when the program runs.
+    /// Writes code for each part that later stages may change: `write` gets its size, its place in the packet, and the
+    /// one where it is saved. Which parts of the transport's header these are is found out when the program runs.
     fn each_saved(
         &mut self,
         kind: NetworkKind,

@@ -27,8 +27,8 @@ impl Framing {
         /// Sets how messages are forwarded. Default [`FrameMode::Planned`].
         mode: FrameMode,
 
-        /// Sets the maximum length of a message after its header, in bytes. Default 16 MiB. Unless messages are always cut
-        /// through, the relay's memory must hold one such message.
+        /// Sets the maximum length of a message after its header, in bytes. Default 16 MiB. Unless messages are always
+        /// cut through, the relay's memory must hold one such message.
         message_bytes_max: u64,
     }
 }
