@@ -150,7 +150,8 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "TIME", default_value_t = CONNECT_DEFAULT)]
     pub(crate) connect: Time,
 
-    /// The maximum number of concurrent connections; more have to wait. With UDP, of senders; datagrams of more are dropped.
+    /// The maximum number of concurrent connections; more have to wait. With UDP, of senders; datagrams of more are
+    /// dropped.
     #[arg(long, value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
     pub(crate) connections: u32,
