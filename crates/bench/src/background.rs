@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compute::counted;
 use crate::error::{BenchError, Failure};
-use crate::host::usage::Usage;
+use crate::host::Usage;
 
 /// How long such a process may take to begin.
 const START_PATIENCE: Duration = Duration::from_secs(20);

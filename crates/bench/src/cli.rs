@@ -1,35 +1,39 @@
 //! The command line.
 
 mod barrier;
-mod cases;
 mod datagrams;
 mod forward;
-mod http;
-mod interrupts;
-mod loads;
 mod messages;
 mod output;
-mod slowdown;
-mod soak;
-mod timers;
-mod waits;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use self::output::{Common, Output, duration, measure};
 use clap::{Args, Parser, Subcommand};
-use vigie_bench::BenchError;
-use vigie_bench::compute::YieldEvery;
-use vigie_bench::goals;
-use vigie_bench::goals::{Area, Shortfall};
-use vigie_bench::host::machine::Machine;
-use vigie_bench::pending::PendingPlan;
-use vigie_bench::reaction::ReactionPlan;
-use vigie_bench::report::Report;
-use vigie_bench::report::table::Table;
-use vigie_bench::system::System;
+
+use self::output::Output;
+use crate::cases::container::ContainerPlan;
+use crate::cases::crowd::CrowdPlan;
+use crate::cases::echo::EchoPlan;
+use crate::cases::fairness::FairnessPlan;
+use crate::cases::periodic::PeriodicPlan;
+use crate::cases::service::ServicePlan;
+use crate::error::BenchError;
+use crate::goals::{self, Area};
+use crate::host::Machine;
+use crate::http::HttpPlan;
+use crate::idle::IdlePlan;
+use crate::interrupts::{ForeignCallsPlan, InterruptsPlan};
+use crate::loads::LoadsPlan;
+use crate::pending::PendingPlan;
+use crate::reaction::ReactionPlan;
+use crate::report::{Plan, Report, Table, measure};
+use crate::slowdown::SlowdownPlan;
+use crate::soak::SoakPlan;
+use crate::switches::SwitchesPlan;
+use crate::timers::TimersPlan;
+use crate::virtual_time::VirtualTimePlan;
+use crate::waits::WaitsPlan;
+use crate::watch::Watch;
 
 /// Reproduces the measurements of vigie's papers, beside peers, and checks vigie's goals.
 ///
@@ -37,145 +41,135 @@ use vigie_bench::system::System;
 /// that is allowed. Exit status: 0 done, 1 a goal is missed, 2 the measurement failed.
 #[derive(Debug, Parser)]
 #[command(name = "vigie-bench", version)]
-pub(crate) struct Cli {
+pub struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "a program has one of them")]
 enum Command {
-    /// Table 1: time until a message is echoed, beside N compute tasks (about a minute).
-    Reaction(Reaction),
-    /// Table 2: time of a task with many switches, beside K tasks that wait for messages (about 2 minutes).
-    Pending(Pending),
-    /// Reaction beside one task that sleeps and computes in turn.
-    Periodic(cases::Periodic),
-    /// Reaction of a service of which some requests compute, on old and on new connections.
-    Service(cases::Service),
-    /// Reaction on many connections that send by the clock, beside compute tasks.
-    Crowd(cases::Crowd),
-    /// The share of the processor that compute tasks keep beside foreign processes.
-    Fairness(cases::Fairness),
-    /// Reaction with a quota of one core, or another, in a control group (needs root).
-    Container(cases::Container),
-    /// Echo while nothing else runs: its time, and processor time per message.
-    Echo(cases::Echo),
-    /// Messages between two processes of this host, beside limits and peers (about 3 minutes).
-    Pingpong(messages::PingPong),
-    /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
-    /// minute; as root, over a veth pair too).
-    Datagrams(datagrams::Datagrams),
-    /// Barriers of tasks, threads, processes and hosts, beside peers (about 2 minutes); or the paper's cluster,
-    /// simulated.
-    Barrier(barrier::Barrier),
-    /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
-    /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
-    Forward(forward::Forward),
-    /// A service on hyper, on vigie and on tokio: requests per second under `wrk`, and pings beside too much
-    /// computation (a minute and a half).
-    Http(http::Http),
+    #[command(flatten)]
+    Measurement(Measurement),
     /// Random mixes of behaviour, drawn by seed, judged by what kernel threads make of them.
-    Loads(loads::Loads),
-    /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
-    Slowdown(slowdown::Slowdown),
-    /// Timers: the cost and lateness of a fired one, and an echo beside many (3 minutes).
-    Timers(timers::Timers),
-    /// An event beside tasks that wait in barriers, for messages and for datagrams (1 minute).
-    Waits(waits::Waits),
+    Loads(LoadsPlan),
     /// Sleeping calls that are cut short, for each source of signals; the cost of a signal (about 3
     /// minutes).
-    Interrupts(interrupts::Interrupts),
+    Interrupts(Interrupts),
     /// Long stress run of everything at once, with faults: checks everything, measures nothing.
-    Soak(soak::Soak),
+    Soak(SoakPlan),
     /// Measures what the goals need, and shows goal and figure side by side.
     Goals(Goals),
     /// Shows the metrics of a running program that has opened a metrics socket.
     Watch(Watch),
 }
 
-#[derive(Debug, Args)]
-struct Watch {
-    /// The path that the program gave to `Runtime::builder().metrics_socket(…)`.
-    socket: PathBuf,
-    /// Time between two views.
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
-    interval: Duration,
-    /// Show one view and end.
-    #[arg(long)]
-    once: bool,
-    /// Print the program's own lines of JSON.
-    #[arg(long)]
-    json: bool,
+/// The commands that carry out a plan and report its rows.
+#[derive(Debug, Subcommand)]
+enum Measurement {
+    /// Table 1: time until a message is echoed, beside N compute tasks (about a minute).
+    Reaction(Measured<ReactionPlan>),
+    /// Table 2: time of a task with many switches, beside K tasks that wait for messages (about 2 minutes).
+    Pending(Measured<PendingPlan>),
+    /// Reaction beside one task that sleeps and computes in turn.
+    Periodic(Measured<PeriodicPlan>),
+    /// Reaction of a service of which some requests compute, on old and on new connections.
+    Service(Measured<ServicePlan>),
+    /// Reaction on many connections that send by the clock, beside compute tasks.
+    Crowd(Measured<CrowdPlan>),
+    /// The share of the processor that compute tasks keep beside foreign processes.
+    Fairness(Measured<FairnessPlan>),
+    /// Reaction with a quota of one core, or another, in a control group (needs root).
+    Container(Measured<ContainerPlan>),
+    /// Echo while nothing else runs: its time, and processor time per message.
+    Echo(Measured<EchoPlan>),
+    /// Messages between two processes of this host, beside limits and peers (about 3 minutes).
+    Pingpong(Measured<messages::PingPong>),
+    /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
+    /// minute; as root, over a veth pair too).
+    Datagrams(Measured<datagrams::Datagrams>),
+    /// Barriers of tasks, threads, processes and hosts, beside peers (about 2 minutes); or the paper's cluster,
+    /// simulated.
+    Barrier(Measured<barrier::Barrier>),
+    /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
+    /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
+    Forward(Measured<forward::Forward>),
+    /// A service on hyper, on vigie and on tokio: requests per second under `wrk`, and pings beside too much
+    /// computation (a minute and a half).
+    Http(Measured<HttpPlan>),
+    /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
+    Slowdown(Measured<SlowdownPlan>),
+    /// Timers: the cost and lateness of a fired one, and an echo beside many (3 minutes).
+    Timers(Measured<TimersPlan>),
+    /// An event beside tasks that wait in barriers, for messages and for datagrams (1 minute).
+    Waits(Measured<WaitsPlan>),
+    /// The activity of a server that is left alone, for the goals.
+    #[command(hide = true)]
+    Idle(Measured<IdlePlan>),
+    /// Allocations and system calls of task switches, for the goals.
+    #[command(hide = true)]
+    Switches(Measured<SwitchesPlan>),
+    /// The scheduler in virtual time, for the goals.
+    #[command(hide = true)]
+    Simulation(Measured<VirtualTimePlan>),
 }
 
-impl Watch {
-    fn run(self) -> Result<ExitCode, BenchError> {
-        let mut watch = vigie_bench::watch::Watch::new(self.socket);
-        watch.interval = self.interval;
-        watch.is_once = self.once;
-        watch.is_json = self.json;
-        watch.run()?;
+/// What to measure, and where the results go.
+#[derive(Debug, Args)]
+struct Measured<P: Args> {
+    #[command(flatten)]
+    plan: P,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Measurement {
+    fn split(self) -> Result<(Box<dyn Plan>, Output), BenchError> {
+        Ok(match self {
+            Self::Reaction(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Pending(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Periodic(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Service(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Crowd(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Fairness(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Container(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Echo(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Pingpong(Measured { plan, output }) => (Box::new(plan.plan()), output),
+            Self::Datagrams(Measured { plan, output }) => (Box::new(plan.plan()), output),
+            Self::Barrier(Measured { plan, output }) => (plan.plan(), output),
+            Self::Forward(Measured { plan, output }) => (plan.plan()?, output),
+            Self::Http(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Slowdown(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Timers(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Waits(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Idle(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Switches(Measured { plan, output }) => (Box::new(plan), output),
+            Self::Simulation(Measured { plan, output }) => (Box::new(plan), output),
+        })
+    }
+
+    fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+        let (plan, output) = self.split()?;
+        output.prepare()?;
+        let outcome = measure(&*plan, output.seed)?;
+        println!("\n{}", plan.tables(&outcome.rows));
+        plan.draw(&outcome.rows)?;
+        output.finish(Report::new(machine, output.seed, outcome), &[])?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
 #[derive(Debug, Args)]
-struct Reaction {
-    /// Numbers of compute tasks.
-    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "0,1,2,5,10")]
-    compute: Vec<u32>,
-    /// How often each compute task yields: a duration, or `never`.
-    #[arg(long, value_name = "TIME", default_value = "10ms")]
-    yield_every: YieldEvery,
-    /// Messages per system and number of compute tasks, at most.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
-    samples: u32,
-    /// Time per system and number of compute tasks, at most.
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
-    budget: Duration,
-    /// Turns in which samples and budget are spent.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Shortest pause between an echo and the next message.
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = duration)]
-    pause: Duration,
-    /// Range over which the pauses spread. Default: a whole cycle of the compute tasks, from 3 ms to 1 s;
-    /// a system whose echo does not wait for a task to yield gives more samples with less.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    spread: Option<Duration>,
+struct Interrupts {
     #[command(flatten)]
-    common: Common,
-}
-
-#[derive(Debug, Args)]
-struct Pending {
-    /// Numbers of waiting tasks; the first is what the others are compared with.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "K,…",
-        default_value = "1,2,3,4,5,6,7,8,64,1000,10000",
-        value_parser = clap::value_parser!(u32).range(1..)
-    )]
-    waiting: Vec<u32>,
-    /// Steps of the task, with a yield after each.
-    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
-    steps: u32,
-    /// Length of a step.
-    #[arg(long, value_name = "TIME", default_value = "5us", value_parser = duration)]
-    step: Duration,
-    /// Turns; figures are medians over them.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    sources: InterruptsPlan,
     #[command(flatten)]
-    common: Common,
+    foreign: ForeignCallsPlan,
 }
 
 #[derive(Debug, Args)]
 struct Goals {
-    /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs, messages, remote, barrier-sim, barrier-local, barrier-net, forward-model, forward-via, forward-live,
-    /// forward-nic, forward-relay, loads, http, slowdown, timers, waits or simulation.
+    /// Check the goals of this area only.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -183,10 +177,14 @@ struct Goals {
 
 impl Cli {
     /// Runs the command and returns the exit status.
-    pub(crate) fn run(self) -> Result<ExitCode, BenchError> {
+    ///
+    /// # Errors
+    /// Those of the measurement.
+    pub fn run(self) -> Result<ExitCode, BenchError> {
         // It measures nothing, so it needs no words about this machine.
         if let Command::Watch(watch) = self.command {
-            return watch.run();
+            watch.run()?;
+            return Ok(ExitCode::SUCCESS);
         }
         let machine = Machine::probe();
         println!("{machine}");
@@ -201,100 +199,48 @@ impl Cli {
                 machine.load
             );
         }
-        if let Some(output) = self.command.output() {
-            output.prepare()?;
-        }
         match self.command {
-            Command::Reaction(command) => command.run(machine),
-            Command::Pending(command) => command.run(machine),
-            Command::Periodic(command) => command.run(machine),
-            Command::Service(command) => command.run(machine),
-            Command::Crowd(command) => command.run(machine),
-            Command::Fairness(command) => command.run(machine),
-            Command::Container(command) => command.run(machine),
-            Command::Echo(command) => command.run(machine),
-            Command::Pingpong(command) => command.run(machine),
-            Command::Datagrams(command) => command.run(machine),
-            Command::Barrier(command) => command.run(machine),
-            Command::Forward(command) => command.run(machine),
-            Command::Http(command) => command.run(machine),
-            Command::Loads(command) => command.run(machine),
-            Command::Slowdown(command) => command.run(machine),
-            Command::Timers(command) => command.run(machine),
-            Command::Waits(command) => command.run(machine),
-            Command::Interrupts(command) => command.run(),
-            Command::Soak(command) => Ok(command.run()),
-            Command::Goals(command) => command.run(machine),
-            Command::Watch(watch) => watch.run(),
+            Command::Measurement(measurement) => measurement.run(machine),
+            Command::Loads(plan) => run_loads(&plan, machine),
+            Command::Interrupts(Interrupts { sources, foreign }) => {
+                if foreign.is_asked() {
+                    let outcome = measure(&foreign, sources.seed)?;
+                    println!("\n{}", foreign.tables(&outcome.rows));
+                } else {
+                    println!("\n{}", sources.run());
+                }
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Soak(plan) => Ok(status(plan.run_and_show())),
+            Command::Goals(goals) => goals.run(machine),
+            Command::Watch(_) => unreachable!("it has run"),
         }
     }
 }
 
-impl Command {
-    const fn output(&self) -> Option<&Output> {
-        match self {
-            Self::Reaction(command) => Some(&command.common.output),
-            Self::Pending(command) => Some(&command.common.output),
-            Self::Periodic(command) => Some(&command.amount.common.output),
-            Self::Service(command) => Some(&command.amount.common.output),
-            Self::Crowd(command) => Some(&command.amount.common.output),
-            Self::Fairness(command) => Some(&command.amount.common.output),
-            Self::Container(command) => Some(&command.amount.common.output),
-            Self::Echo(command) => Some(&command.amount.common.output),
-            Self::Pingpong(command) => Some(&command.output),
-            Self::Datagrams(command) => Some(&command.output),
-            Self::Barrier(command) => Some(&command.output),
-            Self::Forward(command) => Some(&command.output),
-            Self::Http(command) => Some(&command.amount.common.output),
-            Self::Slowdown(command) => Some(&command.output),
-            Self::Timers(command) => Some(command.output()),
-            Self::Waits(command) => Some(command.output()),
-            Self::Goals(command) => Some(&command.output),
-            Self::Watch(_) | Self::Soak(_) | Self::Loads(_) | Self::Interrupts(_) => None,
-        }
-    }
+fn status(is_fine: bool) -> ExitCode {
+    if is_fine { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
-impl Reaction {
-    fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let own = [System::VigieNaive, System::VigieEnhanced, System::VigieBlocking, System::Vigie];
-        let mut plan = ReactionPlan::new(self.common.systems(&own));
-        plan.compute = self.compute;
-        plan.yield_every = self.yield_every;
-        plan.samples = self.samples;
-        plan.budget = self.budget;
-        plan.rounds = self.rounds;
-        plan.pause = self.pause;
-        plan.spread = self.spread;
-        plan.workers = self.common.workers;
-        plan.seed = self.common.output.seed;
-        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
-        println!("\n{}", plan.tables(&outcome.rows));
-        self.common.output.finish(Report::new(machine, plan.seed, outcome), &[])?;
-        Ok(ExitCode::SUCCESS)
+fn run_loads(plan: &LoadsPlan, machine: Machine) -> Result<ExitCode, BenchError> {
+    let mixes = plan.mixes(0)?;
+    if plan.dry_run {
+        mixes.iter().for_each(|mix| println!("{mix}"));
+        return Ok(ExitCode::SUCCESS);
     }
-}
-
-impl Pending {
-    fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let own = [System::VigieNaive, System::VigieEnhanced, System::Vigie];
-        let mut plan = PendingPlan::new(self.common.systems(&own));
-        plan.waiting = self.waiting;
-        plan.steps = self.steps;
-        plan.step = self.step;
-        plan.rounds = self.rounds;
-        plan.workers = self.common.workers;
-        plan.seed = self.common.output.seed;
-        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
-        println!("\n{}", plan.tables(&outcome.rows));
-        self.common.output.finish(Report::new(machine, plan.seed, outcome), &[])?;
-        Ok(ExitCode::SUCCESS)
-    }
+    let seed = mixes.first().map_or(0, |mix| mix.seed);
+    let outcome = plan.run_and_show(&mixes)?;
+    let output = Output { json: plan.json.clone(), seed };
+    output.finish(Report::new(machine, seed, outcome), &[])?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Goals {
     fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let (checked, outcome) = goals::check(self.area, self.output.seed)?;
+        self.output.prepare()?;
+        let seed = self.output.seed;
+        let run = &mut |words: &str| measure(&*plan_of(words)?, seed);
+        let (checked, outcome) = goals::check(self.area, run)?;
         let headings = ["area", "case", "figure", "goal", "measured", "verdict"];
         let mut table = Table::with_text_columns(3, "\nGoals", headings.map(str::to_owned));
         for goal in &checked {
@@ -305,13 +251,56 @@ impl Goals {
         println!("{} of {} goals met", checked.len() - not_met.len(), checked.len());
         for goal in &not_met {
             println!("  again: {}", goal.goal.command);
-            if let Some(known) = goal.shortfall() {
-                let Shortfall { measured, reason, page, .. } = known;
-                println!("    known ({measured}): {reason}\n    {page}");
+            if let Some((known, reason)) = goal.shortfall() {
+                println!("    known ({}): {}\n    {}", known.measured, reason.text, reason.page);
             }
         }
-        let report = Report::new(machine, self.output.seed, outcome);
-        self.output.finish(report, &checked)?;
-        Ok(if not_met.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        let is_met = not_met.is_empty();
+        self.output.finish(Report::new(machine, seed, outcome), &checked)?;
+        Ok(status(is_met))
+    }
+}
+
+/// Returns the plan of a command line, given by the words behind the program's name.
+fn plan_of(words: &str) -> Result<Box<dyn Plan>, BenchError> {
+    let words = ["vigie-bench"].into_iter().chain(words.split_whitespace());
+    let cli = Cli::try_parse_from(words);
+    match cli.expect("invariant: a test parses the command lines of all goals").command {
+        Command::Measurement(measurement) => Ok(measurement.split()?.0),
+        Command::Loads(plan) => Ok(Box::new(plan)),
+        Command::Interrupts(Interrupts { foreign, .. }) => Ok(Box::new(foreign)),
+        Command::Soak(_) | Command::Goals(_) | Command::Watch(_) => {
+            panic!("invariant: goals are about what is measured")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the command line is consistent, and each run of the goals is a plan with cases. Method: all of them.
+    #[test]
+    fn the_runs_of_all_goals_are_plans() {
+        use clap::CommandFactory as _;
+
+        Cli::command().debug_assert();
+        for words in goals::all_runs() {
+            let plan = plan_of(words).expect("a plan");
+            assert!(plan.cases() > 0, "{words}");
+        }
+    }
+
+    /// Goal: the model of forwarding reaches its goals, which measure nothing: so its rows have the names that goals give.
+    /// Method: the whole calculation.
+    #[test]
+    fn the_model_of_forwarding_reaches_its_goals() {
+        let run = &mut |words: &str| measure(&*plan_of(words)?, 0);
+        let (checked, _) =
+            goals::check(Some(Area::ForwardModel), run).expect("nothing is measured");
+        assert_eq!(checked.len(), 7);
+        for goal in checked {
+            assert!(goal.verdict.is_met(), "{goal:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hint;
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -66,6 +67,12 @@ impl Pace {
             clock::nanoseconds(start.elapsed()) * 1_000 / UNITS
         };
         Self { unit_ps: (0..TRIES).map(try_once).min().unwrap_or(1).max(1) }
+    }
+
+    /// Returns the pace that was measured first in this process, so that all systems compute as much.
+    pub(crate) fn of_this_machine() -> Self {
+        static PACE: OnceLock<Pace> = OnceLock::new();
+        *PACE.get_or_init(Self::measure)
     }
 
     /// Does the work of `time`.

@@ -11,56 +11,54 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::Args;
+
 use crate::client::{Connections, PingPong};
 use crate::clock;
 use crate::error::BenchError;
-use crate::host::strace::Trace;
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row};
+use crate::host::Trace;
+use crate::report::{Outcome, Plan, Progress, Row, Show, table};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
 /// Name of the case in rows.
-pub const CASE: &str = "idle";
+pub(crate) const CASE: &str = "idle";
 
 /// Time between the last message and the beginning of the idle span: timers of the way there, and
 /// spinning, are over by then.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// Connections that are open meanwhile, each with a task that waits.
+const CONNECTIONS: u32 = 100;
+
+/// How long servers are watched.
+const SPAN: Duration = Duration::from_secs(5);
+
 /// Which systems are watched doing nothing.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct IdlePlan {
+#[derive(Clone, Debug, Args)]
+pub(crate) struct IdlePlan {
     /// The systems.
-    pub systems: Vec<System>,
-    /// Connections that are open meanwhile, each with a task that waits.
-    pub connections: u32,
-    /// How long they are watched.
-    pub span: Duration,
+    #[arg(long, value_delimiter = ',', default_value = "vigie-user-level,vigie")]
+    only: Vec<System>,
 }
 
-impl IdlePlan {
-    /// Plans 5 s with 100 connections.
-    #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
-        Self { systems, connections: 100, span: Duration::from_secs(5) }
+impl Plan for IdlePlan {
+    fn cases(&self) -> usize {
+        self.only.len()
     }
 
     /// Watches each system, first its context switches and then, with strace, its system calls.
-    ///
-    /// # Errors
-    /// Those of the processes; [`BenchError::File`] if a server's `/proc` files cannot be read.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let can_trace = Trace::is_possible();
         let mut outcome = Outcome::default();
-        for &system in &self.systems {
+        for &system in &self.only {
             progress.case(format!("{system}, idle"));
             let mut row = Row::new(system, CASE)
-                .parameter("connections", self.connections)
-                .parameter("span_s", self.span.as_secs_f64())
-                .with_figure("context_switches", self.context_switches(system)?);
+                .parameter("connections", CONNECTIONS)
+                .parameter("span_s", SPAN.as_secs_f64())
+                .with_figure("context_switches", context_switches(system)?);
             if can_trace {
-                let calls = self.system_calls(system)?;
+                let calls = system_calls(system)?;
                 row = row.with_figure("system_calls", calls.len()).with_figure("calls", calls);
             }
             outcome.rows.push(row);
@@ -70,37 +68,45 @@ impl IdlePlan {
     }
 
     /// Opens the connections from this process; each is proven by an echo, then all are silent.
-    fn connect(&self, address: SocketAddr) -> Result<Connections, BenchError> {
-        let connections = PingPong::new(address).connections(self.connections).open();
-        connections.map_err(|failure| BenchError::Failed { role: "client", failure })
+    fn tables(&self, rows: &[Row]) -> String {
+        let columns = [
+            ("context switches", Show::Count("context_switches")),
+            ("system calls", Show::Count("system_calls")),
+        ];
+        table("Servers that are left alone", rows, &columns)
     }
+}
 
-    fn context_switches(&self, system: System) -> Result<u64, BenchError> {
-        let server = ServerPlan::new(system).connections(self.connections).start()?;
-        let _open = self.connect(server.address())?;
-        clock::sleep(SETTLE);
-        let before = switches_of(server.process())?;
-        clock::sleep(self.span);
-        let after = switches_of(server.process())?;
-        // A thread that did not exist before counts with all it did.
-        let risen = after
-            .iter()
-            .map(|(thread, count)| count.saturating_sub(before.get(thread).copied().unwrap_or(0)));
-        Ok(risen.sum())
-    }
+fn connect(address: SocketAddr) -> Result<Connections, BenchError> {
+    let connections = PingPong::new(address).connections(CONNECTIONS).open();
+    connections.map_err(|failure| BenchError::Failed { role: "client", failure })
+}
 
-    fn system_calls(&self, system: System) -> Result<Vec<String>, BenchError> {
-        let trace = Trace::new();
-        let plan = ServerPlan::new(system).connections(self.connections);
-        let server = plan.start_under(&trace.dating())?;
-        let _open = self.connect(server.address())?;
-        clock::sleep(SETTLE);
-        let from = since_epoch();
-        clock::sleep(self.span);
-        let to = since_epoch();
-        drop(server);
-        trace.calls_between(from, to)
-    }
+fn context_switches(system: System) -> Result<u64, BenchError> {
+    let server = ServerPlan::new(system).connections(CONNECTIONS).start()?;
+    let _open = connect(server.address())?;
+    clock::sleep(SETTLE);
+    let before = switches_of(server.process())?;
+    clock::sleep(SPAN);
+    let after = switches_of(server.process())?;
+    // A thread that did not exist before counts with all it did.
+    let risen = after
+        .iter()
+        .map(|(thread, count)| count.saturating_sub(before.get(thread).copied().unwrap_or(0)));
+    Ok(risen.sum())
+}
+
+fn system_calls(system: System) -> Result<Vec<String>, BenchError> {
+    let trace = Trace::new();
+    let plan = ServerPlan::new(system).connections(CONNECTIONS);
+    let server = plan.start_under(&trace.dating())?;
+    let _open = connect(server.address())?;
+    clock::sleep(SETTLE);
+    let from = since_epoch();
+    clock::sleep(SPAN);
+    let to = since_epoch();
+    drop(server);
+    trace.calls_between(from, to)
 }
 
 fn since_epoch() -> Duration {

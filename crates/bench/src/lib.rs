@@ -17,23 +17,18 @@
 //! }
 //! ```
 //!
-//! # Main types
+//! # Where what is
+//! - [`cli`]: the commands. Each has a plan, whose fields are its options, and gives rows, for tables, JSON and goals.
 //! - [`PingPong`](client::PingPong): the external client, in a separate process.
 //! - [`ServerPlan`](server::ServerPlan) and [`Server`](server::Server): a
 //!   [`System`](system::System) under load, in a separate process.
 //!   [`AsyncSystem`](system::AsyncSystem) is the interface of a runtime to the workload.
-//! - [`ReactionPlan`](reaction::ReactionPlan) and [`PendingPlan`](pending::PendingPlan): Tables 1 and 2
-//!   of [bouge02, §4]; both give [`Row`](report::Row)s, for tables, JSON and goals.
-//! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
-//! - [`barrier`]: barriers of tasks, threads and processes of one host, compared with peers.
-//! - [`timers`]: the cost of a fired timer, and its lateness.
-//! - [`waits`]: how late an event is beside tasks that wait for peers.
-//! - [`loads`]: random mixes of behaviour, compared with kernel threads.
-//! - [`http`]: a service on hyper, under `wrk` and under too much computation.
 //! - [`messages`]: messages between processes of one host, compared with limits and peers.
-//! - [`cluster`]: barriers of the paper's cluster, in simulation.
-//! - [`forward`]: the model of forwarding, compared with its simulation and its paper.
-//! - [`GOALS`](goals::GOALS): the project's goals, checked by `vigie-bench goals`.
+//! - `reaction` and `pending`: Tables 1 and 2 of [bouge02, §4]; `cases`: loads beyond them, in which one task could
+//!   delay another's event; `loads`: random mixes of behaviour, compared with kernel threads.
+//! - `barrier` and `cluster`: barriers of tasks, threads, processes and hosts, and of the paper's cluster, in simulation.
+//! - `forward`: the model of forwarding, compared with its simulation and its paper, and live.
+//! - `goals`: the project's goals, which are data, checked by `vigie-bench goals`.
 //!
 //! # Who runs where
 //! ```text
@@ -52,7 +47,7 @@
 //!
 //! # Limits
 //! Everything runs on one host, over loopback TCP, with one message in flight except in
-//! [`cases::crowd`]. Systems are measured in turns (A B A B), so that a drift of the machine meets
+//! `crowd`. Systems are measured in turns (A B A B), so that a drift of the machine meets
 //! them all; still, trust ratios from one run, not absolute times from two.
 //!
 //! # Features
@@ -64,13 +59,13 @@ pub mod compute;
 pub mod counting;
 pub mod statistics;
 
-pub mod schedulers;
+mod schedulers;
 
-pub mod error;
-pub mod host;
+mod error;
+mod host;
 mod inside;
-pub mod report;
-pub mod watch;
+mod report;
+mod watch;
 
 mod process;
 
@@ -80,38 +75,37 @@ pub mod server;
 
 pub mod system;
 
-pub mod mix;
-pub mod workload;
+mod mix;
+mod workload;
 
 mod runner;
 
-pub mod cases;
-pub mod idle;
-pub mod interrupts;
-pub mod pending;
-pub mod reaction;
-pub mod switches;
-pub mod timers;
+mod cases;
+mod idle;
+mod interrupts;
+mod pending;
+mod reaction;
+mod switches;
+mod timers;
 pub mod turns;
 mod virtual_time;
-pub mod waits;
+mod waits;
 
-pub mod soak;
+mod soak;
 
-pub mod barrier;
-pub mod cluster;
-pub mod forward;
-pub mod http;
-pub mod loads;
+mod barrier;
+mod cluster;
+mod forward;
+mod http;
+mod loads;
 pub mod messages;
-pub mod slowdown;
+mod slowdown;
 
-pub mod goals;
+mod goals;
 
 pub mod child;
+pub mod cli;
 
-pub use self::error::{BenchError, Failure, NoGroup};
-pub use self::host::machine;
-pub use self::host::realtime::Priority;
-pub use self::host::usage::Usage;
-pub use self::report::{progress, table};
+pub use self::error::{BenchError, Failure, ModelError, NoGroup};
+pub use self::host::{Priority, Usage};
+pub use self::watch::WatchError;

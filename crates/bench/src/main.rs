@@ -1,14 +1,11 @@
 //! `vigie-bench`: reproduces the measurements of vigie's papers, beside peers, and checks the goals.
 
-mod cli;
-
 use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
+use vigie_bench::cli::Cli;
 use vigie_bench::counting::CountingAllocator;
-
-use self::cli::Cli;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -10,23 +10,25 @@
 
 use std::time::Duration;
 
+use clap::Args;
+
 use crate::client::{Echoes, PingPong};
 use crate::clock::nanoseconds;
+use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::host::limits;
-use crate::report::progress::Progress;
-use crate::report::show::failure_word;
-use crate::report::table::{Table, three_digits};
-use crate::report::{Outcome, Row, find};
+use crate::report::{
+    Outcome, Plan, Progress, Row, Systems, Table, failure_word, find, three_digits,
+};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 use crate::statistics::{Samples, median};
 
 /// Name of the case in rows.
-pub const CASE: &str = "pending";
+pub(crate) const CASE: &str = "pending";
 
 /// Key of the number of waiting tasks in rows.
-pub const WAITING: &str = "waiting";
+pub(crate) const WAITING: &str = "waiting";
 
 /// Most tasks that poll for themselves: each of them makes a system call per step of the task.
 const NAIVE_WAITING_MAX: u32 = 64;
@@ -47,68 +49,122 @@ const PAPER: [(System, [f64; 8]); 2] = [
     (System::VigieEnhanced, [81.2, 84.0, 84.0, 84.7, 86.4, 87.9, 89.6, 91.6]),
 ];
 
+/// What is measured by default, before the peers.
+const OWN: [System; 3] = [System::VigieNaive, System::VigieEnhanced, System::Vigie];
+
 /// Which systems run the task, beside how many waiting tasks.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct PendingPlan {
-    /// The systems, in the order of the table.
-    pub systems: Vec<System>,
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PendingPlan {
     /// Numbers of waiting tasks; the first is what the others are compared with.
-    pub waiting: Vec<u32>,
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "K,…",
+        default_value = "1,2,3,4,5,6,7,8,64,1000,10000",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    waiting: Vec<u32>,
     /// Steps of the task, with a yield after each.
-    pub steps: u32,
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
     /// Length of a step.
-    pub step: Duration,
-    /// Turns, each with new processes; figures are medians over them.
-    pub rounds: u32,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+    #[arg(long, value_name = "TIME", default_value = "5us", value_parser = parse_duration)]
+    step: Duration,
+    /// Turns; figures are medians over them.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    #[command(flatten)]
+    systems: Systems,
 }
 
 impl PendingPlan {
-    /// Plans 100 000 steps of 5 µs beside 1 to 8, 64, 1 000 and 10 000 waiting tasks.
-    #[must_use]
-    pub fn new(systems: Vec<System>) -> Self {
-        Self {
-            systems,
-            waiting: PAPER_WAITING.into_iter().chain([64, 1_000, 10_000]).collect(),
-            steps: 100_000,
-            step: Duration::from_micros(5),
-            rounds: 3,
-            workers: 2,
-            seed: 0,
-        }
-    }
-
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.cells().len() * self.rounds as usize
-    }
-
     /// The cases, ordered so that systems take turns.
     fn cells(&self) -> Vec<(u32, System)> {
-        let all = self.waiting.iter().flat_map(|&k| self.systems.iter().map(move |&s| (k, s)));
+        let systems = self.systems.or(&OWN);
+        let all = self.waiting.iter().flat_map(|&k| systems.iter().map(move |&s| (k, s)));
         all.filter(|&(waiting, system)| {
             system != System::VigieNaive || waiting <= NAIVE_WAITING_MAX
         })
         .collect()
     }
 
-    /// Measures all cases, systems in turns.
-    ///
-    /// # Errors
-    /// [`Failure::DescriptorLimit`](crate::Failure::DescriptorLimit) at once, before anything is
-    /// measured, if this process may not open enough sockets; then those of the processes.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    fn measure(&self, system: System, waiting: u32, seed: u64) -> Result<Echoes, BenchError> {
+        let plan =
+            ServerPlan::new(system).workers(self.systems.workers).connections(waiting).control();
+        let server = plan.start()?;
+        let control = server.control().expect("invariant: the plan asks for a control connection");
+        PingPong::new(server.address())
+            .connections(waiting)
+            .spacing(SPACING_LEAST, SPACING_SPAN)
+            .timeout(TIMEOUT)
+            .seed(seed)
+            .until_completed(control, self.steps, self.step)
+            .run(&mut |_done| ())
+    }
+
+    fn row(
+        &self,
+        system: System,
+        waiting: u32,
+        cell: &PendingCell,
+        base: Option<&PendingCell>,
+    ) -> Row {
+        let mut row = Row::new(system, CASE)
+            .parameter(WAITING, waiting)
+            .parameter("steps", self.steps)
+            .parameter("step_us", self.step.as_secs_f64() * 1e6)
+            .parameter("workers", self.systems.workers);
+        if let Some(failure) = &cell.failure {
+            row.failure = Some(failure.clone());
+            return row;
+        }
+        row.figures = cell.reaction.summary().map(|s| s.figures()).unwrap_or_default();
+        let milliseconds: Vec<f64> =
+            cell.completions.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        if let Some(middle) = median(&milliseconds) {
+            row = row.with_figure("completion_ms", middle).with_figure("rounds", self.rounds);
+        }
+        if let Some(ratio) = base.and_then(|base| cell.ratio_to(base)) {
+            row = row.with_figure("completion_ratio", ratio);
+        }
+        row.samples_ns.insert("reaction", cell.reaction.as_nanoseconds().to_vec());
+        let completions = cell.completions.iter().copied().map(nanoseconds).collect();
+        row.samples_ns.insert("completion", completions);
+        row
+    }
+
+    /// The paper's completion times and their ratios, where our table has its columns.
+    fn paper_cells(&self, system: System) -> Option<(Vec<String>, Vec<String>)> {
+        let (_, times) = PAPER.iter().find(|(row, _)| *row == system)?;
+        let cells = |show: &dyn Fn(f64) -> String| {
+            let cell = |waiting: &u32| {
+                let column = PAPER_WAITING.iter().position(|paper| paper == waiting);
+                column.map_or_else(String::new, |column| show(times[column]))
+            };
+            let label = "   the paper, 2002".to_owned();
+            [label].into_iter().chain(self.waiting.iter().map(cell)).collect()
+        };
+        Some((
+            cells(&|time| format!("{time:.1}")),
+            cells(&|time| format!("{:.3}", time / times[0])),
+        ))
+    }
+}
+
+impl Plan for PendingPlan {
+    fn cases(&self) -> usize {
+        self.cells().len() * self.rounds as usize
+    }
+
+    /// Fails with [`Failure::DescriptorLimit`](crate::Failure::DescriptorLimit) at once, before anything is measured, if
+    /// this process may not open enough sockets.
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let most = self.waiting.iter().copied().max().unwrap_or(0);
         limits::allow_connections(most)
             .map_err(|failure| BenchError::Failed { role: "server", failure })?;
         let cells = self.cells();
         let mut measured = vec![PendingCell::default(); cells.len()];
-        let mut seeds = fastrand::Rng::with_seed(self.seed);
+        let mut seeds = fastrand::Rng::with_seed(seed);
         let mut outcome = Outcome::default();
         for _ in 0..self.rounds {
             for (&(waiting, system), cell) in cells.iter().zip(&mut measured) {
@@ -139,54 +195,9 @@ impl PendingPlan {
         Ok(outcome)
     }
 
-    fn measure(&self, system: System, waiting: u32, seed: u64) -> Result<Echoes, BenchError> {
-        let plan = ServerPlan::new(system).workers(self.workers).connections(waiting).control();
-        let server = plan.start()?;
-        let control = server.control().expect("invariant: the plan asks for a control connection");
-        PingPong::new(server.address())
-            .connections(waiting)
-            .spacing(SPACING_LEAST, SPACING_SPAN)
-            .timeout(TIMEOUT)
-            .seed(seed)
-            .until_completed(control, self.steps, self.step)
-            .run(&mut |_done| ())
-    }
-
-    fn row(
-        &self,
-        system: System,
-        waiting: u32,
-        cell: &PendingCell,
-        base: Option<&PendingCell>,
-    ) -> Row {
-        let mut row = Row::new(system, CASE)
-            .parameter(WAITING, waiting)
-            .parameter("steps", self.steps)
-            .parameter("step_us", self.step.as_secs_f64() * 1e6)
-            .parameter("workers", self.workers);
-        if let Some(failure) = &cell.failure {
-            row.failure = Some(failure.clone());
-            return row;
-        }
-        row.figures = cell.reaction.summary().map(|s| s.figures()).unwrap_or_default();
-        let milliseconds: Vec<f64> =
-            cell.completions.iter().map(|time| time.as_secs_f64() * 1e3).collect();
-        if let Some(middle) = median(&milliseconds) {
-            row = row.with_figure("completion_ms", middle).with_figure("rounds", self.rounds);
-        }
-        if let Some(ratio) = base.and_then(|base| cell.ratio_to(base)) {
-            row = row.with_figure("completion_ratio", ratio);
-        }
-        row.samples_ns.insert("reaction", cell.reaction.as_nanoseconds().to_vec());
-        let completions = cell.completions.iter().copied().map(nanoseconds).collect();
-        row.samples_ns.insert("completion", completions);
-        row
-    }
-
     /// Shows completion times beside the paper's, their ratio to the first column, and how long
     /// messages waited.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn tables(&self, rows: &[Row]) -> String {
         let headings = |first: &str| {
             let columns = self.waiting.iter().map(|waiting| format!("K={waiting}"));
             [first.to_owned()].into_iter().chain(columns).collect::<Vec<_>>()
@@ -199,7 +210,7 @@ impl PendingPlan {
         let mut ratios = Table::new("Ratio to the first column", headings("ratio"));
         let mut reactions =
             Table::new("Reaction time of the messages meanwhile", headings("p50 / p99 (µs)"));
-        for &system in &self.systems {
+        for system in self.systems.or(&OWN) {
             let cells = |show: fn(&Row) -> Option<String>| {
                 let cell = |&waiting| {
                     let row = find(rows, system, CASE, (WAITING, waiting));
@@ -220,23 +231,6 @@ impl PendingPlan {
             }
         }
         format!("{completions}\n\n{ratios}\n\n{reactions}\n")
-    }
-
-    /// The paper's completion times and their ratios, where our table has its columns.
-    fn paper_cells(&self, system: System) -> Option<(Vec<String>, Vec<String>)> {
-        let (_, times) = PAPER.iter().find(|(row, _)| *row == system)?;
-        let cells = |show: &dyn Fn(f64) -> String| {
-            let cell = |waiting: &u32| {
-                let column = PAPER_WAITING.iter().position(|paper| paper == waiting);
-                column.map_or_else(String::new, |column| show(times[column]))
-            };
-            let label = "   the paper, 2002".to_owned();
-            [label].into_iter().chain(self.waiting.iter().map(cell)).collect()
-        };
-        Some((
-            cells(&|time| format!("{time:.1}")),
-            cells(&|time| format!("{:.3}", time / times[0])),
-        ))
     }
 }
 
@@ -267,6 +261,7 @@ fn reaction_cell(row: &Row) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::planned;
 
     #[test]
     fn ratios_are_made_within_rounds() {
@@ -285,7 +280,7 @@ mod tests {
     #[test]
     fn naive_polling_ends_at_its_bound() {
         // Goal: no naive case above 64 tasks, every other case is there. Method: count.
-        let plan = PendingPlan::new(vec![System::VigieNaive, System::Vigie]);
+        let plan = planned::<PendingPlan>("--only vigie-naive,vigie");
         let cells = plan.cells();
         assert_eq!(cells.iter().filter(|(_, s)| *s == System::VigieNaive).count(), 9);
         assert_eq!(cells.iter().filter(|(_, s)| *s == System::Vigie).count(), 11);
@@ -294,8 +289,7 @@ mod tests {
     #[test]
     fn the_paper_stands_beside_our_rows() {
         // Goal: the paper's figures are in the right columns. Method: a table without measurements.
-        let mut plan = PendingPlan::new(vec![System::VigieEnhanced]);
-        plan.waiting = vec![1, 8];
+        let plan: PendingPlan = planned("--only vigie-enhanced --waiting 1,8");
         let shown = plan.tables(&[]);
         assert!(
             shown.lines().any(|line| line.contains("81.2") && line.ends_with("91.6")),

@@ -7,25 +7,23 @@
 
 use std::time::Duration;
 
+use clap::Args;
+
 use crate::client::PingPong;
-use crate::compute::YieldEvery;
+use crate::compute::{YieldEvery, parse_duration};
 use crate::error::BenchError;
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, WORK_PER_S, in_repetitions};
-use crate::report::show::{failure_word, failures};
-use crate::report::table::{Table, three_digits, time};
-use crate::report::{Outcome, Row, find};
+use crate::report::{
+    Amount, Case, Progress, REACTION, Repetition, Row, Table, WORK_PER_S, by_default, failure_word,
+    failures, find, three_digits, time,
+};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
 /// Name of the case in rows.
-pub const CASE: &str = "reaction";
+pub(crate) const CASE: &str = "reaction";
 
 /// Key of the number of compute tasks in rows.
-pub const COMPUTE: &str = "compute";
-
-/// Shortest pause between an echo and the next message.
-const PAUSE: Duration = Duration::from_millis(1);
+pub(crate) const COMPUTE: &str = "compute";
 
 /// Shortest range over which the pauses spread by default, for servers without compute tasks.
 const SPREAD_LEAST: Duration = Duration::from_millis(3);
@@ -51,80 +49,44 @@ const PAPER: [(System, [f64; 5]); 3] = [
     (System::VigieBlocking, [0.451, 0.453, 0.452, 0.457, 0.453]),
 ];
 
+/// What is measured by default, before the peers.
+const OWN: [System; 4] =
+    [System::VigieNaive, System::VigieEnhanced, System::VigieBlocking, System::Vigie];
+
 /// Which systems react to how many messages, with how many compute tasks beside.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ReactionPlan {
-    /// The systems, in the order of the table.
-    pub systems: Vec<System>,
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("budget", by_default("2s")), mut_arg("rounds", by_default("2")))]
+pub(crate) struct ReactionPlan {
     /// Numbers of compute tasks.
-    pub compute: Vec<u32>,
-    /// How often each compute task yields.
-    pub yield_every: YieldEvery,
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "0,1,2,5,10")]
+    compute: Vec<u32>,
+    /// How often each compute task yields: a duration, or `never`.
+    #[arg(long, value_name = "TIME", default_value = "10ms")]
+    yield_every: YieldEvery,
     /// Messages per system and number of compute tasks, at most.
-    pub samples: u32,
-    /// Time per system and number of compute tasks, at most.
-    pub budget: Duration,
-    /// Turns in which samples and budget are spent, each with new processes.
-    pub rounds: u32,
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
     /// Shortest pause between an echo and the next message.
-    pub pause: Duration,
-    /// The range over which the pauses spread. `None`: a whole cycle of the compute tasks, from 3 ms to
-    /// 1 s. A system whose echo waits for a task to yield must have the cycle, or its mean depends on
-    /// where the last echo left the schedule; one that does not wait gives more samples with less.
-    pub spread: Option<Duration>,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_duration)]
+    pause: Duration,
+    // A system whose echo waits for a task to yield must have the cycle, or its mean depends on where the last echo left
+    // the schedule.
+    /// Range over which the pauses spread. Default: a whole cycle of the compute tasks, from 3 ms to 1 s;
+    /// a system whose echo does not wait for a task to yield gives more samples with less.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    spread: Option<Duration>,
+    #[command(flatten)]
+    amount: Amount,
 }
 
 impl ReactionPlan {
-    /// Plans the paper's table: 0, 1, 2, 5, 10 compute tasks that yield every 10 ms.
-    #[must_use]
-    pub fn new(systems: Vec<System>) -> Self {
-        Self {
-            systems,
-            compute: PAPER_COMPUTE.to_vec(),
-            yield_every: PAPER_QUANTUM,
-            samples: 300,
-            budget: Duration::from_secs(2),
-            rounds: 2,
-            pause: PAUSE,
-            spread: None,
-            workers: 2,
-            seed: 0,
-        }
-    }
-
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.systems.len() * self.compute.len() * self.rounds as usize
-    }
-
-    /// Measures all cases, systems in turns.
-    ///
-    /// # Errors
-    /// Those of the processes. A system that does not react is not an error: its row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let cases = self.compute.iter().flat_map(|&compute| {
-            self.systems.iter().map(move |&system| self.empty_row(system, compute))
-        });
-        let rows: Vec<_> = cases.collect();
-        in_repetitions(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
-            let compute = self.compute[index / self.systems.len()];
-            self.measure(row.runtime()?, compute, seed, progress)
-        })
-    }
-
     fn empty_row(&self, system: System, compute: u32) -> Row {
         Row::new(system, CASE)
             .parameter(COMPUTE, compute)
             .parameter("yield_every", self.yield_every.to_string())
             .parameter("pause_us", micros(self.pause))
             .parameter("spread_us", micros(self.spread_beside(compute)))
-            .parameter("workers", self.workers)
+            .parameter("workers", self.amount.systems.workers)
     }
 
     /// How long a turn of all compute tasks takes on one thread.
@@ -140,21 +102,59 @@ impl ReactionPlan {
         self.spread.unwrap_or_else(|| self.cycle(compute).clamp(SPREAD_LEAST, SPREAD_MOST))
     }
 
+    /// The paper's row, where our table has its columns and its quantum.
+    fn paper_cells(&self, system: System) -> Option<Vec<String>> {
+        if self.yield_every != PAPER_QUANTUM {
+            return None;
+        }
+        let (_, means) = PAPER.iter().find(|(row, _)| *row == system)?;
+        let cell = |compute: &u32| {
+            let column = PAPER_COMPUTE.iter().position(|paper| paper == compute);
+            column.map_or_else(String::new, |column| format!("{:.3}", means[column]))
+        };
+        let label = "   the paper, 2002 (quantum 10 ms)".to_owned();
+        Some([label].into_iter().chain(self.compute.iter().map(cell)).collect())
+    }
+
+    fn paper_note(&self) -> &'static str {
+        if self.yield_every == PAPER_QUANTUM {
+            "the paper's shape: naive grows as N·quantum/2, enhanced stays at quantum/2, blocking \
+             does not depend on N"
+        } else {
+            "the paper's rows are for a quantum of 10 ms: compare them with `--yield-every 10ms`"
+        }
+    }
+}
+
+impl Case for ReactionPlan {
+    /// A system, and the number of compute tasks.
+    type Setting = (System, u32);
+
+    fn rounds(&self) -> u32 {
+        self.amount.rounds
+    }
+
+    fn rows(&self) -> Vec<((System, u32), Row)> {
+        let systems = self.amount.systems.or(&OWN);
+        let row = |compute, system| ((system, compute), self.empty_row(system, compute));
+        let rows = |&compute| systems.iter().map(move |&system| row(compute, system));
+        self.compute.iter().flat_map(rows).collect()
+    }
+
     fn measure(
         &self,
-        system: System,
-        compute: u32,
+        &(system, compute): &(System, u32),
         seed: u64,
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, {compute} compute tasks"));
-        let plan = ServerPlan::new(system).workers(self.workers);
+        let plan = ServerPlan::new(system).workers(self.amount.systems.workers);
         let mut server = plan.compute(compute, self.yield_every).start()?;
-        let samples = self.samples.div_ceil(self.rounds);
+        let samples = self.samples.div_ceil(self.amount.rounds);
         let before = server.usage()?;
         let echoes = PingPong::new(server.address())
             .samples(samples)
-            .budget(self.budget / self.rounds)
+            .budget(self.amount.of_turn())
             .spacing(self.pause, self.spread_beside(compute))
             .timeout(TIMEOUT + self.cycle(compute) * 4)
             .seed(seed)
@@ -165,8 +165,7 @@ impl ReactionPlan {
     }
 
     /// Shows means beside the paper's, and percentiles.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn tables(&self, rows: &[Row]) -> String {
         let headings = |first: &str| {
             let columns = self.compute.iter().map(|compute| format!("N = {compute}"));
             [first.to_owned()].into_iter().chain(columns).collect::<Vec<_>>()
@@ -191,7 +190,7 @@ impl ReactionPlan {
         };
         let mut work = Table::new("Work of the compute tasks", headings("million units / s"));
         let mut percentiles = Table::new("Percentiles", headings(percentile_heading));
-        for &system in &self.systems {
+        for system in self.amount.systems.or(&OWN) {
             let cells = |show: fn(&Row) -> String| {
                 let cell = |&compute| {
                     find(rows, system, CASE, (COMPUTE, compute)).map(show).unwrap_or_default()
@@ -213,29 +212,6 @@ impl ReactionPlan {
             self.paper_note(),
             failures(rows)
         )
-    }
-
-    /// The paper's row, where our table has its columns and its quantum.
-    fn paper_cells(&self, system: System) -> Option<Vec<String>> {
-        if self.yield_every != PAPER_QUANTUM {
-            return None;
-        }
-        let (_, means) = PAPER.iter().find(|(row, _)| *row == system)?;
-        let cell = |compute: &u32| {
-            let column = PAPER_COMPUTE.iter().position(|paper| paper == compute);
-            column.map_or_else(String::new, |column| format!("{:.3}", means[column]))
-        };
-        let label = "   the paper, 2002 (quantum 10 ms)".to_owned();
-        Some([label].into_iter().chain(self.compute.iter().map(cell)).collect())
-    }
-
-    fn paper_note(&self) -> &'static str {
-        if self.yield_every == PAPER_QUANTUM {
-            "the paper's shape: naive grows as N·quantum/2, enhanced stays at quantum/2, blocking \
-             does not depend on N"
-        } else {
-            "the paper's rows are for a quantum of 10 ms: compare them with `--yield-every 10ms`"
-        }
     }
 }
 
@@ -274,13 +250,13 @@ fn no_reaction(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::planned;
 
     #[test]
     fn the_paper_stands_beside_our_rows() {
         // Goal: the paper's figures are in the right columns, also when some are left out.
         // Method: a table without measurements.
-        let mut plan = ReactionPlan::new(vec![System::VigieNaive, System::Tokio]);
-        plan.compute = vec![10, 0];
+        let plan: ReactionPlan = planned("--only vigie-naive,tokio --compute 10,0");
         let shown = plan.tables(&[]);
         let paper = shown.lines().find(|line| line.contains("the paper, 2002")).unwrap();
         let cells: Vec<_> = paper.split_whitespace().rev().take(2).collect();

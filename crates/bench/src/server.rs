@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
-use crate::host::usage::Usage;
+use crate::host::Usage;
 use crate::inside::Counts;
 use crate::process::{Child, Message, Role};
 use crate::schedulers::System;

@@ -5,52 +5,45 @@
 
 use std::time::Duration;
 
+use clap::Args;
+
 use crate::counting;
 use crate::error::{BenchError, Failure};
-use crate::host::strace::Trace;
+use crate::host::Trace;
 use crate::process::{Child, Role, print_result};
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row};
+use crate::report::{Outcome, Plan, Progress, Row, Show, table};
 use crate::schedulers::System;
-pub use crate::workload::switches::{SwitchCounts, SwitchKind, SwitchPlan};
+pub(crate) use crate::workload::switches::{SwitchCounts, SwitchKind, SwitchPlan};
 
 /// Name of the case in rows.
-pub const CASE: &str = "switches";
+pub(crate) const CASE: &str = "switches";
 
 /// How long counting may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// What is counted: so many switches, and so many waits.
+const COUNTED: [(SwitchKind, u64); 2] = [(SwitchKind::Yield, 200_000), (SwitchKind::Wait, 20_000)];
+
 /// Which systems have their switches and waits counted.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct SwitchesPlan {
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SwitchesPlan {
     /// The systems.
-    pub systems: Vec<System>,
-    /// Switches per system.
-    pub switches: u64,
-    /// Waits per system.
-    pub waits: u64,
+    #[arg(long, value_delimiter = ',', default_value = "vigie-user-level,vigie")]
+    only: Vec<System>,
 }
 
-impl SwitchesPlan {
-    /// Plans 200 000 switches and 20 000 waits.
-    #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
-        Self { systems, switches: 200_000, waits: 20_000 }
+impl Plan for SwitchesPlan {
+    fn cases(&self) -> usize {
+        self.only.len()
     }
 
     /// Counts on each system, in processes of their own; system calls only where strace is installed.
-    ///
-    /// # Errors
-    /// Those of [`SwitchPlan::count`].
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let can_trace = Trace::is_possible();
         let mut outcome = Outcome::default();
-        for &system in &self.systems {
+        for &system in &self.only {
             progress.case(format!("{system}, switches"));
-            for (kind, switches) in
-                [(SwitchKind::Yield, self.switches), (SwitchKind::Wait, self.waits)]
-            {
+            for (kind, switches) in COUNTED {
                 let plan = SwitchPlan::new(system, kind, switches);
                 let counts = plan.count()?;
                 let mut row = Row::new(system, CASE)
@@ -73,6 +66,17 @@ impl SwitchesPlan {
         }
         Ok(outcome)
     }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        let columns = [
+            ("kind", Show::Parameter("kind")),
+            ("switches", Show::Count("switches")),
+            ("allocations", Show::Count("allocations")),
+            ("system calls", Show::Count("system_calls")),
+            ("ns / switch", Show::Number("ns_per_switch")),
+        ];
+        table("Task switches", rows, &columns)
+    }
 }
 
 impl Role for SwitchPlan {
@@ -85,7 +89,7 @@ impl SwitchPlan {
     /// # Errors
     /// [`Failure::Unsupported`] if this program has no counting allocator; others if the process
     /// fails.
-    pub fn count(&self) -> Result<SwitchCounts, BenchError> {
+    pub(crate) fn count(&self) -> Result<SwitchCounts, BenchError> {
         self.count_under(&[])
     }
 
@@ -93,7 +97,7 @@ impl SwitchPlan {
     ///
     /// # Errors
     /// [`BenchError::Start`] if there is no strace.
-    pub fn system_calls(&self) -> Result<u64, BenchError> {
+    pub(crate) fn system_calls(&self) -> Result<u64, BenchError> {
         let trace = Trace::new();
         self.count_under(&trace.counting())?;
         trace.total_calls()

@@ -7,31 +7,48 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 
-use crate::report::{Outcome, Row};
+use clap::Args;
+
+use crate::error::BenchError;
+use crate::report::{Outcome, Plan, Progress, Row, Show, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows.
-pub(crate) const CASE: &str = "simulation";
+const CASE: &str = "simulation";
 
 /// Key of the seeds that broke a check.
-pub(crate) const BROKEN: &str = "broken";
+const BROKEN: &str = "broken";
 
 /// The seeds that are run.
-pub(crate) const SEEDS: u64 = 100_000;
+const SEEDS: u64 = 100_000;
 
 /// Where the simulation stands in a checkout.
 const SOURCE: &str = "crates/runtime/tests/scheduler.rs";
 
-/// Runs the simulation: a quarter of an hour on two cores.
-pub(crate) fn run() -> Outcome {
-    let mut row = Row::new(System::Vigie, CASE);
-    match broken_seeds() {
-        Ok((broken, runs)) => {
-            row = row.with_figure(BROKEN, broken).with_figure("samples", runs);
-        }
-        Err(failure) => row.failure = Some(failure),
+/// The simulation: a quarter of an hour on two cores.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct VirtualTimePlan {}
+
+impl Plan for VirtualTimePlan {
+    fn cases(&self) -> usize {
+        1
     }
-    Outcome { rows: vec![row], ..Outcome::default() }
+
+    fn run(&self, _seed: u64, _progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let mut row = Row::new(System::Vigie, CASE);
+        match broken_seeds() {
+            Ok((broken, runs)) => {
+                row = row.with_figure(BROKEN, broken).with_figure("samples", runs);
+            }
+            Err(failure) => row.failure = Some(failure),
+        }
+        Ok(Outcome { rows: vec![row], priority: None })
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        let columns = [("seeds", Show::Count("samples")), ("that break", Show::Count(BROKEN))];
+        table("The scheduler in virtual time", rows, &columns)
+    }
 }
 
 /// Returns how many seeds broke a check, and how many ran.

@@ -6,9 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::Value;
 use thiserror::Error;
 use vigie_runtime::metrics::FORMAT_VERSION;
+
+use crate::compute::parse_duration;
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -81,42 +84,38 @@ pub enum WatchError {
 }
 
 /// The view to show, and its format.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Watch {
-    /// The program's socket.
-    pub socket: PathBuf,
-    /// The time between two views. Default 500 ms.
-    pub interval: Duration,
-    /// One view, and then the end.
-    pub is_once: bool,
-    /// The program's own lines of JSON instead of a view.
-    pub is_json: bool,
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Watch {
+    /// The path that the program gave to `Runtime::builder().metrics_socket(…)`.
+    socket: PathBuf,
+    /// Time between two views.
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
+    interval: Duration,
+    /// Show one view and end.
+    #[arg(long)]
+    once: bool,
+    /// Print the program's own lines of JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Watch {
-    /// Watches the program at `socket` until it ends, twice a second.
-    #[must_use]
-    pub fn new(socket: PathBuf) -> Self {
-        Self { socket, interval: Duration::from_millis(500), is_once: false, is_json: false }
-    }
-
     /// Shows what the program does, until it ends or the standard output is closed. In a terminal each
     /// view takes the place of the last one; elsewhere each is one line.
     ///
     /// # Errors
     /// [`WatchError`]: no program, no metrics, another version, or the program's end.
-    pub fn run(&self) -> Result<(), WatchError> {
+    pub(crate) fn run(&self) -> Result<(), WatchError> {
         let mut source = MetricsConnection::connect(&self.socket)?;
         let is_screen = io::stdout().is_terminal();
         let mut last = None;
         loop {
             let line = source.ask()?;
             let view = parse(&line)?;
-            let text = if self.is_json {
+            let text = if self.json {
                 line
-            } else if is_screen || self.is_once {
-                let clear = if is_screen && !self.is_once { CLEAR } else { "" };
+            } else if is_screen || self.once {
+                let clear = if is_screen && !self.once { CLEAR } else { "" };
                 format!("{clear}{}", screen(&view, last.as_ref(), self.interval))
             } else {
                 format!("{}\n", summary(&view))
@@ -129,7 +128,7 @@ impl Watch {
                 Err(error) => return Err(WatchError::Output(error)),
             }
             drop(output);
-            if self.is_once {
+            if self.once {
                 return Ok(());
             }
             last = Some(view);

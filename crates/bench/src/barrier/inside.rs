@@ -16,7 +16,7 @@ use vigie_runtime::{Flavor, Runtime};
 use super::lap::{GroupCosts, Laps, MemberCosts, MemberTimer, run};
 use crate::clock::sleep;
 use crate::error::Failure;
-use crate::host::usage::Usage;
+use crate::host::Usage;
 
 /// Threads that run tasks, where a runtime has several.
 const WORKERS: usize = 2;

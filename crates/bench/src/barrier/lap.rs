@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::transport_costs::TransportCosts;
 use crate::clock::{nanoseconds, now, sleep};
-use crate::host::usage::Usage;
+use crate::error::BenchError;
+use crate::host::Usage;
+use crate::process::Child;
 use crate::statistics::median;
 
 /// Samples of one member that are kept; a run with more keeps the later ones.
@@ -19,24 +21,22 @@ const WARM_UP: u64 = 20;
 
 /// The work of every member between two barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Laps {
+pub(crate) struct Laps {
     /// Members.
-    pub members: u32,
+    pub(crate) members: u32,
     /// The length of the run.
-    pub budget: Duration,
+    pub(crate) budget: Duration,
     /// The length of the loop between two barriers; the paper's has 30 µs [eth-barrier, §4.3].
-    pub dummy: Duration,
+    pub(crate) dummy: Duration,
     /// Each member's loop is longer by this much than that of the member before: skewed arrival.
-    pub skew: Duration,
+    pub(crate) skew: Duration,
     /// The last member sleeps this long before each barrier, and is late; zero: it is not.
-    pub late: Duration,
+    pub(crate) late: Duration,
 }
 
 impl Laps {
     /// Plans barriers that follow on each other at once, 300 ms long.
-    #[must_use]
-    pub const fn new(members: u32) -> Self {
+    pub(crate) const fn new(members: u32) -> Self {
         let budget = Duration::from_millis(300);
         let (dummy, skew, late) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         Self { members, budget, dummy, skew, late }
@@ -198,28 +198,44 @@ pub(crate) struct MemberCosts {
 
 /// The costs of a group's barriers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct GroupCosts {
+pub(crate) struct GroupCosts {
     /// The mean, over all timed members, of the shortest, the mean and the longest barrier of each
     /// [eth-barrier, §4.3].
-    pub min_ns: f64,
+    pub(crate) min_ns: f64,
     /// As above.
-    pub mean_ns: f64,
+    pub(crate) mean_ns: f64,
     /// As above.
-    pub max_ns: f64,
+    pub(crate) max_ns: f64,
     /// Barriers that counted.
-    pub count: u64,
+    pub(crate) count: u64,
     /// Rank 0's.
-    pub samples_ns: Vec<u64>,
+    pub(crate) samples_ns: Vec<u64>,
     /// Time that passed.
-    pub wall_ns: u64,
+    pub(crate) wall_ns: u64,
     /// Processor time of all members.
-    pub cpu_ns: u64,
+    pub(crate) cpu_ns: u64,
     /// The transport's costs as the members measured them, and the expectation from that.
-    pub found: Option<TransportCosts>,
+    pub(crate) found: Option<TransportCosts>,
 }
 
 impl GroupCosts {
+    /// Waits for the results of the members' processes, and combines them.
+    pub(super) fn of_processes(
+        members: &mut [Child],
+        timeout: Duration,
+    ) -> Result<Self, BenchError> {
+        let (mut all, mut found) = (Vec::new(), None);
+        let (mut wall_ns, mut cpu_ns) = (0, 0);
+        for member in members {
+            let result: MemberResult = member.result(timeout)?;
+            all.push(result.costs);
+            wall_ns = result.used.at_ns.max(wall_ns);
+            cpu_ns += result.used.cpu_ns;
+            found = found.or(result.found);
+        }
+        Ok(Self { wall_ns, cpu_ns, found, ..Self::of(all) })
+    }
+
     /// Combines the members' results; times of the run are left at zero.
     pub(crate) fn of(members: Vec<MemberCosts>) -> Self {
         let timed = members.iter().filter(|member| member.extremes.count > 0).count();
@@ -273,6 +289,27 @@ pub(super) fn run<E: StopCount, F>(
         }
         member.enter();
         wait()?;
+        if !member.leave() {
+            return Ok(member.finish());
+        }
+    }
+}
+
+/// Runs the loop in the only task of the calling thread, which may sleep.
+pub(super) async fn run_async<E: StopCount, F>(
+    laps: Laps,
+    rank: u32,
+    end: &E,
+    mut wait: impl AsyncFnMut() -> Result<(), F>,
+) -> Result<MemberCosts, F> {
+    let mut member = MemberTimer::new(laps, rank, end);
+    loop {
+        let lateness = member.lateness();
+        if !lateness.is_zero() {
+            sleep(lateness);
+        }
+        member.enter();
+        wait().await?;
         if !member.leave() {
             return Ok(member.finish());
         }

@@ -1,12 +1,9 @@
 //! Groups of processes, vigie's: over UDP and raw Ethernet in network namespaces on a bridge, and over messages of `via`.
 
-use std::fs::File;
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use vigie_barrier::Rank;
 use vigie_barrier::net::{MeasureError, MulticastState, NetBarrier, WaitMode};
@@ -15,14 +12,12 @@ use vigie_via::datagram::UdpSettings;
 use vigie_via::link::{BackEnd, Link};
 
 use super::bridge::{Bridge, address};
-use super::lap::{GroupCosts, Laps, MemberResult, MemberTimer};
+use super::lap::{GroupCosts, Laps, MemberResult, run_async};
 use super::processes::SharedStopCount;
 use super::transport_costs::TransportCosts;
 use super::via::{self, Connections, Provider, RankBootstrap};
 use crate::error::{BenchError, Failure};
-use crate::host::arena::{Arena, CONTROL_BYTES, SharedFile};
-use crate::host::namespaces::INTERFACE;
-use crate::host::usage::Usage;
+use crate::host::{Arena, CONTROL_BYTES, INTERFACE, SharedFile, Usage, enter};
 use crate::messages::RankContext;
 use crate::process::{Child, Role, print_result};
 
@@ -134,28 +129,14 @@ pub(super) fn measure(
             context: matches!(medium, Medium::Via(_)).then(|| bootstrap.context(rank)),
         })?);
     }
-    let timeout = TIMEOUT + laps.budget * 4;
-    let mut members = Vec::new();
-    let mut all = GroupCosts::default();
-    for child in &mut children {
-        let MemberResult { costs, used, found } = child.result(timeout)?;
-        members.push(costs);
-        all.wall_ns = used.at_ns.max(all.wall_ns);
-        all.cpu_ns += used.cpu_ns;
-        all.found = all.found.or(found);
-    }
-    let GroupCosts { wall_ns, cpu_ns, found, .. } = all;
-    Ok(GroupCosts { wall_ns, cpu_ns, found, ..GroupCosts::of(members) })
+    GroupCosts::of_processes(&mut children, TIMEOUT + laps.budget * 4)
 }
 
 /// Runs one member in this process.
 pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
     let stop_count = SharedStopCount(Arena::open(&plan.memory)?);
     if let Some(namespace) = &plan.namespace {
-        let namespace = File::open(namespace).map_err(Failure::io("opening a namespace"))?;
-        // Before any other thread is started, which would stay outside.
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-            .map_err(|error| Failure::io("entering a network namespace")(error.into()))?;
+        enter(namespace)?;
     }
     // Its scheduler is what sleeps on the barrier: there is no other thread to wake up.
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
@@ -168,21 +149,10 @@ pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
             barrier.replan().await.map_err(Failure::runtime)?;
         }
         let before = Usage::of_this_process();
-        let mut state = MemberTimer::new(plan.laps, plan.rank, &stop_count);
-        loop {
-            let lateness = state.lateness();
-            if !lateness.is_zero() {
-                // No other member runs on this thread.
-                crate::clock::sleep(lateness);
-            }
-            state.enter();
-            barrier.wait().await.map_err(Failure::runtime)?;
-            if !state.leave() {
-                break;
-            }
-        }
+        let wait = async || barrier.wait().await.map(drop);
+        let costs = run_async(plan.laps, plan.rank, &stop_count, wait).await;
+        let costs = costs.map_err(Failure::runtime)?;
         let used = Usage::of_this_process().since(before);
-        let costs = state.finish();
         let found = find(&mut barrier).await.filter(|_| plan.rank == 0);
         barrier.leave(Duration::from_secs(2)).await.map_err(Failure::runtime)?;
         print_result(&MemberResult { costs, used, found });

@@ -10,11 +10,9 @@ use vigie_barrier::{Group, Rank};
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 
-use super::lap::{GroupCosts, Laps, MemberResult, MemberTimer, StopCount, run};
-use crate::clock::sleep;
+use super::lap::{GroupCosts, Laps, MemberResult, StopCount, run, run_async};
 use crate::error::{BenchError, Failure};
-use crate::host::arena::{Arena, CONTROL_BYTES, SharedFile};
-use crate::host::usage::Usage;
+use crate::host::{Arena, CONTROL_BYTES, SharedFile, Usage};
 use crate::process::{Child, Role, print_result};
 
 /// The time for forming a group and for the barriers under way, beside the budget.
@@ -62,16 +60,7 @@ pub(super) fn measure(laps: Laps, blocks: bool) -> Result<GroupCosts, BenchError
         let plan = MemberPlan { laps, rank, blocks, name, memory };
         children.push(Child::start(&plan)?);
     }
-    let timeout = TIMEOUT + laps.budget * 4;
-    let mut members = Vec::new();
-    let (mut wall_ns, mut cpu_ns) = (0, 0);
-    for child in &mut children {
-        let MemberResult { costs, used, .. } = child.result(timeout)?;
-        members.push(costs);
-        wall_ns = used.at_ns.max(wall_ns);
-        cpu_ns += used.cpu_ns;
-    }
-    Ok(GroupCosts { wall_ns, cpu_ns, ..GroupCosts::of(members) })
+    GroupCosts::of_processes(&mut children, TIMEOUT + laps.budget * 4)
 }
 
 /// Runs one member in this process.
@@ -97,21 +86,10 @@ pub(crate) fn play(plan: &MemberPlan) -> Result<(), Failure> {
         runtime.map_err(Failure::runtime)?.block_on(async {
             let mut member = bootstrap.join(deadline).await.map_err(Failure::runtime)?;
             let before = Usage::of_this_process();
-            let mut state = MemberTimer::new(plan.laps, plan.rank, &stop_count);
-            loop {
-                let lateness = state.lateness();
-                if !lateness.is_zero() {
-                    // No other member runs on this thread.
-                    sleep(lateness);
-                }
-                state.enter();
-                member.wait().await.map_err(Failure::runtime)?;
-                if !state.leave() {
-                    break;
-                }
-            }
+            let wait = async || member.wait().await.map(drop);
+            let costs = run_async(plan.laps, plan.rank, &stop_count, wait).await;
             let used = Usage::of_this_process().since(before);
-            Ok::<_, Failure>((state.finish(), used))
+            Ok::<_, Failure>((costs.map_err(Failure::runtime)?, used))
         })?
     };
     print_result(&MemberResult { costs, used, found: None });

@@ -4,18 +4,16 @@ use serde::{Deserialize, Serialize};
 use vigie_barrier::logp::{MeasuredCosts, Report};
 
 use super::lap::GroupCosts;
-use crate::report::Row;
-use crate::report::table::{Table, three_digits};
+use crate::report::{Row, Table, three_digits};
 use crate::statistics::median;
 
 /// The parameters of a transport, and the expected time of a barrier, in microseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct TransportCosts {
+pub(crate) struct TransportCosts {
     /// The algorithm.
-    pub algorithm: String,
+    pub(crate) algorithm: String,
     /// By the names of figures.
-    pub micros: Vec<(String, f64)>,
+    pub(crate) micros: Vec<(String, f64)>,
 }
 
 /// Figure: the expected time of a barrier.

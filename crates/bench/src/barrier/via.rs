@@ -1,11 +1,9 @@
 //! Groups whose packets are messages of `via`, over one of its providers.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 use vigie_barrier::net::{NetBarrier, NetBuilder};
 use vigie_via::ether::Ether;
 use vigie_via::message::Endpoint;
@@ -15,61 +13,20 @@ use vigie_via::udp::Udp;
 use vigie_via::vi::Provider as Nic;
 
 use crate::error::Failure;
-use crate::host::arena::{CONTROL_BYTES, SharedFile};
-use crate::host::namespaces::INTERFACE;
+use crate::host::{CONTROL_BYTES, INTERFACE, SharedFile};
 use crate::messages::RankContext;
 use crate::messages::message_layer::{DISCRIMINATOR, connect};
 use crate::messages::virtual_interface::{ADDRESS_BYTES, leave_address};
 
-/// The provider that carries messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Provider {
-    /// Shared memory.
+/// What carries the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum Provider {
+    /// Memory that processes of one host share.
     Shm,
-    /// UDP, on the loopback interface.
+    /// The software NIC over UDP.
     Udp,
-    /// Ethernet, in network namespaces on a bridge.
+    /// The software NIC over Ethernet frames.
     Ether,
-}
-
-impl Provider {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Shm, Self::Udp, Self::Ether];
-
-    /// Returns the name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Shm => "shm",
-            Self::Udp => "udp",
-            Self::Ether => "ether",
-        }
-    }
-}
-
-impl fmt::Display for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Provider {
-    type Err = UnknownProvider;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|provider| provider.name() == name);
-        known.ok_or_else(|| UnknownProvider { name: name.to_owned() })
-    }
-}
-
-/// An unknown provider.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no provider is {name:?}; there are {}", Provider::ALL.map(Provider::name).join(", "))]
-#[non_exhaustive]
-pub struct UnknownProvider {
-    /// The given text.
-    pub name: String,
 }
 
 /// Shared memory with the addresses of a run's ranks.

@@ -13,23 +13,22 @@
 
 use std::time::Duration;
 
+use clap::Args;
+
+use super::BESIDE_THREADS;
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::host::control_group::{PERIOD, QuotaGroup};
 use crate::inside::Counts;
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, WORK_PER_S, in_repetitions};
-use crate::report::show::{Show, table};
-use crate::report::{Outcome, Row};
+use crate::report::{
+    Amount, Case, Progress, REACTION, Repetition, Row, Show, WORK_PER_S, by_default, table,
+};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
 /// Name of the case in rows.
-pub const CASE: &str = "container";
-
-/// The quota's period in microseconds: what a reaction may take.
-pub(crate) const PERIOD_US: f64 = PERIOD.as_micros() as f64;
+pub(crate) const CASE: &str = "container";
 
 /// Shortest pause between an echo and the next message, and the range over which pauses spread.
 const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
@@ -37,114 +36,84 @@ const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(
 /// The time limit of an echo.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Which systems react within one core's quota, beside which compute tasks.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ContainerPlan {
-    /// The systems, in the order of the table.
-    pub systems: Vec<System>,
-    /// Cores that the group may use: 0.01 or more.
-    pub quota: f64,
+/// Which systems react within a quota, beside which compute tasks.
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("budget", by_default("16s")), mut_arg("rounds", by_default("2")))]
+pub(crate) struct ContainerPlan {
+    /// Cores that the group may use.
+    #[arg(long, default_value_t = 1.0)]
+    quota: f64,
     /// Compute tasks.
-    pub compute: u32,
-    /// How often each compute task yields.
-    pub yield_every: YieldEvery,
+    #[arg(long, default_value_t = 2)]
+    compute: u32,
+    /// How often each compute task yields: a duration, or `never`.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    yield_every: YieldEvery,
     /// Messages per system, at most.
-    pub samples: u32,
-    /// Time per system, at most.
-    pub budget: Duration,
-    /// Turns in which samples and budget are spent, each with new processes.
-    pub rounds: u32,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    #[command(flatten)]
+    amount: Amount,
 }
 
-impl ContainerPlan {
-    /// Plans two compute tasks that yield every second, and 2000 messages in at most 16 s.
-    #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
-        Self {
-            systems,
-            quota: 1.0,
-            compute: 2,
-            yield_every: YieldEvery::Step(Duration::from_secs(1)),
-            samples: 2_000,
-            budget: Duration::from_secs(16),
-            rounds: 2,
-            workers: 2,
-            seed: 0,
-        }
+impl Case for ContainerPlan {
+    type Setting = System;
+
+    fn rounds(&self) -> u32 {
+        self.amount.rounds
     }
 
-    /// Plans the same with half a core and ten compute tasks.
-    #[must_use]
-    pub const fn half_a_core(systems: Vec<System>) -> Self {
-        let mut plan = Self::new(systems);
-        (plan.quota, plan.compute) = (0.5, 10);
-        plan
-    }
-
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.systems.len() * self.rounds as usize
-    }
-
-    /// Measures all systems in turns.
-    ///
-    /// # Errors
-    /// Those of the processes. A system that does not react is not an error: its row says so; neither is a
-    /// machine on which no control group can be made: then every row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let row = |&system| {
-            Row::new(system, CASE)
+    fn rows(&self) -> Vec<(System, Row)> {
+        let row = |system| {
+            let row = Row::new(system, CASE)
                 .parameter("period_ms", PERIOD.as_secs_f64() * 1e3)
                 .parameter("quota_cores", self.quota)
                 .parameter("compute", self.compute)
                 .parameter("yield_every", self.yield_every.to_string())
-                .parameter("workers", self.workers)
+                .parameter("workers", self.amount.systems.workers);
+            (system, row)
         };
-        let mut rows: Vec<_> = self.systems.iter().map(row).collect();
-        if let Err(reason) = QuotaGroup::create(self.quota) {
-            eprintln!("SKIPPED: the container case: {reason}");
-            for row in &mut rows {
-                row.failure = Some(reason.to_string());
-            }
-        }
-        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
-            progress.case(format!("{}, with a quota of {} cores", row.system, self.quota));
-            let group = QuotaGroup::create(self.quota)?;
-            let samples = self.samples.div_ceil(self.rounds);
-            let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
-            let plan = plan.compute(self.compute, self.yield_every);
-            // Dropped before the group, which can only be removed when it is empty.
-            let mut server = plan.in_group(group.path().to_owned()).start()?;
-            let before = (server.usage()?, group.periods_throttled()?, server.counts()?);
-            let echoes = PingPong::new(server.address())
-                .samples(samples)
-                .budget(self.budget / self.rounds)
-                .spacing(SPACING[0], SPACING[1])
-                .timeout(TIMEOUT)
-                .seed(seed)
-                .run(&mut |done| progress.part(done, samples as usize))?;
-            let spent = server.usage()?.since(before.0);
-            let throttled = group.periods_throttled()?.saturating_sub(before.1);
-            let inside = server.counts()?.zip(before.2).map(|(now, before)| now.since(&before));
-            let seconds = spent.at_ns as f64 / 1e9;
-            let repetition = Repetition::new(echoes.priority)
-                .samples(REACTION, echoes.samples)
-                .figure("cores", spent.cpu_ns as f64 / spent.at_ns as f64)
-                .figure("throttled_per_s", throttled as f64 / seconds)
-                .figure(WORK_PER_S, spent.work_per_s());
-            Ok(own_figures(repetition, inside.as_ref(), seconds))
-        })
+        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
     }
 
-    /// Shows percentiles, and how often the kernel stopped the group.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn prepare(&self) -> Result<(), BenchError> {
+        Ok(QuotaGroup::create(self.quota).map(drop)?)
+    }
+
+    fn measure(
+        &self,
+        system: &System,
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{system}, with a quota of {} cores", self.quota));
+        let group = QuotaGroup::create(self.quota)?;
+        let samples = self.samples.div_ceil(self.amount.rounds);
+        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
+        let plan = plan.compute(self.compute, self.yield_every);
+        // Dropped before the group, which can only be removed when it is empty.
+        let mut server = plan.in_group(group.path().to_owned()).start()?;
+        let before = (server.usage()?, group.periods_throttled()?, server.counts()?);
+        let echoes = PingPong::new(server.address())
+            .samples(samples)
+            .budget(self.amount.of_turn())
+            .spacing(SPACING[0], SPACING[1])
+            .timeout(TIMEOUT)
+            .seed(seed)
+            .run(&mut |done| progress.part(done, samples as usize))?;
+        let spent = server.usage()?.since(before.0);
+        let throttled = group.periods_throttled()?.saturating_sub(before.1);
+        let inside = server.counts()?.zip(before.2).map(|(now, before)| now.since(&before));
+        let seconds = spent.at_ns as f64 / 1e9;
+        let repetition = Repetition::new(echoes.priority)
+            .samples(REACTION, echoes.samples)
+            .figure("cores", spent.cpu_ns as f64 / spent.at_ns as f64)
+            .figure("throttled_per_s", throttled as f64 / seconds)
+            .figure(WORK_PER_S, spent.work_per_s());
+        Ok(own_figures(repetition, inside.as_ref(), seconds))
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
         let title = format!(
             "Reaction with a quota of {} cores (period {PERIOD:?}), beside {} compute tasks (yield every \
              {})",

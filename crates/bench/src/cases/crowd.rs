@@ -2,100 +2,85 @@
 
 use std::time::Duration;
 
+use clap::Args;
+
+use super::BESIDE_THREADS;
 use crate::client::Crowd;
-use crate::compute::YieldEvery;
+use crate::compute::{YieldEvery, parse_duration};
 use crate::error::BenchError;
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, WORK_PER_S, in_repetitions};
-use crate::report::show::{Show, table};
-use crate::report::{Outcome, Row};
+use crate::report::{
+    Amount, Case, Progress, REACTION, Repetition, Row, Show, WORK_PER_S, by_default, table,
+};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
 /// Name of the case in rows.
-pub const CASE: &str = "crowd";
+pub(crate) const CASE: &str = "crowd";
 
 /// Which systems answer how many connections, beside how many compute tasks.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct CrowdPlan {
-    /// The systems, in the order of the table.
-    pub systems: Vec<System>,
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("budget", by_default("6s")), mut_arg("rounds", by_default("2")))]
+pub(crate) struct CrowdPlan {
     /// Connections.
-    pub connections: u32,
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
     /// Time between two messages of one connection.
-    pub period: Duration,
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_duration)]
+    period: Duration,
     /// Compute tasks.
-    pub compute: u32,
-    /// How often each compute task yields.
-    pub yield_every: YieldEvery,
-    /// How long messages are sent, per system.
-    pub budget: Duration,
-    /// Turns in which the budget is spent, each with new processes.
-    pub rounds: u32,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
+    #[arg(long, default_value_t = 2)]
+    compute: u32,
+    /// How often each compute task yields: a duration, or `never`.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    yield_every: YieldEvery,
+    #[command(flatten)]
+    amount: Amount,
 }
 
-impl CrowdPlan {
-    /// Plans 1000 connections, a message per 100 ms on each, two compute tasks that yield every second,
-    /// for 6 s.
-    #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
-        Self {
-            systems,
-            connections: 1_000,
-            period: Duration::from_millis(100),
-            compute: 2,
-            yield_every: YieldEvery::Step(Duration::from_secs(1)),
-            budget: Duration::from_secs(6),
-            rounds: 2,
-            workers: 2,
-        }
+impl Case for CrowdPlan {
+    type Setting = System;
+
+    fn rounds(&self) -> u32 {
+        self.amount.rounds
     }
 
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.systems.len() * self.rounds as usize
-    }
-
-    /// Measures all systems in turns.
-    ///
-    /// # Errors
-    /// Those of the processes. A system that does not react is not an error: its row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let row = |&system| {
-            Row::new(system, CASE)
+    fn rows(&self) -> Vec<(System, Row)> {
+        let row = |system| {
+            let row = Row::new(system, CASE)
                 .parameter("connections", self.connections)
                 .parameter("period_ms", self.period.as_secs_f64() * 1e3)
                 .parameter("compute", self.compute)
                 .parameter("yield_every", self.yield_every.to_string())
-                .parameter("workers", self.workers)
+                .parameter("workers", self.amount.systems.workers);
+            (system, row)
         };
-        let rows = self.systems.iter().map(row).collect();
-        in_repetitions(rows, self.rounds, 0, progress, |_, row, _, progress| {
-            progress.case(format!("{}, {} connections", row.system, self.connections));
-            let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
-            let plan = plan.compute(self.compute, self.yield_every).compute_last();
-            let mut server = plan.connections(self.connections).start()?;
-            let before = server.usage()?;
-            let echoes = Crowd::new(server.address())
-                .connections(self.connections)
-                .period(self.period)
-                .span(self.budget / self.rounds)
-                .run()?;
-            let spent = server.usage()?.since(before);
-            Ok(Repetition::new(echoes.priority)
-                .samples(REACTION, echoes.samples)
-                .figure("unanswered_max", echoes.unanswered as f64)
-                .figure(WORK_PER_S, spent.work_per_s()))
-        })
+        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
     }
 
-    /// Shows percentiles.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn measure(
+        &self,
+        system: &System,
+        _seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{system}, {} connections", self.connections));
+        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
+        let plan = plan.compute(self.compute, self.yield_every).compute_last();
+        let mut server = plan.connections(self.connections).start()?;
+        let before = server.usage()?;
+        let echoes = Crowd::new(server.address())
+            .connections(self.connections)
+            .period(self.period)
+            .span(self.amount.of_turn())
+            .run()?;
+        let spent = server.usage()?.since(before);
+        Ok(Repetition::new(echoes.priority)
+            .samples(REACTION, echoes.samples)
+            .figure("unanswered_max", echoes.unanswered as f64)
+            .figure(WORK_PER_S, spent.work_per_s()))
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
         let title = format!(
             "Reaction on {} connections with a message per {:?} each, beside {} compute tasks \
              (yield every {})",

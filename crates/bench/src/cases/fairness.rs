@@ -8,23 +8,23 @@
 
 use std::time::Duration;
 
+use clap::Args;
+
+use super::BESIDE_THREADS;
 use crate::background::BackgroundLoad;
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
-use crate::host::usage::Usage;
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, in_repetitions};
-use crate::report::show::{Show, table};
-use crate::report::{Outcome, Row};
+use crate::host::Usage;
+use crate::report::{Amount, Case, Progress, REACTION, Repetition, Row, Show, by_default, table};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
 /// Name of the case in rows.
-pub const CASE: &str = "fairness";
+pub(crate) const CASE: &str = "fairness";
 
 /// Key of the number of processes of others in rows.
-pub const OUTSIDE: &str = "outside";
+pub(crate) const OUTSIDE: &str = "outside";
 
 /// Key of the share of the work, divided by the fair share.
 pub(crate) const WORK_OF_FAIR: &str = "work_of_fair";
@@ -39,80 +39,59 @@ const SPACING: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which systems compute beside how many processes of others.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct FairnessPlan {
-    /// The systems, in the order of the table.
-    pub systems: Vec<System>,
-    /// Numbers of processes of others.
-    pub outside: Vec<u32>,
-    /// Compute tasks of the server; the fair share takes each of them for a thread, so there should not
-    /// be more of them than workers.
-    pub compute: u32,
-    /// How often each compute task yields.
-    pub yield_every: YieldEvery,
-    /// Time per system and number of processes.
-    pub budget: Duration,
-    /// Turns in which the budget is spent, each with new processes.
-    pub rounds: u32,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("budget", by_default("6s")), mut_arg("rounds", by_default("3")))]
+pub(crate) struct FairnessPlan {
+    /// Numbers of foreign processes, each of which computes on one thread.
+    #[arg(long, value_delimiter = ',', value_name = "K,…", default_value = "1,3")]
+    outside: Vec<u32>,
+    // The fair share takes each of them for a thread.
+    /// Compute tasks of the server: as many as it has workers, or fewer.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    compute: u32,
+    /// How often each compute task yields: a duration, or `never`.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    yield_every: YieldEvery,
+    #[command(flatten)]
+    amount: Amount,
 }
 
-impl FairnessPlan {
-    /// Plans two compute tasks that yield every second, beside one and three processes, for 6 s each.
-    #[must_use]
-    pub fn new(systems: Vec<System>) -> Self {
-        Self {
-            systems,
-            outside: vec![1, 3],
-            compute: 2,
-            yield_every: YieldEvery::Step(Duration::from_secs(1)),
-            budget: Duration::from_secs(6),
-            rounds: 3,
-            workers: 2,
-            seed: 0,
-        }
+impl Case for FairnessPlan {
+    /// A system, and the number of processes of others.
+    type Setting = (System, u32);
+
+    fn rounds(&self) -> u32 {
+        self.amount.rounds
     }
 
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.systems.len() * self.outside.len() * self.rounds as usize
+    fn rows(&self) -> Vec<((System, u32), Row)> {
+        let systems = self.amount.systems.or(&BESIDE_THREADS);
+        let row = |outside, system| {
+            let row = Row::new(system, CASE)
+                .parameter(OUTSIDE, outside)
+                .parameter("compute", self.compute)
+                .parameter("yield_every", self.yield_every.to_string())
+                .parameter("workers", self.amount.systems.workers);
+            ((system, outside), row)
+        };
+        let rows = |&outside| systems.iter().map(move |&system| row(outside, system));
+        self.outside.iter().flat_map(rows).collect()
     }
 
-    /// Measures all cases, systems in turns.
-    ///
-    /// # Errors
-    /// Those of the processes. A system that does not react is not an error: its row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let cases = self.outside.iter().flat_map(|&outside| {
-            self.systems.iter().map(move |&system| {
-                Row::new(system, CASE)
-                    .parameter(OUTSIDE, outside)
-                    .parameter("compute", self.compute)
-                    .parameter("yield_every", self.yield_every.to_string())
-                    .parameter("workers", self.workers)
-            })
-        });
-        let rows: Vec<_> = cases.collect();
-        in_repetitions(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
-            let outside = self.outside[index / self.systems.len()];
-            progress.case(format!("{}, beside {outside} processes of others", row.system));
-            self.measure(row.runtime()?, outside, seed)
-        })
-    }
-
-    fn measure(&self, system: System, outside: u32, seed: u64) -> Result<Repetition, BenchError> {
-        let plan = ServerPlan::new(system).workers(self.workers);
+    fn measure(
+        &self,
+        &(system, outside): &(System, u32),
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{system}, beside {outside} processes of others"));
+        let plan = ServerPlan::new(system).workers(self.amount.systems.workers);
         let mut server = plan.compute(self.compute, self.yield_every).start()?;
         let mut others = BackgroundLoad::start(outside)?;
         let (own_before, others_before) = (server.usage()?, others.usage()?);
         let echoes = PingPong::new(server.address())
             .samples(u32::MAX)
-            .budget(self.budget / self.rounds)
+            .budget(self.amount.of_turn())
             .spacing(SPACING[0], SPACING[1])
             .timeout(TIMEOUT)
             .seed(seed)
@@ -128,9 +107,7 @@ impl FairnessPlan {
             .figure(CPU_OF_FAIR, share(own, &others, |usage| usage.cpu_ns) / fair))
     }
 
-    /// Shows the shares, and the reaction meanwhile.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn tables(&self, rows: &[Row]) -> String {
         let title = format!(
             "Share of {} compute tasks (yield every {}) beside processes of others; 1 is fair",
             self.compute, self.yield_every

@@ -9,11 +9,16 @@
 //! | [`container`] | a quota of one core | time until an echo, and what the kernel withheld |
 //! | [`echo`] | nothing | time until an echo, and processor time per message |
 //!
-//! Each is a plan whose `run` measures all systems in turns.
+//! Each is a [`Case`](crate::report::Case), whose systems are measured in turns.
 
-pub mod container;
-pub mod crowd;
-pub mod echo;
-pub mod fairness;
-pub mod periodic;
-pub mod service;
+pub(crate) mod container;
+pub(crate) mod crowd;
+pub(crate) mod echo;
+pub(crate) mod fairness;
+pub(crate) mod periodic;
+pub(crate) mod service;
+
+use crate::schedulers::System;
+
+/// What is measured by default, before the peers.
+const BESIDE_THREADS: [System; 2] = [System::Vigie, System::Threads];

@@ -6,18 +6,20 @@
 
 use std::time::Duration;
 
+use clap::Args;
+
+use super::BESIDE_THREADS;
 use crate::client::PingPong;
-use crate::compute::YieldEvery;
+use crate::compute::{YieldEvery, parse_duration};
 use crate::error::BenchError;
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, in_repetitions};
-use crate::report::show::{ECHO_COLUMNS, table};
-use crate::report::{Outcome, Row};
+use crate::report::{
+    Amount, Case, ECHO_COLUMNS, Progress, REACTION, Repetition, Row, by_default, table,
+};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
 /// Name of the case in rows.
-pub const CASE: &str = "periodic";
+pub(crate) const CASE: &str = "periodic";
 
 /// Shortest pause between an echo and the next message, and the range over which pauses spread. It is
 /// much less than a turn of the task, so that several messages meet each of its sleeps.
@@ -27,79 +29,61 @@ const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which systems react to how many messages, beside which task.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct PeriodicPlan {
-    /// The systems, in the order of the table.
-    pub systems: Vec<System>,
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("budget", by_default("24s")), mut_arg("rounds", by_default("2")))]
+pub(crate) struct PeriodicPlan {
     /// How long the task sleeps.
-    pub rest: Duration,
+    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
+    rest: Duration,
     /// How long it computes.
-    pub step: Duration,
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = parse_duration)]
+    step: Duration,
     /// Messages per system, at most.
-    pub samples: u32,
-    /// Time per system, at most.
-    pub budget: Duration,
-    /// Turns in which samples and budget are spent, each with new processes.
-    pub rounds: u32,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    #[command(flatten)]
+    amount: Amount,
 }
 
-impl PeriodicPlan {
-    /// Plans a task that sleeps for 20 ms and computes for 200 ms, and 2000 messages in at most 24 s.
-    #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
-        Self {
-            systems,
-            rest: Duration::from_millis(20),
-            step: Duration::from_millis(200),
-            samples: 2_000,
-            budget: Duration::from_secs(24),
-            rounds: 2,
-            workers: 2,
-            seed: 0,
-        }
+impl Case for PeriodicPlan {
+    type Setting = System;
+
+    fn rounds(&self) -> u32 {
+        self.amount.rounds
     }
 
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.systems.len() * self.rounds as usize
-    }
-
-    /// Measures all systems in turns.
-    ///
-    /// # Errors
-    /// Those of the processes. A system that does not react is not an error: its row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let row = |&system| {
-            let row = Row::new(system, CASE).parameter("rest_ms", self.rest.as_secs_f64() * 1e3);
-            row.parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.workers)
+    fn rows(&self) -> Vec<(System, Row)> {
+        let row = |system| {
+            let row = Row::new(system, CASE)
+                .parameter("rest_ms", self.rest.as_secs_f64() * 1e3)
+                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
+                .parameter("workers", self.amount.systems.workers);
+            (system, row)
         };
-        let rows = self.systems.iter().map(row).collect();
-        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
-            progress.case(format!("{}, beside a periodic task", row.system));
-            let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
-            let server = plan.compute(1, YieldEvery::Step(self.step)).resting(self.rest).start()?;
-            let samples = self.samples.div_ceil(self.rounds);
-            let echoes = PingPong::new(server.address())
-                .samples(samples)
-                .budget(self.budget / self.rounds)
-                .spacing(SPACING[0], SPACING[1])
-                .timeout(TIMEOUT + self.step * 4)
-                .seed(seed)
-                .run(&mut |done| progress.part(done, samples as usize))?;
-            Ok(Repetition::new(echoes.priority).samples(REACTION, echoes.samples))
-        })
+        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
     }
 
-    /// Shows percentiles.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn measure(
+        &self,
+        system: &System,
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{system}, beside a periodic task"));
+        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
+        let server = plan.compute(1, YieldEvery::Step(self.step)).resting(self.rest).start()?;
+        let samples = self.samples.div_ceil(self.amount.rounds);
+        let echoes = PingPong::new(server.address())
+            .samples(samples)
+            .budget(self.amount.of_turn())
+            .spacing(SPACING[0], SPACING[1])
+            .timeout(TIMEOUT + self.step * 4)
+            .seed(seed)
+            .run(&mut |done| progress.part(done, samples as usize))?;
+        Ok(Repetition::new(echoes.priority).samples(REACTION, echoes.samples))
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
         let title = format!(
             "Reaction beside one task that sleeps {:?} and computes {:?}",
             self.rest, self.step

@@ -9,17 +9,21 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use clap::Args;
+
+use super::BESIDE_THREADS;
 use crate::client::{Echoes, PingPong, Requests};
+use crate::compute::parse_duration;
 use crate::error::BenchError;
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, THREADS_MAX, WORK_PER_S, in_repetitions};
-use crate::report::show::{Show, table};
-use crate::report::{Outcome, Row};
+use crate::report::{
+    Amount, Case, Progress, REACTION, Repetition, Row, Show, THREADS_MAX, WORK_PER_S, by_default,
+    table,
+};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
 /// Name of the case in rows.
-pub const CASE: &str = "service";
+pub(crate) const CASE: &str = "service";
 
 /// Name of the samples on new connections; those on the old one are the row's own.
 pub(crate) const NEW: &str = "new";
@@ -34,77 +38,56 @@ const COUNT_EVERY: Duration = Duration::from_millis(20);
 const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
 
 /// Which systems serve which requests.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ServicePlan {
-    /// The systems, in the order of the table.
-    pub systems: Vec<System>,
-    /// Clients that send requests which compute, one after another each.
-    pub clients: u32,
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("budget", by_default("8s")), mut_arg("rounds", by_default("2")))]
+pub(crate) struct ServicePlan {
+    /// Clients whose requests compute.
+    #[arg(long, default_value_t = 8)]
+    clients: u32,
     /// How long such a request computes.
-    pub step: Duration,
-    /// Messages of each of the two clients that time echoes, per system, at most.
-    pub samples: u32,
-    /// Time per system, at most.
-    pub budget: Duration,
-    /// Turns in which samples and budget are spent, each with new processes.
-    pub rounds: u32,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = parse_duration)]
+    step: Duration,
+    /// Messages on old and messages on new connections, per system, at most.
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    #[command(flatten)]
+    amount: Amount,
 }
 
-impl ServicePlan {
-    /// Plans eight clients whose requests compute for 200 ms, and 2000 messages in at most 8 s.
-    #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
-        Self {
-            systems,
-            clients: 8,
-            step: Duration::from_millis(200),
-            samples: 2_000,
-            budget: Duration::from_secs(8),
-            rounds: 2,
-            workers: 2,
-            seed: 0,
-        }
+impl Case for ServicePlan {
+    type Setting = System;
+
+    fn rounds(&self) -> u32 {
+        self.amount.rounds
     }
 
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.systems.len() * self.rounds as usize
-    }
-
-    /// Measures all systems in turns.
-    ///
-    /// # Errors
-    /// Those of the processes, and [`BenchError::File`] if the server's `/proc` files cannot be read.
-    /// A system that does not react is not an error: its row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let row = |&system| {
-            let row = Row::new(system, CASE).parameter("clients", self.clients);
-            row.parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.workers)
+    fn rows(&self) -> Vec<(System, Row)> {
+        let row = |system| {
+            let row = Row::new(system, CASE)
+                .parameter("clients", self.clients)
+                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
+                .parameter("workers", self.amount.systems.workers);
+            (system, row)
         };
-        let rows = self.systems.iter().map(row).collect();
-        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
-            progress.case(format!("{}, as a service", row.system));
-            self.measure(row.runtime()?, seed)
-        })
+        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
     }
 
-    fn measure(&self, system: System, seed: u64) -> Result<Repetition, BenchError> {
-        let plan = ServerPlan::new(system).workers(self.workers);
+    fn measure(
+        &self,
+        system: &System,
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{system}, as a service"));
+        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
         let mut server = plan.service(self.step).start()?;
         let (address, process) = (server.address(), server.process());
         // Dropping it on any way out ends the clients.
         let mut requests = Requests { address, clients: self.clients }.start()?;
         let before = server.usage()?;
         let ping = PingPong::new(address)
-            .samples(self.samples.div_ceil(self.rounds))
-            .budget(self.budget / self.rounds)
+            .samples(self.samples.div_ceil(self.amount.rounds))
+            .budget(self.amount.of_turn())
             .spacing(SPACING[0], SPACING[1])
             .timeout(TIMEOUT)
             .seed(seed);
@@ -135,9 +118,7 @@ impl ServicePlan {
             .figure(WORK_PER_S, spent.work_per_s()))
     }
 
-    /// Shows percentiles on old and new connections, threads, and the work of the requests.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn tables(&self, rows: &[Row]) -> String {
         let title = format!(
             "Reaction of a service, {} clients of which compute for {:?} per request",
             self.clients, self.step

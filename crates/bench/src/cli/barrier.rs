@@ -3,16 +3,14 @@
 mod live;
 mod simulated;
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use vigie_barrier::Algorithm;
 use vigie_barrier::algorithm::ParseAlgorithmError;
-use vigie_bench::BenchError;
-use vigie_bench::host::machine::Machine;
 
-use super::output::{Output, duration};
+use crate::compute::parse_duration;
+use crate::report::Plan;
 
 #[derive(Debug, Args)]
 pub(super) struct Barrier {
@@ -34,14 +32,12 @@ pub(super) struct Barrier {
     )]
     members: Vec<u32>,
     /// One member is late in each barrier by this much.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     late: Option<Duration>,
     #[command(flatten)]
     live: live::Live,
     #[command(flatten)]
     simulated: simulated::Simulated,
-    #[command(flatten)]
-    pub(super) output: Output,
 }
 
 /// Members of a barrier, at most.
@@ -52,8 +48,8 @@ fn algorithm(name: &str) -> Result<Algorithm, ParseAlgorithmError> {
 }
 
 impl Barrier {
-    pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        if self.simulate { simulated::run(self, machine) } else { live::run(self, machine) }
+    pub(super) fn plan(self) -> Box<dyn Plan> {
+        if self.simulate { Box::new(simulated::plan(self)) } else { Box::new(live::plan(self)) }
     }
 
     fn members(&self, default: &[u32]) -> Vec<u32> {

@@ -1,18 +1,13 @@
 //! Datagrams between processes, as a subcommand.
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use vigie_bench::BenchError;
-use vigie_bench::host::machine::Machine;
-use vigie_bench::messages::datagram::{
-    BYTES_MAX, DatagramPlan, datagram_carrier, datagram_carriers,
-};
-use vigie_bench::messages::{Carrier, UnknownCarrier};
-use vigie_bench::report::Report;
 
-use super::output::{Output, duration, measure};
+use crate::compute::parse_duration;
+use crate::messages::datagram::{BYTES_MAX, datagram_carrier, datagram_carriers, datagram_plan};
+use crate::messages::plan::PingPongPlan;
+use crate::messages::{Carrier, UnknownCarrier};
 
 #[derive(Debug, Args)]
 pub(super) struct Datagrams {
@@ -29,13 +24,11 @@ pub(super) struct Datagrams {
     )]
     sizes: Vec<u32>,
     /// Time per system and measure.
-    #[arg(long, value_name = "TIME", default_value = "150ms", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "150ms", value_parser = parse_duration)]
     budget: Duration,
     /// Turns in which the budget is spent.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    #[command(flatten)]
-    pub(super) output: Output,
 }
 
 fn this(word: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
@@ -43,14 +36,11 @@ fn this(word: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
 }
 
 impl Datagrams {
-    pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+    pub(super) fn plan(self) -> PingPongPlan {
         let carriers = if self.only.is_empty() { datagram_carriers() } else { self.only };
-        let mut plan = DatagramPlan::new(carriers, &self.sizes);
-        plan.plan.budget = self.budget;
-        plan.plan.rounds = self.rounds;
-        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
-        println!("\n{}", plan.tables(&outcome.rows));
-        self.output.finish(Report::new(machine, self.output.seed, outcome), &[])?;
-        Ok(ExitCode::SUCCESS)
+        let mut plan = datagram_plan(carriers, &self.sizes);
+        plan.budget = self.budget;
+        plan.rounds = self.rounds;
+        plan
     }
 }

@@ -1,18 +1,14 @@
 //! Forwarding, as a subcommand.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use vigie_bench::BenchError;
-use vigie_bench::forward::relay::{self, RelayMeasurement, RelayPeer};
-use vigie_bench::forward::via::{self, ViaCarrier, ViaPlan};
-use vigie_bench::forward::{self, LivePlan, NicPlan};
-use vigie_bench::host::machine::Machine;
-use vigie_bench::report::{Outcome, Report};
+use clap::Args;
 
-use super::output::{Output, draw, duration, measure};
+use crate::error::BenchError;
+use crate::forward::relay::RelayMeasurement;
+use crate::forward::via::{ViaCarrier, ViaPlan};
+use crate::forward::{InterfacesPlan, ModelPlan};
+use crate::report::Plan;
 
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("what").required(true).args(["model", "over", "relay", "live"])))]
@@ -22,7 +18,7 @@ pub(super) struct Forward {
     model: bool,
     /// Measure figures 4 to 6 live: source, forwarder and sink as processes, messages over this provider.
     #[arg(long, value_name = "PROVIDER")]
-    over: Option<ForwardTransport>,
+    over: Option<ViaCarrier>,
     /// Measure relays: raw and framed streams (about a minute; the links between namespaces need root).
     #[arg(long)]
     relay: bool,
@@ -39,147 +35,37 @@ pub(super) struct Forward {
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with_all = ["model", "over"])]
     only: Vec<String>,
     #[command(flatten)]
-    messages: Messages,
+    messages: ViaPlan,
     #[command(flatten)]
-    relays: Relays,
+    relays: RelayMeasurement,
     /// Draw figure 4 to this file, and figures 5 and 6 to two beside it, as SVG.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["relay", "live"])]
     plot: Option<PathBuf>,
-    #[command(flatten)]
-    pub(super) output: Output,
-}
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Messages (--over)")]
-struct Messages {
-    /// Messages of a run, before the final acknowledgement.
-    #[arg(long, default_value_t = 10_000, requires = "over", value_parser = clap::value_parser!(u32).range(1..))]
-    messages: u32,
-    /// Messages under way at once.
-    #[arg(long, default_value_t = 1, requires = "over", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    window: u32,
-    /// Bytes per second of each link, paced by the sending node; 0: as fast as the machine allows.
-    #[arg(long, default_value_t = 20_000_000, requires = "over")]
-    rate: u64,
-    /// Nodes look for a while before they sleep, where that pays: the strategy for low latency.
-    #[arg(long, requires = "over")]
-    spin: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Relays (--relay)")]
-struct Relays {
-    /// Relays of others to measure in the same run.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "RELAY,…",
-        default_value = "socat,haproxy,nginx,tokio",
-        requires = "relay"
-    )]
-    peers: Vec<RelayPeer>,
-    /// Measure vigie's engines, copy and splice, one by one too.
-    #[arg(long, requires = "relay")]
-    engines: bool,
-    /// Numbers of connections.
-    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,16", requires = "relay", value_parser = clap::value_parser!(u32).range(1..))]
-    connections: Vec<u32>,
-    /// Time of one stream.
-    #[arg(long, value_name = "TIME", default_value = "700ms", value_parser = duration, requires = "relay")]
-    budget: Duration,
-}
-
-/// The carriers of messages.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ForwardTransport {
-    /// UDP over the loopback interface.
-    #[value(alias = "via")]
-    Udp,
-    /// Shared memory.
-    Shm,
-    /// UDP between network namespaces on a bridge, one for each node (needs root).
-    UdpNet,
-    /// Frames of Ethernet between them (needs root).
-    Ether,
 }
 
 impl Forward {
-    pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let outcome = match self.over {
-            Some(over) => self.through_via(over)?,
-            None if self.relay => self.relays()?,
-            None if self.live => self.between_interfaces()?,
-            None => {
-                let outcome = forward::model()?;
-                println!("\n{}", forward::tables(&outcome.rows));
-                outcome
+    pub(super) fn plan(self) -> Result<Box<dyn Plan>, BenchError> {
+        let Self { plot, rounds, only, .. } = self;
+        if let Some(carrier) = self.over {
+            let rounds = rounds.unwrap_or(1);
+            let mut plan = self.messages;
+            (plan.carrier, plan.rounds, plan.plot) = (carrier, rounds, plot);
+            return Ok(Box::new(plan));
+        }
+        let rounds = rounds.unwrap_or(3);
+        if self.relay {
+            let is_asked = |name| only.is_empty() || only.iter().any(|only| only == name);
+            let (raw, framed) = (is_asked("raw"), is_asked("framed"));
+            if !raw && !framed {
+                return Err(BenchError::NothingNamed { known: "raw and framed" });
             }
-        };
-        if let Some(path) = &self.plot {
-            draw(path, forward::by_size(&outcome.rows))?;
-            for (bytes, extension) in [(1024, "figure5.svg"), (8192, "figure6.svg")] {
-                draw(&path.with_extension(extension), forward::by_delta(&outcome.rows, bytes))?;
-            }
+            let mut plan = self.relays;
+            (plan.raw, plan.framed, plan.rounds) = (raw, framed, rounds);
+            return Ok(Box::new(plan));
         }
-        self.output.finish(Report::new(machine, self.output.seed, outcome), &[])?;
-        Ok(ExitCode::SUCCESS)
-    }
-
-    fn through_via(&self, over: ForwardTransport) -> Result<Outcome, BenchError> {
-        let carrier = match over {
-            ForwardTransport::Udp => ViaCarrier::Udp,
-            ForwardTransport::Shm => ViaCarrier::Shm,
-            ForwardTransport::UdpNet => ViaCarrier::UdpNet,
-            ForwardTransport::Ether => ViaCarrier::Ether,
-        };
-        let Messages { messages, window, rate, spin } = self.messages;
-        let mut plan = ViaPlan::new(carrier);
-        (plan.messages, plan.rounds) = (messages, self.rounds.unwrap_or(1));
-        (plan.window, plan.pace, plan.spins) = (window, rate, spin);
-        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
-        println!("\n{}", via::tables(&outcome.rows));
-        Ok(outcome)
-    }
-
-    fn relays(&self) -> Result<Outcome, BenchError> {
-        let mut plan = RelayMeasurement::new(self.relays.peers.clone());
-        plan.engines = self.relays.engines;
-        let measures = |name| self.only.is_empty() || self.only.iter().any(|only| only == name);
-        (plan.raw, plan.framed) = (measures("raw"), measures("framed"));
-        if !plan.raw && !plan.framed {
-            return Err(BenchError::NothingNamed { known: "raw and framed" });
+        if self.live {
+            return Ok(Box::new(InterfacesPlan::new(&only, rounds)));
         }
-        plan.connections.clone_from(&self.relays.connections);
-        plan.budget = self.relays.budget;
-        plan.rounds = self.rounds.unwrap_or(3);
-        let outcome = measure(1, |progress| plan.run(progress))?;
-        println!("\n{}", relay::tables(&outcome.rows));
-        Ok(outcome)
-    }
-
-    fn between_interfaces(&self) -> Result<Outcome, BenchError> {
-        let mut plan = LivePlan::default();
-        plan.rounds = self.rounds.unwrap_or(3);
-        plan.only.clone_from(&self.only);
-        let mut by_nic = NicPlan::default();
-        // Its turns are short.
-        by_nic.rounds = 2 * plan.rounds;
-        by_nic.only = self.only.iter().filter(|name| by_nic.has(name)).cloned().collect();
-        plan.only.retain(|name| !by_nic.has(name));
-        let mut found: Option<Outcome> = None;
-        if self.only.is_empty() || !plan.only.is_empty() {
-            let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
-            println!("\n{}", forward::live_tables(&outcome.rows));
-            found = Some(outcome);
-        }
-        if self.only.is_empty() || !by_nic.only.is_empty() {
-            let outcome = measure(by_nic.cases(), |progress| by_nic.run(progress))?;
-            println!("\n{}", forward::nic_tables(&outcome.rows));
-            match &mut found {
-                Some(found) => found.rows.extend(outcome.rows),
-                None => found = Some(outcome),
-            }
-        }
-        found.ok_or(BenchError::NothingNamed { known: "what the results name" })
+        Ok(Box::new(ModelPlan { plot }))
     }
 }

@@ -1,18 +1,15 @@
 //! Messages between processes, as a subcommand.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use vigie_bench::BenchError;
-use vigie_bench::host::machine::Machine;
-use vigie_bench::messages::plan::PingPongPlan;
-use vigie_bench::messages::remote::{remote_carriers, remote_plan};
-use vigie_bench::messages::{Carrier, CarrierKind, Measure, UnknownCarrier, carriers, named, plot};
-use vigie_bench::report::Report;
+use clap::Args;
 
-use super::output::{Output, draw, duration, measure};
+use crate::barrier::Provider;
+use crate::compute::parse_duration;
+use crate::messages::plan::PingPongPlan;
+use crate::messages::remote::{remote_carriers, remote_plan};
+use crate::messages::{Carrier, CarrierKind, Measure, UnknownCarrier, carriers, named};
 
 #[derive(Debug, Args)]
 pub(super) struct PingPong {
@@ -40,8 +37,13 @@ pub(super) struct PingPong {
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", value_parser = these)]
     only: Vec<Selection>,
     /// Which cases. Default: all.
-    #[arg(long, value_delimiter = ',', value_enum, value_name = "CASE,…")]
-    cases: Vec<Case>,
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "CASE,…",
+        value_parser = clap::builder::PossibleValuesParser::new(Measure::CASES)
+    )]
+    cases: Vec<String>,
     /// Sizes of messages whose latency is measured, in bytes. Default: those of the paper's Table 1, and
     /// from 64 KiB to 4 MiB.
     #[arg(
@@ -61,7 +63,7 @@ pub(super) struct PingPong {
     )]
     ranks: Vec<u32>,
     /// Time per system and measure.
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = parse_duration)]
     budget: Duration,
     /// Turns in which the budget is spent.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -69,8 +71,6 @@ pub(super) struct PingPong {
     /// Draw latency by size to this file, and the rings to one beside it, as SVG.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    #[command(flatten)]
-    pub(super) output: Output,
 }
 
 /// Bytes of a message, at most.
@@ -86,64 +86,22 @@ fn these(word: &str) -> Result<Selection, UnknownCarrier> {
     named(word)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Provider {
-    /// Memory that processes of one host share.
-    Shm,
-    /// The software NIC over UDP.
-    Udp,
-    /// The software NIC over Ethernet frames.
-    Ether,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Case {
-    Latency,
-    Window,
-    Synchronous,
-    Loaned,
-    Waiting,
-    Quiet,
-    Ring,
-}
-
-impl Case {
-    const fn is_of(self, measure: Measure) -> bool {
-        match self {
-            Self::Latency => matches!(measure, Measure::Latency { .. }),
-            Self::Window => matches!(measure, Measure::Window { .. }),
-            Self::Synchronous => matches!(measure, Measure::Synchronous { .. }),
-            Self::Loaned => matches!(measure, Measure::Loaned { .. }),
-            Self::Waiting => matches!(measure, Measure::Waiting { .. }),
-            Self::Quiet => matches!(measure, Measure::Quiet),
-            Self::Ring => matches!(measure, Measure::Ring),
-        }
-    }
-}
-
 impl PingPong {
-    pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+    pub(super) fn plan(self) -> PingPongPlan {
         let is_remote = !self.provider.contains(&Provider::Shm);
         let mut plan =
             if is_remote { remote_plan(self.remote(), &self.sizes) } else { self.local() };
         let is_asked = |measure: &Measure| {
-            self.cases.is_empty() || self.cases.iter().any(|case| case.is_of(*measure))
+            self.cases.is_empty() || self.cases.iter().any(|case| case == measure.case())
         };
         plan.measures.retain(is_asked);
         if !is_remote && is_asked(&Measure::Ring) {
-            plan.rings.clone_from(&self.ranks);
+            plan.rings = self.ranks;
         }
         plan.budget = self.budget;
         plan.rounds = self.rounds;
-        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
-        println!("\n{}", plan.tables(&outcome.rows));
-        if let Some(path) = &self.plot {
-            draw(path, plot::latencies(&outcome.rows))?;
-            draw(&path.with_extension("rings.svg"), plot::rings(&outcome.rows))?;
-        }
-        let report = Report::new(machine, self.output.seed, outcome);
-        self.output.finish(report, &[])?;
-        Ok(ExitCode::SUCCESS)
+        plan.plot = self.plot;
+        plan
     }
 
     /// What is measured within this host.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::spacing::Spacing;
 use crate::error::BenchError;
-use crate::host::realtime::Priority;
+use crate::host::Priority;
 use crate::process::{Child, Message, Role};
 use crate::statistics::Samples;
 

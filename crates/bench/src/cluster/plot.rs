@@ -8,8 +8,7 @@ use crate::report::chart::{Scale, Series, Style, draw};
 
 /// Draws the mean time by the number of members, a line per algorithm and network, and the paper's numbers as dots; of all rows of
 /// a figure, or of those beyond the paper with 0.
-#[must_use]
-pub fn means(rows: &[Row], figure: u32) -> String {
+pub(crate) fn means(rows: &[Row], figure: u32) -> String {
     let mut lines: Vec<Series> = Vec::new();
     let mut add = |name: &str, style, point: (f64, f64)| {
         let line = Series::named(&mut lines, name);
@@ -42,8 +41,7 @@ pub fn means(rows: &[Row], figure: u32) -> String {
 }
 
 /// Returns which figures have rows to draw.
-#[must_use]
-pub fn figures(rows: &[Row]) -> Vec<u32> {
+pub(crate) fn figures(rows: &[Row]) -> Vec<u32> {
     let of = |row: &Row| row.parameters.get(FIGURE).and_then(Value::as_u64);
     let drawn = rows.iter().filter(|row| row.case == CASE && row.failure.is_none());
     let mut figures: Vec<u32> =
@@ -57,14 +55,14 @@ pub fn figures(rows: &[Row]) -> Vec<u32> {
 mod tests {
     use super::super::simulation::SimulationPlan;
     use super::*;
-    use crate::report::progress::Progress;
+    use crate::report::{Plan as _, Progress};
 
     #[test]
     fn a_figure_has_its_lines_and_the_papers_dots() {
         // Goal: what the figure compares is drawn, and the paper's number as a dot. Method: figure 10.
         let mut plan = SimulationPlan::figures();
         plan.cases.retain(|(case, _)| case.figure == 10);
-        let rows = plan.run(&mut Progress::hidden()).rows;
+        let rows = plan.run(0, &mut Progress::hidden()).unwrap().rows;
         assert_eq!(figures(&rows), [10]);
         let svg = means(&rows, 10);
         for part in [">concurrent, switch<", ">concurrent-two-networks, switch<", ">paper, switch<"]

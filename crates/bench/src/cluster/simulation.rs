@@ -2,8 +2,10 @@
 //!
 //! Nothing here depends on the machine that runs it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use vigie_barrier::cluster::paper::{
     Case, CaseError, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
@@ -12,53 +14,53 @@ use vigie_barrier::cluster::{
 };
 use vigie_barrier::{Algorithm, Group};
 
-use super::tables;
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row, Subject};
+use super::{plot, tables};
+use crate::error::BenchError;
+use crate::report::chart;
+use crate::report::{Outcome, Plan, Progress, Row, Subject};
 
 /// What the rows are about.
 const SIMULATED: Subject = Subject::Carrier { name: "simulated", label: "simulated cluster" };
 
 /// The case of a barrier's row.
-pub const CASE: &str = "barrier-sim";
+pub(crate) const CASE: &str = "barrier-sim";
 
 /// The case of the row that compares a 4-ary tree with shuffle exchange.
-pub const FOUR_ARY_CASE: &str = "barrier-sim-four-ary";
+pub(crate) const FOUR_ARY_CASE: &str = "barrier-sim-four-ary";
 
 /// Name of the algorithm.
-pub const ALGORITHM: &str = "algorithm";
+pub(crate) const ALGORITHM: &str = "algorithm";
 
 /// Number of members.
-pub const MEMBERS: &str = "members";
+pub(crate) const MEMBERS: &str = "members";
 
 /// Kind of the networks.
-pub const NETWORK: &str = "network";
+pub(crate) const NETWORK: &str = "network";
 
 /// Name of the set of parameters.
-pub const SET: &str = "parameters";
+pub(crate) const SET: &str = "parameters";
 
 /// What runs on the nodes: bare steps, or the member machine.
-pub const DRIVER: &str = "driver";
+pub(crate) const DRIVER: &str = "driver";
 
 /// Number of the paper's figure; 0: none.
-pub const FIGURE: &str = "figure";
+pub(crate) const FIGURE: &str = "figure";
 
 /// The mean time of a barrier, in microseconds, averaged over members and runs.
-pub const MEAN_US: &str = "mean_us";
+pub(crate) const MEAN_US: &str = "mean_us";
 
 /// The mean that the paper quotes.
-pub const PAPER_US: &str = "paper_us";
+pub(crate) const PAPER_US: &str = "paper_us";
 
 /// How far the sum of all times is from the stored one, in nanoseconds.
-pub const GOLDEN_DIFFERENCE_NS: &str = "golden_difference_ns";
+pub(crate) const GOLDEN_DIFFERENCE_NS: &str = "golden_difference_ns";
 
 /// Longer than any barrier: a member asks for nothing.
 const NEVER: Duration = Duration::from_secs(60);
 
 /// A named set of parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ParameterSet {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ParameterSet {
     /// The paper's cluster, with four fitted constants.
     Calibrated,
     /// The paper's LogP alone.
@@ -70,13 +72,8 @@ pub enum ParameterSet {
 }
 
 impl ParameterSet {
-    /// All sets.
-    pub const ALL: [Self; 4] =
-        [Self::Calibrated, Self::Bare, Self::NoCompletionWait, Self::OneFrame];
-
     /// Returns the name on the command line and in results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Calibrated => "calibrated",
             Self::Bare => "bare",
@@ -86,8 +83,7 @@ impl ParameterSet {
     }
 
     /// Returns the parameters.
-    #[must_use]
-    pub const fn parameters(self) -> Parameters {
+    pub(crate) const fn parameters(self) -> Parameters {
         let calibrated = Parameters::CALIBRATED;
         match self {
             Self::Calibrated => calibrated,
@@ -99,8 +95,7 @@ impl ParameterSet {
 }
 
 /// Returns the name of a kind of network on the command line and in results.
-#[must_use]
-pub const fn medium_name(medium: Medium) -> &'static str {
+pub(crate) const fn medium_name(medium: Medium) -> &'static str {
     match medium {
         Medium::Hub => "hub",
         _ => "switch",
@@ -109,48 +104,45 @@ pub const fn medium_name(medium: Medium) -> &'static str {
 
 /// The simulated system.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct SimulationPlan {
+pub(crate) struct SimulationPlan {
     /// Each barrier, and with which parameters.
-    pub cases: Vec<(Case, ParameterSet)>,
+    pub(crate) cases: Vec<(Case, ParameterSet)>,
     /// Whether a 4-ary tree is compared with shuffle exchange over o_r.
-    pub has_four_ary: bool,
+    pub(crate) has_four_ary: bool,
     /// Barriers of a run.
-    pub barriers: u32,
+    pub(crate) barriers: u32,
     /// Seeds of which a time on a hub is the mean; and any time, if members are spread or frames lost.
-    pub seeds: u32,
-    /// The first of them.
-    pub seed: u64,
+    pub(crate) seeds: u32,
     /// When members enter.
-    pub arrival: Arrival,
+    pub(crate) arrival: Arrival,
     /// The probability that a receiver does not get a frame.
-    pub loss: f64,
+    pub(crate) loss: f64,
     /// Runs the member machine, which asks for what it misses after this time, instead of the bare steps.
-    pub repeat_after: Option<Duration>,
+    pub(crate) repeat_after: Option<Duration>,
     /// Barriers that the member machine runs beside those that the bare steps run; it repeats nothing.
-    pub of_members: Vec<(Case, ParameterSet)>,
+    pub(crate) of_members: Vec<(Case, ParameterSet)>,
+    /// Where figures are drawn: each to a file beside this one.
+    pub(crate) plot: Option<PathBuf>,
 }
 
 impl SimulationPlan {
     /// Plans these barriers.
-    #[must_use]
-    pub const fn new(cases: Vec<(Case, ParameterSet)>) -> Self {
+    pub(crate) const fn new(cases: Vec<(Case, ParameterSet)>) -> Self {
         Self {
             cases,
             has_four_ary: false,
             barriers: BARRIERS,
             seeds: SEEDS,
-            seed: 0,
             arrival: Arrival::Together,
             loss: 0.0,
             repeat_after: None,
             of_members: Vec::new(),
+            plot: None,
         }
     }
 
     /// Plans figures 5 to 10, and what the paper quotes of them with the bare parameters too.
-    #[must_use]
-    pub fn figures() -> Self {
+    pub(crate) fn figures() -> Self {
         let [exchange, binary, ternary, concurrent, ternary_two, concurrent_two] =
             Algorithm::OF_THE_PAPER;
         let (powers, trees) = ([2, 4, 8, 16, 32], [3, 7, 15, 31]);
@@ -181,8 +173,7 @@ impl SimulationPlan {
     }
 
     /// Plans what the goals need.
-    #[must_use]
-    pub fn goals() -> Self {
+    pub(crate) fn goals() -> Self {
         let both = [ParameterSet::Calibrated, ParameterSet::Bare];
         let mut cases: Vec<_> =
             both.iter().flat_map(|set| QUOTED.map(|case| (case, *set))).collect();
@@ -205,38 +196,13 @@ impl SimulationPlan {
         Self { has_four_ary: true, of_members, ..Self::new(cases) }
     }
 
-    /// Returns how many cases [`run`](Self::run) simulates, for its progress bar.
-    #[must_use]
-    pub const fn cases(&self) -> usize {
-        self.cases.len() + self.of_members.len() + if self.has_four_ary { 1 } else { 0 }
-    }
-
-    /// Simulates all cases. One that cannot be simulated is not an error: its row says why.
-    #[must_use]
-    pub fn run(&self, progress: &mut Progress) -> Outcome {
-        let mut outcome = Outcome::default();
-        let steps = self.cases.iter().map(|case| (case, self.repeat_after));
-        let of_members = self.of_members.iter().map(|case| (case, Some(NEVER)));
-        for ((case, set), repeat_after) in steps.chain(of_members) {
-            progress.case(format!("{}, {} members", case.algorithm, case.members));
-            outcome.rows.push(self.row(case, *set, repeat_after));
-            progress.case_done();
-        }
-        if self.has_four_ary {
-            progress.case("4-ary tree");
-            outcome.rows.push(four_ary());
-            progress.case_done();
-        }
-        outcome
-    }
-
-    /// Shows the rows as the paper's figures, and beside its numbers.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
-        tables::all(rows)
-    }
-
-    fn row(&self, case: &Case, set: ParameterSet, repeat_after: Option<Duration>) -> Row {
+    fn row(
+        &self,
+        case: &Case,
+        set: ParameterSet,
+        repeat_after: Option<Duration>,
+        seed: u64,
+    ) -> Row {
         let row = Row::new(SIMULATED, CASE)
             .parameter(FIGURE, case.figure)
             .parameter(ALGORITHM, case.algorithm.to_string())
@@ -251,7 +217,7 @@ impl SimulationPlan {
             Arrival::OneLate(late_ns) => row.parameter("late_us", late_ns as f64 / 1e3),
             _ => row,
         };
-        match self.simulate(case, set, repeat_after) {
+        match self.simulate(case, set, repeat_after, seed) {
             Ok(runs) => self.found(row, (case, set), &runs),
             Err(error) => Row { failure: Some(error.to_string()), ..row },
         }
@@ -262,6 +228,7 @@ impl SimulationPlan {
         case: &Case,
         set: ParameterSet,
         repeat_after: Option<Duration>,
+        first_seed: u64,
     ) -> Result<Runs, CaseError> {
         let schedule = case.algorithm.schedule(Group::new(case.members)?)?;
         let is_chance = case.medium == Medium::Hub
@@ -274,7 +241,7 @@ impl SimulationPlan {
             .loss(self.loss);
         let seeds = if is_chance { self.seeds } else { 1 };
         let run = |seed: u64| {
-            let cluster = cluster.clone().seed(self.seed.wrapping_add(seed));
+            let cluster = cluster.clone().seed(first_seed.wrapping_add(seed));
             match repeat_after {
                 Some(repeat_after) => cluster.run_members(&schedule, repeat_after),
                 None => cluster.run(&schedule),
@@ -317,6 +284,41 @@ impl SimulationPlan {
     /// Whether it is the paper's method that runs, so that its numbers can be held beside.
     fn is_of_the_paper(&self) -> bool {
         self.barriers == BARRIERS && self.arrival == Arrival::Together && self.loss == 0.0
+    }
+}
+
+impl Plan for SimulationPlan {
+    fn cases(&self) -> usize {
+        self.cases.len() + self.of_members.len() + usize::from(self.has_four_ary)
+    }
+
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let mut outcome = Outcome::default();
+        let steps = self.cases.iter().map(|case| (case, self.repeat_after));
+        let of_members = self.of_members.iter().map(|case| (case, Some(NEVER)));
+        for ((case, set), repeat_after) in steps.chain(of_members) {
+            progress.case(format!("{}, {} members", case.algorithm, case.members));
+            outcome.rows.push(self.row(case, *set, repeat_after, seed));
+            progress.case_done();
+        }
+        if self.has_four_ary {
+            progress.case("4-ary tree");
+            outcome.rows.push(four_ary());
+            progress.case_done();
+        }
+        Ok(outcome)
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        tables::all(rows)
+    }
+
+    fn draw(&self, rows: &[Row]) -> Result<(), BenchError> {
+        let Some(path) = &self.plot else { return Ok(()) };
+        plot::figures(rows).into_iter().try_for_each(|figure| {
+            let path = path.with_extension(format!("{figure}.svg"));
+            chart::write(&path, plot::means(rows, figure))
+        })
     }
 }
 

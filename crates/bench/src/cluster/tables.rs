@@ -9,8 +9,7 @@ use super::figure::{mean_error, quoted};
 use super::simulation::{
     ALGORITHM, CASE, FIGURE, MEAN_US, MEMBERS, NETWORK, PAPER_US, SET, medium_name,
 };
-use crate::report::Row;
-use crate::report::table::{Table, three_digits};
+use crate::report::{Row, Table, three_digits};
 
 /// The titles of figures 5 to 10.
 const TITLES: [(u64, &str); 6] = [
@@ -132,17 +131,17 @@ fn cells(row: Option<&Row>, case: &Case) -> Option<[String; 2]> {
 #[cfg(test)]
 mod tests {
     use super::super::simulation::{ParameterSet, SimulationPlan};
-    use crate::report::progress::Progress;
+    use crate::report::{Plan as _, Progress};
 
     #[test]
     fn figures_have_the_papers_numbers_beside() {
         // Goal: a figure shows our times and the paper's, and what failed is named. Method: figure 9, and a case with loss.
         let mut plan = SimulationPlan::figures();
         plan.cases.retain(|(case, set)| case.figure == 9 && *set == ParameterSet::Calibrated);
-        let mut rows = plan.run(&mut Progress::hidden()).rows;
+        let mut rows = plan.run(0, &mut Progress::hidden()).unwrap().rows;
         (plan.loss, plan.seeds) = (1.0, 1);
         plan.cases.truncate(1);
-        rows.extend(plan.run(&mut Progress::hidden()).rows);
+        rows.extend(plan.run(0, &mut Progress::hidden()).unwrap().rows);
         let shown = plan.tables(&rows);
         for part in ["Figure 9", "ternary-two-networks", "169", "wait for ever"] {
             assert!(shown.contains(part), "{part}: {shown}");

@@ -1,11 +1,10 @@
 //! The figures of rows that goals compare.
 
 use super::keys::{
-    BYTES, MEASURED_US, MODEL_MB_S, MODEL_PERCENT, MODEL_US, NIC, NIC_CUT, SIMULATED_MB_S,
-    SIMULATED_PERCENT, SIMULATED_US, TABLE_US, WINDOW,
+    MODEL_MB_S, MODEL_PERCENT, MODEL_US, SIMULATED_MB_S, SIMULATED_PERCENT, SIMULATED_US, TABLE_US,
+    WINDOW,
 };
-use crate::report::Row;
-use crate::report::figure::Figure;
+use crate::report::{Figure, Row};
 
 /// Distances of model and simulation from Table 3 and T(8192): the largest, in microseconds.
 pub(crate) fn table_distance(rows: &[Row]) -> Option<Figure> {
@@ -30,17 +29,6 @@ pub(crate) fn simulation_error(rows: &[Row]) -> Option<Figure> {
             Some((row.figure(simulated)? / row.figure(model)? - 1.0).abs())
         })
     }))
-}
-
-/// The model's distance from a measured crossover, in microseconds.
-pub(crate) fn crossover_distance(rows: &[Row], bytes: u64, is_cut_through: bool) -> Option<Figure> {
-    let subject = if is_cut_through { NIC_CUT } else { NIC };
-    let is_meant = |row: &&Row| {
-        let found = row.parameters.get(BYTES).and_then(serde_json::Value::as_u64);
-        row.case == "threshold" && row.system == subject && found == Some(bytes)
-    };
-    let row = rows.iter().find(is_meant)?;
-    largest([(row.figure(MODEL_US)? - row.figure(MEASURED_US)?).abs()].into_iter())
 }
 
 /// How far model and simulation are from 45 % at this window, in points.

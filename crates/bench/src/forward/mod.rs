@@ -9,10 +9,11 @@ mod keys;
 pub(crate) mod live;
 mod nic;
 mod plot;
-pub mod relay;
+pub(crate) mod relay;
 mod tables;
-pub mod via;
+pub(crate) mod via;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use vigie_forward::{
@@ -24,16 +25,11 @@ use self::keys::{
     NONE, SIMULATED_MB_S, SIMULATED_PERCENT, SIMULATED_US, T_ALGO_US, TABLE_US, WINDOW, mb_per_s,
 };
 use crate::error::{BenchError, ModelError};
-use crate::report::{Outcome, Row, Subject};
+use crate::report::{Outcome, Plan, Progress, Row, Subject};
 
-pub(crate) use self::figures::{
-    crossover_distance, gain_distance, simulation_error, table_distance,
-};
-pub use self::live::{LivePlan, live_tables};
-pub(crate) use self::nic::{BY_HAND, DELIVERED_MPPS, LOST, nic_figure};
-pub use self::nic::{NicPlan, nic_tables};
-pub use self::plot::{by_delta, by_size};
-pub use self::tables::all as tables;
+pub(crate) use self::figures::{gain_distance, simulation_error, table_distance};
+use self::live::LivePlan;
+use self::nic::NicPlan;
 
 /// The paper's three paths.
 const PATHS: [(Subject, Path); 3] =
@@ -45,23 +41,86 @@ const PACKET_BYTES: u64 = 2048;
 /// Messages of a simulated run: enough for a steady state, and a whole number of windows.
 const MESSAGES: u32 = 1_200;
 
-/// Calculates and simulates everything that the paper says, and windows and flows beyond it.
-///
-/// # Errors
-/// [`BenchError::Model`] if the paper's parameters were refused, which would be a fault of the model.
-pub fn model() -> Result<Outcome, BenchError> {
-    let mut rows = thresholds()?;
-    rows.extend(times()?);
-    rows.extend(sizes()?);
-    for bytes in [1024, 8192] {
-        rows.extend(deltas(bytes)?);
+/// Everything that the paper says, calculated and simulated, and windows and flows beyond it.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelPlan {
+    /// Where figure 4 is drawn to; figures 5 and 6 are drawn to two files beside it.
+    pub(crate) plot: Option<PathBuf>,
+}
+
+impl Plan for ModelPlan {
+    fn cases(&self) -> usize {
+        1
     }
-    rows.extend(gains()?);
-    rows.extend(windows()?);
-    rows.extend(flows()?);
-    // Nothing here is a sample of anything random: each row is one calculation.
-    let rows = rows.into_iter().map(|row| row.with_figure("samples", 1)).collect();
-    Ok(Outcome { rows, priority: None })
+
+    /// Fails with [`BenchError::Model`] if the paper's parameters were refused, which would be a fault of the model.
+    fn run(&self, _seed: u64, _progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let mut rows = thresholds()?;
+        rows.extend(times()?);
+        rows.extend(sizes()?);
+        for bytes in [1024, 8192] {
+            rows.extend(deltas(bytes)?);
+        }
+        rows.extend(gains()?);
+        rows.extend(windows()?);
+        rows.extend(flows()?);
+        // Nothing here is a sample of anything random: each row is one calculation.
+        let rows = rows.into_iter().map(|row| row.with_figure("samples", 1)).collect();
+        Ok(Outcome { rows, priority: None })
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        tables::all(rows)
+    }
+
+    fn draw(&self, rows: &[Row]) -> Result<(), BenchError> {
+        plot::figures(self.plot.as_deref(), rows)
+    }
+}
+
+/// Paths between interfaces: those by the host, and those by programs at the driver.
+#[derive(Clone, Debug)]
+pub(crate) struct InterfacesPlan {
+    by_host: Option<LivePlan>,
+    by_nic: Option<NicPlan>,
+}
+
+impl InterfacesPlan {
+    /// Plans the paths of these names, or all if there are none, in so many turns.
+    pub(crate) fn new(only: &[String], rounds: u32) -> Self {
+        let (of_nic, of_host): (Vec<_>, Vec<_>) =
+            only.iter().cloned().partition(|name| NicPlan::has(name));
+        let is_asked = |names: &[String]| only.is_empty() || !names.is_empty();
+        Self {
+            by_host: is_asked(&of_host).then(|| LivePlan::new(of_host, rounds)),
+            // Its turns are short.
+            by_nic: is_asked(&of_nic).then(|| NicPlan::new(of_nic, 2 * rounds)),
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &dyn Plan> {
+        let by_host = self.by_host.iter().map(|plan| plan as &dyn Plan);
+        by_host.chain(self.by_nic.iter().map(|plan| plan as &dyn Plan))
+    }
+}
+
+impl Plan for InterfacesPlan {
+    fn cases(&self) -> usize {
+        self.parts().map(Plan::cases).sum()
+    }
+
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let mut outcome = Outcome::default();
+        for part in self.parts() {
+            outcome.rows.extend(part.run(seed, progress)?.rows);
+        }
+        Ok(outcome)
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        let tables: Vec<_> = self.parts().map(|part| part.tables(rows)).collect();
+        tables.join("\n\n")
+    }
 }
 
 /// The node of Table 2, with times in proportion to the bytes.

@@ -6,12 +6,10 @@ use super::keys::{
     BYTES, DELTA_US, FLOWS, HOST, MEASURED_US, MODEL_MB_S, MODEL_PERCENT, MODEL_US, NIC, NIC_CUT,
     NONE, SIMULATED_MB_S, SIMULATED_PERCENT, SIMULATED_US, T_ALGO_US, TABLE_US, WINDOW,
 };
-use crate::report::table::Table;
-use crate::report::{Row, Subject};
+use crate::report::{Row, Subject, Table};
 
 /// Shows everything that [`model`](super::model) gives.
-#[must_use]
-pub fn all(rows: &[Row]) -> String {
+pub(crate) fn all(rows: &[Row]) -> String {
     let curves = [NONE, HOST, NIC, NIC_CUT];
     let parts = [
         thresholds(rows).to_string(),
@@ -136,14 +134,16 @@ fn windows(rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{by_delta, by_size, model};
+    use super::super::ModelPlan;
+    use super::super::plot::{by_delta, by_size};
     use super::*;
+    use crate::report::{Plan as _, Progress};
 
     #[test]
     fn tables_and_plots_hold_what_the_paper_says() {
         // Goal: the figures of Table 3 and T(8192) are shown, every curve has all of its lines, and each plot
         // has a line per path. Method: the whole calculation, looked at as text.
-        let rows = model().unwrap().rows;
+        let rows = ModelPlan { plot: None }.run(0, &mut Progress::hidden()).unwrap().rows;
         let shown = all(&rows);
         let has = |parts: &[&str]| {
             shown.lines().any(|line| {

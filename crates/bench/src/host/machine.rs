@@ -13,35 +13,33 @@ const BUSY_LOAD: f64 = 0.5;
 
 /// A description of this machine and of this build, for every result file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Machine {
+pub(crate) struct Machine {
     /// Processor model.
-    pub cpu: String,
+    pub(crate) cpu: String,
     /// Cores that this process may use.
-    pub cores: usize,
+    pub(crate) cores: usize,
     /// Kernel release.
-    pub kernel: String,
+    pub(crate) kernel: String,
     /// Frequency governor of the first core.
-    pub governor: String,
+    pub(crate) governor: String,
     /// Clock source of the kernel.
-    pub clock_source: String,
+    pub(crate) clock_source: String,
     /// Average number of running threads in the last minute, at the beginning: it should be near zero,
     /// since what else runs here takes part in every figure.
-    pub load: String,
+    pub(crate) load: String,
     /// CPU quota of this process's control group, as `cpu.max` has it.
-    pub cpu_quota: String,
+    pub(crate) cpu_quota: String,
     /// Compiler that built this program.
-    pub compiler: &'static str,
+    pub(crate) compiler: &'static str,
     /// Cargo profile that built this program (`measure`, `release` or `debug`).
-    pub profile: &'static str,
+    pub(crate) profile: &'static str,
     /// Commit of the repository in the present directory, with `-dirty` if the tree differs from it.
-    pub commit: String,
+    pub(crate) commit: String,
 }
 
 impl Machine {
     /// Looks at this machine. What cannot be found out is `"unknown"`.
-    #[must_use]
-    pub fn probe() -> Self {
+    pub(crate) fn probe() -> Self {
         Self {
             cpu: cpu_model().unwrap_or_else(unknown),
             cores: thread::available_parallelism().map_or(1, Into::into),
@@ -59,8 +57,7 @@ impl Machine {
     }
 
     /// Tells whether other programs use so much of the machine that figures suffer.
-    #[must_use]
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.load.parse().is_ok_and(|load: f64| load > BUSY_LOAD)
     }
 }

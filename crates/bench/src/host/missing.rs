@@ -5,12 +5,11 @@ use thiserror::Error;
 /// A system that is not on this machine, and how it gets there.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("skipped: {what}; {remedy}")]
-#[non_exhaustive]
-pub struct Missing {
+pub(crate) struct Missing {
     /// The missing part.
-    pub what: String,
+    pub(crate) what: String,
     /// The remedy.
-    pub remedy: String,
+    pub(crate) remedy: String,
 }
 
 impl Missing {

@@ -18,24 +18,22 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::client::HttpClient;
-use crate::compute::Pace;
+use crate::compute::{Pace, parse_duration};
 use crate::error::{BenchError, Failure};
-use crate::host::realtime::Priority;
+use crate::host::Priority;
 use crate::process::{Child, Message, Role};
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, in_repetitions};
-use crate::report::show::{Show, table};
-use crate::report::{Outcome, Row};
+use crate::report::{Amount, Case, Progress, REACTION, Repetition, Row, Show, by_default, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows: requests in a closed loop, nothing else.
-pub const HELLO: &str = "http hello";
+pub(crate) const HELLO: &str = "http hello";
 
 /// Name of the case in rows: pings beside more computation than there are cores for.
-pub const OVERLOAD: &str = "http overload";
+pub(crate) const OVERLOAD: &str = "http overload";
 
 /// Key of the requests that were answered, per second.
 pub(crate) const PER_S: &str = "per_s";
@@ -55,91 +53,31 @@ const COMPUTATIONS_PER_CORE: u32 = 6;
 /// How long a process may take to get ready.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Which systems serve which requests.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct HttpPlan {
-    /// The systems, in the order of the table: vigie's hybrid flavor and tokio.
-    pub systems: Vec<System>,
+/// Which systems serve which requests. `wrk` takes whole seconds in each turn, so its share of the time is rounded up.
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("budget", by_default("20s")), mut_arg("rounds", by_default("2")))]
+pub(crate) struct HttpPlan {
     /// Connections of `wrk`.
-    pub connections: u32,
-    /// Pings per second, beside the computation.
-    pub pings_per_s: u32,
-    /// Requests per second that compute: six for each core, unless set otherwise.
-    pub computations_per_s: u32,
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
+    /// Pings per second.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+    pings: u32,
+    /// Requests per second that compute [default: 6 for each core].
+    #[arg(long)]
+    computations: Option<u32>,
     /// How long such a request computes, on a core of its own.
-    pub step: Duration,
-    /// Time per system and case. `wrk` takes whole seconds in each turn, so its share is rounded up.
-    pub budget: Duration,
-    /// Turns in which the time is spent, each with new processes.
-    pub rounds: u32,
-    /// Worker threads.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = parse_duration)]
+    step: Duration,
+    #[command(flatten)]
+    amount: Amount,
 }
 
 impl HttpPlan {
-    /// Plans 50 connections of `wrk`; then 500 pings a second beside computations of 200 ms. Each second brings six of them
-    /// for each core that this process may use, so twelve on two cores: a fifth more than the cores can do.
-    #[must_use]
-    pub fn new(systems: Vec<System>) -> Self {
+    fn computations(&self) -> u32 {
         let cores = available_parallelism().map_or(1, NonZero::get);
         let cores = u32::try_from(cores).unwrap_or(u32::MAX);
-        Self {
-            systems,
-            connections: 50,
-            pings_per_s: 500,
-            computations_per_s: COMPUTATIONS_PER_CORE.saturating_mul(cores),
-            step: Duration::from_millis(200),
-            budget: Duration::from_secs(20),
-            rounds: 2,
-            workers: 2,
-            seed: 0,
-        }
-    }
-
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        2 * self.systems.len() * self.rounds as usize
-    }
-
-    /// Measures all systems in turns.
-    ///
-    /// # Errors
-    /// Those of the processes. Without `wrk`, or the feature `hyper`, or for a system that serves no HTTP, the row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let pace = Pace::measure();
-        let hello = |&system| {
-            Row::new(system, HELLO)
-                .parameter("connections", self.connections)
-                .parameter("workers", self.workers)
-        };
-        let overload = |&system| {
-            Row::new(system, OVERLOAD)
-                .parameter("pings_per_s", self.pings_per_s)
-                .parameter("computations_per_s", self.computations_per_s)
-                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.workers)
-        };
-        let rows = self.systems.iter().map(hello);
-        let rows = rows.chain(self.systems.iter().map(overload)).collect();
-        in_repetitions(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
-            progress.case(format!("{}, {}", row.system, row.case));
-            let plan =
-                HttpServer { system: row.runtime()?, workers: self.workers, step: self.step, pace };
-            let mut server = Child::start(&plan)?;
-            let address = match server.next(TIMEOUT)? {
-                Message::Listening { echo, .. } => echo,
-                other => return Err(server.unexpected(&other)),
-            };
-            if row.case == HELLO {
-                self.hello(row.runtime()?, &mut server, address)
-            } else {
-                self.overload(address, seed)
-            }
-        })
+        self.computations.unwrap_or_else(|| COMPUTATIONS_PER_CORE.saturating_mul(cores))
     }
 
     fn hello(
@@ -149,7 +87,7 @@ impl HttpPlan {
         address: SocketAddr,
     ) -> Result<Repetition, BenchError> {
         let before = server.usage()?;
-        let found = wrk::run(system, address, self.connections, self.budget / self.rounds)?;
+        let found = wrk::run(system, address, self.connections, self.amount.of_turn())?;
         let used = server.usage()?.since(before);
         let requests = found.requests.max(1) as f64;
         Ok(Repetition::new(Priority::Ordinary { reason: "wrk is run as it is".to_owned() })
@@ -159,11 +97,11 @@ impl HttpPlan {
     }
 
     fn overload(&self, address: SocketAddr, seed: u64) -> Result<Repetition, BenchError> {
-        let span = self.budget / self.rounds;
+        let span = self.amount.of_turn();
         let client = HttpClient {
             address,
-            pings_per_s: self.pings_per_s,
-            computations_per_s: self.computations_per_s,
+            pings_per_s: self.pings,
+            computations_per_s: self.computations(),
             span,
             seed,
         };
@@ -173,10 +111,57 @@ impl HttpPlan {
             .samples(REACTION, found.pings)
             .figure(COMPUTED_PER_S, computed))
     }
+}
 
-    /// Shows both cases.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+impl Case for HttpPlan {
+    /// A system, and its case.
+    type Setting = (System, &'static str);
+
+    fn rounds(&self) -> u32 {
+        self.amount.rounds
+    }
+
+    fn rows(&self) -> Vec<(Self::Setting, Row)> {
+        let hello = |&system| {
+            let row = Row::new(system, HELLO)
+                .parameter("connections", self.connections)
+                .parameter("workers", self.amount.systems.workers);
+            ((system, HELLO), row)
+        };
+        let overload = |&system| {
+            let row = Row::new(system, OVERLOAD)
+                .parameter("pings_per_s", self.pings)
+                .parameter("computations_per_s", self.computations())
+                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
+                .parameter("workers", self.amount.systems.workers);
+            ((system, OVERLOAD), row)
+        };
+        let systems = self.amount.systems.or(&[System::Vigie]);
+        systems.iter().map(hello).chain(systems.iter().map(overload)).collect()
+    }
+
+    fn measure(
+        &self,
+        &(system, case): &Self::Setting,
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{system}, {case}"));
+        let (workers, step) = (self.amount.systems.workers, self.step);
+        let mut server =
+            Child::start(&HttpServer { system, workers, step, pace: Pace::of_this_machine() })?;
+        let address = match server.next(TIMEOUT)? {
+            Message::Listening { echo, .. } => echo,
+            other => return Err(server.unexpected(&other)),
+        };
+        if case == HELLO {
+            self.hello(system, &mut server, address)
+        } else {
+            self.overload(address, seed)
+        }
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
         let of = |case: &str| -> Vec<Row> {
             rows.iter().filter(|row| row.case == case).cloned().collect()
         };
@@ -196,7 +181,9 @@ impl HttpPlan {
         let title = format!("hyper under wrk, {} connections", self.connections);
         let beside = format!(
             "hyper: {} pings/s beside {} computations of {:?} a second",
-            self.pings_per_s, self.computations_per_s, self.step
+            self.pings,
+            self.computations(),
+            self.step
         );
         [table(&title, &of(HELLO), &hello), table(&beside, &of(OVERLOAD), &overload)].join("\n")
     }

@@ -18,15 +18,17 @@ use std::net::UdpSocket;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use rustix::event::{Timespec, poll};
 use rustix::thread::futex;
 use rustix::thread::{NanosleepRelativeResult, nanosleep};
 use rustix::time::{ClockId, clock_gettime};
 
-pub use self::runtime::{CASE, ENDED, ForeignCallsPlan};
-pub use self::source::{ArmedSource, InterruptSource, handled};
+pub(crate) use self::runtime::ForeignCallsPlan;
+pub(crate) use self::source::{ArmedSource, InterruptSource, handled};
 use crate::clock::{self, nanoseconds};
-use crate::report::table::Table;
+use crate::compute::parse_duration;
+use crate::report::Table;
 use crate::statistics::median;
 
 /// How the loop of the cost is divided.
@@ -35,34 +37,34 @@ const TURNS: usize = 7;
 /// Steps of that loop in one turn.
 const STEPS: u64 = 40_000_000;
 
-/// What to measure.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct InterruptsPlan {
-    /// Calls of each kind; those with `SO_RCVTIMEO`, which last a tick of the kernel, a fiftieth of it.
-    pub calls: u32,
+/// Which sources are measured, with how many calls.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct InterruptsPlan {
+    // Calls with `SO_RCVTIMEO` last a tick of the kernel, and are a fiftieth of it.
+    /// Sleeps of each kind, for each source.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    calls: u32,
     /// Sleeps after a computation.
-    pub mixed: u32,
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    mixed: u32,
     /// Time between two signals.
-    pub period: Duration,
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_duration)]
+    period: Duration,
+    /// Measure only the sources whose name contains this.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    only: String,
     /// Seed of the lengths of computations.
-    pub seed: u64,
-}
-
-impl Default for InterruptsPlan {
-    fn default() -> Self {
-        Self { calls: 100_000, mixed: 100_000, period: Duration::from_millis(1), seed: 0 }
-    }
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
 }
 
 /// Calls that were made, and that a signal has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Interrupted {
+pub(crate) struct Interrupted {
     /// Ended early.
-    pub ended: u32,
+    pub(crate) ended: u32,
     /// Made.
-    pub calls: u32,
+    pub(crate) calls: u32,
 }
 
 impl std::fmt::Display for Interrupted {
@@ -73,27 +75,34 @@ impl std::fmt::Display for Interrupted {
 
 /// What one source did.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct InterruptRow {
+pub(crate) struct InterruptRow {
     /// `nanosleep` of 10 to 50 µs.
-    pub sleeps: Interrupted,
+    pub(crate) sleeps: Interrupted,
     /// `ppoll` of nothing for 20 µs.
-    pub polls: Interrupted,
+    pub(crate) polls: Interrupted,
     /// A wait of 20 µs on a futex.
-    pub futexes: Interrupted,
+    pub(crate) futexes: Interrupted,
     /// `recv` with `SO_RCVTIMEO`.
-    pub reads: Interrupted,
+    pub(crate) reads: Interrupted,
     /// `nanosleep` after a computation of up to two periods of 50 µs.
-    pub mixed: Interrupted,
+    pub(crate) mixed: Interrupted,
     /// In a loop that computes.
-    pub signals_per_s: f64,
+    pub(crate) signals_per_s: f64,
     /// Processor time of one signal, in nanoseconds; `None` if there was none.
-    pub nanoseconds_per_signal: Option<f64>,
+    pub(crate) nanoseconds_per_signal: Option<f64>,
     /// Time to stop and start it again, in nanoseconds.
-    pub restart: f64,
+    pub(crate) restart: f64,
 }
 
 impl InterruptsPlan {
+    /// Measures the sources one after another, and shows them.
+    pub(crate) fn run(&self) -> Table {
+        let sources =
+            InterruptSource::ALL.into_iter().filter(|source| source.name().contains(&self.only));
+        let rows: Vec<_> = sources.map(|source| (source, self.run_source(source))).collect();
+        self.table(&rows)
+    }
+
     /// Measures `source` in a thread of its own.
     ///
     /// # Errors
@@ -101,7 +110,7 @@ impl InterruptsPlan {
     ///
     /// # Panics
     /// Panics if no thread can be made.
-    pub fn run(&self, source: InterruptSource) -> io::Result<InterruptRow> {
+    fn run_source(&self, source: InterruptSource) -> io::Result<InterruptRow> {
         std::thread::scope(|scope| {
             scope.spawn(|| self.measure(source)).join().expect("invariant: nothing here panics")
         })
@@ -179,7 +188,7 @@ impl InterruptsPlan {
     }
 
     /// Shows the rows; a source that the kernel refused has its reason there.
-    pub fn table(&self, rows: &[(InterruptSource, io::Result<InterruptRow>)]) -> Table {
+    fn table(&self, rows: &[(InterruptSource, io::Result<InterruptRow>)]) -> Table {
         let headings = [
             "source",
             "nanosleep",

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use clap::Args;
 use rustix::event::poll;
 use rustix::thread::futex;
 use vigie_runtime::{Runtime, metrics::Metrics};
@@ -22,19 +23,17 @@ use vigie_runtime::{Runtime, metrics::Metrics};
 use super::{Interrupted, is_cut_short, micros};
 use crate::clock;
 use crate::error::{BenchError, Failure};
-use crate::report::progress::Progress;
-use crate::report::table::Table;
-use crate::report::{Outcome, Row};
+use crate::report::{Outcome, Plan, Progress, Row, Table};
 use crate::schedulers::System;
 use crate::system;
-use crate::system::AsyncSystem;
+use crate::system::Sockets;
 use crate::system::vigie::VigieHybrid;
 
 /// Name of the case in rows.
-pub const CASE: &str = "foreign-calls";
+pub(crate) const CASE: &str = "foreign-calls";
 
 /// Key of the number of calls that a signal ended.
-pub const ENDED: &str = "ended_early";
+pub(crate) const ENDED: &str = "ended_early";
 
 /// How long each call sleeps, in microseconds.
 const SLEEP_US: u32 = 200;
@@ -45,26 +44,22 @@ const RECEIVE_ONE_IN: u64 = 64;
 /// A task computes for up to so long before a call.
 const COMPUTE_US_MAX: u64 = 100;
 
-/// The number of foreign calls, and their callers.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct ForeignCallsPlan {
-    /// Calls in all.
-    pub calls: u64,
-    /// Tasks that make them.
-    pub tasks: u32,
-    /// Tasks that never yield.
-    pub hogs: u32,
-    /// Worker threads.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
-}
+/// Tasks that make calls.
+const TASKS: u32 = 32;
 
-impl Default for ForeignCallsPlan {
-    fn default() -> Self {
-        Self { calls: 1_000_000, tasks: 32, hogs: 2, workers: 2, seed: 0 }
-    }
+/// Tasks that never yield.
+const HOGS: u32 = 2;
+
+/// Worker threads.
+const WORKERS: usize = 2;
+
+/// The number of foreign calls.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct ForeignCallsPlan {
+    /// Measure no source, but this many foreign calls in tasks of the hybrid flavor, beside hogs (a minute for
+    /// a million).
+    #[arg(long = "runtime", value_name = "N", conflicts_with_all = ["calls", "mixed", "period", "only"])]
+    foreign: Option<u64>,
 }
 
 /// State shared by tasks and hogs.
@@ -75,20 +70,21 @@ struct CallCounters {
     is_over: AtomicBool,
 }
 
-impl ForeignCallsPlan {
+impl Plan for ForeignCallsPlan {
+    fn cases(&self) -> usize {
+        1
+    }
+
     /// Makes the calls on a hybrid runtime in this process.
-    ///
-    /// # Errors
-    /// What the kernel or the runtime refused.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         progress.case("foreign calls beside hogs");
         let failed = |failure| BenchError::Failed { role: "foreign calls", failure };
         let begin = clock::now();
-        let (found, metrics, echoes) = self.measure().map_err(failed)?;
+        let (found, metrics, echoes) = self.measure(seed).map_err(failed)?;
         let row = Row::new(System::Vigie, CASE)
-            .parameter("tasks", self.tasks)
-            .parameter("hogs", self.hogs)
-            .parameter("workers", self.workers)
+            .parameter("tasks", TASKS)
+            .parameter("hogs", HOGS)
+            .parameter("workers", WORKERS)
             .with_figure("samples", found.calls)
             .with_figure(ENDED, found.ended)
             .with_figure("seconds", begin.elapsed().as_secs_f64())
@@ -96,23 +92,41 @@ impl ForeignCallsPlan {
             .with_figure("reserve_calls", metrics.reserve.map_or(0, |reserve| reserve.calls))
             .with_figure("long_polls", metrics.long_polls);
         progress.case_done();
-        let mut outcome = Outcome::default();
-        outcome.rows.push(row);
-        Ok(outcome)
+        Ok(Outcome { rows: vec![row], priority: None })
     }
 
-    fn measure(&self) -> Result<(Interrupted, Metrics, u64), Failure> {
-        let runtime = Runtime::builder().workers(self.workers).build().map_err(Failure::runtime)?;
+    fn tables(&self, rows: &[Row]) -> String {
+        let headings = ["calls", "ended early", "seconds", "echoes", "reserve calls", "long polls"];
+        let title = format!(
+            "Foreign calls in {TASKS} tasks of the hybrid flavor, beside {HOGS} hogs and an echo"
+        );
+        let mut table = Table::new(title, headings.map(str::to_owned));
+        for row in rows {
+            let keys = ["samples", ENDED, "seconds", "echoes", "reserve_calls", "long_polls"];
+            table.row(keys.map(|key| format!("{:.0}", row.figure(key).unwrap_or(f64::NAN))));
+        }
+        table.to_string()
+    }
+}
+
+impl ForeignCallsPlan {
+    /// Tells whether foreign calls were asked for.
+    pub(crate) const fn is_asked(&self) -> bool {
+        self.foreign.is_some()
+    }
+
+    fn measure(self, seed: u64) -> Result<(Interrupted, Metrics, u64), Failure> {
+        let runtime = Runtime::builder().workers(WORKERS).build().map_err(Failure::runtime)?;
         let shared = Arc::new(CallCounters::default());
-        for _ in 0..self.hogs {
+        for _ in 0..HOGS {
             let shared = Arc::clone(&shared);
             runtime.spawn(async move { hog(&shared) }).detach();
         }
-        let plan = *self;
-        let calls = (0..self.tasks).map(|task| {
+        let count = self.foreign.unwrap_or_default();
+        let calls = (0..TASKS).map(|task| {
             let shared = Arc::clone(&shared);
-            let random = fastrand::Rng::with_seed(plan.seed ^ u64::from(task));
-            runtime.spawn(async move { call_again_and_again(&plan, &shared, random).await })
+            let random = fastrand::Rng::with_seed(seed ^ u64::from(task));
+            runtime.spawn(async move { call_again_and_again(count, &shared, random).await })
         });
         let calls: Vec<_> = calls.collect();
         let (done, echoes) = runtime.block_on(async {
@@ -139,21 +153,6 @@ impl ForeignCallsPlan {
         let found = Interrupted { ended: load(&shared.ended), calls: load(&shared.made) };
         Ok((found, runtime.handle().metrics(), echoes))
     }
-
-    /// Shows what was found.
-    pub fn table(&self, rows: &[Row]) -> Table {
-        let headings = ["calls", "ended early", "seconds", "echoes", "reserve calls", "long polls"];
-        let title = format!(
-            "Foreign calls in {} tasks of the hybrid flavor, beside {} hogs and an echo",
-            self.tasks, self.hogs
-        );
-        let mut table = Table::new(title, headings.map(str::to_owned));
-        for row in rows {
-            let keys = ["samples", ENDED, "seconds", "echoes", "reserve_calls", "long_polls"];
-            table.row(keys.map(|key| format!("{:.0}", row.figure(key).unwrap_or(f64::NAN))));
-        }
-        table
-    }
 }
 
 /// Computes without a yield until the calls are made.
@@ -164,7 +163,7 @@ fn hog(shared: &CallCounters) {
 }
 
 async fn call_again_and_again(
-    plan: &ForeignCallsPlan,
+    count: u64,
     shared: &CallCounters,
     mut random: fastrand::Rng,
 ) -> io::Result<()> {
@@ -172,7 +171,7 @@ async fn call_again_and_again(
     socket.set_read_timeout(Some(Duration::from_millis(1)))?;
     loop {
         let number = shared.made.fetch_add(1, Ordering::Relaxed);
-        if number >= plan.calls {
+        if number >= count {
             shared.made.fetch_sub(1, Ordering::Relaxed);
             return Ok(());
         }

@@ -20,15 +20,13 @@ use crate::clock::{nanoseconds, sleep};
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
 /// Returns how many signals this process has handled so far.
-#[must_use]
-pub fn handled() -> u64 {
+pub(crate) fn handled() -> u64 {
     HANDLED.load(Ordering::Relaxed)
 }
 
 /// How a thread is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum InterruptSource {
+pub(crate) enum InterruptSource {
     /// Not at all.
     None,
     /// `timer_create(CLOCK_MONOTONIC)` with a signal to the thread.
@@ -46,7 +44,7 @@ pub enum InterruptSource {
 
 impl InterruptSource {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::None,
         Self::Timer,
         Self::ThreadClock,
@@ -56,8 +54,7 @@ impl InterruptSource {
     ];
 
     /// Returns the name in the table.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Timer => "timer, CLOCK_MONOTONIC",
@@ -72,7 +69,7 @@ impl InterruptSource {
     ///
     /// # Errors
     /// What the kernel refused; a perf event also by `perf_event_paranoid` or a seccomp filter.
-    pub fn arm(self, period: Duration) -> io::Result<ArmedSource> {
+    pub(crate) fn arm(self, period: Duration) -> io::Result<ArmedSource> {
         let signal = if self == Self::PerfTrap { libc::SIGTRAP } else { libc::SIGURG };
         handle(signal)?;
         Ok(match self {
@@ -91,21 +88,20 @@ impl InterruptSource {
 /// A source at work, until it is dropped in the thread that armed it.
 #[derive(Debug)]
 #[expect(private_interfaces, reason = "callers do not look inside")]
-#[non_exhaustive]
-pub enum ArmedSource {
+pub(crate) enum ArmedSource {
     /// Nothing interrupts.
     Nothing,
     /// A timer of the kernel.
     Timer(Timer),
     /// A thread.
-    Supervisor(Supervisor),
+    Supervisor(#[expect(dead_code, reason = "it is ended by its drop")] Supervisor),
     /// A perf event.
     Perf(PerfEvent),
 }
 
 impl ArmedSource {
     /// Stops it and starts it again, as a scheduler does between two tasks. A supervisor stays.
-    pub fn restart(&self) {
+    pub(crate) fn restart(&self) {
         match self {
             Self::Nothing | Self::Supervisor(_) => {}
             Self::Timer(timer) => {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::measure::{Figures, quantile};
 use crate::mix::{Behaviour, Mix};
-use crate::report::table::{three_digits, time};
+use crate::report::{three_digits, time};
 
 /// How much longer than with threads a time may be.
 const TIME_FACTOR: f64 = 1.2;
@@ -29,8 +29,7 @@ const CORES_MIN: f64 = 0.02;
 
 /// The judged quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LoadMeasure {
+pub(crate) enum LoadMeasure {
     /// Time until an old connection is answered, percentile 99.
     EventP99,
     /// The same, percentile 99.9.
@@ -66,20 +65,18 @@ impl fmt::Display for LoadMeasure {
 
 /// A figure and its bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Judged {
+pub(crate) struct Judged {
     /// The kind of figure.
-    pub measure: LoadMeasure,
+    pub(crate) measure: LoadMeasure,
     /// The figure: nanoseconds, cores, threads or a rate.
-    pub value: f64,
+    pub(crate) value: f64,
     /// Its bound.
-    pub bound: f64,
+    pub(crate) bound: f64,
 }
 
 impl Judged {
     /// Returns how many times the bound the figure is; above one, the bound is missed.
-    #[must_use]
-    pub fn factor(&self) -> f64 {
+    pub(crate) fn factor(&self) -> f64 {
         let (value, bound) = (self.value, self.bound);
         match self.measure {
             LoadMeasure::Compute | LoadMeasure::BlockingPerSecond => bound / value.max(1e-9),
@@ -88,8 +85,7 @@ impl Judged {
     }
 
     /// Tells whether the figure is within its bound.
-    #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.factor() <= 1.0
     }
 }

@@ -17,77 +17,116 @@ mod judge;
 mod measure;
 mod tables;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::{Value, json};
 
+use self::judge::Judged;
 use self::judge::judge;
-pub use self::judge::{Judged, LoadMeasure};
 pub(crate) use self::measure::{Figures, Run, quantile};
-pub use self::tables::{Summary, SystemSummary};
 use crate::compute::Pace;
 use crate::error::BenchError;
-use crate::host::realtime::Priority;
-pub use crate::mix::{Behaviour, CASES, Call, Mix, NamedLoad, ServiceTime, Stage};
-use crate::report::Row;
+use crate::host::{Machine, Priority};
+use crate::mix::{CASES, Mix};
+use crate::report::{Figure, Outcome, Plan, Progress, Row, Show, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows.
-pub const CASE: &str = "loads";
+pub(crate) const CASE: &str = "loads";
 
 /// Name in rows of the system that is threads, measured a second time.
-pub const AGAIN: &str = "again";
+pub(crate) const AGAIN: &str = "again";
+
+/// How long each load runs before it is measured.
+const WARM_UP: Duration = Duration::from_millis(400);
 
 /// Which mixes run on which systems.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LoadsPlan {
-    /// The mixes.
-    pub mixes: Vec<Mix>,
-    /// The systems that are held against threads.
-    pub systems: Vec<System>,
+#[derive(Clone, Debug, Args)]
+#[command(after_help = names())]
+pub(crate) struct LoadsPlan {
+    /// Seed of the first mix; the next ones count on, and each shows its own. `--seed S --count 1`
+    /// replays one mix. Default: drawn from the commit's hash.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Number of mixes. 200 take about 40 minutes: each runs for about 2 s on threads, on each
+    /// of `--peers`, and on threads two times more; once more if the host of this machine took time away.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+    /// Loads with names instead of drawn ones, or `all`; see below.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "count")]
+    case: Vec<String>,
+    /// Seconds for which each run is measured, after 0.4 s of warm-up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.5, value_parser = seconds)]
+    seconds: f64,
+    /// Systems that are judged by threads, which are always measured (three times).
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "SYSTEM,…",
+        default_value = "vigie,threads,tokio"
+    )]
+    peers: Vec<System>,
     /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// How long each load runs before it is measured.
-    pub warm_up: Duration,
-    /// How long each is measured.
-    pub span: Duration,
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+    /// Show a table for each mix, not only what is missed.
+    #[arg(long)]
+    tables: bool,
+    /// Say what would run, in words, and run nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Write machine, command and rows to this file, as one JSON object.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds, such as 1.5")?;
+    if (0.05..=3_600.0).contains(&seconds) {
+        Ok(seconds)
+    } else {
+        Err("seconds must be between 0.05 and 3600".to_owned())
+    }
+}
+
+fn names() -> String {
+    let lines: String =
+        CASES.iter().map(|(name, about, _)| format!("  {name:<20} {about}\n")).collect();
+    format!("Names for --case:\n{lines}")
 }
 
 /// The results of one mix.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct MixOutcome {
+pub(crate) struct MixOutcome {
     /// The mix.
-    pub mix: Mix,
+    pub(crate) mix: Mix,
     /// Threads, of which two runs are taken together; the systems; and a third run of threads.
-    pub runs: Vec<LoadRun>,
+    pub(crate) runs: Vec<LoadRun>,
 }
 
 /// One system's run of a mix.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LoadRun {
+pub(crate) struct LoadRun {
     /// The system.
-    pub system: System,
+    pub(crate) system: System,
     /// Whether this is the run of threads that is judged by the others.
-    pub is_again: bool,
+    pub(crate) is_again: bool,
     /// The results, or the reason why there are none.
     pub(crate) figures: Result<Figures, String>,
     /// What was judged; empty for the reference.
-    pub judged: Vec<Judged>,
+    pub(crate) judged: Vec<Judged>,
 }
 
 impl LoadRun {
     /// Tells whether all bounds hold; not, if the run failed.
-    #[must_use]
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.figures.is_ok() && self.judged.iter().all(Judged::holds)
     }
 
     /// Returns the largest factor by which a bound is missed; infinite if the run failed.
-    #[must_use]
-    pub fn worst(&self) -> f64 {
+    pub(crate) fn worst(&self) -> f64 {
         if self.figures.is_err() {
             return f64::INFINITY;
         }
@@ -95,14 +134,12 @@ impl LoadRun {
     }
 
     /// Returns the name in tables.
-    #[must_use]
-    pub fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         if self.is_again { format!("{} {AGAIN}", self.system) } else { self.system.to_string() }
     }
 
     /// Returns the run as a row.
-    #[must_use]
-    pub fn row(&self, mix: &Mix) -> Row {
+    pub(crate) fn row(&self, mix: &Mix) -> Row {
         let mut row = Row::new(self.system, CASE)
             .parameter("mix", mix.name.clone())
             .parameter("seed", mix.seed)
@@ -128,11 +165,17 @@ impl LoadRun {
 }
 
 impl LoadsPlan {
-    /// Plans each mix on threads, threads again and `systems`, measured for 1.5 s.
-    #[must_use]
-    pub fn new(mixes: Vec<Mix>, systems: Vec<System>) -> Self {
-        let (warm_up, span) = (Duration::from_millis(400), Duration::from_millis(1_500));
-        Self { mixes, systems, workers: 2, warm_up, span }
+    /// Returns the mixes to run. The seed of the first that is drawn is by default that of the commit, and so many more.
+    pub(crate) fn mixes(&self, more: u64) -> Result<Vec<Mix>, BenchError> {
+        if self.case.is_empty() {
+            let first = self.seed.unwrap_or_else(|| seed_of(&Machine::probe().commit) + more);
+            return Ok((0..u64::from(self.count)).map(|index| Mix::draw(first + index)).collect());
+        }
+        let all = self.case.iter().any(|name| name == "all");
+        let known = || CASES.iter().map(|case| case.0.to_owned()).collect();
+        let names: Vec<String> = if all { known() } else { self.case.clone() };
+        let named = |name: String| Mix::named(&name).ok_or(BenchError::NoCase { name });
+        names.into_iter().map(named).collect()
     }
 
     /// Measures all mixes; `on_mix` gets each as it is done.
@@ -140,15 +183,28 @@ impl LoadsPlan {
     /// # Errors
     /// Those of the measurement's own processes. A system that does not serve a mix is not an error: its
     /// run says so.
-    pub fn run(&self, on_mix: &mut dyn FnMut(&MixOutcome)) -> Result<LoadsOutcome, BenchError> {
-        let pace = Pace::measure();
+    pub(crate) fn run_all(
+        &self,
+        mixes: &[Mix],
+        on_mix: &mut dyn FnMut(&MixOutcome),
+    ) -> Result<LoadsOutcome, BenchError> {
         let mut outcome = LoadsOutcome { mixes: Vec::new(), priority: None };
-        for mix in &self.mixes {
-            let mix_outcome = self.run_mix(mix, pace, &mut outcome.priority)?;
+        for mix in mixes {
+            let mix_outcome = self.run_mix(mix, Pace::of_this_machine(), &mut outcome.priority)?;
             on_mix(&mix_outcome);
             outcome.mixes.push(mix_outcome);
         }
         Ok(outcome)
+    }
+
+    /// Measures all mixes, and shows each as it is done.
+    pub(crate) fn run_and_show(&self, mixes: &[Mix]) -> Result<Outcome, BenchError> {
+        let shows_tables = self.tables || !self.case.is_empty() || mixes.len() == 1;
+        let outcome = self.run_all(mixes, &mut |mix| {
+            println!("{}", if shows_tables { mix.table() } else { mix.line() });
+        })?;
+        println!("\n{}", outcome.summary());
+        Ok(outcome.into())
     }
 
     fn run_mix(
@@ -157,7 +213,7 @@ impl LoadsPlan {
         pace: Pace,
         priority: &mut Option<Priority>,
     ) -> Result<MixOutcome, BenchError> {
-        let others = self.systems.iter().copied().filter(|system| *system != System::Threads);
+        let others = self.peers.iter().copied().filter(|system| *system != System::Threads);
         // The two runs to which all are compared come first and last, so that a drift of the machine is in both.
         let mut measured = Vec::new();
         for system in [System::Threads].into_iter().chain(others).chain([System::Threads; 2]) {
@@ -165,8 +221,8 @@ impl LoadsPlan {
                 system,
                 workers: self.workers,
                 pace,
-                warm_up: self.warm_up,
-                span: self.span,
+                warm_up: WARM_UP,
+                span: Duration::from_secs_f64(self.seconds),
                 opened_per_s: OPENED_PER_S,
                 counts_from_due: false,
             };
@@ -214,26 +270,42 @@ const OPENED_PER_S: u32 = 200;
 
 /// What all mixes have shown.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LoadsOutcome {
+pub(crate) struct LoadsOutcome {
     /// The mixes, in order.
-    pub mixes: Vec<MixOutcome>,
+    pub(crate) mixes: Vec<MixOutcome>,
     /// How the paced client was scheduled.
-    pub priority: Option<Priority>,
+    pub(crate) priority: Option<Priority>,
 }
 
-impl LoadsOutcome {
-    /// Returns all runs as rows.
-    #[must_use]
-    pub fn rows(&self) -> Vec<Row> {
-        let rows = self.mixes.iter().flat_map(|mix| mix.runs.iter().map(|run| run.row(&mix.mix)));
-        rows.collect()
+impl From<LoadsOutcome> for Outcome {
+    fn from(outcome: LoadsOutcome) -> Self {
+        let runs = |mix: &MixOutcome| mix.runs.iter().map(|run| run.row(&mix.mix)).collect();
+        let rows: Vec<Vec<Row>> = outcome.mixes.iter().map(runs).collect();
+        Self { rows: rows.concat(), priority: outcome.priority }
+    }
+}
+
+impl Plan for LoadsPlan {
+    fn cases(&self) -> usize {
+        self.mixes(0).map_or(0, |mixes| mixes.len())
+    }
+
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let outcome = self.run_all(&self.mixes(seed)?, &mut |mix| {
+            progress.case(mix.mix.name.clone());
+            progress.case_done();
+        })?;
+        Ok(outcome.into())
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        let columns = [("mix", Show::Parameter("mix")), ("worst factor", Show::Number("worst"))];
+        table("Loads", rows, &columns)
     }
 }
 
 /// Returns a seed that is drawn from the name of a commit, so that each commit meets mixes of its own.
-#[must_use]
-pub fn seed_of(commit: &str) -> u64 {
+pub(crate) fn seed_of(commit: &str) -> u64 {
     // FNV-1a, of which 32 bits are easier to type than 64.
     let hash = commit.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
@@ -241,9 +313,36 @@ pub fn seed_of(commit: &str) -> u64 {
     hash >> 32
 }
 
+/// vigie's rows of random mixes, or of those with names.
+fn own(rows: &[Row], is_random: bool) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(move |row| {
+        let name = row.parameters.get("mix").and_then(Value::as_str).unwrap_or_default();
+        let is_drawn = name.starts_with("seed ");
+        row.case == CASE && row.system == System::Vigie && is_drawn == is_random
+    })
+}
+
+/// The share of vigie's mixes, random ones or those with names, that are within all bounds.
+pub(crate) fn share(rows: &[Row], is_random: bool) -> Option<Figure> {
+    let holds: Vec<_> = own(rows, is_random)
+        .map(|row| row.figures.get("holds") == Some(&Value::Bool(true)))
+        .collect();
+    let hold = holds.iter().filter(|holds| **holds).count();
+    (!holds.is_empty()).then(|| Figure::new(hold as f64 / holds.len() as f64, holds.len() as u64))
+}
+
+/// The largest factor of vigie's random mixes; without bound if a run failed.
+pub(crate) fn worst_of_random(rows: &[Row]) -> Option<Figure> {
+    let factors: Vec<_> =
+        own(rows, true).map(|row| row.figure("worst").unwrap_or(f64::INFINITY)).collect();
+    let worst = factors.iter().copied().reduce(f64::max)?;
+    Some(Figure::new(worst, factors.len() as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::planned;
 
     /// Goal: the first and the last run are the reference together, all others are judged by it, and a system that
     /// failed holds nothing. Method: threads whose two runs differ, so that each alone gives another verdict.
@@ -253,7 +352,7 @@ mod tests {
             let (probes, opened) = (vec![probe_ns; 1_000], vec![probe_ns; 100]);
             Ok(Figures { probes, opened, compute_cores: cores, ..Figures::default() })
         };
-        let plan = LoadsPlan::new(Vec::new(), Vec::new());
+        let plan: LoadsPlan = planned("");
         let mix = Mix::named("hogs-10").expect("it is known");
         let judge = |own: Result<Figures, String>| {
             let measured = vec![
@@ -277,5 +376,31 @@ mod tests {
             assert_eq!(vigie.holds(), holds, "{:?}", vigie.judged);
             assert!(again.is_again && !again.holds(), "slower than 1.2 times the reference");
         }
+    }
+
+    fn load(system: System, mix: &str, holds: bool, worst: Option<f64>) -> Row {
+        let row = Row::new(system, CASE).parameter("mix", mix).with_figure("holds", holds);
+        match worst {
+            Some(worst) => row.with_figure("worst", worst),
+            None => row,
+        }
+    }
+
+    #[test]
+    fn random_and_named_loads_are_told_apart() {
+        // Goal: shares count vigie's mixes of their own kind, and a failed run is beyond every factor.
+        // Method: made-up rows.
+        let rows = [
+            load(System::Vigie, "seed 1", true, Some(0.5)),
+            load(System::Vigie, "seed 2", false, Some(7.0)),
+            load(System::Tokio, "seed 1", false, Some(90.0)),
+            load(System::Vigie, "flood-1", false, Some(80.0)),
+        ];
+        assert_eq!(share(&rows, true), Some(Figure::new(0.5, 2)));
+        assert_eq!(share(&rows, false), Some(Figure::new(0.0, 1)));
+        assert_eq!(worst_of_random(&rows), Some(Figure::new(7.0, 2)));
+        let failed = [load(System::Vigie, "seed 3", false, None)];
+        assert_eq!(worst_of_random(&failed), Some(Figure::new(f64::INFINITY, 1)));
+        assert_eq!(share(&[], true), None);
     }
 }

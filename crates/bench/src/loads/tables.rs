@@ -5,12 +5,11 @@ use std::fmt;
 use super::judge::MARK;
 use super::measure::quantile;
 use super::{Figures, LoadRun, LoadsOutcome, MixOutcome};
-use crate::report::table::{Table, three_digits, time};
+use crate::report::{Table, three_digits, time};
 
 impl MixOutcome {
     /// Returns a table with a line for each system, and below it what is missed.
-    #[must_use]
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let headings = [
             "system",
             "event p50",
@@ -51,8 +50,7 @@ impl MixOutcome {
     }
 
     /// Returns one line: seed, and what each system missed.
-    #[must_use]
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let runs = self.runs.iter().skip(1).map(LoadRun::words).collect::<Vec<_>>();
         format!("{}\n    {}", self.mix, runs.join("\n    "))
     }
@@ -102,34 +100,31 @@ fn absent() -> String {
 
 /// How many mixes one system holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SystemSummary {
+pub(crate) struct SystemSummary {
     /// The system's name.
-    pub label: String,
+    pub(crate) label: String,
     /// Mixes that were measured.
-    pub mixes: usize,
+    pub(crate) mixes: usize,
     /// Mixes of which all bounds hold.
-    pub hold: usize,
+    pub(crate) hold: usize,
     /// Mixes that are beyond five times a bound, or failed.
-    pub marked: usize,
+    pub(crate) marked: usize,
     /// Mixes in which the machine's host disturbed neither the system nor the reference.
-    pub undisturbed: usize,
+    pub(crate) undisturbed: usize,
     /// Mixes among these of which all bounds hold.
-    pub undisturbed_hold: usize,
+    pub(crate) undisturbed_hold: usize,
 }
 
 /// How many mixes hold, by system; shows itself as a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Summary {
+pub(crate) struct Summary {
     /// The systems, in the order of the table.
-    pub systems: Vec<SystemSummary>,
+    pub(crate) systems: Vec<SystemSummary>,
 }
 
 impl LoadsOutcome {
     /// Counts the mixes that hold. A mix whose reference failed counts for no system.
-    #[must_use]
-    pub fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> Summary {
         let mut systems: Vec<SystemSummary> = Vec::new();
         for mix in &self.mixes {
             let reference = mix.runs.first().and_then(|run| run.figures.as_ref().ok());

@@ -1,7 +1,6 @@
 //! All roles of a rank, for any system that can send and receive.
 
-use super::carrier::PingPong;
-use super::measure::Measure;
+use super::{Measure, PingPong};
 use crate::error::Failure;
 
 /// The first byte of a message that ends a measure.
@@ -11,7 +10,7 @@ const STOP: u8 = 0xff;
 const GO: u8 = 1;
 
 /// A rank's way to the next rank and its way from the one before; messages stay in order.
-pub trait Channel {
+pub(crate) trait Channel {
     /// Sends a message to the next rank; waits as long as there is no room.
     ///
     /// # Errors
@@ -27,7 +26,7 @@ pub trait Channel {
 
 /// A [`Channel`] and two buffers: all that the roles need.
 #[derive(Debug)]
-pub struct Blocking<C> {
+pub(crate) struct Blocking<C> {
     channel: C,
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
@@ -35,8 +34,7 @@ pub struct Blocking<C> {
 
 impl<C: Channel> Blocking<C> {
     /// Gives a channel its roles.
-    #[must_use]
-    pub const fn new(channel: C) -> Self {
+    pub(crate) const fn new(channel: C) -> Self {
         Self { channel, outgoing: Vec::new(), incoming: Vec::new() }
     }
 

@@ -1,21 +1,19 @@
 //! Systems that carry messages, and the roles of their ranks.
 
 use std::fmt::Debug;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use thiserror::Error;
 
-use super::measure::Measure;
-use super::measure_result::MeasureResult;
+use super::{Measure, MeasureResult};
 use crate::error::{BenchError, Failure};
-use crate::host::missing::Missing;
+use crate::host::Missing;
 
 /// Name of vigie's message layer in results: `send` and `recv` of a communicator, awaited.
-pub const VIGIE: &str = "vigie";
+pub(crate) const VIGIE: &str = "vigie";
 
 /// Name of vigie's Virtual Interface layer in results: RDMA write with immediate.
-pub const VIGIE_VI: &str = "vigie-vi";
+pub(crate) const VIGIE_VI: &str = "vigie-vi";
 
 /// What sort of system carries the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +28,7 @@ pub enum CarrierKind {
 }
 
 /// A system that carries messages between processes of one host.
-pub trait Carrier: Debug + Sync {
+pub(crate) trait Carrier: Debug + Sync {
     /// Returns the name on the command line and in results.
     fn name(&self) -> &'static str;
 
@@ -56,7 +54,7 @@ pub trait Carrier: Debug + Sync {
 }
 
 /// A system that can be measured now. Dropping it removes what was built for it.
-pub trait Prepared {
+pub(crate) trait Prepared {
     /// Takes all measures of `run`, in its order, in processes of their own that end with this call.
     ///
     /// # Errors
@@ -95,18 +93,15 @@ pub trait PingPong {
 
 /// Measures that the same ranks take one after the other.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Run {
+pub(crate) struct Run {
     /// The measures, in order.
-    pub measures: Vec<Measure>,
+    pub(crate) measures: Vec<Measure>,
     /// Time per measure.
-    pub budget: Duration,
+    pub(crate) budget: Duration,
     /// Number of ranks: 2, or those of a ring.
-    pub ranks: u32,
+    pub(crate) ranks: u32,
     /// The cores: of two ranks each has its own, more share them.
-    pub cores: Vec<usize>,
-    /// The network namespaces that the ranks enter, by rank; a rank for which there is none stays.
-    pub namespaces: Vec<PathBuf>,
+    pub(crate) cores: Vec<usize>,
 }
 
 impl Run {
@@ -115,11 +110,6 @@ impl Run {
         // With more ranks than cores, a single lap may take many times the budget.
         const SLACK: Duration = Duration::from_secs(30);
         self.budget * 4 + SLACK
-    }
-
-    /// The network namespace of a rank, if it is another than this process's.
-    pub(crate) fn namespace_of(&self, rank: u32) -> Option<PathBuf> {
-        usize::try_from(rank).ok().and_then(|rank| self.namespaces.get(rank)).cloned()
     }
 
     /// The core of a rank, or all of them if there are more ranks than cores.
@@ -135,10 +125,9 @@ impl Run {
 /// An unknown system.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("nothing that carries messages is named {name:?}; there are {known}")]
-#[non_exhaustive]
-pub struct UnknownCarrier {
+pub(crate) struct UnknownCarrier {
     /// The given text.
-    pub name: String,
+    pub(crate) name: String,
     /// The known words.
-    pub known: String,
+    pub(crate) known: String,
 }

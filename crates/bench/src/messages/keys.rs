@@ -3,32 +3,32 @@
 use std::time::Duration;
 
 /// Parameter of a row: bytes of a message.
-pub const BYTES: &str = "bytes";
+pub(crate) const BYTES: &str = "bytes";
 
 /// Parameter of a row: messages per answer.
-pub const WINDOW: &str = "window";
+pub(crate) const WINDOW: &str = "window";
 
 /// Parameter of a row: ranks of a ring, or 2.
-pub const RANKS: &str = "ranks";
+pub(crate) const RANKS: &str = "ranks";
 
 /// Figure: time of a message one way, or of a hop; the median over the samples.
-pub const MESSAGE_US: &str = "message_us";
+pub(crate) const MESSAGE_US: &str = "message_us";
 
 /// Figure: the same, 99th percentile. A sample is the mean of the operations that fill 50 µs.
-pub const MESSAGE_P99_US: &str = "message_p99_us";
+pub(crate) const MESSAGE_P99_US: &str = "message_p99_us";
 
 /// Figure: processor time of all ranks per message.
-pub const CPU_PER_MESSAGE_US: &str = "cpu_per_message_us";
+pub(crate) const CPU_PER_MESSAGE_US: &str = "cpu_per_message_us";
 
 /// Figure: processor time of all ranks by the time that passed.
-pub const CPU_CORES: &str = "cpu_cores";
+pub(crate) const CPU_CORES: &str = "cpu_cores";
 
 /// Figure: the same of that follower which used most.
-pub const CPU_CORES_FOLLOWER: &str = "cpu_cores_follower";
+pub(crate) const CPU_CORES_FOLLOWER: &str = "cpu_cores_follower";
 
 /// Pause before each message to a peer that waits: much longer than any system polls.
-pub const REST: Duration = Duration::from_millis(2);
+pub(crate) const REST: Duration = Duration::from_millis(2);
 
 /// Sizes of the paper's Table 1, in bytes [via-lam, §5].
-pub const PAPER_SIZES: [u32; 16] =
+pub(crate) const PAPER_SIZES: [u32; 16] =
     [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768];

@@ -1,13 +1,11 @@
 //! Every system that carries messages.
 
-use super::carrier::{Carrier, CarrierKind};
-use super::ranks::OwnCarrier;
+use super::{Carrier, CarrierKind, OwnCarrier};
 use super::{limit, message_layer, program, socket, virtual_interface};
 
 /// Returns every system that carries messages, in the order of the tables: vigie's own, the limits,
 /// the peers.
-#[must_use]
-pub fn carriers() -> Vec<&'static dyn Carrier> {
+pub(crate) fn carriers() -> Vec<&'static dyn Carrier> {
     let own = own_carriers().iter().map(|&own| own as &dyn Carrier);
     let (own, sockets): (Vec<_>, Vec<_>) = own.partition(|own| own.kind() != CarrierKind::Peer);
     let programs: [&dyn Carrier; 6] = [

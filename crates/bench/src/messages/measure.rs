@@ -41,11 +41,14 @@ pub enum Measure {
 
 impl Measure {
     /// Bytes of a token.
-    pub const TOKEN_BYTES: u32 = 8;
+    pub(crate) const TOKEN_BYTES: u32 = 8;
+
+    /// The names of all cases.
+    pub(crate) const CASES: [&'static str; 7] =
+        ["latency", "window", "synchronous", "loaned", "waiting", "quiet", "ring"];
 
     /// Returns the name of the case in rows.
-    #[must_use]
-    pub const fn case(self) -> &'static str {
+    pub(crate) const fn case(self) -> &'static str {
         match self {
             Self::Latency { .. } => "latency",
             Self::Window { .. } => "window",
@@ -58,8 +61,7 @@ impl Measure {
     }
 
     /// Returns the bytes of a message.
-    #[must_use]
-    pub const fn bytes(self) -> u32 {
+    pub(crate) const fn bytes(self) -> u32 {
         match self {
             Self::Latency { bytes }
             | Self::Window { bytes, .. }
@@ -71,15 +73,13 @@ impl Measure {
     }
 
     /// Returns how many messages follow each other before one comes back.
-    #[must_use]
-    pub const fn window(self) -> u32 {
+    pub(crate) const fn window(self) -> u32 {
         if let Self::Window { window, .. } = self { window } else { 1 }
     }
 
     /// Returns how many messages' times an operation holds among `ranks`: the time of one is the
     /// operation's by this.
-    #[must_use]
-    pub const fn messages(self, ranks: u32) -> u32 {
+    pub(crate) const fn messages(self, ranks: u32) -> u32 {
         match self {
             Self::Window { window, .. } => window,
             Self::Ring => ranks,

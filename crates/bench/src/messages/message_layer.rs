@@ -11,11 +11,8 @@ use vigie_via::protocol::{Config, EngineEvent, MessageEngine, Mode};
 use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
 
-use super::carrier::{CarrierKind, PingPong, VIGIE};
-use super::measure::Measure;
-use super::rank_context::RankContext;
-use super::ranks::OwnCarrier;
 use super::virtual_interface::{ADDRESS_BYTES, address_of, leave_address};
+use super::{CarrierKind, Measure, OwnCarrier, PingPong, RankContext, VIGIE};
 use crate::error::Failure;
 
 /// vigie's message layer.
@@ -26,6 +23,7 @@ pub(crate) static MESSAGES: OwnCarrier = OwnCarrier {
     kind: CarrierKind::Vigie,
     has: |_| true,
     link_bytes: ADDRESS_BYTES,
+    is_remote: false,
     open: |context| Ok(Box::new(Messages::open(context, Shm::open().map_err(Failure::runtime)?)?)),
 };
 

@@ -20,7 +20,7 @@
 
 mod blocking;
 mod carrier;
-pub mod datagram;
+pub(crate) mod datagram;
 mod keys;
 mod limit;
 mod list;
@@ -29,27 +29,27 @@ mod measure_result;
 pub(crate) mod message_layer;
 mod names;
 pub mod partner;
-pub mod plan;
-pub mod plot;
-pub(crate) mod program;
+pub(crate) mod plan;
+mod plot;
+mod program;
 pub(crate) mod rank_context;
 pub(crate) mod ranks;
-pub mod remote;
+pub(crate) mod remote;
 pub(crate) mod role;
-pub(crate) mod row_selector;
 mod socket;
 mod stopwatch;
 mod tables;
 pub(crate) mod virtual_interface;
 
-pub use self::blocking::{Blocking, Channel};
-pub use self::carrier::{
-    Carrier, CarrierKind, PingPong, Prepared, Run, UnknownCarrier, VIGIE, VIGIE_VI,
-};
-pub use self::list::{carriers, own_carriers};
+use self::blocking::{Blocking, Channel};
+pub(crate) use self::carrier::{Carrier, UnknownCarrier};
+pub use self::carrier::{CarrierKind, PingPong};
+use self::carrier::{Prepared, Run, VIGIE, VIGIE_VI};
+pub(crate) use self::list::carriers;
+pub use self::list::own_carriers;
 pub use self::measure::Measure;
-pub use self::measure_result::MeasureResult;
-pub use self::names::{carrier, named, own};
+use self::measure_result::MeasureResult;
+pub(crate) use self::names::named;
+use self::names::own;
 pub use self::rank_context::RankContext;
 pub use self::ranks::OwnCarrier;
-pub use crate::host::missing::Missing;

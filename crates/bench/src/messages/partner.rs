@@ -1,9 +1,7 @@
 //! Two ranks, one of them the calling process, for Criterion, which counts and times itself.
 
-use super::carrier::PingPong;
-use super::measure::Measure;
-use super::ranks::OwnCarrier;
 use super::ranks::{RankPlan, RunBootstrap, cores, failed};
+use super::{Measure, OwnCarrier, PingPong};
 use crate::error::BenchError;
 use crate::process::Child;
 
@@ -41,7 +39,7 @@ impl Partner {
             budget: std::time::Duration::ZERO,
         })?;
         let context = bootstrap.context(0, core(0));
-        context.pin().map_err(failed)?;
+        context.enter().map_err(failed)?;
         let rank = (own.open)(&context).map_err(failed)?;
         Ok(Self { rank, measure, _follower: follower, _bootstrap: bootstrap })
     }

@@ -1,21 +1,19 @@
 //! Systems, measures and their length; and the figures made from the samples.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::carrier::{Carrier, Prepared, Run, VIGIE, VIGIE_VI};
-pub use super::keys::{
+pub(crate) use super::keys::{
     BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_P99_US, MESSAGE_US,
-    PAPER_SIZES, RANKS, REST, WINDOW,
+    PAPER_SIZES, RANKS, WINDOW,
 };
-use super::list::carriers;
-use super::measure::Measure;
-use super::measure_result::MeasureResult;
-use super::tables;
+use super::{Carrier, Measure, MeasureResult, Prepared, Run};
+use super::{plot, tables};
 use crate::error::BenchError;
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row, Subject};
+use crate::report::chart;
+use crate::report::{Outcome, Plan, Progress, Row, Subject};
 use crate::statistics::{Samples, median};
 
 /// Sizes beyond them.
@@ -35,18 +33,21 @@ pub(crate) const LOANED: u32 = 32_768;
 
 /// The systems and their measurements.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct PingPongPlan {
+pub(crate) struct PingPongPlan {
     /// The systems, in the order of the tables.
-    pub carriers: Vec<&'static dyn Carrier>,
+    pub(crate) carriers: Vec<&'static dyn Carrier>,
     /// The measures of two ranks, in the order of the rows; a system takes those that it has.
-    pub measures: Vec<Measure>,
+    pub(crate) measures: Vec<Measure>,
     /// Numbers of ranks of rings on two cores.
-    pub rings: Vec<u32>,
+    pub(crate) rings: Vec<u32>,
     /// Time per system and measure.
-    pub budget: Duration,
+    pub(crate) budget: Duration,
     /// Turns in which the budget is spent, each with new processes.
-    pub rounds: u32,
+    pub(crate) rounds: u32,
+    /// Shows the rows.
+    pub(super) tables: fn(&[Row]) -> String,
+    /// Where the latencies are drawn to, and the rings beside.
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// The rows of one run of one system.
@@ -58,26 +59,25 @@ struct CarrierRun {
 
 impl PingPongPlan {
     /// Plans every measure, 300 ms each in 3 turns.
-    #[must_use]
-    pub fn new(carriers: Vec<&'static dyn Carrier>) -> Self {
+    pub(crate) fn new(carriers: Vec<&'static dyn Carrier>) -> Self {
         Self {
             carriers,
             measures: Self::measures(&Self::sizes()),
             rings: vec![4, 8, 16, 32],
             budget: Duration::from_millis(300),
             rounds: 3,
+            tables: tables::all,
+            plot: None,
         }
     }
 
     /// Returns the sizes of messages whose latency is measured by default, in bytes.
-    #[must_use]
-    pub fn sizes() -> Vec<u32> {
+    pub(crate) fn sizes() -> Vec<u32> {
         PAPER_SIZES.into_iter().chain(LARGE_SIZES).collect()
     }
 
     /// Returns all measures of two ranks, with the latencies of `sizes`.
-    #[must_use]
-    pub fn measures(sizes: &[u32]) -> Vec<Measure> {
+    pub(crate) fn measures(sizes: &[u32]) -> Vec<Measure> {
         let latencies = sizes.iter().map(|&bytes| Measure::Latency { bytes });
         let others = [
             Measure::Window { bytes: SMALL, window: WINDOW_SMALL },
@@ -92,13 +92,6 @@ impl PingPongPlan {
         latencies.chain(others).collect()
     }
 
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        let jobs: usize = self.carriers.iter().map(|carrier| self.jobs_of(*carrier).count()).sum();
-        jobs * self.rounds as usize
-    }
-
     /// The jobs of one system in one turn: the measures of two ranks together, each ring
     /// separately.
     fn jobs_of(&self, carrier: &dyn Carrier) -> impl Iterator<Item = (u32, Vec<Measure>)> {
@@ -109,11 +102,47 @@ impl PingPongPlan {
         jobs.into_iter().filter(|(_, measures)| !measures.is_empty())
     }
 
-    /// Measures all systems in turns. A system that is missing or fails is not an error: its rows say so.
-    ///
-    /// # Errors
-    /// None at present.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    /// Empty rows, and what fills them.
+    fn rows(&self) -> (Vec<Row>, Vec<CarrierRun>) {
+        let (mut rows, mut jobs) = (Vec::new(), Vec::new());
+        let cores = super::ranks::cores();
+        for (index, carrier) in self.carriers.iter().enumerate() {
+            for (ranks, measures) in self.jobs_of(*carrier) {
+                let first = rows.len();
+                let subject = Subject::Carrier { name: carrier.name(), label: carrier.label() };
+                rows.extend(measures.iter().map(|&measure| row(subject, measure, ranks)));
+                let budget = self.budget / self.rounds.max(1);
+                let run = Run { measures, budget, ranks, cores: cores.clone() };
+                jobs.push(CarrierRun { carrier: index, run, rows: (first..rows.len()).collect() });
+            }
+        }
+        (rows, jobs)
+    }
+
+    /// Rows stand by measure first, by system second.
+    fn position(&self, row: &Row) -> (usize, u64, usize) {
+        let number = |key| row.parameters.get(key).and_then(serde_json::Value::as_u64);
+        let is_it = |measure: &&Measure| {
+            let same = measure.case() == row.case && number(BYTES) == Some(measure.bytes().into());
+            same && number(WINDOW) == Some(measure.window().into())
+        };
+        let index = self.measures.iter().position(|measure| is_it(&measure));
+        let carrier = self.carriers.iter().position(|one| one.name() == row.system.name());
+        (
+            index.unwrap_or(self.measures.len()),
+            number(RANKS).unwrap_or_default(),
+            carrier.unwrap_or_default(),
+        )
+    }
+}
+
+impl Plan for PingPongPlan {
+    fn cases(&self) -> usize {
+        let jobs: usize = self.carriers.iter().map(|carrier| self.jobs_of(*carrier).count()).sum();
+        jobs * self.rounds as usize
+    }
+
+    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let prepare = |carrier: &&'static dyn Carrier| {
             progress.case(format!("{}: preparing", carrier.name()));
             carrier.prepare()
@@ -147,60 +176,15 @@ impl PingPongPlan {
         Ok(Outcome { rows, priority: None })
     }
 
-    /// Empty rows, and what fills them.
-    fn rows(&self) -> (Vec<Row>, Vec<CarrierRun>) {
-        let (mut rows, mut jobs) = (Vec::new(), Vec::new());
-        let cores = super::ranks::cores();
-        for (index, carrier) in self.carriers.iter().enumerate() {
-            for (ranks, measures) in self.jobs_of(*carrier) {
-                let first = rows.len();
-                let subject = Subject::Carrier { name: carrier.name(), label: carrier.label() };
-                rows.extend(measures.iter().map(|&measure| row(subject, measure, ranks)));
-                let budget = self.budget / self.rounds.max(1);
-                let namespaces = Vec::new();
-                let run = Run { measures, budget, ranks, cores: cores.clone(), namespaces };
-                jobs.push(CarrierRun { carrier: index, run, rows: (first..rows.len()).collect() });
-            }
-        }
-        (rows, jobs)
+    fn tables(&self, rows: &[Row]) -> String {
+        (self.tables)(rows)
     }
 
-    /// Rows stand by measure first, by system second.
-    fn position(&self, row: &Row) -> (usize, u64, usize) {
-        let number = |key| row.parameters.get(key).and_then(serde_json::Value::as_u64);
-        let is_it = |measure: &&Measure| {
-            let same = measure.case() == row.case && number(BYTES) == Some(measure.bytes().into());
-            same && number(WINDOW) == Some(measure.window().into())
-        };
-        let index = self.measures.iter().position(|measure| is_it(&measure));
-        let carrier = self.carriers.iter().position(|one| one.name() == row.system.name());
-        (
-            index.unwrap_or(self.measures.len()),
-            number(RANKS).unwrap_or_default(),
-            carrier.unwrap_or_default(),
-        )
+    fn draw(&self, rows: &[Row]) -> Result<(), BenchError> {
+        let Some(path) = &self.plot else { return Ok(()) };
+        chart::write(path, plot::latencies(rows))?;
+        chart::write(&path.with_extension("rings.svg"), plot::rings(rows))
     }
-
-    /// Shows latencies beside the paper's, rates, waiting and rings.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
-        tables::all(rows)
-    }
-}
-
-/// Empty rows of vigie's systems that this program does not have, so that the goals say why there
-/// is no figure.
-pub(crate) fn absent() -> Vec<Row> {
-    let known = carriers();
-    let absent = [(VIGIE, "vigie, messages"), (VIGIE_VI, "vigie, Virtual Interface")];
-    let absent = absent.into_iter().filter(|(name, _)| known.iter().all(|one| one.name() != *name));
-    let rows = absent.map(|(name, label)| {
-        let subject = Subject::Carrier { name, label };
-        let mut row = row(subject, Measure::Latency { bytes: SMALL }, 2);
-        row.failure = Some(format!("skipped: this program has no {name}"));
-        row
-    });
-    rows.collect()
 }
 
 fn row(subject: Subject, measure: Measure, ranks: u32) -> Row {
@@ -296,6 +280,7 @@ fn sum_up(row: &mut Row, found: &[(MeasureResult, u32)]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::carriers;
 
     #[test]
     fn turns_are_summed_up_per_message() {

@@ -5,8 +5,7 @@ use crate::report::Row;
 use crate::report::chart::{Scale, Series, draw};
 
 /// Draws time one way by size, a line per system.
-#[must_use]
-pub fn latencies(rows: &[Row]) -> String {
+pub(crate) fn latencies(rows: &[Row]) -> String {
     let lines = lines(rows, "latency", BYTES);
     let log = Scale::Logarithmic;
     let title = "Message between two processes of one host";
@@ -14,8 +13,7 @@ pub fn latencies(rows: &[Row]) -> String {
 }
 
 /// Draws time of a hop by the number of ranks, a line per system.
-#[must_use]
-pub fn rings(rows: &[Row]) -> String {
+pub(crate) fn rings(rows: &[Row]) -> String {
     let lines = lines(rows, "ring", RANKS);
     let log = Scale::Logarithmic;
     draw("Token around a ring on two cores", ("ranks", log), ("µs per hop, median", log), &lines)

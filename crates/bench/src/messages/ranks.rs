@@ -6,14 +6,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::carrier::{Carrier, CarrierKind, PingPong, Prepared, Run};
-use super::measure::Measure;
-use super::measure_result::MeasureResult;
 use super::rank_context;
-use super::rank_context::RankContext;
+use super::{Carrier, CarrierKind, Measure, MeasureResult, PingPong, Prepared, RankContext, Run};
 use crate::error::{BenchError, Failure};
-use crate::host::arena::{CONTROL_BYTES, SharedFile};
-use crate::host::missing::Missing;
+use crate::host::{CONTROL_BYTES, Missing, Namespaces, SharedFile};
 use crate::process::{Child, Role};
 
 /// A system whose ranks are processes of this program.
@@ -33,6 +29,8 @@ pub struct OwnCarrier {
     /// Shared memory that it needs for each rank, in bytes; zeroed, for use by the system. A system
     /// that shares its memory by its own means needs none.
     pub link_bytes: usize,
+    /// Whether its two ranks are in network namespaces of their own, with a veth pair between them.
+    pub is_remote: bool,
     /// Opens a rank in the calling process, and connects it to its neighbours. All ranks of a run do
     /// so at the same time.
     pub open: fn(&RankContext) -> Result<Box<dyn PingPong>, Failure>,
@@ -60,23 +58,27 @@ impl Carrier for OwnCarrier {
     }
 
     fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
-        Ok(Box::new(OwnRanks { own: self }))
+        let namespaces = self.is_remote.then(Namespaces::make).transpose()?;
+        Ok(Box::new(OwnRanks { own: self, namespaces }))
     }
 }
 
-/// A system of this program: there is nothing to prepare.
+/// A system of this program, and the namespaces of its ranks, which end with this.
 #[derive(Debug)]
 struct OwnRanks<'a> {
     own: &'a OwnCarrier,
+    namespaces: Option<Namespaces>,
 }
 
 impl Prepared for OwnRanks<'_> {
     fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
         let bootstrap = RunBootstrap::new(self.own, run.ranks).map_err(failed)?;
+        let namespaces = self.namespaces.as_ref().map(Namespaces::paths).unwrap_or_default();
+        let mut paths = namespaces.into_iter();
         let mut ranks = Vec::new();
         for rank in 0..run.ranks {
             let mut context = bootstrap.context(rank, run.cores_of(rank));
-            context.namespace = run.namespace_of(rank);
+            context.namespace = paths.next();
             let carrier = self.own.name.to_owned();
             let (measures, budget) = (run.measures.clone(), run.budget);
             ranks.push(Child::start(&RankPlan { carrier, context, measures, budget })?);

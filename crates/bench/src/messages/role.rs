@@ -1,6 +1,6 @@
 //! A rank's part, in a process of its own.
 
-use super::names::own;
+use super::own;
 use super::ranks::RankPlan;
 use super::stopwatch;
 use crate::error::Failure;
@@ -9,7 +9,6 @@ use crate::process::print_result;
 /// Runs a rank in this process.
 pub(crate) fn play(plan: &RankPlan) -> Result<(), Failure> {
     plan.context.enter()?;
-    plan.context.pin()?;
     let own = own(&plan.carrier).map_err(Failure::runtime)?;
     let mut rank = (own.open)(&plan.context)?;
     for &measure in &plan.measures {

@@ -7,14 +7,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
-use super::blocking::{Blocking, Channel};
-use super::carrier::CarrierKind;
-use super::measure::Measure;
-use super::rank_context::RankContext;
-use super::ranks::OwnCarrier;
+use super::{Blocking, CarrierKind, Channel, Measure, OwnCarrier, RankContext};
 use crate::clock::{now, sleep};
 use crate::error::Failure;
-use crate::host::arena::Arena;
+use crate::host::Arena;
 
 /// How long ranks wait for each other at the beginning.
 const MEETING: Duration = Duration::from_secs(20);
@@ -27,6 +23,7 @@ pub(crate) static TCP: OwnCarrier = OwnCarrier {
     kind: CarrierKind::Peer,
     has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
     link_bytes: 0,
+    is_remote: false,
     open: |context| {
         Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Polling, |_| {
             Ipv4Addr::LOCALHOST

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use super::carrier::PingPong;
 use super::keys::REST;
-use super::measure::Measure;
-use super::measure_result::MeasureResult;
+use super::{Measure, MeasureResult, PingPong};
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
-use crate::host::usage::Usage;
+use crate::host::Usage;
 
 /// A sample lasts at least this long, so that reading the clock (25 ns) is not part of it.
 const SAMPLE_MIN: Duration = Duration::from_micros(50);

@@ -4,9 +4,7 @@ use super::keys::{
     BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_P99_US, MESSAGE_US,
     PAPER_SIZES, RANKS,
 };
-use crate::report::show::{failure_word, failures};
-use crate::report::table::{Table, three_digits, time};
-use crate::report::{Row, Subject};
+use crate::report::{Row, Subject, Table, failure_word, failures, three_digits, time};
 
 /// Table 1 of the paper: microseconds one way between two processes of one machine, of LAM/MPI over
 /// VIA and over TCP, on a Pentium II of 450 MHz [via-lam, §5].

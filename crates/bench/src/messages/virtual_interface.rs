@@ -23,14 +23,10 @@ use vigie_via::vi::{
     ViAttributes, ViError, ViId,
 };
 
-use super::blocking::{Blocking, Channel};
-use super::carrier::{CarrierKind, VIGIE_VI};
-use super::measure::Measure;
-use super::rank_context::RankContext;
-use super::ranks::OwnCarrier;
 use super::socket::wait_posted;
+use super::{Blocking, CarrierKind, Channel, Measure, OwnCarrier, RankContext, VIGIE_VI};
 use crate::error::Failure;
-use crate::host::arena::{Arena, CONTROL_BYTES};
+use crate::host::{Arena, CONTROL_BYTES};
 
 /// vigie's Virtual Interface layer.
 pub(crate) static VIRTUAL_INTERFACE: OwnCarrier = OwnCarrier {
@@ -50,6 +46,7 @@ pub(crate) static VIRTUAL_INTERFACE: OwnCarrier = OwnCarrier {
         fits && is_asked
     },
     link_bytes: ADDRESS_BYTES,
+    is_remote: false,
     open: |context| {
         Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, context, SLOT_BYTES * SLOTS)?)))
     },

@@ -14,8 +14,7 @@ use super::service_time::ServiceTime;
 
 /// One kind of behaviour, with its sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Behaviour {
+pub(crate) enum Behaviour {
     /// Tasks that compute without end, and yield after each step, or never.
     Compute {
         /// Number of tasks.
@@ -134,12 +133,11 @@ pub enum Behaviour {
 
 /// Tasks that receive from channels, each from its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Stage {
+pub(crate) struct Stage {
     /// Number of tasks.
-    pub tasks: u32,
+    pub(crate) tasks: u32,
     /// Computation for each message.
-    pub step_us: u64,
+    pub(crate) step_us: u64,
 }
 
 impl Stage {
@@ -150,8 +148,7 @@ impl Stage {
 
 /// A call that blocks, or takes its time in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Call {
+pub(crate) enum Call {
     /// `std::thread::sleep`.
     Sleep {
         /// For how long.
@@ -169,8 +166,7 @@ pub enum Call {
 
 impl Behaviour {
     /// Tells whether tasks of this kind sleep in the kernel, so that each costs a thread.
-    #[must_use]
-    pub const fn blocks(&self) -> bool {
+    pub(crate) const fn blocks(&self) -> bool {
         match self {
             Self::Calls { call, .. } => !matches!(call, Call::Allocate | Call::Urandom),
             Self::Lock { .. } | Self::BlockingHandlers { .. } => true,
@@ -179,14 +175,12 @@ impl Behaviour {
     }
 
     /// Tells whether the work of this kind counts as computation.
-    #[must_use]
-    pub const fn computes(&self) -> bool {
+    pub(crate) const fn computes(&self) -> bool {
         matches!(self, Self::Compute { .. } | Self::Resting { .. } | Self::Burst { .. })
     }
 
     /// Returns how many connections its clients hold open.
-    #[must_use]
-    pub const fn connections(&self) -> u32 {
+    pub(crate) const fn connections(&self) -> u32 {
         match self {
             Self::Flood { clients, .. } | Self::BlockingHandlers { clients, .. } => *clients,
             Self::Service { connections, .. } | Self::Stages { connections, .. } => *connections,

@@ -13,8 +13,8 @@ use super::paced::open;
 use super::wire::{Hello, REQUEST_BYTES, Request};
 use crate::compute::note_operation;
 use crate::error::Failure;
+use crate::host::Priority;
 use crate::host::limits;
-use crate::host::realtime::Priority;
 use crate::process::{Message, Role, wait_for_go};
 use crate::system::blocking_calls::STACK_BYTES;
 

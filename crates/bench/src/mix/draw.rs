@@ -9,14 +9,13 @@ use super::service_time::ServiceTime;
 
 /// Behaviours that run side by side in one server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Mix {
+pub(crate) struct Mix {
     /// Where it comes from: `seed 17`, or a name.
-    pub name: String,
+    pub(crate) name: String,
     /// Seed of arrivals and of the requests' sizes.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// What runs.
-    pub behaviours: Vec<Behaviour>,
+    pub(crate) behaviours: Vec<Behaviour>,
 }
 
 /// Requests that the paced client sends for one behaviour at most: it shares the cores.
@@ -29,8 +28,7 @@ impl Mix {
     /// Draws a mix: one or two kinds of computation, of bursts or of blocking calls, and one to three
     /// kinds of events. How likely each kind is, is drawn first, so that some seeds prefer kinds that
     /// others avoid.
-    #[must_use]
-    pub fn draw(seed: u64) -> Self {
+    pub(crate) fn draw(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut draw = Draw { random: &mut random };
         let weights = |draw: &mut Draw<'_>, kinds: usize| -> Vec<f64> {
@@ -49,27 +47,23 @@ impl Mix {
     }
 
     /// Returns the mix of this name; see [`CASES`].
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         let case = CASES.iter().find(|case| case.0 == name)?;
         Some(Self { name: name.to_owned(), seed: 1, behaviours: (case.2)() })
     }
 
     /// Tells whether any of it sleeps in the kernel.
-    #[must_use]
-    pub fn blocks(&self) -> bool {
+    pub(crate) fn blocks(&self) -> bool {
         self.behaviours.iter().any(Behaviour::blocks)
     }
 
     /// Tells whether any of it computes.
-    #[must_use]
-    pub fn computes(&self) -> bool {
+    pub(crate) fn computes(&self) -> bool {
         self.behaviours.iter().any(Behaviour::computes)
     }
 
     /// Returns how many connections its clients hold open.
-    #[must_use]
-    pub fn connections(&self) -> u32 {
+    pub(crate) fn connections(&self) -> u32 {
         self.behaviours.iter().map(Behaviour::connections).sum()
     }
 }
@@ -245,7 +239,7 @@ const EVENTS: &[BehaviourGenerator] = &[
 ];
 
 /// A load with a name, a line about it, and what it consists of.
-pub type NamedLoad = (&'static str, &'static str, fn() -> Vec<Behaviour>);
+pub(crate) type NamedLoad = (&'static str, &'static str, fn() -> Vec<Behaviour>);
 
 const POLITE: Behaviour = Behaviour::Compute { tasks: 2, step_us: 100, yields: true };
 
@@ -272,7 +266,7 @@ const fn calls(tasks: u32, call: Call) -> Behaviour {
 }
 
 /// Loads with names.
-pub const CASES: &[NamedLoad] = &[
+pub(crate) const CASES: &[NamedLoad] = &[
     ("nothing", "the probes alone", Vec::new),
     ("blocking-4", "handlers that block for 100 ms, 4 clients", || vec![blocking(4)]),
     ("blocking-10", "the same, 10 clients", || vec![blocking(10)]),

@@ -12,13 +12,13 @@ mod tasks;
 mod threads;
 mod wire;
 
-pub use self::behaviour::{Behaviour, Call, Stage};
+pub(crate) use self::behaviour::Behaviour;
 pub(crate) use self::closed::ClosedClients;
-pub use self::draw::{CASES, Mix, NamedLoad};
+pub(crate) use self::draw::{CASES, Mix};
 pub(crate) use self::paced::{PacedClient, ResponseTimes};
 pub(crate) use self::schedule::arrivals;
 pub(crate) use self::server::LoadServer;
-pub use self::service_time::ServiceTime;
+pub(crate) use self::service_time::ServiceTime;
 #[cfg(test)]
 pub(crate) use self::service_time::exponential;
 pub(crate) use self::tasks::serve as serve_on;

@@ -20,9 +20,9 @@ use super::schedule::{Due, Group, Purpose, Schedule};
 use super::wire::{HELLO_BYTES, Hello, REQUEST_BYTES, Request};
 use crate::clock;
 use crate::error::Failure;
+use crate::host::Usage;
 use crate::host::limits;
 use crate::host::realtime;
-use crate::host::usage::Usage;
 use crate::process::{Message, Role, print_result, wait_for_go};
 
 /// How long an answer may take before a connection counts as dead.

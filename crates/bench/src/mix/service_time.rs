@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A distribution of service times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum ServiceTime {
+pub(crate) enum ServiceTime {
     /// Always the same.
     Fixed {
         /// The time.
@@ -48,8 +47,7 @@ impl ServiceTime {
     }
 
     /// Returns the mean in microseconds.
-    #[must_use]
-    pub fn mean_us(self) -> f64 {
+    pub(crate) fn mean_us(self) -> f64 {
         match self {
             Self::Fixed { us } => us,
             Self::Exponential { mean_us } => mean_us,

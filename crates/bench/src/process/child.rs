@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use super::message::Message;
 use super::role::{ASKS_COUNTS, ASKS_USAGE, GO, Role, VARIABLE};
 use crate::error::BenchError;
-use crate::host::usage::Usage;
+use crate::host::Usage;
 use crate::inside::Counts;
 
 /// How long a child may take to report its usage, beside the computations there.

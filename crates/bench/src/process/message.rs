@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::Failure;
-use crate::host::realtime::Priority;
-use crate::host::usage::Usage;
+use crate::host::{Priority, Usage};
 use crate::inside::Counts;
 
 /// The messages of a child.

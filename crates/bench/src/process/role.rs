@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::message::Message;
 use crate::error::Failure;
-use crate::host::usage::Usage;
+use crate::host::Usage;
 use crate::inside;
 
 /// The environment variable that holds a child's role.

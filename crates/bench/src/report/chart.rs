@@ -1,6 +1,10 @@
 //! Plots as SVG, without a library: lines over two axes.
 
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use crate::error::BenchError;
 
 /// Size of a plot, and the margins within which its lines are, in pixels.
 const SIZE: (f64, f64) = (880.0, 560.0);
@@ -105,6 +109,14 @@ impl Axis {
             (at <= self.high + self.step / 2.0).then_some(value)
         })
     }
+}
+
+/// Writes a plot, and says so.
+pub(crate) fn write(path: &Path, svg: String) -> Result<(), BenchError> {
+    let error = |source| BenchError::File { path: path.to_owned(), source };
+    fs::write(path, svg).map_err(error)?;
+    println!("written: {}", path.display());
+    Ok(())
 }
 
 /// Draws lines over two axes, each with its name and scale.

@@ -1,11 +1,20 @@
 //! Results: rows of figures, how they are measured in turns, and how they are shown.
 
 pub(crate) mod chart;
-pub(crate) mod figure;
-pub mod progress;
-pub(crate) mod repetition;
+mod figure;
+mod plan;
+mod progress;
+mod repetition;
 mod row;
-pub(crate) mod show;
-pub mod table;
+mod show;
+mod table;
 
-pub use self::row::{Outcome, Report, Row, Subject, find};
+pub(crate) use self::figure::{Figure, largest, smallest};
+#[cfg(test)]
+pub(crate) use self::plan::planned;
+pub(crate) use self::plan::{Amount, Case, Plan, Systems, by_default, measure, name_of};
+pub(crate) use self::progress::Progress;
+pub(crate) use self::repetition::{REACTION, Repetition, THREADS_MAX, WORK_PER_S};
+pub(crate) use self::row::{Outcome, Report, Row, Subject, find};
+pub(crate) use self::show::{ECHO_COLUMNS, Show, failure_word, failures, table};
+pub(crate) use self::table::{Table, three_digits, time};

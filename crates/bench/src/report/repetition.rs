@@ -7,7 +7,7 @@ use serde_json::json;
 use super::progress::Progress;
 use super::row::{Outcome, Row};
 use crate::error::BenchError;
-use crate::host::realtime::Priority;
+use crate::host::Priority;
 use crate::statistics::{Samples, median};
 
 /// Name of the samples that are a row's own: their figures have no prefix.
@@ -43,40 +43,45 @@ impl Repetition {
         self.figures.push((key, value));
         self
     }
+
+    /// Adds this turn to a row's samples and to the figures of its turns.
+    fn add_to(self, row: &mut Row, figures: &mut BTreeMap<&'static str, Vec<f64>>) -> Priority {
+        for (name, samples) in self.samples {
+            row.samples_ns.entry(name).or_default().extend_from_slice(samples.as_nanoseconds());
+        }
+        for (key, value) in self.figures {
+            figures.entry(key).or_default().push(value);
+        }
+        self.priority
+    }
 }
 
-/// Measures rows in turns (A B A B), so that a drift of the machine meets them all. A row whose system
-/// fails gets the failure and is left out from then on.
-pub(crate) fn in_repetitions(
-    rows: Vec<Row>,
+/// Measures rows, each with its setting, in turns (A B A B), so that a drift of the machine meets them all. A row whose
+/// system fails gets the failure and is left out from then on.
+pub(crate) fn in_repetitions<S>(
+    cases: Vec<(S, Row)>,
     rounds: u32,
     seed: u64,
     progress: &mut Progress,
-    mut measure: impl FnMut(usize, &Row, u64, &Progress) -> Result<Repetition, BenchError>,
+    mut measure: impl FnMut(&S, u64, &Progress) -> Result<Repetition, BenchError>,
 ) -> Result<Outcome, BenchError> {
+    let (settings, rows): (Vec<S>, Vec<Row>) = cases.into_iter().unzip();
     let mut outcome = Outcome { rows, priority: None };
     let mut seeds = fastrand::Rng::with_seed(seed);
     let mut figures = vec![BTreeMap::<&'static str, Vec<f64>>::new(); outcome.rows.len()];
     for _ in 0..rounds {
-        for (index, row) in outcome.rows.iter_mut().enumerate() {
+        for ((setting, row), figures) in settings.iter().zip(&mut outcome.rows).zip(&mut figures) {
             let seed = seeds.u64(..);
-            if row.failure.is_some() {
-                progress.case_done();
-                continue;
-            }
-            match measure(index, row, seed, progress) {
-                Ok(repetition) => {
-                    for (name, samples) in repetition.samples {
-                        let all = row.samples_ns.entry(name).or_default();
-                        all.extend_from_slice(samples.as_nanoseconds());
+            if row.failure.is_none() {
+                match measure(setting, seed, progress) {
+                    Ok(repetition) => {
+                        outcome.priority = Some(repetition.add_to(row, figures));
                     }
-                    for (key, value) in repetition.figures {
-                        figures[index].entry(key).or_default().push(value);
+                    Err(error) if error.is_of_the_system() => {
+                        row.failure = Some(error.to_string());
                     }
-                    outcome.priority = Some(repetition.priority);
+                    Err(error) => return Err(error),
                 }
-                Err(error) if error.is_of_the_system() => row.failure = Some(error.to_string()),
-                Err(error) => return Err(error),
             }
             progress.case_done();
         }
@@ -113,7 +118,7 @@ fn sum_up(row: &mut Row, figures: &BTreeMap<&'static str, Vec<f64>>) {
 mod tests {
     use super::*;
     use crate::error::Failure;
-    use crate::report::show::{Show, table};
+    use crate::report::{Show, table};
     use crate::schedulers::System;
 
     fn repetition(value: f64) -> Repetition {
@@ -127,8 +132,8 @@ mod tests {
         // Goal: samples of all turns count together, a figure is the median and a maximum the largest.
         // Method: three turns with known figures.
         let mut values = [3.0, 9.0, 5.0].into_iter();
-        let rows = vec![Row::new(System::Tokio, "case")];
-        let outcome = in_repetitions(rows, 3, 0, &mut Progress::hidden(), |_, _, _, _| {
+        let rows = vec![((), Row::new(System::Tokio, "case"))];
+        let outcome = in_repetitions(rows, 3, 0, &mut Progress::hidden(), |(), _, _| {
             Ok(repetition(values.next().unwrap()))
         });
         let outcome = outcome.unwrap();
@@ -142,11 +147,13 @@ mod tests {
     fn a_system_that_cannot_be_built_leaves_the_others() {
         // Goal: a failure of one system is its row's, is shown, and is not tried again; another error
         // ends the run. Method: two systems, of which one fails.
-        let rows = || vec![Row::new(System::Vigie, "case"), Row::new(System::Tokio, "case")];
+        let rows = || {
+            [System::Vigie, System::Tokio].map(|system| (system, Row::new(system, "case"))).to_vec()
+        };
         let failed = |failure| BenchError::Failed { role: "server", failure };
         let mut tried = 0;
-        let outcome = in_repetitions(rows(), 2, 0, &mut Progress::hidden(), |index, _, _, _| {
-            if index == 1 {
+        let outcome = in_repetitions(rows(), 2, 0, &mut Progress::hidden(), |system, _, _| {
+            if *system == System::Tokio {
                 return Ok(repetition(1.0));
             }
             tried += 1;
@@ -157,7 +164,7 @@ mod tests {
         assert_eq!(rows_now[1].figure("new_samples"), Some(4.0));
         let shown = table("Title", &rows_now, &[("share", Show::Number("share"))]);
         assert!(shown.contains("failed") && shown.contains("no such flavor"), "{shown}");
-        let ended = in_repetitions(rows(), 1, 0, &mut Progress::hidden(), |_, _, _, _| {
+        let ended = in_repetitions(rows(), 1, 0, &mut Progress::hidden(), |_, _, _| {
             Err(failed(Failure::Io { doing: "accepting".to_owned(), reason: "gone".to_owned() }))
         });
         assert!(ended.is_err());

@@ -10,15 +10,13 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::error::BenchError;
-use crate::host::machine::Machine;
-use crate::host::realtime::Priority;
-use crate::schedulers::{System, SystemError};
+use crate::host::{Machine, Priority};
+use crate::schedulers::System;
 
 /// The subject of a row: its name in results and on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "&'static str")]
-#[non_exhaustive]
-pub enum Subject {
+pub(crate) enum Subject {
     /// A runtime.
     Runtime(System),
     /// A carrier of messages between processes: a [`Carrier`](crate::messages::Carrier).
@@ -39,8 +37,7 @@ pub enum Subject {
 
 impl Subject {
     /// Returns the name on the command line and in results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Runtime(system) => system.name(),
             Self::Carrier { name, .. } | Self::Model { name, .. } => name,
@@ -48,8 +45,7 @@ impl Subject {
     }
 
     /// Returns the label of rows in tables.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub(crate) const fn label(self) -> &'static str {
         match self {
             Self::Runtime(system) => system.label(),
             Self::Carrier { label, .. } | Self::Model { label, .. } => label,
@@ -83,27 +79,25 @@ impl fmt::Display for Subject {
 
 /// One case of one system: settings, results, and the samples behind them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct Row {
+pub(crate) struct Row {
     /// The system that was measured.
-    pub system: Subject,
+    pub(crate) system: Subject,
     /// The measurement, such as `reaction` or `pending`.
-    pub case: &'static str,
+    pub(crate) case: &'static str,
     /// The settings, with units in the keys.
-    pub parameters: Map<String, Value>,
+    pub(crate) parameters: Map<String, Value>,
     /// The results, with units in the keys; empty if the case failed.
-    pub figures: Map<String, Value>,
+    pub(crate) figures: Map<String, Value>,
     /// Why there are no results.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<String>,
+    pub(crate) failure: Option<String>,
     /// Raw samples in nanoseconds, in the order in which they were taken.
-    pub samples_ns: BTreeMap<&'static str, Vec<u64>>,
+    pub(crate) samples_ns: BTreeMap<&'static str, Vec<u64>>,
 }
 
 impl Row {
     /// Creates a row without figures.
-    #[must_use]
-    pub fn new(system: impl Into<Subject>, case: &'static str) -> Self {
+    pub(crate) fn new(system: impl Into<Subject>, case: &'static str) -> Self {
         Self {
             system: system.into(),
             case,
@@ -115,55 +109,36 @@ impl Row {
     }
 
     /// Sets a parameter.
-    #[must_use]
-    pub fn parameter(mut self, key: &str, value: impl Into<Value>) -> Self {
+    pub(crate) fn parameter(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.parameters.insert(key.to_owned(), value.into());
         self
     }
 
     /// Sets a figure.
-    #[must_use]
-    pub fn with_figure(mut self, key: &str, value: impl Into<Value>) -> Self {
+    pub(crate) fn with_figure(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.figures.insert(key.to_owned(), value.into());
         self
     }
 
     /// Returns a figure, if the row has it.
-    #[must_use]
-    pub fn figure(&self, key: &str) -> Option<f64> {
+    pub(crate) fn figure(&self, key: &str) -> Option<f64> {
         self.figures.get(key)?.as_f64()
     }
 
-    /// Returns the runtime that the row is about.
-    ///
-    /// # Errors
-    /// [`SystemError::Unknown`] if it is about something else.
-    pub fn runtime(&self) -> Result<System, SystemError> {
-        match self.system {
-            Subject::Runtime(system) => Ok(system),
-            Subject::Carrier { name, .. } | Subject::Model { name, .. } => {
-                Err(SystemError::Unknown { name: name.to_owned() })
-            }
-        }
-    }
-
     /// Returns the number of samples behind the figures.
-    #[must_use]
-    pub fn samples(&self) -> u64 {
+    pub(crate) fn samples(&self) -> u64 {
         self.figures.get("samples").and_then(Value::as_u64).unwrap_or(0)
     }
 
     /// Tells whether this is `system`'s row of `case` in which `key` was set to `value`.
-    #[must_use]
-    pub fn is(&self, system: System, case: &str, key: &str, value: u32) -> bool {
+    pub(crate) fn is(&self, system: System, case: &str, key: &str, value: u32) -> bool {
         let set = self.parameters.get(key).and_then(Value::as_u64);
         self.system == system && self.case == case && set == Some(u64::from(value))
     }
 }
 
 /// Finds `system`'s row of `case` in which `key` was set to `value`.
-#[must_use]
-pub fn find<'a>(
+pub(crate) fn find<'a>(
     rows: &'a [Row],
     system: System,
     case: &str,
@@ -174,37 +149,34 @@ pub fn find<'a>(
 
 /// The outcome of a measurement.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// The rows, in the order in which cases were asked for.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// How the client was scheduled, if one began.
-    pub priority: Option<Priority>,
+    pub(crate) priority: Option<Priority>,
 }
 
 /// All of one run, as one JSON object.
 #[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
-pub struct Report {
+pub(crate) struct Report {
     /// The machine of the run.
-    pub machine: Machine,
+    pub(crate) machine: Machine,
     /// The command line.
-    pub command: String,
+    pub(crate) command: String,
     /// The seed of all randomness.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// How the client was scheduled.
-    pub client_priority: Option<String>,
+    pub(crate) client_priority: Option<String>,
     /// All rows.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// The goals that were checked, if any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub goals: Vec<Value>,
+    pub(crate) goals: Vec<Value>,
 }
 
 impl Report {
     /// Describes this run.
-    #[must_use]
-    pub fn new(machine: Machine, seed: u64, outcome: Outcome) -> Self {
+    pub(crate) fn new(machine: Machine, seed: u64, outcome: Outcome) -> Self {
         let command = env::args().collect::<Vec<_>>().join(" ");
         let client_priority = outcome.priority.map(|priority| priority.to_string());
         Self { machine, command, seed, client_priority, rows: outcome.rows, goals: Vec::new() }
@@ -214,7 +186,7 @@ impl Report {
     ///
     /// # Errors
     /// [`BenchError::File`] if the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), BenchError> {
+    pub(crate) fn write(&self, path: &Path) -> Result<(), BenchError> {
         let error = |source| BenchError::File { path: path.to_owned(), source };
         let mut text = serde_json::to_string(self).map_err(|e| error(e.into()))?;
         text.push('\n');

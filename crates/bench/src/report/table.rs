@@ -6,7 +6,7 @@ use comfy_table::{Cell, CellAlignment, TableComponent};
 /// A table whose first columns are text and whose other columns are figures, aligned to the right.
 #[derive(Debug)]
 #[must_use = "a table shows itself through `to_string`"]
-pub struct Table {
+pub(crate) struct Table {
     title: String,
     text_columns: usize,
     inner: comfy_table::Table,
@@ -14,12 +14,15 @@ pub struct Table {
 
 impl Table {
     /// Creates a table with a title above it and a heading per column; the first column is text.
-    pub fn new(title: impl Into<String>, headings: impl IntoIterator<Item = String>) -> Self {
+    pub(crate) fn new(
+        title: impl Into<String>,
+        headings: impl IntoIterator<Item = String>,
+    ) -> Self {
         Self::with_text_columns(1, title, headings)
     }
 
     /// Creates a table with a title above it and a heading per column; the first `count` are text.
-    pub fn with_text_columns(
+    pub(crate) fn with_text_columns(
         count: usize,
         title: impl Into<String>,
         headings: impl IntoIterator<Item = String>,
@@ -39,7 +42,7 @@ impl Table {
     }
 
     /// Adds a row.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.inner.add_row(aligned(self.text_columns, cells));
     }
 }
@@ -59,8 +62,7 @@ fn aligned(text_columns: usize, cells: impl IntoIterator<Item = String>) -> Vec<
 }
 
 /// Shows a time with three digits and the unit that suits it: `850 ns`, `17.3 µs`, `5.01 ms`, `1.07 s`.
-#[must_use]
-pub fn time(nanoseconds: f64) -> String {
+pub(crate) fn time(nanoseconds: f64) -> String {
     let (value, unit) = match nanoseconds.abs() {
         n if n < 1e3 => (nanoseconds, "ns"),
         n if n < 1e6 => (nanoseconds / 1e3, "µs"),
@@ -71,8 +73,7 @@ pub fn time(nanoseconds: f64) -> String {
 }
 
 /// Shows a figure with about three significant digits; only very small ones have an exponent.
-#[must_use]
-pub fn three_digits(value: f64) -> String {
+pub(crate) fn three_digits(value: f64) -> String {
     match value.abs() {
         // A nonzero value must not look like zero.
         v if v > 0.0 && v < 0.0005 => format!("{value:.1e}"),

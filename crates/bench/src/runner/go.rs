@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::interface::Runner;
 use crate::error::{BenchError, Failure};
 use crate::host::limits;
-use crate::host::program::{cache, is_installed, output_of, write_if_new};
+use crate::host::{cache, is_installed, output_of, write_if_new};
 use crate::mix::LoadServer;
 use crate::schedulers::System;
 use crate::server::ServerPlan;

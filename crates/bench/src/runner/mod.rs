@@ -27,8 +27,7 @@ use crate::system::vigie::{
 
 impl System {
     /// Tells whether this machine has what the system needs.
-    #[must_use]
-    pub fn is_installed(self) -> bool {
+    pub(crate) fn is_installed(self) -> bool {
         self != Self::Go || Go::is_installed()
     }
 

@@ -13,47 +13,57 @@
 
 mod oracle;
 
+use std::num::NonZero;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::json;
 
 use self::oracle::{Discipline, Job, Processors, responses};
-use crate::compute::Pace;
+use crate::compute::{Pace, parse_duration};
 use crate::error::BenchError;
 use crate::loads::{Figures, Run, quantile};
 use crate::mix::{Behaviour, Mix, ServiceTime, arrivals};
-use crate::report::progress::Progress;
-use crate::report::table::{Table, three_digits, time};
-use crate::report::{Outcome, Row, Subject};
+use crate::report::{Outcome, Plan, Progress, Row, Subject, Table, three_digits, time};
 use crate::schedulers::System;
 
 /// Name of the case in rows.
-pub const CASE: &str = "slowdown";
+pub(crate) const CASE: &str = "slowdown";
 
 /// Name of the rows that say up to which load a system holds.
-pub const HOLDS: &str = "slowdown-holds";
+pub(crate) const HOLDS: &str = "slowdown-holds";
 
 /// Key of the load up to which the slowdown stays within [`SLOWDOWN_MAX`].
-pub const LOAD: &str = "load_max";
+pub(crate) const LOAD: &str = "load_max";
 
 /// The slowdown of 99.9 % of requests that a load must stay within.
-pub const SLOWDOWN_MAX: f64 = 50.0;
+pub(crate) const SLOWDOWN_MAX: f64 = 50.0;
 
 /// Requests per second and what they compute when the client's cost is measured.
 const CALIBRATION: (u32, ServiceTime) = (10_000, ServiceTime::Fixed { us: 10.0 });
 
 /// A distribution of service times with a name.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Service {
+pub(crate) struct Service {
     /// Its name on the command line.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// The distribution.
-    pub time: ServiceTime,
+    pub(crate) time: ServiceTime,
+}
+
+impl Service {
+    fn named(name: &str) -> Result<Self, String> {
+        let known = SERVICES.into_iter().find(|service| service.name == name);
+        known.ok_or_else(|| {
+            let names = SERVICES.map(|service| service.name);
+            format!("there are {}", names.join(", "))
+        })
+    }
 }
 
 /// All distributions.
-pub const SERVICES: [Service; 4] = [
+pub(crate) const SERVICES: [Service; 4] = [
     Service {
         name: "99.5-0.5",
         time: ServiceTime::Bimodal { short_us: 10.0, long_us: 10_000.0, long_share: 0.005 },
@@ -67,69 +77,63 @@ pub const SERVICES: [Service; 4] = [
 ];
 
 /// Which systems serve which loads.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct SlowdownPlan {
-    /// The systems.
-    pub systems: Vec<System>,
-    /// The distributions of service times.
-    pub services: Vec<Service>,
-    /// The loads, in rising order.
-    pub loads: Vec<f64>,
-    /// Connections, of which each request takes one that is idle.
-    pub connections: u32,
-    /// How long each run is measured.
-    pub span: Duration,
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SlowdownPlan {
+    /// Distributions of service times: 99.5-0.5 (10 µs and 10 ms), 50-50 (1 µs and 100 µs),
+    /// exponential-10, exponential-25.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME,…",
+        default_value = "99.5-0.5,50-50,exponential-25",
+        value_parser = Service::named
+    )]
+    service: Vec<Service>,
+    /// Loads, in rising order; 1 is the maximum of a server without overhead, beside the client.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LOAD,…",
+        default_value = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
+    )]
+    loads: Vec<f64>,
+    /// Connections; each request takes the one that has been idle for longest.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
+    /// Time per run, after 0.3 s of warm-up.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    budget: Duration,
+    /// Systems to measure [default: vigie,threads,tokio, and go where it is installed].
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
+    peers: Vec<System>,
     /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Processors of this machine.
-    pub cores: usize,
-    /// Seed of arrivals and sizes.
-    pub seed: u64,
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
 }
 
-impl SlowdownPlan {
-    /// Plans the first three distributions at loads from 0.1 to 0.9, for 2 s each.
-    #[must_use]
-    pub fn new(systems: Vec<System>, cores: usize) -> Self {
-        let tenths = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
-        Self {
-            systems,
-            services: vec![SERVICES[0], SERVICES[1], SERVICES[3]],
-            loads: tenths.map(|tenths| tenths / 10.0).to_vec(),
-            connections: 500,
-            span: Duration::from_secs(2),
-            workers: 2,
-            cores,
-            seed: 1,
-        }
-    }
-
-    /// Returns how many runs [`run`](Self::run) makes, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        1 + self.systems.len() * self.services.len() * self.loads.len()
+impl Plan for SlowdownPlan {
+    fn cases(&self) -> usize {
+        1 + self.systems().len() * self.service.len() * self.loads.len()
     }
 
     /// Measures all loads on all systems in turns, and simulates the oracles.
-    ///
-    /// # Errors
-    /// Those of the processes. A system that does not serve a load is not an error: its row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        self.systems.iter().try_for_each(|system| system.prepare())?;
-        let pace = Pace::measure();
-        let (mut outcome, client_us) = self.calibrate(pace, progress)?;
-        for service in &self.services {
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let systems = self.systems();
+        systems.iter().try_for_each(|system| system.prepare())?;
+        let cores = available_parallelism().map_or(1, NonZero::get);
+        let run = SlowdownRun { plan: self, cores, pace: Pace::of_this_machine(), seed };
+        let (mut outcome, client_us) = run.calibrate(progress)?;
+        for service in &self.service {
             for &load in &self.loads {
-                let rate = self.rate(service.time, load, client_us);
-                let mix = self.mix(service.time, rate);
+                let rate = run.rate(service.time, load, client_us);
+                let mix = run.mix(service.time, rate);
                 for discipline in [Discipline::ShortestRemaining, Discipline::Sharing] {
-                    let figures = self.simulate(&mix, rate, client_us, discipline);
+                    let figures = run.simulate(&mix, rate, client_us, discipline);
                     outcome.rows.push(row(subject(discipline), *service, load, rate, &figures));
                 }
-                for &system in &self.systems {
+                for &system in &systems {
                     progress.case(format!("{system}, {}, load {load}", service.name));
-                    let measured = self.run_on(system, pace).measure_undisturbed(&mix);
+                    let measured = run.run_on(system).measure_undisturbed(&mix);
                     outcome.rows.push(match measured {
                         Ok((figures, _)) => row(system.into(), *service, load, rate, &figures),
                         Err(error @ (BenchError::Start { .. } | BenchError::Protocol { .. })) => {
@@ -147,64 +151,48 @@ impl SlowdownPlan {
             }
         }
         let held: Vec<_> =
-            self.services.iter().flat_map(|service| self.held(*service, &outcome.rows)).collect();
+            self.service.iter().flat_map(|service| self.held(*service, &outcome.rows)).collect();
         outcome.rows.extend(held);
         Ok(outcome)
     }
 
-    /// Measures what a request costs the client, in microseconds.
-    fn calibrate(&self, pace: Pace, progress: &mut Progress) -> Result<(Outcome, f64), BenchError> {
-        progress.case("cost of the client");
-        let mix = self.mix(CALIBRATION.1, f64::from(CALIBRATION.0));
-        let (figures, priority) = self.run_on(System::Threads, pace).measure_undisturbed(&mix)?;
-        progress.case_done();
-        let client_us = figures.client_us(f64::from(CALIBRATION.0));
-        Ok((Outcome { rows: Vec::new(), priority: Some(priority) }, client_us))
-    }
-
-    /// The rate at which a load is offered, in requests per second.
-    fn rate(&self, service: ServiceTime, load: f64, client_us: f64) -> f64 {
-        load * self.cores as f64 / (service.mean_us() + load * client_us) * 1e6
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "a rate is far below 2^32")]
-    #[expect(clippy::cast_sign_loss, reason = "a rate is positive")]
-    fn mix(&self, service: ServiceTime, rate: f64) -> Mix {
-        let per_s = (rate.round() as u32).max(1);
-        let behaviour = Behaviour::Service { connections: self.connections, per_s, service };
-        Mix { name: CASE.to_owned(), seed: self.seed, behaviours: vec![behaviour] }
-    }
-
-    fn run_on(&self, system: System, pace: Pace) -> Run {
-        Run {
-            system,
-            workers: self.workers,
-            pace,
-            warm_up: Duration::from_millis(300),
-            span: self.span,
-            opened_per_s: 0,
-            counts_from_due: true,
+    /// Shows a table for each distribution, with what each system holds.
+    fn tables(&self, rows: &[Row]) -> String {
+        let mut shown = String::new();
+        for service in &self.service {
+            let title = format!(
+                "Slowdown p99 / p99.9 (and time p99.9) of requests of {}, by load; 50 up to",
+                service.time
+            );
+            let headings = ["system".to_owned()]
+                .into_iter()
+                .chain(self.loads.iter().map(|load| format!("{load}")))
+                .chain(["load for 50".to_owned()]);
+            let mut table = Table::new(title, headings);
+            let own = |row: &&Row| row.parameters.get("service") == Some(&json!(service.name));
+            for held in rows.iter().filter(own).filter(|row| row.case == HOLDS) {
+                let cells = rows
+                    .iter()
+                    .filter(own)
+                    .filter(|row| row.case == CASE && row.system == held.system)
+                    .map(cell);
+                let load = held.figure(LOAD).map_or_else(String::new, three_digits);
+                let label = held.system.label().to_owned();
+                table.row([label].into_iter().chain(cells).chain([load]));
+            }
+            shown.push_str(&format!("{table}\n{}\n\n", self.floor(*service, rows)));
         }
+        shown
     }
+}
 
-    /// Has the same requests served in virtual time, by what the client leaves of the processors.
-    fn simulate(&self, mix: &Mix, rate: f64, client_us: f64, discipline: Discipline) -> Figures {
-        let left = self.cores as f64 - rate * client_us / 1e6;
-        let on = Processors { count: self.cores, speed: left / self.cores as f64 };
-        let jobs: Vec<_> = arrivals(mix, self.span)
-            .map(|(at, size)| Job { arrival_ns: at as f64, size_ns: size as f64 })
-            .collect();
-        let responses = responses(&jobs, on, discipline);
-        let nanoseconds = |response: f64| {
-            // Both clocks count from zero, in nanoseconds.
-            clock_ns(response)
-        };
-        let mut requests: Vec<_> = responses.iter().copied().map(nanoseconds).collect();
-        let slow = |(job, response): (&Job, &f64)| clock_ns(1e3 * response / job.size_ns.max(1.0));
-        let mut slowdowns: Vec<_> = jobs.iter().zip(&responses).map(slow).collect();
-        requests.sort_unstable();
-        slowdowns.sort_unstable();
-        Figures { requests, slowdowns, ..Figures::default() }
+impl SlowdownPlan {
+    fn systems(&self) -> Vec<System> {
+        if !self.peers.is_empty() {
+            return self.peers.clone();
+        }
+        let systems = [System::Vigie, System::Threads, System::Tokio, System::Go];
+        systems.into_iter().filter(|system| system.is_installed()).collect()
     }
 
     /// Returns a row for each subject that says up to which load it holds.
@@ -248,35 +236,72 @@ impl SlowdownPlan {
             100.0 * most("stolen"),
         )
     }
+}
 
-    /// Returns a table for each distribution, with what each system holds.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
-        let mut shown = String::new();
-        for service in &self.services {
-            let title = format!(
-                "Slowdown p99 / p99.9 (and time p99.9) of requests of {}, by load; 50 up to",
-                service.time
-            );
-            let headings = ["system".to_owned()]
-                .into_iter()
-                .chain(self.loads.iter().map(|load| format!("{load}")))
-                .chain(["load for 50".to_owned()]);
-            let mut table = Table::new(title, headings);
-            let own = |row: &&Row| row.parameters.get("service") == Some(&json!(service.name));
-            for held in rows.iter().filter(own).filter(|row| row.case == HOLDS) {
-                let cells = rows
-                    .iter()
-                    .filter(own)
-                    .filter(|row| row.case == CASE && row.system == held.system)
-                    .map(cell);
-                let load = held.figure(LOAD).map_or_else(String::new, three_digits);
-                let label = held.system.label().to_owned();
-                table.row([label].into_iter().chain(cells).chain([load]));
-            }
-            shown.push_str(&format!("{table}\n{}\n\n", self.floor(*service, rows)));
+/// A plan on this machine.
+#[derive(Debug)]
+struct SlowdownRun<'a> {
+    plan: &'a SlowdownPlan,
+    cores: usize,
+    pace: Pace,
+    /// Seed of arrivals and sizes.
+    seed: u64,
+}
+
+impl SlowdownRun<'_> {
+    /// Measures what a request costs the client, in microseconds.
+    fn calibrate(&self, progress: &mut Progress) -> Result<(Outcome, f64), BenchError> {
+        progress.case("cost of the client");
+        let mix = self.mix(CALIBRATION.1, f64::from(CALIBRATION.0));
+        let (figures, priority) = self.run_on(System::Threads).measure_undisturbed(&mix)?;
+        progress.case_done();
+        let client_us = figures.client_us(f64::from(CALIBRATION.0));
+        Ok((Outcome { rows: Vec::new(), priority: Some(priority) }, client_us))
+    }
+
+    /// The rate at which a load is offered, in requests per second.
+    fn rate(&self, service: ServiceTime, load: f64, client_us: f64) -> f64 {
+        load * self.cores as f64 / (service.mean_us() + load * client_us) * 1e6
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "a rate is far below 2^32")]
+    #[expect(clippy::cast_sign_loss, reason = "a rate is positive")]
+    fn mix(&self, service: ServiceTime, rate: f64) -> Mix {
+        let per_s = (rate.round() as u32).max(1);
+        let behaviour = Behaviour::Service { connections: self.plan.connections, per_s, service };
+        Mix { name: CASE.to_owned(), seed: self.seed, behaviours: vec![behaviour] }
+    }
+
+    fn run_on(&self, system: System) -> Run {
+        Run {
+            system,
+            workers: self.plan.workers,
+            pace: self.pace,
+            warm_up: Duration::from_millis(300),
+            span: self.plan.budget,
+            opened_per_s: 0,
+            counts_from_due: true,
         }
-        shown
+    }
+
+    /// Has the same requests served in virtual time, by what the client leaves of the processors.
+    fn simulate(&self, mix: &Mix, rate: f64, client_us: f64, discipline: Discipline) -> Figures {
+        let left = self.cores as f64 - rate * client_us / 1e6;
+        let on = Processors { count: self.cores, speed: left / self.cores as f64 };
+        let jobs: Vec<_> = arrivals(mix, self.plan.budget)
+            .map(|(at, size)| Job { arrival_ns: at as f64, size_ns: size as f64 })
+            .collect();
+        let responses = responses(&jobs, on, discipline);
+        let nanoseconds = |response: f64| {
+            // Both clocks count from zero, in nanoseconds.
+            clock_ns(response)
+        };
+        let mut requests: Vec<_> = responses.iter().copied().map(nanoseconds).collect();
+        let slow = |(job, response): (&Job, &f64)| clock_ns(1e3 * response / job.size_ns.max(1.0));
+        let mut slowdowns: Vec<_> = jobs.iter().zip(&responses).map(slow).collect();
+        requests.sort_unstable();
+        slowdowns.sort_unstable();
+        Figures { requests, slowdowns, ..Figures::default() }
     }
 }
 
@@ -351,6 +376,11 @@ fn load_within(curve: &[(f64, f64)], bound: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::planned;
+
+    fn on_two_cores(plan: &SlowdownPlan) -> SlowdownRun<'_> {
+        SlowdownRun { plan, cores: 2, pace: Pace::of_this_machine(), seed: 1 }
+    }
 
     #[test]
     fn the_load_that_holds_lies_on_the_curve() {
@@ -367,9 +397,10 @@ mod tests {
     #[test]
     fn a_load_is_relative_to_what_the_client_leaves() {
         // Goal: the rate solves r S = l (n - r c). Method: put it back into the equation.
-        let plan = SlowdownPlan::new(Vec::new(), 2);
+        let plan = planned::<SlowdownPlan>("");
+        let run = on_two_cores(&plan);
         for load in [0.1, 0.5, 0.9] {
-            let rate = plan.rate(SERVICES[0].time, load, 17.0) / 1e6;
+            let rate = run.rate(SERVICES[0].time, load, 17.0) / 1e6;
             let offered = rate * SERVICES[0].time.mean_us() / (2.0 - rate * 17.0);
             assert!((offered - load).abs() < 1e-9, "{offered}");
         }
@@ -379,11 +410,12 @@ mod tests {
     fn the_oracle_gets_slower_with_load() {
         // Goal: the simulated rows are a curve over the load, with the arrivals of the measured ones.
         // Method: two loads, by their 99.9th percentile, with at least as many arrivals.
-        let plan = SlowdownPlan::new(Vec::new(), 2);
+        let plan = planned::<SlowdownPlan>("");
+        let run = on_two_cores(&plan);
         let tail = |load| {
-            let rate = plan.rate(SERVICES[0].time, load, 10.0);
-            let mix = plan.mix(SERVICES[0].time, rate);
-            let figures = plan.simulate(&mix, rate, 10.0, Discipline::Sharing);
+            let rate = run.rate(SERVICES[0].time, load, 10.0);
+            let mix = run.mix(SERVICES[0].time, rate);
+            let figures = run.simulate(&mix, rate, 10.0, Discipline::Sharing);
             (quantile(&figures.slowdowns, 0.999).unwrap(), figures.slowdowns.len())
         };
         let (light, heavy) = (tail(0.1), tail(0.9));

@@ -18,12 +18,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use vigie_runtime::{BuildError, Flavor, KernelHelp, Runtime, time};
 
 use self::actors::PLANTED;
 use self::tally::{ActorContext, Expected, Fault, RuntimeState, Tally};
 use crate::clock;
-use crate::report::table::Table;
+use crate::compute::parse_duration;
+use crate::report::Table;
 
 /// How long a turn may take beside its time before it counts as hanging.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,52 +37,78 @@ const SLOW: Duration = Duration::from_secs(2);
 const PROGRESS: Duration = Duration::from_secs(10);
 
 /// How long to soak, and from which seed.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct SoakPlan {
-    /// At least this long, and until each flavor has had its turn.
-    pub time: Duration,
-    /// The minimum number of task switches.
-    pub switches: u64,
-    /// The time of one turn.
-    pub turn: Duration,
-    /// The first turn's seed; the next ones count on.
-    pub seed: u64,
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct SoakPlan {
+    /// Minutes to soak, at least; four turns are always made.
+    #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = minutes)]
+    minutes: f64,
+    /// Task switches to make, at least, however long that takes.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    switches: u64,
+    /// Time of a turn, each on a fresh runtime.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    turn: Duration,
+    /// Seed of the first turn; the next ones count on. Default: random, and shown.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+const MINUTES_MAX: f64 = 100_000.0;
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let minutes: f64 = text.parse().map_err(|_| "a number of minutes, such as 60 or 0.5")?;
+    if (0.0..=MINUTES_MAX).contains(&minutes) {
+        Ok(minutes)
+    } else {
+        Err(format!("minutes must be between 0 and {MINUTES_MAX}"))
+    }
 }
 
 /// The observations of a run.
 #[derive(Debug)]
-#[non_exhaustive]
-pub struct SoakReport {
+pub(crate) struct SoakReport {
     /// The number of turns.
-    pub turns: u64,
+    pub(crate) turns: u64,
     /// How long they took.
-    pub time: Duration,
+    pub(crate) time: Duration,
     /// Polls of tasks.
-    pub switches: u64,
+    pub(crate) switches: u64,
     /// Violations: events that must not happen.
-    pub violations: Vec<String>,
+    pub(crate) violations: Vec<String>,
     tally: Arc<Tally>,
 }
 
 impl SoakPlan {
-    /// Plans turns of 5 s for `time`.
-    #[must_use]
-    pub const fn new(time: Duration, seed: u64) -> Self {
-        Self { time, switches: 0, turn: Duration::from_secs(5), seed }
+    /// Soaks, and shows what came of it. Returns whether all is well: nothing was wrong, and each kind of fault happened.
+    pub(crate) fn run_and_show(&self) -> bool {
+        let seed = self.seed.unwrap_or_else(|| fastrand::u64(..));
+        println!("soak --seed {seed}");
+        let report = self.run(seed, &mut |line| println!("{line}"));
+        println!("\n{}", report.table());
+        for violation in &report.violations {
+            println!("VIOLATION: {violation}");
+        }
+        let missing = report.missing();
+        if !missing.is_empty() {
+            println!("NOT HIT: {}", missing.join(", "));
+        }
+        let is_fine = report.violations.is_empty() && missing.is_empty();
+        println!("{}", if is_fine { "all is well" } else { "FAILED" });
+        is_fine
     }
 
     /// Runs all turns, up to the first in which something is wrong. Each turn, and the progress every
     /// ten seconds, are passed to `say`. A turn that hangs ends the process with status 1.
-    pub fn run(&self, say: &mut dyn FnMut(&str)) -> SoakReport {
+    fn run(&self, first_seed: u64, say: &mut dyn FnMut(&str)) -> SoakReport {
+        let time = Duration::from_secs_f64(self.minutes * 60.0);
         hide_planted_panics();
         outside::give_up_privilege();
         let tally = Arc::<Tally>::default();
         let begin = clock::now();
         let mut next_progress = begin + PROGRESS;
         let mut turns = 0;
-        while turns < 4 || begin.elapsed() < self.time || tally.switches() < self.switches {
-            let seed = self.seed.wrapping_add(turns);
+        while turns < 4 || begin.elapsed() < time || tally.switches() < self.switches {
+            let seed = first_seed.wrapping_add(turns);
             let shape = RuntimeShape::of_turn(seed);
             say(&format!("turn {turns}: --seed {seed}: {shape:?}"));
             let state = Arc::<RuntimeState>::default();
@@ -135,14 +163,13 @@ impl SoakPlan {
 
 impl SoakReport {
     /// The kinds of fault that have not happened.
-    #[must_use]
-    pub fn missing(&self) -> Vec<&'static str> {
+    pub(crate) fn missing(&self) -> Vec<&'static str> {
         let faults = Fault::ALL.into_iter();
         faults.filter(|(fault, _)| self.tally.hits(*fault) == 0).map(|(_, name)| name).collect()
     }
 
     /// All counters.
-    pub fn table(&self) -> Table {
+    pub(crate) fn table(&self) -> Table {
         let mut table = Table::new("Soak", ["what", "how often"].map(str::to_owned));
         let mut row = |name: &str, count: u64| table.row([name.to_owned(), count.to_string()]);
         row("turns", self.turns);

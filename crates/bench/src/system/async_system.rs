@@ -13,17 +13,52 @@ const BUFFER_BYTES: usize = 1024;
 /// A task of an unnamed type.
 pub type BoxedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// An async runtime, as far as the workloads use it.
-///
-/// Functions without `self` are called inside tasks or inside the future of
-/// [`block_on`](Self::block_on), as programs call them. Dispatch is static: on each runtime the
-/// workload compiles to what one would write by hand for it.
-pub trait AsyncSystem: Sized + 'static {
+/// TCP as a program of a runtime has it.
+pub trait Sockets: Sized + 'static {
     /// A TCP listener.
     type Listener: Send + Sync + 'static;
     /// A TCP connection.
     type Stream: Send + 'static;
 
+    /// Listens on a free port of the loopback interface.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    fn listen() -> io::Result<(Self::Listener, SocketAddr)>;
+
+    /// Accepts one connection and turns Nagle's algorithm off on it.
+    fn accept(listener: &Self::Listener) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    /// Connects, and turns Nagle's algorithm off.
+    fn connect(address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    /// Reads what is there, and waits if nothing is; 0 at the end.
+    fn read(
+        stream: &mut Self::Stream,
+        buffer: &mut [u8],
+    ) -> impl Future<Output = io::Result<usize>> + Send;
+
+    /// Writes all of `bytes`.
+    fn write_all(
+        stream: &mut Self::Stream,
+        bytes: &[u8],
+    ) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// Starts what echoes on `stream`: a task, unless the system has another way.
+    fn spawn_echo(stream: Self::Stream)
+    where
+        Self: AsyncSystem,
+    {
+        Self::spawn(echo::<Self>(stream));
+    }
+}
+
+/// An async runtime, as far as the workloads use it.
+///
+/// Functions without `self` are called inside tasks or inside the future of
+/// [`block_on`](Self::block_on), as programs call them. Dispatch is static: on each runtime the
+/// workload compiles to what one would write by hand for it.
+pub trait AsyncSystem: Sockets {
     /// Builds the runtime on `workers` threads, where it has a choice.
     ///
     /// # Errors
@@ -55,35 +90,6 @@ pub trait AsyncSystem: Sized + 'static {
 
     /// Ends after `duration`.
     fn sleep(duration: Duration) -> impl Future<Output = ()> + Send;
-
-    /// Listens on a free port of the loopback interface.
-    ///
-    /// # Errors
-    /// Those of the operating system.
-    fn listen() -> io::Result<(Self::Listener, SocketAddr)>;
-
-    /// Accepts one connection and turns Nagle's algorithm off on it.
-    fn accept(listener: &Self::Listener) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-
-    /// Connects, and turns Nagle's algorithm off.
-    fn connect(address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-
-    /// Reads what is there, and waits if nothing is; 0 at the end.
-    fn read(
-        stream: &mut Self::Stream,
-        buffer: &mut [u8],
-    ) -> impl Future<Output = io::Result<usize>> + Send;
-
-    /// Writes all of `bytes`.
-    fn write_all(
-        stream: &mut Self::Stream,
-        bytes: &[u8],
-    ) -> impl Future<Output = io::Result<()>> + Send;
-
-    /// Starts what echoes on `stream`: a task, unless the system has another way.
-    fn spawn_echo(stream: Self::Stream) {
-        Self::spawn(echo::<Self>(stream));
-    }
 }
 
 /// Sends back whatever comes, until the peer closes or fails.

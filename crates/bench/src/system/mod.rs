@@ -10,6 +10,6 @@ pub mod smol;
 pub mod tokio;
 pub mod vigie;
 
-pub use self::async_system::{AsyncSystem, BoxedTask};
+pub use self::async_system::{AsyncSystem, BoxedTask, Sockets};
 pub(crate) use self::async_system::{echo, fill};
 pub use crate::schedulers::{System, SystemError};

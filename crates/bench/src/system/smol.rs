@@ -10,7 +10,7 @@ use smol::Executor;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::net::{TcpListener, TcpStream};
 
-use super::async_system::{AsyncSystem, BoxedTask};
+use super::async_system::{AsyncSystem, BoxedTask, Sockets};
 use crate::error::Failure;
 
 /// One per process, as in `smol::spawn`, which reads its number of threads from the environment.
@@ -21,9 +21,6 @@ static EXECUTOR: Executor<'static> = Executor::new();
 pub struct Smol(());
 
 impl AsyncSystem for Smol {
-    type Listener = TcpListener;
-    type Stream = TcpStream;
-
     fn start(workers: usize) -> Result<Self, Failure> {
         for index in 0..workers {
             thread::Builder::new()
@@ -68,6 +65,11 @@ impl AsyncSystem for Smol {
     async fn sleep(duration: Duration) {
         smol::Timer::after(duration).await;
     }
+}
+
+impl Sockets for Smol {
+    type Listener = TcpListener;
+    type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
         let listener = smol::Async::<std::net::TcpListener>::bind((Ipv4Addr::LOCALHOST, 0))?;

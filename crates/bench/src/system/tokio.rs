@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::async_system::{AsyncSystem, BoxedTask};
+use super::async_system::{AsyncSystem, BoxedTask, Sockets};
 use crate::error::Failure;
 
 /// tokio's work-stealing scheduler.
@@ -62,9 +62,6 @@ impl Scheduler for CurrentThread {
 }
 
 impl<S: Scheduler> AsyncSystem for Tokio<S> {
-    type Listener = TcpListener;
-    type Stream = TcpStream;
-
     fn start(workers: usize) -> Result<Self, Failure> {
         let runtime = S::builder(workers).enable_all().build().map_err(Failure::runtime)?;
         Ok(Self { runtime, scheduler: PhantomData })
@@ -105,6 +102,11 @@ impl<S: Scheduler> AsyncSystem for Tokio<S> {
     fn sleep(duration: Duration) -> impl Future<Output = ()> + Send {
         tokio::time::sleep(duration)
     }
+}
+
+impl<S: Scheduler> Sockets for Tokio<S> {
+    type Listener = TcpListener;
+    type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;

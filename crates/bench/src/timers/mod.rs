@@ -18,20 +18,19 @@ mod inside;
 
 use std::time::Duration;
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::inside::run_here;
+use crate::compute::parse_duration;
 use crate::error::BenchError;
-use crate::host::realtime::Priority;
+use crate::host::Priority;
 use crate::process::{Child, Role};
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, in_repetitions};
-use crate::report::show::{Show, table};
-use crate::report::{Outcome, Row};
+use crate::report::{Case, Progress, REACTION, Repetition, Row, Show, Systems, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows.
-pub const CASE: &str = "timers";
+pub(crate) const CASE: &str = "timers";
 
 /// Key of the processor time of a fired timer.
 pub(crate) const CPU_PER_TIMER: &str = "cpu_per_timer_us";
@@ -44,8 +43,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The behaviour of a process's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum TimerLoad {
+pub(crate) enum TimerLoad {
     /// 100 tasks, each of which sleeps for 1 ms again and again.
     Periodic,
     /// One task that sleeps for 1 to 2 ms again and again.
@@ -58,11 +56,10 @@ pub enum TimerLoad {
 
 impl TimerLoad {
     /// All of them, in the order of the tables.
-    pub const ALL: [Self; 4] = [Self::Periodic, Self::One, Self::Beside, Self::Past];
+    pub(crate) const ALL: [Self; 4] = [Self::Periodic, Self::One, Self::Beside, Self::Past];
 
     /// Returns the name in results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Periodic => "periodic",
             Self::One => "one",
@@ -86,82 +83,57 @@ impl TimerLoad {
     }
 }
 
+/// What is measured by default, before the peers.
+const OWN: [System; 2] = [System::Vigie, System::VigieUserLevel];
+
 /// Which systems are measured, and for how long.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct TimersPlan {
-    /// The systems, in the order of the tables.
-    pub systems: Vec<System>,
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TimersPlan {
     /// Time for each row and turn.
-    pub time: Duration,
-    /// Turns, each with new processes; figures are medians over them.
-    pub rounds: u32,
-    /// Worker threads, where a system has a choice.
-    pub workers: usize,
-    /// Seed of all chance.
-    pub seed: u64,
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    time: Duration,
+    /// Turns; figures are medians over them.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    #[command(flatten)]
+    systems: Systems,
 }
 
-impl TimersPlan {
-    /// Plans five turns of 2 s for each load and system.
-    #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
-        Self { systems, time: Duration::from_secs(2), rounds: 5, workers: 2, seed: 0 }
+impl Case for TimersPlan {
+    type Setting = TimerPlan;
+
+    fn rounds(&self) -> u32 {
+        self.rounds
     }
 
     /// Every load on every system; vigie's with a second slack where that could matter.
-    fn children(&self) -> Vec<TimerPlan> {
+    fn rows(&self) -> Vec<(TimerPlan, Row)> {
+        let (workers, time) = (self.systems.workers, self.time);
         let mut children = Vec::new();
         for load in TimerLoad::ALL {
-            for &system in &self.systems {
-                let child = TimerPlan {
-                    system,
-                    load,
-                    slack_us: None,
-                    workers: self.workers,
-                    time: self.time,
-                    seed: self.seed,
-                };
+            for system in self.systems.or(&OWN) {
+                let child = TimerPlan { system, load, slack_us: None, workers, time, seed: 0 };
                 children.push(child);
                 if load.has_several() && has_slack(system) {
                     children.push(TimerPlan { slack_us: Some(EQUAL_SLACK_US), ..child });
                 }
             }
         }
-        children
+        children.into_iter().map(|child| (child, child.row())).collect()
     }
 
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.children().len() * self.rounds as usize
-    }
-
-    /// Measures all of them in turns.
-    ///
-    /// # Errors
-    /// Those of the processes. A system without such timers is not an error: its row says so.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let children = self.children();
-        let row = |child: &TimerPlan| {
-            let slack =
-                child.slack_us.map_or_else(|| "default".to_owned(), |us| format!("{us} µs"));
-            Row::new(child.system, CASE)
-                .parameter("load", child.load.name())
-                .parameter("slack", if has_slack(child.system) { slack } else { "–".to_owned() })
-                .parameter("workers", child.workers)
-        };
-        let rows = children.iter().map(row).collect();
-        in_repetitions(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
-            let plan = TimerPlan { seed, ..children[index] };
-            progress.case(format!("{}, timers: {}", row.system, plan.load.name()));
-            Ok(plan.run()?.repetition())
-        })
+    fn measure(
+        &self,
+        plan: &TimerPlan,
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{}, timers: {}", plan.system, plan.load.name()));
+        Ok(TimerPlan { seed, ..*plan }.run()?.repetition())
     }
 
     /// Shows a table for each load.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
+    fn tables(&self, rows: &[Row]) -> String {
         let of = |load: TimerLoad| {
             let own = |row: &&Row| row.parameters.get("load").is_some_and(|it| it == load.name());
             let rows: Vec<_> = rows.iter().filter(own).cloned().collect();
@@ -228,6 +200,18 @@ pub(crate) struct TimerFigures {
 }
 
 impl TimerPlan {
+    fn row(&self) -> Row {
+        let slack = match self.slack_us {
+            _ if !has_slack(self.system) => "–".to_owned(),
+            Some(us) => format!("{us} µs"),
+            None => "default".to_owned(),
+        };
+        Row::new(self.system, CASE)
+            .parameter("load", self.load.name())
+            .parameter("slack", slack)
+            .parameter("workers", self.workers)
+    }
+
     fn run(&self) -> Result<TimerFigures, BenchError> {
         let mut child = Child::start(self)?;
         child.result(self.time + TIMEOUT)

@@ -47,8 +47,7 @@ pub(super) struct Waits {
 
 /// What tasks wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WaitKind {
+pub(crate) enum WaitKind {
     /// Datagrams of the kernel's: what the others are compared to.
     Sockets,
     /// A barrier of tasks, whose last member is the peer.
@@ -63,12 +62,11 @@ pub enum WaitKind {
 
 impl WaitKind {
     /// All of them, in the order of the tables.
-    pub const ALL: [Self; 5] =
+    pub(crate) const ALL: [Self; 5] =
         [Self::Sockets, Self::TaskBarrier, Self::ShmBarrier, Self::Datagrams, Self::Messages];
 
     /// Returns the name in results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Sockets => "sockets",
             Self::TaskBarrier => "barrier of tasks",

@@ -14,101 +14,98 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use clap::Args;
 use vigie_detect::Instant;
 use vigie_detect::net::UnixDatagram;
 use vigie_runtime::{Flavor, Runtime};
 
-pub use self::kinds::WaitKind;
+pub(crate) use self::kinds::WaitKind;
 use self::kinds::Waits;
 use crate::clock;
 use crate::error::{BenchError, Failure};
-use crate::host::realtime::Priority;
-use crate::report::progress::Progress;
-use crate::report::repetition::{REACTION, Repetition, in_repetitions};
-use crate::report::show::{Show, table};
-use crate::report::{Outcome, Row};
+use crate::host::Priority;
+use crate::report::{Case, Progress, REACTION, Repetition, Row, Show, table};
 use crate::schedulers::System;
 use crate::statistics::Samples;
 
 /// Name of the case in rows.
-pub const CASE: &str = "waits";
+pub(crate) const CASE: &str = "waits";
 
 /// Key of what the tasks wait for, in rows.
-pub const KIND: &str = "kind";
+pub(crate) const KIND: &str = "kind";
 
 /// Key of how often the peer comes, in rows.
-pub const EVERY_US: &str = "every_us";
+pub(crate) const EVERY_US: &str = "every_us";
 
 /// How often the other task has an event.
 const EVENTS_EVERY: Duration = Duration::from_micros(500);
 
-/// Which waits are measured on which flavors, and for how long.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct WaitsPlan {
-    /// The flavors: [`System::VigieUserLevel`], [`System::Vigie`].
-    pub systems: Vec<System>,
-    /// The events that the tasks wait for.
-    pub kinds: Vec<WaitKind>,
-    /// How often the peer comes.
-    pub periods: Vec<Duration>,
+/// The flavors.
+const SYSTEMS: [System; 2] = [System::VigieUserLevel, System::Vigie];
+
+/// How often the peer comes.
+const PERIODS: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(300)];
+
+/// How much is measured of each kind of wait, on both flavors.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WaitsPlan {
     /// Events of each row and turn.
-    pub events: usize,
+    #[arg(long, default_value_t = 1_000)]
+    events: usize,
     /// Turns; percentiles are of all events of a row.
-    pub rounds: u32,
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
 }
 
-impl Default for WaitsPlan {
-    /// Plans five turns of 1000 events of each kind of wait, on both flavors.
-    fn default() -> Self {
-        let (systems, kinds) =
-            (vec![System::VigieUserLevel, System::Vigie], WaitKind::ALL.to_vec());
-        let periods = [100, 300].map(Duration::from_micros).to_vec();
-        Self { systems, kinds, periods, events: 1_000, rounds: 5 }
+impl Case for WaitsPlan {
+    /// A flavor, how often the peer comes, and what the tasks wait for.
+    type Setting = (System, Duration, WaitKind);
+
+    fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    fn rows(&self) -> Vec<(Self::Setting, Row)> {
+        let mut rows = Vec::new();
+        for system in SYSTEMS {
+            for period in PERIODS {
+                for kind in WaitKind::ALL {
+                    let row = Row::new(system, CASE).parameter(KIND, kind.name());
+                    let row = row.parameter(EVERY_US, period.as_secs_f64() * 1e6);
+                    rows.push(((system, period, kind), row));
+                }
+            }
+        }
+        rows
+    }
+
+    fn measure(
+        &self,
+        &(system, period, kind): &Self::Setting,
+        _seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError> {
+        progress.case(format!("{system}, {}, every {period:?}", kind.name()));
+        let late = self.lateness(system, period, kind);
+        let late = late.map_err(|failure| BenchError::Failed { role: "waits", failure })?;
+        let ordinary = Priority::Ordinary { reason: "threads of one process".to_owned() };
+        Ok(Repetition::new(ordinary).samples(REACTION, late))
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        let columns = [
+            ("waits for", Show::Parameter(KIND)),
+            ("every µs", Show::Parameter(EVERY_US)),
+            ("events", Show::Count("samples")),
+            ("p50", Show::Time("p50_us")),
+            ("p99", Show::Time("p99_us")),
+            ("p99.9", Show::Time("p99.9_us")),
+        ];
+        table("Lateness of an event beside four tasks that wait", rows, &columns)
     }
 }
 
 impl WaitsPlan {
-    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.rows().len() * self.rounds as usize
-    }
-
-    fn settings(&self) -> Vec<(System, Duration, WaitKind)> {
-        let mut settings = Vec::new();
-        for &system in &self.systems {
-            for &period in &self.periods {
-                settings.extend(self.kinds.iter().map(|&kind| (system, period, kind)));
-            }
-        }
-        settings
-    }
-
-    fn rows(&self) -> Vec<Row> {
-        let row = |(system, period, kind): (System, Duration, WaitKind)| {
-            let row = Row::new(system, CASE).parameter(KIND, kind.name());
-            row.parameter(EVERY_US, period.as_secs_f64() * 1e6)
-        };
-        self.settings().into_iter().map(row).collect()
-    }
-
-    /// Measures all cases in turns, in this process.
-    ///
-    /// # Errors
-    /// None today; rows say why there are no figures.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let settings = self.settings();
-        in_repetitions(self.rows(), self.rounds, 0, progress, |index, _, _, progress| {
-            let (system, period, kind) = settings[index];
-            progress.case(format!("{system}, {}, every {period:?}", kind.name()));
-            let late = self.lateness(system, period, kind);
-            let late = late.map_err(|failure| BenchError::Failed { role: "waits", failure })?;
-            let ordinary = Priority::Ordinary { reason: "threads of one process".to_owned() };
-            Ok(Repetition::new(ordinary).samples(REACTION, late))
-        })
-    }
-
     fn lateness(
         &self,
         system: System,
@@ -165,19 +162,5 @@ impl WaitsPlan {
             return Err(Failure::runtime("a thread of the measurement panicked"));
         };
         late.map_err(Failure::io("receiving an event"))
-    }
-
-    /// Shows how late events were, a line for each kind of wait.
-    #[must_use]
-    pub fn tables(&self, rows: &[Row]) -> String {
-        let columns = [
-            ("waits for", Show::Parameter(KIND)),
-            ("every µs", Show::Parameter(EVERY_US)),
-            ("events", Show::Count("samples")),
-            ("p50", Show::Time("p50_us")),
-            ("p99", Show::Time("p99_us")),
-            ("p99.9", Show::Time("p99.9_us")),
-        ];
-        table("Lateness of an event beside four tasks that wait", rows, &columns)
     }
 }

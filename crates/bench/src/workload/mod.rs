@@ -1,4 +1,4 @@
 //! The work of a server process, on any async runtime.
 
 pub(crate) mod server;
-pub mod switches;
+pub(crate) mod switches;

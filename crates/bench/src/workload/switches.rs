@@ -18,8 +18,7 @@ const WARM_UP: u64 = 10_000;
 
 /// The work of the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum SwitchKind {
+pub(crate) enum SwitchKind {
     /// Two tasks yield, turn by turn.
     Yield,
     /// A task echoes what a plain thread sends: each message is a wait, a wake-up and a poll.
@@ -38,7 +37,7 @@ impl SwitchKind {
 /// How often which tasks switch, on which system.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[must_use = "a plan counts nothing before `count`"]
-pub struct SwitchPlan {
+pub(crate) struct SwitchPlan {
     pub(crate) system: System,
     pub(crate) kind: SwitchKind,
     pub(crate) switches: u64,
@@ -46,19 +45,18 @@ pub struct SwitchPlan {
 
 /// The counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct SwitchCounts {
+pub(crate) struct SwitchCounts {
     /// Switches, or waits.
-    pub switches: u64,
+    pub(crate) switches: u64,
     /// Allocations of the whole process during them.
-    pub allocations: u64,
+    pub(crate) allocations: u64,
     /// Time that they took.
-    pub elapsed: Duration,
+    pub(crate) elapsed: Duration,
 }
 
 impl SwitchPlan {
     /// Plans `switches` switches of `kind` on `system`.
-    pub const fn new(system: System, kind: SwitchKind, switches: u64) -> Self {
+    pub(crate) const fn new(system: System, kind: SwitchKind, switches: u64) -> Self {
         Self { system, kind, switches }
     }
 }

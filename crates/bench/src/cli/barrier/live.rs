@@ -1,17 +1,12 @@
 //! Barriers of members on this host, and on hosts that network namespaces stand for.
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use vigie_bench::BenchError;
-use vigie_bench::barrier::{BarrierPlan, BarrierTransport, Laps, PEERS, Provider};
-use vigie_bench::compute::ParseDurationError;
-use vigie_bench::host::machine::Machine;
-use vigie_bench::report::Report;
 
-use super::super::output::{duration, measure};
 use super::Barrier;
+use crate::barrier::{BarrierPlan, BarrierTransport, Laps, PEERS, Provider};
+use crate::compute::{ParseDurationError, parse_duration};
 
 #[derive(Debug, Args)]
 pub(super) struct Live {
@@ -68,7 +63,7 @@ pub(super) struct Live {
         long,
         value_name = "TIME",
         default_value = "300ms",
-        value_parser = duration,
+        value_parser = parse_duration,
         conflicts_with = "simulate"
     )]
     budget: Duration,
@@ -84,12 +79,12 @@ pub(super) struct Live {
 
 /// A duration, or none at all.
 fn pause(text: &str) -> Result<Duration, ParseDurationError> {
-    if text == "0" { Ok(Duration::ZERO) } else { duration(text) }
+    if text == "0" { Ok(Duration::ZERO) } else { parse_duration(text) }
 }
 
-pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchError> {
+pub(super) fn plan(barrier: Barrier) -> BarrierPlan {
     let members = barrier.members(if barrier.live.receivers { &[16] } else { &[2, 8, 32] });
-    let Barrier { live, late, algorithm, output, .. } = barrier;
+    let Barrier { live, late, algorithm, .. } = barrier;
     let laps = members.into_iter().map(|members| {
         let mut laps = Laps::new(members);
         laps.budget = live.budget;
@@ -109,8 +104,5 @@ pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchE
     plan.receivers = live.receivers;
     plan.rounds = live.rounds;
     plan.algorithms = algorithm.iter().map(ToString::to_string).collect();
-    let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
-    println!("\n{}", plan.tables(&outcome.rows));
-    output.finish(Report::new(machine, output.seed, outcome), &[])?;
-    Ok(ExitCode::SUCCESS)
+    plan
 }

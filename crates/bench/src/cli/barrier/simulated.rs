@@ -1,20 +1,15 @@
 //! The simulated cluster.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use vigie_barrier::cluster::paper::Case;
 use vigie_barrier::cluster::{Arrival, Medium};
-use vigie_bench::BenchError;
-use vigie_bench::cluster::plot;
-use vigie_bench::cluster::simulation::{ParameterSet, SimulationPlan};
-use vigie_bench::host::machine::Machine;
-use vigie_bench::report::Report;
 
-use super::super::output::{draw, duration, measure};
 use super::Barrier;
+use crate::cluster::simulation::{ParameterSet, SimulationPlan};
+use crate::compute::parse_duration;
 
 #[derive(Debug, Args)]
 pub(super) struct Simulated {
@@ -31,12 +26,12 @@ pub(super) struct Simulated {
     /// What everything costs; for the algorithms that are asked for, or instead of figures 5 to 10 with the calibrated and the
     /// bare set.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…", requires = "simulate")]
-    parameters: Vec<Parameters>,
+    parameters: Vec<ParameterSet>,
     /// Run the member machine, with colours and recovery, instead of the bare steps.
     #[arg(long, requires = "simulate")]
     recovery: bool,
     /// After which time a member asks for what it misses.
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10ms", requires = "recovery")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10ms", requires = "recovery")]
     repeat_after: Duration,
     /// Probability that a receiver does not get a frame; the bare steps do not get over that.
     #[arg(long, value_name = "PART", default_value_t = 0.0, requires = "simulate")]
@@ -45,7 +40,7 @@ pub(super) struct Simulated {
     #[arg(
         long,
         value_name = "TIME",
-        value_parser = duration,
+        value_parser = parse_duration,
         conflicts_with = "late",
         requires = "simulate"
     )]
@@ -66,6 +61,9 @@ pub(super) struct Simulated {
         requires = "simulate"
     )]
     seeds: u32,
+    /// Simulate what the goals need.
+    #[arg(long, hide = true, requires = "simulate", conflicts_with = "algorithm")]
+    for_goals: bool,
     /// Draw each figure to a file beside this one, as SVG.
     #[arg(long, value_name = "FILE", requires = "simulate")]
     plot: Option<PathBuf>,
@@ -88,36 +86,12 @@ impl From<SimulatedNetwork> for Medium {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Parameters {
-    /// The paper's cluster, with four fitted constants.
-    Calibrated,
-    /// The paper's LogP alone, and what the standard says of Ethernet.
-    Bare,
-    /// Calibrated, but no sender waits until its frames have left.
-    NoCompletionWait,
-    /// Calibrated, but each frame has an interrupt of its own.
-    OneFrame,
-}
-
-impl From<Parameters> for ParameterSet {
-    fn from(parameters: Parameters) -> Self {
-        match parameters {
-            Parameters::Calibrated => Self::Calibrated,
-            Parameters::Bare => Self::Bare,
-            Parameters::NoCompletionWait => Self::NoCompletionWait,
-            Parameters::OneFrame => Self::OneFrame,
-        }
-    }
-}
-
-pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchError> {
+pub(super) fn plan(barrier: Barrier) -> SimulationPlan {
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let mut plan = planned(&barrier);
-    let Barrier { simulated, late, output, .. } = barrier;
+    let Barrier { simulated, late, .. } = barrier;
     plan.barriers = simulated.barriers;
     plan.seeds = simulated.seeds;
-    plan.seed = output.seed;
     plan.loss = simulated.loss;
     plan.repeat_after = simulated.recovery.then_some(simulated.repeat_after);
     if let Some(most) = simulated.spread {
@@ -125,22 +99,17 @@ pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchE
     } else if let Some(late) = late {
         plan.arrival = Arrival::OneLate(nanoseconds(late));
     }
-    let outcome = measure(plan.cases(), |progress| Ok(plan.run(progress)))?;
-    println!("\n{}", plan.tables(&outcome.rows));
-    if let Some(path) = &simulated.plot {
-        for figure in plot::figures(&outcome.rows) {
-            let extension = format!("{figure}.svg");
-            draw(&path.with_extension(extension), plot::means(&outcome.rows, figure))?;
-        }
-    }
-    output.finish(Report::new(machine, output.seed, outcome), &[])?;
-    Ok(ExitCode::SUCCESS)
+    plan.plot = simulated.plot;
+    plan
 }
 
 /// The paper's figures, or what was asked for.
 fn planned(barrier: &Barrier) -> SimulationPlan {
-    let Simulated { network, parameters, .. } = &barrier.simulated;
-    let sets: Vec<ParameterSet> = parameters.iter().map(|set| ParameterSet::from(*set)).collect();
+    let Simulated { network, parameters, for_goals, .. } = &barrier.simulated;
+    if *for_goals {
+        return SimulationPlan::goals();
+    }
+    let sets = parameters.clone();
     if barrier.algorithm.is_empty() {
         let figures = SimulationPlan::figures();
         if sets.is_empty() {

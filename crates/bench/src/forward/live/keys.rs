@@ -5,11 +5,11 @@ pub(super) const ENDS: [&str; 2] = ["vf-a", "vf-b"];
 /// Their other ends, which the forwarder has.
 pub(super) const PORTS: [&str; 2] = ["vf-in", "vf-out"];
 pub(super) const FORWARDER: &str = "forwarder";
-pub(crate) const RATE: &str = "rate";
-pub(crate) const LATENCY: &str = "latency";
-pub(crate) const DELIVERED_KPPS: &str = "delivered_kpps";
+pub(super) const RATE: &str = "rate";
+pub(super) const LATENCY: &str = "latency";
+pub(super) const DELIVERED_KPPS: &str = "delivered_kpps";
 pub(super) const OFFERED_KPPS: &str = "offered_kpps";
-pub(crate) const ADDED_P50_US: &str = "added_p50_us";
+pub(super) const ADDED_P50_US: &str = "added_p50_us";
 pub(super) const ADDED_P99_US: &str = "added_p99_us";
 pub(super) const ONE_WAY_P50_US: &str = "one_way_p50_us";
 pub(super) const LOST: &str = "lost";

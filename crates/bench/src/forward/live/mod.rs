@@ -17,22 +17,19 @@ mod tables;
 
 use std::time::Duration;
 
-use serde_json::Value;
-
 pub(crate) use self::forwarder::{ForwarderPlan, play as forward};
 use self::forwarder::{FrameTransport, HostWait};
-pub(crate) use self::keys::{ADDED_P50_US, DELIVERED_KPPS, LATENCY, RATE};
-use self::keys::{ADDED_P99_US, LOST, OFFERED_KPPS, ONE_WAY_P50_US};
+use self::keys::{
+    ADDED_P50_US, ADDED_P99_US, DELIVERED_KPPS, LATENCY, LOST, OFFERED_KPPS, ONE_WAY_P50_US, RATE,
+};
 use self::load::LiveMeasure;
 pub(crate) use self::load::{LoadPlan, LoadResult, play as load};
 use self::peer::Peer;
-use self::placement::VethNamespace;
-pub use self::tables::live as live_tables;
+use self::placement::veth_namespace;
 use crate::error::BenchError;
 use crate::messages::rank_context::cores;
 use crate::process::{Child, Message};
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row, Subject};
+use crate::report::{Outcome, Plan, Progress, Row, Subject};
 use crate::statistics::{Samples, median};
 
 /// How long a child may be silent.
@@ -85,24 +82,19 @@ impl System {
     }
 }
 
-/// The host paths to measure, and for how long.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LivePlan {
-    /// Turns; figures are medians over them.
-    pub rounds: u32,
-    /// Time of each rate in each turn.
-    pub time: Duration,
-    /// Frames of each latency in each turn.
-    pub frames: u32,
-    /// Names of the systems; empty: all.
-    pub only: Vec<String>,
-}
+/// Time of a rate.
+const RATE_TIME: Duration = Duration::from_secs(1);
 
-impl Default for LivePlan {
-    fn default() -> Self {
-        Self { rounds: 3, time: Duration::from_secs(1), frames: 20_000, only: Vec::new() }
-    }
+/// Frames of a latency, each sent when the one before has arrived.
+const FRAMES: u32 = 20_000;
+
+/// The measurements. The direct way is always measured, since what others add is compared with it.
+#[derive(Clone, Debug)]
+pub(crate) struct LivePlan {
+    /// These paths only, by their names in results; all if it is empty.
+    only: Vec<String>,
+    /// How often each path is measured, in turns.
+    rounds: u32,
 }
 
 /// Everything of one system, over the turns.
@@ -119,6 +111,10 @@ struct Sums {
 }
 
 impl LivePlan {
+    pub(super) const fn new(only: Vec<String>, rounds: u32) -> Self {
+        Self { only, rounds }
+    }
+
     fn systems(&self) -> Vec<System> {
         let is_wanted = |system: &System| {
             *system == System::Direct
@@ -128,17 +124,51 @@ impl LivePlan {
         SYSTEMS.into_iter().filter(is_wanted).collect()
     }
 
-    /// Returns how many steps a progress bar has.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        self.systems().len() * usize::try_from(self.rounds).unwrap_or(1)
+    /// Measures one system once. Returns p50 and p99 of its one-way times, in µs.
+    fn measure(
+        &self,
+        system: System,
+        sums: &mut Sums,
+        base: Option<(f64, f64)>,
+    ) -> Result<(f64, f64), String> {
+        let wires = veth_namespace().map_err(|missing| missing.to_string())?;
+        let cores = cores();
+        let (first, second) = (cores.first().copied().unwrap_or(0), cores.last().copied());
+        let second = second.unwrap_or(first);
+        let text = |error: BenchError| error.to_string();
+        let _running = match system {
+            System::Direct => None,
+            System::Host(carries, waits) => {
+                let plan = ForwarderPlan { namespace: wires.path(), core: second, carries, waits };
+                let mut child = Child::start(&plan).map_err(text)?;
+                match child.next(TIMEOUT).map_err(text)? {
+                    Message::Computing { .. } => {}
+                    other => return Err(text(child.unexpected(&other))),
+                }
+                Some(RunningForwarder::Ours(child))
+            }
+            System::Peer(peer) => {
+                Some(RunningForwarder::Theirs(peer.start(&wires, [first, second])?))
+            }
+        };
+        let found = |measure| {
+            let is_direct = system == System::Direct;
+            let plan = LoadPlan { namespace: wires.path(), core: first, measure, is_direct };
+            let mut child = Child::start(&plan).map_err(text)?;
+            child.result(TIMEOUT).map_err(text)
+        };
+        let latency = found(LiveMeasure::Latency { frames: FRAMES })?;
+        let rate = found(LiveMeasure::Rate { time: RATE_TIME })?;
+        sums.take(&latency, &rate, base)
+    }
+}
+
+impl Plan for LivePlan {
+    fn cases(&self) -> usize {
+        self.systems().len() * self.rounds as usize
     }
 
-    /// Measures all in turns. A path that cannot be measured here has a row that says why.
-    ///
-    /// # Errors
-    /// [`BenchError`] if not even the direct way can be measured.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let systems = self.systems();
         let mut sums: Vec<Sums> = systems.iter().map(|_| Sums::default()).collect();
         for _ in 0..self.rounds {
@@ -159,43 +189,8 @@ impl LivePlan {
         Ok(Outcome { rows: rows.collect(), priority: None })
     }
 
-    /// Measures one system once. Returns p50 and p99 of its one-way times, in µs.
-    fn measure(
-        &self,
-        system: System,
-        sums: &mut Sums,
-        base: Option<(f64, f64)>,
-    ) -> Result<(f64, f64), String> {
-        let wires = VethNamespace::make().map_err(|missing| missing.to_string())?;
-        let cores = cores();
-        let (first, second) = (cores.first().copied().unwrap_or(0), cores.last().copied());
-        let second = second.unwrap_or(first);
-        let text = |error: BenchError| error.to_string();
-        let _running = match system {
-            System::Direct => None,
-            System::Host(carries, waits) => {
-                let plan =
-                    ForwarderPlan { namespace: wires.namespace(), core: second, carries, waits };
-                let mut child = Child::start(&plan).map_err(text)?;
-                match child.next(TIMEOUT).map_err(text)? {
-                    Message::Computing { .. } => {}
-                    other => return Err(text(child.unexpected(&other))),
-                }
-                Some(RunningForwarder::Ours(child))
-            }
-            System::Peer(peer) => {
-                Some(RunningForwarder::Theirs(peer.start(&wires, [first, second])?))
-            }
-        };
-        let found = |measure| {
-            let is_direct = system == System::Direct;
-            let plan = LoadPlan { namespace: wires.namespace(), core: first, measure, is_direct };
-            let mut child = Child::start(&plan).map_err(text)?;
-            child.result(TIMEOUT).map_err(text)
-        };
-        let latency = found(LiveMeasure::Latency { frames: self.frames })?;
-        let rate = found(LiveMeasure::Rate { time: self.time })?;
-        sums.take(&latency, &rate, base)
+    fn tables(&self, rows: &[Row]) -> String {
+        tables::live(rows)
     }
 }
 
@@ -251,11 +246,4 @@ fn rows(system: System, sums: Sums) -> Vec<Row> {
     let latency = put(latency, ADDED_P99_US, &sums.added_p99);
     let latency = latency.with_figure(LOST, sums.lost).with_figure("samples", sums.frames);
     vec![rate, latency]
-}
-
-/// Returns a figure of a system's row.
-pub(crate) fn found(rows: &[Row], system: &str, case: &str, key: &str) -> Option<(f64, u64)> {
-    let row = rows.iter().find(|row| row.system.name() == system && row.case == case)?;
-    let samples = row.figures.get("samples").and_then(Value::as_u64).unwrap_or(0);
-    Some((row.figure(key)?, samples))
 }

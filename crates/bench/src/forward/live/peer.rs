@@ -1,13 +1,14 @@
 //! Forwarders of others.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use super::keys::PORTS;
 use super::load::NOBODY;
-use super::placement::{VethNamespace, absent};
+use super::placement::absent;
+use crate::host::Namespace;
 
 /// How long a peer may take to begin.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -26,16 +27,15 @@ pub(super) struct Process {
 
 impl Peer {
     /// Starts it on the second core; the first one is for its console.
-    pub(super) fn start(self, wires: &VethNamespace, cores: [usize; 2]) -> Result<Process, String> {
+    pub(super) fn start(self, wires: &Namespace, cores: [usize; 2]) -> Result<Process, String> {
         let device = |number: usize, name: &str| match self {
             Self::TestpmdXdp => format!("--vdev=net_af_xdp{number},iface={name}"),
             Self::TestpmdPacket => format!("--vdev=net_af_packet{number},iface={name}"),
         };
-        let mut command = Command::new("nsenter");
+        // It reports its start only if its lines are not buffered for a pipe.
+        let mut command = wires.command("stdbuf");
         command
-            .args(["-t", &wires.process().to_string(), "-n", "--"])
-            // It reports its start only if its lines are not buffered for a pipe.
-            .args(["stdbuf", "-oL", "dpdk-testpmd"])
+            .args(["-oL", "dpdk-testpmd"])
             .args(["--no-huge", "-m", "256", "--no-pci", "--no-telemetry"])
             .arg(format!("--lcores=0@{},1@{}", cores[0], cores[1]))
             .args(PORTS.iter().enumerate().map(|(number, name)| device(number, name)))

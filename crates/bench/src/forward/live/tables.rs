@@ -3,12 +3,10 @@
 use super::keys::{
     ADDED_P50_US, ADDED_P99_US, DELIVERED_KPPS, LATENCY, LOST, OFFERED_KPPS, ONE_WAY_P50_US, RATE,
 };
-use crate::report::Row;
-use crate::report::table::Table;
+use crate::report::{Row, Table};
 
 /// Shows what [`LivePlan::run`](super::LivePlan::run) gives.
-#[must_use]
-pub fn live(rows: &[Row]) -> String {
+pub(crate) fn live(rows: &[Row]) -> String {
     let headings =
         ["path", "delivered, kpps", "offered", "one way p50, µs", "added p50", "added p99", "lost"];
     let title = "Host paths between two veth pairs, frames of 64 bytes";

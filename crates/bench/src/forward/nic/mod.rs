@@ -13,16 +13,13 @@ mod wires;
 
 use std::time::Duration;
 
-use serde_json::Value;
 use vigie_detect::clock::monotonic_now;
 use vigie_forward::nic::NicError;
 
 use self::pipelines::{Forwarding, NicProgram};
-pub use self::tables::nic_tables;
 use self::wires::VethPairs;
 use crate::error::BenchError;
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row, Subject};
+use crate::report::{Outcome, Plan, Progress, Row, Subject};
 use crate::statistics::median;
 
 /// Keys of figures.
@@ -38,22 +35,16 @@ pub(crate) const NIC_RATE: &str = "nic-rate";
 /// Frames of one call of the generator.
 const BURST: u32 = 1 << 17;
 
-/// The programs of the path by the interface to measure, and how often.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct NicPlan {
-    /// Turns; figures are medians over them.
-    pub rounds: u32,
-    /// Bursts of 131 072 frames in each turn. Few make coarse figures: kernel threads take over at ticks of 4 ms.
-    pub bursts: u32,
-    /// Names of the programs, beside the one by hand; empty: all.
-    pub only: Vec<String>,
-}
+/// Bursts of a turn.
+const BURSTS: u32 = 16;
 
-impl Default for NicPlan {
-    fn default() -> Self {
-        Self { rounds: 6, bursts: 16, only: Vec::new() }
-    }
+/// The programs to measure. The one by hand is always measured, since others are compared with it.
+#[derive(Clone, Debug)]
+pub(crate) struct NicPlan {
+    /// These programs only, by their names in results; all if it is empty.
+    only: Vec<String>,
+    /// How often each program is measured, in turns.
+    rounds: u32,
 }
 
 /// The results of one turn.
@@ -81,15 +72,12 @@ struct Sums {
 }
 
 impl NicPlan {
-    /// Returns how many cases there are, for the progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
-        usize::try_from(self.rounds).unwrap_or(1)
+    pub(super) const fn new(only: Vec<String>, rounds: u32) -> Self {
+        Self { only, rounds }
     }
 
     /// Returns whether there is a program with this name.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
+    pub(super) fn has(name: &str) -> bool {
         NicProgram::ALL.iter().any(|program| program.names().0 == name)
     }
 
@@ -101,29 +89,6 @@ impl NicPlan {
                 || self.only.iter().any(|one| one == name)
         };
         NicProgram::ALL.into_iter().filter(is_wanted).collect()
-    }
-
-    /// Measures all programs in turns. Rows name missing requirements.
-    ///
-    /// # Errors
-    /// None at present: what fails is a row's failure.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        // Namespaces are entered, which must not outlast the measurement.
-        let measured = std::thread::scope(|scope| scope.spawn(|| self.measure(progress)).join());
-        let measured = measured.unwrap_or_else(|_| Err("the measuring thread panicked".to_owned()));
-        let programs = self.programs();
-        let rows = match measured {
-            Ok(sums) => programs.into_iter().zip(sums).map(|(one, sums)| row(one, &sums)).collect(),
-            Err(failure) => {
-                let failed = |program: NicProgram| {
-                    let mut row = Row::new(program.subject(), NIC_RATE);
-                    row.failure = Some(failure.clone());
-                    row
-                };
-                programs.into_iter().map(failed).collect()
-            }
-        };
-        Ok(Outcome { rows, priority: None })
     }
 
     fn measure(&self, progress: &mut Progress) -> Result<Vec<Sums>, String> {
@@ -164,7 +129,7 @@ impl NicPlan {
         let mut turn = NicRepetition::default();
         std::thread::scope(|scope| {
             let changing = program.changes().then(|| scope.spawn(|| forwarding.change()));
-            let bursts = (0..self.bursts).try_for_each(|_| wires.burst(BURST));
+            let bursts = (0..BURSTS).try_for_each(|_| wires.burst(BURST));
             turn.frame_ns = (monotonic_now() - begin).as_nanos() as f64;
             forwarding.stop();
             if let Some(changing) = changing {
@@ -172,11 +137,40 @@ impl NicPlan {
             }
             bursts
         })?;
-        turn.sent = u64::from(BURST) * u64::from(self.bursts);
+        turn.sent = u64::from(BURST) * u64::from(BURSTS);
         turn.delivered = wires.delivered()? - sunk;
         turn.forwarded = forwarding.forwarded()? - forwarded;
         turn.frame_ns /= turn.delivered.max(1) as f64;
         Ok(turn)
+    }
+}
+
+impl Plan for NicPlan {
+    fn cases(&self) -> usize {
+        self.rounds as usize
+    }
+
+    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        // Namespaces are entered, which must not outlast the measurement.
+        let measured = std::thread::scope(|scope| scope.spawn(|| self.measure(progress)).join());
+        let measured = measured.unwrap_or_else(|_| Err("the measuring thread panicked".to_owned()));
+        let programs = self.programs();
+        let rows = match measured {
+            Ok(sums) => programs.into_iter().zip(sums).map(|(one, sums)| row(one, &sums)).collect(),
+            Err(failure) => {
+                let failed = |program: NicProgram| {
+                    let mut row = Row::new(program.subject(), NIC_RATE);
+                    row.failure = Some(failure.clone());
+                    row
+                };
+                programs.into_iter().map(failed).collect()
+            }
+        };
+        Ok(Outcome { rows, priority: None })
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        tables::nic_tables(rows)
     }
 }
 
@@ -218,13 +212,6 @@ impl NicProgram {
         let (name, label) = self.names();
         Subject::Carrier { name, label }
     }
-}
-
-/// Returns a figure of a program's row, and of how many turns it is.
-pub(crate) fn nic_figure(rows: &[Row], program: &str, key: &str) -> Option<(f64, u64)> {
-    let row = rows.iter().find(|row| row.system.name() == program && row.case == NIC_RATE)?;
-    let samples = row.figures.get("samples").and_then(Value::as_u64).unwrap_or(0);
-    Some((row.figure(key)?, samples))
 }
 
 /// How long a change waits before the next one.

@@ -1,12 +1,10 @@
 //! The results as a table.
 
 use super::{BY_HAND, CHANGES, DELIVERED_MPPS, FRAME_NS, LOST, NIC_RATE, PROGRAM_NS};
-use crate::report::Row;
-use crate::report::table::Table;
+use crate::report::{Row, Table};
 
 /// Shows the path by the interface.
-#[must_use]
-pub fn nic_tables(rows: &[Row]) -> String {
+pub(crate) fn nic_tables(rows: &[Row]) -> String {
     let title = "XDP between three namespaces, 64-byte frames from XDP, all on one core";
     let headings =
         ["program", "Mpps", "ns a frame", "× by hand", "program alone, ns", "lost", "changes"];

@@ -4,13 +4,6 @@
 //!   live frames ─▶ vn-g ═══ vn-in │ the program │ vn-out ═══ vn-s ─▶ counted, dropped
 //! ```
 
-use std::fs::File;
-use std::os::fd::AsFd;
-use std::process::{Child, Command};
-
-use rustix::thread::{
-    CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getaffinity, sched_setaffinity,
-};
 use vigie_forward::bpf::{
     Assembler, AttachMode, Attachment, BpfMap, Condition, Generator, Helper, LoadedProgram,
     MapSpec, Program, ProgramKind,
@@ -18,7 +11,7 @@ use vigie_forward::bpf::{
     Size, XDP_DROP, XDP_PASS, constant_program,
 };
 
-use crate::host::namespaces::{hold, run};
+use crate::host::{Missing, Namespace, allowed, enter, pin};
 
 /// Bytes of a frame, without its check sequence.
 pub(super) const FRAME_BYTES: usize = 64;
@@ -30,7 +23,7 @@ pub(super) const PORTS: (u16, u16) = (7, 9);
 /// The pairs, as long as they are wanted.
 #[derive(Debug)]
 pub(super) struct VethPairs {
-    holders: [Child; 3],
+    namespaces: [Namespace; 3],
     generator: LoadedProgram,
     counter: LoadedProgram,
     /// The index of the interface from which frames come.
@@ -38,16 +31,6 @@ pub(super) struct VethPairs {
     pub(super) arrival: u32,
     pub(super) departure: u32,
     _attached: Vec<Attachment>,
-}
-
-impl Drop for VethPairs {
-    fn drop(&mut self) {
-        for holder in &mut self.holders {
-            drop(holder.stdin.take());
-            let _ = holder.kill();
-            let _ = holder.wait();
-        }
-    }
 }
 
 /// A frame of UDP, right to the last bit.
@@ -109,11 +92,9 @@ pub(super) fn sum(program: &LoadedProgram, map: usize, word: usize) -> Result<u6
     Ok(value.chunks_exact(bytes).map(of_processor).sum())
 }
 
-fn index(holder: u32, name: &str) -> Result<u32, String> {
-    let output = Command::new("nsenter")
-        .args(["-t", &holder.to_string(), "-n", "--", "ip", "-o", "link", "show", "dev", name])
-        .output()
-        .map_err(|error| error.to_string())?;
+fn index(namespace: &Namespace, name: &str) -> Result<u32, String> {
+    let output = namespace.command("ip").args(["-o", "link", "show", "dev", name]).output();
+    let output = output.map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stdout);
     let number = said.split(':').next().and_then(|number| number.parse().ok());
     number.ok_or_else(|| format!("`ip link show dev {name}` gives no index"))
@@ -122,43 +103,41 @@ fn index(holder: u32, name: &str) -> Result<u32, String> {
 impl VethPairs {
     /// Makes the pairs, and leaves this thread on one core.
     pub(super) fn make() -> Result<Self, String> {
-        let missing = |missing: crate::messages::Missing| missing.to_string();
+        let missing = |missing: Missing| missing.to_string();
         let text = |error: &dyn std::error::Error| error.to_string();
-        let mut held = Vec::new();
-        for _ in 0..3 {
-            held.push(hold().map_err(missing)?);
-        }
-        let [one, two, three] = [held[0].id(), held[1].id(), held[2].id()];
-        let ip = |holder, what: &str| run(holder, "ip", what).map_err(missing);
-        ip(two, &format!("link add vn-in type veth peer name vn-g netns {one}"))?;
-        ip(two, &format!("link add vn-out type veth peer name vn-s netns {three}"))?;
+        let namespaces = || Ok([Namespace::make()?, Namespace::make()?, Namespace::make()?]);
+        let namespaces = namespaces().map_err(missing)?;
+        let [one, two, three] = &namespaces;
+        let ip = |namespace: &Namespace, what: &str| namespace.run("ip", what).map_err(missing);
+        ip(two, &format!("link add vn-in type veth peer name vn-g netns {}", one.id()))?;
+        ip(two, &format!("link add vn-out type veth peer name vn-s netns {}", three.id()))?;
         for (holder, name) in [(one, "vn-g"), (two, "vn-in"), (two, "vn-out"), (three, "vn-s")] {
             ip(holder, &format!("link set {name} addrgenmode none up"))?;
         }
-        pin()?;
+        // What changes tables has the other cores.
+        pin(&allowed()[..1]).map_err(|error| error.to_string())?;
         let [source, sink] = [index(one, "vn-g")?, index(three, "vn-s")?];
         let load = |program: &Program| LoadedProgram::load(program).map_err(|error| text(&error));
         let (generator, counter) = (load(&feeding(source)?)?, load(&counting()?)?);
         let pass = load(&constant_program(ProgramKind::Xdp, XDP_PASS))?;
         let mut attached = Vec::new();
         for (holder, program, interface) in [(three, &counter, sink), (one, &pass, source)] {
-            enter(holder)?;
+            enter_into(holder)?;
             let one = Attachment::new(program, interface, AttachMode::Native);
             attached.push(one.map_err(|error| text(&error))?);
         }
         let [arrival, departure] = [index(two, "vn-in")?, index(two, "vn-out")?];
-        let holders = held.try_into().map_err(|_| "three namespaces")?;
-        Ok(Self { holders, generator, counter, source, arrival, departure, _attached: attached })
+        Ok(Self { namespaces, generator, counter, source, arrival, departure, _attached: attached })
     }
 
     /// Moves this thread to where the program is.
     pub(super) fn forwarder(&self) -> Result<(), String> {
-        enter(self.holders[1].id())
+        enter_into(&self.namespaces[1])
     }
 
     /// Makes frames, and returns when all were handled.
     pub(super) fn burst(&self, count: u32) -> Result<(), String> {
-        enter(self.holders[0].id())?;
+        enter_into(&self.namespaces[0])?;
         let generator = Generator::new(&self.generator, &frame(), self.source);
         generator.burst(count).map_err(|error| error.to_string())
     }
@@ -169,19 +148,6 @@ impl VethPairs {
     }
 }
 
-fn enter(holder: u32) -> Result<(), String> {
-    let text = |error: std::io::Error| format!("entering a network namespace: {error}");
-    let file = File::open(format!("/proc/{holder}/ns/net")).map_err(text)?;
-    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-        .map_err(|error| text(error.into()))
-}
-
-/// Keeps this thread on the first core that it may use; what changes tables has the others.
-fn pin() -> Result<(), String> {
-    let text = |error: rustix::io::Errno| format!("pinning: {error}");
-    let allowed = sched_getaffinity(None).map_err(text)?;
-    let mut set = CpuSet::new();
-    let first = (0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core));
-    set.set(first.unwrap_or(0));
-    sched_setaffinity(None, &set).map_err(text)
+fn enter_into(namespace: &Namespace) -> Result<(), String> {
+    enter(&namespace.path()).map_err(|error| error.to_string())
 }

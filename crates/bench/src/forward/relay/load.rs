@@ -1,23 +1,20 @@
 //! Source and sink, in one process.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 
 use super::kind::RelayMeasure;
-use super::topology::pin;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
+use crate::host::{enter, pin};
 use crate::process::{Message, Role};
 
 /// Bytes that a source writes and a sink reads at once.
@@ -60,7 +57,7 @@ impl Role for LoadRole {
 /// Becomes the load.
 pub(crate) fn load(role: &LoadRole) -> Result<(), Failure> {
     if let Some(core) = role.core {
-        pin(core)?;
+        pin(&[core])?;
     }
     if let Some([_, sink]) = &role.namespaces {
         enter(sink)?;
@@ -75,13 +72,6 @@ pub(crate) fn load(role: &LoadRole) -> Result<(), Failure> {
         RelayMeasure::Latency { connections } => latency(role, listener, connections),
         RelayMeasure::FramedLatency => framed_latency(role, listener),
     }
-}
-
-fn enter(namespace: &Path) -> Result<(), Failure> {
-    let doing = "entering a network namespace";
-    let file = File::open(namespace).map_err(Failure::io(doing))?;
-    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-        .map_err(|error| Failure::io(doing)(error.into()))
 }
 
 fn framed() -> Vec<u8> {

@@ -17,61 +17,60 @@ mod topology;
 
 use std::time::Duration;
 
+use clap::Args;
+
 use self::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
 use self::kind::{FramedKind, RelayKind, RelayMeasure};
 pub(crate) use self::load::{LoadRole, load};
-pub use self::peers::{RelayPeer, UnknownRelayPeer};
+pub(crate) use self::peers::RelayPeer;
 pub(crate) use self::serve::{RelayRole, serve};
-pub use self::tables::tables;
 use self::topology::{RelayTopology, Unmeasured};
+use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::process::{Child, Message};
-use crate::report::figure::Figure;
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row};
+use crate::report::{Figure, Outcome, Plan, Progress, Row};
 use crate::statistics::{Samples, median};
 
 /// The time limit of a run in a child, beside its budget.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Messages of a latency, per round.
+const SAMPLES: u32 = 3_000;
+
 /// The measurements, and the peers.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-#[must_use = "a plan measures nothing before `run`"]
-pub struct RelayMeasurement {
-    /// Other relays. Those that are not installed are skipped, and say so.
-    pub peers: Vec<RelayPeer>,
-    /// Whether vigie's engines are measured one by one too.
-    pub engines: bool,
-    /// Whether streams and latency of raw relays are measured.
-    pub raw: bool,
-    /// Whether framed relays are measured.
-    pub framed: bool,
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Relays (--relay)")]
+pub(crate) struct RelayMeasurement {
+    /// Relays of others to measure in the same run.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "RELAY,…",
+        default_value = "socat,haproxy,nginx,tokio",
+        requires = "relay"
+    )]
+    peers: Vec<RelayPeer>,
+    /// Measure vigie's engines, copy and splice, one by one too.
+    #[arg(long, requires = "relay")]
+    engines: bool,
     /// Numbers of connections.
-    pub connections: Vec<u32>,
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,16", requires = "relay", value_parser = clap::value_parser!(u32).range(1..))]
+    connections: Vec<u32>,
     /// Time of one stream.
-    pub budget: Duration,
+    #[arg(long, value_name = "TIME", default_value = "700ms", value_parser = parse_duration, requires = "relay")]
+    budget: Duration,
+    /// Whether streams and latency of raw relays are measured.
+    #[arg(skip)]
+    pub(crate) raw: bool,
+    /// Whether framed relays are measured.
+    #[arg(skip)]
+    pub(crate) framed: bool,
     /// How often everything is measured, in turns.
-    pub rounds: u32,
-    /// Messages of a latency, per round.
-    pub samples: u32,
+    #[arg(skip)]
+    pub(crate) rounds: u32,
 }
 
 impl RelayMeasurement {
-    /// Everything, beside `peers`, with 1 and 16 connections.
-    pub fn new(peers: Vec<RelayPeer>) -> Self {
-        Self {
-            peers,
-            engines: false,
-            raw: true,
-            framed: true,
-            connections: vec![1, 16],
-            budget: Duration::from_millis(700),
-            rounds: 3,
-            samples: 3_000,
-        }
-    }
-
     fn kinds(&self) -> Vec<RelayKind> {
         let mut kinds = vec![RelayKind::Direct, RelayKind::Vigie];
         if self.engines {
@@ -80,12 +79,15 @@ impl RelayMeasurement {
         kinds.extend(self.peers.iter().copied().map(RelayKind::Peer));
         kinds
     }
+}
 
-    /// Measures.
-    ///
-    /// # Errors
-    /// [`BenchError`] if a process of ours fails. Peers that cannot be measured are rows that say why.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+impl Plan for RelayMeasurement {
+    /// The run is one case, of which each measurement is a part.
+    fn cases(&self) -> usize {
+        1
+    }
+
+    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         let mut cases = Vec::new();
         if self.raw {
             for &connections in &self.connections {
@@ -117,6 +119,10 @@ impl RelayMeasurement {
         }
         let rows = cases.into_iter().map(RelayCase::row).collect();
         Ok(Outcome { rows, priority: None })
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        tables::tables(rows)
     }
 }
 
@@ -183,7 +189,7 @@ impl RelayCase {
             core: topology.core,
             namespaces: topology.ends.clone(),
             budget: plan.budget,
-            samples: plan.samples,
+            samples: SAMPLES,
         };
         let mut load = Child::start(&role)?;
         Ok(load.next(TIMEOUT + plan.budget)?)
@@ -213,34 +219,10 @@ fn compared(row: &Row, value: f64) -> Figure {
     Figure::new(value, row.samples())
 }
 
-/// vigie's bandwidth divided by that of the best peer.
-pub(crate) fn by_best_peer(rows: &[Row], connections: u64) -> Option<Figure> {
-    let vigie = of(rows, "vigie", STREAM, connections)?;
-    let best = RelayPeer::ALL
-        .iter()
-        .filter_map(|peer| of(rows, peer.name(), STREAM, connections)?.figure(GB_PER_S))
-        .max_by(f64::total_cmp)?;
-    Some(compared(vigie, vigie.figure(GB_PER_S)? / best))
-}
-
 /// The time that vigie adds to the median round trip, divided by socat's.
 pub(crate) fn added_by_socat(rows: &[Row]) -> Option<Figure> {
     let p50 = |name| of(rows, name, LATENCY, 1)?.figure("p50_us");
     let direct = p50("direct")?;
     let vigie = of(rows, "vigie", LATENCY, 1)?;
     Some(compared(vigie, (p50("vigie")? - direct) / (p50("socat")? - direct)))
-}
-
-/// The median time of a message through the framed relay, by that of a direct one over the same links.
-pub(crate) fn framed_by_direct(rows: &[Row]) -> Option<Figure> {
-    let p50 = |name| of(rows, name, FRAMED_LATENCY, 1)?.figure("p50_us");
-    let framed = of(rows, "framed", FRAMED_LATENCY, 1)?;
-    Some(compared(framed, p50("framed")? / p50("direct")?))
-}
-
-/// The bandwidth of stored messages, by that of planned ones.
-pub(crate) fn stored_by_planned(rows: &[Row]) -> Option<Figure> {
-    let speed = |name| of(rows, name, FRAMED_STREAM, 1)?.figure(GB_PER_S);
-    let framed = of(rows, "framed", FRAMED_STREAM, 1)?;
-    Some(compared(framed, speed("framed-stored")? / speed("framed")?))
 }

@@ -1,29 +1,26 @@
 //! Other relays, and how they are started.
 
-use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child as Process, Command, Stdio, id};
-use std::str::FromStr;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process_group};
-use rustix::thread::sched_setaffinity;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use super::kind::RelayKind;
 use super::serve::RelayRole;
-use super::topology::{RelayTopology, Unmeasured, pin};
+use super::topology::{RelayTopology, Unmeasured};
 use crate::error::BenchError;
+use crate::host::{allowed, pin};
 use crate::process::{Child, Message};
 
 /// Another relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum RelayPeer {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum RelayPeer {
     /// socat: a process for each connection.
     Socat,
     /// HAProxy in TCP mode, with splicing.
@@ -34,22 +31,9 @@ pub enum RelayPeer {
     Tokio,
 }
 
-/// No such peer.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("unknown relay `{name}`: give `socat`, `haproxy`, `nginx` or `tokio`")]
-#[non_exhaustive]
-pub struct UnknownRelayPeer {
-    /// The given text.
-    pub name: String,
-}
-
 impl RelayPeer {
-    /// All peers.
-    pub const ALL: [Self; 4] = [Self::Socat, Self::Haproxy, Self::Nginx, Self::Tokio];
-
     /// Returns the name on the command line and in results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Socat => "socat",
             Self::Haproxy => "haproxy",
@@ -59,29 +43,13 @@ impl RelayPeer {
     }
 
     /// Returns the label in tables.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
+    pub(super) const fn label(self) -> &'static str {
         match self {
             Self::Socat => "socat, 64 KiB",
             Self::Haproxy => "HAProxy, splice-auto",
             Self::Nginx => "nginx stream, 64 KiB",
             Self::Tokio => "tokio copy, 64 KiB",
         }
-    }
-}
-
-impl fmt::Display for RelayPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for RelayPeer {
-    type Err = UnknownRelayPeer;
-
-    fn from_str(name: &str) -> Result<Self, UnknownRelayPeer> {
-        let found = Self::ALL.into_iter().find(|peer| peer.name() == name);
-        found.ok_or_else(|| UnknownRelayPeer { name: name.to_owned() })
     }
 }
 
@@ -146,16 +114,17 @@ fn program(peer: RelayPeer, topology: &RelayTopology) -> Result<PeerProgram, Unm
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     let failed = |failure| Unmeasured::Failed(BenchError::Failed { role: "relay", failure });
     // What is started here stays where this thread is.
-    let before = topology.core.map(pin).transpose().map_err(failed)?;
-    let started = command.spawn();
-    if let Some(before) = before {
-        sched_setaffinity(None, &before)
-            .map_err(|error| Unmeasured::io("leaving the core")(error.into()))?;
+    let before = allowed();
+    if let Some(core) = topology.core {
+        pin(&[core]).map_err(failed)?;
     }
+    let started = command.spawn();
+    pin(&before).map_err(failed)?;
     match started {
         Ok(process) => Ok(PeerProgram { process, folder }),
         Err(error) if error.kind() == ErrorKind::NotFound => Err(Unmeasured::Missing(format!(
-            "skipped: `{peer}` is not installed: `apt install {}`",
+            "skipped: `{}` is not installed: `apt install {}`",
+            peer.name(),
             if peer == RelayPeer::Nginx { "nginx libnginx-mod-stream" } else { peer.name() }
         ))),
         Err(error) => Err(Unmeasured::io("starting a peer")(error)),

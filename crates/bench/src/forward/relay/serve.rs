@@ -1,20 +1,17 @@
 //! The relays written in Rust, in a separate process.
 
-use std::fs::File;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process;
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use vigie_forward::relay::{FrameMode, Framing, LengthFormat, Relay, RelayBuilder, Transfer};
 use vigie_runtime::{Flavor, Reactivity, Runtime, spawn};
 
 use super::kind::{FramedKind, RelayKind};
 use super::peers::RelayPeer;
-use super::topology::pin;
 use crate::error::Failure;
+use crate::host::{enter, pin};
 use crate::process::{Message, Role};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,13 +30,10 @@ impl Role for RelayRole {
 /// Becomes a relay, until the process is killed.
 pub(crate) fn serve(role: &RelayRole) -> Result<(), Failure> {
     if let Some(core) = role.core {
-        pin(core)?;
+        pin(&[core])?;
     }
     if let Some(namespace) = &role.namespace {
-        let doing = "entering a network namespace";
-        let file = File::open(namespace).map_err(Failure::io(doing))?;
-        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-            .map_err(|error| Failure::io(doing)(error.into()))?;
+        enter(namespace)?;
     }
     let builder = Relay::builder(role.listen).upstream(role.upstream);
     let framed = |mode| Framing::new(LengthFormat::U32Be).mode(mode);

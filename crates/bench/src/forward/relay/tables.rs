@@ -1,12 +1,10 @@
 //! Relays in tables.
 
 use super::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
-use crate::report::Row;
-use crate::report::table::{Table, three_digits};
+use crate::report::{Row, Table, three_digits};
 
 /// Shows what [`RelayMeasurement`](super::RelayMeasurement) gives.
-#[must_use]
-pub fn tables(rows: &[Row]) -> String {
+pub(crate) fn tables(rows: &[Row]) -> String {
     let mut parts = Vec::new();
     if rows.iter().any(|row| row.case == STREAM) {
         parts.push(raw(rows));

@@ -3,10 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-
 use super::links::{RELAY, RelayLinks, SINK};
 use crate::error::{BenchError, Failure};
+use crate::host::allowed;
 
 /// Why a case has no figure.
 #[derive(Debug)]
@@ -46,8 +45,7 @@ pub(super) struct RelayTopology {
 impl RelayTopology {
     pub(super) fn choose(links: Option<&RelayLinks>) -> std::io::Result<Self> {
         let Some(links) = links else {
-            let core = sched_getaffinity(None).ok();
-            let core = core.and_then(|set| (0..CpuSet::MAX_CPU).find(|&core| set.is_set(core)));
+            let core = allowed().first().copied();
             let (sink, relay) = (free()?, free()?);
             return Ok(Self { sink, relay, core, ends: None, middle: None });
         };
@@ -66,14 +64,4 @@ impl RelayTopology {
 /// A port that was free a moment ago.
 fn free() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
-}
-
-/// Keeps the calling thread, and what it starts, on one core.
-pub(super) fn pin(core: usize) -> Result<CpuSet, Failure> {
-    let failed = |error: rustix::io::Errno| Failure::io("choosing a core")(error.into());
-    let before = sched_getaffinity(None).map_err(failed)?;
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).map_err(failed)?;
-    Ok(before)
 }

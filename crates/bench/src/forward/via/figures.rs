@@ -2,8 +2,7 @@
 
 use super::super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S};
 use super::keys::{MB_S, PLANNED};
-use crate::report::Row;
-use crate::report::figure::Figure;
+use crate::report::{Figure, Row};
 
 /// Within this ratio of each other two bandwidths are taken for equal.
 const BAND: f64 = 1.1;

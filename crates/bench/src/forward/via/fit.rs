@@ -26,7 +26,7 @@ use super::node::MessagePath;
 use super::{RunCosts, ViaPlan, ViaTopology};
 use crate::error::BenchError;
 use crate::error::ModelError;
-use crate::report::Row;
+use crate::report::{Row, name_of};
 
 /// The algorithm by which T_algo is measured.
 const T_ALGO: Duration = Duration::from_micros(50);
@@ -171,8 +171,8 @@ impl FittedParameters {
     pub(super) fn row(&self, plan: &ViaPlan) -> Row {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         Row::new(NONE, "parameters")
-            .parameter("carrier", plan.carrier.name())
-            .parameter("link_bytes_per_s", plan.pace)
+            .parameter("carrier", name_of(plan.carrier))
+            .parameter("link_bytes_per_s", plan.rate)
             .parameter(super::WINDOW, plan.window)
             .with_figure("samples", ROUNDS)
             .with_figure("t_net_64_us", us(self.t_net[0]))

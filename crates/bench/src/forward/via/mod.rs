@@ -10,23 +10,24 @@ pub(super) mod keys;
 pub(crate) mod node;
 mod tables;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::Value;
 use vigie_forward::{Cost, Message as Cut, Path, StageModel};
 
 pub(crate) use self::figures::{choice, prediction_error};
 use self::fit::{FittedParameters, fit};
 use self::keys::{ENGINE_CPU_US, HOST_CPU_US, HOST_SHARE, MB_S, PACKET_BYTES_U32, PLANNED, US};
-pub use self::node::ViaCarrier;
+pub(crate) use self::node::ViaCarrier;
 use self::node::{CellPlan, MessagePath, NodeCosts, NodeMessage, NodePlan, NodeRole};
-pub use self::tables::all as tables;
 use super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S, NIC, NIC_CUT, NONE, WINDOW, mb_per_s};
+use super::plot;
 use crate::barrier::bridge::Bridge;
 use crate::error::{BenchError, Failure, ModelError};
 use crate::process::{Child, Role};
-use crate::report::progress::Progress;
-use crate::report::{Outcome, Row, Subject};
+use crate::report::{Outcome, Plan, Progress, Row, Subject};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -54,7 +55,7 @@ impl ViaTopology {
 
     fn start(&self, role: NodeRole, cell: CellPlan) -> Result<Child, BenchError> {
         let namespace = self.bridge.as_ref().and_then(|bridge| bridge.path(role.rank()));
-        let enter = |path: std::path::PathBuf| {
+        let enter = |path: PathBuf| {
             vec!["nsenter".to_owned(), format!("--net={}", path.display()), "--".to_owned()]
         };
         let wrapper = namespace.map(enter).unwrap_or_default();
@@ -108,52 +109,42 @@ const WAYS: [(MessagePath, Subject, Path); 3] = [
     (MessagePath::NicCutThrough, NIC_CUT, Path::NIC_CUT_THROUGH),
 ];
 
-/// The plan of the measurement.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ViaPlan {
-    /// The carrier of the messages.
-    pub carrier: ViaCarrier,
-    /// Messages of each run, before a final acknowledgement. Default: 10 000, as in the paper.
-    pub messages: u32,
-    /// Runs of each cell; the median counts. Default: 1.
-    pub rounds: u32,
-    /// Messages on their way at a time. Default: 1, as in the paper's model.
-    pub window: u32,
-    /// Bytes per second of each link; 0: as fast as they are. Default: 20 MB/s.
-    pub pace: u64,
-    /// Whether nodes look for a while before they sleep. Default: not at all.
-    pub spins: bool,
-    /// Sizes of figure 4.
-    pub sizes: Vec<u32>,
+/// Sizes of messages where nothing is computed.
+const SIZES: [u32; 8] = [64, 256, 1024, 2048, 4096, 8192, 16_384, 32_768];
+
+/// What carries how many messages.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Messages (--over)")]
+pub(crate) struct ViaPlan {
+    #[arg(skip = ViaCarrier::Udp)]
+    pub(crate) carrier: ViaCarrier,
+    /// How often each message path is measured; the median run counts.
+    #[arg(skip)]
+    pub(crate) rounds: u32,
+    /// Where figure 4 is drawn to; figures 5 and 6 are drawn to two files beside it.
+    #[arg(skip)]
+    pub(crate) plot: Option<PathBuf>,
+    /// Messages of a run, before the final acknowledgement.
+    #[arg(long, default_value_t = 10_000, requires = "over", value_parser = clap::value_parser!(u32).range(1..))]
+    messages: u32,
+    /// Messages under way at once.
+    #[arg(long, default_value_t = 1, requires = "over", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    window: u32,
+    /// Bytes per second of each link, paced by the sending node; 0: as fast as the machine allows.
+    #[arg(long, default_value_t = 20_000_000, requires = "over")]
+    rate: u64,
+    /// Nodes look for a while before they sleep, where that pays: the strategy for low latency.
+    #[arg(long, requires = "over")]
+    spin: bool,
 }
 
-impl ViaPlan {
-    /// Creates the plan of figures 4 to 6.
-    #[must_use]
-    pub fn new(carrier: ViaCarrier) -> Self {
-        Self {
-            carrier,
-            messages: 10_000,
-            rounds: 1,
-            window: 1,
-            pace: 20_000_000,
-            spins: false,
-            sizes: vec![64, 256, 1024, 2048, 4096, 8192, 16_384, 32_768],
-        }
-    }
-
-    /// Returns the steps of the progress bar.
-    #[must_use]
-    pub fn cases(&self) -> usize {
+impl Plan for ViaPlan {
+    /// The parameters of the model are a case too.
+    fn cases(&self) -> usize {
         1 + self.cells().len()
     }
 
-    /// Measures everything.
-    ///
-    /// # Errors
-    /// [`BenchError`] of the processes.
-    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
         progress.case("parameters of the model");
         let topology = ViaTopology::make(self.carrier)?;
         let fitted = fit(self, &topology)?;
@@ -167,9 +158,19 @@ impl ViaPlan {
         Ok(Outcome { rows, priority: None })
     }
 
+    fn tables(&self, rows: &[Row]) -> String {
+        tables::all(rows)
+    }
+
+    fn draw(&self, rows: &[Row]) -> Result<(), BenchError> {
+        plot::figures(self.plot.as_deref(), rows)
+    }
+}
+
+impl ViaPlan {
     /// The cells of the figures: case, bytes, δ in microseconds.
     fn cells(&self) -> Vec<(&'static str, u32, u64)> {
-        let mut cells: Vec<_> = self.sizes.iter().map(|bytes| ("size", *bytes, 0)).collect();
+        let mut cells: Vec<_> = SIZES.iter().map(|bytes| ("size", *bytes, 0)).collect();
         let short = [0, 5, 10, 20, 30, 50, 80, 120, 200];
         let long = [0, 10, 20, 40, 80, 160, 250, 330, 450, 700];
         cells.extend(short.map(|delta_us| ("delta", 1024, delta_us)));
@@ -184,8 +185,8 @@ impl ViaPlan {
             messages: self.messages,
             window: self.window,
             packet_bytes: PACKET_BYTES_U32,
-            pace: self.pace,
-            spins: self.spins,
+            pace: self.rate,
+            spins: self.spin,
         }
     }
 

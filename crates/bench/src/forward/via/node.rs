@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use vigie_detect::{
     Reactivity,
@@ -20,34 +21,21 @@ use vigie_via::vi::{Address, Provider};
 
 use crate::barrier::bridge::address;
 use crate::error::Failure;
-use crate::host::namespaces::INTERFACE;
+use crate::host::INTERFACE;
 use crate::process::{Role, print_result};
 
-/// The carrier of the messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum ViaCarrier {
+/// The carriers of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum ViaCarrier {
     /// UDP over the loopback interface.
+    #[value(alias = "via")]
     Udp,
     /// Shared memory.
     Shm,
-    /// UDP between network namespaces on a bridge, one for each node.
+    /// UDP between network namespaces on a bridge, one for each node (needs root).
     UdpNet,
-    /// Frames of Ethernet between them.
+    /// Frames of Ethernet between them (needs root).
     Ether,
-}
-
-impl ViaCarrier {
-    /// Returns the name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Shm => "shm",
-            Self::UdpNet => "udp-net",
-            Self::Ether => "ether",
-        }
-    }
 }
 
 /// The way of a message.

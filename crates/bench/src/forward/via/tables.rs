@@ -5,12 +5,10 @@ use serde_json::Value;
 use super::super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S, NIC, NIC_CUT, NONE};
 use super::figures::{Choice, cells, choice, prediction_error};
 use super::keys::{ENGINE_CPU_US, HOST_CPU_US, HOST_SHARE, MB_S, PLANNED, US};
-use crate::report::Row;
-use crate::report::table::Table;
+use crate::report::{Row, Table};
 
 /// Shows everything that a [`ViaPlan`](super::ViaPlan) has measured.
-#[must_use]
-pub fn all(rows: &[Row]) -> String {
+pub(crate) fn all(rows: &[Row]) -> String {
     let parts = [
         parameters(rows),
         curve(rows, "Figure 4: by size, basic algorithm: MB/s measured / predicted", "size", None),

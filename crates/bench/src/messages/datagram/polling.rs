@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::clock::now;
 use crate::error::Failure;
-use crate::messages::measure::Measure;
+use crate::messages::Measure;
 
 /// The longest datagram that fits into a packet of UDP on Ethernet, in bytes: that of every system here.
-pub const BYTES_MAX: u32 = 1_464;
+pub(crate) const BYTES_MAX: u32 = 1_464;
 
 /// Datagrams before an answer where bandwidth is measured: fewer than any buffer on the way holds.
 pub(super) const WINDOW: u32 = 32;

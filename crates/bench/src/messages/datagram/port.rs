@@ -10,13 +10,10 @@ use vigie_via::link::{BackEnd, Link, MacAddress};
 use super::polling::{BYTES_MAX, TIMEOUT, WINDOW, has, polling};
 use crate::clock::{now, sleep};
 use crate::error::Failure;
-use crate::host::arena::Arena;
+use crate::host::Arena;
 use crate::host::namespaces;
-use crate::messages::blocking::{Blocking, Channel};
-use crate::messages::carrier::CarrierKind;
-use crate::messages::rank_context::RankContext;
-use crate::messages::ranks::OwnCarrier;
 use crate::messages::socket::wait_posted;
+use crate::messages::{Blocking, CarrierKind, Channel, OwnCarrier, RankContext};
 
 /// Over UDP and the loopback interface.
 pub(super) static UDP: OwnCarrier = OwnCarrier {
@@ -26,6 +23,7 @@ pub(super) static UDP: OwnCarrier = OwnCarrier {
     kind: CarrierKind::Vigie,
     has,
     link_bytes: 0,
+    is_remote: false,
     open: |context| {
         let address = loopback(context.token);
         Ok(Box::new(Blocking::new(PortEndpoint::over_udp(context, |_| address)?)))
@@ -36,6 +34,7 @@ pub(super) static UDP: OwnCarrier = OwnCarrier {
 pub(super) static UDP_VETH: OwnCarrier = OwnCarrier {
     name: "datagram-udp-veth",
     label: "vigie, datagrams over UDP, veth",
+    is_remote: true,
     open: |context| {
         Ok(Box::new(Blocking::new(PortEndpoint::over_udp(context, namespaces::address)?)))
     },
@@ -46,6 +45,7 @@ pub(super) static UDP_VETH: OwnCarrier = OwnCarrier {
 pub(super) static LINK: OwnCarrier = OwnCarrier {
     name: "datagram-link",
     label: "vigie, datagrams over a link (AF_PACKET), veth",
+    is_remote: true,
     open: |context| {
         Ok(Box::new(Blocking::new(PortEndpoint::over_link(context, BackEnd::PacketRings)?)))
     },
@@ -56,6 +56,7 @@ pub(super) static LINK: OwnCarrier = OwnCarrier {
 pub(super) static XDP: OwnCarrier = OwnCarrier {
     name: "datagram-xdp",
     label: "vigie, datagrams over a link (AF_XDP), veth",
+    is_remote: true,
     open: |context| Ok(Box::new(Blocking::new(PortEndpoint::over_link(context, BackEnd::Xdp)?))),
     ..UDP
 };

@@ -2,9 +2,7 @@
 
 use super::super::keys::{BYTES, MESSAGE_P99_US, MESSAGE_US};
 use super::super::tables::{cell, find, microseconds, subjects, values};
-use crate::report::show::failures;
-use crate::report::table::{Table, three_digits};
-use crate::report::{Row, Subject};
+use crate::report::{Row, Subject, Table, failures, three_digits};
 
 /// Both figures, and why other rows have none.
 pub(super) fn both(rows: &[Row]) -> String {

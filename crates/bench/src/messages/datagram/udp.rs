@@ -5,13 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
 use super::polling::{TIMEOUT, has, polling};
 use crate::error::Failure;
-use crate::host::arena::Arena;
+use crate::host::Arena;
 use crate::host::namespaces;
-use crate::messages::blocking::{Blocking, Channel};
-use crate::messages::carrier::CarrierKind;
-use crate::messages::rank_context::RankContext;
-use crate::messages::ranks::OwnCarrier;
 use crate::messages::socket::{ReceiveMode, wait_posted};
+use crate::messages::{Blocking, CarrierKind, Channel, OwnCarrier, RankContext};
 
 /// Over the loopback interface.
 pub(super) static SOCKET: OwnCarrier = OwnCarrier {
@@ -21,6 +18,7 @@ pub(super) static SOCKET: OwnCarrier = OwnCarrier {
     kind: CarrierKind::Peer,
     has,
     link_bytes: 0,
+    is_remote: false,
     open: |context| {
         Ok(Box::new(Blocking::new(Socket::open(context, ReceiveMode::Polling, |_| {
             Ipv4Addr::LOCALHOST
@@ -32,6 +30,7 @@ pub(super) static SOCKET: OwnCarrier = OwnCarrier {
 pub(super) static SOCKET_VETH: OwnCarrier = OwnCarrier {
     name: "udp-veth",
     label: "UDP socket, veth",
+    is_remote: true,
     open: |context| {
         Ok(Box::new(Blocking::new(Socket::open(
             context,

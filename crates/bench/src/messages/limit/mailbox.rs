@@ -10,9 +10,8 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::error::Failure;
-use crate::host::arena::{Arena, CONTROL_BYTES};
-use crate::messages::blocking::Channel;
-use crate::messages::rank_context::RankContext;
+use crate::host::{Arena, CONTROL_BYTES};
+use crate::messages::{Channel, RankContext};
 
 /// Bytes of a mailbox: its line, and one apart, which the processor fetches with its neighbour.
 pub(super) const BYTES: usize = 128;

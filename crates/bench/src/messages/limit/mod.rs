@@ -16,10 +16,8 @@ mod ring;
 
 use self::mailbox::Mailbox;
 use self::ring::{Geometry, SlotRing, Spin, Yield};
-use super::blocking::Blocking;
-use super::carrier::CarrierKind;
-use super::measure::Measure;
-use super::ranks::OwnCarrier;
+
+use super::{Blocking, CarrierKind, Measure, OwnCarrier};
 
 /// A mailbox of one cache line.
 pub(crate) static MAILBOX: OwnCarrier = OwnCarrier {
@@ -32,6 +30,7 @@ pub(crate) static MAILBOX: OwnCarrier = OwnCarrier {
         fits && matches!(measure, Measure::Latency { .. })
     },
     link_bytes: mailbox::BYTES,
+    is_remote: false,
     open: |context| Ok(Box::new(Blocking::new(Mailbox::polling(context)?))),
 };
 
@@ -46,6 +45,7 @@ pub(crate) static RING: OwnCarrier = OwnCarrier {
         fits && matches!(measure, Measure::Latency { .. } | Measure::Window { .. })
     },
     link_bytes: ENTRIES.bytes(),
+    is_remote: false,
     open: |context| Ok(Box::new(Blocking::new(SlotRing::<Spin>::open(context, ENTRIES)?))),
 };
 
@@ -57,6 +57,7 @@ pub(crate) static COPY_RING: OwnCarrier = OwnCarrier {
     kind: CarrierKind::Limit,
     has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
     link_bytes: CHUNKS.bytes(),
+    is_remote: false,
     open: |context| Ok(Box::new(Blocking::new(SlotRing::<Spin>::open(context, CHUNKS)?))),
 };
 
@@ -71,6 +72,7 @@ pub(crate) static FUTEX_MAILBOX: OwnCarrier = OwnCarrier {
         sleeps && measure.bytes() as usize <= mailbox::CAPACITY
     },
     link_bytes: mailbox::BYTES,
+    is_remote: false,
     open: |context| Ok(Box::new(Blocking::new(Mailbox::sleeping(context)?))),
 };
 
@@ -82,6 +84,7 @@ pub(crate) static YIELD_RING: OwnCarrier = OwnCarrier {
     kind: CarrierKind::Limit,
     has: |measure| matches!(measure, Measure::Ring),
     link_bytes: ENTRIES.bytes(),
+    is_remote: false,
     open: |context| Ok(Box::new(Blocking::new(SlotRing::<Yield>::open(context, ENTRIES)?))),
 };
 

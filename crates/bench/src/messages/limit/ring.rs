@@ -7,9 +7,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crate::error::Failure;
-use crate::host::arena::{Arena, CONTROL_BYTES};
-use crate::messages::blocking::Channel;
-use crate::messages::rank_context::RankContext;
+use crate::host::{Arena, CONTROL_BYTES};
+use crate::messages::{Channel, RankContext};
 
 /// Bytes of a slot that are not data: its sequence word, and eight that a real entry would need
 /// too.
@@ -170,7 +169,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::host::arena::SharedFile;
+    use crate::host::SharedFile;
 
     #[test]
     fn messages_of_all_lengths_go_around_many_times() {

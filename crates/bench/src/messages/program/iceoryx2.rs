@@ -11,11 +11,8 @@ use std::time::Duration;
 
 use super::{arguments, life, parse};
 use crate::error::{BenchError, Failure};
-use crate::host::missing::Missing;
-use crate::host::program::{Program, cache, describe, is_installed, output_of, write_if_new};
-use crate::messages::carrier::{Carrier, CarrierKind, Prepared, Run};
-use crate::messages::measure::Measure;
-use crate::messages::measure_result::MeasureResult;
+use crate::host::{Missing, Program, cache, describe, is_installed, output_of, write_if_new};
+use crate::messages::{Carrier, CarrierKind, Measure, MeasureResult, Prepared, Run};
 
 const MANIFEST: &str = include_str!("iceoryx2.manifest.txt");
 const SOURCE: &str = include_str!("iceoryx2.source.txt");

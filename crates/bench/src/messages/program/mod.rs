@@ -16,9 +16,8 @@ pub(super) mod ucx;
 
 use std::time::Duration;
 
-use super::carrier::Run;
 use super::keys::REST;
-use super::measure_result::MeasureResult;
+use super::{MeasureResult, Run};
 use crate::error::Failure;
 
 /// The arguments by which our programs are told what to measure.
@@ -80,7 +79,6 @@ mod tests {
             budget: Duration::from_millis(5),
             ranks: 2,
             cores: vec![0, 1],
-            namespaces: Vec::new(),
         }
     }
 

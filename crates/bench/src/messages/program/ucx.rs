@@ -8,11 +8,8 @@ use std::time::Duration;
 
 use crate::clock::sleep;
 use crate::error::{BenchError, Failure};
-use crate::host::missing::Missing;
-use crate::host::program::{Program, is_installed};
-use crate::messages::carrier::{Carrier, CarrierKind, Prepared, Run};
-use crate::messages::measure::Measure;
-use crate::messages::measure_result::MeasureResult;
+use crate::host::{Missing, Program, is_installed};
+use crate::messages::{Carrier, CarrierKind, Measure, MeasureResult, Prepared, Run};
 
 const PROGRAM: &str = "ucx_perftest";
 

@@ -14,33 +14,30 @@
 mod sockets;
 mod vigie;
 
-use super::carrier::Carrier;
-use super::datagram::OverVeth;
 use super::keys::PAPER_SIZES;
-use super::measure::Measure;
 use super::plan::PingPongPlan;
-use super::ranks::OwnCarrier;
+use super::{Carrier, Measure, OwnCarrier};
 
 /// Name of vigie's message layer over `udp` in results.
-pub const VIGIE_UDP: &str = "vigie-udp";
+pub(crate) const VIGIE_UDP: &str = "vigie-udp";
 
 /// Name of vigie's Virtual Interface layer over `udp` in results.
-pub const VIGIE_VI_UDP: &str = "vigie-vi-udp";
+pub(crate) const VIGIE_VI_UDP: &str = "vigie-vi-udp";
 
 /// Name of vigie's message layer over `ether` in results.
-pub const VIGIE_ETHER: &str = "vigie-ether";
+pub(crate) const VIGIE_ETHER: &str = "vigie-ether";
 
 /// Name of vigie's Virtual Interface layer over `ether` in results.
-pub const VIGIE_VI_ETHER: &str = "vigie-vi-ether";
+pub(crate) const VIGIE_VI_ETHER: &str = "vigie-vi-ether";
 
 /// Name of polled TCP between the namespaces in results.
-pub const TCP: &str = "tcp-netns";
+pub(crate) const TCP: &str = "tcp-netns";
 
 /// Name of polled UDP sockets between the namespaces in results.
-pub const UDP: &str = "udp-netns";
+pub(crate) const UDP: &str = "udp-netns";
 
 /// Name of UDP sockets between the namespaces that are waited for, in results.
-pub const UDP_BLOCKING: &str = "udp-netns-blocking";
+pub(crate) const UDP_BLOCKING: &str = "udp-netns-blocking";
 
 /// Bytes of a message where bandwidth is measured.
 pub(crate) const BULK: u32 = 262_144;
@@ -52,32 +49,30 @@ const BULK_WINDOW: u32 = 16;
 const SMALL: u32 = 8;
 const SMALL_WINDOW: u32 = 32;
 
-static SYSTEMS: [OverVeth; 8] = [
-    OverVeth { own: &vigie::ETHER },
-    OverVeth { own: &vigie::ETHER_VI },
-    OverVeth { own: &vigie::UDP },
-    OverVeth { own: &vigie::UDP_VI },
-    OverVeth { own: &sockets::TCP },
-    OverVeth { own: &sockets::TCP_BLOCKING },
-    OverVeth { own: &sockets::UDP },
-    OverVeth { own: &sockets::UDP_BLOCKING },
+static SYSTEMS: [&OwnCarrier; 8] = [
+    &vigie::ETHER,
+    &vigie::ETHER_VI,
+    &vigie::UDP,
+    &vigie::UDP_VI,
+    &sockets::TCP,
+    &sockets::TCP_BLOCKING,
+    &sockets::UDP,
+    &sockets::UDP_BLOCKING,
 ];
 
 /// Returns the systems between two namespaces, in the order of the tables.
-#[must_use]
-pub fn remote_carriers() -> Vec<&'static dyn Carrier> {
-    SYSTEMS.iter().map(|system| system as &dyn Carrier).collect()
+pub(crate) fn remote_carriers() -> Vec<&'static dyn Carrier> {
+    SYSTEMS.iter().map(|&system| system as &dyn Carrier).collect()
 }
 
 /// Their ranks, which are processes of this program.
 pub(super) fn own_remote() -> impl Iterator<Item = &'static OwnCarrier> {
-    SYSTEMS.iter().map(|system| system.own)
+    SYSTEMS.into_iter()
 }
 
 /// Returns the plan of `carriers` with the latencies of `sizes`: 200 ms for each measure, in 4 turns. Default: the sizes
 /// of the paper's Table 1.
-#[must_use]
-pub fn remote_plan(carriers: Vec<&'static dyn Carrier>, sizes: &[u32]) -> PingPongPlan {
+pub(crate) fn remote_plan(carriers: Vec<&'static dyn Carrier>, sizes: &[u32]) -> PingPongPlan {
     let sizes = if sizes.is_empty() { &PAPER_SIZES[..] } else { sizes };
     let mut plan = PingPongPlan::new(carriers);
     let latencies = sizes.iter().map(|&bytes| Measure::Latency { bytes });

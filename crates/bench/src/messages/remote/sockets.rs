@@ -1,12 +1,9 @@
 //! The kernel's own ways between the namespaces.
 
-use crate::host::namespaces::address;
-use crate::messages::blocking::Blocking;
-use crate::messages::carrier::CarrierKind;
+use crate::host::address;
 use crate::messages::datagram::udp::Socket;
-use crate::messages::measure::Measure;
-use crate::messages::ranks::OwnCarrier;
 use crate::messages::socket::{ReceiveMode, Streams};
+use crate::messages::{Blocking, CarrierKind, Measure, OwnCarrier};
 
 /// The longest datagram that is measured, in bytes: IP cuts it.
 const DATAGRAM_BYTES: u32 = 32_768;
@@ -19,6 +16,7 @@ pub(super) static TCP: OwnCarrier = OwnCarrier {
     kind: CarrierKind::Peer,
     has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
     link_bytes: 0,
+    is_remote: true,
     open: |context| {
         Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Polling, address)?)))
     },

@@ -6,14 +6,10 @@ use vigie_via::udp::Udp;
 
 use super::{BULK, BULK_WINDOW, VIGIE_ETHER, VIGIE_UDP, VIGIE_VI_ETHER, VIGIE_VI_UDP};
 use crate::error::Failure;
-use crate::host::namespaces::{INTERFACE, address};
-use crate::messages::blocking::Blocking;
-use crate::messages::carrier::CarrierKind;
-use crate::messages::measure::Measure;
+use crate::host::{INTERFACE, address};
 use crate::messages::message_layer::Messages;
-use crate::messages::rank_context::RankContext;
-use crate::messages::ranks::OwnCarrier;
 use crate::messages::virtual_interface::{ADDRESS_BYTES, VirtualInterface};
+use crate::messages::{Blocking, CarrierKind, Measure, OwnCarrier, RankContext};
 
 /// Room for all messages of a window, twice.
 const AREA_BYTES: u32 = 2 * BULK * BULK_WINDOW;
@@ -34,6 +30,7 @@ pub(super) static UDP: OwnCarrier = OwnCarrier {
         )
     },
     link_bytes: ADDRESS_BYTES,
+    is_remote: true,
     open: |context| Ok(Box::new(Messages::open(context, udp(context)?)?)),
 };
 

@@ -2,65 +2,23 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
 
-use super::VigieHybrid;
-use crate::error::Failure;
-use crate::system::async_system::{AsyncSystem, BoxedTask};
+use super::{Setting, Vigie};
+use crate::system::async_system::Sockets;
 use crate::system::blocking_calls::{accept, serve_blocking};
 
-/// "Using blocking system calls provides better performance […]. However, a two-level thread
-/// scheduler is needed to correctly handle such calls" [bouge02, §4.1].
+/// Sockets of the standard library, with calls that block.
 #[derive(Debug)]
-pub(crate) struct VigieBlocking(VigieHybrid);
+pub(crate) enum BlockingSockets {}
 
 /// Runs `call` on a thread of the blocking pool.
 async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     vigie_runtime::spawn_blocking(call).await.map_err(io::Error::other)
 }
 
-impl AsyncSystem for VigieBlocking {
+impl<S: Setting> Sockets for Vigie<S, BlockingSockets> {
     type Listener = TcpListener;
     type Stream = TcpStream;
-
-    fn start(workers: usize) -> Result<Self, Failure> {
-        VigieHybrid::start(workers).map(Self)
-    }
-
-    fn block_on<F>(&self, future: F) -> F::Output
-    where
-        F: Future + Send,
-        F::Output: Send,
-    {
-        self.0.block_on(future)
-    }
-
-    fn spawn<F>(future: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        VigieHybrid::spawn(future);
-    }
-
-    fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
-        VigieHybrid::spawner()
-    }
-
-    fn call<F, T>(future: F) -> impl Future<Output = T> + Send
-    where
-        F: Future<Output = T> + Send + 'static,
-        T: Send + 'static,
-    {
-        VigieHybrid::call(future)
-    }
-
-    fn yield_now() -> impl Future<Output = ()> + Send {
-        VigieHybrid::yield_now()
-    }
-
-    fn sleep(duration: Duration) -> impl Future<Output = ()> + Send {
-        VigieHybrid::sleep(duration)
-    }
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

@@ -21,11 +21,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream};
 use vigie_detect::{Fixed, Frequency, Strategy};
-use vigie_runtime::{Flavor, Handle, Reactivity, Runtime};
+use vigie_runtime::{Flavor, Handle, Reactivity, Runtime, RuntimeBuilder};
 
-pub(crate) use self::blocking::VigieBlocking;
-pub(crate) use self::naive::VigieNaive;
-use super::async_system::{AsyncSystem, BoxedTask};
+use self::blocking::BlockingSockets;
+use self::naive::PolledSockets;
+use super::async_system::{AsyncSystem, BoxedTask, Sockets};
 use crate::error::Failure;
 
 /// The user-level flavor with its default policy.
@@ -46,105 +46,109 @@ pub type VigieCheckpoint = Vigie<Checkpoints>;
 /// The user-level flavor with the paper's polling: the group, at each switch [bouge02, §3.1].
 pub(crate) type VigieEnhanced = Vigie<EnhancedPolling>;
 
+/// "The listening server thread tests for a network event each time it is scheduled. If no event has
+/// occurred, then it immediately yields control back" [bouge02, §4.1].
+pub(crate) type VigieNaive = Vigie<FirstComeFirstServed, PolledSockets>;
+
+/// "Using blocking system calls provides better performance […]. However, a two-level thread
+/// scheduler is needed to correctly handle such calls" [bouge02, §4.1].
+pub(crate) type VigieBlocking = Vigie<Hybrid, BlockingSockets>;
+
 /// The kernel-level flavor with its default policy.
 pub type VigieKernelLevel = Vigie<KernelLevel>;
 
-/// vigie, built as `S` says.
-pub struct Vigie<S> {
+/// vigie, built as `S` says, with sockets of the kind `N`.
+pub struct Vigie<S, N = Own> {
     runtime: Runtime,
-    setting: PhantomData<fn() -> S>,
+    setting: PhantomData<fn() -> (S, N)>,
 }
 
-impl<S> fmt::Debug for Vigie<S> {
+impl<S, N> fmt::Debug for Vigie<S, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Vigie").finish_non_exhaustive()
     }
 }
 
-/// A way to build the runtime.
-pub trait Setting: 'static {
-    /// Builds the runtime, on `workers` threads where the flavor has a choice.
-    ///
-    /// # Errors
-    /// [`Failure::Runtime`] with the builder's reason.
-    fn build(workers: usize) -> Result<Runtime, Failure>;
+/// vigie's own sockets.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
+pub enum Own {}
 
-    /// What a compute task awaits between two steps.
+/// How a runtime is built, and what its compute tasks do between two steps.
+pub trait Setting: 'static {
+    /// Returns the builder of the runtime.
+    fn builder(workers: usize) -> RuntimeBuilder;
+
+    /// Ends a step of a compute task.
     #[must_use]
     fn pause() -> impl Future<Output = ()> + Send {
         vigie_runtime::yield_now()
     }
 }
 
-/// Names the default of the user-level flavor.
+/// The user-level flavor.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
 pub enum UserLevel {}
 
 impl Setting for UserLevel {
-    fn build(_workers: usize) -> Result<Runtime, Failure> {
-        Runtime::builder().flavor(Flavor::UserLevel).build().map_err(Failure::runtime)
+    fn builder(_workers: usize) -> RuntimeBuilder {
+        Runtime::builder().flavor(Flavor::UserLevel)
     }
 }
 
-/// Names the default of the hybrid flavor.
+/// The hybrid flavor.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
 pub enum Hybrid {}
 
 impl Setting for Hybrid {
-    fn build(workers: usize) -> Result<Runtime, Failure> {
-        let builder = Runtime::builder().flavor(Flavor::Hybrid).workers(workers);
-        builder.build().map_err(Failure::runtime)
+    fn builder(workers: usize) -> RuntimeBuilder {
+        Runtime::builder().flavor(Flavor::Hybrid).workers(workers)
     }
 }
 
-/// Names the default of the kernel-level flavor.
+/// The kernel-level flavor.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
 pub enum KernelLevel {}
 
 impl Setting for KernelLevel {
-    fn build(_workers: usize) -> Result<Runtime, Failure> {
-        Runtime::builder().flavor(Flavor::KernelLevel).build().map_err(Failure::runtime)
+    fn builder(_workers: usize) -> RuntimeBuilder {
+        Runtime::builder().flavor(Flavor::KernelLevel)
     }
 }
 
-/// Names the hybrid flavor that spends processor time on being early.
+/// The hybrid flavor with [`Reactivity::LowLatency`].
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
 pub enum LowLatency {}
 
 impl Setting for LowLatency {
-    fn build(workers: usize) -> Result<Runtime, Failure> {
-        with_reactivity(workers, Reactivity::LowLatency)
+    fn builder(workers: usize) -> RuntimeBuilder {
+        Hybrid::builder(workers).reactivity(Reactivity::LowLatency)
     }
 }
 
-/// Names the hybrid flavor that spends none.
+/// The hybrid flavor with [`Reactivity::LowCpu`].
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
 pub enum LowCpu {}
 
 impl Setting for LowCpu {
-    fn build(workers: usize) -> Result<Runtime, Failure> {
-        with_reactivity(workers, Reactivity::LowCpu)
+    fn builder(workers: usize) -> RuntimeBuilder {
+        Hybrid::builder(workers).reactivity(Reactivity::LowCpu)
     }
 }
 
-fn with_reactivity(workers: usize, reactivity: Reactivity) -> Result<Runtime, Failure> {
-    let builder = Runtime::builder().flavor(Flavor::Hybrid).workers(workers);
-    builder.reactivity(reactivity).build().map_err(Failure::runtime)
-}
-
-/// Names the user-level flavor whose compute tasks reach a checkpoint where others yield.
+/// The user-level flavor, with checkpoints.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
 pub enum Checkpoints {}
 
 impl Setting for Checkpoints {
-    fn build(workers: usize) -> Result<Runtime, Failure> {
-        UserLevel::build(workers)
+    fn builder(workers: usize) -> RuntimeBuilder {
+        UserLevel::builder(workers)
     }
 
     fn pause() -> impl Future<Output = ()> + Send {
@@ -152,35 +156,34 @@ impl Setting for Checkpoints {
     }
 }
 
-/// Names the paper's scheduler without detection of its own.
+/// The user-level flavor without lanes: tasks are polled in the order in which they became ready, as in the paper.
 #[derive(Debug)]
 pub(crate) enum FirstComeFirstServed {}
 
 impl Setting for FirstComeFirstServed {
-    fn build(_workers: usize) -> Result<Runtime, Failure> {
-        let builder = Runtime::builder().flavor(Flavor::UserLevel).first_come_first_served(true);
-        builder.build().map_err(Failure::runtime)
+    fn builder(workers: usize) -> RuntimeBuilder {
+        UserLevel::builder(workers).first_come_first_served(true)
     }
 }
 
-/// Names the paper's "enhanced polling".
+/// The user-level flavor that polls the group at each switch.
 #[derive(Debug)]
 pub(crate) enum EnhancedPolling {}
 
 impl Setting for EnhancedPolling {
-    fn build(_workers: usize) -> Result<Runtime, Failure> {
+    fn builder(workers: usize) -> RuntimeBuilder {
         let every_switch = Strategy::PollGroup { every: Frequency::Switches(1) };
-        let builder = Runtime::builder().flavor(Flavor::UserLevel);
-        builder.readiness_policy(Fixed(every_switch)).build().map_err(Failure::runtime)
+        UserLevel::builder(workers).readiness_policy(Fixed(every_switch))
     }
 }
 
-impl<S: Setting> AsyncSystem for Vigie<S> {
-    type Listener = TcpListener;
-    type Stream = TcpStream;
-
+impl<S: Setting, N: 'static> AsyncSystem for Vigie<S, N>
+where
+    Self: Sockets,
+{
     fn start(workers: usize) -> Result<Self, Failure> {
-        Ok(Self { runtime: S::build(workers)?, setting: PhantomData })
+        let runtime = S::builder(workers).build().map_err(Failure::runtime)?;
+        Ok(Self { runtime, setting: PhantomData })
     }
 
     fn block_on<F>(&self, future: F) -> F::Output
@@ -218,6 +221,11 @@ impl<S: Setting> AsyncSystem for Vigie<S> {
     fn sleep(duration: Duration) -> impl Future<Output = ()> + Send {
         vigie_runtime::time::sleep(duration)
     }
+}
+
+impl<S: Setting> Sockets for Vigie<S> {
+    type Listener = TcpListener;
+    type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
         let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;

@@ -2,19 +2,13 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
 
-use super::{FirstComeFirstServed, Vigie, VigieUserLevel};
-use crate::error::Failure;
-use crate::system::async_system::{AsyncSystem, BoxedTask};
+use super::{Setting, Vigie};
+use crate::system::async_system::Sockets;
 
-/// "The listening server thread tests for a network event each time it is scheduled. If no event has
-/// occurred, then it immediately yields control back" [bouge02, §4.1].
-///
-/// The sockets are the standard library's, in non-blocking mode, so that nothing of the detection
-/// server takes part, and tasks are polled in the order in which they became ready, as in the paper.
+/// Sockets of the standard library, in non-blocking mode, so that nothing of the detection server takes part.
 #[derive(Debug)]
-pub(crate) struct VigieNaive(Vigie<FirstComeFirstServed>);
+pub(crate) enum PolledSockets {}
 
 /// Tests again and again, with a yield after each test that finds nothing.
 async fn test_until_ready<T>(mut test: impl FnMut() -> io::Result<T>) -> io::Result<T> {
@@ -26,48 +20,9 @@ async fn test_until_ready<T>(mut test: impl FnMut() -> io::Result<T>) -> io::Res
     }
 }
 
-impl AsyncSystem for VigieNaive {
+impl<S: Setting> Sockets for Vigie<S, PolledSockets> {
     type Listener = TcpListener;
     type Stream = TcpStream;
-
-    fn start(workers: usize) -> Result<Self, Failure> {
-        Vigie::start(workers).map(Self)
-    }
-
-    fn block_on<F>(&self, future: F) -> F::Output
-    where
-        F: Future + Send,
-        F::Output: Send,
-    {
-        self.0.block_on(future)
-    }
-
-    fn spawn<F>(future: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        VigieUserLevel::spawn(future);
-    }
-
-    fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
-        VigieUserLevel::spawner()
-    }
-
-    fn call<F, T>(future: F) -> impl Future<Output = T> + Send
-    where
-        F: Future<Output = T> + Send + 'static,
-        T: Send + 'static,
-    {
-        VigieUserLevel::call(future)
-    }
-
-    fn yield_now() -> impl Future<Output = ()> + Send {
-        VigieUserLevel::yield_now()
-    }
-
-    fn sleep(duration: Duration) -> impl Future<Output = ()> + Send {
-        VigieUserLevel::sleep(duration)
-    }
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

@@ -1,44 +1,59 @@
 //! A goal, its bound, and how a measurement is held against it.
 
 use std::fmt;
-use std::str::FromStr;
 
+use clap::ValueEnum;
+use serde::Deserialize;
 use serde_json::{Value, json};
-use thiserror::Error;
 
-use super::experiment::Experiment;
-use super::shortfalls::Shortfall;
-use crate::report::Row;
-use crate::report::figure::Figure;
-use crate::report::table::three_digits;
+use super::measurement::Measurement;
+use crate::report::{Row, name_of, three_digits};
 
 /// A figure that vigie must reach.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Goal {
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Goal {
     /// What the goal is about.
-    pub area: Area,
+    pub(super) area: Area,
     /// System and load.
-    pub case: &'static str,
+    pub(super) case: String,
     /// The command that measures this case alone.
-    pub command: &'static str,
+    pub(crate) command: String,
     /// The figure that is compared with the bound.
-    pub figure: &'static str,
-    /// The bound.
-    pub bound: Bound,
+    pub(super) figure: String,
+    pub(super) bound: Bound,
     /// Samples below which the figure says nothing.
-    pub samples_min: u64,
-    /// What has to be measured.
-    pub(crate) experiment: Experiment,
+    #[serde(default)]
+    samples_min: u64,
     /// Finds the figure in the rows of the experiment.
-    pub(crate) measure: fn(&[Row]) -> Option<Figure>,
+    pub(super) measured: Measurement,
+    /// What is known of a goal that is missed.
+    pub(super) known: Option<Known>,
+}
+
+/// By how much a goal is missed, on machines of two cores at least, and why.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Known {
+    /// The measured quantity.
+    pub(crate) measured: String,
+    /// The name of the reason.
+    pub(super) reason: String,
+}
+
+/// Why goals are missed, as far as that is known.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Reason {
+    pub(crate) text: String,
+    /// The page of the repository, and its section, that says what was tried.
+    pub(crate) page: String,
 }
 
 impl Goal {
     /// Compares what was measured with the bound.
-    #[must_use]
-    pub fn evaluate(&self, rows: &[Row]) -> Verdict {
-        match (self.measure)(rows) {
+    pub(super) fn evaluate(&self, rows: &[Row]) -> Verdict {
+        match self.measured.find(rows) {
             None => Verdict::Unmeasured(unmeasured_because(rows)),
             Some(figure) if figure.is_least && !self.bound.holds(figure.value) => {
                 Verdict::Missed(figure.value)
@@ -64,9 +79,9 @@ fn unmeasured_because(rows: &[Row]) -> String {
 }
 
 /// What goals are about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Area {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Area {
     /// Time until a message is echoed, beside compute tasks that yield as in the paper, or often.
     Reaction,
     /// The same, beside compute tasks that yield seldom, and what those tasks lose.
@@ -117,95 +132,16 @@ pub enum Area {
     Simulation,
 }
 
-impl Area {
-    /// All areas.
-    pub const ALL: [Self; 24] = [
-        Self::Reaction,
-        Self::Hogs,
-        Self::Service,
-        Self::Fairness,
-        Self::Echo,
-        Self::Pending,
-        Self::Idle,
-        Self::Costs,
-        Self::Messages,
-        Self::Remote,
-        Self::BarrierSim,
-        Self::BarrierLocal,
-        Self::BarrierNet,
-        Self::ForwardModel,
-        Self::ForwardVia,
-        Self::ForwardLive,
-        Self::ForwardNic,
-        Self::ForwardRelay,
-        Self::Loads,
-        Self::Http,
-        Self::Slowdown,
-        Self::Timers,
-        Self::Waits,
-        Self::Simulation,
-    ];
-
-    /// Returns the name on the command line and in results.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Reaction => "reaction",
-            Self::Hogs => "hogs",
-            Self::Service => "service",
-            Self::Fairness => "fairness",
-            Self::Echo => "echo",
-            Self::Pending => "pending",
-            Self::Idle => "idle",
-            Self::Costs => "costs",
-            Self::Messages => "messages",
-            Self::Remote => "remote",
-            Self::BarrierSim => "barrier-sim",
-            Self::BarrierLocal => "barrier-local",
-            Self::BarrierNet => "barrier-net",
-            Self::ForwardModel => "forward-model",
-            Self::ForwardVia => "forward-via",
-            Self::ForwardLive => "forward-live",
-            Self::ForwardNic => "forward-nic",
-            Self::ForwardRelay => "forward-relay",
-            Self::Loads => "loads",
-            Self::Http => "http",
-            Self::Slowdown => "slowdown",
-            Self::Timers => "timers",
-            Self::Waits => "waits",
-            Self::Simulation => "simulation",
-        }
-    }
-}
-
 impl fmt::Display for Area {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        f.pad(&name_of(*self))
     }
-}
-
-impl FromStr for Area {
-    type Err = UnknownArea;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|area| area.name() == name);
-        known.ok_or_else(|| UnknownArea { name: name.to_owned() })
-    }
-}
-
-/// A name that stands for no area.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no goals are about {name:?}; there are {}", Area::ALL.map(Area::name).join(", "))]
-#[non_exhaustive]
-pub struct UnknownArea {
-    /// The given text.
-    pub name: String,
 }
 
 /// The bound of a figure.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[expect(clippy::exhaustive_enums, reason = "there is no other comparison")]
-pub enum Bound {
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "String")]
+pub(super) enum Bound {
     /// The figure must be this or less.
     AtMost(f64),
     /// The figure must be less than this.
@@ -216,8 +152,7 @@ pub enum Bound {
 
 impl Bound {
     /// Tells whether `figure` is within this bound; what is not a number never is.
-    #[must_use]
-    pub fn holds(self, figure: f64) -> bool {
+    fn holds(self, figure: f64) -> bool {
         match self {
             Self::AtMost(bound) => figure <= bound,
             Self::Below(bound) => figure < bound,
@@ -236,10 +171,25 @@ impl fmt::Display for Bound {
     }
 }
 
+impl TryFrom<String> for Bound {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let error = || format!("{text:?} is no bound, such as \"≤ 1.2\", \"< 1\" or \"≥ 0.9\"");
+        let (direction, number) = text.split_once(' ').ok_or_else(error)?;
+        let number = number.parse().map_err(|_| error())?;
+        match direction {
+            "≤" => Ok(Self::AtMost(number)),
+            "<" => Ok(Self::Below(number)),
+            "≥" => Ok(Self::AtLeast(number)),
+            _ => Err(error()),
+        }
+    }
+}
+
 /// How a goal and its figure stand to each other.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::exhaustive_enums, reason = "a goal is met, missed, or undecided")]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// The figure is within the bound.
     Met(f64),
     /// The figure is beyond the bound.
@@ -250,9 +200,15 @@ pub enum Verdict {
 
 impl Verdict {
     /// Tells whether the goal is met.
-    #[must_use]
-    pub const fn is_met(&self) -> bool {
+    pub(crate) const fn is_met(&self) -> bool {
         matches!(self, Self::Met(_))
+    }
+
+    const fn value(&self) -> Option<f64> {
+        match self {
+            Self::Met(value) | Self::Missed(value) => Some(*value),
+            Self::Unmeasured(_) => None,
+        }
     }
 }
 
@@ -267,49 +223,37 @@ impl fmt::Display for Verdict {
 }
 
 /// A goal and what became of it.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Checked {
-    /// The goal.
-    pub goal: &'static Goal,
-    /// What became of it.
-    pub verdict: Verdict,
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) goal: &'static Goal,
+    pub(super) reason: Option<&'static Reason>,
+    pub(crate) verdict: Verdict,
 }
 
 impl Checked {
     /// Returns what is known of a goal that is not met.
-    #[must_use]
-    pub fn shortfall(&self) -> Option<&'static Shortfall> {
-        Shortfall::of(self.goal).filter(|_| !self.verdict.is_met())
+    pub(crate) fn shortfall(&self) -> Option<(&'static Known, &'static Reason)> {
+        self.goal.known.as_ref().zip(self.reason).filter(|_| !self.verdict.is_met())
     }
 
     /// Returns goal and figure for a result file.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let Goal { area, case, command, figure, bound, .. } = self.goal;
-        let value = match self.verdict {
-            Verdict::Met(value) | Verdict::Missed(value) => Some(value),
-            Verdict::Unmeasured(_) => None,
-        };
         json!({
-            "area": area.name(), "case": case, "command": command, "figure": figure,
-            "bound": bound.to_string(), "value": value, "verdict": self.verdict.to_string(),
-            "known": self.shortfall().map(|known| known.measured),
+            "area": area.to_string(), "case": case, "command": command, "figure": figure,
+            "bound": bound.to_string(), "value": self.verdict.value(),
+            "verdict": self.verdict.to_string(),
+            "known": self.shortfall().map(|(known, _)| &known.measured),
         })
     }
 
     /// Returns the cells of this goal's row: area, case, figure, bound, value, verdict.
-    #[must_use]
-    pub fn cells(&self) -> [String; 6] {
+    pub(crate) fn cells(&self) -> [String; 6] {
         let Goal { area, case, figure, bound, .. } = self.goal;
-        let value = match self.verdict {
-            Verdict::Met(value) | Verdict::Missed(value) => three_digits(value),
-            Verdict::Unmeasured(_) => "–".to_owned(),
-        };
-        let (case, figure) = ((*case).to_owned(), (*figure).to_owned());
+        let value = self.verdict.value().map_or_else(|| "–".to_owned(), three_digits);
         let known = if self.shortfall().is_some() { " (known)" } else { "" };
         let verdict = format!("{}{known}", self.verdict);
-        [area.to_string(), case, figure, bound.to_string(), value, verdict]
+        [area.to_string(), case.clone(), figure.clone(), bound.to_string(), value, verdict]
     }
 }
 
@@ -318,21 +262,15 @@ mod tests {
     use super::*;
     use crate::schedulers::System;
 
-    fn goal(bound: Bound) -> Goal {
-        Goal {
-            area: Area::Costs,
-            case: "a case",
-            command: "a command",
-            figure: "a figure",
-            bound,
-            samples_min: 10,
-            experiment: Experiment::Switches,
-            measure: |rows| {
-                let row = rows.first()?;
-                Some(Figure::new(row.figure("value")?, row.samples()))
-            },
-        }
+    fn goal(bound: &str, measured: &str) -> Goal {
+        let text = format!(
+            "area = \"costs\"\ncase = \"a case\"\ncommand = \"a command\"\nfigure = \"a figure\"\n\
+             bound = \"{bound}\"\nsamples-min = 10\nmeasured.figure = {measured}"
+        );
+        toml::from_str(&text).expect("a goal")
     }
+
+    const VALUE: &str = "{ key = \"value\", of = { case = \"case\" } }";
 
     fn row(value: f64, samples: u64) -> [Row; 1] {
         let row = Row::new(System::Vigie, "case").with_figure("samples", samples);
@@ -341,26 +279,28 @@ mod tests {
 
     #[test]
     fn bounds_at_their_edges() {
-        // Goal: "at most" includes the bound, "below" does not, and NaN is within none.
+        // Goal: "at most" includes the bound, "below" does not, and NaN is within none; a bound is read as it is shown.
         // Method: a table.
         for (bound, figure, holds) in [
-            (Bound::AtMost(1.0), 1.0, true),
-            (Bound::AtMost(1.0), 1.001, false),
-            (Bound::Below(1.0), 0.999, true),
-            (Bound::Below(1.0), 1.0, false),
-            (Bound::AtLeast(5.0), 5.0, true),
-            (Bound::AtLeast(5.0), 4.9, false),
-            (Bound::AtMost(1.0), f64::NAN, false),
-            (Bound::AtLeast(1.0), f64::NAN, false),
+            ("≤ 1", 1.0, true),
+            ("≤ 1", 1.001, false),
+            ("< 1", 0.999, true),
+            ("< 1", 1.0, false),
+            ("≥ 5", 5.0, true),
+            ("≥ 5", 4.9, false),
+            ("≤ 1", f64::NAN, false),
+            ("≥ 1", f64::NAN, false),
         ] {
-            assert_eq!(bound.holds(figure), holds, "{figure} {bound}");
+            let read = Bound::try_from(bound.to_owned()).expect("a bound");
+            assert_eq!((read.holds(figure), read.to_string()), (holds, bound.to_owned()));
         }
+        assert!(Bound::try_from("> 1".to_owned()).is_err());
     }
 
     #[test]
     fn verdicts() {
         // Goal: met, missed, too few samples, and nothing measured are told apart. Method: each once.
-        let goal = goal(Bound::AtMost(1.3));
+        let goal = goal("≤ 1.3", VALUE);
         assert_eq!(goal.evaluate(&row(1.2, 10)), Verdict::Met(1.2));
         assert_eq!(goal.evaluate(&row(1.4, 10)), Verdict::Missed(1.4));
         let Verdict::Unmeasured(reason) = goal.evaluate(&row(1.2, 9)) else { panic!("9 < 10") };
@@ -372,13 +312,12 @@ mod tests {
     #[test]
     fn a_lower_percentile_can_only_miss() {
         // Goal: a system so slow that its samples are few has missed its goal; one that is not slow but
-        // has few samples has met nothing. Method: the same lower bound on both sides of a limit.
-        let least = |bound| Goal {
-            measure: |_| Some(Figure { is_least: true, ..Figure::new(5.0, 20) }),
-            ..goal(Bound::AtMost(bound))
-        };
-        assert_eq!(least(4.0).evaluate(&[]), Verdict::Missed(5.0));
-        assert!(matches!(least(6.0).evaluate(&[]), Verdict::Unmeasured(_)));
+        // has few samples has met nothing. Method: a row without the percentile, on both sides of a limit.
+        let row = Row::new(System::Vigie, "case").with_figure("samples", 20);
+        let rows = [row.with_figure("p50_us", 5.0)];
+        let p99 = "{ key = \"p99_us\", or-more = true, of = { case = \"case\" } }";
+        assert_eq!(goal("≤ 4", p99).evaluate(&rows), Verdict::Missed(5.0));
+        assert!(matches!(goal("≤ 6", p99).evaluate(&rows), Verdict::Unmeasured(_)));
     }
 
     #[test]
@@ -386,7 +325,7 @@ mod tests {
         // Goal: the table says why there is no figure. Method: a row with a failure.
         let mut failed = Row::new(System::Vigie, "case");
         failed.failure = Some("no echo within 3s".to_owned());
-        let verdict = goal(Bound::AtMost(1.0)).evaluate(&[failed]);
+        let verdict = goal("≤ 1", VALUE).evaluate(&[failed]);
         assert_eq!(verdict, Verdict::Unmeasured("no echo within 3s".to_owned()));
     }
 }

@@ -1,0 +1,159 @@
+//! Plans: what a command measures, with its options as fields, and the one way to carry a plan out.
+
+use std::time::Duration;
+
+use clap::{Arg, Args, ValueEnum};
+
+use super::progress::Progress;
+use super::repetition::{Repetition, in_repetitions};
+use super::row::{Outcome, Row};
+use crate::compute::parse_duration;
+use crate::error::BenchError;
+use crate::schedulers::System;
+
+/// What a command measures.
+pub(crate) trait Plan {
+    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
+    fn cases(&self) -> usize;
+
+    /// Measures all cases, systems in turns. What fails for one system alone is no error: the row of that system says so.
+    ///
+    /// # Errors
+    /// Those of the measurement's own processes.
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError>;
+
+    /// Shows what was measured.
+    fn tables(&self, rows: &[Row]) -> String;
+
+    /// Draws what was measured, if that was asked for.
+    ///
+    /// # Errors
+    /// [`BenchError::File`].
+    fn draw(&self, _rows: &[Row]) -> Result<(), BenchError> {
+        Ok(())
+    }
+}
+
+/// Carries a plan out, under a progress bar.
+pub(crate) fn measure(plan: &dyn Plan, seed: u64) -> Result<Outcome, BenchError> {
+    let mut progress = Progress::new(plan.cases());
+    let outcome = plan.run(seed, &mut progress);
+    progress.finish();
+    outcome
+}
+
+/// A plan whose rows are measured one after the other, in several turns.
+pub(crate) trait Case {
+    /// What a row measures.
+    type Setting;
+
+    /// Returns the number of turns.
+    fn rounds(&self) -> u32;
+
+    /// Returns the rows, without figures, in the order of the table.
+    fn rows(&self) -> Vec<(Self::Setting, Row)>;
+
+    /// Makes sure that anything can be measured. If not, every row gets the reason.
+    fn prepare(&self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// Measures one row in one turn.
+    fn measure(
+        &self,
+        setting: &Self::Setting,
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<Repetition, BenchError>;
+
+    /// Shows what was measured.
+    fn tables(&self, rows: &[Row]) -> String;
+}
+
+impl<C: Case> Plan for C {
+    fn cases(&self) -> usize {
+        self.rows().len() * self.rounds() as usize
+    }
+
+    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let mut rows = self.rows();
+        if let Err(reason) = self.prepare() {
+            for (_, row) in &mut rows {
+                row.failure = Some(reason.to_string());
+            }
+            let name = rows.first().map_or("empty", |(_, row)| row.case);
+            eprintln!("SKIPPED: the {name} case: {reason}");
+        }
+        in_repetitions(rows, self.rounds(), seed, progress, |setting, seed, progress| {
+            self.measure(setting, seed, progress)
+        })
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        Case::tables(self, rows)
+    }
+}
+
+/// The systems that a command measures.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Systems {
+    /// Peers to measure in the same run, after vigie's own rows.
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", default_value = "tokio")]
+    peers: Vec<System>,
+    /// Measure exactly these systems instead of vigie's rows and the peers.
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
+    only: Vec<System>,
+    /// Worker threads, where a system has a choice.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) workers: usize,
+}
+
+impl Systems {
+    /// Returns the systems to measure: vigie's `own` rows and the peers, or what was asked for.
+    pub(crate) fn or(&self, own: &[System]) -> Vec<System> {
+        if !self.only.is_empty() {
+            return self.only.clone();
+        }
+        let peers = self.peers.iter().filter(|peer| !own.contains(peer));
+        own.iter().chain(peers).copied().collect()
+    }
+}
+
+/// How much to measure, and of which systems. Each plan sets the defaults with [`by_default`].
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Amount {
+    /// Time per row of the table, at most.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    budget: Duration,
+    /// Turns in which samples and budget are spent.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    #[command(flatten)]
+    pub(crate) systems: Systems,
+}
+
+impl Amount {
+    /// Returns the time that a row has in one turn.
+    pub(crate) fn of_turn(&self) -> Duration {
+        self.budget / self.rounds
+    }
+}
+
+/// Returns the name of a choice on the command line, which is also its name in results.
+pub(crate) fn name_of(choice: impl ValueEnum) -> String {
+    let value = choice.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Gives an option of a group its default value, for `mut_arg`.
+pub(crate) fn by_default(value: &'static str) -> impl FnOnce(Arg) -> Arg {
+    move |option| option.required(false).default_value(value)
+}
+
+/// Returns the plan that a command line describes, given by the words behind the command's name.
+#[cfg(test)]
+pub(crate) fn planned<P: Args>(words: &str) -> P {
+    let command = P::augment_args(clap::Command::new("plan").no_binary_name(true));
+    let matches = command.get_matches_from(words.split_whitespace());
+    P::from_arg_matches(&matches).expect("invariant: clap has checked the words")
+}
