@@ -303,4 +303,22 @@ mod tests {
             assert!(goal.verdict.is_met(), "{goal:?}");
         }
     }
+
+    /// Goal: options of one way to measure are refused with another, and defaults of others are in no way. Method: a
+    /// table.
+    #[test]
+    fn options_belong_to_their_ways() {
+        for (words, is_accepted) in [
+            ("barrier --over tasks --skew 5us", true),
+            ("barrier --simulate --loss 0.1", true),
+            ("barrier --simulate --over tasks", false),
+            ("barrier --simulate --rounds 1", false),
+            ("barrier --loss 0.1", false),
+            ("forward --over shm --window 2", true),
+            ("forward --relay --engines", true),
+        ] {
+            let words_of_all = ["vigie-bench"].into_iter().chain(words.split_whitespace());
+            assert_eq!(Cli::try_parse_from(words_of_all).is_ok(), is_accepted, "{words}");
+        }
+    }
 }

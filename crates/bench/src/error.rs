@@ -95,12 +95,6 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Tells whether the server gave no echo in time: the measured system does not react at all.
-    #[must_use]
-    pub const fn is_no_echo(&self) -> bool {
-        matches!(self, Self::Failed { failure: Failure::NoEcho { .. }, .. })
-    }
-
     /// Tells whether the measured system itself is the reason: it does not react, mixes up its
     /// connections, cannot be built or has no such workload. Other systems can still be measured.
     #[must_use]

@@ -18,7 +18,7 @@ use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::host::limits;
 use crate::report::{
-    Outcome, Plan, Progress, Row, Systems, Table, failure_word, find, three_digits,
+    Outcome, Plan, Progress, Row, Systems, Table, failure_word, find, or_dash, three_digits,
 };
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -254,7 +254,7 @@ impl PendingCell {
 }
 
 fn reaction_cell(row: &Row) -> Option<String> {
-    let p99 = row.figure("p99_us").map_or_else(|| "–".to_owned(), three_digits);
+    let p99 = or_dash(row.figure("p99_us").map(three_digits));
     Some(format!("{} / {p99}", three_digits(row.figure("p50_us")?)))
 }
 

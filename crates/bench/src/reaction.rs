@@ -86,7 +86,7 @@ impl ReactionPlan {
             .parameter("yield_every", self.yield_every.to_string())
             .parameter("pause_us", micros(self.pause))
             .parameter("spread_us", micros(self.spread_beside(compute)))
-            .parameter("workers", self.amount.systems.workers)
+            .parameter("workers", self.amount.workers())
     }
 
     /// How long a turn of all compute tasks takes on one thread.
@@ -131,11 +131,11 @@ impl Case for ReactionPlan {
     type Setting = (System, u32);
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<((System, u32), Row)> {
-        let systems = self.amount.systems.or(&OWN);
+        let systems = self.amount.systems(&OWN);
         let row = |compute, system| ((system, compute), self.empty_row(system, compute));
         let rows = |&compute| systems.iter().map(move |&system| row(compute, system));
         self.compute.iter().flat_map(rows).collect()
@@ -148,9 +148,9 @@ impl Case for ReactionPlan {
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, {compute} compute tasks"));
-        let plan = ServerPlan::new(system).workers(self.amount.systems.workers);
+        let plan = ServerPlan::new(system).workers(self.amount.workers());
         let mut server = plan.compute(compute, self.yield_every).start()?;
-        let samples = self.samples.div_ceil(self.amount.rounds);
+        let samples = self.samples.div_ceil(self.amount.rounds());
         let before = server.usage()?;
         let echoes = PingPong::new(server.address())
             .samples(samples)
@@ -190,7 +190,7 @@ impl Case for ReactionPlan {
         };
         let mut work = Table::new("Work of the compute tasks", headings("million units / s"));
         let mut percentiles = Table::new("Percentiles", headings(percentile_heading));
-        for system in self.amount.systems.or(&OWN) {
+        for system in self.amount.systems(&OWN) {
             let cells = |show: fn(&Row) -> String| {
                 let cell = |&compute| {
                     find(rows, system, CASE, (COMPUTE, compute)).map(show).unwrap_or_default()

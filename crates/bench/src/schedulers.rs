@@ -41,7 +41,7 @@ pub enum System {
     BusyPoll,
     /// One thread that sleeps in epoll.
     EpollThread,
-    /// Go, where it is installed; it runs [`slowdown`](crate::slowdown) alone.
+    /// Go, where it is installed; it runs `slowdown` alone.
     Go,
 }
 

@@ -36,6 +36,17 @@ fn group(laps: Laps) -> Result<Group, Failure> {
     Group::new(laps.members).map_err(Failure::runtime)
 }
 
+/// Waits for the tasks of all members.
+async fn costs_of<E: ToString>(
+    tasks: Vec<impl Future<Output = Result<Result<MemberCosts, Failure>, E>>>,
+) -> Result<Vec<MemberCosts>, Failure> {
+    let mut members = Vec::new();
+    for task in tasks {
+        members.push(task.await.map_err(|error| Failure::runtime(error.to_string()))??);
+    }
+    Ok(members)
+}
+
 /// The loop of one task.
 async fn lap<F: ToString>(
     laps: Laps,
@@ -80,13 +91,7 @@ fn on_vigie(laps: Laps, flavor: Flavor) -> Result<GroupCosts, Failure> {
     let tasks = own_tasks(laps)?;
     timed(|| {
         let tasks: Vec<_> = tasks.into_iter().map(|task| runtime.spawn(task)).collect();
-        runtime.block_on(async {
-            let mut members = Vec::new();
-            for task in tasks {
-                members.push(task.await.map_err(Failure::runtime)??);
-            }
-            Ok(members)
-        })
+        runtime.block_on(costs_of(tasks))
     })
 }
 
@@ -104,13 +109,7 @@ fn on_tokio(tasks: Vec<Task>) -> Result<GroupCosts, Failure> {
     let runtime = runtime.map_err(Failure::io("starting tokio"))?;
     timed(|| {
         let tasks: Vec<_> = tasks.into_iter().map(|task| runtime.spawn(task)).collect();
-        runtime.block_on(async {
-            let mut members = Vec::new();
-            for task in tasks {
-                members.push(task.await.map_err(Failure::runtime)??);
-            }
-            Ok(members)
-        })
+        runtime.block_on(costs_of(tasks))
     })
 }
 

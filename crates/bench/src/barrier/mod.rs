@@ -30,7 +30,9 @@ use crate::clock::nanoseconds;
 use crate::error::{BenchError, Failure};
 use crate::host::{BuiltMpi, Missing};
 use crate::process::{Child, Role, print_result};
-use crate::report::{Outcome, Plan, Progress, Row, Subject, Table, failures, three_digits};
+use crate::report::{
+    Outcome, Plan, Progress, Row, Subject, Table, failures, or_dash, three_digits,
+};
 use crate::statistics::{Samples, microseconds};
 
 /// The case of rows in which no member is late.
@@ -201,8 +203,7 @@ impl Plan for BarrierPlan {
             let parameters = |row: &Row| row_of(row.system, row.case, *laps).parameters;
             let is_of = |row: &&Row| row.parameters == parameters(row);
             for row in rows.iter().filter(is_of) {
-                let figure =
-                    |key: &str| row.figure(key).map_or_else(|| "–".to_owned(), three_digits);
+                let figure = |key: &str| or_dash(row.figure(key).map(three_digits));
                 let members = laps.members.to_string();
                 let keys = ["p50_us", "p99_us", "min_us", "mean_us", "max_us", CPU_CORES, "count"];
                 let cells = keys.map(figure);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use vigie_barrier::logp::{MeasuredCosts, Report};
 
 use super::lap::GroupCosts;
-use crate::report::{Row, Table, three_digits};
+use crate::report::{Row, Table, or_dash, three_digits};
 use crate::statistics::median;
 
 /// The parameters of a transport, and the expected time of a barrier, in microseconds.
@@ -113,7 +113,7 @@ pub(super) fn table<'a>(members: u32, rows: impl Iterator<Item = &'a Row>) -> St
             continue;
         };
         let keys = FIGURES.iter().map(|(key, _)| *key).chain([RATIO]);
-        let figures = keys.map(|key| row.figure(key).map_or_else(|| "–".to_owned(), three_digits));
+        let figures = keys.map(|key| or_dash(row.figure(key).map(three_digits)));
         table.row([row.system.label().to_owned(), algorithm.to_owned()].into_iter().chain(figures));
         has_rows = true;
     }

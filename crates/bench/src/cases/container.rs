@@ -60,20 +60,17 @@ impl Case for ContainerPlan {
     type Setting = System;
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<(System, Row)> {
-        let row = |system| {
-            let row = Row::new(system, CASE)
+        self.amount.rows(&BESIDE_THREADS, |system| {
+            Row::new(system, CASE)
                 .parameter("period_ms", PERIOD.as_secs_f64() * 1e3)
                 .parameter("quota_cores", self.quota)
                 .parameter("compute", self.compute)
                 .parameter("yield_every", self.yield_every.to_string())
-                .parameter("workers", self.amount.systems.workers);
-            (system, row)
-        };
-        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
+        })
     }
 
     fn prepare(&self) -> Result<(), BenchError> {
@@ -88,8 +85,8 @@ impl Case for ContainerPlan {
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, with a quota of {} cores", self.quota));
         let group = QuotaGroup::create(self.quota)?;
-        let samples = self.samples.div_ceil(self.amount.rounds);
-        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
+        let samples = self.samples.div_ceil(self.amount.rounds());
+        let plan = ServerPlan::new(*system).workers(self.amount.workers());
         let plan = plan.compute(self.compute, self.yield_every);
         // Dropped before the group, which can only be removed when it is empty.
         let mut server = plan.in_group(group.path().to_owned()).start()?;

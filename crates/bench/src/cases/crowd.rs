@@ -41,20 +41,17 @@ impl Case for CrowdPlan {
     type Setting = System;
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<(System, Row)> {
-        let row = |system| {
-            let row = Row::new(system, CASE)
+        self.amount.rows(&BESIDE_THREADS, |system| {
+            Row::new(system, CASE)
                 .parameter("connections", self.connections)
                 .parameter("period_ms", self.period.as_secs_f64() * 1e3)
                 .parameter("compute", self.compute)
                 .parameter("yield_every", self.yield_every.to_string())
-                .parameter("workers", self.amount.systems.workers);
-            (system, row)
-        };
-        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
+        })
     }
 
     fn measure(
@@ -64,7 +61,7 @@ impl Case for CrowdPlan {
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, {} connections", self.connections));
-        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
+        let plan = ServerPlan::new(*system).workers(self.amount.workers());
         let plan = plan.compute(self.compute, self.yield_every).compute_last();
         let mut server = plan.connections(self.connections).start()?;
         let before = server.usage()?;

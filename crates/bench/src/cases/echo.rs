@@ -47,15 +47,13 @@ impl Case for EchoPlan {
     type Setting = System;
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<(System, Row)> {
-        let row = |system| {
-            let row = Row::new(system, CASE).parameter("workers", self.amount.systems.workers);
-            (system, row.parameter("pause_us", self.pause().as_secs_f64() * 1e6))
-        };
-        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
+        self.amount.rows(&BESIDE_THREADS, |system| {
+            Row::new(system, CASE).parameter("pause_us", self.pause().as_secs_f64() * 1e6)
+        })
     }
 
     fn measure(
@@ -65,8 +63,8 @@ impl Case for EchoPlan {
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, idle but for the echo"));
-        let mut server = ServerPlan::new(*system).workers(self.amount.systems.workers).start()?;
-        let samples = self.samples.div_ceil(self.amount.rounds);
+        let mut server = ServerPlan::new(*system).workers(self.amount.workers()).start()?;
+        let samples = self.samples.div_ceil(self.amount.rounds());
         let before = server.usage()?;
         let echoes = PingPong::new(server.address())
             .samples(samples)

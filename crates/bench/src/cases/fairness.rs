@@ -61,17 +61,17 @@ impl Case for FairnessPlan {
     type Setting = (System, u32);
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<((System, u32), Row)> {
-        let systems = self.amount.systems.or(&BESIDE_THREADS);
+        let systems = self.amount.systems(&BESIDE_THREADS);
         let row = |outside, system| {
             let row = Row::new(system, CASE)
                 .parameter(OUTSIDE, outside)
                 .parameter("compute", self.compute)
                 .parameter("yield_every", self.yield_every.to_string())
-                .parameter("workers", self.amount.systems.workers);
+                .parameter("workers", self.amount.workers());
             ((system, outside), row)
         };
         let rows = |&outside| systems.iter().map(move |&system| row(outside, system));
@@ -85,7 +85,7 @@ impl Case for FairnessPlan {
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, beside {outside} processes of others"));
-        let plan = ServerPlan::new(system).workers(self.amount.systems.workers);
+        let plan = ServerPlan::new(system).workers(self.amount.workers());
         let mut server = plan.compute(self.compute, self.yield_every).start()?;
         let mut others = BackgroundLoad::start(outside)?;
         let (own_before, others_before) = (server.usage()?, others.usage()?);

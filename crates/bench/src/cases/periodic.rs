@@ -49,18 +49,15 @@ impl Case for PeriodicPlan {
     type Setting = System;
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<(System, Row)> {
-        let row = |system| {
-            let row = Row::new(system, CASE)
+        self.amount.rows(&BESIDE_THREADS, |system| {
+            Row::new(system, CASE)
                 .parameter("rest_ms", self.rest.as_secs_f64() * 1e3)
                 .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.amount.systems.workers);
-            (system, row)
-        };
-        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
+        })
     }
 
     fn measure(
@@ -70,9 +67,9 @@ impl Case for PeriodicPlan {
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, beside a periodic task"));
-        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
+        let plan = ServerPlan::new(*system).workers(self.amount.workers());
         let server = plan.compute(1, YieldEvery::Step(self.step)).resting(self.rest).start()?;
-        let samples = self.samples.div_ceil(self.amount.rounds);
+        let samples = self.samples.div_ceil(self.amount.rounds());
         let echoes = PingPong::new(server.address())
             .samples(samples)
             .budget(self.amount.of_turn())

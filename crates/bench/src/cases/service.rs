@@ -58,18 +58,15 @@ impl Case for ServicePlan {
     type Setting = System;
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<(System, Row)> {
-        let row = |system| {
-            let row = Row::new(system, CASE)
+        self.amount.rows(&BESIDE_THREADS, |system| {
+            Row::new(system, CASE)
                 .parameter("clients", self.clients)
                 .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.amount.systems.workers);
-            (system, row)
-        };
-        self.amount.systems.or(&BESIDE_THREADS).into_iter().map(row).collect()
+        })
     }
 
     fn measure(
@@ -79,14 +76,14 @@ impl Case for ServicePlan {
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, as a service"));
-        let plan = ServerPlan::new(*system).workers(self.amount.systems.workers);
+        let plan = ServerPlan::new(*system).workers(self.amount.workers());
         let mut server = plan.service(self.step).start()?;
         let (address, process) = (server.address(), server.process());
         // Dropping it on any way out ends the clients.
         let mut requests = Requests { address, clients: self.clients }.start()?;
         let before = server.usage()?;
         let ping = PingPong::new(address)
-            .samples(self.samples.div_ceil(self.amount.rounds))
+            .samples(self.samples.div_ceil(self.amount.rounds()))
             .budget(self.amount.of_turn())
             .spacing(SPACING[0], SPACING[1])
             .timeout(TIMEOUT)

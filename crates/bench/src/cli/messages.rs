@@ -1,17 +1,17 @@
 //! Messages between processes, as a subcommand.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 
 use crate::barrier::Provider;
-use crate::compute::parse_duration;
 use crate::messages::plan::PingPongPlan;
 use crate::messages::remote::{remote_carriers, remote_plan};
 use crate::messages::{Carrier, CarrierKind, Measure, UnknownCarrier, carriers, named};
+use crate::report::{Turns, by_default};
 
 #[derive(Debug, Args)]
+#[command(mut_arg("budget", by_default("300ms")), mut_arg("rounds", by_default("3")))]
 pub(super) struct PingPong {
     /// The carriers of vigie's own messages. With udp and ether the ranks are in two network namespaces with a
     /// veth pair between them (as root), beside TCP and UDP sockets there; shm is not mixed with those.
@@ -62,12 +62,8 @@ pub(super) struct PingPong {
         value_parser = clap::value_parser!(u32).range(2..=i64::from(RANKS_MAX))
     )]
     ranks: Vec<u32>,
-    /// Time per system and measure.
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = parse_duration)]
-    budget: Duration,
-    /// Turns in which the budget is spent.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    #[command(flatten)]
+    turns: Turns,
     /// Draw latency by size to this file, and the rings to one beside it, as SVG.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -98,8 +94,8 @@ impl PingPong {
         if !is_remote && is_asked(&Measure::Ring) {
             plan.rings = self.ranks;
         }
-        plan.budget = self.budget;
-        plan.rounds = self.rounds;
+        plan.budget = self.turns.budget;
+        plan.rounds = self.turns.rounds;
         plan.plot = self.plot;
         plan
     }

@@ -144,7 +144,7 @@ impl PingPong {
     /// called now and then with the number of echoes so far.
     ///
     /// # Errors
-    /// [`BenchError::Failed`] if a message was not echoed in time ([`BenchError::is_no_echo`]) or
+    /// [`BenchError::Failed`] if a message was not echoed in time ([`Failure::NoEcho`](crate::Failure::NoEcho)) or
     /// the server could not be reached; other variants if the process itself fails.
     pub fn run(&self, on_progress: &mut dyn FnMut(usize)) -> Result<Echoes, BenchError> {
         let mut child = Child::start(self)?;

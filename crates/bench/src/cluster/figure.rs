@@ -1,6 +1,5 @@
 //! Figures that goals find in the rows of barriers.
 
-use serde_json::Value;
 use vigie_barrier::cluster::paper::{Case, QUOTED};
 
 use super::simulation::{
@@ -13,14 +12,13 @@ fn row<'a>(
     [driver, set]: [&str; 2],
     (algorithm, members, network): (&str, u32, &str),
 ) -> Option<&'a Row> {
-    let text = |row: &'a Row, key| row.parameters.get(key).and_then(Value::as_str);
     rows.iter().find(|row| {
         row.case == CASE
-            && row.parameters.get(MEMBERS).and_then(Value::as_u64) == Some(members.into())
-            && text(row, NETWORK) == Some(network)
-            && text(row, SET) == Some(set)
-            && text(row, DRIVER) == Some(driver)
-            && text(row, ALGORITHM) == Some(algorithm)
+            && row.number(MEMBERS) == Some(members.into())
+            && row.text(NETWORK) == network
+            && row.text(SET) == set
+            && row.text(DRIVER) == driver
+            && row.text(ALGORITHM) == algorithm
     })
 }
 

@@ -15,18 +15,15 @@ pub(crate) fn means(rows: &[Row], figure: u32) -> String {
         line.style = style;
         line.points.push(point);
     };
-    let text =
-        |row: &Row, key| row.parameters.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
     let is_drawn = |row: &&Row| {
-        let of = row.parameters.get(FIGURE).and_then(Value::as_u64);
-        let is_asked = figure == 0 || text(row, SET) == "calibrated";
-        row.case == CASE && of == Some(u64::from(figure)) && is_asked
+        let is_asked = figure == 0 || row.text(SET) == "calibrated";
+        row.case == CASE && row.number(FIGURE) == Some(u64::from(figure)) && is_asked
     };
     for row in rows.iter().filter(is_drawn) {
         let members = row.parameters.get(MEMBERS).and_then(Value::as_f64).unwrap_or(0.0);
-        let name = format!("{}, {}", text(row, ALGORITHM), text(row, NETWORK));
+        let name = format!("{}, {}", row.text(ALGORITHM), row.text(NETWORK));
         if let Some(paper) = row.figure(PAPER_US) {
-            add(&format!("paper, {}", text(row, NETWORK)), Style::Dots, (members, paper));
+            add(&format!("paper, {}", row.text(NETWORK)), Style::Dots, (members, paper));
         }
         if let Some(mean) = row.figure(MEAN_US) {
             add(&name, Style::Solid, (members, mean));
@@ -42,7 +39,7 @@ pub(crate) fn means(rows: &[Row], figure: u32) -> String {
 
 /// Returns which figures have rows to draw.
 pub(crate) fn figures(rows: &[Row]) -> Vec<u32> {
-    let of = |row: &Row| row.parameters.get(FIGURE).and_then(Value::as_u64);
+    let of = |row: &Row| row.number(FIGURE);
     let drawn = rows.iter().filter(|row| row.case == CASE && row.failure.is_none());
     let mut figures: Vec<u32> =
         drawn.filter_map(of).filter_map(|figure| u32::try_from(figure).ok()).collect();

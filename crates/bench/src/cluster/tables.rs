@@ -2,14 +2,13 @@
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
 use vigie_barrier::cluster::paper::{Case, QUOTED};
 
 use super::figure::{mean_error, quoted};
 use super::simulation::{
     ALGORITHM, CASE, FIGURE, MEAN_US, MEMBERS, NETWORK, PAPER_US, SET, medium_name,
 };
-use crate::report::{Row, Table, three_digits};
+use crate::report::{Row, Table, or_dash, three_digits};
 
 /// The titles of figures 5 to 10.
 const TITLES: [(u64, &str); 6] = [
@@ -29,10 +28,10 @@ pub(super) fn all(rows: &[Row]) -> String {
         table.into_iter().for_each(|table| _ = write!(shown, "{table}\n\n"));
     };
     for (figure, title) in TITLES {
-        let of_figure = rows.iter().filter(|row| number(row, FIGURE) == Some(figure));
-        put(lines(&format!("{title}, µs"), of_figure.filter(|row| text(row, SET) == "calibrated")));
+        let of_figure = rows.iter().filter(|row| row.number(FIGURE) == Some(figure));
+        put(lines(&format!("{title}, µs"), of_figure.filter(|row| row.text(SET) == "calibrated")));
     }
-    put(lines("Barriers, µs", rows.iter().filter(|row| number(row, FIGURE) == Some(0))));
+    put(lines("Barriers, µs", rows.iter().filter(|row| row.number(FIGURE) == Some(0))));
     put(beside_the_paper(rows));
     for set in ["calibrated", "bare"] {
         let Some(error) = mean_error(rows, set) else { continue };
@@ -40,19 +39,11 @@ pub(super) fn all(rows: &[Row]) -> String {
     }
     for row in rows.iter().filter(|row| row.case == CASE) {
         let Some(failure) = &row.failure else { continue };
-        let what = [text(row, ALGORITHM), text(row, NETWORK)];
-        let members = number(row, MEMBERS).unwrap_or(0);
+        let what = [row.text(ALGORITHM), row.text(NETWORK)];
+        let members = row.number(MEMBERS).unwrap_or(0);
         _ = writeln!(shown, "{}, {members} members, {}: {failure}", what[0], what[1]);
     }
     shown
-}
-
-fn text<'a>(row: &'a Row, key: &str) -> &'a str {
-    row.parameters.get(key).and_then(Value::as_str).unwrap_or("")
-}
-
-fn number(row: &Row, key: &str) -> Option<u64> {
-    row.parameters.get(key)?.as_u64()
 }
 
 /// A line per barrier: the least, the mean and the greatest time of a member, averaged over members.
@@ -73,12 +64,12 @@ fn lines<'a>(title: &str, rows: impl Iterator<Item = &'a Row>) -> Option<Table> 
     let mut is_empty = true;
     for row in rows.filter(|row| row.failure.is_none()) {
         is_empty = false;
-        let figure = |key: &str| row.figure(key).map_or_else(|| "–".to_owned(), shown);
+        let figure = |key: &str| or_dash(row.figure(key).map(shown));
         table.row([
-            text(row, ALGORITHM).to_owned(),
-            text(row, NETWORK).to_owned(),
-            text(row, SET).to_owned(),
-            number(row, MEMBERS).unwrap_or(0).to_string(),
+            row.text(ALGORITHM).to_owned(),
+            row.text(NETWORK).to_owned(),
+            row.text(SET).to_owned(),
+            row.number(MEMBERS).unwrap_or(0).to_string(),
             figure("min_us"),
             figure(MEAN_US),
             figure("deviation_us"),

@@ -33,10 +33,7 @@ pub(crate) fn simulation_error(rows: &[Row]) -> Option<Figure> {
 
 /// How far model and simulation are from 45 % at this window, in points.
 pub(crate) fn gain_distance(rows: &[Row], window: u64) -> Option<Figure> {
-    let is_meant = |row: &&Row| {
-        let found = row.parameters.get(WINDOW).and_then(serde_json::Value::as_u64);
-        row.case == "gain" && found == Some(window)
-    };
+    let is_meant = |row: &&Row| row.case == "gain" && row.number(WINDOW) == Some(window);
     let row = rows.iter().find(is_meant)?;
     let distance = |key| Some((row.figure(key)? - 45.0).abs());
     largest([distance(MODEL_PERCENT)?, distance(SIMULATED_PERCENT)?].into_iter())

@@ -28,10 +28,7 @@ pub(super) fn by_size(rows: &[Row]) -> String {
 
 /// Draws figure 5 (1024 bytes) or figure 6 (8192): bandwidth by δ.
 pub(super) fn by_delta(rows: &[Row], bytes: u64) -> String {
-    let is_meant = |row: &&Row| {
-        let found = row.parameters.get(BYTES).and_then(serde_json::Value::as_u64);
-        row.case == "delta" && found == Some(bytes)
-    };
+    let is_meant = |row: &&Row| row.case == "delta" && row.number(BYTES) == Some(bytes);
     let lines = lines(rows.iter().filter(is_meant), DELTA_US);
     let title = format!("Bandwidth by δ = T_algoN − T_algoH, {bytes} bytes");
     draw(&title, ("δ in µs", Scale::Linear), ("MB/s", Scale::Linear), &lines)

@@ -6,7 +6,7 @@ use super::keys::{
     BYTES, DELTA_US, FLOWS, HOST, MEASURED_US, MODEL_MB_S, MODEL_PERCENT, MODEL_US, NIC, NIC_CUT,
     NONE, SIMULATED_MB_S, SIMULATED_PERCENT, SIMULATED_US, T_ALGO_US, TABLE_US, WINDOW,
 };
-use crate::report::{Row, Subject, Table};
+use crate::report::{Row, Show, Subject, Table, lines, or_dash};
 
 /// Shows everything that [`model`](super::model) gives.
 pub(crate) fn all(rows: &[Row]) -> String {
@@ -37,32 +37,31 @@ fn of<'a>(rows: &'a [Row], case: &str) -> Vec<&'a Row> {
 }
 
 fn shown(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.1}"))
+    or_dash(value.map(|value| format!("{value:.1}")))
 }
 
 fn thresholds(rows: &[Row]) -> Table {
-    let headings = ["interface", "bytes", "model", "simulation", "Table 3", "measured there"];
+    let columns = [
+        ("bytes", Show::Parameter(BYTES)),
+        ("model", Show::Fixed(MODEL_US, 1)),
+        ("simulation", Show::Fixed(SIMULATED_US, 1)),
+        ("Table 3", Show::Fixed(TABLE_US, 1)),
+        ("measured there", Show::Fixed(MEASURED_US, 1)),
+    ];
     let title = "Table 3: δ* in µs, up to which the interface is no slower than the host";
-    let mut table = Table::new(title, headings.map(str::to_owned));
-    for row in of(rows, "threshold") {
-        let figures = [MODEL_US, SIMULATED_US, TABLE_US, MEASURED_US];
-        let figures = figures.map(|key| shown(row.figure(key)));
-        let bytes = row.parameters.get(BYTES).map_or_else(String::new, Value::to_string);
-        table.row([row.system.label().to_owned(), bytes].into_iter().chain(figures));
-    }
-    table
+    lines(title, "interface", of(rows, "threshold"), &columns)
 }
 
 fn times(rows: &[Row]) -> Table {
-    let headings = ["path", "model, µs", "simulation", "from Table 2", "MB/s", "simulation"];
+    let columns = [
+        ("model, µs", Show::Fixed(MODEL_US, 1)),
+        ("simulation", Show::Fixed(SIMULATED_US, 1)),
+        ("from Table 2", Show::Fixed(TABLE_US, 1)),
+        ("MB/s", Show::Fixed(MODEL_MB_S, 1)),
+        ("simulation", Show::Fixed(SIMULATED_MB_S, 1)),
+    ];
     let title = "T(8192) at δ = 0, nothing computed, one message in the node";
-    let mut table = Table::new(title, headings.map(str::to_owned));
-    for row in of(rows, "time") {
-        let figures = [MODEL_US, SIMULATED_US, TABLE_US, MODEL_MB_S, SIMULATED_MB_S];
-        let figures = figures.map(|key| shown(row.figure(key)));
-        table.row([row.system.label().to_owned()].into_iter().chain(figures));
-    }
-    table
+    lines(title, "path", of(rows, "time"), &columns)
 }
 
 fn gains(rows: &[Row]) -> Table {
@@ -79,7 +78,7 @@ fn gains(rows: &[Row]) -> Table {
 }
 
 fn deltas(rows: &[Row], bytes: u64, title: &str) -> String {
-    let is_meant = |row: &&Row| row.parameters.get(BYTES).and_then(Value::as_u64) == Some(bytes);
+    let is_meant = |row: &&Row| row.number(BYTES) == Some(bytes);
     let rows: Vec<_> = of(rows, "delta").into_iter().filter(is_meant).collect();
     curve(title, &rows, DELTA_US, &[HOST, NIC, NIC_CUT]).to_string()
 }
@@ -98,7 +97,7 @@ fn curve(title: &str, rows: &[&Row], key: &str, subjects: &[Subject]) -> Table {
         let cell = |subject: &Subject| {
             let is_meant =
                 |row: &&&Row| row.system == *subject && row.parameters.get(key) == Some(value);
-            rows.iter().find(is_meant).map_or_else(|| "–".to_owned(), |row| pair(row))
+            or_dash(rows.iter().find(is_meant).map(|row| pair(row)))
         };
         let cells = subjects.iter().map(cell);
         table.row([value.to_string()].into_iter().chain(cells));
@@ -116,10 +115,8 @@ fn windows(rows: &[Row]) -> String {
     let mut parts = Vec::new();
     for bus in ["half", "full"] {
         for t_algo in [0_u64, 40] {
-            let is_meant = |row: &&Row| {
-                row.parameters.get("bus").and_then(Value::as_str) == Some(bus)
-                    && row.parameters.get(T_ALGO_US).and_then(Value::as_u64) == Some(t_algo)
-            };
+            let is_meant =
+                |row: &&Row| row.text("bus") == bus && row.number(T_ALGO_US) == Some(t_algo);
             let rows: Vec<_> = of(rows, "window").into_iter().filter(is_meant).collect();
             let title = format!(
                 "Windows, {bus}-duplex bus, T_algo = {t_algo} µs: MB/s by messages in the node, \

@@ -118,14 +118,14 @@ impl Case for HttpPlan {
     type Setting = (System, &'static str);
 
     fn rounds(&self) -> u32 {
-        self.amount.rounds
+        self.amount.rounds()
     }
 
     fn rows(&self) -> Vec<(Self::Setting, Row)> {
         let hello = |&system| {
             let row = Row::new(system, HELLO)
                 .parameter("connections", self.connections)
-                .parameter("workers", self.amount.systems.workers);
+                .parameter("workers", self.amount.workers());
             ((system, HELLO), row)
         };
         let overload = |&system| {
@@ -133,10 +133,10 @@ impl Case for HttpPlan {
                 .parameter("pings_per_s", self.pings)
                 .parameter("computations_per_s", self.computations())
                 .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.amount.systems.workers);
+                .parameter("workers", self.amount.workers());
             ((system, OVERLOAD), row)
         };
-        let systems = self.amount.systems.or(&[System::Vigie]);
+        let systems = self.amount.systems(&[System::Vigie]);
         systems.iter().map(hello).chain(systems.iter().map(overload)).collect()
     }
 
@@ -147,7 +147,7 @@ impl Case for HttpPlan {
         progress: &Progress,
     ) -> Result<Repetition, BenchError> {
         progress.case(format!("{system}, {case}"));
-        let (workers, step) = (self.amount.systems.workers, self.step);
+        let (workers, step) = (self.amount.workers(), self.step);
         let mut server =
             Child::start(&HttpServer { system, workers, step, pace: Pace::of_this_machine() })?;
         let address = match server.next(TIMEOUT)? {

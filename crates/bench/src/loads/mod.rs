@@ -316,8 +316,7 @@ pub(crate) fn seed_of(commit: &str) -> u64 {
 /// vigie's rows of random mixes, or of those with names.
 fn own(rows: &[Row], is_random: bool) -> impl Iterator<Item = &Row> {
     rows.iter().filter(move |row| {
-        let name = row.parameters.get("mix").and_then(Value::as_str).unwrap_or_default();
-        let is_drawn = name.starts_with("seed ");
+        let is_drawn = row.text("mix").starts_with("seed ");
         row.case == CASE && row.system == System::Vigie && is_drawn == is_random
     })
 }

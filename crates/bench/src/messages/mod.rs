@@ -6,17 +6,17 @@
 //! | [`Measure::Window`] | 64 messages, then one byte back | messages and bytes per second |
 //! | [`Measure::Synchronous`] | as latency, but each send completes at its match | time one way |
 //! | [`Measure::Loaned`] | as latency, in a buffer of the system's own, without copies | time one way |
-//! | [`Measure::Waiting`] | as latency, to a peer that has been idle for [`REST`](plan::REST) | time one way |
+//! | [`Measure::Waiting`] | as latency, to a peer that has been idle for 2 ms | time one way |
 //! | [`Measure::Quiet`] | nothing comes | processor time of the waiter |
 //! | [`Measure::Ring`] | a token goes around 4 to 32 ranks on two cores | time and processor time per hop |
 //!
-//! A [`Carrier`] is a system that carries messages: a limit written here, vigie, or a peer.
-//! [`carriers`] lists them. Systems with ranks in processes of this program implement [`PingPong`]:
+//! A `Carrier` is a system that carries messages: a limit written here, vigie, or a peer.
+//! `carriers` lists them. Systems with ranks in processes of this program implement [`PingPong`]:
 //! the same few roles that the stopwatch, the command and `benches/pingpong.rs` use.
 //!
 //! # Adding a system
 //! Implement [`PingPong`] (a rank that already has blocking `send` and `receive` gets it from
-//! [`Blocking`]), give an [`OwnCarrier`] its name and how it opens a rank, and name it in [`own_carriers`].
+//! `Blocking`), give an [`OwnCarrier`] its name and how it opens a rank, and name it in [`own_carriers`].
 
 mod blocking;
 mod carrier;

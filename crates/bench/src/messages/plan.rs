@@ -121,16 +121,16 @@ impl PingPongPlan {
 
     /// Rows stand by measure first, by system second.
     fn position(&self, row: &Row) -> (usize, u64, usize) {
-        let number = |key| row.parameters.get(key).and_then(serde_json::Value::as_u64);
         let is_it = |measure: &&Measure| {
-            let same = measure.case() == row.case && number(BYTES) == Some(measure.bytes().into());
-            same && number(WINDOW) == Some(measure.window().into())
+            let same =
+                measure.case() == row.case && row.number(BYTES) == Some(measure.bytes().into());
+            same && row.number(WINDOW) == Some(measure.window().into())
         };
         let index = self.measures.iter().position(|measure| is_it(&measure));
         let carrier = self.carriers.iter().position(|one| one.name() == row.system.name());
         (
             index.unwrap_or(self.measures.len()),
-            number(RANKS).unwrap_or_default(),
+            row.number(RANKS).unwrap_or_default(),
             carrier.unwrap_or_default(),
         )
     }

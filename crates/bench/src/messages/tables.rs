@@ -4,7 +4,7 @@ use super::keys::{
     BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_P99_US, MESSAGE_US,
     PAPER_SIZES, RANKS,
 };
-use crate::report::{Row, Subject, Table, failure_word, failures, three_digits, time};
+use crate::report::{Row, Subject, Table, failure_word, failures, or_dash, three_digits, time};
 
 /// Table 1 of the paper: microseconds one way between two processes of one machine, of LAM/MPI over
 /// VIA and over TCP, on a Pentium II of 450 MHz [via-lam, §5].
@@ -30,7 +30,7 @@ pub(super) fn all(rows: &[Row]) -> String {
 }
 
 /// The systems that have rows of a case, in their order, without those that failed throughout.
-pub(super) fn subjects(rows: &[Row], case: &str) -> Vec<Subject> {
+fn subjects(rows: &[Row], case: &str) -> Vec<Subject> {
     let mut subjects: Vec<Subject> = Vec::new();
     for row in rows.iter().filter(|row| row.case == case && row.failure.is_none()) {
         if !subjects.contains(&row.system) {
@@ -40,35 +40,31 @@ pub(super) fn subjects(rows: &[Row], case: &str) -> Vec<Subject> {
     subjects
 }
 
-fn number(row: &Row, key: &str) -> Option<u64> {
-    row.parameters.get(key)?.as_u64()
-}
-
 /// The values of a parameter in the rows of a case, ascending.
-pub(super) fn values(rows: &[Row], case: &str, key: &str) -> Vec<u64> {
+fn values(rows: &[Row], case: &str, key: &str) -> Vec<u64> {
     let rows = rows.iter().filter(|row| row.case == case);
-    let mut values: Vec<_> = rows.filter_map(|row| number(row, key)).collect();
+    let mut values: Vec<_> = rows.filter_map(|row| row.number(key)).collect();
     values.sort_unstable();
     values.dedup();
     values
 }
 
-pub(super) fn find<'a>(
+fn find<'a>(
     rows: &'a [Row],
     subject: Subject,
     case: &str,
     (key, value): (&str, u64),
 ) -> Option<&'a Row> {
     rows.iter()
-        .find(|row| row.system == subject && row.case == case && number(row, key) == Some(value))
+        .find(|row| row.system == subject && row.case == case && row.number(key) == Some(value))
 }
 
-pub(super) fn cell(row: Option<&Row>, show: impl FnOnce(&Row) -> Option<String>) -> String {
+fn cell(row: Option<&Row>, show: impl FnOnce(&Row) -> Option<String>) -> String {
     let shown = row.and_then(|row| match &row.failure {
         Some(failure) => Some(failure_word(failure).to_owned()),
         None => show(row),
     });
-    shown.unwrap_or_else(|| "–".to_owned())
+    or_dash(shown)
 }
 
 pub(super) fn microseconds(row: &Row, key: &str) -> Option<String> {
@@ -103,31 +99,41 @@ fn by_size(rows: &[Row], title: &str, key: &str) -> Option<Table> {
     Some(table)
 }
 
-/// Messages per second where they are small, bytes per second where they are large.
-fn rates(rows: &[Row]) -> Option<Table> {
-    const CASE: &str = "window";
-    const LARGE: u64 = 4_096;
-    let (subjects, sizes) = (subjects(rows, CASE), values(rows, CASE, BYTES));
+/// Systems downwards, sizes of messages across.
+pub(super) fn across(
+    rows: &[Row],
+    title: &str,
+    case: &str,
+    heading: impl Fn(u64) -> String,
+    show: impl Fn(&Row) -> Option<String>,
+) -> Option<Table> {
+    let (subjects, sizes) = (subjects(rows, case), values(rows, case, BYTES));
     if subjects.is_empty() {
         return None;
     }
-    let heading = |&bytes: &u64| match bytes {
+    let headings = sizes.iter().map(|bytes| heading(*bytes));
+    let mut table = Table::new(title, ["system".to_owned()].into_iter().chain(headings));
+    for subject in subjects {
+        let cells =
+            sizes.iter().map(|&bytes| cell(find(rows, subject, case, (BYTES, bytes)), &show));
+        table.row([subject.label().to_owned()].into_iter().chain(cells));
+    }
+    Some(table)
+}
+
+/// Messages per second where they are small, bytes per second where they are large.
+fn rates(rows: &[Row]) -> Option<Table> {
+    const LARGE: u64 = 4_096;
+    let heading = |bytes| match bytes {
         LARGE.. => format!("{bytes} B, GB/s"),
         _ => format!("{bytes} B, 10⁶ messages/s"),
     };
-    let headings = ["system".to_owned()].into_iter().chain(sizes.iter().map(heading));
-    let mut table = Table::new("Rate with a window", headings.collect::<Vec<_>>());
-    for subject in subjects {
-        let cells = sizes.iter().map(|&bytes| {
-            cell(find(rows, subject, CASE, (BYTES, bytes)), |row| {
-                // A microsecond per message is a million messages per second.
-                let rate = 1.0 / row.figure(MESSAGE_US)?;
-                Some(three_digits(if bytes < LARGE { rate } else { rate * bytes as f64 / 1e3 }))
-            })
-        });
-        table.row([subject.label().to_owned()].into_iter().chain(cells).collect::<Vec<_>>());
-    }
-    Some(table)
+    across(rows, "Rate with a window", "window", heading, |row| {
+        let bytes = row.number(BYTES)?;
+        // A microsecond per message is a million messages per second.
+        let rate = 1.0 / row.figure(MESSAGE_US)?;
+        Some(three_digits(if bytes < LARGE { rate } else { rate * bytes as f64 / 1e3 }))
+    })
 }
 
 /// Median and p99 of a case that has one size.

@@ -119,23 +119,49 @@ impl Systems {
     }
 }
 
-/// How much to measure, and of which systems. Each plan sets the defaults with [`by_default`].
+/// How long to measure. Each plan sets the defaults with [`by_default`].
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Amount {
+pub(crate) struct Turns {
     /// Time per row of the table, at most.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    budget: Duration,
+    pub(crate) budget: Duration,
     /// Turns in which samples and budget are spent.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
+}
+
+/// How long to measure which systems.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Amount {
     #[command(flatten)]
-    pub(crate) systems: Systems,
+    turns: Turns,
+    #[command(flatten)]
+    systems: Systems,
 }
 
 impl Amount {
+    pub(crate) const fn rounds(&self) -> u32 {
+        self.turns.rounds
+    }
+
+    pub(crate) const fn workers(&self) -> usize {
+        self.systems.workers
+    }
+
+    /// Returns the systems to measure: vigie's `own` rows and the peers, or what was asked for.
+    pub(crate) fn systems(&self, own: &[System]) -> Vec<System> {
+        self.systems.or(own)
+    }
+
+    /// Returns a row for each system.
+    pub(crate) fn rows(&self, own: &[System], row: impl Fn(System) -> Row) -> Vec<(System, Row)> {
+        let row = |system| (system, row(system).parameter("workers", self.workers()));
+        self.systems(own).into_iter().map(row).collect()
+    }
+
     /// Returns the time that a row has in one turn.
     pub(crate) fn of_turn(&self) -> Duration {
-        self.budget / self.rounds
+        self.turns.budget / self.turns.rounds
     }
 }
 

@@ -125,6 +125,16 @@ impl Row {
         self.figures.get(key)?.as_f64()
     }
 
+    /// Returns a parameter that is a whole number.
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
+        self.parameters.get(key)?.as_u64()
+    }
+
+    /// Returns a parameter that is a text; it is empty if there is none.
+    pub(crate) fn text(&self, key: &str) -> &str {
+        self.parameters.get(key).and_then(Value::as_str).unwrap_or_default()
+    }
+
     /// Returns the number of samples behind the figures.
     pub(crate) fn samples(&self) -> u64 {
         self.figures.get("samples").and_then(Value::as_u64).unwrap_or(0)
@@ -132,8 +142,7 @@ impl Row {
 
     /// Tells whether this is `system`'s row of `case` in which `key` was set to `value`.
     pub(crate) fn is(&self, system: System, case: &str, key: &str, value: u32) -> bool {
-        let set = self.parameters.get(key).and_then(Value::as_u64);
-        self.system == system && self.case == case && set == Some(u64::from(value))
+        self.system == system && self.case == case && self.number(key) == Some(value.into())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rows as tables.
 
 use super::row::Row;
-use super::table::{Table, three_digits, time};
+use super::table::{Table, or_dash, three_digits, time};
 
 /// How a column of a table shows a row.
 pub(crate) enum Show {
@@ -15,6 +15,8 @@ pub(crate) enum Show {
     Count(&'static str),
     /// A number, in millions.
     Millions(&'static str),
+    /// A number with so many digits behind the point.
+    Fixed(&'static str, usize),
 }
 
 /// The columns that show a row's own samples.
@@ -29,13 +31,23 @@ pub(crate) const ECHO_COLUMNS: [(&str, Show); 5] = [
 /// Makes a table with a line per row: its system, and what `columns` say. A row without figures has its
 /// failure below the table.
 pub(crate) fn table(title: &str, rows: &[Row], columns: &[(&str, Show)]) -> String {
+    format!("{}\n{}", lines(title, "system", rows, columns), failures(rows))
+}
+
+/// Makes a table with a line per row: its system, under the heading `first`, and what `columns` say.
+pub(crate) fn lines<'a>(
+    title: &str,
+    first: &str,
+    rows: impl IntoIterator<Item = &'a Row>,
+    columns: &[(&str, Show)],
+) -> Table {
     let headings = columns.iter().map(|(heading, _)| (*heading).to_owned());
-    let mut table = Table::new(title, ["system".to_owned()].into_iter().chain(headings));
+    let mut table = Table::new(title, [first.to_owned()].into_iter().chain(headings));
     for row in rows {
         let cells = columns.iter().map(|(_, show)| show.cell(row));
         table.row([row.system.label().to_owned()].into_iter().chain(cells));
     }
-    format!("{table}\n{}", failures(rows))
+    table
 }
 
 impl Show {
@@ -51,9 +63,10 @@ impl Show {
             Self::Time(key) => row.figure(key).map(|us| time(us * 1e3)),
             Self::Number(key) => row.figure(key).map(three_digits),
             Self::Count(key) => row.figure(key).map(|value| format!("{value:.0}")),
+            Self::Fixed(key, digits) => row.figure(key).map(|value| format!("{value:.digits$}")),
             Self::Millions(key) => row.figure(key).map(|value| three_digits(value / 1e6)),
         };
-        shown.unwrap_or_else(|| "–".to_owned())
+        or_dash(shown)
     }
 }
 

@@ -84,6 +84,11 @@ pub(crate) fn three_digits(value: f64) -> String {
     }
 }
 
+/// Returns what a cell shows, or a dash if there is nothing.
+pub(crate) fn or_dash(shown: Option<String>) -> String {
+    shown.unwrap_or_else(|| "–".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@ use crate::compute::{Pace, parse_duration};
 use crate::error::BenchError;
 use crate::loads::{Figures, Run, quantile};
 use crate::mix::{Behaviour, Mix, ServiceTime, arrivals};
-use crate::report::{Outcome, Plan, Progress, Row, Subject, Table, three_digits, time};
+use crate::report::{Outcome, Plan, Progress, Row, Subject, Table, or_dash, three_digits, time};
 use crate::schedulers::System;
 
 /// Name of the case in rows.
@@ -347,7 +347,7 @@ fn row(subject: Subject, service: Service, load: f64, rate: f64, figures: &Figur
 }
 
 fn cell(row: &Row) -> String {
-    let figure = |key| row.figure(key).map_or_else(|| "–".to_owned(), three_digits);
+    let figure = |key| or_dash(row.figure(key).map(three_digits));
     if row.failure.is_some() {
         return "failed".to_owned();
     }

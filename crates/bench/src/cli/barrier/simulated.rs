@@ -12,6 +12,7 @@ use crate::cluster::simulation::{ParameterSet, SimulationPlan};
 use crate::compute::parse_duration;
 
 #[derive(Debug, Args)]
+#[group(requires = "simulate")]
 pub(super) struct Simulated {
     /// The networks of the algorithms that are asked for.
     #[arg(
@@ -19,53 +20,36 @@ pub(super) struct Simulated {
         value_delimiter = ',',
         value_enum,
         value_name = "NETWORK,…",
-        default_value = "switch,hub",
-        requires = "simulate"
+        default_value = "switch,hub"
     )]
     network: Vec<SimulatedNetwork>,
     /// What everything costs; for the algorithms that are asked for, or instead of figures 5 to 10 with the calibrated and the
     /// bare set.
-    #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…", requires = "simulate")]
+    #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…")]
     parameters: Vec<ParameterSet>,
     /// Run the member machine, with colours and recovery, instead of the bare steps.
-    #[arg(long, requires = "simulate")]
+    #[arg(long)]
     recovery: bool,
     /// After which time a member asks for what it misses.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10ms", requires = "recovery")]
     repeat_after: Duration,
     /// Probability that a receiver does not get a frame; the bare steps do not get over that.
-    #[arg(long, value_name = "PART", default_value_t = 0.0, requires = "simulate")]
+    #[arg(long, value_name = "PART", default_value_t = 0.0)]
     loss: f64,
     /// Members enter later by a random time of up to this.
-    #[arg(
-        long,
-        value_name = "TIME",
-        value_parser = parse_duration,
-        conflicts_with = "late",
-        requires = "simulate"
-    )]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "late")]
     spread: Option<Duration>,
     /// Barriers of a run.
-    #[arg(
-        long,
-        default_value_t = 100,
-        value_parser = clap::value_parser!(u32).range(1..),
-        requires = "simulate"
-    )]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     barriers: u32,
     /// Seeds of which a time with chance in it is the mean.
-    #[arg(
-        long,
-        default_value_t = 8,
-        value_parser = clap::value_parser!(u32).range(1..),
-        requires = "simulate"
-    )]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     seeds: u32,
     /// Simulate what the goals need.
-    #[arg(long, hide = true, requires = "simulate", conflicts_with = "algorithm")]
+    #[arg(long, hide = true, conflicts_with = "algorithm")]
     for_goals: bool,
     /// Draw each figure to a file beside this one, as SVG.
-    #[arg(long, value_name = "FILE", requires = "simulate")]
+    #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
 

@@ -13,7 +13,6 @@ pub(super) fn of<'a>(rows: &'a [Row], name: &str, case: &str, connections: u64) 
     rows.iter().find(|row| {
         row.system.name() == name
             && row.case == case
-            && row.parameters.get(CONNECTIONS).and_then(serde_json::Value::as_u64)
-                == Some(connections)
+            && row.number(CONNECTIONS) == Some(connections)
     })
 }

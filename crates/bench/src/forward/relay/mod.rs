@@ -39,6 +39,7 @@ const SAMPLES: u32 = 3_000;
 
 /// The measurements, and the peers.
 #[derive(Clone, Debug, Args)]
+#[group(requires = "relay")]
 #[command(next_help_heading = "Relays (--relay)")]
 pub(crate) struct RelayMeasurement {
     /// Relays of others to measure in the same run.
@@ -46,18 +47,17 @@ pub(crate) struct RelayMeasurement {
         long,
         value_delimiter = ',',
         value_name = "RELAY,…",
-        default_value = "socat,haproxy,nginx,tokio",
-        requires = "relay"
+        default_value = "socat,haproxy,nginx,tokio"
     )]
     peers: Vec<RelayPeer>,
     /// Measure vigie's engines, copy and splice, one by one too.
-    #[arg(long, requires = "relay")]
+    #[arg(long)]
     engines: bool,
     /// Numbers of connections.
-    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,16", requires = "relay", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..))]
     connections: Vec<u32>,
     /// Time of one stream.
-    #[arg(long, value_name = "TIME", default_value = "700ms", value_parser = parse_duration, requires = "relay")]
+    #[arg(long, value_name = "TIME", default_value = "700ms", value_parser = parse_duration)]
     budget: Duration,
     /// Whether streams and latency of raw relays are measured.
     #[arg(skip)]

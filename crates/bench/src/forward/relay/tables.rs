@@ -1,7 +1,7 @@
 //! Relays in tables.
 
 use super::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
-use crate::report::{Row, Table, three_digits};
+use crate::report::{Row, Table, or_dash, three_digits};
 
 /// Shows what [`RelayMeasurement`](super::RelayMeasurement) gives.
 pub(crate) fn tables(rows: &[Row]) -> String {
@@ -16,13 +16,12 @@ pub(crate) fn tables(rows: &[Row]) -> String {
 }
 
 fn shown(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".to_owned(), three_digits)
+    or_dash(value.map(three_digits))
 }
 
 fn raw(rows: &[Row]) -> String {
     let counts = rows.iter().filter(|row| row.case == STREAM);
-    let mut counts: Vec<u64> =
-        counts.filter_map(|row| row.parameters.get(CONNECTIONS)?.as_u64()).collect();
+    let mut counts: Vec<u64> = counts.filter_map(|row| row.number(CONNECTIONS)).collect();
     counts.sort_unstable();
     counts.dedup();
     let mut headings = vec!["relay".to_owned()];
@@ -60,7 +59,7 @@ fn raw(rows: &[Row]) -> String {
 }
 
 fn of_first(row: &Row, counts: &[u64]) -> bool {
-    row.parameters.get(CONNECTIONS).and_then(serde_json::Value::as_u64) == counts.first().copied()
+    row.number(CONNECTIONS) == counts.first().copied()
 }
 
 fn framed(rows: &[Row]) -> String {

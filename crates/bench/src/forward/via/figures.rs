@@ -26,10 +26,7 @@ pub(super) enum Choice {
 /// Returns the cells in their order.
 pub(super) fn cells(rows: &[Row]) -> Vec<Cell<'_>> {
     let mut cells: Vec<Cell<'_>> = Vec::new();
-    let key = |row: &Row| {
-        let number = |name| row.parameters.get(name).and_then(serde_json::Value::as_u64);
-        (row.case, number(BYTES), number(DELTA_US))
-    };
+    let key = |row: &Row| (row.case, row.number(BYTES), row.number(DELTA_US));
     for row in rows.iter().filter(|row| row.figures.contains_key(PLANNED)) {
         match cells.iter_mut().find(|cell| key(cell.rows[0]) == key(row)) {
             Some(cell) => cell.rows.push(row),

@@ -114,6 +114,7 @@ const SIZES: [u32; 8] = [64, 256, 1024, 2048, 4096, 8192, 16_384, 32_768];
 
 /// What carries how many messages.
 #[derive(Clone, Debug, Args)]
+#[group(requires = "over")]
 #[command(next_help_heading = "Messages (--over)")]
 pub(crate) struct ViaPlan {
     #[arg(skip = ViaCarrier::Udp)]
@@ -125,16 +126,16 @@ pub(crate) struct ViaPlan {
     #[arg(skip)]
     pub(crate) plot: Option<PathBuf>,
     /// Messages of a run, before the final acknowledgement.
-    #[arg(long, default_value_t = 10_000, requires = "over", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     messages: u32,
     /// Messages under way at once.
-    #[arg(long, default_value_t = 1, requires = "over", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     window: u32,
     /// Bytes per second of each link, paced by the sending node; 0: as fast as the machine allows.
-    #[arg(long, default_value_t = 20_000_000, requires = "over")]
+    #[arg(long, default_value_t = 20_000_000)]
     rate: u64,
     /// Nodes look for a while before they sleep, where that pays: the strategy for low latency.
-    #[arg(long, requires = "over")]
+    #[arg(long)]
     spin: bool,
 }
 

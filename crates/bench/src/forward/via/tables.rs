@@ -1,11 +1,9 @@
 //! The live figures in tables.
 
-use serde_json::Value;
-
 use super::super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S, NIC, NIC_CUT, NONE};
 use super::figures::{Choice, cells, choice, prediction_error};
 use super::keys::{ENGINE_CPU_US, HOST_CPU_US, HOST_SHARE, MB_S, PLANNED, US};
-use crate::report::{Row, Table};
+use crate::report::{Row, Table, or_dash};
 
 /// Shows everything that a [`ViaPlan`](super::ViaPlan) has measured.
 pub(crate) fn all(rows: &[Row]) -> String {
@@ -20,12 +18,8 @@ pub(crate) fn all(rows: &[Row]) -> String {
     parts.join("\n\n")
 }
 
-fn number(row: &Row, key: &str) -> Option<u64> {
-    row.parameters.get(key).and_then(Value::as_u64)
-}
-
 fn shown(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"))
+    or_dash(value.map(|value| format!("{value:.2}")))
 }
 
 fn parameters(rows: &[Row]) -> String {
@@ -49,15 +43,14 @@ fn curve(rows: &[Row], title: &str, case: &str, bytes: Option<u64>) -> String {
     let labels = ways.iter().map(|way| way.label().to_owned());
     let headings = [key.to_owned()].into_iter().chain(labels).chain(["planner".to_owned()]);
     let mut table = Table::with_text_columns(0, title, headings);
-    let is_meant = |row: &&Row| {
-        row.case == case && bytes.is_none_or(|bytes| number(row, BYTES) == Some(bytes))
-    };
+    let is_meant =
+        |row: &&Row| row.case == case && bytes.is_none_or(|bytes| row.number(BYTES) == Some(bytes));
     let meant: Vec<Row> = rows.iter().filter(is_meant).cloned().collect();
     for cell in cells(&meant) {
         let Some(first) = cell.rows().first() else { continue };
         let of = |way| {
-            let same = |row: &&Row| number(row, key) == number(first, key) && row.system == way;
-            meant.iter().find(same).map_or_else(|| "–".to_owned(), one)
+            let same = |row: &&Row| row.number(key) == first.number(key) && row.system == way;
+            or_dash(meant.iter().find(same).map(one))
         };
         let word = match cell.choice() {
             Some(Choice::Right) => "right",
@@ -65,7 +58,7 @@ fn curve(rows: &[Row], title: &str, case: &str, bytes: Option<u64>) -> String {
             Some(Choice::Band) => "within 10 %",
             None => "–",
         };
-        let value = number(first, key).map_or_else(String::new, |value| value.to_string());
+        let value = first.number(key).map_or_else(String::new, |value| value.to_string());
         let cells = ways.iter().map(|way| of(*way));
         table.row([value].into_iter().chain(cells).chain([word.to_owned()]));
     }
@@ -87,9 +80,9 @@ fn processors(rows: &[Row]) -> String {
     let mut table = Table::with_text_columns(1, title, headings.map(str::to_owned));
     for row in rows.iter().filter(|row| row.case == "size" && row.system != NONE) {
         let left = row.figure(HOST_SHARE).map(|share| 100.0 * (1.0 - share));
-        let bytes = number(row, BYTES).map_or_else(String::new, |bytes| bytes.to_string());
+        let bytes = row.number(BYTES).map_or_else(String::new, |bytes| bytes.to_string());
         let figures = [US, HOST_CPU_US, ENGINE_CPU_US].map(|key| shown(row.figure(key)));
-        let left = left.map_or_else(|| "–".to_owned(), |left| format!("{left:.1} %"));
+        let left = or_dash(left.map(|left| format!("{left:.1} %")));
         table.row([row.system.label().to_owned(), bytes].into_iter().chain(figures).chain([left]));
     }
     table.to_string()

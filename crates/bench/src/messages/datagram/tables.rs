@@ -1,8 +1,8 @@
 //! The two figures as tables.
 
 use super::super::keys::{BYTES, MESSAGE_P99_US, MESSAGE_US};
-use super::super::tables::{cell, find, microseconds, subjects, values};
-use crate::report::{Row, Subject, Table, failures, three_digits};
+use super::super::tables::{across, microseconds};
+use crate::report::{Row, Table, failures, three_digits};
 
 /// Both figures, and why other rows have none.
 pub(super) fn both(rows: &[Row]) -> String {
@@ -31,26 +31,14 @@ fn by_size(
     case: &str,
     show: impl Fn(&Row) -> Option<String>,
 ) -> Option<Table> {
-    let (subjects, sizes) = (subjects(rows, case), values(rows, case, BYTES));
     let has_any = rows.iter().any(|row| row.case == case && show(row).is_some());
-    if subjects.is_empty() || !has_any {
-        return None;
-    }
-    let sizes_shown = sizes.iter().map(|bytes| format!("{bytes} B"));
-    let headings = ["system".to_owned()].into_iter().chain(sizes_shown);
-    let mut table = Table::new(title, headings.collect::<Vec<_>>());
-    let line = |subject: Subject| {
-        let cells =
-            sizes.iter().map(|&bytes| cell(find(rows, subject, case, (BYTES, bytes)), &show));
-        [subject.label().to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
-    };
-    subjects.into_iter().for_each(|subject| table.row(line(subject)));
-    Some(table)
+    has_any.then(|| across(rows, title, case, |bytes| format!("{bytes} B"), show)).flatten()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Subject;
 
     #[test]
     fn both_figures_are_shown() {

@@ -9,10 +9,10 @@ use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{arguments, life, parse};
+use super::{ProgramPeer, arguments, life, parse};
 use crate::error::{BenchError, Failure};
 use crate::host::{Missing, Program, cache, describe, is_installed, output_of, write_if_new};
-use crate::messages::{Carrier, CarrierKind, Measure, MeasureResult, Prepared, Run};
+use crate::messages::{Measure, MeasureResult, Prepared, Run};
 
 const MANIFEST: &str = include_str!("iceoryx2.manifest.txt");
 const SOURCE: &str = include_str!("iceoryx2.source.txt");
@@ -21,59 +21,32 @@ const SOURCE: &str = include_str!("iceoryx2.source.txt");
 const BUILDING: Duration = Duration::from_secs(1_800);
 
 /// Publish and subscribe with a copy on both sides.
-pub(crate) static COPY: Iceoryx2 = Iceoryx2 {
+pub(crate) static COPY: ProgramPeer = ProgramPeer {
     name: "iceoryx2",
     label: "iceoryx2, copied",
+    family: "iceoryx2",
     has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
+    prepare,
 };
 
 /// Publish and subscribe in loaned samples.
-pub(crate) static ZERO_COPY: Iceoryx2 = Iceoryx2 {
+pub(crate) static ZERO_COPY: ProgramPeer = ProgramPeer {
     name: "iceoryx2-zero-copy",
     label: "iceoryx2, zero-copy",
     has: |measure| matches!(measure, Measure::Loaned { .. }),
+    ..COPY
 };
 
-/// A way to use iceoryx2.
-#[derive(Debug)]
-pub(crate) struct Iceoryx2 {
-    name: &'static str,
-    label: &'static str,
-    has: fn(Measure) -> bool,
-}
-
-impl Carrier for Iceoryx2 {
-    fn name(&self) -> &'static str {
-        self.name
+fn prepare() -> Result<Box<dyn Prepared>, Missing> {
+    if !is_installed("cargo") {
+        return Err(Missing::new("there is no cargo to build it", "https://rustup.rs"));
     }
-
-    fn label(&self) -> &'static str {
-        self.label
-    }
-
-    fn family(&self) -> &'static str {
-        "iceoryx2"
-    }
-
-    fn kind(&self) -> CarrierKind {
-        CarrierKind::Peer
-    }
-
-    fn has(&self, measure: Measure) -> bool {
-        (self.has)(measure)
-    }
-
-    fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
-        if !is_installed("cargo") {
-            return Err(Missing::new("there is no cargo to build it", "https://rustup.rs"));
-        }
-        let program = build().map_err(|error| {
-            let remedy = "it needs libclang (on Debian: apt install libclang-dev) and, the first \
-                          time, the registry";
-            Missing::new(format!("cargo cannot build it: {}", describe(&error)), remedy)
-        })?;
-        Ok(Box::new(BuiltPeer { program }))
-    }
+    let program = build().map_err(|error| {
+        let remedy = "it needs libclang (on Debian: apt install libclang-dev) and, the first \
+                      time, the registry";
+        Missing::new(format!("cargo cannot build it: {}", describe(&error)), remedy)
+    })?;
+    Ok(Box::new(BuiltPeer { program }))
 }
 
 /// The program, built.

@@ -6,10 +6,11 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use std::time::Duration;
 
+use super::ProgramPeer;
 use crate::clock::sleep;
 use crate::error::{BenchError, Failure};
 use crate::host::{Missing, Program, is_installed};
-use crate::messages::{Carrier, CarrierKind, Measure, MeasureResult, Prepared, Run};
+use crate::messages::{Measure, MeasureResult, Prepared, Run};
 
 const PROGRAM: &str = "ucx_perftest";
 
@@ -25,40 +26,28 @@ const OPERATIONS_PER_S: f64 = 1_000_000.0;
 /// Bytes that cost about as much time as an operation.
 const BYTES_PER_OPERATION: f64 = 4_096.0;
 
-/// UCX.
-pub(crate) static UCX: Ucx = Ucx;
-
-/// `ucx_perftest`.
-#[derive(Debug)]
-pub(crate) struct Ucx;
-
-impl Carrier for Ucx {
-    fn name(&self) -> &'static str {
-        "ucx"
-    }
-
-    fn label(&self) -> &'static str {
-        "UCX, posix"
-    }
-
-    fn kind(&self) -> CarrierKind {
-        CarrierKind::Peer
-    }
-
-    fn has(&self, measure: Measure) -> bool {
+/// UCX over shared memory.
+pub(crate) static UCX: ProgramPeer = ProgramPeer {
+    name: "ucx",
+    label: "UCX, posix",
+    family: "ucx",
+    has: |measure| {
         matches!(
             measure,
             Measure::Latency { .. } | Measure::Window { .. } | Measure::Synchronous { .. }
         )
-    }
-
-    fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
+    },
+    prepare: || {
         if is_installed(PROGRAM) {
-            return Ok(Box::new(Self));
+            return Ok(Box::new(Ucx));
         }
         Err(Missing::new(format!("there is no {PROGRAM}"), "on Debian: apt install ucx-utils"))
-    }
-}
+    },
+};
+
+/// The program that measures, which is installed.
+#[derive(Debug)]
+struct Ucx;
 
 impl Prepared for Ucx {
     fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
