@@ -27,8 +27,10 @@ const READ_BYTES: usize = 16 * 1024;
 /// stopped terminal), so the blocking pool does it.
 pub(crate) struct Sink {
     stream: Stream,
-    /// The reader has gone, or the disk is full. Locked by the task that writes.
-    error: Mutex<Option<io::Error>>,
+    /// Locked by the task that writes.
+    order: Mutex<()>,
+    /// The reader has gone, or the disk is full.
+    error: RefCell<Option<io::Error>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,31 +41,32 @@ pub(crate) enum Stream {
 
 impl Sink {
     pub(crate) fn new(stream: Stream) -> Rc<Self> {
-        Rc::new(Self { stream, error: Mutex::new(None) })
+        Rc::new(Self { stream, order: Mutex::new(()), error: RefCell::new(None) })
     }
 
     /// Writes whole lines, contiguously. Returns whether the stream still accepts any.
     pub(crate) async fn write(&self, bytes: Vec<u8>) -> bool {
-        let mut error = self.error.lock().await;
-        if error.is_none() {
+        let _order = self.order.lock().await;
+        if self.error.borrow().is_none() {
             let stream = self.stream;
             let written = spawn_blocking(move || match stream {
                 Stream::Output => write_all(io::stdout().as_fd(), &bytes),
                 Stream::Error => write_all(io::stderr().as_fd(), &bytes),
             });
-            *error = written.await.unwrap_or_else(|error| Err(io::Error::other(error))).err();
+            let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+            self.error.replace(written.err());
         }
-        error.is_none()
+        self.error.borrow().is_none()
     }
 
     /// Returns whether a task is writing, and may be waiting for the reader.
     pub(crate) fn is_busy(&self) -> bool {
-        self.error.try_lock().is_err()
+        self.order.try_lock().is_err()
     }
 
     /// Returns the error that made the stream unusable; `None` if its reader has just gone, which is no error.
     pub(crate) fn failure(&self) -> Option<String> {
-        let error = self.error.try_lock().ok()?;
+        let error = self.error.borrow();
         let error = error.as_ref().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)?;
         Some(format!("standard {:?} could not be written: {error}", self.stream).to_lowercase())
     }

@@ -335,6 +335,10 @@ mod tests {
         let fewest = of("pick = \"smallest\"\ncounts-all = true");
         assert_eq!(fewest.find(&rows), Some(Figure::new(4.0, 60)));
         assert_eq!(of("pick = \"spread\"").find(&rows), Some(Figure::new(1.25, 60)));
+        rows.push(row(System::Vigie, 9, 4.5, 12));
+        let own = OWN.replace("5]", "5, 9]");
+        let fewest = format!("key = \"p50_us\"\nof = {own}\npick = \"spread\"\ncounts-all = true");
+        assert_eq!(figure(&fewest).find(&rows), Some(Figure::new(1.25, 12)), "one between them");
     }
 
     #[test]

@@ -111,10 +111,13 @@ impl FromStr for Prefix {
     type Err = PrefixError;
 
     fn from_str(text: &str) -> Result<Self, PrefixError> {
-        let address = || text.parse().map(Self::host);
-        let network = text.parse::<IpNet>().map(|network| Self(network.trunc()));
-        let prefix = network.or_else(|_| address());
-        prefix.map_err(|_| PrefixError::Text { text: text.to_owned() })
+        let wrong = || PrefixError::Text { text: text.to_owned() };
+        // The standard library reads the address: ipnet takes `010` for 10, which other programs take for 8.
+        let read = |address: &str| address.parse::<IpAddr>().map_err(|_| wrong());
+        let Some((address, bits)) = text.split_once('/') else {
+            return Ok(Self::host(read(text)?));
+        };
+        Self::new(read(address)?, bits.parse().map_err(|_| wrong())?)
     }
 }
 
@@ -136,8 +139,13 @@ mod tests {
             assert_eq!(prefix.to_string(), shown);
             assert_eq!(shown.parse(), Ok(prefix));
         }
-        for text in ["", "/8", "10.0.0.0/", "10.0.0.0/-1", "10.0.0.0/33", "::/129", "x/8"] {
-            assert!(text.parse::<Prefix>().is_err(), "{text}");
+        for text in ["", "/8", "10.0.0.0/", "10.0.0.0/-1", "x/8", "010.0.0.0/8"] {
+            let wrong = Err(PrefixError::Text { text: text.to_owned() });
+            assert_eq!(text.parse::<Prefix>(), wrong);
+        }
+        for text in ["10.0.0.0/33", "::/129"] {
+            let error = text.parse::<Prefix>().unwrap_err();
+            assert!(matches!(error, PrefixError::Length { .. }), "{error}");
         }
     }
 

@@ -94,6 +94,7 @@ impl<P: Path> SoftwareEngine<P> {
     pub(super) fn new(name: &'static str, config: Config, secret: Secret, seed: [u8; 16]) -> Self {
         let mut attributes = Attributes::named(name);
         attributes.max_transfer = transfer::TRANSFER_MAX;
+        attributes.max_inline = attributes.max_inline.min(transfer::TRANSFER_MAX);
         let mut names = Names::new(seed);
         let nic = names.fresh();
         Self {

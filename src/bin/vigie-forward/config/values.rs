@@ -78,6 +78,9 @@ impl fmt::Display for EndpointUri {
 #[serde(try_from = "String")]
 pub(crate) struct Time(pub(crate) Duration);
 
+/// The shortest duration accepted besides zero.
+const TIME_MIN: Duration = Duration::from_millis(1);
+
 /// The longest duration accepted: a longer one is most likely in the wrong unit.
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -85,10 +88,14 @@ impl FromStr for Time {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
+        // Read by humantime, `M` is a month, which is hardly ever meant, and a zero needs no unit.
+        let is_clear = !text.contains('M') && text != "0";
         match humantime::parse_duration(text) {
-            Ok(time) if time <= TIME_MAX => Ok(Self(time)),
+            Ok(time) if is_clear && (time.is_zero() || (TIME_MIN..=TIME_MAX).contains(&time)) => {
+                Ok(Self(time))
+            }
             _ => Err(BadValue::new(format!(
-                "`{text}` must be a time with a unit, as in 250ms, 10s, 5m or 1h 30m, and at most a year"
+                "`{text}` must be a time with a unit, as in 250ms, 10s, 5m or 1h 30m, and zero or 1ms to a year"
             ))),
         }
     }
@@ -352,7 +359,9 @@ mod tests {
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
         assert_eq!("2h".parse(), Ok(Time(Duration::from_secs(7200))));
         assert_eq!("1h 30m".parse(), Ok(Time(Duration::from_secs(5400))));
-        for bad in ["", "s", "10", "-1s", "soon", "99999999999999999999s", "9000h"] {
+        for bad in
+            ["", "s", "0", "10", "-1s", "5M", "500us", "soon", "99999999999999999999s", "9000h"]
+        {
             assert!(bad.parse::<Time>().is_err(), "{bad}");
         }
         assert_eq!("80".parse(), Ok(Ports { first: 80, last: 80 }));

@@ -54,9 +54,14 @@ impl FromStr for Network {
     type Err = ParseNetworkError;
 
     fn from_str(text: &str) -> Result<Self, ParseNetworkError> {
-        let address = || text.parse::<IpAddr>().map(Self::from);
-        let network = text.parse().map(Self).or_else(|_| address());
-        network.map_err(|_| ParseNetworkError { text: text.to_owned() })
+        let wrong = || ParseNetworkError { text: text.to_owned() };
+        // The standard library reads the address: ipnet takes `010` for 10, which other programs take for 8.
+        let read = |address: &str| address.parse::<IpAddr>().map_err(|_| wrong());
+        let Some((address, bits)) = text.split_once('/') else {
+            return Ok(Self::from(read(text)?));
+        };
+        let bits = bits.parse().map_err(|_| wrong())?;
+        IpNet::new(read(address)?, bits).map(Self).map_err(|_| wrong())
     }
 }
 
@@ -79,7 +84,7 @@ mod tests {
             assert!(network.contains(inside.parse().expect("an address")), "{network} {inside}");
             assert!(!network.contains(outside.parse().expect("an address")), "{network} {outside}");
         }
-        for text in ["", "10.0.0.0/33", "::/129", "10.0.0.0/", "a/8"] {
+        for text in ["", "10.0.0.0/33", "::/129", "10.0.0.0/", "a/8", "010.0.0.0/8"] {
             assert!(text.parse::<Network>().is_err(), "{text}");
         }
     }

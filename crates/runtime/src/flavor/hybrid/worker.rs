@@ -218,7 +218,7 @@ impl Worker {
         if !self.driver.is_due(now) {
             return now;
         }
-        self.local.cause.set(Cause::Detection);
+        self.local.begin_detection();
         contained("a look", || self.driver.detect());
         self.local.woken_at.set(Woken::Nobody);
         // The look is not part of the poll that follows, nor older than the tasks that it made ready.
