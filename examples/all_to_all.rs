@@ -1,7 +1,7 @@
 //! Ranks on any number of hosts, started by any launcher, send messages to each other: all to all.
 //!
 //! ```text
-//! cargo build --release --features cli-run --bins --examples
+//! cargo build --release -p vigie --features cli-run --bins --examples
 //! target/release/vigie-run -n 4 target/release/examples/all_to_all
 //! mpiexec.hydra -n 4 target/release/examples/all_to_all
 //! srun -N2 -n4 --mpi=pmi2 target/release/examples/all_to_all --toward 192.0.2.1

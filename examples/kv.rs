@@ -1,7 +1,7 @@
 //! A key-value store on all ranks, which survives the death of one.
 //!
 //! ```text
-//! cargo build --features cli-run --bins --examples
+//! cargo build -p vigie --features cli-run --bins --examples
 //! target/debug/vigie-run -n 4 --keep-going target/debug/examples/kv
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! One-way latency of messages between two processes, by size.
 //!
 //! ```text
-//! cargo build --release --features cli-run --bins --examples
+//! cargo build --release -p vigie --features cli-run --bins --examples
 //! target/release/vigie-run -n 2 --bind-to core target/release/examples/ping_pong 8 4096 65536
 //! ```
 //!

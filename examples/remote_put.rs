@@ -1,7 +1,7 @@
 //! One process writes into the memory of another without its help: RDMA over Virtual Interfaces.
 //!
 //! ```text
-//! cargo build --features cli-run --bins --examples
+//! cargo build -p vigie --features cli-run --bins --examples
 //! target/debug/vigie-run -n 2 target/debug/examples/remote_put
 //! ```
 //!

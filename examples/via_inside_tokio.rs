@@ -1,7 +1,7 @@
 //! Messages between two processes whose tasks run in tokio: the detection server has a thread of its own.
 //!
 //! ```text
-//! cargo build --features cli-run --bins --examples
+//! cargo build -p vigie --features cli-run --bins --examples
 //! target/debug/vigie-run -n 2 target/debug/examples/via_inside_tokio
 //! ```
 //!

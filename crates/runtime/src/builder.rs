@@ -71,6 +71,9 @@ pub enum BuildError {
         /// The requested time.
         spin_max: Duration,
     },
+    /// The name prefix of the threads is none.
+    #[error("`thread_name` contains a NUL byte, which no thread's name can have")]
+    ThreadName,
     /// At least one blocking thread is needed.
     #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
@@ -316,6 +319,9 @@ impl RuntimeBuilder {
         }
         if self.adaptive.spin_max > SPIN_MAX {
             return Err(BuildError::SpinMax { spin_max: self.adaptive.spin_max });
+        }
+        if options.thread_name.contains('\0') {
+            return Err(BuildError::ThreadName);
         }
         if options.blocking_threads == 0 {
             return Err(BuildError::BlockingThreads);

@@ -30,7 +30,9 @@ pub(crate) fn with_current<H: Enter, T>(f: impl FnOnce(Option<&H>) -> T) -> T {
 
 /// Makes the runtime of `handle`, whose server was entered, this thread's runtime until the guard drops.
 pub(crate) fn enter<H: Enter>(handle: H, server: vigie_detect::EnterGuard) -> EnteredContext {
-    let previous = CURRENT.with(|current| current.borrow_mut().replace(Rc::new(handle)));
+    // Not at all while the thread's variables are being destroyed, a runtime among them.
+    let previous = CURRENT.try_with(|current| current.borrow_mut().replace(Rc::new(handle)));
+    let previous = previous.ok().flatten();
     // A task may run another runtime inside its poll.
     EnteredContext { previous, poll: poll::suspend_poll(), _server: server }
 }

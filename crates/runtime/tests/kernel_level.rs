@@ -396,6 +396,7 @@ fn options_are_checked() {
     let refused = builder().task_stack_bytes(16 * 1024 - 1).build();
     assert!(matches!(refused, Err(BuildError::TaskStack { bytes: 16383, .. })));
     assert!(matches!(builder().task_threads(0).build(), Err(BuildError::TaskThreads)));
+    assert!(matches!(builder().thread_name("a\0b").build(), Err(BuildError::ThreadName)));
     against_hang(|| {
         let runtime = builder().task_stack_bytes(64 * 1024).task_threads(1).build().expect("ok");
         assert_eq!(runtime.block_on(runtime.spawn(async { 3 })).expect("it runs"), 3);

@@ -46,7 +46,9 @@ impl Server {
 
     /// Makes this server [current](Self::current) on this thread until the guard is dropped.
     pub fn enter(&self) -> EnterGuard {
-        let previous = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
+        // Not at all while the thread's variables are being destroyed, a runtime among them.
+        let previous = CURRENT.try_with(|current| current.borrow_mut().replace(self.clone()));
+        let previous = previous.ok().flatten();
         EnterGuard { previous, _not_send: PhantomData }
     }
 }
@@ -100,6 +102,6 @@ impl Drop for EnterGuard {
 
 impl fmt::Debug for EnterGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entered").finish_non_exhaustive()
+        f.debug_struct("EnterGuard").finish_non_exhaustive()
     }
 }

@@ -105,6 +105,17 @@ impl<T> RankedQueue<T> {
         pop_heap(&mut self.short).map(|entry| entry.item)
     }
 
+    /// Counts tasks at the head as short that `is_short` knows to be by now, up to [`BATCH_MAX`].
+    fn reconsider(&mut self, is_short: impl Fn(&T) -> bool) {
+        for _ in 0..BATCH_MAX {
+            if !self.other.peek().is_some_and(|first| is_short(&first.item)) {
+                return;
+            }
+            let first = pop_heap(&mut self.other);
+            self.short.extend(first.map(|entry| QueueEntry { is_short: true, ..entry }));
+        }
+    }
+
     /// Returns the place of the first task with short polls.
     fn first_short(&self) -> u64 {
         self.short.peek().map_or(u64::MAX, |entry| entry.place)
@@ -196,6 +207,13 @@ impl<T> ComputeQueue<T> {
     /// Takes the first task with short polls, if its place is no later than `limit`.
     pub(crate) fn pop_short(&self, limit: u64) -> Option<T> {
         if self.has_short(limit) { self.with(|ranked| ranked.pop_short(limit)) } else { None }
+    }
+
+    /// Counts tasks at the head as short whose polls were unknown when they were queued, and are known to `is_short` by now.
+    pub(crate) fn reconsider(&self, is_short: impl Fn(&T) -> bool) {
+        if self.len() > self.short_len() {
+            self.with(|ranked| ranked.reconsider(is_short));
+        }
     }
 
     /// Moves up to half of the tasks of `victim` here, at least one and at most [`BATCH_MAX`].
@@ -316,6 +334,24 @@ mod tests {
             let order: Vec<u64> = std::iter::from_fn(|| queue.pop()).collect();
             assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 11, 10, 12]);
         }
+    }
+
+    /// Goal: tasks at the head count as short once they are known to be, in their places, and no others. Method: tasks of both kinds,
+    /// of which those below a number become known, and those above that are too far behind.
+    #[test]
+    fn what_has_become_known_is_short() {
+        let queue = ComputeQueue::new();
+        for place in 0..40 {
+            queue.push(place, Rank { place, needs_ns: 0, is_short: place == 5 });
+        }
+        queue.reconsider(|&place| place != 0);
+        assert_eq!(queue.short_len(), 1, "the head is not known to be short");
+        queue.reconsider(|&place| place < 8);
+        assert_eq!((queue.short_len(), queue.len()), (8, 40));
+        let short: Vec<u64> = std::iter::from_fn(|| queue.pop_short(6)).collect();
+        assert_eq!(short, [0, 1, 2, 3, 4, 5, 6]);
+        queue.reconsider(|_| true);
+        assert_eq!(queue.short_len(), 1 + BATCH_MAX, "a few at a time");
     }
 
     /// Goal: a burst gives its memory back. Method: the heap's capacity after 10 000 tasks have gone.

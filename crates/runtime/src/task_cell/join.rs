@@ -145,7 +145,6 @@ pub struct JoinError {
     cause: Cause,
 }
 
-#[derive(Debug)]
 enum Cause {
     Cancelled,
     Refused(io::Error),
@@ -188,6 +187,13 @@ impl JoinError {
             },
             cause @ (Cause::Cancelled | Cause::Refused(_)) => Err(Self { cause }),
         }
+    }
+}
+
+impl fmt::Debug for Cause {
+    /// As it is displayed: `unwrap` prints this, and a payload's own form would not say why.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.to_string(), f)
     }
 }
 

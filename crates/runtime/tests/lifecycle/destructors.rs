@@ -278,3 +278,24 @@ fn local_tasks_at_shutdown() {
         assert_eq!(*dropped.borrow(), [0, 1]);
     });
 }
+
+/// Goal: a runtime in a thread's variable ends with the thread. Method: a thread that has used one of each flavor.
+#[test]
+fn runtimes_of_a_thread_end_with_it() {
+    thread_local! {
+        static RUNTIME: RefCell<Option<Runtime>> = const { RefCell::new(None) };
+    }
+    against_hang(|| {
+        for flavor in FLAVORS {
+            let use_one = move || {
+                RUNTIME.with(|kept| {
+                    let mut kept = kept.borrow_mut();
+                    let runtime = kept.insert(runtime(flavor));
+                    runtime.block_on(async { spawn(yield_now()).await.expect("it runs") });
+                    runtime.spawn(pending::<()>()).detach();
+                });
+            };
+            thread::spawn(use_one).join().expect("no panic");
+        }
+    });
+}

@@ -202,6 +202,10 @@ impl Parts for HybridShared {
         self.model.computing()
     }
 
+    fn is_short_now(&self, _: &Self::Task) -> bool {
+        false
+    }
+
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
         &self.remotes[place].worker_slot
     }

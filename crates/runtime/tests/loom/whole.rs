@@ -200,6 +200,10 @@ impl<T> Parts for Model<T> {
         &self.computing
     }
 
+    fn is_short_now(&self, _: &Self::Task) -> bool {
+        false
+    }
+
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
         &self.worker_slots[place]
     }

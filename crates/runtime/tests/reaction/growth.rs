@@ -18,7 +18,7 @@ use vigie_runtime::{Runtime, time, yield_now};
 use crate::{
     child::in_child,
     guard::against_hang,
-    hogs::{Hogs, eventually, threads_named},
+    hogs::{Hogs, each_with, eventually, threads_named},
     settle,
 };
 
@@ -245,5 +245,25 @@ fn without_threads() {
             had_no_thread
         });
         assert!(shows_something, "there was a thread each time: this test shows nothing");
+    });
+}
+
+/// Goal: new tasks do not wait for the end of computations once others of their type have been short, however many one task spawns
+/// at once. Method: beside tasks that never yield, one spawns twelve that do nothing. Tasks of which nothing is known have a turn
+/// each 2000 quanta, which is longer than the test may take.
+#[test]
+fn new_tasks_of_a_type_that_is_short() {
+    against_hang(|| {
+        each_with(|builder| builder.quantum(Duration::from_millis(20)), &mut |runtime| {
+            let hogs = Hogs::everywhere(runtime);
+            let spawns = runtime.spawn(async {
+                let tasks: Vec<_> = (0..12).map(|_| vigie_runtime::spawn(async {})).collect();
+                for task in tasks {
+                    task.await.expect("it ends");
+                }
+            });
+            runtime.block_on(spawns).expect("it ends");
+            drop(hogs);
+        });
     });
 }

@@ -161,6 +161,11 @@ impl Parts for World {
         &self.computing
     }
 
+    fn is_short_now(&self, task: &usize) -> bool {
+        let cell = self.task(*task);
+        order::is_short_now(&cell.account, self.expected_ns(&cell), self.options.quantum)
+    }
+
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
         &self.worker_slots[place]
     }

@@ -176,6 +176,9 @@ impl Census {
         let short_waits = match serves {
             ReserveMode::Short => {
                 let limit = order::short_limit(parts.injected(), self.now);
+                computing
+                    .clone()
+                    .for_each(|queue| queue.reconsider(|task| parts.is_short_now(task)));
                 computing.any(|queue| queue.has_short(limit))
             }
             ReserveMode::AnyOne => computing.any(|queue| !queue.is_empty()),

@@ -170,6 +170,8 @@ pub(crate) trait Parts {
     fn reacting(&self) -> &[Stealer<Self::Task>];
     /// The workers' compute lanes.
     fn computing(&self) -> &[ComputeQueue<Self::Task>];
+    /// See [`is_short_now`].
+    fn is_short_now(&self, task: &Self::Task) -> bool;
     fn worker_slot(&self, place: usize) -> &WorkerSlot;
     /// The places of the serving reserve threads.
     fn serving(&self) -> impl Iterator<Item = usize> + '_;
@@ -332,6 +334,12 @@ pub(crate) fn rank_of_late(
 ) -> Option<Rank> {
     account.expect(expected_ns);
     (!account.is_credit_sufficient(now)).then(|| rank(account, false, now, quantum))
+}
+
+/// Returns whether nothing was known of a task's polls, and its present expected time makes them short.
+pub(crate) fn is_short_now(account: &Account, expected_ns: Option<u32>, quantum: Duration) -> bool {
+    let is_short = |expected: u32| u128::from(expected) <= quantum.as_nanos();
+    account.usual_ns().is_none() && expected_ns.is_some_and(is_short)
 }
 
 /// Returns whether a task's polls have shown that they end before the supervisor would look.

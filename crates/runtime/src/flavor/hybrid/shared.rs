@@ -103,6 +103,11 @@ impl Parts for HybridShared {
         &self.computing
     }
 
+    fn is_short_now(&self, task: &Runnable) -> bool {
+        let info = task.metadata();
+        order::is_short_now(&info.account, info.expected_ns(), self.options.quantum)
+    }
+
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
         &self.remotes[place].worker_slot
     }
