@@ -136,6 +136,9 @@ impl Runtime {
     /// closures that have begun on blocking threads. Dropping the runtime does the same with the time [set in
     /// the builder](crate::RuntimeBuilder::shutdown_timeout), and logs the error with `tracing`.
     ///
+    /// Inside a task of the hybrid or the kernel-level flavor it waits for nothing and returns `Ok`, even if the
+    /// task belongs to another runtime: it may run on one of the threads that would have to end.
+    ///
     /// Does nothing in a forked child: see [`Runtime`].
     ///
     /// # Errors
