@@ -163,7 +163,7 @@ impl Parts for World {
 
     fn is_short_now(&self, task: &usize) -> bool {
         let cell = self.task(*task);
-        order::is_short_now(&cell.account, self.expected_ns(&cell), self.options.quantum)
+        order::is_short_now(&cell.account, self.expected_ns(&cell))
     }
 
     fn worker_slot(&self, place: usize) -> &WorkerSlot {

@@ -176,10 +176,12 @@ impl Census {
         let short_waits = match serves {
             ReserveMode::Short => {
                 let limit = order::short_limit(parts.injected(), self.now);
-                computing
-                    .clone()
-                    .for_each(|queue| queue.reconsider(|task| parts.is_short_now(task)));
-                computing.any(|queue| queue.has_short(limit))
+                // Only where no task waits that was known before: each that is taken for short and is not holds a thread.
+                computing.clone().any(|queue| queue.has_short(limit))
+                    || computing.any(|queue| {
+                        queue.reconsider(|task| parts.is_short_now(task));
+                        queue.has_short(limit)
+                    })
             }
             ReserveMode::AnyOne => computing.any(|queue| !queue.is_empty()),
             ReserveMode::Nothing => false,

@@ -336,10 +336,10 @@ pub(crate) fn rank_of_late(
     (!account.is_credit_sufficient(now)).then(|| rank(account, false, now, quantum))
 }
 
-/// Returns whether nothing was known of a task's polls, and its present expected time makes them short.
-pub(crate) fn is_short_now(account: &Account, expected_ns: Option<u32>, quantum: Duration) -> bool {
-    let is_short = |expected: u32| u128::from(expected) <= quantum.as_nanos();
-    account.usual_ns().is_none() && expected_ns.is_some_and(is_short)
+/// Returns whether nothing was known of a task's polls, and its present expected time makes them brief.
+pub(crate) fn is_short_now(account: &Account, expected_ns: Option<u32>) -> bool {
+    let is_brief = |expected: u32| u64::from(expected) <= BRIEF_NS;
+    account.usual_ns().is_none() && expected_ns.is_some_and(is_brief)
 }
 
 /// Returns whether a task's polls have shown that they end before the supervisor would look.

@@ -105,7 +105,7 @@ impl Parts for HybridShared {
 
     fn is_short_now(&self, task: &Runnable) -> bool {
         let info = task.metadata();
-        order::is_short_now(&info.account, info.expected_ns(), self.options.quantum)
+        order::is_short_now(&info.account, info.expected_ns())
     }
 
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
