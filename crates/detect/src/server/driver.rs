@@ -50,7 +50,7 @@ impl Driver {
         }
     }
 
-    /// Returns whether the host should call [`detect`](Self::detect) at this switch: three loads.
+    /// Returns whether the host should call [`detect`](Self::detect) at this switch: three loads while nothing is due.
     #[inline]
     pub fn is_due(&mut self, now: Instant) -> bool {
         let shared = &*self.shared;
