@@ -5,7 +5,8 @@
 
 use std::{
     fmt,
-    ops::{Add, Sub},
+    ops::{Add, AddAssign, Sub, SubAssign},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -40,6 +41,52 @@ impl Instant {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// Returns the time from `earlier` to `self`, or zero if `earlier` is later, as std's instant does.
+    #[must_use]
+    pub const fn duration_since(self, earlier: Self) -> Duration {
+        self.saturating_duration_since(earlier)
+    }
+
+    /// Returns the time from `earlier` to `self`, or `None` if `earlier` is later.
+    #[must_use]
+    pub fn checked_duration_since(self, earlier: Self) -> Option<Duration> {
+        self.0.checked_sub(earlier.0).map(Duration::from_nanos)
+    }
+
+    /// Returns `self + duration`, or `None` if that is later than [`Instant::MAX`].
+    #[must_use]
+    pub fn checked_add(self, duration: Duration) -> Option<Self> {
+        self.0.checked_add(u64::try_from(duration.as_nanos()).ok()?).map(Self)
+    }
+
+    /// Returns `self - duration`, or `None` if that is before the clock's origin.
+    #[must_use]
+    pub fn checked_sub(self, duration: Duration) -> Option<Self> {
+        self.0.checked_sub(u64::try_from(duration.as_nanos()).ok()?).map(Self)
+    }
+
+    /// Converts from an instant of the standard library, which is one of the real clock. `from_std` and
+    /// [`into_std`](Self::into_std) are the inverse of each other, as far as `u64` nanoseconds reach; beyond, the
+    /// nearest instant is returned.
+    #[must_use]
+    pub fn from_std(instant: std::time::Instant) -> Self {
+        let Pair { own, std } = *Pair::get();
+        match instant.checked_duration_since(std) {
+            Some(later) => own + later,
+            None => own.checked_sub(std - instant).unwrap_or(Self(0)),
+        }
+    }
+
+    /// Converts to an instant of the standard library. Only an instant of the real clock has a meaning there.
+    #[must_use]
+    pub fn into_std(self) -> std::time::Instant {
+        let Pair { own, std } = *Pair::get();
+        match self.checked_duration_since(own) {
+            Some(later) => std.checked_add(later).unwrap_or(std),
+            None => std.checked_sub(own - self).unwrap_or(std),
+        }
+    }
+
     /// Returns `self + duration`, or [`Instant::MAX`] on overflow.
     #[must_use]
     pub fn saturating_add(self, duration: Duration) -> Self {
@@ -62,6 +109,56 @@ impl Sub for Instant {
     /// Saturates at zero.
     fn sub(self, earlier: Self) -> Duration {
         self.saturating_duration_since(earlier)
+    }
+}
+
+impl Sub<Duration> for Instant {
+    type Output = Self;
+
+    /// Saturates at the clock's origin.
+    fn sub(self, duration: Duration) -> Self {
+        self.checked_sub(duration).unwrap_or(Self(0))
+    }
+}
+
+impl AddAssign<Duration> for Instant {
+    /// Saturates at [`Instant::MAX`].
+    fn add_assign(&mut self, duration: Duration) {
+        *self = *self + duration;
+    }
+}
+
+impl SubAssign<Duration> for Instant {
+    /// Saturates at the clock's origin.
+    fn sub_assign(&mut self, duration: Duration) {
+        *self = *self - duration;
+    }
+}
+
+impl From<std::time::Instant> for Instant {
+    fn from(instant: std::time::Instant) -> Self {
+        Self::from_std(instant)
+    }
+}
+
+impl From<Instant> for std::time::Instant {
+    fn from(instant: Instant) -> Self {
+        instant.into_std()
+    }
+}
+
+/// The same point in time on the real clock and in the standard library, read once: what lies between the two
+/// readings is the error of every conversion.
+struct Pair {
+    own: Instant,
+    std: std::time::Instant,
+}
+
+impl Pair {
+    fn get() -> &'static Self {
+        static PAIR: OnceLock<Pair> = OnceLock::new();
+        #[expect(clippy::disallowed_methods, reason = "the standard library's clock is asked for")]
+        PAIR.get_or_init(|| Self { own: monotonic_now(), std: std::time::Instant::now() })
     }
 }
 
@@ -170,6 +267,27 @@ mod tests {
         assert_eq!(Instant::from_nanos(1) + Duration::MAX, Instant::MAX);
         assert_eq!(Instant::from_nanos(1) - Instant::from_nanos(5), Duration::ZERO);
         assert_eq!(Instant::from_nanos(7) - Instant::from_nanos(5), Duration::from_nanos(2));
+        assert_eq!(Instant::from_nanos(1) - Duration::from_nanos(2), Instant::from_nanos(0));
+        assert_eq!(Instant::MAX.checked_add(Duration::from_nanos(1)), None);
+        assert_eq!(Instant::from_nanos(1).checked_sub(Duration::MAX), None);
+        assert_eq!(Instant::from_nanos(1).checked_duration_since(Instant::from_nanos(2)), None);
+    }
+
+    /// Goal: an instant survives the way to the standard library and back, and two that were read in turn keep
+    /// their order. Method: instants before and after now, both ways.
+    #[test]
+    fn std_instants_convert_both_ways() {
+        let (before, now) = (monotonic_now(), monotonic_now());
+        #[expect(clippy::disallowed_methods, reason = "the standard library's clock is compared")]
+        let later = std::time::Instant::now();
+        for nanos in [0, 1, 999_999_999, 5_000_000_000] {
+            let step = Duration::from_nanos(nanos);
+            assert_eq!(Instant::from((now + step).into_std()), now + step);
+            assert_eq!(Instant::from((now - step).into_std()), now - step);
+            assert_eq!(std::time::Instant::from(Instant::from_std(later + step)), later + step);
+        }
+        assert!(before.into_std() <= now.into_std());
+        assert_eq!(Instant::from_std(later + Duration::from_secs(1 << 60)), Instant::MAX);
     }
 
     /// Goal: a virtual clock never goes back. Method: move it to a past instant.

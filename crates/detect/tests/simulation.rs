@@ -433,7 +433,7 @@ mod adaptive {
             let stream = handle.stream(Ask::new(0))?;
             let mut next = Instant::now();
             for value in 0..count {
-                next = next + interval;
+                next += interval;
                 timers.wait(next).await?;
                 if methods == Methods::CHECK {
                     author.script().ready.insert(0, u64::from(value));
