@@ -148,7 +148,8 @@ impl RuntimeBuilder {
     }
 
     /// Sets the number of worker threads of the hybrid flavor, 1 to 1024. Default: the parallelism available
-    /// to the process. The user-level flavor ignores it and has one thread.
+    /// to the process. The other flavors ignore it, and log a warning if it is more than one: the user-level
+    /// flavor has one thread, the kernel-level flavor one for each task.
     pub fn workers(mut self, count: usize) -> Self {
         self.workers = Some(count);
         self
@@ -338,6 +339,10 @@ impl RuntimeBuilder {
         let make_server = self.readiness_policy.unwrap_or_else(|| {
             Box::new(|flavor, adaptive| Server::with_policies(flavor, adaptive, adaptive))
         });
+
+        if self.flavor != Flavor::Hybrid && self.workers.is_some_and(|workers| workers > 1) {
+            tracing::warn!(flavor = ?self.flavor, "`workers` is for the hybrid flavor, and ignored");
+        }
 
         let path = options.metrics_socket.take();
         let mut runtime = match self.flavor {

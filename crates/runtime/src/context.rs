@@ -11,7 +11,14 @@ use crate::{
 };
 
 thread_local! {
-    static CURRENT: RefCell<Option<Rc<dyn Any>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Current> = const { RefCell::new(Current { handle: None, depth: 0 }) };
+}
+
+/// What the thread has entered.
+struct Current {
+    handle: Option<Rc<dyn Any>>,
+    /// How many guards there are.
+    depth: usize,
 }
 
 /// A reference to a runtime.
@@ -20,27 +27,32 @@ pub(crate) trait Enter: Clone + Send + Sync + 'static {
     fn enter(self) -> EnteredContext;
 }
 
-/// Calls `f` with the reference to this thread's runtime, if there is one.
-pub(crate) fn with_current<H: Enter, T>(f: impl FnOnce(Option<&H>) -> T) -> T {
-    // Outside the borrow: `f` may drop a future that it can no longer spawn, and with it another runtime,
-    // which is entered for its shutdown. `None` while thread-locals are being destroyed.
-    let current = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten();
-    f(current.as_deref().and_then(<dyn Any>::downcast_ref))
+/// Returns the reference to this thread's runtime, if there is one.
+pub(crate) fn current<H: Enter>() -> Option<Rc<H>> {
+    // `None` while thread-locals are being destroyed.
+    let current = CURRENT.try_with(|current| current.borrow().handle.clone()).ok().flatten();
+    current.and_then(|current| current.downcast().ok())
 }
 
 /// Makes the runtime of `handle`, whose server was entered, this thread's runtime until the guard drops.
 pub(crate) fn enter<H: Enter>(handle: H, server: vigie_detect::EnterGuard) -> EnteredContext {
     // Not at all while the thread's variables are being destroyed, a runtime among them.
-    let previous = CURRENT.try_with(|current| current.borrow_mut().replace(Rc::new(handle)));
-    let previous = previous.ok().flatten();
+    let entered = CURRENT.try_with(|current| {
+        let mut current = current.borrow_mut();
+        current.depth += 1;
+        (current.handle.replace(Rc::new(handle)), current.depth)
+    });
+    let (previous, depth) = entered.unwrap_or_default();
     // A task may run another runtime inside its poll.
-    EnteredContext { previous, poll: poll::suspend_poll(), _server: server }
+    EnteredContext { previous, depth, poll: poll::suspend_poll(), _server: server }
 }
 
 #[derive(Debug)]
 #[must_use = "the runtime is current only until this is dropped"]
 pub(crate) struct EnteredContext {
     previous: Option<Rc<dyn Any>>,
+    /// How many guards there were with this one.
+    depth: usize,
     poll: SuspendedPoll,
     _server: vigie_detect::EnterGuard,
 }
@@ -49,8 +61,22 @@ impl Drop for EnteredContext {
     fn drop(&mut self) {
         poll::resume(self.poll);
         let previous = self.previous.take();
+        let left = CURRENT.try_with(|current| {
+            let mut current = current.borrow_mut();
+            let was_left = current.depth < self.depth;
+            if was_left {
+                // Together with an earlier guard, which has complained.
+                return (previous, true);
+            }
+            let is_latest = mem::replace(&mut current.depth, self.depth - 1) == self.depth;
+            (mem::replace(&mut current.handle, previous), is_latest)
+        });
         // The handle may be the last one of the runtime: drop it outside the borrow.
-        let left = CURRENT.try_with(|current| mem::replace(&mut *current.borrow_mut(), previous));
-        drop(left);
+        let is_latest = left.map_or(true, |(_handle, is_latest)| is_latest);
+        assert!(
+            is_latest || std::thread::panicking(),
+            "guards of `enter` were dropped out of order: drop them in the reverse order of their creation, \
+             since the thread would stay inside a runtime that it has left"
+        );
     }
 }

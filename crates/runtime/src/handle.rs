@@ -1,6 +1,6 @@
 //! A reference to a runtime, for spawning tasks.
 
-use std::{fmt, future::Future, marker::PhantomData, panic::Location, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, panic::Location, rc::Rc, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::{Flavor, Server};
@@ -41,12 +41,12 @@ impl Handle {
     /// # Errors
     /// [`NoRuntime`] outside any runtime.
     pub fn current() -> Result<Self, NoRuntime> {
-        Self::with_current(|handle| handle.cloned().ok_or(NoRuntime))
+        context::current::<Self>().map(|handle| Self::clone(&handle)).ok_or(NoRuntime)
     }
 
     /// Makes this the runtime of the calling thread until the guard is dropped: [`spawn`](crate::spawn),
     /// [`spawn_blocking`](crate::spawn_blocking), sockets and timers then use it. Drop guards in the reverse
-    /// order of their creation. Do not hold one across an `await`: other tasks that the thread polls
+    /// order of their creation: any other order panics. Do not hold one across an `await`: other tasks that the thread polls
     /// meanwhile would use this runtime too.
     ///
     /// # Examples
@@ -63,12 +63,34 @@ impl Handle {
         EnterGuard { _entered: Enter::enter(self.clone()), of: PhantomData }
     }
 
-    /// Calls `f` with the runtime that this thread runs for, if there is one.
-    pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Self>) -> T) -> T {
-        context::with_current(f)
+    /// Returns the runtime that this thread runs for.
+    ///
+    /// # Panics
+    /// Outside any runtime.
+    #[track_caller]
+    pub(crate) fn expect_current() -> Rc<Self> {
+        match context::current() {
+            Some(handle) => handle,
+            None => panic!("{NoRuntime}"),
+        }
+    }
+
+    /// # Panics
+    /// In a forked child of the process that created the runtime: none of its threads exist there, so a
+    /// task would never run.
+    #[track_caller]
+    pub(crate) fn refuse_fork(&self) {
+        assert!(
+            !self.server().is_inherited(),
+            "this process was forked from the one that created the runtime, and has none of its threads: \
+             create a runtime after the fork, or call `exec`"
+        );
     }
 
     /// Spawns a task.
+    ///
+    /// # Panics
+    /// In a forked child of the process that created the runtime.
     #[track_caller]
     pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
     where
@@ -78,11 +100,13 @@ impl Handle {
         self.spawn_at(Location::caller().into(), future)
     }
 
+    #[track_caller]
     pub(crate) fn spawn_at<F>(&self, label: Label, future: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        self.refuse_fork();
         match &self.scheduler {
             Scheduler::UserLevel(shared) => user_level::spawn(shared, label, future),
             Scheduler::Hybrid(shared) => hybrid::spawn(shared, label, future),
@@ -93,6 +117,9 @@ impl Handle {
     /// Runs a closure that may block, on a thread kept for such closures. At most
     /// [`RuntimeBuilder::blocking_threads`](crate::RuntimeBuilder::blocking_threads) run at once; others
     /// queue. A closure that has begun cannot be aborted.
+    ///
+    /// # Panics
+    /// In a forked child of the process that created the runtime.
     #[track_caller]
     pub fn spawn_blocking<T, F>(&self, work: F) -> JoinHandle<T>
     where
@@ -102,6 +129,7 @@ impl Handle {
         self.spawn_blocking_at(Location::caller(), work)
     }
 
+    #[track_caller]
     pub(crate) fn spawn_blocking_at<T, F>(
         &self,
         site: &'static Location<'static>,
@@ -111,7 +139,28 @@ impl Handle {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
+        self.refuse_fork();
         BlockingPool::spawn(self.pool(), site, self.clone(), work)
+    }
+
+    /// Runs a future to completion on the calling thread: see
+    /// [`Runtime::block_on`](crate::Runtime::block_on). The runtime must not end meanwhile: what `future` waits
+    /// for would then fail or never happen.
+    ///
+    /// # Panics
+    /// Where [`Runtime::block_on`](crate::Runtime::block_on) does.
+    #[track_caller]
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        assert!(
+            !hybrid::is_worker() && !user_level::runs_here(None) && !kernel_level::runs_here(),
+            "`block_on` inside a task would stop its worker: spawn the future, or await it"
+        );
+        self.refuse_fork();
+        match &self.scheduler {
+            Scheduler::UserLevel(shared) => shared.block_on(future),
+            Scheduler::Hybrid(shared) => shared.block_on(future),
+            Scheduler::KernelLevel(shared) => shared.block_on(future),
+        }
     }
 
     /// Returns the detection server of the runtime.

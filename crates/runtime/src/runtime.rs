@@ -6,7 +6,7 @@ use thiserror::Error;
 use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use crate::{
-    flavor::{hybrid, kernel_level, user_level},
+    flavor::{hybrid, kernel_level},
     handle::{EnterGuard, Handle, Scheduler},
     metrics::{self, MetricsSocket, ServeError},
     sync::thread,
@@ -78,6 +78,9 @@ impl Runtime {
     }
 
     /// Spawns a task. On the user-level flavor it runs during [`block_on`](Self::block_on).
+    ///
+    /// # Panics
+    /// In a forked child of the process that created the runtime.
     #[track_caller]
     pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
     where
@@ -87,23 +90,30 @@ impl Runtime {
         self.handle.spawn_at(Location::caller().into(), future)
     }
 
+    /// Runs a closure that may block: see [`Handle::spawn_blocking`].
+    ///
+    /// # Panics
+    /// In a forked child of the process that created the runtime.
+    #[track_caller]
+    pub fn spawn_blocking<T, F>(&self, work: F) -> JoinHandle<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        self.handle.spawn_blocking_at(Location::caller(), work)
+    }
+
     /// Runs a future to completion on the calling thread. On the user-level flavor, this runs all tasks too.
     /// A second thread that calls it meanwhile, for example a closure of
     /// [`spawn_blocking`](crate::spawn_blocking), runs only its own future and local tasks, and takes over
     /// the other tasks when the first thread leaves.
     ///
     /// # Panics
-    /// Panics if called inside a task of a vigie runtime, whose worker it would block: spawn instead.
+    /// Panics if called inside a task of a vigie runtime, whose worker it would block: spawn instead. Panics in
+    /// a forked child of the process that created the runtime.
+    #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        assert!(
-            !hybrid::is_worker() && !user_level::runs_here(None) && !kernel_level::runs_here(),
-            "`block_on` inside a task would stop its worker: spawn the future, or await it"
-        );
-        match &self.handle.scheduler {
-            Scheduler::UserLevel(shared) => shared.block_on(future),
-            Scheduler::Hybrid(shared) => shared.block_on(future),
-            Scheduler::KernelLevel(shared) => shared.block_on(future),
-        }
+        self.handle.block_on(future)
     }
 }
 
@@ -148,6 +158,14 @@ impl Runtime {
         self.end(timeout)
     }
 
+    /// Shuts the runtime down without waiting: cancels all tasks, and leaves polls and closures that have begun to
+    /// their threads, which end after them.
+    pub fn shutdown_background(mut self) {
+        self.is_ended = true;
+        // Threads that are left are the point of it, and no error.
+        let _ = self.end(Duration::ZERO);
+    }
+
     fn end(&mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
         if self.process != process::id() {
             self.leak();
@@ -190,6 +208,9 @@ impl Runtime {
                 }
                 if left == 0 {
                     shared.cancel_all();
+                } else {
+                    // The last of those threads does.
+                    shared.shutdown(true);
                 }
                 left += join_until(shared.pool().begin_shutdown(), deadline);
                 shared.server().shutdown();

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, IntoFuture},
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -49,6 +49,12 @@ impl Sleep {
     #[must_use]
     pub const fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    /// Returns whether the deadline has passed.
+    #[must_use]
+    pub fn is_elapsed(&self) -> bool {
+        self.deadline <= Instant::now()
     }
 
     /// Sets how much later than the deadline the sleep may end, besides delays of the machine, so that one
@@ -99,7 +105,7 @@ impl Future for Sleep {
         this.wait = None;
         match ended {
             Ok(()) => Poll::Ready(()),
-            Err(error) => panic!("a timer cannot end: {error}"),
+            Err(error) => panic!("the timer is gone: {error}"),
         }
     }
 }
@@ -129,7 +135,7 @@ impl From<Elapsed> for std::io::Error {
 ///
 /// # Errors
 /// [`Elapsed`] if the time runs out first.
-pub fn timeout<F: Future>(duration: Duration, future: F) -> Timeout<F> {
+pub fn timeout<F: IntoFuture>(duration: Duration, future: F) -> Timeout<F::IntoFuture> {
     timeout_at(Instant::now() + duration, future)
 }
 
@@ -137,8 +143,8 @@ pub fn timeout<F: Future>(duration: Duration, future: F) -> Timeout<F> {
 ///
 /// # Errors
 /// [`Elapsed`] if the deadline comes first.
-pub fn timeout_at<F: Future>(deadline: Instant, future: F) -> Timeout<F> {
-    Timeout { future, sleep: sleep_until(deadline) }
+pub fn timeout_at<F: IntoFuture>(deadline: Instant, future: F) -> Timeout<F::IntoFuture> {
+    Timeout { future: future.into_future(), sleep: sleep_until(deadline) }
 }
 
 pin_project! {
@@ -153,6 +159,23 @@ pin_project! {
 }
 
 impl<F> Timeout<F> {
+    /// Returns the future.
+    #[must_use]
+    pub const fn get_ref(&self) -> &F {
+        &self.future
+    }
+
+    /// Returns the future.
+    pub const fn get_mut(&mut self) -> &mut F {
+        &mut self.future
+    }
+
+    /// Returns the future, without its time limit.
+    #[must_use]
+    pub fn into_inner(self) -> F {
+        self.future
+    }
+
     /// Sets how much later than the deadline the time-out may fire: see [`Sleep::slack`].
     pub fn slack(mut self, slack: Duration) -> Self {
         self.sleep.set_slack(Some(slack));
@@ -177,6 +200,7 @@ impl<F: Future> Future for Timeout<F> {
 /// # Panics
 /// Panics if `period` is zero.
 #[must_use = "an interval ticks only when it is polled"]
+#[track_caller]
 pub fn interval(period: Duration) -> Interval {
     interval_at(Instant::now(), period)
 }
@@ -186,15 +210,16 @@ pub fn interval(period: Duration) -> Interval {
 /// # Panics
 /// Panics if `period` is zero.
 #[must_use = "an interval ticks only when it is polled"]
+#[track_caller]
 pub fn interval_at(start: Instant, period: Duration) -> Interval {
     assert!(!period.is_zero(), "the period of an interval must not be zero");
-    Interval { sleep: sleep_until(start), period, missed: MissedTicks::Burst }
+    Interval { sleep: sleep_until(start), period, missed: MissedTickBehavior::Burst }
 }
 
 /// What an [`Interval`] does about ticks that were missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum MissedTicks {
+pub enum MissedTickBehavior {
     /// Delivers missed ticks at once, so that the total number is right.
     #[default]
     Burst,
@@ -209,15 +234,39 @@ pub enum MissedTicks {
 pub struct Interval {
     sleep: Sleep,
     period: Duration,
-    missed: MissedTicks,
+    missed: MissedTickBehavior,
 }
 
 impl Interval {
-    /// Sets how missed ticks are handled. Default [`MissedTicks::Burst`].
-    #[must_use]
-    pub const fn missed_ticks(mut self, missed: MissedTicks) -> Self {
+    /// Sets how missed ticks are handled. Default [`MissedTickBehavior::Burst`].
+    pub const fn set_missed_tick_behavior(&mut self, missed: MissedTickBehavior) {
         self.missed = missed;
-        self
+    }
+
+    /// Returns how missed ticks are handled.
+    #[must_use]
+    pub const fn missed_tick_behavior(&self) -> MissedTickBehavior {
+        self.missed
+    }
+
+    /// Puts the next tick off to one period from now.
+    pub fn reset(&mut self) {
+        self.reset_after(self.period);
+    }
+
+    /// Makes the next tick due now.
+    pub fn reset_immediately(&mut self) {
+        self.reset_at(Instant::now());
+    }
+
+    /// Makes the next tick due `after` from now.
+    pub fn reset_after(&mut self, after: Duration) {
+        self.reset_at(Instant::now() + after);
+    }
+
+    /// Makes the next tick due at `deadline`.
+    pub fn reset_at(&mut self, deadline: Instant) {
+        self.sleep.reset(deadline);
     }
 
     /// Sets how late each tick may come: see [`Sleep::slack`]. The rhythm stays the same.
@@ -255,9 +304,9 @@ impl Interval {
             return next;
         }
         match self.missed {
-            MissedTicks::Burst => next,
-            MissedTicks::Delay => now + self.period,
-            MissedTicks::Skip => {
+            MissedTickBehavior::Burst => next,
+            MissedTickBehavior::Delay => now + self.period,
+            MissedTickBehavior::Skip => {
                 let period_ns = self.period.as_nanos();
                 let over_ns = (now - next).as_nanos() % period_ns;
                 let rest_ns = u64::try_from(period_ns - over_ns).unwrap_or(u64::MAX);
@@ -284,12 +333,16 @@ mod tests {
     #[test]
     fn missed_ticks() {
         let period = Duration::from_nanos(100);
-        let with = |missed| interval_at(at(0), period).missed_ticks(missed);
-        assert_eq!(with(MissedTicks::Burst).next_after(at(100), at(350)), at(200));
-        assert_eq!(with(MissedTicks::Delay).next_after(at(100), at(350)), at(450));
-        assert_eq!(with(MissedTicks::Skip).next_after(at(100), at(350)), at(400));
-        assert_eq!(with(MissedTicks::Skip).next_after(at(100), at(300)), at(400));
-        assert_eq!(with(MissedTicks::Delay).next_after(at(100), at(150)), at(200));
+        let with = |missed| {
+            let mut interval = interval_at(at(0), period);
+            interval.set_missed_tick_behavior(missed);
+            interval
+        };
+        assert_eq!(with(MissedTickBehavior::Burst).next_after(at(100), at(350)), at(200));
+        assert_eq!(with(MissedTickBehavior::Delay).next_after(at(100), at(350)), at(450));
+        assert_eq!(with(MissedTickBehavior::Skip).next_after(at(100), at(350)), at(400));
+        assert_eq!(with(MissedTickBehavior::Skip).next_after(at(100), at(300)), at(400));
+        assert_eq!(with(MissedTickBehavior::Delay).next_after(at(100), at(150)), at(200));
     }
 
     /// Goal: a sleep that is over needs no wait, no registration and no server, and may be polled again. Method: polls

@@ -11,11 +11,11 @@ use std::{
 
 use slab::Slab;
 
-use super::spawn;
+use super::{LocalSet, spawn};
 use crate::{
     handle::Handle,
     sync::{Arc, Mutex, lock},
-    task_cell::{AbortHandle, JoinError, JoinHandle},
+    task_cell::{AbortHandle, Id, JoinError, JoinHandle},
 };
 
 /// A set of tasks whose results come in the order in which the tasks end. Dropping the set aborts all of
@@ -123,8 +123,22 @@ impl<T> JoinSet<T> {
         poll_fn(|cx| self.poll_join_next(cx)).await
     }
 
+    /// Like [`join_next`](Self::join_next), with the number of the task. An error has it too:
+    /// [`JoinError::id`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a result stays in the set until it is returned.
+    pub async fn join_next_with_id(&mut self) -> Option<Result<(Id, T), JoinError>> {
+        poll_fn(|cx| self.poll_join_next_with_id(cx)).await
+    }
+
     /// Takes the result of a task that has ended. `None` if no task has.
     pub fn try_join_next(&mut self) -> Option<Result<T, JoinError>> {
+        self.try_join_next_with_id().map(without_id)
+    }
+
+    /// Like [`try_join_next`](Self::try_join_next), with the number of the task.
+    pub fn try_join_next_with_id(&mut self) -> Option<Result<(Id, T), JoinError>> {
         self.ended.take(None, &mut self.ending);
         // A task that is about to end takes the waker of the latest poll, which belongs to the waiting caller
         // if there is one.
@@ -135,6 +149,14 @@ impl<T> JoinSet<T> {
     /// The poll-style [`join_next`](Self::join_next): `Ready(None)` if the set is empty. Only the waker of
     /// the latest call is woken.
     pub fn poll_join_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, JoinError>>> {
+        self.poll_join_next_with_id(cx).map(|next| next.map(without_id))
+    }
+
+    /// The poll-style [`join_next_with_id`](Self::join_next_with_id).
+    pub fn poll_join_next_with_id(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<(Id, T), JoinError>>> {
         if self.handles.is_empty() {
             return Poll::Ready(None);
         }
@@ -151,13 +173,13 @@ impl<T> JoinSet<T> {
         &mut self,
         cx: &mut Context<'_>,
         may_ask: impl Fn(&JoinHandle<T>) -> bool,
-    ) -> Option<Result<T, JoinError>> {
+    ) -> Option<Result<(Id, T), JoinError>> {
         let Self { handles, ending, local, .. } = self;
         let mut ask = |handles: &mut Slab<JoinHandle<T>>, key: usize| {
             let handle = handles.get_mut(key).filter(|handle| may_ask(handle))?;
             let Poll::Ready(result) = Pin::new(handle).poll(cx) else { return None };
-            drop(handles.remove(key));
-            Some(result)
+            let id = handles.remove(key).id();
+            Some(result.map(|value| (id, value)))
         };
         for _ in 0..ending.len() {
             let Some(key) = ending.pop_front() else { break };
@@ -240,11 +262,7 @@ impl<T: Send + 'static> JoinSet<T> {
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let site = Location::caller();
-        self.enter(|end| {
-            let future = with_end(future, end);
-            Handle::with_current(|handle| spawn::found(handle).spawn_at(site.into(), future))
-        })
+        self.spawn_on(future, &Handle::expect_current())
     }
 
     /// Spawns a task of the set in the runtime of `handle`.
@@ -254,6 +272,7 @@ impl<T: Send + 'static> JoinSet<T> {
         F: Future<Output = T> + Send + 'static,
     {
         let site = Location::caller();
+        handle.refuse_fork();
         self.enter(|end| handle.spawn_at(site.into(), with_end(future, end)))
     }
 
@@ -267,29 +286,49 @@ impl<T: Send + 'static> JoinSet<T> {
         F: FnOnce() -> T + Send + 'static,
     {
         let site = Location::caller();
+        let handle = Handle::expect_current();
+        handle.refuse_fork();
         self.enter(|end| {
             let work = move || {
                 let _end = end;
                 work()
             };
-            Handle::with_current(|handle| spawn::found(handle).spawn_blocking_at(site, work))
+            handle.spawn_blocking_at(site, work)
         })
     }
+}
+
+fn without_id<T>(result: Result<(Id, T), JoinError>) -> Result<T, JoinError> {
+    result.map(|(_, value)| value)
 }
 
 impl<T: 'static> JoinSet<T> {
     /// Spawns a task of the set that stays on this thread: see [`spawn_local`](crate::spawn_local).
     ///
     /// # Panics
-    /// Panics outside a `block_on` of the user-level flavor.
+    /// Panics where [`spawn_local`](crate::spawn_local) does.
     #[track_caller]
     pub fn spawn_local<F>(&mut self, future: F) -> AbortHandle
     where
         F: Future<Output = T> + 'static,
     {
         let site = Location::caller();
+        self.enter_local(|end| spawn::spawn_local_at(site.into(), with_end(future, end)))
+    }
+
+    /// Spawns a task of this set in `local`, where it stays on one thread.
+    #[track_caller]
+    pub fn spawn_local_on<F>(&mut self, future: F, local: &LocalSet) -> AbortHandle
+    where
+        F: Future<Output = T> + 'static,
+    {
+        let site = Location::caller();
+        self.enter_local(|end| local.spawn_at(site.into(), with_end(future, end)))
+    }
+
+    fn enter_local(&mut self, make: impl FnOnce(EndGuard) -> JoinHandle<T>) -> AbortHandle {
         let key = self.handles.vacant_key();
-        let abort = self.enter(|end| spawn::spawn_local_at(site.into(), with_end(future, end)));
+        let abort = self.enter(make);
         self.local.insert(key);
         abort
     }

@@ -7,9 +7,10 @@ use std::{
     task::{Context, Poll},
 };
 
+use super::local_set;
 use crate::{
     flavor::user_level,
-    handle::{Handle, NoRuntime, Scheduler},
+    handle::{Handle, Scheduler},
     sync::Arc,
     task_cell::{JoinHandle, Label},
 };
@@ -25,17 +26,18 @@ where
     F::Output: Send + 'static,
 {
     let site = Location::caller();
-    Handle::with_current(|handle| found(handle).spawn_at(site.into(), future))
+    Handle::expect_current().spawn_at(site.into(), future)
 }
 
-/// Spawns a task that stays on this thread and therefore need not be `Send`: user-level flavor only.
+/// Spawns a task that stays on this thread and therefore need not be `Send`: inside a
+/// [`LocalSet`](super::LocalSet), or on the user-level flavor.
 ///
-/// It is polled while this thread is inside [`Runtime::block_on`](crate::Runtime::block_on), now or later,
+/// Inside a set, it is a task of the set. Otherwise it is polled while this thread is inside [`Runtime::block_on`](crate::Runtime::block_on), now or later,
 /// whichever thread runs the other tasks meanwhile. If the runtime is dropped on another thread, the task's
 /// future is leaked.
 ///
 /// # Panics
-/// Panics outside a `block_on` of the user-level flavor.
+/// Panics outside a `LocalSet` and outside a `block_on` of the user-level flavor.
 #[track_caller]
 pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
 where
@@ -51,12 +53,18 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    Handle::with_current(|handle| match &found(handle).scheduler {
+    let (label, future) = match local_set::try_spawn(label, future) {
+        Ok(handle) => return handle,
+        Err(unspawned) => unspawned,
+    };
+    match &Handle::expect_current().scheduler {
         Scheduler::UserLevel(shared) if user_level::runs_here(Some(&**shared)) => {
             user_level::spawn_local(shared, label, future)
         }
-        _ => panic!("`spawn_local` needs a `block_on` of the user-level flavor around it"),
-    })
+        _ => panic!(
+            "`spawn_local` needs a `LocalSet` or a `block_on` of the user-level flavor around it"
+        ),
+    }
 }
 
 /// Runs a closure that may block, on a thread kept for such closures: see [`Handle::spawn_blocking`].
@@ -70,7 +78,7 @@ where
     F: FnOnce() -> T + Send + 'static,
 {
     let site = Location::caller();
-    Handle::with_current(|handle| found(handle).spawn_blocking_at(site, work))
+    Handle::expect_current().spawn_blocking_at(site, work)
 }
 
 /// Spawns tasks with a name, which [metrics](crate::metrics) and log events show.
@@ -117,7 +125,7 @@ impl Builder {
         F::Output: Send + 'static,
     {
         let label = self.label(Location::caller());
-        Handle::with_current(|handle| found(handle).spawn_at(label, future))
+        Handle::expect_current().spawn_at(label, future)
     }
 
     /// Spawns a task in the runtime of `handle`, from anywhere.
@@ -133,7 +141,7 @@ impl Builder {
     /// Spawns a task that stays on this thread, like [`spawn_local`].
     ///
     /// # Panics
-    /// Panics outside a `block_on` of the user-level flavor.
+    /// Panics outside a `LocalSet` and outside a `block_on` of the user-level flavor.
     #[track_caller]
     pub fn spawn_local<F>(self, future: F) -> JoinHandle<F::Output>
     where
@@ -145,14 +153,6 @@ impl Builder {
 
     fn label(self, site: &'static Location<'static>) -> Label {
         Label { name: self.name, ..site.into() }
-    }
-}
-
-#[track_caller]
-pub(super) fn found(handle: Option<&Handle>) -> &Handle {
-    match handle {
-        Some(handle) => handle,
-        None => panic!("{NoRuntime}"),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::panic::Location;
 
 use super::{
+    id::Id,
     kind::TaskKind,
     poll::{self, Charge},
 };
@@ -17,6 +18,7 @@ use crate::{
 /// The scheduler's information about a task.
 #[derive(Debug)]
 pub(crate) struct TaskInfo {
+    pub(super) id: Id,
     /// Where the task was spawned.
     pub(crate) site: &'static Location<'static>,
     /// Key of its name among the live tasks, plus one; zero if it has no name.
@@ -86,6 +88,7 @@ const SLEEP_NS: u64 = 300_000;
 impl TaskInfo {
     pub(super) fn new(label: &Label, name_key: u32) -> Self {
         Self {
+            id: Id::next(),
             site: label.site,
             name_key,
             ready: AtomicU64::new(0),

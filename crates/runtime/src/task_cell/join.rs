@@ -12,7 +12,7 @@ use std::{
 
 use thiserror::Error;
 
-use super::{info::TaskInfo, outcome::Outcome};
+use super::{id::Id, info::TaskInfo, outcome::Outcome};
 use crate::{
     refusal::{self, Resource},
     sync::{Mutex, lock},
@@ -22,6 +22,9 @@ use crate::{
 ///
 /// # Cancel safety
 /// Cancel safe: the result stays until it is taken.
+///
+/// # Panics
+/// If it is polled again after it has returned the result.
 #[must_use = "the task's result, and its panic, are lost without the handle; `detach` says that this is meant"]
 pub struct JoinHandle<T> {
     /// `None` once the handle is dropped.
@@ -32,6 +35,8 @@ pub struct JoinHandle<T> {
     waker: ManuallyDrop<Waker>,
     /// Why the task never ran.
     refusal: Option<io::Error>,
+    /// The result was taken.
+    is_taken: bool,
 }
 
 impl<T> JoinHandle<T> {
@@ -40,7 +45,7 @@ impl<T> JoinHandle<T> {
         info: &'static TaskInfo,
         waker: ManuallyDrop<Waker>,
     ) -> Self {
-        Self { task: Some(task.fallible()), info, waker, refusal: None }
+        Self { task: Some(task.fallible()), info, waker, refusal: None, is_taken: false }
     }
 
     /// Cancels the task, because it could not be given what it needs to run.
@@ -68,6 +73,12 @@ impl<T> JoinHandle<T> {
         AbortHandle { info: self.info, waker: Waker::clone(&self.waker) }
     }
 
+    /// Returns the number of the task.
+    #[must_use]
+    pub fn id(&self) -> Id {
+        self.info.id
+    }
+
     /// Returns whether the task has ended.
     #[must_use]
     pub fn is_finished(&self) -> bool {
@@ -79,13 +90,22 @@ impl<T> Future for JoinHandle<T> {
     type Output = Result<T, JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        assert!(
+            !self.is_taken,
+            "a `JoinHandle` was polled after it had returned the task's result"
+        );
         let task = self.task.as_mut().expect("invariant: gone only in drop");
-        Poll::Ready(match ready!(Pin::new(task).poll(cx)).map(Outcome::into_result) {
+        let outcome = ready!(Pin::new(task).poll(cx));
+        self.is_taken = true;
+        let id = self.info.id;
+        Poll::Ready(match outcome.map(Outcome::into_result) {
             Some(Ok(value)) => Ok(value),
-            Some(Err(payload)) => Err(JoinError { cause: Cause::Panicked(Mutex::new(payload)) }),
+            Some(Err(payload)) => {
+                Err(JoinError { id, cause: Cause::Panicked(Mutex::new(payload)) })
+            }
             None => {
                 let cause = self.refusal.take().map_or(Cause::Cancelled, Cause::Refused);
-                Err(JoinError { cause })
+                Err(JoinError { id, cause })
             }
         })
     }
@@ -123,6 +143,12 @@ impl AbortHandle {
         self.waker.wake_by_ref();
     }
 
+    /// Returns the number of the task.
+    #[must_use]
+    pub fn id(&self) -> Id {
+        self.info.id
+    }
+
     /// Returns whether the task has ended: its future is gone.
     #[must_use]
     pub fn is_finished(&self) -> bool {
@@ -142,6 +168,7 @@ impl fmt::Debug for AbortHandle {
 #[derive(Debug, Error)]
 #[error("{cause}")]
 pub struct JoinError {
+    id: Id,
     cause: Cause,
 }
 
@@ -175,6 +202,25 @@ impl JoinError {
         matches!(self.cause, Cause::Refused(_))
     }
 
+    /// Returns the number of the task.
+    #[must_use]
+    pub const fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Returns the payload of the task's panic.
+    ///
+    /// # Panics
+    /// If the task did not panic.
+    #[must_use]
+    #[track_caller]
+    pub fn into_panic(self) -> Box<dyn Any + Send> {
+        match self.try_into_panic() {
+            Ok(payload) => payload,
+            Err(error) => panic!("there is no panic to take: {error}"),
+        }
+    }
+
     /// Returns the payload of the task's panic.
     ///
     /// # Errors
@@ -185,7 +231,7 @@ impl JoinError {
                 Ok(payload) => Ok(payload),
                 Err(poisoned) => Ok(poisoned.into_inner()),
             },
-            cause @ (Cause::Cancelled | Cause::Refused(_)) => Err(Self { cause }),
+            cause @ (Cause::Cancelled | Cause::Refused(_)) => Err(Self { cause, ..self }),
         }
     }
 }

@@ -11,6 +11,7 @@
 
 #![expect(unsafe_code, reason = "the future borrows the information beside it: task-1")]
 
+mod id;
 mod info;
 mod join;
 pub(crate) mod kind;
@@ -28,7 +29,10 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-pub use self::join::{AbortHandle, JoinError, JoinHandle};
+pub use self::{
+    id::{Id, id, try_id},
+    join::{AbortHandle, JoinError, JoinHandle},
+};
 pub(crate) use self::{
     info::{Label, ReadyTime, TaskInfo},
     kind::TaskKind,
@@ -142,6 +146,7 @@ pin_project! {
     impl<F> PinnedDrop for TaskFuture<F> {
         fn drop(this: Pin<&mut Self>) {
             let mut this = this.project();
+            let _entered = this.info.id.enter();
             contained("the destructor of a task", || this.future.set(None));
             this.info.note_end();
         }
@@ -156,7 +161,9 @@ impl<F: Future> Future for TaskFuture<F> {
         // The future is never polled again after a panic; state that it shares with other code is that code's
         // concern.
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
+        let entered = this.info.id.enter();
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
+        drop(entered);
         let charge = poll::end_poll(|elapsed_ns, &Charge { has_computed, .. }| {
             let (name, site) = (this.membership.name(), this.info.site);
             poll::leave_long_poll(EndedPoll { has_computed, name, site, elapsed_ns });

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, future::pending, rc::Rc, time::Duration};
 
 use vigie_detect::{Instant, Simulation};
-use vigie_runtime::time::{self, MissedTicks};
+use vigie_runtime::time::{self, MissedTickBehavior};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const PERIOD: Duration = Duration::from_secs(60);
@@ -16,16 +16,17 @@ fn intervals_after_a_jump() {
     let minutes = |count: u32| Instant::from_nanos(0) + PERIOD * count;
     for (missed, after) in [
         // One for each minute: none is left out.
-        (MissedTicks::Burst, (3..=620).map(minutes).collect::<Vec<_>>()),
+        (MissedTickBehavior::Burst, (3..=620).map(minutes).collect::<Vec<_>>()),
         // A minute from when the late one was had, and so on.
-        (MissedTicks::Delay, (2..10).map(|count| minutes(count) + jump).collect()),
+        (MissedTickBehavior::Delay, (2..10).map(|count| minutes(count) + jump).collect()),
         // The full minutes from then on.
-        (MissedTicks::Skip, (602..=610).map(minutes).collect()),
+        (MissedTickBehavior::Skip, (602..=610).map(minutes).collect()),
     ] {
         let mut simulation = Simulation::new(1);
         let clock = simulation.clock();
         let ticks = simulation.block_on(async {
-            let mut interval = time::interval(PERIOD).missed_ticks(missed);
+            let mut interval = time::interval(PERIOD);
+            interval.set_missed_tick_behavior(missed);
             assert_eq!(interval.tick().await, minutes(0));
             assert_eq!(interval.tick().await, minutes(1));
             clock.advance(jump);

@@ -143,3 +143,29 @@ fn a_forked_child_drops_what_it_holds() {
         }
     });
 }
+
+/// Goal: a forked child that uses the runtime is told so, and does not wait for threads that it does not have.
+/// Method: in the child, each call that would start something; its panic is awaited.
+#[test]
+fn a_forked_child_is_refused() {
+    in_child("fork::a_forked_child_is_refused", || {
+        for flavor in FLAVORS {
+            let runtime = build(flavor);
+            let calls: [(&str, &dyn Fn()); 3] = [
+                ("block_on", &|| runtime.block_on(async {})),
+                ("spawn", &|| runtime.spawn(async {}).detach()),
+                ("spawn_blocking", &|| runtime.spawn_blocking(|| ()).detach()),
+            ];
+            for (name, call) in calls {
+                let refused = ends_in_fork(|| {
+                    let call = std::panic::AssertUnwindSafe(call);
+                    let payload = std::panic::catch_unwind(call).expect_err("it panics");
+                    let text = payload.downcast_ref::<&str>().expect("a message");
+                    assert!(text.contains("forked"), "{text}");
+                });
+                assert!(refused, "{flavor}: `{name}` hangs, or is not refused");
+            }
+            assert_eq!(runtime.block_on(async { 3 }), 3, "{flavor}: the parent goes on");
+        }
+    });
+}

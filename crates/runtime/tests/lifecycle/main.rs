@@ -15,8 +15,11 @@ mod leftovers;
 mod tasks;
 
 mod block_on;
+mod context;
 mod destructors;
 mod fork;
+mod ids;
 mod join_set;
 mod local;
+mod local_set;
 mod shutdown;

@@ -377,7 +377,7 @@ fn brief_tasks_alone_react_in_a_crowd() {
             for look in 1..=800 {
                 let is_odd = look == 50;
                 let late = odd == Look::Late && is_odd;
-                now = now + if late { Duration::from_secs(1) } else { Duration::from_micros(50) };
+                now += if late { Duration::from_secs(1) } else { Duration::from_micros(50) };
                 if is_odd && odd == Look::Empty {
                     while turns.next(model, &own, now).is_some() {}
                 } else {
@@ -394,9 +394,9 @@ fn brief_tasks_alone_react_in_a_crowd() {
             }
             assert_eq!(turns.next(model, &own, now).map(|next| next.1), Some(Lane::Reaction));
             assert_eq!(turns.next(model, &own, now), None, "it has run empty");
-            now = now + Duration::from_micros(19_999);
+            now += Duration::from_micros(19_999);
             assert!(!reacts(101_000, now));
-            now = now + Duration::from_micros(1);
+            now += Duration::from_micros(1);
             assert!(reacts(500_000, now), "the crowd is over");
         }
     }

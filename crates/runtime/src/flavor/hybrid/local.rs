@@ -48,7 +48,7 @@ pub(super) struct Local<S> {
 /// Whether a look has woken a task, and when.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Woken {
-    Nobody,
+    None,
     One(u64),
     /// The first of them.
     Several(u64),
@@ -62,7 +62,7 @@ impl<S> Local<S> {
     /// From now on, events wake tasks. Tasks that an earlier look woke may have run elsewhere.
     pub(super) fn begin_detection(&self) {
         self.cause.set(Cause::Detection);
-        self.woken_at.set(Woken::Nobody);
+        self.woken_at.set(Woken::None);
     }
 
     /// Returns when the present look or sleep first woke a task. A look wakes its tasks one right after the other, so this is the time of
@@ -79,9 +79,9 @@ impl<S> Local<S> {
     /// Returns the time after a sleep: the time at which it woke a task, if it did, which saves a reading of
     /// the clock between an event and its task.
     pub(super) fn take_woken_at(&self) -> Instant {
-        match self.woken_at.replace(Woken::Nobody) {
+        match self.woken_at.replace(Woken::None) {
             Woken::One(nanos) => Instant::from_nanos(nanos),
-            Woken::Nobody | Woken::Several(_) => monotonic_now(),
+            Woken::None | Woken::Several(_) => monotonic_now(),
         }
     }
 }

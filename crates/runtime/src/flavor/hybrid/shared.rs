@@ -215,9 +215,9 @@ impl HybridShared {
         let now = account.woken_at(ready.nanos(), turn_began, || monotonic_now().as_nanos());
         if local.cause.get() == Cause::Detection {
             local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
-                (Woken::Nobody, Some(nanos)) => Woken::One(nanos),
+                (Woken::None, Some(nanos)) => Woken::One(nanos),
                 (Woken::One(nanos) | Woken::Several(nanos), _) => Woken::Several(nanos),
-                (Woken::Nobody, None) => Woken::Nobody,
+                (Woken::None, None) => Woken::None,
             });
         }
         let woken_ns = (local.cause.get() == Cause::Poll).then_some(&local.woken_ns);

@@ -84,7 +84,7 @@ impl Worker {
             is_short: Cell::new(false),
             woken_ns: Cell::new(0),
             sampler: Sampler::new(u32::try_from(index).unwrap_or(0)),
-            woken_at: Cell::new(Woken::Nobody),
+            woken_at: Cell::new(Woken::None),
         });
 
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
@@ -220,7 +220,7 @@ impl Worker {
         }
         self.local.begin_detection();
         contained("a look", || self.driver.detect());
-        self.local.woken_at.set(Woken::Nobody);
+        self.local.woken_at.set(Woken::None);
         // The look is not part of the poll that follows, nor older than the tasks that it made ready.
         let now = monotonic_now();
         self.note_time(now);
