@@ -39,7 +39,8 @@
 //!   the model that plans them. It enables `via`.
 //!
 //! # Features
-//! `via`, `barrier`, `forward`: off by default. None of them changes the behaviour of existing calls. `cli-run` and
+//! `via`, `barrier`, `forward`: off by default. `tokio`: a setting of the runtime by which libraries that need tokio's
+//! context work inside it. None of them changes the behaviour of existing calls. `cli-run` and
 //! `cli-forward` build the commands `vigie-run` and `vigie-forward`; the libraries do not need them.
 
 #![forbid(unsafe_code)]

@@ -19,6 +19,7 @@ use crate::{
     refusal::{self, Resource},
     runtime::Runtime,
     sync::{Arc, thread},
+    tokio_context::TokioRuntime,
 };
 
 type MakeServer = Box<dyn FnOnce(Flavor, Adaptive) -> io::Result<Server>>;
@@ -31,6 +32,7 @@ pub struct RuntimeBuilder {
     adaptive: Adaptive,
     readiness_policy: Option<MakeServer>,
     options: Options,
+    has_tokio_context: bool,
 }
 
 /// Why a runtime could not be made.
@@ -97,6 +99,9 @@ pub enum BuildError {
     /// The metrics socket could not be created.
     #[error("the metrics socket could not be created")]
     MetricsSocket(#[source] ServeError),
+    /// The tokio runtime of `tokio_context` could not be started.
+    #[error("the tokio runtime beside could not be started")]
+    Tokio(#[source] io::Error),
     /// The kernel refused to create a thread.
     #[error("a worker's thread could not be created{}", refusal::cause(Resource::Thread, .0))]
     Thread(#[source] io::Error),
@@ -137,7 +142,9 @@ impl RuntimeBuilder {
                 blocking_keep_alive: Duration::from_secs(10),
                 metrics_socket: None,
                 is_first_come_first_served: false,
+                tokio: None,
             },
+            has_tokio_context: false,
         }
     }
 
@@ -293,6 +300,37 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Runs a small tokio runtime beside this one, on one more thread, whose context every task, every closure of
+    /// `spawn_blocking` and every `block_on` of this runtime inherits. Libraries that call `tokio::spawn`, or use
+    /// tokio's timers, sockets, files or processes, then work as they are. Default false. Needs the feature
+    /// `tokio`.
+    ///
+    /// Which guarantee holds depends on who spawns a task:
+    /// - A task that *you* spawn with vigie is scheduled by vigie. A socket or timer of tokio's that it awaits is
+    ///   watched by tokio's thread, which wakes the task as a foreign thread would: its reaction does not depend on
+    ///   other tasks either, and costs one hop between threads more than vigie's own sockets and timers.
+    /// - A task that a *library* spawns with `tokio::spawn` runs on tokio's thread. The kernel schedules that thread
+    ///   beside vigie's, so tasks of vigie that never yield delay it no more than they delay any other thread. Among
+    ///   tokio's own tasks, one that never yields delays the others, as always on tokio.
+    ///
+    /// The tokio runtime ends after the tasks of this one, within the same time limit.
+    ///
+    /// # Examples
+    /// ```
+    /// let runtime = vigie_runtime::Runtime::builder().tokio_context(true).build()?;
+    /// let sum = runtime.block_on(async {
+    ///     let ours = vigie_runtime::spawn(async { tokio::spawn(async { 40 }).await });
+    ///     Ok::<_, Box<dyn std::error::Error>>(ours.await?? + 2)
+    /// })?;
+    /// assert_eq!(sum, 42);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "tokio")]
+    pub fn tokio_context(mut self, yes: bool) -> Self {
+        self.has_tokio_context = yes;
+        self
+    }
+
     /// Makes the runtime and, in the hybrid flavor, its threads.
     ///
     /// # Errors
@@ -303,38 +341,7 @@ impl RuntimeBuilder {
             .workers
             .unwrap_or_else(|| thread::available_parallelism().map_or(1, std::num::NonZero::get));
 
-        if !(1..=WORKERS_MAX).contains(&options.workers) {
-            return Err(BuildError::Workers { workers: options.workers, limit: WORKERS_MAX });
-        }
-        if !(Duration::from_micros(10)..=Duration::from_secs(10)).contains(&options.quantum) {
-            return Err(BuildError::Quantum { quantum: options.quantum });
-        }
-        if !(Duration::from_micros(20)..=Duration::from_secs(1)).contains(&options.long_poll) {
-            return Err(BuildError::LongPoll { long_poll: options.long_poll });
-        }
-        if options.reserve_threads > RESERVES_MAX {
-            return Err(BuildError::ReserveThreads {
-                count: options.reserve_threads,
-                limit: RESERVES_MAX,
-            });
-        }
-        if self.adaptive.spin_max > SPIN_MAX {
-            return Err(BuildError::SpinMax { spin_max: self.adaptive.spin_max });
-        }
-        if options.thread_name.contains('\0') {
-            return Err(BuildError::ThreadName);
-        }
-        if options.blocking_threads == 0 {
-            return Err(BuildError::BlockingThreads);
-        }
-        if options.task_threads == 0 {
-            return Err(BuildError::TaskThreads);
-        }
-        if let Some(bytes) = options.task_stack_bytes
-            && bytes < STACK_BYTES_MIN
-        {
-            return Err(BuildError::TaskStack { bytes, least: STACK_BYTES_MIN });
-        }
+        check(&options, &self.adaptive)?;
 
         let make_server = self.readiness_policy.unwrap_or_else(|| {
             Box::new(|flavor, adaptive| Server::with_policies(flavor, adaptive, adaptive))
@@ -343,6 +350,14 @@ impl RuntimeBuilder {
         if self.flavor != Flavor::Hybrid && self.workers.is_some_and(|workers| workers > 1) {
             tracing::warn!(flavor = ?self.flavor, "`workers` is for the hybrid flavor, and ignored");
         }
+
+        let tokio = if self.has_tokio_context {
+            let tokio = TokioRuntime::start(&options.thread_name).map_err(BuildError::Tokio)?;
+            options.tokio = Some(tokio.context());
+            Some(tokio)
+        } else {
+            None
+        };
 
         let path = options.metrics_socket.take();
         let mut runtime = match self.flavor {
@@ -369,11 +384,51 @@ impl RuntimeBuilder {
             }
         };
 
+        if let Some(tokio) = tokio {
+            runtime.keep_tokio(tokio);
+        }
         if let Some(path) = path {
             runtime.serve_metrics(&path).map_err(BuildError::MetricsSocket)?;
         }
         Ok(runtime)
     }
+}
+
+/// Checks the ranges.
+fn check(options: &Options, adaptive: &Adaptive) -> Result<(), BuildError> {
+    if !(1..=WORKERS_MAX).contains(&options.workers) {
+        return Err(BuildError::Workers { workers: options.workers, limit: WORKERS_MAX });
+    }
+    if !(Duration::from_micros(10)..=Duration::from_secs(10)).contains(&options.quantum) {
+        return Err(BuildError::Quantum { quantum: options.quantum });
+    }
+    if !(Duration::from_micros(20)..=Duration::from_secs(1)).contains(&options.long_poll) {
+        return Err(BuildError::LongPoll { long_poll: options.long_poll });
+    }
+    if options.reserve_threads > RESERVES_MAX {
+        return Err(BuildError::ReserveThreads {
+            count: options.reserve_threads,
+            limit: RESERVES_MAX,
+        });
+    }
+    if adaptive.spin_max > SPIN_MAX {
+        return Err(BuildError::SpinMax { spin_max: adaptive.spin_max });
+    }
+    if options.thread_name.contains('\0') {
+        return Err(BuildError::ThreadName);
+    }
+    if options.blocking_threads == 0 {
+        return Err(BuildError::BlockingThreads);
+    }
+    if options.task_threads == 0 {
+        return Err(BuildError::TaskThreads);
+    }
+    if let Some(bytes) = options.task_stack_bytes
+        && bytes < STACK_BYTES_MIN
+    {
+        return Err(BuildError::TaskStack { bytes, least: STACK_BYTES_MIN });
+    }
+    Ok(())
 }
 
 impl fmt::Debug for RuntimeBuilder {

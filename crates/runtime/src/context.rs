@@ -6,8 +6,9 @@
 use std::{any::Any, cell::RefCell, mem, rc::Rc};
 
 use crate::{
-    sync::thread_local,
+    sync::{thread, thread_local},
     task_cell::poll::{self, SuspendedPoll},
+    tokio_context::EnteredTokio,
 };
 
 thread_local! {
@@ -35,7 +36,11 @@ pub(crate) fn current<H: Enter>() -> Option<Rc<H>> {
 }
 
 /// Makes the runtime of `handle`, whose server was entered, this thread's runtime until the guard drops.
-pub(crate) fn enter<H: Enter>(handle: H, server: vigie_detect::EnterGuard) -> EnteredContext {
+pub(crate) fn enter<H: Enter>(
+    handle: H,
+    server: vigie_detect::EnterGuard,
+    tokio: Option<EnteredTokio>,
+) -> EnteredContext {
     // Not at all while the thread's variables are being destroyed, a runtime among them.
     let entered = CURRENT.try_with(|current| {
         let mut current = current.borrow_mut();
@@ -44,7 +49,7 @@ pub(crate) fn enter<H: Enter>(handle: H, server: vigie_detect::EnterGuard) -> En
     });
     let (previous, depth) = entered.unwrap_or_default();
     // A task may run another runtime inside its poll.
-    EnteredContext { previous, depth, poll: poll::suspend_poll(), _server: server }
+    EnteredContext { previous, depth, poll: poll::suspend_poll(), _server: server, _tokio: tokio }
 }
 
 #[derive(Debug)]
@@ -55,6 +60,7 @@ pub(crate) struct EnteredContext {
     depth: usize,
     poll: SuspendedPoll,
     _server: vigie_detect::EnterGuard,
+    _tokio: Option<EnteredTokio>,
 }
 
 impl Drop for EnteredContext {
@@ -74,7 +80,7 @@ impl Drop for EnteredContext {
         // The handle may be the last one of the runtime: drop it outside the borrow.
         let is_latest = left.map_or(true, |(_handle, is_latest)| is_latest);
         assert!(
-            is_latest || std::thread::panicking(),
+            is_latest || thread::panicking(),
             "guards of `enter` were dropped out of order: drop them in the reverse order of their creation, \
              since the thread would stay inside a runtime that it has left"
         );

@@ -1,6 +1,6 @@
 //! A reference to a runtime, for spawning tasks.
 
-use std::{fmt, future::Future, marker::PhantomData, panic::Location, rc::Rc, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, panic::Location, rc::Rc};
 
 use thiserror::Error;
 use vigie_detect::{Flavor, Server};
@@ -10,8 +10,10 @@ use crate::{
     context::{self, Enter, EnteredContext},
     flavor::{hybrid, kernel_level, user_level},
     measure::Metrics,
+    options::Options,
     sync::Arc,
     task_cell::{JoinHandle, Label},
+    tokio_context::TokioContext,
 };
 
 /// A reference to a runtime, for spawning from anywhere. It does not keep the runtime running: tasks
@@ -205,11 +207,11 @@ impl Handle {
         }
     }
 
-    pub(crate) fn shutdown_timeout(&self) -> Duration {
+    pub(crate) fn options(&self) -> &Options {
         match &self.scheduler {
-            Scheduler::UserLevel(shared) => shared.options().shutdown_timeout,
-            Scheduler::Hybrid(shared) => shared.options().shutdown_timeout,
-            Scheduler::KernelLevel(shared) => shared.options().shutdown_timeout,
+            Scheduler::UserLevel(shared) => shared.options(),
+            Scheduler::Hybrid(shared) => shared.options(),
+            Scheduler::KernelLevel(shared) => shared.options(),
         }
     }
 
@@ -249,7 +251,8 @@ impl From<Scheduler> for Handle {
 impl Enter for Handle {
     fn enter(self) -> EnteredContext {
         let server = self.server().enter();
-        context::enter(self, server)
+        let tokio = self.options().tokio.as_ref().and_then(TokioContext::enter);
+        context::enter(self, server, tokio)
     }
 }
 

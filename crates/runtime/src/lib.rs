@@ -75,6 +75,8 @@ mod sync;
 pub mod task;
 mod task_cell;
 pub mod time;
+#[cfg_attr(not(feature = "tokio"), path = "no_tokio_context.rs")]
+mod tokio_context;
 
 pub use builder::{BuildError, RuntimeBuilder};
 pub use handle::{EnterGuard, Handle, NoRuntime};

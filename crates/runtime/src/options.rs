@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::kernel_help::KernelHelp;
+use crate::{kernel_help::KernelHelp, tokio_context::TokioContext};
 
 /// The options that every flavor gets.
 #[derive(Clone, Debug)]
@@ -22,4 +22,5 @@ pub(crate) struct Options {
     pub(crate) blocking_keep_alive: Duration,
     pub(crate) metrics_socket: Option<PathBuf>,
     pub(crate) is_first_come_first_served: bool,
+    pub(crate) tokio: Option<TokioContext>,
 }

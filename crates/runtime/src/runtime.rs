@@ -11,6 +11,7 @@ use crate::{
     metrics::{self, MetricsSocket, ServeError},
     sync::thread,
     task_cell::JoinHandle,
+    tokio_context::TokioRuntime,
 };
 
 /// Runs tasks. Dropping it cancels all tasks and waits for its threads, and for closures that have begun on
@@ -46,13 +47,25 @@ pub struct Runtime {
     /// The process that created the runtime.
     process: u32,
     is_ended: bool,
+    tokio: Option<TokioRuntime>,
     /// Dropped last: metrics can be read while the runtime shuts down.
     metrics_socket: Option<MetricsSocket>,
 }
 
 impl Runtime {
     pub(crate) fn new(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
-        Self { handle, threads, process: process::id(), is_ended: false, metrics_socket: None }
+        Self {
+            handle,
+            threads,
+            process: process::id(),
+            is_ended: false,
+            tokio: None,
+            metrics_socket: None,
+        }
+    }
+
+    pub(crate) fn keep_tokio(&mut self, tokio: TokioRuntime) {
+        self.tokio = Some(tokio);
     }
 
     pub(crate) fn serve_metrics(&mut self, path: &Path) -> Result<(), ServeError> {
@@ -167,20 +180,40 @@ impl Runtime {
     }
 
     fn end(&mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
+        let deadline = monotonic_now() + timeout;
+        let ended = self.end_until(deadline);
+        // After our own tasks, whose sockets and timers it may watch.
+        if let Some(tokio) = self.tokio.take() {
+            tokio.shutdown(if self.leaves_threads() {
+                Duration::ZERO
+            } else {
+                deadline - monotonic_now()
+            });
+        }
+        ended
+    }
+
+    /// Returns whether this thread may be one of those that would have to end.
+    fn leaves_threads(&self) -> bool {
+        !matches!(self.handle.scheduler, Scheduler::UserLevel(_))
+            && (hybrid::is_worker() || kernel_level::runs_here())
+    }
+
+    fn end_until(&mut self, deadline: Instant) -> Result<(), ShutdownTimeout> {
         if self.process != process::id() {
             self.leak();
             return Ok(());
         }
 
-        let deadline = monotonic_now() + timeout;
         let mut left = 0;
         let mut tasks = Vec::new();
+        let leaves_threads = self.leaves_threads();
 
         match &self.handle.scheduler {
             Scheduler::UserLevel(shared) => shared.shutdown(),
             Scheduler::Hybrid(shared) => {
                 shared.shutdown();
-                if hybrid::is_worker() || kernel_level::runs_here() {
+                if leaves_threads {
                     // Possibly one of our own threads, which cannot wait for itself: the last worker cleans
                     // up.
                     drop(shared.pool().begin_shutdown());
@@ -194,9 +227,8 @@ impl Runtime {
                 }
             }
             Scheduler::KernelLevel(shared) => {
-                let in_background = hybrid::is_worker() || kernel_level::runs_here();
-                shared.shutdown(in_background);
-                if in_background {
+                shared.shutdown(leaves_threads);
+                if leaves_threads {
                     return Ok(());
                 }
                 loop {
@@ -235,6 +267,7 @@ impl Runtime {
         // One extra reference, which keeps the count above zero.
         mem::forget(self.handle.clone());
         mem::take(&mut self.threads).into_iter().for_each(mem::forget);
+        self.tokio.take().into_iter().for_each(TokioRuntime::leak);
     }
 }
 
@@ -265,7 +298,7 @@ impl Drop for Runtime {
         if self.is_ended {
             return;
         }
-        let timeout = self.handle.shutdown_timeout();
+        let timeout = self.handle.options().shutdown_timeout;
         if let Err(error) = self.end(timeout) {
             tracing::error!(%error, "a runtime was dropped");
         }
