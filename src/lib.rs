@@ -48,6 +48,8 @@
 #[cfg(feature = "barrier")]
 pub use vigie_barrier as barrier;
 pub use vigie_detect as detect;
+#[cfg(feature = "hyper")]
+pub mod http;
 #[cfg(feature = "forward")]
 pub use vigie_forward as forward;
 #[cfg(any(feature = "via", feature = "barrier"))]

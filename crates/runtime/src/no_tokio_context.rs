@@ -1,19 +1,19 @@
 //! Without the feature `tokio` there is no [`tokio_context`](super): types that have no value.
 
-use std::{io, time::Duration};
+use std::{convert::Infallible, io, time::Duration};
 
 #[derive(Clone, Debug)]
-pub(crate) enum TokioContext {}
+pub(crate) struct TokioContext(Infallible);
 
 #[derive(Debug)]
-pub(crate) enum EnteredTokio {}
+pub(crate) struct EnteredTokio(Infallible);
 
 #[derive(Debug)]
-pub(crate) enum TokioRuntime {}
+pub(crate) struct TokioRuntime(Infallible);
 
 impl TokioContext {
     pub(crate) fn enter(&self) -> Option<EnteredTokio> {
-        match *self {}
+        match self.0 {}
     }
 }
 
@@ -23,14 +23,14 @@ impl TokioRuntime {
     }
 
     pub(crate) fn context(&self) -> TokioContext {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn shutdown(self, _timeout: Duration) {
-        match self {}
+        match self.0 {}
     }
 
     pub(crate) fn leak(self) {
-        match self {}
+        match self.0 {}
     }
 }

@@ -23,7 +23,7 @@ use crate::{
 /// A socket of the standard library of a kind that has an asynchronous form here. Sealed.
 pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'static {
     /// The address of one end of the socket.
-    type Address: fmt::Debug + Send + Sync + 'static;
+    type Address: Clone + fmt::Debug + Send + Sync + 'static;
 
     #[doc(hidden)]
     fn local_address(&self) -> io::Result<Self::Address>;
