@@ -227,16 +227,16 @@ async fn unless<T>(mut end: Pin<&mut impl Future>, work: impl Future<Output = T>
 
 /// The connections that have not ended.
 #[derive(Clone, Default)]
-struct OpenConnections(Arc<Mutex<Connections>>);
+struct OpenConnections(Arc<Mutex<OpenList>>);
 
 #[derive(Default)]
-struct Connections {
+struct OpenList {
     next_id: u64,
     open: BTreeMap<u64, (String, Option<AbortHandle>)>,
 }
 
 impl OpenConnections {
-    fn lock(&self) -> MutexGuard<'_, Connections> {
+    fn lock(&self) -> MutexGuard<'_, OpenList> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -30,6 +30,7 @@
 //! # The parts
 //! - [`Runtime`], [`spawn`], [`time`] and the rest of [`vigie_runtime`]: tasks and their scheduler.
 //! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`.
+//! - `http`, behind the feature `hyper`: servers for tower services, such as axum's routers.
 //! - [`detect`]: what the scheduler watches. Every source of events is a [`Detector`](detect::Detector), including
 //!   sockets and timers; register your own the same way.
 //! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes.
@@ -39,7 +40,7 @@
 //!   the model that plans them. It enables `via`.
 //!
 //! # Features
-//! `via`, `barrier`, `forward`: off by default. `tokio`: a setting of the runtime by which libraries that need tokio's
+//! `via`, `barrier`, `forward`, `hyper`: off by default. `tokio`: a setting of the runtime by which libraries that need tokio's
 //! context work inside it. None of them changes the behaviour of existing calls. `cli-run` and
 //! `cli-forward` build the commands `vigie-run` and `vigie-forward`; the libraries do not need them.
 
@@ -69,6 +70,9 @@ mod guide {
     struct Readme;
     #[doc = include_str!("../docs/guide/getting-started.md")]
     struct GettingStarted;
+    #[cfg(feature = "hyper")]
+    #[doc = include_str!("../docs/guide/http.md")]
+    struct Http;
     #[doc = include_str!("../docs/guide/flavors.md")]
     struct Flavors;
     #[doc = include_str!("../docs/guide/coming-from-tokio.md")]

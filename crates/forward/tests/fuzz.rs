@@ -218,7 +218,7 @@ fn pipelines_take_anything() {
             let length = usize::from(u16::from_be_bytes([*high, *low])).min(more.len());
             let (frame, behind) = more.split_at(length);
             rest = behind;
-            now = now + Duration::from_secs(u64::from(*delta));
+            now += Duration::from_secs(u64::from(*delta));
             let mut packet = Packet::new(Port(u16::from(port % 3)), frame);
             let before = packet.verify();
             let is_whole = packet.headers().is_ok_and(|h| h.fragment == Fragment::Whole);

@@ -118,7 +118,7 @@ fn run(seed: u64, seen: &mut Seen) {
     let mut rng = Rng::with_seed(seed ^ 0x5eed);
     let mut now = Instant::from_nanos(1_000_000_000);
     for number in 0..60 {
-        now = now + Duration::from_nanos(rng.u64(..50_000));
+        now += Duration::from_nanos(rng.u64(..50_000));
         let frame = frame(&mut rng);
         let ingress = PORTS[rng.usize(..3)];
         // Now and then the same packet again: flows that it begins are then known.

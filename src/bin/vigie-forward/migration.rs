@@ -88,7 +88,7 @@ mod tests {
         /// Continues for some seconds; returns after how many of them the flow moved.
         fn at(&mut self, load: u64, seconds: u64) -> Option<u64> {
             (1..=seconds).find(|_| {
-                self.now = self.now + Duration::from_secs(1);
+                self.now += Duration::from_secs(1);
                 self.packets += load;
                 match self.migration.look(self.packets, self.now) {
                     Some((side, said)) => {

@@ -468,7 +468,7 @@ mod tests {
                 ProbeBody::OneWay => self.one_way += 1,
                 ProbeBody::Ping(mode) => {
                     self.is_poll_wanted.insert(partner, mode == PartnerMode::PollGuard);
-                    self.partner_free = self.partner_free + self.logp.send;
+                    self.partner_free += self.logp.send;
                     let one_way = std::mem::take(&mut self.one_way);
                     let reply = ProbeReply { from: partner, number, one_way };
                     if !self.is_lost() {

@@ -113,12 +113,12 @@ mod tests {
             for &(away, count) in &runs {
                 let away = Duration::from_micros(away);
                 for _ in 0..count {
-                    now = now + Duration::from_micros(work);
+                    now += Duration::from_micros(work);
                     if backoff.is_paused(now) {
                         prop_assert!(late_in_a_row >= 2);
                         continue;
                     }
-                    now = now + away;
+                    now += away;
                     backoff.learn(away, MOST, now);
                     late_in_a_row = if away > MOST { late_in_a_row + 1 } else { 0 };
                     if late_in_a_row > 0 {

@@ -246,11 +246,11 @@ mod tests {
         let mut history = History::default();
         let mut now = Instant::from_nanos(0);
         for _ in 0..10 {
-            now = now + Duration::from_nanos(100);
+            now += Duration::from_nanos(100);
             history.record(now, 1);
         }
         for _ in 0..100 {
-            now = now + Duration::from_micros(80);
+            now += Duration::from_micros(80);
             history.record(now, 2);
             history.record(now + Duration::from_micros(1), 0);
         }

@@ -294,7 +294,7 @@ proptest! {
         let mut copy = std::collections::BTreeSet::new();
         let mut now = START;
         for _ in 0..300 {
-            now = now + Duration::from_secs(rng.u64(0..20));
+            now += Duration::from_secs(rng.u64(0..20));
             let mut packet = Packet::new(Port(rng.u16(0..2)), &conformance::frame(&mut rng));
             let before = packet.headers().ok().and_then(|h| NatTuple::of(&h, packet.bytes()));
             let verified = packet.verify();
@@ -346,7 +346,7 @@ proptest! {
             let elapsed = now - START;
             let allowed = elapsed.as_secs_f64() * rate.bytes_per_s() as f64 + burst as f64;
             prop_assert!(passed as f64 <= allowed * 1.001 + 1.0, "{passed} in {elapsed:?}");
-            now = now + Duration::from_nanos(rng.u64(0..2 * u64::try_from(gap).unwrap()));
+            now += Duration::from_nanos(rng.u64(0..2 * u64::try_from(gap).unwrap()));
         }
         let possible = (now - START).as_secs_f64() * rate.bytes_per_s() as f64;
         prop_assert!(passed as f64 >= 0.7 * possible.min(offered as f64), "{passed} of {possible}");

@@ -386,14 +386,14 @@ pub fn attack(bytes: &[u8]) -> Result<AttackOutcome, String> {
             }
             10 => victim.take(&mut outcome),
             _ => {
-                now = now + std::time::Duration::from_millis(1);
+                now += std::time::Duration::from_millis(1);
                 victim.nic.progress(now);
             }
         }
     }
 
     for _ in 0..40 {
-        now = now + std::time::Duration::from_millis(1);
+        now += std::time::Duration::from_millis(1);
         victim.nic.progress(now);
         victim.take(&mut outcome);
     }
@@ -446,7 +446,7 @@ pub fn flood(what: Flood) -> Result<AttackOutcome, String> {
                 sys::send(attacker.socket.as_fd(), &grant.encode(), &[bad.as_fd()])
             }
         };
-        now = now + std::time::Duration::from_millis(1);
+        now += std::time::Duration::from_millis(1);
         victim.nic.progress(now);
         victim.take(&mut outcome);
     }
@@ -474,7 +474,7 @@ fn judge(
     }
     drop(attacker);
     for _ in 0..40 {
-        now = now + std::time::Duration::from_millis(1);
+        now += std::time::Duration::from_millis(1);
         victim.nic.progress(now);
         victim.take(outcome);
     }
@@ -525,7 +525,7 @@ fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), S
 
     let mut is_sent = false;
     while now < deadline {
-        now = now + std::time::Duration::from_millis(1);
+        now += std::time::Duration::from_millis(1);
         peer.progress(now);
         victim.nic.progress(now);
         if let Some(NicEvent::Requested { request, .. }) = victim.nic.event() {

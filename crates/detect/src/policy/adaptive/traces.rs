@@ -85,7 +85,7 @@ impl<'a> Host<'a> {
                 self.history.record_idle(Duration::from_nanos(seen), found, &spin_costs);
             }
         }
-        self.now = self.now + Duration::from_nanos(seen);
+        self.now += Duration::from_nanos(seen);
         self.history.record(self.now, 1);
     }
 }

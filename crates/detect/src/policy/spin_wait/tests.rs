@@ -30,7 +30,7 @@ fn steps(plan: WaitPlan, has_turns: bool, spin: u64, away: u64) -> Vec<(SpinStep
             SpinStep::Sleep => 0,
         };
         let took = Duration::from_nanos(took);
-        now = now + took;
+        now += took;
         steps.push((step, took));
         if step == SpinStep::Sleep {
             return steps;
