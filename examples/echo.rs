@@ -62,7 +62,7 @@ async fn compute<Yielded: Future>(yield_now: impl Fn() -> Yielded) {
 
 fn on_vigie(tasks: u32) -> Result<(Duration, Duration), Box<dyn Error>> {
     let runtime = vigie::Runtime::builder().workers(WORKERS).build()?;
-    let listener = runtime.block_on(async { vigie::net::TcpListener::bind(ANY_PORT) })?;
+    let listener = runtime.block_on(vigie::net::TcpListener::bind(ANY_PORT))?;
     let address = listener.local_addr()?;
     for _ in 0..tasks {
         runtime.spawn(compute(vigie::yield_now)).detach();

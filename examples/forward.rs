@@ -19,7 +19,7 @@ const CALLS: usize = 2000;
 fn main() -> Result<(), Box<dyn Error>> {
     let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
     Runtime::builder().build()?.block_on(async {
-        let listener = TcpListener::bind(any_port)?;
+        let listener = TcpListener::bind(any_port).await?;
         let upstream = listener.local_addr()?;
         vigie::spawn(echo(listener)).detach();
         measure("direct", upstream).await?;

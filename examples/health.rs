@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn on_vigie() -> Result<Vec<Probe>, Box<dyn Error>> {
     let runtime = vigie::Runtime::builder().build()?;
-    let listener = runtime.block_on(async { vigie::net::TcpListener::bind(ANY_PORT) })?;
+    let listener = runtime.block_on(vigie::net::TcpListener::bind(ANY_PORT))?;
     let address = listener.local_addr()?;
     let served = vigie::http::serve(listener, vigie::http::service_fn(answer));
     runtime.spawn(async move { served.await }).detach();

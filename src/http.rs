@@ -14,7 +14,7 @@
 //! }
 //!
 //! vigie::Runtime::builder().build()?.block_on(async {
-//!     let listener = TcpListener::bind("127.0.0.1:8080".parse()?)?;
+//!     let listener = TcpListener::bind("127.0.0.1:8080").await?;
 //!     http::serve(listener, http::service_fn(hello)).await?;
 //!     Ok::<(), Box<dyn std::error::Error>>(())
 //! })?;

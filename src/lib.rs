@@ -1,14 +1,13 @@
 //! An async runtime in which *the scheduler itself detects I/O events*.
 //!
 //! ```
-//! use std::net::{Ipv4Addr, SocketAddr};
 //! use tokio_io::{AsyncReadExt, AsyncWriteExt};
 //! use vigie::net::{TcpListener, TcpStream};
 //! # use tokio::io as tokio_io;
 //!
 //! let runtime = vigie::Runtime::builder().build()?;
 //! runtime.block_on(async {
-//!     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+//!     let listener = TcpListener::bind("127.0.0.1:0").await?;
 //!     let address = listener.local_addr()?;
 //!     let server = vigie::spawn(async move {
 //!         let (mut stream, _) = listener.accept().await?;
@@ -29,7 +28,8 @@
 //!
 //! # The parts
 //! - [`Runtime`], [`spawn`], [`time`] and the rest of [`vigie_runtime`]: tasks and their scheduler.
-//! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`.
+//! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`; [`fs`], [`process`], [`signal`] and [`io`]: files,
+//!   child processes, signals and the standard streams, by tokio's names.
 //! - `http`, behind the feature `hyper`: servers for tower services, such as axum's routers.
 //! - [`detect`]: what the scheduler watches. Every source of events is a [`Detector`](detect::Detector), including
 //!   sockets and timers; register your own the same way.
@@ -40,7 +40,8 @@
 //!   the model that plans them. It enables `via`.
 //!
 //! # Features
-//! `via`, `barrier`, `forward`, `hyper`: off by default. `tokio`: a setting of the runtime by which libraries that need tokio's
+//! `via`, `barrier`, `forward`, `hyper`: off by default. `macros`: `#[vigie::main]`, `#[vigie::test]`, `select!`, `join!`. `sync` and
+//! `io-util`: `vigie::sync` and the extension traits of [`io`]; `full` is these three. `tokio`: a setting of the runtime by which libraries that need tokio's
 //! context work inside it. None of them changes the behaviour of existing calls. `cli-run` and
 //! `cli-forward` build the commands `vigie-run` and `vigie-forward`; the libraries do not need them.
 
@@ -51,6 +52,7 @@ pub use vigie_barrier as barrier;
 pub use vigie_detect as detect;
 #[cfg(feature = "hyper")]
 pub mod http;
+pub mod io;
 #[cfg(feature = "forward")]
 pub use vigie_forward as forward;
 #[cfg(any(feature = "via", feature = "barrier"))]
@@ -62,6 +64,16 @@ pub use vigie_runtime::{
     Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow, metrics, spawn, spawn_blocking,
     spawn_local, task, time, yield_now,
 };
+pub use vigie_runtime::{fs, process, signal};
+
+/// tokio's channels and locks. They need no runtime, and wake tasks of any; only their tasks' budget is missing, see
+/// [`task::checkpoint`].
+#[cfg(feature = "sync")]
+pub use tokio::sync;
+#[cfg(feature = "macros")]
+pub use tokio::{join, pin, select, try_join};
+#[cfg(feature = "macros")]
+pub use vigie_macros::{main, test};
 
 /// The README and the guide, whose examples are compiled with the tests.
 #[cfg(all(doctest, feature = "barrier", feature = "forward"))]

@@ -70,10 +70,7 @@ fn start(head_timeout: Duration, drain_timeout: Duration) -> Server {
     let (begun, begins) = mpsc::channel();
     let (hold, held) = mpsc::channel();
     let doors = Doors { begun, held: Arc::new(Mutex::new(held)) };
-    let listener = {
-        let _entered = runtime.enter();
-        TcpListener::bind("127.0.0.1:0".parse().expect("an address")).expect("a port")
-    };
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
     let address = listener.local_addr().expect("it is bound");
     let (stop, stopped) = oneshot::channel::<()>();
     let service = http::service_fn(move |request| answer(request, doors.clone()));

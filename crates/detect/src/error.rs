@@ -112,6 +112,17 @@ impl WaitError {
     }
 }
 
+impl From<RegisterError> for io::Error {
+    fn from(error: RegisterError) -> Self {
+        match error {
+            RegisterError::Signal(error) | RegisterError::Attach(error) => error,
+            RegisterError::ServerClosed => Self::new(io::ErrorKind::NotConnected, error),
+            RegisterError::ForbiddenSignal { .. } => Self::new(io::ErrorKind::InvalidInput, error),
+            _ => Self::other(error),
+        }
+    }
+}
+
 impl From<WaitError> for io::Error {
     fn from(error: WaitError) -> Self {
         match error {

@@ -59,7 +59,7 @@ where
 }
 
 async fn tcp_pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind(ANY_PORT).expect("bind");
+    let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
     let address = listener.local_addr().expect("an address");
     let (client, accepted) =
         tokio::try_join!(TcpStream::connect(address), listener.accept()).expect("a connection");
@@ -407,7 +407,7 @@ fn a_large_buffer_is_read_into_at_once() {
 fn several_tasks_accept_at_one_listener() {
     // Goal: each connection goes to one of the accepting tasks, and none is forgotten.
     run(|_| async {
-        let listener = Arc::new(TcpListener::bind(ANY_PORT).expect("bind"));
+        let listener = Arc::new(TcpListener::bind(ANY_PORT).await.expect("bind"));
         let address = listener.local_addr().expect("an address");
         let tasks: Vec<_> = (0..8)
             .map(|_| {
@@ -477,7 +477,7 @@ fn sockets_come_from_std_and_go_back() {
         client.write_all(b"ping").expect("written");
         let mut heard = [0; 4];
         served.read_exact(&mut heard).await.expect("read");
-        let mut served = served.into_std();
+        let mut served = served.into_std().expect("a stream");
         served.set_nonblocking(false).expect("blocking");
         served.write_all(b"pong").expect("written");
         client.read_exact(&mut heard).expect("read");
@@ -486,7 +486,7 @@ fn sockets_come_from_std_and_go_back() {
         drop(client);
         served.readable().await.expect("readable");
         assert_eq!(served.try_read(&mut heard).expect("the end"), 0);
-        assert_eq!(listener.into_std().local_addr().expect("an address"), address);
+        assert_eq!(listener.into_std().expect("a listener").local_addr().expect("an address"), address);
     });
 }
 
@@ -505,7 +505,7 @@ fn options_are_kept() {
         assert_eq!(one.linger().expect("read"), None);
         assert_eq!(one.peer_addr().expect("an address"), other.local_addr().expect("an address"));
         assert!(one.take_error().expect("asked").is_none());
-        let socket = UdpSocket::bind(ANY_PORT).expect("bind");
+        let socket = UdpSocket::bind(ANY_PORT).await.expect("bind");
         socket.set_broadcast(true).expect("set");
         socket.set_ttl(7).expect("set");
         socket.set_multicast_loop_v4(false).expect("set");
@@ -525,8 +525,8 @@ fn options_are_kept() {
 fn udp_carries_datagrams() {
     // Goal: datagrams to an address and on a connected socket arrive whole, or cut to the buffer.
     run(|_| async {
-        let one = UdpSocket::bind(ANY_PORT).expect("bind");
-        let other = UdpSocket::bind(ANY_PORT).expect("bind");
+        let one = UdpSocket::bind(ANY_PORT).await.expect("bind");
+        let other = UdpSocket::bind(ANY_PORT).await.expect("bind");
         let to = other.local_addr().expect("an address");
         let from = one.local_addr().expect("an address");
         let mut buffer = [0; 64];
@@ -536,8 +536,8 @@ fn udp_carries_datagrams() {
         assert_eq!(received.expect("received"), (5, from));
         assert_eq!(&buffer[..5], b"first");
 
-        one.connect(to).expect("connected");
-        other.connect(from).expect("connected");
+        one.connect(to).await.expect("connected");
+        other.connect(from).await.expect("connected");
         assert_eq!(one.peer_addr().expect("an address"), to);
         one.send(b"second").await.expect("sent");
         assert_eq!(other.peek_from(&mut buffer).await.expect("peeked"), (6, from));
@@ -559,8 +559,8 @@ fn udp_carries_datagrams() {
 fn udp_polls() {
     // Goal: the poll methods wait, and leave the received bytes in the buffer.
     run(|_| async {
-        let one = UdpSocket::bind(ANY_PORT).expect("bind");
-        let other = UdpSocket::bind(ANY_PORT).expect("bind");
+        let one = UdpSocket::bind(ANY_PORT).await.expect("bind");
+        let other = UdpSocket::bind(ANY_PORT).await.expect("bind");
         let to = other.local_addr().expect("an address");
         let mut room = [std::mem::MaybeUninit::uninit(); 64];
         let mut buffer = ReadBuf::uninit(&mut room);
@@ -576,7 +576,7 @@ fn udp_polls() {
             std::future::poll_fn(|cx| one.poll_send_to(cx, b"a", to)).await.expect("sent");
             assert_eq!(receiving.await.expect("received"), one.local_addr().expect("an address"));
         }
-        one.connect(to).expect("connected");
+        one.connect(to).await.expect("connected");
         std::future::poll_fn(|cx| one.poll_send(cx, b"b")).await.expect("sent");
         std::future::poll_fn(|cx| other.poll_recv(cx, &mut buffer)).await.expect("received");
         assert_eq!(buffer.filled(), b"> ab");
@@ -587,7 +587,7 @@ fn udp_polls() {
 fn several_tasks_receive_at_one_socket() {
     // Goal: each datagram goes to one of many waiting tasks, and no task is left behind.
     run(|_| async {
-        let receiver = Arc::new(UdpSocket::bind(ANY_PORT).expect("bind"));
+        let receiver = Arc::new(UdpSocket::bind(ANY_PORT).await.expect("bind"));
         let to = receiver.local_addr().expect("an address");
         let tasks: Vec<_> = (0..16)
             .map(|_| {
@@ -604,7 +604,7 @@ fn several_tasks_receive_at_one_socket() {
                 })
             })
             .collect();
-        let sender = UdpSocket::bind(ANY_PORT).expect("bind");
+        let sender = UdpSocket::bind(ANY_PORT).await.expect("bind");
         for datagram in 0..64 {
             sender.send_to(&[datagram], to).await.expect("sent");
             if datagram % 5 == 0 {

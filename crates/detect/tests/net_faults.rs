@@ -84,7 +84,7 @@ async fn poll_and_drop(future: impl Future) -> bool {
 }
 
 async fn tcp_pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind(ANY_PORT).expect("bind");
+    let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
     let address = listener.local_addr().expect("an address");
     let (client, accepted) =
         tokio::try_join!(TcpStream::connect(address), listener.accept()).expect("a connection");
@@ -93,7 +93,7 @@ async fn tcp_pair() -> (TcpStream, TcpStream) {
 
 /// A connection whose one end is the standard library's, and blocks.
 async fn tcp_pair_with_std() -> (std::net::TcpStream, TcpStream) {
-    let listener = TcpListener::bind(ANY_PORT).expect("bind");
+    let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
     let address = listener.local_addr().expect("an address");
     let client = std::net::TcpStream::connect(address).expect("connected");
     let (served, _) = listener.accept().await.expect("accepted");
@@ -164,12 +164,12 @@ fn a_refused_connection_is_told() {
 fn an_address_in_use_is_told() {
     // Goal: the second bind is refused, in every family.
     run(|_| async {
-        let listener = TcpListener::bind(ANY_PORT).expect("bind");
+        let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
         let address = listener.local_addr().expect("an address");
-        let error = TcpListener::bind(address).expect_err("in use");
+        let error = TcpListener::bind(address).await.expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
-        let socket = UdpSocket::bind(ANY_PORT).expect("bind");
-        let error = UdpSocket::bind(socket.local_addr().expect("an address")).expect_err("in use");
+        let socket = UdpSocket::bind(ANY_PORT).await.expect("bind");
+        let error = UdpSocket::bind(socket.local_addr().expect("an address")).await.expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
         let directory = Directory::new();
         let path = directory.path("socket");
@@ -235,8 +235,8 @@ fn without_a_server_nothing_is_opened() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         for error in [
-            TcpListener::bind(ANY_PORT).expect_err("no server"),
-            UdpSocket::bind(ANY_PORT).expect_err("no server"),
+            TcpListener::bind(ANY_PORT).await.expect_err("no server"),
+            UdpSocket::bind(ANY_PORT).await.expect_err("no server"),
             UnixStream::pair().expect_err("no server"),
             TcpStream::connect(ANY_PORT).await.expect_err("no server"),
         ] {
@@ -304,10 +304,10 @@ fn an_error_of_a_datagram_is_told_once() {
     // Goal: the refusal of a datagram reaches the sender, and then the socket waits again instead of
     // retrying for ever: epoll announces the error as a closed direction.
     run(|_| async {
-        let gone = UdpSocket::bind(ANY_PORT).expect("bind");
+        let gone = UdpSocket::bind(ANY_PORT).await.expect("bind");
         let address = gone.local_addr().expect("an address");
-        let socket = UdpSocket::bind(ANY_PORT).expect("bind");
-        socket.connect(address).expect("connected");
+        let socket = UdpSocket::bind(ANY_PORT).await.expect("bind");
+        socket.connect(address).await.expect("connected");
         assert!(poll_and_drop(socket.recv(&mut [0; 8])).await);
         drop(gone);
         for _ in 0..3 {
@@ -318,8 +318,8 @@ fn an_error_of_a_datagram_is_told_once() {
             let polling = poll_fn(|cx| socket.poll_recv(cx, &mut ReadBuf::new(&mut [0; 8])));
             assert!(poll_and_drop(polling).await, "the error is over for polls too");
         }
-        let late = UdpSocket::bind(address).expect("bind");
-        late.connect(socket.local_addr().expect("an address")).expect("connected");
+        let late = UdpSocket::bind(address).await.expect("bind");
+        late.connect(socket.local_addr().expect("an address")).await.expect("connected");
         let mut buffer = [0; 8];
         let (received, sent) = tokio::join!(socket.recv(&mut buffer), late.send(b"I"));
         assert_eq!((received.expect("received"), sent.expect("sent")), (1, 1));
@@ -446,7 +446,7 @@ fn a_socket_that_does_not_listen_is_told() {
 fn futures_are_dropped_at_any_point() {
     // Goal: a future that was polled and dropped leaves its socket as it was.
     run(|_| async {
-        let listener = TcpListener::bind(ANY_PORT).expect("bind");
+        let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
         let address = listener.local_addr().expect("an address");
         assert!(poll_and_drop(listener.accept()).await);
         for _ in 0..20 {
@@ -495,8 +495,8 @@ fn futures_are_dropped_at_any_point() {
 fn datagram_futures_are_dropped_at_any_point() {
     // Goal: as for streams: no datagram is lost with a future.
     run(|_| async {
-        let one = UdpSocket::bind(ANY_PORT).expect("bind");
-        let other = UdpSocket::bind(ANY_PORT).expect("bind");
+        let one = UdpSocket::bind(ANY_PORT).await.expect("bind");
+        let other = UdpSocket::bind(ANY_PORT).await.expect("bind");
         let to = other.local_addr().expect("an address");
         for number in 0..50u8 {
             assert!(poll_and_drop(other.recv(&mut [0; 8])).await);
@@ -528,8 +528,8 @@ fn datagram_futures_are_dropped_at_any_point() {
 fn a_cancelled_receiver_leaves_its_datagram_to_the_others() {
     // Goal: a waiter that is dropped after its readiness event and before its turn loses nothing.
     run(|_| async {
-        let socket = Arc::new(UdpSocket::bind(ANY_PORT).expect("bind"));
-        let sender = UdpSocket::bind(ANY_PORT).expect("bind");
+        let socket = Arc::new(UdpSocket::bind(ANY_PORT).await.expect("bind"));
+        let sender = UdpSocket::bind(ANY_PORT).await.expect("bind");
         let to = socket.local_addr().expect("an address");
         for _ in 0..100 {
             let receivers: Vec<_> = (0..3)
@@ -555,10 +555,10 @@ fn a_cancelled_receiver_leaves_its_datagram_to_the_others() {
 fn a_shutdown_of_the_server_ends_all_waits() {
     // Goal: every kind of wait ends with `NotConnected`, and so does every later one.
     run(|server| async move {
-        let listener = Arc::new(TcpListener::bind(ANY_PORT).expect("bind"));
+        let listener = Arc::new(TcpListener::bind(ANY_PORT).await.expect("bind"));
         let (mut reader, _peer) = tcp_pair().await;
         let (mut writer, _other) = UnixStream::pair().expect("a pair");
-        let socket = Arc::new(UdpSocket::bind(ANY_PORT).expect("bind"));
+        let socket = Arc::new(UdpSocket::bind(ANY_PORT).await.expect("bind"));
         fill(&writer);
         let (accepting, polling, receiving, looking) = (
             Arc::clone(&listener),
@@ -595,7 +595,7 @@ fn a_shutdown_of_the_server_ends_all_waits() {
         }
         // Operations that need not wait still work, and sockets return to the standard library.
         let address = socket.local_addr().expect("an address");
-        let socket = Arc::into_inner(socket).expect("the tasks are gone").into_std();
+        let socket = Arc::into_inner(socket).expect("the tasks are gone").into_std().expect("a socket");
         socket.send_to(b"x", address).expect("sent");
         assert_eq!(socket.recv(&mut [0; 8]).expect("received"), 1);
     });
@@ -619,7 +619,7 @@ fn a_listener_out_of_descriptors_goes_on() {
         return;
     }
     run_with(Reactivity::LowCpu, |_| async {
-        let listener = TcpListener::bind(ANY_PORT).expect("bind");
+        let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
         let address = listener.local_addr().expect("an address");
         let mut clients: Vec<_> =
             (0..3).map(|_| std::net::TcpStream::connect(address).expect("connected")).collect();
@@ -643,7 +643,7 @@ fn a_listener_out_of_descriptors_goes_on() {
             for error in [
                 TcpStream::connect(address).await.expect_err("out of descriptors"),
                 UnixStream::pair().expect_err("out of descriptors"),
-                UdpSocket::bind(ANY_PORT).expect_err("out of descriptors"),
+                UdpSocket::bind(ANY_PORT).await.expect_err("out of descriptors"),
             ] {
                 assert_eq!(error.raw_os_error(), Some(Errno::MFILE.raw_os_error()));
             }

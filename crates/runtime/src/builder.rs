@@ -384,6 +384,7 @@ impl RuntimeBuilder {
             }
         };
 
+        runtime.handle().look_up_names_in_pool();
         if let Some(tokio) = tokio {
             runtime.keep_tokio(tokio);
         }

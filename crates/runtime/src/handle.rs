@@ -11,7 +11,7 @@ use crate::{
     flavor::{hybrid, kernel_level, user_level},
     measure::Metrics,
     options::Options,
-    sync::Arc,
+    sync::{Arc, Weak},
     task_cell::{JoinHandle, Label},
     tokio_context::TokioContext,
 };
@@ -29,6 +29,33 @@ pub(crate) enum Scheduler {
     UserLevel(Arc<user_level::UserLevelShared>),
     Hybrid(Arc<hybrid::HybridShared>),
     KernelLevel(Arc<kernel_level::KernelLevelShared>),
+}
+
+/// A reference to a scheduler that does not keep it in memory.
+enum WeakScheduler {
+    UserLevel(Weak<user_level::UserLevelShared>),
+    Hybrid(Weak<hybrid::HybridShared>),
+    KernelLevel(Weak<kernel_level::KernelLevelShared>),
+}
+
+impl Scheduler {
+    fn downgrade(&self) -> WeakScheduler {
+        match self {
+            Self::UserLevel(shared) => WeakScheduler::UserLevel(Arc::downgrade(shared)),
+            Self::Hybrid(shared) => WeakScheduler::Hybrid(Arc::downgrade(shared)),
+            Self::KernelLevel(shared) => WeakScheduler::KernelLevel(Arc::downgrade(shared)),
+        }
+    }
+}
+
+impl WeakScheduler {
+    fn upgrade(&self) -> Option<Scheduler> {
+        match self {
+            Self::UserLevel(shared) => shared.upgrade().map(Scheduler::UserLevel),
+            Self::Hybrid(shared) => shared.upgrade().map(Scheduler::Hybrid),
+            Self::KernelLevel(shared) => shared.upgrade().map(Scheduler::KernelLevel),
+        }
+    }
 }
 
 /// No runtime is running on the calling thread.
@@ -163,6 +190,18 @@ impl Handle {
             Scheduler::Hybrid(shared) => shared.block_on(future),
             Scheduler::KernelLevel(shared) => shared.block_on(future),
         }
+    }
+
+    /// Makes the blocking pool run what blocks in the detection server's sockets: lookups of names.
+    pub(crate) fn look_up_names_in_pool(&self) {
+        // The server, which the scheduler owns, must not own the scheduler.
+        let weak = self.scheduler.downgrade();
+        self.server().set_blocking_executor(move |job| {
+            // Dropped once the runtime is gone, which the waiting task is told.
+            if let Some(scheduler) = weak.upgrade() {
+                drop(Self { scheduler }.spawn_blocking(job));
+            }
+        });
     }
 
     /// Returns the detection server of the runtime.

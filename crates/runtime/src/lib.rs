@@ -55,13 +55,15 @@
 //! kernel-level flavor the kernel schedules the threads.
 //!
 //! # What this crate does not do
-//! It has no I/O types of its own, no reactor besides the detectors, and no `async` file system yet.
+//! It has no sockets of its own, which are `vigie-detect`'s, and no reactor besides the detectors.
 
 mod blocking_pool;
 mod builder;
 mod context;
 mod flavor;
+pub mod fs;
 mod handle;
+pub mod io;
 mod kernel_help;
 mod lane;
 mod measure;
@@ -69,8 +71,10 @@ pub mod metrics;
 mod options;
 mod panics;
 mod parking;
+pub mod process;
 mod refusal;
 mod runtime;
+pub mod signal;
 mod sync;
 pub mod task;
 mod task_cell;

@@ -70,7 +70,7 @@ fn tokio_sync() {
 #[test]
 fn tokio_io_helpers() {
     each_flavor(|| async {
-        let upstream = TcpListener::bind(loopback()).expect("bind");
+        let upstream = TcpListener::bind(loopback()).await.expect("bind");
         let upstream_address = upstream.local_addr().expect("an address");
         let server = spawn(async move {
             let (stream, _) = upstream.accept().await.expect("accepted");
@@ -81,7 +81,7 @@ fn tokio_io_helpers() {
                 write.write_all(b"\n").await.expect("written");
             }
         });
-        let relay = TcpListener::bind(loopback()).expect("bind");
+        let relay = TcpListener::bind(loopback()).await.expect("bind");
         let relay_address = relay.local_addr().expect("an address");
         let relaying = spawn(async move {
             let (mut down, _) = relay.accept().await.expect("accepted");
@@ -104,7 +104,7 @@ fn tokio_io_helpers() {
 #[test]
 fn select_drops_the_loser() {
     each_flavor(|| async {
-        let listener = TcpListener::bind(loopback()).expect("bind");
+        let listener = TcpListener::bind(loopback()).await.expect("bind");
         let address = listener.local_addr().expect("an address");
         for _ in 0..100 {
             let (sender, receiver) = oneshot::channel();

@@ -47,7 +47,7 @@ fn the_kernel_wakes_the_tasks_thread() {
         let runtime = runtime();
         let (give, address) = mpsc::channel();
         let server = runtime.spawn(async move {
-            let listener = TcpListener::bind(([127, 0, 0, 1], 0).into())?;
+            let listener = TcpListener::bind("127.0.0.1:0").await?;
             give.send(listener.local_addr()?).expect("the test waits");
             let (mut stream, _) = listener.accept().await?;
             spawn(async move {

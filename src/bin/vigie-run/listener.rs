@@ -8,6 +8,7 @@ use std::{cell::Cell, io, net::SocketAddr, rc::Rc, time::Duration};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie::{
+    detect::Server,
     net::{TcpListener, TcpStream},
     spawn_local,
     time::{sleep, timeout},
@@ -51,7 +52,7 @@ impl RankListener {
         size: u32,
         rendezvous: Rc<Rendezvous>,
     ) -> io::Result<Rc<Self>> {
-        let listener = TcpListener::bind(address)?;
+        let listener = TcpListener::bind_on(&Server::current()?, address)?;
         let listener = Rc::new(Self {
             address: listener.local_addr()?,
             listener,
@@ -135,6 +136,6 @@ impl RankListener {
         if socket.try_write(verdict)? != verdict.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        self.rendezvous.serve(rank, socket.into_std().into(), Some(session))
+        self.rendezvous.serve(rank, socket.into_std()?.into(), Some(session))
     }
 }

@@ -54,6 +54,42 @@ impl Ready {
         Self(self.0 & other.0)
     }
 
+    /// Returns whether a read will not block: there is something, or nothing more will come.
+    #[must_use]
+    pub const fn is_readable(self) -> bool {
+        self.intersects(Self(1 | 4))
+    }
+
+    /// Returns whether a write will not block: there is room, or the peer reads no more.
+    #[must_use]
+    pub const fn is_writable(self) -> bool {
+        self.intersects(Self(2 | 8))
+    }
+
+    /// Returns whether the peer will send no more.
+    #[must_use]
+    pub const fn is_read_closed(self) -> bool {
+        self.intersects(Self::READ_CLOSED)
+    }
+
+    /// Returns whether the peer will read no more.
+    #[must_use]
+    pub const fn is_write_closed(self) -> bool {
+        self.intersects(Self::WRITE_CLOSED)
+    }
+
+    /// Returns whether urgent data is there.
+    #[must_use]
+    pub const fn is_priority(self) -> bool {
+        self.intersects(Self::PRIORITY)
+    }
+
+    /// Returns whether the descriptor has an error to report.
+    #[must_use]
+    pub const fn is_error(self) -> bool {
+        self.intersects(Self::ERROR)
+    }
+
     /// Returns whether no bit is set.
     #[must_use]
     pub const fn is_empty(self) -> bool {
@@ -87,4 +123,41 @@ pub enum Interest {
     Writable,
     /// Either.
     Both,
+}
+
+impl Interest {
+    /// [`Readable`](Self::Readable), by tokio's name.
+    pub const READABLE: Self = Self::Readable;
+    /// [`Writable`](Self::Writable), by tokio's name.
+    pub const WRITABLE: Self = Self::Writable;
+
+    /// Returns whether it includes reading.
+    #[must_use]
+    pub const fn is_readable(self) -> bool {
+        matches!(self, Self::Readable | Self::Both)
+    }
+
+    /// Returns whether it includes writing.
+    #[must_use]
+    pub const fn is_writable(self) -> bool {
+        matches!(self, Self::Writable | Self::Both)
+    }
+
+    /// Returns what either includes.
+    #[must_use]
+    pub const fn add(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Readable, Self::Readable) => Self::Readable,
+            (Self::Writable, Self::Writable) => Self::Writable,
+            _ => Self::Both,
+        }
+    }
+}
+
+impl BitOr for Interest {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        self.add(other)
+    }
 }

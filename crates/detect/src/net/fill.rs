@@ -2,7 +2,7 @@
 //! hundred bytes; zeroing the whole buffer first would be wasted work.
 #![expect(unsafe_code, reason = "only unsafe code reaches the uninitialised part of a `ReadBuf`")]
 
-use std::{io, os::fd::AsFd};
+use std::{io, mem::MaybeUninit, os::fd::AsFd};
 
 use rustix::net::{RecvFlags, recv};
 use tokio::io::ReadBuf;
@@ -13,12 +13,25 @@ pub(super) fn receive(
     buffer: &mut ReadBuf<'_>,
     flags: RecvFlags,
 ) -> io::Result<usize> {
+    fill(buffer, |room| Ok(recv(socket, room, flags)?.0.0.len()))
+}
+
+/// Reads bytes into the unfilled part of `buffer`, and returns how many were read.
+pub(super) fn read(fd: &impl AsFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize> {
+    fill(buffer, |room| Ok(rustix::io::read(fd, room)?.0.len()))
+}
+
+/// Lets the kernel write to the unfilled part of `buffer`. `call` returns how many bytes it has initialised, from the
+/// start.
+fn fill(
+    buffer: &mut ReadBuf<'_>,
+    call: impl FnOnce(&mut [MaybeUninit<u8>]) -> io::Result<usize>,
+) -> io::Result<usize> {
     // SAFETY: only the kernel writes to this memory, and every byte that it writes is initialised.
     let room = unsafe { buffer.unfilled_mut() };
-    let ((received, _), _) = recv(socket, room, flags)?;
-    let count = received.len();
-    // SAFETY: the kernel has written these bytes, from the start of the unfilled part. `recv` returns only bytes that the
-    // kernel has written.
+    let count = call(room)?;
+    // SAFETY: the kernel has written these bytes, from the start of the unfilled part. Both calls return the length of
+    // the initialised part only.
     unsafe { buffer.assume_init(count) };
     buffer.advance(count);
     Ok(count)
@@ -26,7 +39,7 @@ pub(super) fn receive(
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write, mem::MaybeUninit, os::unix::net::UnixStream};
+    use std::{io::Write, os::unix::net::UnixStream};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::{
     error, fmt,
-    io::{self, IoSlice},
+    io::{self, IoSlice, IoSliceMut},
     pin::Pin,
     task::{Context, Poll},
 };
@@ -10,7 +10,10 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{socket::StreamSocket, stream::Stream};
-use crate::sync::Arc;
+use crate::{
+    detector::{Interest, Ready},
+    sync::Arc,
+};
 
 /// The read half of a borrowed [`Stream`]: see [`Stream::split`].
 #[derive(Debug)]
@@ -156,6 +159,132 @@ impl<S: StreamSocket> AsRef<Stream<S>> for OwnedWriteHalf<S> {
         &self.stream
     }
 }
+
+/// The methods of a [`Stream`] that make sense on a half.
+macro_rules! impl_half {
+    ($half:ty, read) => {
+        impl_half!($half, both);
+
+        impl<S: StreamSocket> $half {
+            /// Same as [`Stream::readable`].
+            ///
+            /// # Cancel safety
+            /// Cancel safe.
+            ///
+            /// # Errors
+            /// Same as [`Stream::readable`].
+            pub async fn readable(&self) -> io::Result<()> {
+                self.stream.readable().await
+            }
+
+            /// Same as [`Stream::try_read`].
+            ///
+            /// # Errors
+            /// Same as [`Stream::try_read`].
+            pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+                self.stream.try_read(buffer)
+            }
+
+            /// Same as [`Stream::try_read_vectored`].
+            ///
+            /// # Errors
+            /// Same as [`Stream::try_read`].
+            pub fn try_read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                self.stream.try_read_vectored(buffers)
+            }
+
+            /// Same as [`Stream::peek`].
+            ///
+            /// # Cancel safety
+            /// Cancel safe.
+            ///
+            /// # Errors
+            /// Same as [`Stream::peek`].
+            pub async fn peek(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                self.stream.peek(buffer).await
+            }
+
+            /// Same as [`Stream::poll_peek`].
+            ///
+            /// # Errors
+            /// Same as [`Stream::peek`].
+            pub fn poll_peek(
+                &mut self,
+                cx: &Context<'_>,
+                buffer: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<usize>> {
+                self.stream.poll_peek(cx, buffer)
+            }
+        }
+    };
+    ($half:ty, write) => {
+        impl_half!($half, both);
+
+        impl<S: StreamSocket> $half {
+            /// Same as [`Stream::writable`].
+            ///
+            /// # Cancel safety
+            /// Cancel safe.
+            ///
+            /// # Errors
+            /// Same as [`Stream::writable`].
+            pub async fn writable(&self) -> io::Result<()> {
+                self.stream.writable().await
+            }
+
+            /// Same as [`Stream::try_write`].
+            ///
+            /// # Errors
+            /// Same as [`Stream::try_write`].
+            pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+                self.stream.try_write(bytes)
+            }
+
+            /// Same as [`Stream::try_write_vectored`].
+            ///
+            /// # Errors
+            /// Same as [`Stream::try_write`].
+            pub fn try_write_vectored(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+                self.stream.try_write_vectored(buffers)
+            }
+        }
+    };
+    ($half:ty, both) => {
+        impl<S: StreamSocket> $half {
+            /// Same as [`Stream::ready`].
+            ///
+            /// # Cancel safety
+            /// Cancel safe.
+            ///
+            /// # Errors
+            /// Same as [`Stream::ready`].
+            pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+                self.stream.ready(interest).await
+            }
+
+            /// Same as [`Stream::local_addr`].
+            ///
+            /// # Errors
+            /// The kernel's error.
+            pub fn local_addr(&self) -> io::Result<S::Address> {
+                self.stream.local_addr()
+            }
+
+            /// Same as [`Stream::peer_addr`].
+            ///
+            /// # Errors
+            /// Same as [`Stream::peer_addr`].
+            pub fn peer_addr(&self) -> io::Result<S::Address> {
+                self.stream.peer_addr()
+            }
+        }
+    };
+}
+
+impl_half!(ReadHalf<'_, S>, read);
+impl_half!(OwnedReadHalf<S>, read);
+impl_half!(WriteHalf<'_, S>, write);
+impl_half!(OwnedWriteHalf<S>, write);
 
 impl<S: StreamSocket> AsyncRead for ReadHalf<'_, S> {
     fn poll_read(

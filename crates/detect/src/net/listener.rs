@@ -38,9 +38,11 @@ impl<L: ListenerSocket> Listener<L> {
     }
 
     /// Returns the socket, which stays in non-blocking mode.
-    #[must_use]
-    pub fn into_std(self) -> L {
-        self.fd.into_inner()
+    ///
+    /// # Errors
+    /// None today; the type is that of tokio's method.
+    pub fn into_std(self) -> io::Result<L> {
+        Ok(self.fd.into_inner())
     }
 
     /// Returns the descriptor, for operations of other kinds.

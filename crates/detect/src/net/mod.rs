@@ -15,7 +15,7 @@
 //! let host = Server::spawn_thread()?;
 //! let _entered = host.server().enter();
 //!
-//! let listener = TcpListener::bind("127.0.0.1:0".parse()?)?;
+//! let listener = TcpListener::bind("127.0.0.1:0").await?;
 //! let (mut client, accepted) =
 //!     tokio::try_join!(TcpStream::connect(listener.local_addr()?), listener.accept())?;
 //! let (mut served, _address) = accepted;
@@ -58,27 +58,32 @@
 //! loads. A wait takes a short lock of its own socket and direction, and none shared between sockets. It
 //! does not allocate, unless more `async` methods wait in one direction of a socket than ever before.
 //!
-//! # Not included
-//! Names are not resolved, since that blocks: pass a [`SocketAddr`](std::net::SocketAddr). For
-//! socket options without a method here, every socket is [`AsFd`](std::os::fd::AsFd), as
-//! `socket2::SockRef` requires; for other operations there is [`Stream::as_async_fd`] and its
-//! counterparts.
+//! # Other options and operations
+//! For socket options without a method here, every socket is [`AsFd`](std::os::fd::AsFd), as
+//! `socket2::SockRef` requires; for other operations there is `try_io`, `async_io` and
+//! [`Stream::as_async_fd`].
 
+mod connect;
 mod datagram;
 mod fill;
 mod halves;
 mod listener;
+mod lookup;
+pub mod pipe;
 mod socket;
 mod stream;
-mod tcp;
+pub mod tcp;
+mod tcp_socket;
 mod udp;
-mod unix;
+pub mod unix;
 
 pub use datagram::Datagram;
 pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use listener::Listener;
+pub use lookup::{Addresses, ToSocketAddrs, lookup_host};
 pub use socket::{DatagramSocket, ListenerSocket, Socket, StreamSocket};
 pub use stream::Stream;
 pub use tcp::{TcpListener, TcpStream};
+pub use tcp_socket::TcpSocket;
 pub use udp::UdpSocket;
-pub use unix::{UnixDatagram, UnixListener, UnixStream};
+pub use unix::{PeerCredentials, UnixDatagram, UnixListener, UnixStream};

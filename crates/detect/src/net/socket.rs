@@ -82,6 +82,34 @@ pub(super) async fn ready<T: AsFd>(fd: &AsyncFd<T>, interest: Interest) -> io::R
     }
 }
 
+/// Calls `operation` if the socket is ready for any of `interest`, and clears that readiness if it would block.
+pub(super) fn try_io<T: AsFd, R>(
+    fd: &AsyncFd<T>,
+    interest: Interest,
+    operation: impl FnOnce() -> io::Result<R>,
+) -> io::Result<R> {
+    let reads = interest.is_readable()
+        && (!interest.is_writable() || fd.try_io(Direction::Read, |_| Ok(())).is_ok());
+    let direction = if reads { Direction::Read } else { Direction::Write };
+    fd.try_io(direction, |_| operation())
+}
+
+/// Calls `operation` until it does not block, waiting for `interest` in between.
+pub(super) async fn async_io<T: AsFd, R>(
+    fd: &AsyncFd<T>,
+    interest: Interest,
+    mut operation: impl FnMut() -> io::Result<R>,
+) -> io::Result<R> {
+    loop {
+        ready(fd, interest).await?;
+        match try_io(fd, interest, &mut operation) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 /// Puts a socket into non-blocking mode.
 pub(super) fn unblocked<S: AsFd>(socket: S) -> io::Result<S> {
     rustix::io::ioctl_fionbio(&socket, true)?;

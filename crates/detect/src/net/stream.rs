@@ -77,9 +77,11 @@ impl<S: StreamSocket> Stream<S> {
     }
 
     /// Returns the socket, which stays in non-blocking mode.
-    #[must_use]
-    pub fn into_std(self) -> S {
-        self.fd.into_inner()
+    ///
+    /// # Errors
+    /// None today; the type is that of tokio's method.
+    pub fn into_std(self) -> io::Result<S> {
+        Ok(self.fd.into_inner())
     }
 
     /// Returns the descriptor, for operations of other kinds: `sendfile`, `recvmsg`.
@@ -122,6 +124,34 @@ impl<S: StreamSocket> Stream<S> {
     /// Same as [`AsyncFd::ready`].
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         socket::ready(&self.fd, interest).await
+    }
+
+    /// Calls `operation`, which uses the socket itself, if the socket is ready for any of `interest`. If the operation
+    /// would block, that readiness is cleared.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if it is not ready; the error of `operation`.
+    pub fn try_io<R>(
+        &self,
+        interest: Interest,
+        operation: impl FnOnce() -> io::Result<R>,
+    ) -> io::Result<R> {
+        socket::try_io(&self.fd, interest, operation)
+    }
+
+    /// Calls `operation`, which uses the socket itself, until it does not block, and waits for `interest` in between.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: `operation` is never interrupted.
+    ///
+    /// # Errors
+    /// The error of `operation`; those of [`AsyncFd::ready`].
+    pub async fn async_io<R>(
+        &self,
+        interest: Interest,
+        operation: impl FnMut() -> io::Result<R>,
+    ) -> io::Result<R> {
+        socket::async_io(&self.fd, interest, operation).await
     }
 
     /// Waits until a read is worth trying: see [`try_read`](Self::try_read).

@@ -1,16 +1,17 @@
 //! TCP specifics: binding, connecting, options.
 
-use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
-use rustix::{
-    io::Errno,
-    net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt},
-};
+use rustix::net::sockopt;
 
 use super::{
+    halves,
+    connect::first_connected,
     listener::Listener,
+    lookup::{self, ToSocketAddrs},
     socket::{self, ListenerSocket, Socket, StreamSocket, sealed::Sealed},
     stream::Stream,
+    tcp_socket::TcpSocket,
 };
 use crate::server::Server;
 
@@ -21,45 +22,83 @@ pub type TcpStream = Stream<std::net::TcpStream>;
 pub type TcpListener = Listener<std::net::TcpListener>;
 
 /// How many connections the kernel queues for a listener, if `net.core.somaxconn` allows.
-const BACKLOG: i32 = 1024;
+const BACKLOG: u32 = 1024;
+
+/// The read half of a borrowed stream.
+pub type ReadHalf<'a> = halves::ReadHalf<'a, std::net::TcpStream>;
+
+/// The write half of a borrowed stream.
+pub type WriteHalf<'a> = halves::WriteHalf<'a, std::net::TcpStream>;
+
+/// The read half of a stream.
+pub type OwnedReadHalf = halves::OwnedReadHalf<std::net::TcpStream>;
+
+/// The write half of a stream.
+pub type OwnedWriteHalf = halves::OwnedWriteHalf<std::net::TcpStream>;
+
+/// The error if the halves belong to different streams.
+pub type ReuniteError = halves::ReuniteError<std::net::TcpStream>;
 
 impl TcpListener {
-    /// Listens on `address`. With port 0 the kernel chooses one, which
-    /// [`local_addr`](Listener::local_addr) returns. The address may be one on which a closed
-    /// connection still lingers (`SO_REUSEADDR`). Up to 1024 connections wait to be accepted.
+    /// Listens on `address`, or on the first of its addresses on which that is possible. With port 0 the kernel chooses
+    /// one, which [`local_addr`](Listener::local_addr) returns. The address may be one on which a closed connection still
+    /// lingers (`SO_REUSEADDR`). Up to 1024 connections wait to be accepted; [`TcpSocket`] sets other options.
+    ///
+    /// # Cancel safety
+    /// Cancel safe. It waits only for the lookup of a name.
     ///
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
-    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. Also the errors of
-    /// [`AsyncFd::new`](crate::AsyncFd::new).
-    pub fn bind(address: SocketAddr) -> io::Result<Self> {
-        Self::bind_on(&Server::current()?, address)
+    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. Also the errors of [`lookup_host`](super::lookup_host)
+    /// and [`AsyncFd::new`](crate::AsyncFd::new).
+    pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        let server = Server::current()?;
+        let addresses = lookup::resolve(Some(&server), &address).await?;
+        lookup::first_of(addresses, |address| Self::bind_on(&server, address))
     }
 
-    /// Like [`bind`](Self::bind), watched at `server`.
+    /// Like [`bind`](Self::bind), watched at `server`, and for an address that is known.
     ///
     /// # Errors
-    /// Same as [`bind`](Self::bind).
+    /// The kernel's error; those of [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
-        let socket = new_socket(address)?;
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-        rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        Self::from_std_on(server, socket.into())
+        let socket = TcpSocket::for_address(address)?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen_on(server, BACKLOG)
+    }
+
+    /// Returns how many hops an IPv4 packet of an accepted connection may take.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn ttl(&self) -> io::Result<u32> {
+        Ok(sockopt::ip_ttl(self)?)
+    }
+
+    /// Sets how many hops an IPv4 packet of an accepted connection may take, 1 to 255.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn set_ttl(&self, hops: u32) -> io::Result<()> {
+        Ok(sockopt::set_ip_ttl(self, hops)?)
     }
 }
 
 impl TcpStream {
-    /// Connects to `address`, on the server that is current at the first poll.
+    /// Connects to `address`, on the server that is current at the first poll. [`TcpSocket`] sets options before.
+    ///
+    /// A host with several addresses is tried as RFC 8305 says ("happy eyeballs"): IPv6 and IPv4 in turn, the next attempt
+    /// as soon as the last one fails, or beside it after 250 ms; the first connection wins.
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future abandons the connection.
     ///
     /// # Errors
-    /// The kernel's error: [`io::ErrorKind::ConnectionRefused`], [`io::ErrorKind::TimedOut`] after
-    /// minutes, [`io::ErrorKind::AddrNotAvailable`] if no port is left. Also the errors of
-    /// [`AsyncFd::new`](crate::AsyncFd::new).
-    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
+    /// The kernel's error for the attempt that failed last: [`io::ErrorKind::ConnectionRefused`],
+    /// [`io::ErrorKind::TimedOut`] after minutes, [`io::ErrorKind::AddrNotAvailable`] if no port is left. Also the errors of
+    /// [`lookup_host`](super::lookup_host) and [`AsyncFd::new`](crate::AsyncFd::new).
+    pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::connect_on(&Server::current()?, address).await
     }
 
@@ -70,16 +109,12 @@ impl TcpStream {
     ///
     /// # Errors
     /// Same as [`connect`](Self::connect).
-    pub async fn connect_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
-        let socket = new_socket(address)?;
-        // Watched only once it connects: epoll reports a socket that does not as hung up.
-        match rustix::net::connect(&socket, &address) {
-            Ok(()) | Err(Errno::INPROGRESS) => {}
-            // The kernel's code for "no port left"; waiting would not help.
-            Err(Errno::AGAIN) => return Err(Errno::ADDRNOTAVAIL.into()),
-            Err(error) => return Err(error.into()),
-        }
-        Self::connected(server, socket.into()).await
+    pub async fn connect_on(server: &Server, address: impl ToSocketAddrs) -> io::Result<Self> {
+        let addresses = lookup::resolve(Some(server), &address).await?;
+        first_connected(server, addresses, |address| async move {
+            TcpSocket::for_address(address)?.connect_on(server, address).await
+        })
+        .await
     }
 
     /// Returns whether small writes are sent at once.
@@ -132,15 +167,6 @@ impl TcpStream {
     pub fn set_linger(&self, time: Option<Duration>) -> io::Result<()> {
         Ok(sockopt::set_socket_linger(self, time)?)
     }
-}
-
-fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    Ok(socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?)
 }
 
 impl Sealed for std::net::TcpStream {}

@@ -10,6 +10,7 @@ use tokio::io::ReadBuf;
 
 use super::{
     datagram::Datagram,
+    lookup::{self, ToSocketAddrs},
     socket::{DatagramSocket, Socket, sealed::Sealed},
 };
 use crate::{builtin::Direction, server::Server};
@@ -18,31 +19,41 @@ use crate::{builtin::Direction, server::Server};
 pub type UdpSocket = Datagram<std::net::UdpSocket>;
 
 impl UdpSocket {
-    /// Binds a socket to `address`; port 0 lets the kernel choose one.
+    /// Binds a socket to `address`, or to the first of its addresses for which that is possible; port 0 lets the kernel
+    /// choose one.
+    ///
+    /// # Cancel safety
+    /// Cancel safe. It waits only for the lookup of a name.
     ///
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
-    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. Also the errors of
-    /// [`AsyncFd::new`](crate::AsyncFd::new).
-    pub fn bind(address: SocketAddr) -> io::Result<Self> {
-        Self::bind_on(&Server::current()?, address)
+    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. Also the errors of [`lookup_host`](super::lookup_host)
+    /// and [`AsyncFd::new`](crate::AsyncFd::new).
+    pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
+        let server = Server::current()?;
+        let addresses = lookup::resolve(Some(&server), &address).await?;
+        lookup::first_of(addresses, |address| Self::bind_on(&server, address))
     }
 
-    /// Like [`bind`](Self::bind), watched at `server`.
+    /// Like [`bind`](Self::bind), watched at `server`, and for an address that is known.
     ///
     /// # Errors
-    /// Same as [`bind`](Self::bind).
+    /// The kernel's error; those of [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
         Self::from_std_on(server, std::net::UdpSocket::bind(address)?)
     }
 
-    /// Sets the destination of [`send`](Datagram::send), and the only sender to receive from. Does
-    /// not wait.
+    /// Sets the destination of [`send`](Datagram::send), and the only sender to receive from: the first of the addresses to
+    /// which there is a route.
+    ///
+    /// # Cancel safety
+    /// Cancel safe. It waits only for the lookup of a name.
     ///
     /// # Errors
-    /// The kernel's error, for example if there is no route.
-    pub fn connect(&self, address: SocketAddr) -> io::Result<()> {
-        self.fd.as_inner().connect(address)
+    /// The kernel's error, for example if there is no route; those of [`lookup_host`](super::lookup_host).
+    pub async fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
+        let addresses = lookup::resolve(None, &address).await?;
+        lookup::first_of(addresses, |address| self.fd.as_inner().connect(address))
     }
 
     /// Returns the address to which the socket is connected.
@@ -53,15 +64,21 @@ impl UdpSocket {
         self.fd.as_inner().peer_addr()
     }
 
-    /// Sends a datagram to `address`. Returns the number of bytes, which is all of them.
+    /// Sends a datagram to `address`, the first one of a name. Returns the number of bytes, which is all of them.
     ///
     /// # Cancel safety
     /// Cancel safe: the datagram is not sent unless this returns.
     ///
     /// # Errors
-    /// The kernel's error, for this datagram or an earlier one; otherwise as
+    /// The kernel's error, for this datagram or an earlier one; those of [`lookup_host`](super::lookup_host); otherwise as
     /// [`send`](Datagram::send).
-    pub async fn send_to(&self, datagram: &[u8], address: SocketAddr) -> io::Result<usize> {
+    pub async fn send_to(
+        &self,
+        datagram: &[u8],
+        address: impl ToSocketAddrs,
+    ) -> io::Result<usize> {
+        let address =
+            lookup::resolve(None, &address).await?.next().ok_or_else(lookup::no_address)?;
         self.fd.async_io(Direction::Write, |socket| socket.send_to(datagram, address)).await
     }
 
@@ -146,6 +163,38 @@ impl UdpSocket {
     /// The kernel's error.
     pub fn set_ttl(&self, hops: u32) -> io::Result<()> {
         self.fd.as_inner().set_ttl(hops)
+    }
+
+    /// Returns whether multicast datagrams are looped back to members on this host.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn multicast_loop_v4(&self) -> io::Result<bool> {
+        self.fd.as_inner().multicast_loop_v4()
+    }
+
+    /// Returns how many hops an IPv4 multicast datagram may take.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn multicast_ttl_v4(&self) -> io::Result<u32> {
+        self.fd.as_inner().multicast_ttl_v4()
+    }
+
+    /// Returns whether IPv6 multicast datagrams are looped back to members on this host.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn multicast_loop_v6(&self) -> io::Result<bool> {
+        self.fd.as_inner().multicast_loop_v6()
+    }
+
+    /// Sets whether IPv6 multicast datagrams are looped back to members on this host. Default on.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn set_multicast_loop_v6(&self, is_on: bool) -> io::Result<()> {
+        self.fd.as_inner().set_multicast_loop_v6(is_on)
     }
 
     /// Joins the multicast group `group` on the interface with the address `interface`; if that is

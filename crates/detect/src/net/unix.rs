@@ -2,8 +2,9 @@
 
 use std::{
     io,
-    os::unix::net::{self, SocketAddr},
+    os::unix::net,
     path::Path,
+    time::Duration,
 };
 
 use rustix::net::{
@@ -11,11 +12,16 @@ use rustix::net::{
 };
 
 use super::{
+    halves,
     datagram::Datagram,
     listener::Listener,
     socket::{self, DatagramSocket, ListenerSocket, Socket, StreamSocket, sealed::Sealed},
     stream::Stream,
 };
+pub use std::os::unix::net::SocketAddr;
+
+pub use super::pipe;
+pub use self::PeerCredentials as UCred;
 use crate::server::Server;
 
 /// A connection within the host. Methods shared with TCP connections are at [`Stream`].
@@ -30,6 +36,21 @@ pub type UnixListener = Listener<net::UnixListener>;
 ///
 /// The socket file is not removed when it is dropped, nor before it is bound.
 pub type UnixDatagram = Datagram<net::UnixDatagram>;
+
+/// The read half of a borrowed stream.
+pub type ReadHalf<'a> = halves::ReadHalf<'a, net::UnixStream>;
+
+/// The write half of a borrowed stream.
+pub type WriteHalf<'a> = halves::WriteHalf<'a, net::UnixStream>;
+
+/// The read half of a stream.
+pub type OwnedReadHalf = halves::OwnedReadHalf<net::UnixStream>;
+
+/// The write half of a stream.
+pub type OwnedWriteHalf = halves::OwnedWriteHalf<net::UnixStream>;
+
+/// The error if the halves belong to different streams.
+pub type ReuniteError = halves::ReuniteError<net::UnixStream>;
 
 impl UnixListener {
     /// Listens at `path`, where it creates a file.
@@ -100,6 +121,48 @@ impl UnixStream {
     }
 }
 
+impl UnixStream {
+    /// Returns who is at the other end: the process that connected, or that called `listen` or `socketpair`.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn peer_cred(&self) -> io::Result<PeerCredentials> {
+        let rustix::net::UCred { pid, uid, gid } = rustix::net::sockopt::socket_peercred(self)?;
+        Ok(PeerCredentials { uid: uid.as_raw(), gid: gid.as_raw(), pid: pid.as_raw_nonzero().get() })
+    }
+}
+
+/// The process at the other end of a [`UnixStream`], as it was when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerCredentials {
+    uid: u32,
+    gid: u32,
+    pid: i32,
+}
+
+impl PeerCredentials {
+    /// Returns its user.
+    #[must_use]
+    pub const fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Returns its group.
+    #[must_use]
+    pub const fn gid(&self) -> u32 {
+        self.gid
+    }
+
+    /// Returns its process, if that has a number in this namespace.
+    #[must_use]
+    pub const fn pid(&self) -> Option<i32> {
+        if self.pid > 0 { Some(self.pid) } else { None }
+    }
+}
+
+/// The first and the longest pause between attempts to send to a full queue.
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(10)];
+
 impl UnixDatagram {
     /// Binds a socket to `path`, where it creates a file.
     ///
@@ -167,12 +230,32 @@ impl UnixDatagram {
         self.fd.as_inner().peer_addr()
     }
 
+    /// Sends a datagram to the socket at `path`. Returns the number of bytes, which is all of them.
+    ///
+    /// While the receiver's queue is full, the kernel does not announce room to a sender that is not connected to it, so
+    /// this tries again after 0.1 ms, and then after twice the last pause, at most 10 ms. [`connect`](Self::connect) and
+    /// [`send`](Datagram::send) are told.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the datagram is not sent unless this returns.
+    ///
+    /// # Errors
+    /// The kernel's error: [`io::ErrorKind::NotFound`], [`io::ErrorKind::ConnectionRefused`]; the timer's.
+    pub async fn send_to(&self, datagram: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
+        let [mut pause, longest] = RETRY_PAUSES;
+        loop {
+            match self.try_send_to(datagram, &path) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
+            let server = Server::current()?;
+            server.timers().wait(server.now() + pause).await?;
+            pause = longest.min(pause * 2);
+        }
+    }
+
     /// Sends a datagram to the socket at `path`, if that can be done without waiting. Returns the
     /// number of bytes, which is all of them.
-    ///
-    /// There is no waiting form: while the receiver's queue is full, the kernel does not announce room
-    /// to a sender that is not connected to it. [`connect`](Self::connect) and [`send`](Datagram::send)
-    /// do wait.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if the receiver's queue is full; the kernel's error.

@@ -16,6 +16,7 @@
 //! ```
 
 mod awake_host;
+pub(crate) mod blocking_executor;
 mod builtin_handles;
 mod current;
 mod driver;

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    blocking_executor::BlockingExecutor,
     driver_state::DriverState,
     handle_table::{HandleRow, HandleTable},
     metrics::{HandleReport, Metrics},
@@ -71,6 +72,7 @@ pub(crate) struct ServerShared {
     pub(crate) default_policy: Adaptive,
     pub(crate) metrics: Metrics,
     pub(crate) raised: RaisedSignals,
+    pub(crate) blocking: BlockingExecutor,
 }
 
 impl ServerShared {
@@ -111,6 +113,7 @@ impl ServerShared {
             default_policy,
             metrics: Metrics::default(),
             raised: RaisedSignals::default(),
+            blocking: BlockingExecutor::default(),
         }
     }
 

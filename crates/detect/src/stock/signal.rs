@@ -45,6 +45,26 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SignalKind(i32);
 
+/// The constants, by tokio's names.
+macro_rules! kinds {
+    ($($name:ident = $constant:ident),+ $(,)?) => {
+        impl SignalKind {
+            $(
+                #[doc = concat!("Returns [`", stringify!($constant), "`](Self::", stringify!($constant), ").")]
+                #[must_use]
+                pub const fn $name() -> Self {
+                    Self::$constant
+                }
+            )+
+        }
+    };
+}
+
+kinds! {
+    alarm = ALARM, child = CHILD, hangup = HANGUP, interrupt = INTERRUPT, io = IO, pipe = PIPE, quit = QUIT,
+    terminate = TERMINATE, user_defined1 = USER_DEFINED_1, user_defined2 = USER_DEFINED_2, window_change = WINDOW_CHANGE,
+}
+
 impl SignalKind {
     /// SIGALRM: a timer of the process has expired.
     pub const ALARM: Self = Self(libc::SIGALRM);
@@ -54,6 +74,8 @@ impl SignalKind {
     pub const HANGUP: Self = Self(libc::SIGHUP);
     /// SIGINT: interrupted from the terminal.
     pub const INTERRUPT: Self = Self(libc::SIGINT);
+    /// SIGIO: a descriptor that asked for it is ready.
+    pub const IO: Self = Self(libc::SIGIO);
     /// SIGPIPE: a write to a pipe without readers.
     pub const PIPE: Self = Self(libc::SIGPIPE);
     /// SIGQUIT: interrupted from the terminal, with a core dump requested.
@@ -83,6 +105,12 @@ impl SignalKind {
     /// Returns the signal's number.
     #[must_use]
     pub const fn as_raw(self) -> i32 {
+        self.0
+    }
+
+    /// Returns the signal's number, by tokio's name.
+    #[must_use]
+    pub const fn as_raw_value(&self) -> i32 {
         self.0
     }
 }

@@ -8,8 +8,8 @@ use vigie_runtime::{JoinHandle, spawn, time};
 
 use crate::{local, run};
 
-fn echo() -> io::Result<SocketAddr> {
-    let socket = UdpSocket::bind(local())?;
+async fn echo() -> io::Result<SocketAddr> {
+    let socket = UdpSocket::bind(local()).await?;
     let address = socket.local_addr()?;
     drop(spawn(async move {
         let mut buffer = vec![0; 64 << 10];
@@ -51,14 +51,14 @@ async fn ask(socket: &UdpSocket, relay: SocketAddr, question: &[u8]) -> io::Resu
 #[test]
 fn clients_have_sessions_of_their_own() {
     run(async {
-        let (relay, handle, task) = start(echo()?, Duration::from_secs(600), 2);
-        let clients = [UdpSocket::bind(local())?, UdpSocket::bind(local())?];
+        let (relay, handle, task) = start(echo().await?, Duration::from_secs(600), 2);
+        let clients = [UdpSocket::bind(local()).await?, UdpSocket::bind(local()).await?];
         for bytes in [0, 1, 2047, 2048, 2049, 65_507] {
             for (client, mark) in clients.iter().zip(*b"ab") {
                 assert_eq!(ask(client, relay, &vec![mark; bytes]).await?, vec![mark; bytes]);
             }
         }
-        let third = UdpSocket::bind(local())?;
+        let third = UdpSocket::bind(local()).await?;
         third.send_to(b"x", relay).await?;
         while handle.stats().refused == 0 {
             time::sleep(Duration::from_millis(1)).await;
@@ -80,9 +80,9 @@ fn clients_have_sessions_of_their_own() {
 #[test]
 fn sessions_expire() {
     run(async {
-        let (relay, handle, _) = start(echo()?, Duration::from_millis(20), 1);
+        let (relay, handle, _) = start(echo().await?, Duration::from_millis(20), 1);
         for round in 1..=3 {
-            let client = UdpSocket::bind(local())?;
+            let client = UdpSocket::bind(local()).await?;
             assert_eq!(ask(&client, relay, b"hello").await?, b"hello");
             while handle.stats().expired < round || handle.stats().active > 0 {
                 time::sleep(Duration::from_millis(1)).await;
@@ -98,14 +98,14 @@ fn sessions_expire() {
 #[test]
 fn an_upstream_may_come_later() {
     run(async {
-        let closed = UdpSocket::bind(local())?.local_addr()?;
+        let closed = UdpSocket::bind(local()).await?.local_addr()?;
         let (relay, handle, _) = start(closed, Duration::from_secs(600), 8);
-        let client = UdpSocket::bind(local())?;
+        let client = UdpSocket::bind(local()).await?;
         while handle.stats().unreachable == 0 {
             client.send_to(b"anybody?", relay).await?;
             time::sleep(Duration::from_millis(1)).await;
         }
-        let upstream = UdpSocket::bind(closed)?;
+        let upstream = UdpSocket::bind(closed).await?;
         client.send_to(b"now", relay).await?;
         let mut buffer = [0; 16];
         loop {
@@ -128,12 +128,12 @@ fn an_upstream_may_come_later() {
 fn overflows_are_counted() {
     const COUNT: u64 = 4000;
     run(async {
-        let upstream = UdpSocket::bind(local())?;
+        let upstream = UdpSocket::bind(local()).await?;
         let server = Server::current().expect("a runtime");
         let relay = UdpRelay::builder(local(), upstream.local_addr()?).bind_on(&server);
         let relay = relay.expect("it listens");
         let (address, handle) = (relay.address(), relay.handle());
-        let client = UdpSocket::bind(local())?;
+        let client = UdpSocket::bind(local()).await?;
         for _ in 0..COUNT {
             client.send_to(&[1; 1000], address).await?;
         }
@@ -172,10 +172,10 @@ fn overflows_are_counted() {
 fn silent_upstreams_are_counted() {
     run(async {
         for answers in [false, true] {
-            let silent = UdpSocket::bind(local())?;
-            let upstream = if answers { echo()? } else { silent.local_addr()? };
+            let silent = UdpSocket::bind(local()).await?;
+            let upstream = if answers { echo().await? } else { silent.local_addr()? };
             let (relay, handle, _) = start(upstream, Duration::from_millis(20), 8);
-            let client = UdpSocket::bind(local())?;
+            let client = UdpSocket::bind(local()).await?;
             client.send_to(b"anybody?", relay).await?;
             while handle.stats().expired == 0 {
                 time::sleep(Duration::from_millis(1)).await;

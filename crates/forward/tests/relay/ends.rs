@@ -22,7 +22,7 @@ use crate::{Serving, echo, exchange, local, path, pattern, run, tcp};
 #[test]
 fn resets_are_passed_on() {
     run(async {
-        let listener = TcpListener::bind(local())?;
+        let listener = TcpListener::bind(local()).await?;
         let relay = Serving::start(tcp(listener.local_addr()?));
         for side in 0..2_u64 {
             let mut client = relay.connect().await?;
@@ -70,7 +70,7 @@ fn resets_in_the_middle_are_passed_on() {
     for sender_resets in [true, false] {
         for way in 0..3 {
             run(async {
-                let listener = TcpListener::bind(local())?;
+                let listener = TcpListener::bind(local()).await?;
                 let [(name, builder), ..] = {
                     let mut all = ways(listener.local_addr()?);
                     all.rotate_left(way);
@@ -117,7 +117,7 @@ fn resets_in_the_middle_are_passed_on() {
 fn a_panic_is_no_end() {
     for way in 0..3 {
         run(async {
-            let listener = TcpListener::bind(local())?;
+            let listener = TcpListener::bind(local()).await?;
             let [(name, builder), ..] = {
                 let mut all = ways(listener.local_addr()?);
                 all.rotate_left(way);
@@ -169,8 +169,8 @@ fn a_panic_is_no_end() {
 #[test]
 fn upstreams_are_tried_in_order() {
     run(async {
-        let closed = TcpListener::bind(local())?.local_addr()?;
-        let relay = Serving::start(tcp(closed).upstream(path()).upstream(echo()?));
+        let closed = TcpListener::bind(local()).await?.local_addr()?;
+        let relay = Serving::start(tcp(closed).upstream(path()).upstream(echo().await?));
         let bytes = pattern(5, 1000);
         assert!(exchange(relay.connect().await?, bytes.clone()).await? == bytes);
 
@@ -188,8 +188,8 @@ fn upstreams_are_tried_in_order() {
 #[test]
 fn silent_upstreams_are_counted() {
     run(async {
-        let silent = TcpListener::bind(local())?;
-        for (upstream, expected) in [(silent.local_addr()?, 1), (echo()?, 0)] {
+        let silent = TcpListener::bind(local()).await?;
+        for (upstream, expected) in [(silent.local_addr()?, 1), (echo().await?, 0)] {
             let relay = Serving::start(tcp(upstream).idle_timeout(Some(Duration::from_millis(50))));
             let mut client = relay.connect().await?;
             client.write_all(b"anybody?").await?;
@@ -205,7 +205,7 @@ fn silent_upstreams_are_counted() {
 #[test]
 fn a_drain_lets_connections_end() {
     run(async {
-        let relay = Serving::start(tcp(echo()?));
+        let relay = Serving::start(tcp(echo().await?));
         let mut ends = relay.connect().await?;
         let mut stays = relay.connect().await?;
         for stream in [&mut ends, &mut stays] {
@@ -244,7 +244,7 @@ fn impossible_relays_are_refused() {
         let framing = Framing::new(LengthFormat::U32Be).message_bytes_max(1 << 20);
         let small = tcp(upstream).framing(framing).memory_bytes_max(1 << 20).bind();
         assert!(matches!(small, Err(BindError::Memory { .. })));
-        let taken = TcpListener::bind(local())?;
+        let taken = TcpListener::bind(local()).await?;
         let listen = Relay::builder(taken.local_addr()?).upstream(upstream).bind();
         assert!(matches!(listen, Err(BindError::Listen { .. })), "{listen:?}");
         Ok(())

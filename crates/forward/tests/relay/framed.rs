@@ -26,7 +26,7 @@ fn messages_arrive_unchanged() {
         for mode in MODES {
             run(async {
                 let framing = Framing::new(format).mode(mode);
-                let relay = Serving::start(tcp(echo()?).framing(framing));
+                let relay = Serving::start(tcp(echo().await?).framing(framing));
                 let long = if format == LengthFormat::U16Be { 65_535 } else { 1_300_000 };
                 let sizes = [0, 1, 100, 4090, 4096, 16_380, 16_384, long, 3, 65_530, 65_535, long];
                 let bytes: Vec<u8> =
@@ -51,7 +51,7 @@ fn half_a_message_is_never_taken_for_a_whole_one() {
     for mode in [FrameMode::StoreAndForward, FrameMode::CutThrough] {
         for is_reset in [false, true] {
             run(async {
-                let listener = TcpListener::bind(local())?;
+                let listener = TcpListener::bind(local()).await?;
                 let framing = Framing::new(LengthFormat::U32Be).mode(mode);
                 let relay = Serving::start(tcp(listener.local_addr()?).framing(framing));
                 let mut client = relay.connect().await?;
@@ -93,7 +93,7 @@ fn half_a_message_is_never_taken_for_a_whole_one() {
 #[test]
 fn long_messages_are_refused() {
     run(async {
-        let listener = TcpListener::bind(local())?;
+        let listener = TcpListener::bind(local()).await?;
         let framing = Framing::new(LengthFormat::Varint).message_bytes_max(1000);
         let relay = Serving::start(tcp(listener.local_addr()?).framing(framing));
         let mut client = relay.connect().await?;
@@ -118,7 +118,7 @@ fn long_messages_are_refused() {
 fn whole_messages_arrive_before_a_reset() {
     for mode in MODES {
         run(async {
-            let listener = TcpListener::bind(local())?;
+            let listener = TcpListener::bind(local()).await?;
             rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 4096)?;
             let framing = Framing::new(LengthFormat::U32Be).mode(mode);
             let relay = Serving::start(tcp(listener.local_addr()?).framing(framing));
@@ -155,7 +155,7 @@ fn memory_is_shared_without_a_deadlock() {
     for mode in [FrameMode::Planned, FrameMode::StoreAndForward] {
         run(async {
             let framing = Framing::new(LengthFormat::U32Be).mode(mode).message_bytes_max(500_000);
-            let relay = Serving::start(tcp(echo()?).framing(framing).memory_bytes_max(1_300_000));
+            let relay = Serving::start(tcp(echo().await?).framing(framing).memory_bytes_max(1_300_000));
             let bytes = message(LengthFormat::U32Be, &pattern(11, 500_000));
             let mut streams = Vec::new();
             for _ in 0..8 {
@@ -187,7 +187,7 @@ fn a_longer_message_finds_room() {
     for mode in MODES {
         run(async {
             let framing = Framing::new(LengthFormat::U32Be).mode(mode);
-            let relay = Serving::start(tcp(echo()?).framing(framing));
+            let relay = Serving::start(tcp(echo().await?).framing(framing));
             // With their headers 300 000 and 4 096 bytes.
             let sizes = [299_996, 4092, 700_000].into_iter().cycle().take(24);
             let bytes: Vec<u8> =

@@ -12,7 +12,7 @@ use crate::{Serving, echo, exchange, local, pattern, run, tcp};
 #[test]
 fn connections_beyond_the_bound_wait() {
     run(async {
-        let relay = Serving::start(tcp(echo()?).connections_max(2));
+        let relay = Serving::start(tcp(echo().await?).connections_max(2));
         let mut streams = Vec::new();
         for _ in 0..30 {
             streams.push(relay.connect().await?);
@@ -33,7 +33,7 @@ fn connections_beyond_the_bound_wait() {
 #[test]
 fn a_slow_receiver_stops_its_sender() {
     run(async {
-        let slow = TcpListener::bind(local())?;
+        let slow = TcpListener::bind(local()).await?;
         let relay = Serving::start(tcp(slow.local_addr()?));
         let mut client = relay.connect().await?;
         let (mut served, _) = slow.accept().await?;
@@ -46,7 +46,7 @@ fn a_slow_receiver_stops_its_sender() {
             sent += written?;
             assert!(sent < 256 << 20, "nothing bounds what is under way");
         }
-        let other = Serving::start(tcp(echo()?));
+        let other = Serving::start(tcp(echo().await?));
         let bytes = pattern(12, 100_000);
         assert!(exchange(other.connect().await?, bytes.clone()).await? == bytes);
         client.shutdown().await?;
@@ -112,7 +112,7 @@ fn ten_thousand_connections_and_few_descriptors() {
     const AT_A_TIME: u64 = 250;
     const EACH: u64 = 40;
     run(async {
-        let upstream = echo()?;
+        let upstream = echo().await?;
         let mut child = std::process::Command::new(std::env::current_exe()?)
             .args(["limits::few_descriptors", "--exact", "--ignored", "--nocapture"])
             .env(UPSTREAM, upstream.to_string())

@@ -90,8 +90,8 @@ fn tcp(upstream: SocketAddr) -> RelayBuilder {
 }
 
 /// Starts a server that echoes its input, until the end of each stream.
-fn echo() -> io::Result<SocketAddr> {
-    let listener = TcpListener::bind(local())?;
+async fn echo() -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(local()).await?;
     let address = listener.local_addr()?;
     drop(spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {

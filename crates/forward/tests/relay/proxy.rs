@@ -31,7 +31,7 @@ async fn header_of(stream: &mut TcpStream) -> io::Result<ProxyHeader> {
 #[test]
 fn a_header_passes_through_two_relays() {
     run(async {
-        let listener = TcpListener::bind(local())?;
+        let listener = TcpListener::bind(local()).await?;
         let second = tcp(listener.local_addr()?)
             .trust_proxy_header(
                 "127.0.0.0/8".parse::<vigie_forward::relay::Network>().expect("a network"),
@@ -64,7 +64,7 @@ fn a_header_passes_through_two_relays() {
 #[test]
 fn headers_are_taken_from_the_trusted_alone() {
     run(async {
-        let listener = TcpListener::bind(local())?;
+        let listener = TcpListener::bind(local()).await?;
         let all: vigie_forward::relay::Network = "0.0.0.0/0".parse().expect("a network");
         let relay = Serving::start(tcp(listener.local_addr()?).trust_proxy_header(all));
         let openings: [&[u8]; 3] = [

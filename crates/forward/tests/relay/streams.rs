@@ -18,7 +18,7 @@ use crate::{Serving, echo, exchange, local, path, pattern, run, tcp};
 fn every_byte_arrives_by_every_engine() {
     for transfer in [Transfer::Adaptive, Transfer::Copy, Transfer::Splice] {
         run(async {
-            let relay = Serving::start(tcp(echo()?).transfer(transfer));
+            let relay = Serving::start(tcp(echo().await?).transfer(transfer));
             let bytes = pattern(1, 24 << 20);
             let heard = exchange(relay.connect().await?, bytes.clone()).await?;
             assert!(heard == bytes, "{transfer:?}: {} bytes", heard.len());
@@ -40,7 +40,7 @@ fn every_byte_arrives_by_every_engine() {
 #[test]
 fn unix_and_tcp_are_relayed_to_each_other() {
     run(async {
-        let echo = echo()?;
+        let echo = echo().await?;
         let paths = [path(), path()];
         drop(std::os::unix::net::UnixListener::bind(&paths[1])?);
         // Unix sockets are spliced too.
@@ -108,7 +108,7 @@ fn half_closed_streams_stay_half_open() {
 #[test]
 fn many_connections_do_not_mix() {
     run(async {
-        let relay = Serving::start(tcp(echo()?));
+        let relay = Serving::start(tcp(echo().await?));
         let mut tasks = Vec::new();
         for index in 0..200_u64 {
             let stream = relay.connect().await?;

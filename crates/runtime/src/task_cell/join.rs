@@ -236,6 +236,16 @@ impl JoinError {
     }
 }
 
+/// For results of `spawn_blocking` in functions that return [`io::Error`].
+impl From<JoinError> for io::Error {
+    fn from(error: JoinError) -> Self {
+        match error.cause {
+            Cause::Refused(error) => error,
+            _ => Self::other(error),
+        }
+    }
+}
+
 impl fmt::Debug for Cause {
     /// As it is displayed: `unwrap` prints this, and a payload's own form would not say why.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -187,8 +187,7 @@ fn echoes() {
         drop(stream);
         echo.join().expect("no panic");
 
-        let any = "127.0.0.1:0".parse().expect("an address");
-        let listener = TcpListener::bind(any).expect("a port");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
         let echo = spawn(async move {
             let (mut served, _) = listener.accept().await.expect("a client");

@@ -29,8 +29,7 @@ const SPANS: u32 = 5;
 fn idle(flavor: Flavor) {
     let runtime = runtime(flavor);
     runtime.block_on(async {
-        let any = "127.0.0.1:0".parse().expect("an address");
-        let listener = TcpListener::bind(any).expect("a port");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let serving = spawn(async move {
             listener.accept().await.expect("no client ever comes");
         });

@@ -79,8 +79,7 @@ fn exchange(clients: &mut [TcpStream]) {
 fn echo() {
     let runtime = Runtime::builder().workers(2).thread_name(NAME).build().expect("a runtime");
     let address = runtime.block_on(async {
-        let any = "127.0.0.1:0".parse().expect("an address");
-        let listener = TcpListener::bind(any).expect("a port");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
         let accepting = async move {
             loop {

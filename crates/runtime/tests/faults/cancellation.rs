@@ -173,8 +173,7 @@ fn dropped_read(polls: usize, is_early: bool) -> Boxed<()> {
 
 fn dropped_accept(polls: usize, is_early: bool) -> Boxed<()> {
     Box::pin(async move {
-        let any = "127.0.0.1:0".parse().expect("an address");
-        let listener = Arc::new(TcpListener::bind(any).expect("a port"));
+        let listener = Arc::new(TcpListener::bind("127.0.0.1:0").await.expect("a port"));
         let address = listener.local_addr().expect("bound");
         let mut clients = Vec::new();
         if is_early {
@@ -218,8 +217,7 @@ fn timers_and_handles_dropped_at_any_poll() {
                 let waiting = spawn(pending::<()>());
                 poll_times(polls.min(1), waiting).await;
                 poll_times(polls, spawn_blocking(|| 2)).await;
-                let any = "127.0.0.1:0".parse().expect("an address");
-                let socket = Arc::new(UdpSocket::bind(any).expect("a port"));
+                let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").await.expect("a port"));
                 let address = socket.local_addr().expect("bound");
                 let mine = Arc::clone(&socket);
                 poll_times(polls.min(1), async move { mine.recv(&mut [0; 8]).await }).await;

@@ -90,8 +90,7 @@ fn accept_without_descriptors(flavor: Flavor) {
     let (accept, accepts) = mpsc::channel();
     let (go_on, mut goes_on) = tokio::sync::mpsc::unbounded_channel::<()>();
     let server = runtime.spawn(async move {
-        let any = "127.0.0.1:0".parse().expect("an address");
-        let listener = TcpListener::bind(any).expect("a port");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         give.send(listener.local_addr().expect("bound")).expect("the test waits");
         loop {
             match listener.accept().await {

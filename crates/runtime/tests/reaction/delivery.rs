@@ -74,8 +74,7 @@ fn new_connections() {
             let accept = move || {
                 let tell = tell.clone();
                 async move {
-                    let any = "127.0.0.1:0".parse().expect("an address");
-                    let listener = TcpListener::bind(any).expect("a port");
+                    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                     tell.send(listener.local_addr().expect("bound")).expect("the test waits");
                     for _ in 0..8 {
                         let (stream, _) = listener.accept().await.expect("a connection");

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream};
-use vigie_detect::{Fixed, Frequency, Strategy};
+use vigie_detect::{Fixed, Frequency, Server, Strategy};
 use vigie_runtime::{Flavor, Handle, Reactivity, Runtime, RuntimeBuilder};
 
 use self::blocking::BlockingSockets;
@@ -228,7 +228,7 @@ impl<S: Setting> Sockets for Vigie<S> {
     type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
-        let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let listener = TcpListener::bind_on(&Server::current()?, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
         Ok((listener, address))
     }

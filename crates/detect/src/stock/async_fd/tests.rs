@@ -278,8 +278,8 @@ fn a_wait_takes_no_lock_that_sockets_share() {
     let stage = Stage::new();
     let _entered = stage.server.enter();
     let any_port = "127.0.0.1:0".parse().expect("an address");
-    let tcp = TcpListener::bind(any_port).expect("a port is free");
-    let udp = UdpSocket::bind(any_port).expect("a port is free");
+    let tcp = TcpListener::bind_on(&stage.server, any_port).expect("a port is free");
+    let udp = UdpSocket::bind_on(&stage.server, any_port).expect("a port is free");
     let (unix, _peer) = UnixDatagram::pair().expect("a pair of sockets");
     let near = &*stage.near;
     let (one, two) = (&mut [0; 8], &mut [0; 8]);

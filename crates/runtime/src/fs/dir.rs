@@ -1,0 +1,185 @@
+//! Directories.
+
+use std::{
+    collections::VecDeque,
+    ffi::OsString,
+    fs::{self, FileType, Metadata},
+    future::{Future, poll_fn},
+    io,
+    os::unix::fs::{DirBuilderExt, DirEntryExt},
+    path::{Path, PathBuf},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use super::blocking;
+use crate::{spawn_blocking, sync::Arc, task_cell::JoinHandle};
+
+/// How many entries one visit to the blocking pool reads.
+const BATCH: usize = 32;
+
+/// Begins to read a directory.
+///
+/// # Errors
+/// Those of [`std::fs::read_dir`].
+pub async fn read_dir(path: impl AsRef<Path>) -> io::Result<ReadDir> {
+    let path = path.as_ref().to_owned();
+    let batch = blocking(move || Batch::read(fs::read_dir(path)?)).await?;
+    Ok(ReadDir { batch, running: None })
+}
+
+/// The entries of a directory, in no particular order: see [`read_dir`].
+#[derive(Debug)]
+#[must_use = "nothing is read until `next_entry` is awaited"]
+pub struct ReadDir {
+    batch: Batch,
+    running: Option<JoinHandle<io::Result<Batch>>>,
+}
+
+#[derive(Debug, Default)]
+struct Batch {
+    entries: VecDeque<io::Result<DirEntry>>,
+    /// `None` at the end.
+    rest: Option<fs::ReadDir>,
+}
+
+impl Batch {
+    #[expect(clippy::unnecessary_wraps, reason = "it continues a fallible call")]
+    fn read(mut rest: fs::ReadDir) -> io::Result<Self> {
+        let mut entries = VecDeque::with_capacity(BATCH);
+        while entries.len() < BATCH {
+            match rest.next() {
+                Some(entry) => {
+                    // Known by the directory on most file systems, so it costs nothing more here.
+                    entries.push_back(entry.map(|std| DirEntry {
+                        kind: std.file_type().ok(),
+                        std: Arc::new(std),
+                    }));
+                }
+                None => return Ok(Self { entries, rest: None }),
+            }
+        }
+        Ok(Self { entries, rest: Some(rest) })
+    }
+}
+
+impl ReadDir {
+    /// Returns the next entry; `None` at the end.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no entry is lost.
+    ///
+    /// # Errors
+    /// The kernel's error for this entry; later ones may follow.
+    pub async fn next_entry(&mut self) -> io::Result<Option<DirEntry>> {
+        poll_fn(|cx| self.poll_next_entry(cx)).await
+    }
+
+    /// The poll-style [`next_entry`](Self::next_entry).
+    ///
+    /// # Errors
+    /// Same as [`next_entry`](Self::next_entry).
+    pub fn poll_next_entry(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<DirEntry>>> {
+        loop {
+            if let Some(running) = &mut self.running {
+                let batch = ready!(Pin::new(running).poll(cx));
+                self.running = None;
+                self.batch = batch.unwrap_or_else(|error| Err(error.into()))?;
+            }
+            if let Some(entry) = self.batch.entries.pop_front() {
+                return Poll::Ready(entry.map(Some));
+            }
+            let Some(rest) = self.batch.rest.take() else { return Poll::Ready(Ok(None)) };
+            self.running = Some(spawn_blocking(|| Batch::read(rest)));
+        }
+    }
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug)]
+pub struct DirEntry {
+    std: Arc<fs::DirEntry>,
+    kind: Option<FileType>,
+}
+
+impl DirEntry {
+    /// Returns the path of the directory with this name at its end.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.std.path()
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn file_name(&self) -> OsString {
+        self.std.file_name()
+    }
+
+    /// Returns the number of the inode.
+    #[must_use]
+    pub fn ino(&self) -> u64 {
+        self.std.ino()
+    }
+
+    /// Returns the metadata of the file, or of a link itself.
+    ///
+    /// # Errors
+    /// Those of [`std::fs::DirEntry::metadata`].
+    pub async fn metadata(&self) -> io::Result<Metadata> {
+        let std = Arc::clone(&self.std);
+        blocking(move || std.metadata()).await
+    }
+
+    /// Returns the type of the file, or that it is a link.
+    ///
+    /// # Errors
+    /// Those of [`std::fs::DirEntry::file_type`].
+    pub async fn file_type(&self) -> io::Result<FileType> {
+        if let Some(kind) = self.kind {
+            return Ok(kind);
+        }
+        let std = Arc::clone(&self.std);
+        blocking(move || std.file_type()).await
+    }
+}
+
+/// How to create directories.
+#[derive(Debug, Default)]
+pub struct DirBuilder {
+    is_recursive: bool,
+    mode: Option<u32>,
+}
+
+impl DirBuilder {
+    /// Creates the default: one directory, open to all as far as the process's mask allows.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets whether directories above that are missing are created too. Default off.
+    pub const fn recursive(&mut self, is_recursive: bool) -> &mut Self {
+        self.is_recursive = is_recursive;
+        self
+    }
+
+    /// Sets the permissions, from which the process's mask is taken. Default `0o777`.
+    pub const fn mode(&mut self, mode: u32) -> &mut Self {
+        self.mode = Some(mode);
+        self
+    }
+
+    /// Creates a directory.
+    ///
+    /// # Errors
+    /// Those of [`std::fs::DirBuilder::create`].
+    pub async fn create(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(self.is_recursive);
+        if let Some(mode) = self.mode {
+            builder.mode(mode);
+        }
+        let path = path.as_ref().to_owned();
+        blocking(move || builder.create(path)).await
+    }
+}

@@ -1,0 +1,489 @@
+//! Open files.
+
+use std::{
+    fmt,
+    fs::{self, Metadata, Permissions},
+    future::{Future, poll_fn},
+    io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::fs::FileExt,
+    },
+    path::Path,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
+use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
+use vigie_detect::budget;
+
+use super::{OpenOptions, blocking};
+use crate::{
+    spawn_blocking,
+    sync::{Arc, AtomicBool, Ordering},
+    task_cell::JoinHandle,
+};
+
+/// The most bytes of one operation on the blocking pool.
+const CHUNK_BYTES_MAX: usize = 2 * 1024 * 1024;
+
+/// "At the file's own position", which then moves on (preadv2(2)).
+const OWN_POSITION: u64 = u64::MAX;
+
+/// An open file with a position, by tokio's names.
+///
+/// A write returns once its bytes are copied; await [`flush`](https://docs.rs/tokio/1/tokio/io/trait.AsyncWriteExt.html) to
+/// know that they are written, and [`sync_all`](Self::sync_all) to know that they are on the disk. An error of a write is
+/// returned by the next operation. Dropping a file does not lose what was written.
+///
+/// # Examples
+/// ```
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// use vigie_runtime::fs::File;
+///
+/// # let path = std::env::temp_dir().join(format!("vigie-file-example-{}", std::process::id()));
+/// # vigie_runtime::Runtime::builder().workers(1).build()?.block_on(async {
+/// let mut file = File::create(&path).await?;
+/// file.write_all(b"sail ho").await?;
+/// file.flush().await?;
+///
+/// let mut text = String::new();
+/// File::open(&path).await?.read_to_string(&mut text).await?;
+/// assert_eq!(text, "sail ho");
+/// # std::fs::remove_file(path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct File {
+    std: Arc<fs::File>,
+    can: Arc<NoWait>,
+    running: Option<Running>,
+    /// Where to go once nothing runs.
+    seek: Option<SeekFrom>,
+    /// Bytes that were read from what has no position, and that no reader has taken.
+    left: Vec<u8>,
+    /// Of a write that has ended; the next operation returns it.
+    failed: Option<io::Error>,
+    chunk_max: usize,
+}
+
+/// Whether the file system knows `RWF_NOWAIT`, as far as it was tried.
+#[derive(Debug)]
+struct NoWait {
+    read: AtomicBool,
+    write: AtomicBool,
+}
+
+/// An operation on the blocking pool.
+enum Running {
+    Read(JoinHandle<io::Result<Chunk>>),
+    Write(JoinHandle<io::Result<()>>),
+}
+
+/// What was read.
+struct Chunk {
+    bytes: Vec<u8>,
+    /// Whether the file's position is still before them.
+    has_position: bool,
+}
+
+impl Chunk {
+    /// Reads up to `room` bytes, without moving the position where there is one.
+    fn read(file: &fs::File, room: usize) -> io::Result<Self> {
+        let mut bytes = vec![0; room];
+        let position = rustix::fs::seek(file, rustix::fs::SeekFrom::Current(0));
+        let (count, has_position) = match position {
+            Ok(position) => (file.read_at(&mut bytes, position)?, true),
+            Err(Errno::SPIPE) => ((&*file).read(&mut bytes)?, false),
+            Err(error) => return Err(error.into()),
+        };
+        bytes.truncate(count);
+        Ok(Self { bytes, has_position })
+    }
+}
+
+impl File {
+    /// Opens a file to read.
+    ///
+    /// # Errors
+    /// Those of [`std::fs::File::open`].
+    pub async fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        OpenOptions::new().read(true).open(path).await
+    }
+
+    /// Opens a file to write, which is created or emptied.
+    ///
+    /// # Errors
+    /// Those of [`std::fs::File::create`].
+    pub async fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        OpenOptions::new().write(true).create(true).truncate(true).open(path).await
+    }
+
+    /// Creates a file to read and write; there must be none.
+    ///
+    /// # Errors
+    /// Those of [`std::fs::File::create_new`].
+    pub async fn create_new(path: impl AsRef<Path>) -> io::Result<Self> {
+        OpenOptions::new().read(true).write(true).create_new(true).open(path).await
+    }
+
+    /// Returns options that decide how to open a file.
+    #[must_use]
+    pub fn options() -> OpenOptions {
+        OpenOptions::new()
+    }
+
+    /// Takes over an open file.
+    #[must_use]
+    pub fn from_std(std: fs::File) -> Self {
+        let can = NoWait { read: AtomicBool::new(true), write: AtomicBool::new(true) };
+        Self {
+            std: Arc::new(std),
+            can: Arc::new(can),
+            running: None,
+            seek: None,
+            left: Vec::new(),
+            failed: None,
+            chunk_max: CHUNK_BYTES_MAX,
+        }
+    }
+
+    /// Waits for the operation that runs, and returns the file of the standard library.
+    pub async fn into_std(mut self) -> fs::File {
+        let _ = self.settled().await;
+        loop {
+            match self.try_into_std() {
+                Ok(std) => return std,
+                // The blocking thread has told its result and still drops its reference.
+                Err(file) => {
+                    self = file;
+                    crate::yield_now().await;
+                }
+            }
+        }
+    }
+
+    /// Returns the file of the standard library.
+    ///
+    /// # Errors
+    /// Returns the file as it was while an operation runs.
+    #[expect(clippy::result_large_err, reason = "the file goes back to the caller")]
+    pub fn try_into_std(mut self) -> Result<fs::File, Self> {
+        if self.running.is_some() {
+            return Err(self);
+        }
+        match Arc::try_unwrap(self.std) {
+            Ok(std) => Ok(std),
+            Err(std) => {
+                self.std = std;
+                Err(self)
+            }
+        }
+    }
+
+    /// Opens the same file once more, with a position in common.
+    ///
+    /// # Errors
+    /// The kernel's error; that of an earlier write.
+    pub async fn try_clone(&self) -> io::Result<Self> {
+        let std = Arc::clone(&self.std);
+        blocking(move || std.try_clone()).await.map(Self::from_std)
+    }
+
+    /// Sets how many bytes one operation on the blocking pool reads or writes. Default 2 MiB.
+    pub const fn set_max_buf_size(&mut self, bytes: usize) {
+        self.chunk_max = if bytes == 0 { 1 } else { bytes };
+    }
+
+    /// Returns what [`set_max_buf_size`](Self::set_max_buf_size) sets.
+    #[must_use]
+    pub const fn max_buf_size(&self) -> usize {
+        self.chunk_max
+    }
+
+    /// Writes everything to the disk, metadata included (`fsync`).
+    ///
+    /// # Errors
+    /// The kernel's error; that of an earlier write.
+    pub async fn sync_all(&self) -> io::Result<()> {
+        let std = Arc::clone(&self.std);
+        blocking(move || std.sync_all()).await
+    }
+
+    /// Writes the contents to the disk, and only the metadata that is needed to read them (`fdatasync`).
+    ///
+    /// # Errors
+    /// The kernel's error; that of an earlier write.
+    pub async fn sync_data(&self) -> io::Result<()> {
+        let std = Arc::clone(&self.std);
+        blocking(move || std.sync_data()).await
+    }
+
+    /// Sets the length in bytes: cuts the file, or fills it up with zeros.
+    ///
+    /// # Errors
+    /// The kernel's error; that of an earlier write.
+    pub async fn set_len(&self, bytes: u64) -> io::Result<()> {
+        let std = Arc::clone(&self.std);
+        blocking(move || std.set_len(bytes)).await
+    }
+
+    /// Returns the metadata.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub async fn metadata(&self) -> io::Result<Metadata> {
+        let std = Arc::clone(&self.std);
+        blocking(move || std.metadata()).await
+    }
+
+    /// Sets the permissions.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub async fn set_permissions(&self, permissions: Permissions) -> io::Result<()> {
+        let std = Arc::clone(&self.std);
+        blocking(move || std.set_permissions(permissions)).await
+    }
+
+    /// Reads bytes at `offset` into `buffer`, without the file's position, and returns their number; zero is the end of the
+    /// file. What is cached is read at once. Any number of tasks may call it at once.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// The kernel's error: `ESPIPE` for what has no positions.
+    pub async fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        poll_fn(|cx| budget::poll_proceed(cx)).await;
+        if let Some(read) = self.can.try_read(&self.std, buffer, offset) {
+            return read;
+        }
+        let (std, room) = (Arc::clone(&self.std), buffer.len().min(self.chunk_max));
+        let bytes = blocking(move || {
+            let mut bytes = vec![0; room];
+            let count = std.read_at(&mut bytes, offset)?;
+            bytes.truncate(count);
+            Ok(bytes)
+        })
+        .await?;
+        buffer[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
+    }
+
+    /// Waits until no operation runs.
+    async fn settled(&mut self) -> io::Result<()> {
+        poll_fn(|cx| self.poll_settled(cx)).await
+    }
+
+    /// Waits until no operation runs, and returns the error of the last write. A read that was dropped has moved nothing.
+    fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.running {
+            None => {}
+            Some(Running::Write(task)) => {
+                let result = ready!(Pin::new(task).poll(cx));
+                self.running = None;
+                self.failed = result.unwrap_or_else(|error| Err(error.into())).err();
+            }
+            Some(Running::Read(task)) => {
+                let result = ready!(Pin::new(task).poll(cx));
+                self.running = None;
+                if let Ok(Ok(Chunk { bytes, has_position: false })) = result {
+                    self.left = bytes;
+                }
+            }
+        }
+        if let Some(position) = self.seek.take() {
+            self.left.clear();
+            // The kernel only stores a number.
+            let result = (&*self.std).seek(position);
+            self.failed = self.failed.take().or_else(|| result.err());
+        }
+        Poll::Ready(self.failed.take().map_or(Ok(()), Err))
+    }
+
+    fn take_left(&mut self, buffer: &mut ReadBuf<'_>) {
+        let count = self.left.len().min(buffer.remaining());
+        buffer.put_slice(&self.left[..count]);
+        self.left.drain(..count);
+    }
+
+    fn begin_write(&mut self, bytes: Vec<u8>) {
+        let std = Arc::clone(&self.std);
+        self.running = Some(Running::Write(spawn_blocking(move || (&*std).write_all(&bytes))));
+    }
+}
+
+impl NoWait {
+    /// Reads what is cached. `None` if the kernel would have to wait, or cannot say.
+    fn try_read(&self, file: &fs::File, room: &mut [u8], offset: u64) -> Option<io::Result<usize>> {
+        if !self.read.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut rooms = [IoSliceMut::new(room)];
+        match preadv2(file, &mut rooms, offset, ReadWriteFlags::NOWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::SPIPE | Errno::INVAL) => {
+                self.read.store(false, Ordering::Relaxed);
+                None
+            }
+            result => Some(result.map_err(io::Error::from)),
+        }
+    }
+
+    /// Writes what needs no wait. `None` if the kernel would have to wait, or cannot say.
+    fn try_write(&self, file: &fs::File, bytes: &[u8]) -> Option<io::Result<usize>> {
+        if !self.write.load(Ordering::Relaxed) {
+            return None;
+        }
+        match pwritev2(file, &[IoSlice::new(bytes)], OWN_POSITION, ReadWriteFlags::NOWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::SPIPE | Errno::INVAL) => {
+                self.write.store(false, Ordering::Relaxed);
+                None
+            }
+            result => Some(result.map_err(io::Error::from)),
+        }
+    }
+}
+
+impl AsyncRead for File {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(budget::poll_proceed(cx));
+        loop {
+            if self.seek.is_none()
+                && let Some(Running::Read(task)) = &mut self.running
+            {
+                let result = ready!(Pin::new(task).poll(cx));
+                self.running = None;
+                let chunk = result.unwrap_or_else(|error| Err(error.into()))?;
+                if chunk.has_position {
+                    let count = chunk.bytes.len().min(buffer.remaining());
+                    buffer.put_slice(&chunk.bytes[..count]);
+                    let forward = i64::try_from(count).unwrap_or(i64::MAX);
+                    rustix::fs::seek(&self.std, rustix::fs::SeekFrom::Current(forward))?;
+                } else {
+                    self.left = chunk.bytes;
+                    self.take_left(buffer);
+                }
+                return Poll::Ready(Ok(()));
+            }
+            ready!(self.poll_settled(cx))?;
+            if buffer.remaining() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            if !self.left.is_empty() {
+                self.take_left(buffer);
+                return Poll::Ready(Ok(()));
+            }
+            let room_max = buffer.remaining().min(self.chunk_max);
+            let room = buffer.initialize_unfilled_to(room_max);
+            if let Some(read) = self.can.try_read(&self.std, room, OWN_POSITION) {
+                buffer.advance(read?);
+                return Poll::Ready(Ok(()));
+            }
+            let std = Arc::clone(&self.std);
+            let task = spawn_blocking(move || Chunk::read(&std, room_max));
+            self.running = Some(Running::Read(task));
+        }
+    }
+}
+
+impl AsyncWrite for File {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(budget::poll_proceed(cx));
+        ready!(self.poll_settled(cx))?;
+        let bytes = &bytes[..bytes.len().min(self.chunk_max)];
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        if let Some(written) = self.can.try_write(&self.std, bytes) {
+            return Poll::Ready(written);
+        }
+        self.begin_write(bytes.to_vec());
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(budget::poll_proceed(cx));
+        ready!(self.poll_settled(cx))?;
+        let mut bytes = Vec::new();
+        for slice in slices {
+            let count = slice.len().min(self.chunk_max - bytes.len());
+            bytes.extend_from_slice(&slice[..count]);
+        }
+        let count = bytes.len();
+        if count > 0 {
+            self.begin_write(bytes);
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_settled(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush(cx)
+    }
+}
+
+impl AsyncSeek for File {
+    fn start_seek(mut self: Pin<&mut Self>, position: SeekFrom) -> io::Result<()> {
+        self.seek = Some(position);
+        Ok(())
+    }
+
+    fn poll_complete(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        ready!(self.poll_settled(cx))?;
+        Poll::Ready((&*self.std).stream_position())
+    }
+}
+
+impl From<fs::File> for File {
+    fn from(std: fs::File) -> Self {
+        Self::from_std(std)
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.std.as_fd()
+    }
+}
+
+impl AsRawFd for File {
+    fn as_raw_fd(&self) -> RawFd {
+        self.std.as_raw_fd()
+    }
+}
+
+impl From<OwnedFd> for File {
+    fn from(fd: OwnedFd) -> Self {
+        Self::from_std(fd.into())
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("std", &self.std).finish_non_exhaustive()
+    }
+}
