@@ -62,16 +62,31 @@ pub use vigie_detect::{Instant, net, stock};
 pub use vigie_runtime::{
     BuildError, EnterGuard, Flavor, Handle, JoinError, JoinHandle, KernelHelp, NoRuntime,
     Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow, metrics, spawn, spawn_blocking,
-    spawn_local, task, time, yield_now,
+    spawn_local, time, yield_now,
 };
 pub use vigie_runtime::{fs, process, signal};
+
+/// Spawning and handling tasks.
+pub mod task {
+    #[cfg(feature = "macros")]
+    pub use tokio::task::LocalKey;
+    pub use vigie_runtime::task::*;
+}
+
+/// The runtime itself, where tokio has it.
+pub mod runtime {
+    pub use vigie_runtime::{
+        BuildError, EnterGuard, Flavor, Handle, NoRuntime as TryCurrentError, Runtime,
+        RuntimeBuilder as Builder, ShutdownTimeout,
+    };
+}
 
 /// tokio's channels and locks. They need no runtime, and wake tasks of any; only their tasks' budget is missing, see
 /// [`task::checkpoint`].
 #[cfg(feature = "sync")]
 pub use tokio::sync;
 #[cfg(feature = "macros")]
-pub use tokio::{join, pin, select, try_join};
+pub use tokio::{join, pin, select, task_local, try_join};
 #[cfg(feature = "macros")]
 pub use vigie_macros::{main, test};
 

@@ -44,9 +44,17 @@ const ARROWS: &[(&str, Option<&[&str]>)] = &[
     ("vigie-via", Some(&["vigie-detect"])),
     ("vigie-barrier", Some(&["vigie-detect", "vigie-via"])),
     ("vigie-forward", Some(&["vigie-detect", "vigie-via"])),
+    ("vigie-macros", Some(&[])),
     (
         "vigie",
-        Some(&["vigie-detect", "vigie-runtime", "vigie-via", "vigie-barrier", "vigie-forward"]),
+        Some(&[
+            "vigie-detect",
+            "vigie-runtime",
+            "vigie-macros",
+            "vigie-via",
+            "vigie-barrier",
+            "vigie-forward",
+        ]),
     ),
     ("vigie-bench", None),
 ];
@@ -152,6 +160,10 @@ const ROOMS: &[Rooms<'_>] = &[
             "task",
             "builder",
             "time",
+            "signal",
+            "io",
+            "fs",
+            "process",
         ],
     ),
     (

@@ -15,7 +15,7 @@ static RUNTIME: OnceLock<Handle> = OnceLock::new();
 
 /// Takes note of the runtime that the calling thread runs for, if it is vigie's.
 pub(crate) fn take_note() {
-    if let Ok(handle) = Handle::current() {
+    if let Ok(handle) = Handle::try_current() {
         // There is one runtime in a server process; a second one would not be told of.
         let _ = RUNTIME.set(handle);
     }

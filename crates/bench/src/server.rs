@@ -20,7 +20,7 @@ use crate::schedulers::System;
 /// How long a server may take to listen.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Size of a [`Command`] on the control connection.
+/// Size of a [`LoadCommand`] on the control connection.
 pub(crate) const COMMAND_BYTES: usize = 12;
 
 /// A server: which system, with which load beside the echo.
@@ -193,12 +193,12 @@ pub(crate) fn asks_to_compute(message: [u8; 8]) -> bool {
 /// What a client writes on the control connection: run this many steps, each of this length. The
 /// server answers with eight bytes: the nanoseconds that it took, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Command {
+pub(crate) struct LoadCommand {
     pub(crate) steps: u32,
     pub(crate) step: Duration,
 }
 
-impl Command {
+impl LoadCommand {
     pub(crate) fn to_bytes(self) -> [u8; COMMAND_BYTES] {
         let mut bytes = [0; COMMAND_BYTES];
         bytes[..4].copy_from_slice(&self.steps.to_le_bytes());
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn a_command_survives_its_bytes() {
         // Goal: client and server agree on the control connection. Method: there and back.
-        let command = Command { steps: 100_000, step: Duration::from_micros(5) };
-        assert_eq!(Command::from_bytes(command.to_bytes()), command);
+        let command = LoadCommand { steps: 100_000, step: Duration::from_micros(5) };
+        assert_eq!(LoadCommand::from_bytes(command.to_bytes()), command);
     }
 }

@@ -256,8 +256,8 @@ fn halves_are_reunited() {
         let (other_read, other_write) = other.into_split();
         let error = one_read.reunite(other_write).expect_err("halves of two streams");
         assert_eq!(error.to_string(), "the two halves belong to different streams");
-        let mut one = error.read.reunite(one_write).expect("halves of one stream");
-        let mut other = error.write.reunite(other_read).expect("halves of one stream");
+        let mut one = error.0.reunite(one_write).expect("halves of one stream");
+        let mut other = error.1.reunite(other_read).expect("halves of one stream");
         one.write_all(b"whole").await.expect("written");
         let mut heard = [0; 5];
         other.read_exact(&mut heard).await.expect("read");
@@ -486,7 +486,10 @@ fn sockets_come_from_std_and_go_back() {
         drop(client);
         served.readable().await.expect("readable");
         assert_eq!(served.try_read(&mut heard).expect("the end"), 0);
-        assert_eq!(listener.into_std().expect("a listener").local_addr().expect("an address"), address);
+        assert_eq!(
+            listener.into_std().expect("a listener").local_addr().expect("an address"),
+            address
+        );
     });
 }
 

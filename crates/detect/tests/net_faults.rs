@@ -169,7 +169,8 @@ fn an_address_in_use_is_told() {
         let error = TcpListener::bind(address).await.expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
         let socket = UdpSocket::bind(ANY_PORT).await.expect("bind");
-        let error = UdpSocket::bind(socket.local_addr().expect("an address")).await.expect_err("in use");
+        let error =
+            UdpSocket::bind(socket.local_addr().expect("an address")).await.expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
         let directory = Directory::new();
         let path = directory.path("socket");
@@ -595,7 +596,8 @@ fn a_shutdown_of_the_server_ends_all_waits() {
         }
         // Operations that need not wait still work, and sockets return to the standard library.
         let address = socket.local_addr().expect("an address");
-        let socket = Arc::into_inner(socket).expect("the tasks are gone").into_std().expect("a socket");
+        let socket =
+            Arc::into_inner(socket).expect("the tasks are gone").into_std().expect("a socket");
         socket.send_to(b"x", address).expect("sent");
         assert_eq!(socket.recv(&mut [0; 8]).expect("received"), 1);
     });

@@ -41,7 +41,7 @@ pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// Those of [`macro@main`], except that the default is `flavor = "user_level"`: everything on the thread of the test. Beside
 /// them:
 ///
-/// - `simulated`: virtual time, in which a sleep of an hour takes no time, on `vigie::detect::testing::Simulation`. There,
+/// - `simulated`: virtual time, in which a sleep of an hour takes no time, on `vigie::detect::Simulation`. There,
 ///   timers and detectors work, and tasks of a runtime and sockets do not.
 /// - `seed = 7`: the seed of a simulated test, which decides the order of events that happen at the same time. Default 0.
 #[proc_macro_attribute]
@@ -112,7 +112,10 @@ fn expand(arguments: TokenStream, item: TokenStream, kind: Kind) -> Result<Token
     if let Some(parameters) = parameters
         && !parameters.stream().is_empty()
     {
-        return Err(Problem::new(parameters.span(), "a function that the runtime calls takes no arguments"));
+        return Err(Problem::new(
+            parameters.span(),
+            "a function that the runtime calls takes no arguments",
+        ));
     }
     let body = match tokens.pop() {
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => group,
@@ -150,7 +153,8 @@ impl Arguments {
             let TokenTree::Ident(name) = token else {
                 return Err(Problem::new(token.span(), "expected the name of an argument"));
             };
-            let has_value = matches!(tokens.peek(), Some(TokenTree::Punct(it)) if it.as_char() == '=');
+            let has_value =
+                matches!(tokens.peek(), Some(TokenTree::Punct(it)) if it.as_char() == '=');
             let value = if has_value { tokens.nth(1) } else { None };
             parsed.take(&name, value.as_ref(), kind)?;
             if name.to_string() == "seed" {
@@ -197,7 +201,8 @@ impl Arguments {
                     Kind::Main => "`flavor`, `workers` and `crate`",
                     Kind::Test => "`flavor`, `workers`, `simulated`, `seed` and `crate`",
                 };
-                let problem = format!("`{other}` is no argument, or has no such value: there are {known}");
+                let problem =
+                    format!("`{other}` is no argument, or has no such value: there are {known}");
                 return Err(Problem::new(name.span(), problem));
             }
         }
@@ -213,7 +218,7 @@ impl Arguments {
         code.extend(parse(";"));
         code.extend(if *is_simulated {
             parse(&format!(
-                "{path}::detect::testing::Simulation::new({seed}).block_on(body)\
+                "{path}::detect::Simulation::new({seed}).block_on(body)\
                  .expect(\"everything waits, and nothing will happen\")"
             ))
         } else {

@@ -107,15 +107,79 @@ pub enum BuildError {
     Thread(#[source] io::Error),
 }
 
+impl From<BuildError> for io::Error {
+    fn from(error: BuildError) -> Self {
+        let kind = match &error {
+            BuildError::Server(error) | BuildError::Tokio(error) | BuildError::Thread(error) => {
+                error.kind()
+            }
+            BuildError::MetricsSocket(_) => io::ErrorKind::Other,
+            _ => io::ErrorKind::InvalidInput,
+        };
+        Self::new(kind, error)
+    }
+}
+
 const WORKERS_MAX: usize = 1024;
 const SPIN_MAX: Duration = Duration::from_millis(10);
 
 const STACK_BYTES_MIN: usize = 16 * 1024;
 
 impl Runtime {
+    /// Creates a runtime with the defaults of [`builder`](Self::builder).
+    ///
+    /// # Errors
+    /// Those of [`RuntimeBuilder::build`].
+    pub fn new() -> Result<Self, BuildError> {
+        Self::builder().build()
+    }
+
     /// Returns a builder with the defaults: hybrid, one worker for each available core.
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder::new()
+    }
+}
+
+/// tokio's names, so that its builders compile here.
+impl RuntimeBuilder {
+    /// The same as [`Runtime::builder`]: the hybrid flavor, with one worker for each available core.
+    pub fn new_multi_thread() -> Self {
+        Self::new()
+    }
+
+    /// The user-level flavor: all tasks on the thread that calls [`Runtime::block_on`].
+    pub fn new_current_thread() -> Self {
+        Self::new().flavor(Flavor::UserLevel)
+    }
+
+    /// The same as [`workers`](Self::workers).
+    pub fn worker_threads(self, count: usize) -> Self {
+        self.workers(count)
+    }
+
+    /// The same as [`blocking_threads`](Self::blocking_threads).
+    pub fn max_blocking_threads(self, count: usize) -> Self {
+        self.blocking_threads(count)
+    }
+
+    /// The same as [`blocking_keep_alive`](Self::blocking_keep_alive).
+    pub fn thread_keep_alive(self, time: Duration) -> Self {
+        self.blocking_keep_alive(time)
+    }
+
+    /// Does nothing: sockets and timers are always there.
+    pub const fn enable_all(self) -> Self {
+        self
+    }
+
+    /// Does nothing: sockets are always there.
+    pub const fn enable_io(self) -> Self {
+        self
+    }
+
+    /// Does nothing: timers are always there.
+    pub const fn enable_time(self) -> Self {
+        self
     }
 }
 
@@ -365,7 +429,7 @@ impl RuntimeBuilder {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let enter = |shared| Handle::from(Scheduler::UserLevel(shared)).enter();
                 let shared = Arc::new(user_level::UserLevelShared::new(server, options, enter));
-                Runtime::new(Scheduler::UserLevel(shared).into(), Vec::new())
+                Runtime::assemble(Scheduler::UserLevel(shared).into(), Vec::new())
             }
             Flavor::Hybrid => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
@@ -373,14 +437,14 @@ impl RuntimeBuilder {
                 let enter = |shared| Handle::from(Scheduler::Hybrid(shared)).enter();
                 let (shared, threads) =
                     hybrid::start(server, watchdog, options, enter).map_err(BuildError::Thread)?;
-                Runtime::new(Scheduler::Hybrid(shared).into(), threads)
+                Runtime::assemble(Scheduler::Hybrid(shared).into(), threads)
             }
             Flavor::KernelLevel => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let enter = |shared| Handle::from(Scheduler::KernelLevel(shared)).enter();
                 let (shared, host) =
                     kernel_level::start(server, options, enter).map_err(BuildError::Thread)?;
-                Runtime::new(Scheduler::KernelLevel(shared).into(), vec![host])
+                Runtime::assemble(Scheduler::KernelLevel(shared).into(), vec![host])
             }
         };
 

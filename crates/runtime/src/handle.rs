@@ -67,9 +67,19 @@ pub struct NoRuntime;
 impl Handle {
     /// Returns the runtime of the calling task.
     ///
+    /// # Panics
+    /// Outside any runtime: see [`try_current`](Self::try_current).
+    #[must_use]
+    #[track_caller]
+    pub fn current() -> Self {
+        Self::clone(&Self::expect_current())
+    }
+
+    /// Returns the runtime of the calling task.
+    ///
     /// # Errors
     /// [`NoRuntime`] outside any runtime.
-    pub fn current() -> Result<Self, NoRuntime> {
+    pub fn try_current() -> Result<Self, NoRuntime> {
         context::current::<Self>().map(|handle| Self::clone(&handle)).ok_or(NoRuntime)
     }
 

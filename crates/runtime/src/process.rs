@@ -209,13 +209,24 @@ impl Exit {
         }
     }
 
-    /// Waits until the child may have ended.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Waits for the end of the child, and reaps it.
+    fn poll(
+        &mut self,
+        child: &mut process::Child,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<ExitStatus>> {
         match self {
-            Self::Pidfd(pidfd) => pidfd.poll_ready(Direction::Read, cx).map_ok(drop),
-            Self::Signal(signal) => match ready!(signal.poll_recv(cx)) {
-                Some(()) => Poll::Ready(Ok(())),
-                None => Poll::Ready(Err(vigie_detect::WaitError::ServerClosed.into())),
+            // A descriptor counts as ready until an attempt shows that it is not.
+            Self::Pidfd(pidfd) => pidfd.poll_io(Direction::Read, cx, |_| {
+                child.try_wait()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+            }),
+            Self::Signal(signal) => loop {
+                if let Some(status) = child.try_wait()? {
+                    return Poll::Ready(Ok(status));
+                }
+                if ready!(signal.poll_recv(cx)).is_none() {
+                    return Poll::Ready(Err(vigie_detect::WaitError::ServerClosed.into()));
+                }
             },
         }
     }
@@ -271,16 +282,25 @@ impl Child {
     }
 
     fn poll_wait(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<ExitStatus>> {
+        if let Some(status) = self.try_wait()? {
+            return Poll::Ready(Ok(status));
+        }
         loop {
-            if let Some(status) = self.try_wait()? {
-                return Poll::Ready(Ok(status));
-            }
-            let ChildState::Running(child, exit) = &mut self.state else { continue };
-            ready!(exit.poll(cx))?;
-            if let Exit::Pidfd(_) = exit {
-                // The pidfd says that it has ended, so this does not wait.
-                let status = child.wait()?;
-                self.state = ChildState::Ended(status);
+            let (child, exit) = match &mut self.state {
+                ChildState::Running(child, exit) => (child, exit),
+                ChildState::Ended(status) => return Poll::Ready(Ok(*status)),
+            };
+            match ready!(exit.poll(child, cx)) {
+                Ok(status) => self.state = ChildState::Ended(status),
+                // The runtime that started it is gone: this one watches it from now on.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                    let server = Server::current()?;
+                    if server.is_closed() {
+                        return Poll::Ready(Err(error));
+                    }
+                    *exit = Exit::of(&server, child)?;
+                }
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
     }
@@ -390,7 +410,7 @@ fn reap_orphans() {
 /// Reaps a child once it has ended: by a task, if there is a runtime, otherwise when the next child is started.
 fn reap_later(child: process::Child) {
     reap_orphans();
-    let Ok(runtime) = Handle::current() else { return orphan(child) };
+    let Ok(runtime) = Handle::try_current() else { return orphan(child) };
     /// Becomes an orphan if the runtime ends first.
     struct Reaped(Option<process::Child>);
     impl Drop for Reaped {
@@ -403,15 +423,12 @@ fn reap_later(child: process::Child) {
     let Ok(exit) = Exit::of(runtime.server(), &child) else { return orphan(child) };
     let (mut reaped, mut exit) = (Reaped(Some(child)), exit);
     let task = runtime.spawn(async move {
-        loop {
-            let has_ended = reaped.0.as_mut().is_none_or(|it| !matches!(it.try_wait(), Ok(None)));
-            if has_ended {
-                drop(reaped.0.take());
-                return;
-            }
-            if poll_fn(|cx| exit.poll(cx)).await.is_err() {
-                return;
-            }
+        let has_ended = poll_fn(|cx| match &mut reaped.0 {
+            Some(child) => exit.poll(child, cx).map(|result| result.is_ok()),
+            None => Poll::Ready(true),
+        });
+        if has_ended.await {
+            drop(reaped.0.take());
         }
     });
     drop(task);

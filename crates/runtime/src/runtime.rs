@@ -53,7 +53,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn new(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
+    pub(crate) fn assemble(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
         Self {
             handle,
             threads,

@@ -35,8 +35,8 @@ pub mod unix {
         task::{Context, Poll},
     };
 
-    use vigie_detect::{EventStream, Server, stock::signal};
     pub use vigie_detect::stock::signal::SignalKind;
+    use vigie_detect::{EventStream, Server, stock::signal};
 
     /// The arrivals of one signal: see [`signal()`].
     #[derive(Debug)]

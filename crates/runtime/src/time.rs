@@ -5,12 +5,18 @@ use std::{
     future::{Future, IntoFuture},
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use pin_project_lite::pin_project;
 use thiserror::Error;
 use vigie_detect::{Server, Timers, Wait, budget};
+
+pub use std::time::Duration;
+
+/// Errors, where tokio has them.
+pub mod error {
+    pub use super::Elapsed;
+}
 
 pub use vigie_detect::Instant;
 

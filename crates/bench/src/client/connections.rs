@@ -9,7 +9,7 @@ use super::ping_pong::{PingPong, RemoteTask};
 use crate::clock;
 use crate::error::Failure;
 use crate::host::limits;
-use crate::server::Command;
+use crate::server::LoadCommand;
 
 /// How much slower than its steps alone a compute task may be before the client gives up: naive
 /// polling of 64 sockets takes about ten times as long as the steps.
@@ -119,7 +119,7 @@ impl Connections {
                 reason: "its plan has no compute task".to_owned(),
             });
         };
-        let command = Command { steps: task.steps, step: task.step };
+        let command = LoadCommand { steps: task.steps, step: task.step };
         control.write_all(&command.to_bytes()).map_err(Failure::io("starting the compute task"))?;
         let limit = task.step.saturating_mul(task.steps).saturating_mul(SLOWDOWN_MAX);
         let limit = limit.saturating_add(self.timeout);

@@ -15,7 +15,7 @@ use crate::error::Failure;
 use crate::mix::{self, LoadServer};
 use crate::process::Message;
 use crate::schedulers::System;
-use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
+use crate::server::{COMMAND_BYTES, LoadCommand, ServerPlan, asks_to_compute};
 use crate::system::blocking_calls::{STACK_BYTES, accept, serve_blocking};
 use crate::workload::switches::{SwitchCounts, SwitchPlan};
 
@@ -132,12 +132,12 @@ fn serve_control(listener: &TcpListener) -> io::Result<()> {
         if stream.read_exact(&mut bytes).is_err() {
             return Ok(());
         }
-        let elapsed = run_steps(Command::from_bytes(bytes));
+        let elapsed = run_steps(LoadCommand::from_bytes(bytes));
         stream.write_all(&clock::nanoseconds(elapsed).to_le_bytes())?;
     }
 }
 
-fn run_steps(command: Command) -> Duration {
+fn run_steps(command: LoadCommand) -> Duration {
     let start = clock::now();
     for _ in 0..command.steps {
         busy(command.step);

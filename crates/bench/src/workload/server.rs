@@ -17,7 +17,7 @@ use crate::compute::{YieldEvery, busy, counted};
 use crate::error::Failure;
 use crate::inside;
 use crate::process::Message;
-use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
+use crate::server::{COMMAND_BYTES, LoadCommand, ServerPlan, asks_to_compute};
 use crate::system::{AsyncSystem, fill};
 
 /// Serves `plan` on `S` until the process is killed.
@@ -102,13 +102,13 @@ async fn serve_control<S: AsyncSystem>(listener: S::Listener) -> io::Result<()> 
         if !fill::<S>(&mut stream, &mut bytes).await? {
             return Ok(());
         }
-        let elapsed = S::call(run_steps::<S>(Command::from_bytes(bytes))).await;
+        let elapsed = S::call(run_steps::<S>(LoadCommand::from_bytes(bytes))).await;
         S::write_all(&mut stream, &clock::nanoseconds(elapsed).to_le_bytes()).await?;
     }
 }
 
 /// "A computational task involving a lot of context switches" [bouge02, §4.2].
-async fn run_steps<S: AsyncSystem>(command: Command) -> Duration {
+async fn run_steps<S: AsyncSystem>(command: LoadCommand) -> Duration {
     let start = clock::now();
     for _ in 0..command.steps {
         busy(command.step);

@@ -123,11 +123,7 @@ mod tests {
                     let (after, succeeds) =
                         fate.map_or((Duration::ZERO, false), |fate| (fate.1, fate.2));
                     server.timers().wait(server.now() + after).await.unwrap();
-                    if succeeds {
-                        Ok(to)
-                    } else {
-                        Err(io::Error::other(to.to_string()))
-                    }
+                    if succeeds { Ok(to) } else { Err(io::Error::other(to.to_string())) }
                 }
             })
             .await

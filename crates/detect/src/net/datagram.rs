@@ -9,6 +9,8 @@ use std::{
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::ReadBuf;
 
+#[cfg(feature = "bytes")]
+use super::fill;
 use super::socket::{self, DatagramSocket};
 use crate::{
     builtin::Direction,
@@ -150,6 +152,24 @@ impl<S: DatagramSocket> Datagram<S> {
         self.fd.async_io(Direction::Write, |socket| transmit(socket, datagram)).await
     }
 
+    /// Waits until there is room to send; the poll-style [`writable`](Self::writable). One waiting task in common with all
+    /// polls that send.
+    ///
+    /// # Errors
+    /// Same as [`AsyncFd::poll_ready`].
+    pub fn poll_send_ready(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        self.fd.poll_ready(Direction::Write, cx).map_ok(|_| ())
+    }
+
+    /// Waits until a datagram is there; the poll-style [`readable`](Self::readable). One waiting task in common with all
+    /// polls that receive.
+    ///
+    /// # Errors
+    /// Same as [`AsyncFd::poll_ready`].
+    pub fn poll_recv_ready(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        self.fd.poll_ready(Direction::Read, cx).map_ok(|_| ())
+    }
+
     /// The poll-style [`send`](Self::send); one waiting task in common with all polls that send.
     ///
     /// # Errors
@@ -246,6 +266,72 @@ impl<S: DatagramSocket> Datagram<S> {
     pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.fd.async_io(Direction::Read, |socket| look(socket, buffer)).await
     }
+
+    /// Like [`recv`](Self::recv), into the free part of `buffer`, which then has that many bytes more.
+    ///
+    /// # Cancel safety
+    /// Same as [`recv`](Self::recv).
+    ///
+    /// # Errors
+    /// Same as [`recv`](Self::recv).
+    #[cfg(feature = "bytes")]
+    pub async fn recv_buf<B: bytes::BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
+        self.fd.async_io(Direction::Read, |socket| receive_buf(socket, buffer)).await
+    }
+
+    /// Like [`try_recv`](Self::try_recv), into the free part of `buffer`, which then has that many bytes more.
+    ///
+    /// # Errors
+    /// Same as [`try_recv`](Self::try_recv).
+    #[cfg(feature = "bytes")]
+    pub fn try_recv_buf<B: bytes::BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
+        self.fd.try_io(Direction::Read, |socket| receive_buf(socket, buffer))
+    }
+
+    /// Like [`recv_from`](Self::recv_from), into the free part of `buffer`, which then has that many bytes more.
+    ///
+    /// # Cancel safety
+    /// Same as [`recv_from`](Self::recv_from).
+    ///
+    /// # Errors
+    /// Same as [`recv`](Self::recv).
+    #[cfg(feature = "bytes")]
+    pub async fn recv_buf_from<B: bytes::BufMut>(
+        &self,
+        buffer: &mut B,
+    ) -> io::Result<(usize, S::Address)> {
+        self.fd.async_io(Direction::Read, |socket| receive_buf_from(socket, buffer)).await
+    }
+
+    /// Like [`try_recv_from`](Self::try_recv_from), into the free part of `buffer`, which then has that many bytes more.
+    ///
+    /// # Errors
+    /// Same as [`try_recv_from`](Self::try_recv_from).
+    #[cfg(feature = "bytes")]
+    pub fn try_recv_buf_from<B: bytes::BufMut>(
+        &self,
+        buffer: &mut B,
+    ) -> io::Result<(usize, S::Address)> {
+        self.fd.try_io(Direction::Read, |socket| receive_buf_from(socket, buffer))
+    }
+}
+
+#[cfg(feature = "bytes")]
+fn receive_buf(socket: &impl AsFd, buffer: &mut impl bytes::BufMut) -> io::Result<usize> {
+    let receive = |room: &mut ReadBuf<'_>| fill::receive(socket, room, RecvFlags::empty());
+    fill::into_buf(buffer, receive).map(|(count, _)| count)
+}
+
+#[cfg(feature = "bytes")]
+fn receive_buf_from<S: DatagramSocket>(
+    socket: &S,
+    buffer: &mut impl bytes::BufMut,
+) -> io::Result<(usize, S::Address)> {
+    fill::into_buf(buffer, |room| {
+        let (count, address) = socket.receive_from(room.initialize_unfilled())?;
+        room.advance(count);
+        Ok(address)
+    })
 }
 
 fn transmit(socket: &impl AsFd, datagram: &[u8]) -> io::Result<usize> {

@@ -21,6 +21,22 @@ pub(super) fn read(fd: &impl AsFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize
     fill(buffer, |room| Ok(rustix::io::read(fd, room)?.0.len()))
 }
 
+/// Receives bytes into `buffer`, and returns how many with what else `receive` returns.
+#[cfg(feature = "bytes")]
+pub(super) fn into_buf<B: bytes::BufMut, T>(
+    buffer: &mut B,
+    receive: impl FnOnce(&mut ReadBuf<'_>) -> io::Result<T>,
+) -> io::Result<(usize, T)> {
+    // SAFETY: the slice is passed on as a `ReadBuf`, which writes nothing uninitialised to it.
+    let room = unsafe { buffer.chunk_mut().as_uninit_slice_mut() };
+    let mut room = ReadBuf::uninit(room);
+    let received = receive(&mut room)?;
+    let count = room.filled().len();
+    // SAFETY: that many bytes are filled, from the start of the chunk.
+    unsafe { buffer.advance_mut(count) };
+    Ok((count, received))
+}
+
 /// Lets the kernel write to the unfilled part of `buffer`. `call` returns how many bytes it has initialised, from the
 /// start.
 fn fill(

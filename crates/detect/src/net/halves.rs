@@ -86,7 +86,7 @@ impl<S: StreamSocket> OwnedWriteHalf<S> {
     #[expect(clippy::missing_panics_doc, reason = "a stream has two halves, and no third owner")]
     pub fn reunite(self, read: OwnedReadHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
         if !Arc::ptr_eq(&self.stream, &read.stream) {
-            return Err(ReuniteError { read, write: self });
+            return Err(ReuniteError(read, self));
         }
         self.forget();
         Ok(Arc::into_inner(read.stream).expect("invariant: a stream has two halves"))
@@ -110,21 +110,13 @@ impl<S: StreamSocket> Drop for OwnedWriteHalf<S> {
     }
 }
 
-/// The error if the halves belong to different streams.
-#[non_exhaustive]
-pub struct ReuniteError<S: StreamSocket> {
-    /// The read half.
-    pub read: OwnedReadHalf<S>,
-    /// The write half.
-    pub write: OwnedWriteHalf<S>,
-}
+/// The error if the halves belong to different streams; it has both.
+#[expect(clippy::exhaustive_structs, reason = "tokio's type of the same name")]
+pub struct ReuniteError<S: StreamSocket>(pub OwnedReadHalf<S>, pub OwnedWriteHalf<S>);
 
 impl<S: StreamSocket> fmt::Debug for ReuniteError<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReuniteError")
-            .field("read", &self.read)
-            .field("write", &self.write)
-            .finish()
+        f.debug_tuple("ReuniteError").field(&self.0).field(&self.1).finish()
     }
 }
 

@@ -86,4 +86,4 @@ pub use stream::Stream;
 pub use tcp::{TcpListener, TcpStream};
 pub use tcp_socket::TcpSocket;
 pub use udp::UdpSocket;
-pub use unix::{PeerCredentials, UnixDatagram, UnixListener, UnixStream};
+pub use unix::{PeerCredentials, UnixDatagram, UnixListener, UnixSocket, UnixStream};

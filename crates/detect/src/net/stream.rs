@@ -223,6 +223,18 @@ impl<S: StreamSocket> Stream<S> {
         })
     }
 
+    /// Like [`try_read`](Self::try_read), into the free part of `buffer`, which then has that many bytes more.
+    ///
+    /// # Errors
+    /// Same as [`try_read`](Self::try_read).
+    #[cfg(feature = "bytes")]
+    pub fn try_read_buf<B: bytes::BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
+        self.fd.try_io(Direction::Read, |socket| {
+            let receive = |room: &mut ReadBuf<'_>| fill::receive(socket, room, RecvFlags::empty());
+            fill::into_buf(buffer, receive).map(|(count, _)| count)
+        })
+    }
+
     /// Writes as much of `bytes` as there is room for, and returns the number of bytes.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ use std::{io, net::SocketAddr, time::Duration};
 use rustix::net::sockopt;
 
 use super::{
-    halves,
     connect::first_connected,
+    halves,
     listener::Listener,
     lookup::{self, ToSocketAddrs},
     socket::{self, ListenerSocket, Socket, StreamSocket, sealed::Sealed},
@@ -169,6 +169,15 @@ impl TcpStream {
     }
 }
 
+impl TryFrom<std::net::TcpStream> for TcpStream {
+    type Error = io::Error;
+
+    /// The same as `from_std`.
+    fn try_from(socket: std::net::TcpStream) -> io::Result<Self> {
+        Self::from_std(socket)
+    }
+}
+
 impl Sealed for std::net::TcpStream {}
 
 impl Socket for std::net::TcpStream {
@@ -186,6 +195,15 @@ impl StreamSocket for std::net::TcpStream {
 
     fn peer_address(&self) -> io::Result<SocketAddr> {
         self.peer_addr()
+    }
+}
+
+impl TryFrom<std::net::TcpListener> for TcpListener {
+    type Error = io::Error;
+
+    /// The same as `from_std`.
+    fn try_from(socket: std::net::TcpListener) -> io::Result<Self> {
+        Self::from_std(socket)
     }
 }
 

@@ -72,11 +72,7 @@ impl UdpSocket {
     /// # Errors
     /// The kernel's error, for this datagram or an earlier one; those of [`lookup_host`](super::lookup_host); otherwise as
     /// [`send`](Datagram::send).
-    pub async fn send_to(
-        &self,
-        datagram: &[u8],
-        address: impl ToSocketAddrs,
-    ) -> io::Result<usize> {
+    pub async fn send_to(&self, datagram: &[u8], address: impl ToSocketAddrs) -> io::Result<usize> {
         let address =
             lookup::resolve(None, &address).await?.next().ok_or_else(lookup::no_address)?;
         self.fd.async_io(Direction::Write, |socket| socket.send_to(datagram, address)).await
@@ -131,6 +127,41 @@ impl UdpSocket {
             ready!(self.fd.poll_io(Direction::Read, cx, |socket| socket.peek_from(room)))?;
         buffer.advance(count);
         Poll::Ready(Ok(address))
+    }
+
+    /// Copies a datagram like [`peek_from`](Self::peek_from), if one is there.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Datagram::recv).
+    pub fn try_peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.fd.try_io(Direction::Read, |socket| socket.peek_from(buffer))
+    }
+
+    /// Waits for a datagram and returns its sender, without taking it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is taken.
+    ///
+    /// # Errors
+    /// Same as [`recv`](Datagram::recv).
+    pub async fn peek_sender(&self) -> io::Result<SocketAddr> {
+        self.fd.async_io(Direction::Read, sender).await
+    }
+
+    /// The poll-style [`peek_sender`](Self::peek_sender); one waiting task in common with all polls that receive.
+    ///
+    /// # Errors
+    /// Same as [`recv`](Datagram::recv).
+    pub fn poll_peek_sender(&self, cx: &Context<'_>) -> Poll<io::Result<SocketAddr>> {
+        self.fd.poll_io(Direction::Read, cx, sender)
+    }
+
+    /// Returns the sender of the next datagram, if one is there.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Datagram::recv).
+    pub fn try_peek_sender(&self) -> io::Result<SocketAddr> {
+        self.fd.try_io(Direction::Read, sender)
     }
 
     /// Returns whether datagrams may be sent to broadcast addresses.
@@ -245,6 +276,19 @@ impl UdpSocket {
     /// The kernel's error.
     pub fn set_multicast_ttl_v4(&self, hops: u32) -> io::Result<()> {
         self.fd.as_inner().set_multicast_ttl_v4(hops)
+    }
+}
+
+fn sender(socket: &std::net::UdpSocket) -> io::Result<SocketAddr> {
+    Ok(socket.peek_from(&mut [])?.1)
+}
+
+impl TryFrom<std::net::UdpSocket> for UdpSocket {
+    type Error = io::Error;
+
+    /// The same as `from_std`.
+    fn try_from(socket: std::net::UdpSocket) -> io::Result<Self> {
+        Self::from_std(socket)
     }
 }
 

@@ -2,26 +2,30 @@
 
 use std::{
     io,
-    os::unix::net,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt, net},
+    },
     path::Path,
     time::Duration,
 };
 
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, addr::SocketAddrLen, socket_with,
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, addr::SocketAddrLen,
+    socket_with,
 };
 
 use super::{
-    halves,
     datagram::Datagram,
+    halves,
     listener::Listener,
     socket::{self, DatagramSocket, ListenerSocket, Socket, StreamSocket, sealed::Sealed},
     stream::Stream,
 };
 pub use std::os::unix::net::SocketAddr;
 
-pub use super::pipe;
 pub use self::PeerCredentials as UCred;
+pub use super::pipe;
 use crate::server::Server;
 
 /// A connection within the host. Methods shared with TCP connections are at [`Stream`].
@@ -53,11 +57,12 @@ pub type OwnedWriteHalf = halves::OwnedWriteHalf<net::UnixStream>;
 pub type ReuniteError = halves::ReuniteError<net::UnixStream>;
 
 impl UnixListener {
-    /// Listens at `path`, where it creates a file.
+    /// Listens at `path`, where it creates a file. A path that begins with a NUL byte is an abstract name, without a file
+    /// [unix(7)]; this is so for all Unix sockets.
     ///
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::AddrInUse`] if there already is a file, even one left by
-    /// an earlier listener; [`io::ErrorKind::InvalidInput`] for a path of more than 107 bytes. Also
+    /// an earlier listener; `ENAMETOOLONG` for a path of more than 107 bytes. Also
     /// the errors of [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::bind_on(&Server::current()?, path)
@@ -68,7 +73,10 @@ impl UnixListener {
     /// # Errors
     /// Same as [`bind`](Self::bind).
     pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
-        Self::from_std_on(server, net::UnixListener::bind(path)?)
+        let socket = UnixSocket::new_stream()?;
+        socket.bind(path)?;
+        rustix::net::listen(&socket.fd, BACKLOG)?;
+        Self::from_std_on(server, socket.fd.into())
     }
 }
 
@@ -97,10 +105,9 @@ impl UnixStream {
     /// Same as [`connect`](Self::connect).
     #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
     pub async fn connect_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_ref())?)?;
-        Self::watched_by(server.readiness(), socket.into())
+        let socket = UnixSocket::new_stream()?;
+        rustix::net::connect(&socket.fd, &address_of(path.as_ref())?)?;
+        Self::watched_by(server.readiness(), socket.fd.into())
     }
 
     /// Creates two streams connected to each other.
@@ -128,7 +135,11 @@ impl UnixStream {
     /// The kernel's error.
     pub fn peer_cred(&self) -> io::Result<PeerCredentials> {
         let rustix::net::UCred { pid, uid, gid } = rustix::net::sockopt::socket_peercred(self)?;
-        Ok(PeerCredentials { uid: uid.as_raw(), gid: gid.as_raw(), pid: pid.as_raw_nonzero().get() })
+        Ok(PeerCredentials {
+            uid: uid.as_raw(),
+            gid: gid.as_raw(),
+            pid: pid.as_raw_nonzero().get(),
+        })
     }
 }
 
@@ -177,7 +188,9 @@ impl UnixDatagram {
     /// # Errors
     /// Same as [`UnixListener::bind`].
     pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
-        Self::from_std_on(server, net::UnixDatagram::bind(path)?)
+        let socket = UnixSocket::new_datagram()?;
+        socket.bind(path)?;
+        Self::from_std_on(server, socket.fd.into())
     }
 
     /// Creates a socket without an address, to send from.
@@ -219,7 +232,7 @@ impl UnixDatagram {
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::NotFound`], [`io::ErrorKind::ConnectionRefused`].
     pub fn connect(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.fd.as_inner().connect(path)
+        Ok(rustix::net::connect(&self.fd, &address_of(path.as_ref())?)?)
     }
 
     /// Returns the address to which the socket is connected.
@@ -260,7 +273,102 @@ impl UnixDatagram {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if the receiver's queue is full; the kernel's error.
     pub fn try_send_to(&self, datagram: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
-        self.fd.as_inner().send_to(datagram, path)
+        let address = address_of(path.as_ref())?;
+        Ok(rustix::net::sendto(&self.fd, datagram, SendFlags::NOSIGNAL, &address)?)
+    }
+}
+
+impl TryFrom<net::UnixStream> for UnixStream {
+    type Error = io::Error;
+
+    /// The same as `from_std`.
+    fn try_from(socket: net::UnixStream) -> io::Result<Self> {
+        Self::from_std(socket)
+    }
+}
+
+/// A Unix socket before it is connected or listens.
+#[derive(Debug)]
+pub struct UnixSocket {
+    fd: OwnedFd,
+    kind: SocketType,
+}
+
+impl UnixSocket {
+    /// Creates a socket for a stream or listener.
+    ///
+    /// # Errors
+    /// Out of descriptors or memory.
+    pub fn new_stream() -> io::Result<Self> {
+        Self::of_kind(SocketType::STREAM)
+    }
+
+    /// Creates a socket for datagrams.
+    ///
+    /// # Errors
+    /// Out of descriptors or memory.
+    pub fn new_datagram() -> io::Result<Self> {
+        Self::of_kind(SocketType::DGRAM)
+    }
+
+    fn of_kind(kind: SocketType) -> io::Result<Self> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        Ok(Self { fd: socket_with(AddressFamily::UNIX, kind, flags, None)?, kind })
+    }
+
+    fn require(&self, kind: SocketType, call: &str) -> io::Result<()> {
+        if self.kind == kind {
+            return Ok(());
+        }
+        let problem = format!("{call} is not for a socket of this kind");
+        Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
+    }
+
+    /// Binds the socket to `path`, where it creates a file.
+    ///
+    /// # Errors
+    /// Same as [`UnixListener::bind`].
+    pub fn bind(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        Ok(rustix::net::bind(&self.fd, &address_of(path.as_ref())?)?)
+    }
+
+    /// Listens; up to `backlog` connections wait to be accepted, if `net.core.somaxconn` allows.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a socket for datagrams; the kernel's error.
+    pub fn listen(self, backlog: u32) -> io::Result<UnixListener> {
+        self.require(SocketType::STREAM, "`listen`")?;
+        rustix::net::listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        UnixListener::from_std(self.fd.into())
+    }
+
+    /// Connects to the listener at `path`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a socket for datagrams; otherwise as [`UnixStream::connect`].
+    #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
+    pub async fn connect(self, path: impl AsRef<Path>) -> io::Result<UnixStream> {
+        self.require(SocketType::STREAM, "`connect`")?;
+        rustix::net::connect(&self.fd, &address_of(path.as_ref())?)?;
+        UnixStream::watched_by(Server::current()?.readiness(), self.fd.into())
+    }
+
+    /// Makes it a socket that sends and receives datagrams.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a socket for streams; those of [`AsyncFd::new`](crate::AsyncFd::new).
+    pub fn datagram(self) -> io::Result<UnixDatagram> {
+        self.require(SocketType::DGRAM, "`datagram`")?;
+        UnixDatagram::from_std(self.fd.into())
+    }
+}
+
+impl AsFd for UnixSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -280,6 +388,15 @@ impl StreamSocket for net::UnixStream {
 
     fn peer_address(&self) -> io::Result<SocketAddr> {
         self.peer_addr()
+    }
+}
+
+impl TryFrom<net::UnixListener> for UnixListener {
+    type Error = io::Error;
+
+    /// The same as `from_std`.
+    fn try_from(socket: net::UnixListener) -> io::Result<Self> {
+        Self::from_std(socket)
     }
 }
 
@@ -309,8 +426,28 @@ impl ListenerSocket for net::UnixListener {
     }
 }
 
+/// How many connections the kernel queues for a listener, if `net.core.somaxconn` allows.
+const BACKLOG: i32 = 1024;
+
+/// Returns the address of a path; of an abstract name, if it begins with a NUL byte.
+fn address_of(path: &Path) -> io::Result<SocketAddrUnix> {
+    match path.as_os_str().as_bytes().split_first() {
+        Some((0, name)) => Ok(SocketAddrUnix::new_abstract_name(name)?),
+        _ => Ok(SocketAddrUnix::new(path)?),
+    }
+}
+
 /// The size of an address that consists only of its family.
 const UNNAMED_BYTES: SocketAddrLen = 2;
+
+impl TryFrom<net::UnixDatagram> for UnixDatagram {
+    type Error = io::Error;
+
+    /// The same as `from_std`.
+    fn try_from(socket: net::UnixDatagram) -> io::Result<Self> {
+        Self::from_std(socket)
+    }
+}
 
 impl Sealed for net::UnixDatagram {}
 

@@ -2,15 +2,14 @@
 
 use std::{fmt, io};
 
-use super::Server;
 use crate::sync::{OnceLock, thread};
 
 /// A call that blocks.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type BlockingCall = Box<dyn FnOnce() + Send>;
 
 /// What runs the blocking calls of a server.
 #[derive(Default)]
-pub(crate) struct BlockingExecutor(OnceLock<Box<dyn Fn(Job) + Send + Sync>>);
+pub(crate) struct BlockingExecutor(OnceLock<Box<dyn Fn(BlockingCall) + Send + Sync>>);
 
 impl fmt::Debug for BlockingExecutor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,30 +17,23 @@ impl fmt::Debug for BlockingExecutor {
     }
 }
 
-impl Server {
-    /// Sets what runs calls that block a thread: lookups of names in [`net`](crate::net). Each is passed to `run`, which
-    /// must not run it on a thread that drives the server, and drops it if it cannot run it. Without an executor each
-    /// call has a thread of its own. The runtime of vigie sets its blocking pool.
-    ///
-    /// Returns whether this was the first time; later executors are ignored.
-    pub fn set_blocking_executor(
-        &self,
-        run: impl Fn(Box<dyn FnOnce() + Send>) + Send + Sync + 'static,
-    ) -> bool {
-        self.owner.shared.blocking.0.set(Box::new(run)).is_ok()
+impl BlockingExecutor {
+    /// Sets what runs the calls; returns whether this was the first time.
+    pub(crate) fn set(&self, run: impl Fn(BlockingCall) + Send + Sync + 'static) -> bool {
+        self.0.set(Box::new(run)).is_ok()
     }
 
     /// Runs a call that blocks.
     ///
     /// # Errors
     /// The kernel's error, if it refuses a thread.
-    pub(crate) fn run_blocking(&self, job: Job) -> io::Result<()> {
-        match self.owner.shared.blocking.0.get() {
+    pub(crate) fn run(&self, call: BlockingCall) -> io::Result<()> {
+        match self.0.get() {
             Some(run) => {
-                run(job);
+                run(call);
                 Ok(())
             }
-            None => on_a_thread(job),
+            None => on_a_thread(call),
         }
     }
 }
@@ -50,6 +42,6 @@ impl Server {
 ///
 /// # Errors
 /// The kernel's error, if it refuses one.
-pub(crate) fn on_a_thread(job: Job) -> io::Result<()> {
-    thread::Builder::new().name("vigie-blocking".to_owned()).spawn(job).map(drop)
+pub(crate) fn on_a_thread(call: BlockingCall) -> io::Result<()> {
+    thread::Builder::new().name("vigie-blocking".to_owned()).spawn(call).map(drop)
 }

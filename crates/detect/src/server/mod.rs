@@ -43,6 +43,7 @@ mod watch_state;
 use std::{fmt, io, os::fd::RawFd, time::Duration};
 
 use self::{
+    blocking_executor::BlockingCall,
     poller::{Poller, PollerHandle},
     registration::PENDING_MAX,
     shared::ServerShared,
@@ -188,6 +189,26 @@ impl Server {
         registration: Registration,
     ) -> Result<Handle<D>, RegisterError> {
         registering::register(&self.owner.shared, detector, registration, None)
+    }
+
+    /// Sets what runs calls that block a thread: lookups of names in [`net`](crate::net). Each is passed to `run`, which
+    /// must not run it on a thread that drives the server, and drops it if it cannot run it. Without an executor each
+    /// call has a thread of its own. The runtime of vigie sets its blocking pool.
+    ///
+    /// Returns whether this was the first time; later executors are ignored.
+    pub fn set_blocking_executor(
+        &self,
+        run: impl Fn(Box<dyn FnOnce() + Send>) + Send + Sync + 'static,
+    ) -> bool {
+        self.owner.shared.blocking.set(run)
+    }
+
+    /// Runs a call that blocks.
+    ///
+    /// # Errors
+    /// The kernel's error, if it refuses a thread.
+    pub(crate) fn run_blocking(&self, call: BlockingCall) -> io::Result<()> {
+        self.owner.shared.blocking.run(call)
     }
 
     /// Returns a driver: the host's side. Each thread that drives the server needs its own.

@@ -10,7 +10,7 @@
 //!
 //! Handlers are process-wide and belong to `signal-hook-registry`, which calls several actions and any
 //! earlier handler of a signal, saves `errno` and sets `SA_RESTART`. We add `SA_ONSTACK`, so that a
-//! handler may interrupt a thread with a small stack.
+//! handler may interrupt a thread with a small stack, and a full mask, so that handlers do not nest there.
 //!
 //! Invariant signals-1: the code in a handler uses atomics and `write(2)` on the poller's eventfd, and
 //! nothing else: no lock, no allocation, no destructor. The action holds a strong reference to the
@@ -101,7 +101,9 @@ pub(crate) fn is_allowed(signal: i32) -> bool {
     (1..=libc::SIGRTMAX()).contains(&signal) && !FORBIDDEN.contains(&signal) && !is_kept(signal)
 }
 
-/// Adds `SA_ONSTACK` to the handler of `signal`.
+/// Adds `SA_ONSTACK` to the handler of `signal`, and lets no other signal interrupt it: an alternate stack, as Rust gives one
+/// to each thread, has room for two frames of signals on processors with large registers, and several signals at once would
+/// need more.
 fn run_on_alternate_stack(signal: i32) -> io::Result<()> {
     // SAFETY: all-zero is a valid `sigaction` on Linux: integers, and a handler that is optional.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
@@ -110,8 +112,10 @@ fn run_on_alternate_stack(signal: i32) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     action.sa_flags |= libc::SA_ONSTACK;
-    // SAFETY: `action` is what the kernel has just returned, and is installed again with one flag more,
-    // which changes nothing of what the handler may do.
+    // SAFETY: the set is valid for the write.
+    unsafe { libc::sigfillset(&raw mut action.sa_mask) };
+    // SAFETY: `action` is what the kernel has just returned, and is installed again with one flag and a wider mask, which
+    // change nothing of what the handler may do.
     if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }

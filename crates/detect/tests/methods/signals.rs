@@ -414,3 +414,41 @@ fn an_overflow_of_the_signal_queue_is_no_loss() {
         }
     });
 }
+
+/// Goal: signals that come at once do not overflow the stack on which their handlers run. Method: many signals in a row,
+/// many times; where handlers nest, the process soon ends by SIGSEGV.
+#[test]
+fn signals_at_once_fit_the_stack() {
+    const ROUNDS: u64 = 500;
+    in_child("signals::signals_at_once_fit_the_stack", || {
+        let named = [
+            Signal::HUP,
+            Signal::INT,
+            Signal::QUIT,
+            Signal::USR1,
+            Signal::USR2,
+            Signal::PIPE,
+            Signal::ALARM,
+            Signal::TERM,
+            Signal::CHILD,
+            Signal::WINCH,
+            Signal::IO,
+            Signal::VTALARM,
+        ];
+        let server = Server::new(Flavor::UserLevel).expect("a server");
+        let handles =
+            named.map(|it| signal(&server, SignalKind::from_raw(it.as_raw())).expect("registered"));
+        let arrivals = |index: usize| {
+            let handle: &Handle<Signals> = &handles[index];
+            handle.with_detector(|signals| signals.arrivals()).expect("open")
+        };
+        for round in 0..ROUNDS {
+            for signal in named {
+                kill_process(getpid(), signal).expect("sent");
+            }
+            while (0..named.len()).any(|index| arrivals(index) <= round) {
+                thread::yield_now();
+            }
+        }
+    });
+}

@@ -155,7 +155,8 @@ fn memory_is_shared_without_a_deadlock() {
     for mode in [FrameMode::Planned, FrameMode::StoreAndForward] {
         run(async {
             let framing = Framing::new(LengthFormat::U32Be).mode(mode).message_bytes_max(500_000);
-            let relay = Serving::start(tcp(echo().await?).framing(framing).memory_bytes_max(1_300_000));
+            let relay =
+                Serving::start(tcp(echo().await?).framing(framing).memory_bytes_max(1_300_000));
             let bytes = message(LengthFormat::U32Be, &pattern(11, 500_000));
             let mut streams = Vec::new();
             for _ in 0..8 {

@@ -51,10 +51,10 @@ impl Batch {
             match rest.next() {
                 Some(entry) => {
                     // Known by the directory on most file systems, so it costs nothing more here.
-                    entries.push_back(entry.map(|std| DirEntry {
-                        kind: std.file_type().ok(),
-                        std: Arc::new(std),
-                    }));
+                    entries.push_back(
+                        entry
+                            .map(|std| DirEntry { kind: std.file_type().ok(), std: Arc::new(std) }),
+                    );
                 }
                 None => return Ok(Self { entries, rest: None }),
             }

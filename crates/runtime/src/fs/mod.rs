@@ -34,7 +34,7 @@ use crate::spawn_blocking;
 async fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    spawn_blocking(call).await.unwrap_or_else(|error| Err(error.into()))
+    spawn_blocking(call).await.unwrap_or_else(|_| Err(io::Error::other("background task failed")))
 }
 
 /// Functions that are those of std, on the blocking pool.

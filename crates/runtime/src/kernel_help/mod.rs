@@ -247,8 +247,9 @@ fn install(signal: i32) -> Result<(), NoSignal> {
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = on_signal as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+    // Handlers do not nest: an alternate stack has room for two frames of signals, and not always for two handlers.
     // SAFETY: the mask is ours and valid for writes.
-    unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
+    unsafe { libc::sigfillset(&raw mut action.sa_mask) };
     // SAFETY: the handler is async-signal-safe: it polls, yields, and preserves `errno`.
     if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
         return Err(NoSignal::Refused(signal, io::Error::last_os_error()));

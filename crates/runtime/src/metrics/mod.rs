@@ -8,7 +8,7 @@
 //! let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
 //! let metrics = runtime.block_on(async {
 //!     spawn(async {}).await?;
-//!     Ok::<_, Box<dyn std::error::Error>>(vigie_runtime::Handle::current()?.metrics())
+//!     Ok::<_, Box<dyn std::error::Error>>(vigie_runtime::Handle::current().metrics())
 //! })?;
 //! assert_eq!(metrics.reaction.polls + metrics.compute.polls, 1);
 //! println!("p99 from event to poll: {:?}", metrics.event_delay.percentile(99.0));

@@ -165,8 +165,7 @@ impl fmt::Debug for AbortHandle {
 }
 
 /// Why a task has no result.
-#[derive(Debug, Error)]
-#[error("{cause}")]
+#[derive(Error)]
 pub struct JoinError {
     id: Id,
     cause: Cause,
@@ -246,32 +245,38 @@ impl From<JoinError> for io::Error {
     }
 }
 
-impl fmt::Debug for Cause {
-    /// As it is displayed: `unwrap` prints this, and a payload's own form would not say why.
+/// The message of a panic, if its payload is one.
+fn message(payload: &(dyn Any + Send)) -> Option<&str> {
+    let literal = payload.downcast_ref::<&str>().copied();
+    literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+}
+
+/// By tokio's form: `unwrap` prints this, and a payload's own form would not say why.
+impl fmt::Debug for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.to_string(), f)
+        match &self.cause {
+            Cause::Cancelled => write!(f, "JoinError::Cancelled({:?})", self.id),
+            Cause::Refused(error) => write!(f, "JoinError::Refused({:?}, {error:?})", self.id),
+            Cause::Panicked(payload) => match message(&**lock(payload)) {
+                Some(message) => write!(f, "JoinError::Panic({:?}, {message:?}, ...)", self.id),
+                None => write!(f, "JoinError::Panic({:?}, ...)", self.id),
+            },
+        }
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cancelled => f.write_str("the task was cancelled"),
-            Self::Refused(error) => {
+        match &self.cause {
+            Cause::Cancelled => write!(f, "task {} was cancelled", self.id),
+            Cause::Refused(error) => {
                 let cause = refusal::cause(Resource::Thread, error);
-                write!(f, "there is no thread for the task: {error}{cause}")
+                write!(f, "there is no thread for task {}: {error}{cause}", self.id)
             }
-            Self::Panicked(payload) => {
-                let payload = lock(payload);
-                let message = payload
-                    .downcast_ref::<&str>()
-                    .copied()
-                    .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-                match message {
-                    Some(message) => write!(f, "the task panicked: {message}"),
-                    None => f.write_str("the task panicked"),
-                }
-            }
+            Cause::Panicked(payload) => match message(&**lock(payload)) {
+                Some(message) => write!(f, "task {} panicked with message {message:?}", self.id),
+                None => write!(f, "task {} panicked", self.id),
+            },
         }
     }
 }

@@ -182,10 +182,10 @@ impl<F: Future> Future for TaskFuture<F> {
                 }
                 Poll::Pending
             }
-            Ok(Poll::Ready(value)) => Poll::Ready(Outcome::new(Ok(value))),
+            Ok(Poll::Ready(value)) => Poll::Ready(Outcome::new(this.info.id, Ok(value))),
             Err(payload) => {
                 tracing::error!(task = %this.info.site, "a task panicked");
-                Poll::Ready(Outcome::new(Err(payload)))
+                Poll::Ready(Outcome::new(this.info.id, Err(payload)))
             }
         }
     }

@@ -78,7 +78,7 @@ fn panics_name_the_caller() {
 #[test]
 fn guards_nest() {
     let (outer, inner) = (runtime(Flavor::Hybrid), runtime(Flavor::UserLevel));
-    let flavor = || Handle::current().ok().map(|handle| handle.flavor());
+    let flavor = || Handle::try_current().ok().map(|handle| handle.flavor());
     assert_eq!(flavor(), None);
     let entered = outer.enter();
     assert_eq!(flavor(), Some(Flavor::Hybrid));

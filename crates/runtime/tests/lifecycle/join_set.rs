@@ -231,7 +231,7 @@ fn detached_tasks_can_be_aborted() {
 fn plain_threads_enter() {
     against_hang(|| {
         let (outer, inner) = (runtime(Flavor::Hybrid), runtime(Flavor::KernelLevel));
-        let flavor = || Handle::current().map(|handle| handle.flavor()).ok();
+        let flavor = || Handle::try_current().map(|handle| handle.flavor()).ok();
         assert_eq!(flavor(), None);
         {
             let _outer = outer.enter();

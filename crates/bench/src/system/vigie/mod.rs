@@ -202,7 +202,7 @@ where
     }
 
     fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
-        let handle = Handle::current().expect("invariant: a task of this runtime asks");
+        let handle = Handle::current();
         move |task| handle.spawn(task).detach()
     }
 
@@ -228,7 +228,8 @@ impl<S: Setting> Sockets for Vigie<S> {
     type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
-        let listener = TcpListener::bind_on(&Server::current()?, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let listener =
+            TcpListener::bind_on(&Server::current()?, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = listener.local_addr()?;
         Ok((listener, address))
     }
