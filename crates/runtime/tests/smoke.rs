@@ -54,7 +54,8 @@ fn a_panic_stays_in_its_task() {
             let good = spawn(async { 7 });
             let error = bad.await.expect_err("it panicked");
             assert!(error.is_panic());
-            assert_eq!(error.to_string(), "the task panicked: planted");
+            let text = format!("task {} panicked with message \"planted\"", error.id());
+            assert_eq!(error.to_string(), text);
             assert_eq!(good.await.expect("untouched"), 7);
         });
     });

@@ -55,13 +55,14 @@ async fn judge(number: usize, fate: Fate, task: JoinHandle<usize>) {
         (Fate::Ends, result) => assert_eq!(result.expect("it ends"), number),
         (_, Ok(_)) => panic!("it should have panicked"),
         (Fate::PanicsWithNumber, Err(error)) => {
-            assert_eq!(error.to_string(), "the task panicked");
+            assert_eq!(error.to_string(), format!("task {} panicked", error.id()));
             let payload = error.try_into_panic().expect("it panicked");
             assert_eq!(payload.downcast_ref(), Some(&number));
         }
         (_, Err(error)) => {
             assert!(error.is_panic() && !error.is_cancelled());
-            assert_eq!(error.to_string(), format!("the task panicked: planted: {number}"));
+            let text = format!("task {} panicked with message \"planted: {number}\"", error.id());
+            assert_eq!(error.to_string(), text);
         }
     }
 }
