@@ -134,6 +134,21 @@ fn a_file_is_as_its_model() {
     }
 }
 
+/// Goal: what asks about a file sees the writes before it, also without a flush. Method: lengths right after writes.
+#[test]
+fn a_write_is_seen_without_a_flush() {
+    on_each_flavor(async |folder| {
+        let mut file = File::create(folder.path("file")).await?;
+        for round in 1..200 {
+            file.write_all(&[1; 5000]).await?;
+            file.sync_data().await?;
+            assert_eq!(fs::metadata(folder.path("file"))?.len(), round * 5000);
+            assert_eq!(file.metadata().await?.len(), round * 5000);
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn errors_of_files_come_to_their_owner() {
     on_each_flavor(async |folder| {

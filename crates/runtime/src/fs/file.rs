@@ -21,7 +21,7 @@ use vigie_detect::budget;
 use super::{OpenOptions, blocking};
 use crate::{
     spawn_blocking,
-    sync::{Arc, AtomicBool, Ordering},
+    sync::{Arc, AtomicBool, Condvar, Ordering, PoisonError, RealMutex},
     task_cell::JoinHandle,
 };
 
@@ -67,6 +67,7 @@ pub struct File {
     /// Of a write that has ended; the next operation returns it.
     failed: Option<io::Error>,
     chunk_max: usize,
+    pending: Arc<Pending>,
 }
 
 /// Whether the file system knows `RWF_NOWAIT`, as far as it was tried.
@@ -74,6 +75,37 @@ pub struct File {
 struct NoWait {
     read: AtomicBool,
     write: AtomicBool,
+}
+
+/// A write that was begun and has not ended. What must see its effect waits for it, on the blocking pool, whose closures
+/// begin in their order: so the write is never behind what waits for it.
+#[derive(Default)]
+struct Pending {
+    is_pending: RealMutex<bool>,
+    has_ended: Condvar,
+}
+
+impl Pending {
+    fn set(&self, is_pending: bool) {
+        *self.is_pending.lock().unwrap_or_else(PoisonError::into_inner) = is_pending;
+        self.has_ended.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut pending = self.is_pending.lock().unwrap_or_else(PoisonError::into_inner);
+        while *pending {
+            pending = self.has_ended.wait(pending).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Ends the write when it is dropped, also without having run.
+struct EndsWrite(Arc<Pending>);
+
+impl Drop for EndsWrite {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 /// An operation on the blocking pool.
@@ -147,6 +179,7 @@ impl File {
             left: Vec::new(),
             failed: None,
             chunk_max: CHUNK_BYTES_MAX,
+            pending: Arc::default(),
         }
     }
 
@@ -186,10 +219,9 @@ impl File {
     /// Opens the same file once more, with a position in common.
     ///
     /// # Errors
-    /// The kernel's error; that of an earlier write.
+    /// The kernel's error.
     pub async fn try_clone(&self) -> io::Result<Self> {
-        let std = Arc::clone(&self.std);
-        blocking(move || std.try_clone()).await.map(Self::from_std)
+        self.after_writes(move |std| std.try_clone()).await.map(Self::from_std)
     }
 
     /// Sets how many bytes one operation on the blocking pool reads or writes. Default 2 MiB.
@@ -206,28 +238,25 @@ impl File {
     /// Writes everything to the disk, metadata included (`fsync`).
     ///
     /// # Errors
-    /// The kernel's error; that of an earlier write.
+    /// The kernel's error.
     pub async fn sync_all(&self) -> io::Result<()> {
-        let std = Arc::clone(&self.std);
-        blocking(move || std.sync_all()).await
+        self.after_writes(move |std| std.sync_all()).await
     }
 
     /// Writes the contents to the disk, and only the metadata that is needed to read them (`fdatasync`).
     ///
     /// # Errors
-    /// The kernel's error; that of an earlier write.
+    /// The kernel's error.
     pub async fn sync_data(&self) -> io::Result<()> {
-        let std = Arc::clone(&self.std);
-        blocking(move || std.sync_data()).await
+        self.after_writes(move |std| std.sync_data()).await
     }
 
     /// Sets the length in bytes: cuts the file, or fills it up with zeros.
     ///
     /// # Errors
-    /// The kernel's error; that of an earlier write.
+    /// The kernel's error.
     pub async fn set_len(&self, bytes: u64) -> io::Result<()> {
-        let std = Arc::clone(&self.std);
-        blocking(move || std.set_len(bytes)).await
+        self.after_writes(move |std| std.set_len(bytes)).await
     }
 
     /// Returns the metadata.
@@ -235,8 +264,7 @@ impl File {
     /// # Errors
     /// The kernel's error.
     pub async fn metadata(&self) -> io::Result<Metadata> {
-        let std = Arc::clone(&self.std);
-        blocking(move || std.metadata()).await
+        self.after_writes(move |std| std.metadata()).await
     }
 
     /// Sets the permissions.
@@ -271,6 +299,19 @@ impl File {
         .await?;
         buffer[..bytes.len()].copy_from_slice(&bytes);
         Ok(bytes.len())
+    }
+
+    /// Runs `call` on the blocking pool, after a write that was begun.
+    async fn after_writes<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&fs::File) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let (std, pending) = (Arc::clone(&self.std), Arc::clone(&self.pending));
+        blocking(move || {
+            pending.wait();
+            call(&std)
+        })
+        .await
     }
 
     /// Waits until no operation runs.
@@ -312,7 +353,13 @@ impl File {
 
     fn begin_write(&mut self, bytes: Vec<u8>) {
         let std = Arc::clone(&self.std);
-        self.running = Some(Running::Write(spawn_blocking(move || (&*std).write_all(&bytes))));
+        self.pending.set(true);
+        let ends = EndsWrite(Arc::clone(&self.pending));
+        let write = move || {
+            let _ends = ends;
+            (&*std).write_all(&bytes)
+        };
+        self.running = Some(Running::Write(spawn_blocking(write)));
     }
 }
 
