@@ -46,7 +46,6 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use thiserror::Error;
 use tower_service::Service;
 use vigie_detect::net::{Listener, ListenerSocket};
 
@@ -114,20 +113,43 @@ impl<L: ListenerSocket, S, F> Serve<L, S, F> {
 }
 
 /// Why a server has ended otherwise than by its graceful shutdown.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum ServeError {
     /// The runtime was shut down.
-    #[error("the listener can accept no more, since its runtime has ended")]
-    Closed(#[source] io::Error),
+    Closed(io::Error),
     /// Some connections had not ended when the time to drain them was over, and were cut off.
-    #[error("after {time:?}, {} connections had not ended and were cut off: {}", peers.len(), peers.join(", "))]
     Undrained {
         /// The time that they had.
         time: Duration,
         /// The addresses of their clients.
         peers: Vec<String>,
     },
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed(_) => {
+                f.write_str("the listener can accept no more, since its runtime has ended")
+            }
+            Self::Undrained { time, peers } => write!(
+                f,
+                "after {time:?}, {} connections had not ended and were cut off: {}",
+                peers.len(),
+                peers.join(", ")
+            ),
+        }
+    }
+}
+
+impl Error for ServeError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Closed(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 type BoxError = Box<dyn Error + Send + Sync>;

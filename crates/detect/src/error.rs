@@ -2,76 +2,100 @@
 
 use std::{
     any::Any,
-    io,
+    error::Error,
+    fmt, io,
     panic::{self, AssertUnwindSafe},
 };
-
-use thiserror::Error;
 
 use crate::sync::callbacks;
 
 /// Why a detector could not be registered.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum RegisterError {
     /// The detector offers no method at all.
-    #[error("the detector offers no method: `methods()` must return at least one")]
     NoMethod,
     /// The policy's strategy needs a method that the detector does not offer.
-    #[error("the strategy {strategy} needs a method that the detector does not offer")]
     Unsupported {
         /// The strategy, as its `Display` shows it.
         strategy: String,
     },
     /// The detector offers [`Methods::BLOCK`](crate::Methods::BLOCK), but `block()` returns `None`.
-    #[error("the detector offers the method BLOCK: `block()` must return a call")]
     NoBlocker,
     /// The detector offers [`Methods::SIGNAL`](crate::Methods::SIGNAL), but `signal()` returns
     /// `None`.
-    #[error("the detector offers the method SIGNAL: `signal()` must return a signal")]
     NoSignal,
     /// The signal cannot be caught (SIGKILL, SIGSTOP), reports a fault of the running code (SIGSEGV,
     /// SIGBUS, SIGILL, SIGFPE), is reserved by the C library, or does not exist.
-    #[error("signal {signal} cannot announce events")]
     ForbiddenSignal {
         /// The signal's number.
         signal: i32,
     },
     /// The kernel refused to install the signal's handler.
-    #[error("the handler of the signal could not be installed")]
-    Signal(#[source] io::Error),
+    Signal(io::Error),
     /// [`Detector::attach`](crate::Detector::attach) failed.
-    #[error("the detector could not be attached to its driver")]
-    Attach(#[source] io::Error),
+    Attach(io::Error),
     /// A callback of the detector panicked during the registration.
-    #[error("the detector could not be registered: {message}")]
     Panicked {
         /// The callback's name and the panic's message.
         message: String,
     },
     /// The server has been shut down.
-    #[error("the detection server has been shut down")]
     ServerClosed,
     /// The server holds as many handles as a token can address.
-    #[error("the detection server holds its maximum of {limit} handles")]
     TooManyHandles {
         /// The maximum number of handles per server.
         limit: usize,
     },
 }
 
+impl fmt::Display for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoMethod => {
+                f.write_str("the detector offers no method: `methods()` must return at least one")
+            }
+            Self::Unsupported { strategy } => {
+                write!(f, "the strategy {strategy} needs a method that the detector does not offer")
+            }
+            Self::NoBlocker => {
+                f.write_str("the detector offers the method BLOCK: `block()` must return a call")
+            }
+            Self::NoSignal => f.write_str(
+                "the detector offers the method SIGNAL: `signal()` must return a signal",
+            ),
+            Self::ForbiddenSignal { signal } => write!(f, "signal {signal} cannot announce events"),
+            Self::Signal(_) => f.write_str("the handler of the signal could not be installed"),
+            Self::Attach(_) => f.write_str("the detector could not be attached to its driver"),
+            Self::Panicked { message } => {
+                write!(f, "the detector could not be registered: {message}")
+            }
+            Self::ServerClosed => f.write_str("the detection server has been shut down"),
+            Self::TooManyHandles { limit } => {
+                write!(f, "the detection server holds its maximum of {limit} handles")
+            }
+        }
+    }
+}
+
+impl Error for RegisterError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Signal(error) | Self::Attach(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 /// Why a wait ended without an event.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum WaitError {
     /// The detection server was shut down before or during the wait.
-    #[error("the detection server has been shut down")]
     ServerClosed,
     /// The detector rejected the request or failed it later.
-    #[error("the detector failed the request")]
-    Failed(#[from] io::Error),
+    Failed(io::Error),
     /// A callback of the detector panicked.
-    #[error("the detector panicked in `{callback}`: {message}")]
     Panicked {
         /// The name of the callback.
         callback: &'static str,
@@ -79,16 +103,44 @@ pub enum WaitError {
         message: String,
     },
     /// The handle has as many pending requests as its registration allows.
-    #[error(
-        "{limit} requests are pending already; raise `Registration::max_pending` or wait for some"
-    )]
     TooManyPending {
         /// The limit that was reached.
         limit: usize,
     },
     /// The request ended without an event: the caller waited on a stream that had already ended.
-    #[error("the request has ended")]
     Ended,
+}
+
+impl fmt::Display for WaitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ServerClosed => f.write_str("the detection server has been shut down"),
+            Self::Failed(_) => f.write_str("the detector failed the request"),
+            Self::Panicked { callback, message } => {
+                write!(f, "the detector panicked in `{callback}`: {message}")
+            }
+            Self::TooManyPending { limit } => write!(
+                f,
+                "{limit} requests are pending already; raise `Registration::max_pending` or wait for some"
+            ),
+            Self::Ended => f.write_str("the request has ended"),
+        }
+    }
+}
+
+impl Error for WaitError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for WaitError {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 impl WaitError {

@@ -1,8 +1,7 @@
 //! Building a runtime.
 
-use std::{fmt, io, path::PathBuf, time::Duration};
+use std::{error::Error, fmt, io, path::PathBuf, time::Duration};
 
-use thiserror::Error;
 use vigie_detect::{Adaptive, Flavor, Policy, Reactivity, Server};
 
 use crate::{
@@ -36,11 +35,10 @@ pub struct RuntimeBuilder {
 }
 
 /// Why a runtime could not be made.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
     /// At least one worker is needed.
-    #[error("`workers` is {workers}: it must be between 1 and {limit}")]
     Workers {
         /// The requested number.
         workers: usize,
@@ -48,19 +46,16 @@ pub enum BuildError {
         limit: usize,
     },
     /// The quantum must be long enough to be measured.
-    #[error("`quantum` is {quantum:?}: it must be between 10 µs and 10 s")]
     Quantum {
         /// The requested quantum.
         quantum: Duration,
     },
     /// A long poll must be long enough to be noticed and short enough to matter.
-    #[error("`long_poll` is {long_poll:?}: it must be between 20 µs and 1 s")]
     LongPoll {
         /// The requested length.
         long_poll: Duration,
     },
     /// Too many reserve threads.
-    #[error("`reserve_threads` is {count}: it must be at most {limit}")]
     ReserveThreads {
         /// The requested number.
         count: usize,
@@ -68,22 +63,17 @@ pub enum BuildError {
         limit: usize,
     },
     /// A worker must not spin for longer than 10 ms before it sleeps.
-    #[error("`spin_max` is {spin_max:?}: it must be at most 10 ms")]
     SpinMax {
         /// The requested time.
         spin_max: Duration,
     },
     /// The name prefix of the threads is none.
-    #[error("`thread_name` contains a NUL byte, which no thread's name can have")]
     ThreadName,
     /// At least one blocking thread is needed.
-    #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
     /// At least one task thread is needed.
-    #[error("`task_threads` is zero: it must be at least 1")]
     TaskThreads,
     /// A task needs some stack.
-    #[error("`task_stack_bytes` is {bytes}: it must be at least {least}")]
     TaskStack {
         /// The requested size.
         bytes: usize,
@@ -91,20 +81,67 @@ pub enum BuildError {
         least: usize,
     },
     /// The detection server could not be created: it needs an epoll instance, an eventfd and timerfds.
-    #[error(
-        "the detection server could not be created{}",
-        refusal::cause(Resource::Descriptor, .0)
-    )]
-    Server(#[source] io::Error),
+    Server(io::Error),
     /// The metrics socket could not be created.
-    #[error("the metrics socket could not be created")]
-    MetricsSocket(#[source] ServeError),
+    MetricsSocket(ServeError),
     /// The tokio runtime of `tokio_context` could not be started.
-    #[error("the tokio runtime beside could not be started")]
-    Tokio(#[source] io::Error),
+    Tokio(io::Error),
     /// The kernel refused to create a thread.
-    #[error("a worker's thread could not be created{}", refusal::cause(Resource::Thread, .0))]
-    Thread(#[source] io::Error),
+    Thread(io::Error),
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Workers { workers, limit } => {
+                write!(f, "`workers` is {workers}: it must be between 1 and {limit}")
+            }
+            Self::Quantum { quantum } => {
+                write!(f, "`quantum` is {quantum:?}: it must be between 10 µs and 10 s")
+            }
+            Self::LongPoll { long_poll } => {
+                write!(f, "`long_poll` is {long_poll:?}: it must be between 20 µs and 1 s")
+            }
+            Self::ReserveThreads { count, limit } => {
+                write!(f, "`reserve_threads` is {count}: it must be at most {limit}")
+            }
+            Self::SpinMax { spin_max } => {
+                write!(f, "`spin_max` is {spin_max:?}: it must be at most 10 ms")
+            }
+            Self::ThreadName => {
+                f.write_str("`thread_name` contains a NUL byte, which no thread's name can have")
+            }
+            Self::BlockingThreads => {
+                f.write_str("`blocking_threads` is zero: it must be at least 1")
+            }
+            Self::TaskThreads => f.write_str("`task_threads` is zero: it must be at least 1"),
+            Self::TaskStack { bytes, least } => {
+                write!(f, "`task_stack_bytes` is {bytes}: it must be at least {least}")
+            }
+            Self::Server(error) => write!(
+                f,
+                "the detection server could not be created{}",
+                refusal::cause(Resource::Descriptor, error)
+            ),
+            Self::MetricsSocket(_) => f.write_str("the metrics socket could not be created"),
+            Self::Tokio(_) => f.write_str("the tokio runtime beside could not be started"),
+            Self::Thread(error) => write!(
+                f,
+                "a worker's thread could not be created{}",
+                refusal::cause(Resource::Thread, error)
+            ),
+        }
+    }
+}
+
+impl Error for BuildError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Server(error) | Self::Tokio(error) | Self::Thread(error) => Some(error),
+            Self::MetricsSocket(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 impl From<BuildError> for io::Error {

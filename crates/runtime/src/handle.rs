@@ -1,8 +1,7 @@
 //! A reference to a runtime, for spawning tasks.
 
-use std::{fmt, future::Future, marker::PhantomData, panic::Location, rc::Rc};
+use std::{error::Error, fmt, future::Future, marker::PhantomData, panic::Location, rc::Rc};
 
-use thiserror::Error;
 use vigie_detect::{Flavor, Server};
 
 use crate::{
@@ -59,10 +58,17 @@ impl WeakScheduler {
 }
 
 /// No runtime is running on the calling thread.
-#[derive(Clone, Copy, Debug, Error)]
-#[error("no vigie runtime runs here: call this inside `Runtime::block_on` or a task of a runtime")]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NoRuntime;
+
+impl fmt::Display for NoRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no vigie runtime runs here: call this inside `Runtime::block_on` or a task of a runtime")
+    }
+}
+
+impl Error for NoRuntime {}
 
 impl Handle {
     /// Returns the runtime of the calling task.

@@ -1,8 +1,9 @@
 //! A runtime: from `build` to the end of its last thread.
 
-use std::{fmt, future::Future, mem, panic::Location, path::Path, process, time::Duration};
+use std::{
+    error::Error, fmt, future::Future, mem, panic::Location, path::Path, process, time::Duration,
+};
 
-use thiserror::Error;
 use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use crate::{
@@ -132,8 +133,7 @@ impl Runtime {
 
 /// Tasks or closures were still inside a poll when the shutdown timed out. Their threads were left behind and
 /// end after that poll.
-#[derive(Debug, Error)]
-#[error("the shutdown timed out with {} threads still running{}", threads, Sites(tasks))]
+#[derive(Debug)]
 #[non_exhaustive]
 pub struct ShutdownTimeout {
     /// The number of threads that did not end.
@@ -141,6 +141,15 @@ pub struct ShutdownTimeout {
     /// Where the tasks inside long polls were spawned. Closures on blocking threads are not listed.
     pub tasks: Vec<&'static Location<'static>>,
 }
+
+impl fmt::Display for ShutdownTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { threads, tasks } = self;
+        write!(f, "the shutdown timed out with {} threads still running{}", threads, Sites(tasks))
+    }
+}
+
+impl Error for ShutdownTimeout {}
 
 /// Displays where tasks were spawned, for an error.
 struct Sites<'a>(&'a [&'static Location<'static>]);

@@ -1,6 +1,7 @@
 //! Sleeps, time-outs and intervals, on the timers of the detection server.
 
 use std::{
+    error::Error,
     fmt,
     future::{Future, IntoFuture},
     pin::Pin,
@@ -8,7 +9,6 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use thiserror::Error;
 use vigie_detect::{Server, Timers, Wait, budget};
 
 pub use std::time::Duration;
@@ -123,10 +123,17 @@ impl fmt::Debug for Sleep {
 }
 
 /// The time ran out before the future was ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the time ran out before the future was ready")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Elapsed;
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the time ran out before the future was ready")
+    }
+}
+
+impl Error for Elapsed {}
 
 impl From<Elapsed> for std::io::Error {
     fn from(elapsed: Elapsed) -> Self {

@@ -5,6 +5,7 @@ use std::future::{pending, poll_fn};
 use std::io;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::TrySendError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread;
@@ -165,7 +166,7 @@ fn exchange(
                 let number = sent[index].load(Ordering::Relaxed);
                 match sender.try_send((index, number)) {
                     Ok(()) => sent[index].store(number + 1, Ordering::Relaxed),
-                    Err(refused) if refused.is_full() => {}
+                    Err(TrySendError::Full(_)) => {}
                     Err(_) => return context_.tally.violate("a channel closed early"),
                 }
                 yield_now().await;

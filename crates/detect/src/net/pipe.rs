@@ -12,7 +12,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use rustix::pipe::PipeFlags;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{fill, socket};
@@ -28,8 +27,8 @@ use crate::{
 /// # Errors
 /// Out of descriptors; otherwise as [`AsyncFd::new`].
 pub fn pipe() -> io::Result<(Sender, Receiver)> {
-    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    Ok((Sender::from_owned_fd(write)?, Receiver::from_owned_fd(read)?))
+    let (read, write) = io::pipe()?;
+    Ok((Sender::from_owned_fd(write.into())?, Receiver::from_owned_fd(read.into())?))
 }
 
 /// The end of a pipe or FIFO that is read.

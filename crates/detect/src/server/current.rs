@@ -1,8 +1,6 @@
 //! The server that is current on a thread, and its clock.
 
-use std::{cell::RefCell, fmt, io, marker::PhantomData, mem, time::Duration};
-
-use thiserror::Error;
+use std::{cell::RefCell, error::Error, fmt, io, marker::PhantomData, mem, time::Duration};
 
 use super::{Server, handle::Handle};
 use crate::{
@@ -12,13 +10,20 @@ use crate::{
 };
 
 /// The error if no detection server is current where the caller runs.
-#[derive(Clone, Copy, Debug, Error)]
-#[error(
-    "no detection server hosts this task: run it in a vigie runtime, or make a server with \
-     `Server::spawn_thread` and `enter` it"
-)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NoServer;
+
+impl fmt::Display for NoServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "no detection server hosts this task: run it in a vigie runtime, or make a server with \
+             `Server::spawn_thread` and `enter` it",
+        )
+    }
+}
+
+impl Error for NoServer {}
 
 impl From<NoServer> for io::Error {
     fn from(error: NoServer) -> Self {

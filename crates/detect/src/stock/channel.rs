@@ -1,12 +1,14 @@
 //! A channel into tasks: plain threads send, tasks receive by waiting on a handle.
 //!
-//! The queue is crossbeam's. Waits are served in the order in which they were made; with several
+//! The queue is that of [`std::sync::mpsc`]. Waits are served in the order in which they were made; with several
 //! waiters each value goes to one. The receiving side exists until its handle and the server are
 //! gone.
 
-use std::{collections::VecDeque, fmt, io};
-
-use crossbeam::channel::{self, TryRecvError, TrySendError};
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    sync::mpsc::{self, SendError, TryRecvError, TrySendError},
+};
 
 use crate::{
     detector::{
@@ -20,7 +22,7 @@ use crate::{
 
 /// The detector's side of a channel: created by [`channel()`].
 pub struct Receiver<T> {
-    queue: channel::Receiver<T>,
+    queue: mpsc::Receiver<T>,
     /// Taken from the queue, but not by a waiter: one had no room, or left. Oldest first; no more than
     /// were reported to streams and waits at once.
     held: VecDeque<T>,
@@ -29,7 +31,7 @@ pub struct Receiver<T> {
 
 /// The sending side, for any thread. Clones send into the same channel.
 pub struct Sender<T> {
-    queue: channel::Sender<T>,
+    queue: mpsc::SyncSender<T>,
     /// Shared: the last drop notifies, so that receivers learn of the end.
     notifier: Arc<NotifyOnDrop>,
 }
@@ -61,7 +63,7 @@ pub fn channel<T: Send + 'static>(
     server: &Server,
     capacity: usize,
 ) -> Result<(Sender<T>, Handle<Receiver<T>>), RegisterError> {
-    let (sender, queue) = channel::bounded(capacity.max(1));
+    let (sender, queue) = mpsc::sync_channel(capacity.max(1));
     let receiver = Receiver { queue, held: VecDeque::new(), notifier: None };
     let handle = server.register(receiver, Registration::named("channel"))?;
     let notifier = handle.with_detector(|receiver| receiver.notifier.clone()).flatten();
@@ -84,7 +86,7 @@ impl<T> Sender<T> {
     ///
     /// # Errors
     /// Returns the value if the channel has no receiver any more.
-    pub fn send_blocking(&self, value: T) -> Result<(), channel::SendError<T>> {
+    pub fn send_blocking(&self, value: T) -> Result<(), SendError<T>> {
         self.queue.send(value)?;
         self.notifier.0.notify();
         Ok(())
@@ -99,13 +101,13 @@ impl<T> Clone for Sender<T> {
 
 impl<T> fmt::Debug for Sender<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sender").field("len", &self.queue.len()).finish_non_exhaustive()
+        f.debug_struct("Sender").finish_non_exhaustive()
     }
 }
 
 impl<T> fmt::Debug for Receiver<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiver").field("len", &self.queue.len()).finish_non_exhaustive()
+        f.debug_struct("Receiver").field("held", &self.held.len()).finish_non_exhaustive()
     }
 }
 

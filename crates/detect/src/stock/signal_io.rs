@@ -38,6 +38,7 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    process,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -83,8 +84,8 @@ pub fn signal_io(server: &Server, kind: SignalKind) -> Result<Handle<SignalIo>, 
 impl SignalIo {
     /// Creates the kernel send the signal for `descriptor` from now on.
     fn announce(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        let process = rustix::process::getpid().as_raw_nonzero().get();
-        control(descriptor, libc::F_SETOWN, process)?;
+        let own = process::id().cast_signed();
+        control(descriptor, libc::F_SETOWN, own)?;
         control(descriptor, F_SETSIG, self.kind.as_raw())?;
         let flags = control(descriptor, libc::F_GETFL, 0)?;
         if flags & libc::O_ASYNC == 0 {

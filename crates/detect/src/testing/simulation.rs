@@ -6,14 +6,14 @@
 
 use std::{
     cell::RefCell,
+    error::Error,
+    fmt,
     future::Future,
     pin::{Pin, pin},
     rc::Rc,
     task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
-
-use thiserror::Error;
 
 use crate::{
     clock::{Clock, Instant, VirtualClock},
@@ -71,8 +71,8 @@ struct SimulatedTask {
     waker: Arc<TaskWaker>,
 }
 
-impl std::fmt::Debug for SimulatedTask {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for SimulatedTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SimulatedTask").finish_non_exhaustive()
     }
 }
@@ -96,10 +96,7 @@ impl Wake for TaskWaker {
 }
 
 /// Nothing can happen any more, and the simulation has not reached its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "deadlock at {now:?} of the simulation with seed {seed}: no task can run, no event can come"
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Deadlock {
     /// The time at which nothing could happen any more.
@@ -107,6 +104,18 @@ pub struct Deadlock {
     /// The seed that leads here.
     pub seed: u64,
 }
+
+impl fmt::Display for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { now, seed } = self;
+        write!(
+            f,
+            "deadlock at {now:?} of the simulation with seed {seed}: no task can run, no event can come"
+        )
+    }
+}
+
+impl Error for Deadlock {}
 
 /// The result of a simulated task, once it has one.
 #[derive(Debug)]

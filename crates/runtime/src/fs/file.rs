@@ -125,11 +125,12 @@ impl Chunk {
     /// Reads up to `room` bytes, without moving the position where there is one.
     fn read(file: &fs::File, room: usize) -> io::Result<Self> {
         let mut bytes = vec![0; room];
-        let position = rustix::fs::seek(file, rustix::fs::SeekFrom::Current(0));
-        let (count, has_position) = match position {
+        let (count, has_position) = match (&*file).stream_position() {
             Ok(position) => (file.read_at(&mut bytes, position)?, true),
-            Err(Errno::SPIPE) => ((&*file).read(&mut bytes)?, false),
-            Err(error) => return Err(error.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotSeekable => {
+                ((&*file).read(&mut bytes)?, false)
+            }
+            Err(error) => return Err(error),
         };
         bytes.truncate(count);
         Ok(Self { bytes, has_position })
@@ -414,7 +415,7 @@ impl AsyncRead for File {
                     let count = chunk.bytes.len().min(buffer.remaining());
                     buffer.put_slice(&chunk.bytes[..count]);
                     let forward = i64::try_from(count).unwrap_or(i64::MAX);
-                    rustix::fs::seek(&self.std, rustix::fs::SeekFrom::Current(forward))?;
+                    (&*self.std).seek_relative(forward)?;
                 } else {
                     self.left = chunk.bytes;
                     self.take_left(buffer);

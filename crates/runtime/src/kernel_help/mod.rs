@@ -26,14 +26,14 @@ mod task_clock;
 pub(crate) mod thread_state;
 
 use std::{
+    error::Error,
     ffi::{c_int, c_void},
-    io, mem,
+    fmt, io, mem,
     os::fd::RawFd,
     process, ptr,
     time::Duration,
 };
 
-use thiserror::Error;
 use vigie_detect::{Instant, clock::monotonic_now};
 
 pub(crate) use self::slice::{restore_slice, shorten_slice};
@@ -77,16 +77,46 @@ impl Default for KernelHelp {
 }
 
 /// Why no signal is sent to threads that hog.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 enum NoSignal {
-    #[error("the program handles signal {0} itself: choose another one in `KernelHelp`")]
     Handled(i32),
-    #[error("{0} is a real-time signal: choose another one in `KernelHelp`")]
     RealTime(i32),
-    #[error("signal {0} cannot be handled: choose another one in `KernelHelp`")]
-    Refused(i32, #[source] io::Error),
-    #[error(transparent)]
-    TaskClock(#[from] NoTaskClock),
+    Refused(i32, io::Error),
+    TaskClock(NoTaskClock),
+}
+
+impl fmt::Display for NoSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Handled(value) => write!(
+                f,
+                "the program handles signal {value} itself: choose another one in `KernelHelp`"
+            ),
+            Self::RealTime(value) => {
+                write!(f, "{value} is a real-time signal: choose another one in `KernelHelp`")
+            }
+            Self::Refused(value, _) => {
+                write!(f, "signal {value} cannot be handled: choose another one in `KernelHelp`")
+            }
+            Self::TaskClock(error) => fmt::Display::fmt(error, f),
+        }
+    }
+}
+
+impl Error for NoSignal {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Refused(_, error) => Some(error),
+            Self::TaskClock(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<NoTaskClock> for NoSignal {
+    fn from(error: NoTaskClock) -> Self {
+        Self::TaskClock(error)
+    }
 }
 
 impl NoSignal {
@@ -95,7 +125,7 @@ impl NoSignal {
         static IS_TOLD: RealAtomicBool = RealAtomicBool::new(false);
         if !IS_TOLD.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                error = self as &dyn std::error::Error,
+                error = self as &dyn Error,
                 "no signal goes into threads that hog: an event may wait for the kernel's next tick \
                  while every processor computes"
             );

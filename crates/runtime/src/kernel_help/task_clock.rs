@@ -7,38 +7,52 @@
 #![expect(unsafe_code, reason = "perf events have no safe interface")]
 
 use std::{
+    error::Error,
     ffi::{c_int, c_ulong},
-    fs, io,
+    fmt, fs, io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     time::Duration,
 };
 
-use thiserror::Error;
-
 use crate::sync::{OnceLock, Ordering, RealAtomicBool, thread};
 
 /// Why such an event is not possible.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 pub(crate) enum NoTaskClock {
-    #[error(
-        "perf events are not tried: a seccomp filter is in force, which may kill a process that creates one"
-    )]
     Filtered,
-    #[error("/proc/self/status does not tell whether a seccomp filter is in force")]
-    Unknown(#[source] io::Error),
-    #[error(
-        "perf events are refused to this user: kernel.perf_event_paranoid is {level}, and must be at most 2 \
-         without CAP_PERFMON"
-    )]
+    Unknown(io::Error),
     Paranoid { level: i32 },
-    #[error("perf events are refused by a security policy")]
-    Policy(#[source] io::Error),
-    #[error("this kernel has no perf events")]
+    Policy(io::Error),
     Unsupported,
-    #[error("there is no descriptor left for a perf event: raise the limit with `ulimit -n`")]
-    NoDescriptor(#[source] io::Error),
-    #[error("the kernel refused to create a perf event")]
-    Other(#[source] io::Error),
+    NoDescriptor(io::Error),
+    Other(io::Error),
+}
+
+impl fmt::Display for NoTaskClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Filtered => f.write_str("perf events are not tried: a seccomp filter is in force, which may kill a process that creates one"),
+            Self::Unknown(_) => f.write_str("/proc/self/status does not tell whether a seccomp filter is in force"),
+            Self::Paranoid { level } => write!(f, "perf events are refused to this user: kernel.perf_event_paranoid is {level}, and must be at most 2 \
+             without CAP_PERFMON"),
+            Self::Policy(_) => f.write_str("perf events are refused by a security policy"),
+            Self::Unsupported => f.write_str("this kernel has no perf events"),
+            Self::NoDescriptor(_) => f.write_str("there is no descriptor left for a perf event: raise the limit with `ulimit -n`"),
+            Self::Other(_) => f.write_str("the kernel refused to create a perf event"),
+        }
+    }
+}
+
+impl Error for NoTaskClock {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Unknown(error)
+            | Self::Policy(error)
+            | Self::NoDescriptor(error)
+            | Self::Other(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 impl NoTaskClock {

@@ -1,8 +1,9 @@
 //! The kernel's view of a thread of this process.
 
-use std::{ffi::CStr, io::Write};
-
-use rustix::fs::{Mode, OFlags};
+use std::{
+    fs::File,
+    io::{Cursor, Read, Write},
+};
 
 /// Returns whether the thread with the kernel thread id `thread` sleeps in the kernel: for a file, a lock, a
 /// time. `false` for one that only waits for a processor, and where /proc is not mounted.
@@ -19,11 +20,11 @@ const TEXT_MAX: usize = 64;
 
 /// Reads the beginning of a file of the thread: proc_pid_stat(5), proc_pid_wchan(5).
 fn read<'a>(thread: u32, file: &str, text: &'a mut [u8; TEXT_MAX]) -> Option<&'a [u8]> {
-    let mut path = [0; 48];
-    write!(&mut path[..], "/proc/self/task/{thread}/{file}").ok()?;
-    let path = CStr::from_bytes_until_nul(&path).ok()?;
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let length = rustix::io::read(file, &mut text[..]).ok()?;
+    let mut path = Cursor::new([0; 48]);
+    write!(path, "/proc/self/task/{thread}/{file}").ok()?;
+    let length = usize::try_from(path.position()).ok()?;
+    let path = str::from_utf8(&path.get_ref()[..length]).ok()?;
+    let length = File::open(path).ok()?.read(text).ok()?;
     Some(&text[..length])
 }
 

@@ -4,13 +4,14 @@
 //! descriptors are non-blocking, and each reader has a bounded buffer and a deadline.
 
 use std::{
+    error::Error,
     fmt, fs, io,
     io::{Read, Write},
     mem,
     os::{
         fd::OwnedFd,
         unix::{
-            fs::{FileTypeExt, MetadataExt},
+            fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
             net::{UnixListener, UnixStream},
         },
     },
@@ -21,11 +22,9 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
-    fs::{FileType, FlockOperation, Mode, OFlags},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
     process::geteuid,
 };
-use thiserror::Error;
 use vigie_detect::{Instant, clock::monotonic_now};
 
 use super::json::FORMAT_VERSION;
@@ -57,30 +56,55 @@ const LOCK_TRIES: u32 = 100;
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why metrics could not be served.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum ServeError {
     /// A live program serves at the path.
-    #[error("another program serves {}: end it, or choose another path", path.display())]
     InUse {
         /// The path.
         path: PathBuf,
     },
     /// Something that is not a socket is at the path, and stays there.
-    #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
     /// The kernel refused.
-    #[error("cannot serve metrics at {}{}", path.display(), cause_of(source))]
     Io {
         /// The path.
         path: PathBuf,
         /// The cause.
-        #[source]
         source: io::Error,
     },
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InUse { path } => write!(
+                f,
+                "another program serves {}: end it, or choose another path",
+                path.display()
+            ),
+            Self::NotASocket { path } => write!(
+                f,
+                "{} exists and is not a socket: remove it, or choose another path",
+                path.display()
+            ),
+            Self::Io { path, source } => {
+                write!(f, "cannot serve metrics at {}{}", path.display(), cause_of(source))
+            }
+        }
+    }
+}
+
+impl Error for ServeError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
 }
 
 /// Returns what a user can do about it, as a suffix for the message.
@@ -239,12 +263,12 @@ fn bind(path: &Path) -> Result<(UnixListener, Identity), ServeError> {
         Err(error) => return Err(failed(error)),
     }
     let listener = (|| {
-        let socket = new_socket()?;
+        let socket = fs::File::from(new_socket()?);
         // Before it is bound, so that no other user can connect in between.
-        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        socket.set_permissions(fs::Permissions::from_mode(0o600))?;
         rustix::net::bind(&socket, &address)?;
         rustix::net::listen(&socket, 16)?;
-        Ok(UnixListener::from(socket))
+        Ok(UnixListener::from(OwnedFd::from(socket)))
     })();
     Ok((listener.map_err(failed)?, identity(path).map_err(failed)?))
 }
@@ -262,7 +286,7 @@ fn new_socket() -> io::Result<OwnedFd> {
 /// as well.
 struct Lock {
     path: PathBuf,
-    file: OwnedFd,
+    file: fs::File,
 }
 
 impl Lock {
@@ -274,12 +298,12 @@ impl Lock {
         let path = socket.with_file_name(lock_name);
         for _ in 0..LOCK_TRIES {
             let Some(file) = open_lock(&path) else { return Ok(None) };
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            match file.try_lock() {
                 Ok(()) if is_at(&file, &path) => return Ok(Some(Self { path, file })),
                 // Its last holder has removed it: other programs lock a new file.
                 Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => pause(Duration::from_millis(10)),
-                Err(error) => return Err(error.into()),
+                Err(fs::TryLockError::WouldBlock) => pause(Duration::from_millis(10)),
+                Err(fs::TryLockError::Error(error)) => return Err(error),
             }
         }
         Err(io::Error::new(io::ErrorKind::TimedOut, "another program is making a socket there"))
@@ -299,20 +323,19 @@ impl Drop for Lock {
 
 /// Opens or creates the lock file. `None` if something else or another user's file is there, or if nothing
 /// can be created there, which creating the socket will report.
-fn open_lock(path: &Path) -> Option<OwnedFd> {
-    let flags =
-        OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).ok()?;
-    let found = rustix::fs::fstat(&file).ok()?;
-    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-    let is_private = found.st_mode & 0o077 == 0 && found.st_uid == geteuid().as_raw();
-    (is_file && is_private).then_some(file)
+fn open_lock(path: &Path) -> Option<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
+    let found = file.metadata().ok()?;
+    let is_private = found.mode() & 0o077 == 0 && found.uid() == geteuid().as_raw();
+    (found.is_file() && is_private).then_some(file)
 }
 
 /// Returns whether `file` is the file at `path`.
-fn is_at(file: &OwnedFd, path: &Path) -> bool {
-    let Ok(found) = rustix::fs::fstat(file) else { return false };
-    identity(path).is_ok_and(|at| at == (found.st_dev, found.st_ino))
+fn is_at(file: &fs::File, path: &Path) -> bool {
+    let Ok(found) = file.metadata() else { return false };
+    identity(path).is_ok_and(|at| at == (found.dev(), found.ino()))
 }
 
 /// Sleeps, on a thread that runs no tasks.

@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    error::Error,
     fmt,
     future::Future,
     io,
@@ -9,8 +10,6 @@ use std::{
     pin::Pin,
     task::{Context, Poll, Waker, ready},
 };
-
-use thiserror::Error;
 
 use super::{id::Id, info::TaskInfo, outcome::Outcome};
 use crate::{
@@ -165,7 +164,6 @@ impl fmt::Debug for AbortHandle {
 }
 
 /// Why a task has no result.
-#[derive(Error)]
 pub struct JoinError {
     id: Id,
     cause: Cause,
@@ -234,6 +232,8 @@ impl JoinError {
         }
     }
 }
+
+impl Error for JoinError {}
 
 /// For results of `spawn_blocking` in functions that return [`io::Error`].
 impl From<JoinError> for io::Error {

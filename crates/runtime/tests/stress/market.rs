@@ -1,6 +1,9 @@
 //! Channels: many send, many receive, and receivers come and go.
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::{Arc, mpsc::TrySendError},
+    thread,
+};
 
 use vigie_detect::{
     Handle,
@@ -51,8 +54,8 @@ async fn send(sender: Sender<u32>, world: World, count: usize, mut random: fastr
     for _ in 0..count {
         let mut value = world.ledger.send();
         while let Err(refused) = sender.try_send(value) {
-            assert!(refused.is_full(), "a task receives");
-            value = refused.into_inner();
+            let TrySendError::Full(refused) = refused else { panic!("a task receives") };
+            value = refused;
             yield_now().await;
         }
         if random.u8(..8) == 0 {

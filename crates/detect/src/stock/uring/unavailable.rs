@@ -1,20 +1,29 @@
 //! Why io_uring cannot be used here, and what to do about it.
 
-use std::{fmt, fs, io};
-
-use thiserror::Error;
+use std::{error::Error, fmt, fs, io};
 
 /// io_uring, or a part of it that the detector needs, is not available on this machine: use
 /// [`AsyncFd`](crate::AsyncFd) there.
-#[derive(Debug, Error)]
-#[error("io_uring cannot be used: {missing}")]
+#[derive(Debug)]
 #[non_exhaustive]
 pub struct UringUnavailable {
     /// What is missing; its `Display` says what to do.
     pub missing: Missing,
     /// The kernel's error.
-    #[source]
     pub source: io::Error,
+}
+
+impl fmt::Display for UringUnavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { missing, .. } = self;
+        write!(f, "io_uring cannot be used: {missing}")
+    }
+}
+
+impl Error for UringUnavailable {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.source)
+    }
 }
 
 /// The part of io_uring that this machine lacks.

@@ -5,10 +5,9 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::Pin,
+    sync::mpsc::{self, Sender},
     task::{Context, Poll, Wake, Waker},
 };
-
-use crossbeam::channel::{Sender, unbounded};
 
 use super::{
     At, Harness, Profile, Rule, SetupError, Suite, Trigger, Violation, World, ledger::Ledger,
@@ -60,7 +59,7 @@ where
         let harness = (self.factory)(&world).map_err(|error| Violation::Setup { error, at })?;
         let profile = harness.profile();
         let count = waits_max.min(profile.index_count_max).max(1);
-        let (sender, triggers) = unbounded::<(u32, Trigger)>();
+        let (sender, triggers) = mpsc::channel::<(u32, Trigger)>();
         let thread = thread::Builder::new().name("events".to_owned()).spawn(move || {
             for (spins, trigger) in triggers {
                 for _ in 0..spins {

@@ -1,8 +1,6 @@
 //! The suite's report when a detector breaks its contract.
 
-use std::fmt;
-
-use thiserror::Error;
+use std::{error::Error, fmt};
 
 use super::SetupError;
 use crate::{clock::Instant, error::WaitError};
@@ -65,11 +63,10 @@ impl fmt::Display for At {
 }
 
 /// How a detector broke its contract.
-#[derive(Debug, Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Violation {
     /// An event happened, and its request did not receive it.
-    #[error("{rule}: request {request} did not get its event: {saw} ({at})")]
     EventLost {
         /// The rule.
         rule: Rule,
@@ -81,7 +78,6 @@ pub enum Violation {
         at: At,
     },
     /// A request received an event before any that it could receive had happened.
-    #[error("{}: request {request} got an event that has not happened: {saw} ({at})", Rule::Once)]
     Spurious {
         /// The number of the request.
         request: usize,
@@ -91,10 +87,6 @@ pub enum Violation {
         at: At,
     },
     /// An event was delivered twice.
-    #[error(
-        "{}: event {event} was delivered a second time, to request {request} ({at})",
-        Rule::Once
-    )]
     Twice {
         /// The number of the event.
         event: usize,
@@ -104,7 +96,6 @@ pub enum Violation {
         at: At,
     },
     /// A request received another request's event.
-    #[error("{rule}: request {request} got event {event}, which is for another ({at})")]
     Misdelivered {
         /// The rule.
         rule: Rule,
@@ -116,7 +107,6 @@ pub enum Violation {
         at: At,
     },
     /// The events of a stream came in a different order than they happened.
-    #[error("{}: event {found} came where event {expected} was due ({at})", Rule::Stream)]
     OutOfOrder {
         /// The number of the event that was due.
         expected: usize,
@@ -126,7 +116,6 @@ pub enum Violation {
         at: At,
     },
     /// Memory was freed while the kernel or a device could still write to it.
-    #[error("{}: the memory of {count} requests was freed while in flight ({at})", Rule::InFlight)]
     FreedInFlight {
         /// The number of requests.
         count: usize,
@@ -134,7 +123,6 @@ pub enum Violation {
         at: At,
     },
     /// Ended requests were never freed.
-    #[error("{}: {live} requests still hold memory although all are over ({at})", Rule::Cancelled)]
     Lingering {
         /// The number of requests.
         live: usize,
@@ -142,7 +130,6 @@ pub enum Violation {
         at: At,
     },
     /// A timed event came at the wrong time.
-    #[error("{}: request {request} was due at {due:?}: {saw} ({at})", Rule::Deadline)]
     DeadlineMissed {
         /// The number of the request.
         request: usize,
@@ -154,7 +141,6 @@ pub enum Violation {
         at: At,
     },
     /// A request outlived the server.
-    #[error("{}: request {request} did not end with the server: {saw} ({at})", Rule::Shutdown)]
     NotEnded {
         /// The number of the request.
         request: usize,
@@ -164,7 +150,6 @@ pub enum Violation {
         at: At,
     },
     /// A callback panicked.
-    #[error("`{callback}` panicked: {message} ({at})")]
     Panicked {
         /// The name of the callback.
         callback: &'static str,
@@ -174,18 +159,15 @@ pub enum Violation {
         at: At,
     },
     /// A request ended with an error although nothing was wrong.
-    #[error("request {request} failed ({at})")]
     Failed {
         /// The number of the request.
         request: usize,
         /// The error.
-        #[source]
         error: WaitError,
         /// Where.
         at: At,
     },
     /// The same seed led to two different runs.
-    #[error("two runs of one seed left the traces {first:#x} and {second:#x} ({at})")]
     Diverged {
         /// The hash of the first trace.
         first: u64,
@@ -195,14 +177,77 @@ pub enum Violation {
         at: At,
     },
     /// The harness could not be created; this says nothing about the detector.
-    #[error("the harness could not be created ({at})")]
     Setup {
         /// The factory's error.
-        #[source]
         error: SetupError,
         /// Where.
         at: At,
     },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EventLost { rule, request, saw, at } => {
+                write!(f, "{rule}: request {request} did not get its event: {saw} ({at})")
+            }
+            Self::Spurious { request, saw, at } => write!(
+                f,
+                "{}: request {request} got an event that has not happened: {saw} ({at})",
+                Rule::Once
+            ),
+            Self::Twice { event, request, at } => write!(
+                f,
+                "{}: event {event} was delivered a second time, to request {request} ({at})",
+                Rule::Once
+            ),
+            Self::Misdelivered { rule, request, event, at } => write!(
+                f,
+                "{rule}: request {request} got event {event}, which is for another ({at})"
+            ),
+            Self::OutOfOrder { expected, found, at } => write!(
+                f,
+                "{}: event {found} came where event {expected} was due ({at})",
+                Rule::Stream
+            ),
+            Self::FreedInFlight { count, at } => write!(
+                f,
+                "{}: the memory of {count} requests was freed while in flight ({at})",
+                Rule::InFlight
+            ),
+            Self::Lingering { live, at } => write!(
+                f,
+                "{}: {live} requests still hold memory although all are over ({at})",
+                Rule::Cancelled
+            ),
+            Self::DeadlineMissed { request, due, saw, at } => {
+                write!(f, "{}: request {request} was due at {due:?}: {saw} ({at})", Rule::Deadline)
+            }
+            Self::NotEnded { request, saw, at } => write!(
+                f,
+                "{}: request {request} did not end with the server: {saw} ({at})",
+                Rule::Shutdown
+            ),
+            Self::Panicked { callback, message, at } => {
+                write!(f, "`{callback}` panicked: {message} ({at})")
+            }
+            Self::Failed { request, at, .. } => write!(f, "request {request} failed ({at})"),
+            Self::Diverged { first, second, at } => {
+                write!(f, "two runs of one seed left the traces {first:#x} and {second:#x} ({at})")
+            }
+            Self::Setup { at, .. } => write!(f, "the harness could not be created ({at})"),
+        }
+    }
+}
+
+impl Error for Violation {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Failed { error, .. } => Some(error),
+            Self::Setup { error, .. } => Some(&**error),
+            _ => None,
+        }
+    }
 }
 
 impl Violation {
