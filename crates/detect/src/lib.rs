@@ -93,9 +93,11 @@ pub use policy::{
     Situation, SpinCosts, SpinStep, SpinWait, Strategies, Strategy, StrategyKind, WaitPlan,
     WaitSituation, YieldBackoff, strategies,
 };
+#[cfg(feature = "tokio")]
+pub use server::TokioHost;
 pub use server::{
-    Detected, Detection, Driver, EnterGuard, EventStream, Handle, HandleReport, HostThread,
-    NoServer, Registration, Server, Snapshot, ThreadPoller, Unparker, Wait,
+    Detected, Detection, Driver, EmbeddedDriver, EnterGuard, EventStream, Handle, HandleReport,
+    HostThread, NoServer, Registration, Server, Snapshot, ThreadPoller, Unparker, Wait,
 };
 pub use stock::AsyncFd;
 pub use testing::{Deadlock, Simulated, Simulation, conformance};

@@ -7,7 +7,7 @@ use std::{
     fs,
     future::Future,
     io::{self, Read, Write},
-    os::unix::net::UnixStream,
+    os::{fd::AsRawFd, unix::net::UnixStream},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
@@ -47,7 +47,7 @@ fn ends_in_fork(body: impl FnOnce()) -> bool {
 /// Returns the descriptors that the server's epoll watches, and their events, as reported by the
 /// kernel.
 fn watched(server: &Server) -> Vec<String> {
-    let epoll = server.poller_fd().expect("a real poller");
+    let epoll = server.poller_fd().expect("a real poller").as_raw_fd();
     let told = fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).expect("/proc is there");
     let mut lines: Vec<_> =
         told.lines().filter(|line| line.starts_with("tfd:")).map(str::to_owned).collect();

@@ -209,6 +209,16 @@ impl Handle {
     }
 
     /// Makes the blocking pool run what blocks in the detection server's sockets: lookups of names.
+    /// Runs what is ready, on the user-level flavor; the other flavors have threads of their own for that.
+    #[track_caller]
+    pub(crate) fn turn(&self) {
+        assert!(!user_level::runs_here(None), "`turn` inside a task: its own turn is not over");
+        self.refuse_fork();
+        if let Scheduler::UserLevel(shared) = &self.scheduler {
+            shared.turn();
+        }
+    }
+
     pub(crate) fn look_up_names_in_pool(&self) {
         // The server, which the scheduler owns, must not own the scheduler.
         let weak = self.scheduler.downgrade();

@@ -60,6 +60,7 @@
 mod blocking_pool;
 mod builder;
 mod context;
+mod embedded;
 mod flavor;
 pub mod fs;
 mod handle;
@@ -83,6 +84,7 @@ pub mod time;
 mod tokio_context;
 
 pub use builder::{BuildError, RuntimeBuilder};
+pub use embedded::{EmbeddedRuntime, NotEmbeddable};
 pub use handle::{EnterGuard, Handle, NoRuntime};
 pub use kernel_help::KernelHelp;
 pub use runtime::{Runtime, ShutdownTimeout};

@@ -1,7 +1,7 @@
 //! The host's side of a server: look for events at task switches, sleep when there is nothing to
 //! run.
 
-use std::{fmt, mem};
+use std::{fmt, mem, os::fd::BorrowedFd};
 
 use super::{
     awake_host,
@@ -31,6 +31,8 @@ pub struct Driver {
     was_allowed: bool,
     /// The events announced at the end of a sleep.
     routed: Vec<RoutedEvent>,
+    /// A sleep has been announced, which lasts until the next look.
+    is_asleep: bool,
 }
 
 /// The most hosts that may sleep in the poller. While one handles an event, the other waits for the next; a third can
@@ -47,6 +49,7 @@ impl Driver {
             sleepers_max: 1,
             was_allowed: true,
             routed: Vec::new(),
+            is_asleep: false,
         }
     }
 
@@ -189,6 +192,64 @@ impl Driver {
 
         shared.idle.end();
         finish(driver, &mut self.batch, events)
+    }
+
+    /// Returns the descriptor that becomes readable when an event, a deadline or a notification ends an
+    /// [announced sleep](Self::announce_sleep). `None` in virtual time.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.poller_handle().as_fd()
+    }
+
+    /// For a host that sleeps elsewhere, with an eye on the [descriptor](Self::descriptor): does everything that
+    /// [`park_unless`](Self::park_unless) does before a sleep. [`Detected::Nothing`]: the host is asleep until it calls
+    /// [`look`](Self::look), and the descriptor becomes readable when it should. Otherwise it has to look at once.
+    pub fn announce_sleep(&mut self, is_awaited: impl FnOnce() -> bool) -> Detected {
+        let shared = &*self.shared;
+        let mut driver = lock(&shared.driver);
+        let prepared = shared.prepare(&mut driver, &mut self.batch, None);
+        let parked = Parked(&shared.park_state);
+        let (events, timeout) = match prepared {
+            Prepared::Events(count) => (count, Timeout::Zero),
+            Prepared::Sleep(timeout) => (0, timeout),
+        };
+        if timeout == Timeout::Zero || is_awaited() || shared.poller_handle().has_events() {
+            drop(parked);
+            return match finish(driver, &mut self.batch, events) {
+                Detected::Nothing => Detected::Busy,
+                detected => detected,
+            };
+        }
+        shared.metrics.count_sleep();
+        shared.idle.fall_asleep(driver.prepared_at);
+        shared.arm(&mut driver, timeout);
+        mem::forget(parked);
+        self.is_asleep = true;
+        finish(driver, &mut self.batch, 0)
+    }
+
+    /// For a host that sleeps elsewhere: ends an [announced sleep](Self::announce_sleep), looks for events and wakes the tasks
+    /// that wait for them.
+    pub fn look(&mut self) -> Detected {
+        self.end_sleep();
+        let shared = &*self.shared;
+        let mut driver = lock(&shared.driver);
+        let events = shared.poll_pass(&mut driver, &mut self.batch);
+        shared.idle.end();
+        shared.last_pass.store(shared.now().as_nanos(), Ordering::Relaxed);
+        finish(driver, &mut self.batch, events)
+    }
+
+    /// Makes the [descriptor](Self::descriptor) readable.
+    pub fn interrupt(&self) {
+        self.shared.poller_handle().wake();
+    }
+
+    /// Ends an [announced sleep](Self::announce_sleep) without a look, for a host that goes on as others do.
+    pub fn end_sleep(&mut self) {
+        if mem::take(&mut self.is_asleep) {
+            self.shared.park_state.end_park();
+        }
     }
 
     /// Lets this host sleep in the poller beside another one, while that pays. The kernel wakes one of them for each event;
@@ -341,6 +402,7 @@ impl Drop for Driver {
     /// The thread no longer looks. A server that closed while this host drove it could not take its handles from the
     /// driver, and the two would keep each other alive for ever.
     fn drop(&mut self) {
+        self.end_sleep();
         if self.shared.is_hosted_here() {
             awake_host::forget();
         }

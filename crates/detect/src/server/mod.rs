@@ -21,6 +21,7 @@ mod builtin_handles;
 mod current;
 mod driver;
 mod driver_state;
+mod embedded;
 mod handle;
 mod handle_inner;
 mod handle_table;
@@ -38,9 +39,11 @@ mod shared;
 mod sharing;
 mod signals;
 pub(crate) mod thread_poller;
+#[cfg(feature = "tokio")]
+mod tokio_host;
 mod watch_state;
 
-use std::{fmt, io, os::fd::RawFd, time::Duration};
+use std::{fmt, io, os::fd::BorrowedFd, time::Duration};
 
 use self::{
     blocking_executor::BlockingCall,
@@ -59,9 +62,12 @@ use crate::{
 
 #[cfg(test)]
 pub(crate) use self::handle_inner::lock_count::cores;
+#[cfg(feature = "tokio")]
+pub use self::tokio_host::TokioHost;
 pub use self::{
     current::{EnterGuard, NoServer},
     driver::{Detected, Driver},
+    embedded::EmbeddedDriver,
     handle::{EventStream, Handle, Wait},
     host_thread::HostThread,
     metrics::{Detection, HandleReport, Snapshot},
@@ -289,8 +295,8 @@ impl Server {
     /// for events without looking, for example in a signal handler. It belongs to the server; do not
     /// read, change or close it. `None` in virtual time.
     #[must_use]
-    pub fn poller_fd(&self) -> Option<RawFd> {
-        self.owner.shared.poller_handle().descriptor()
+    pub fn poller_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.owner.shared.poller_handle().as_fd()
     }
 
     /// Wakes the host from its sleep, or prevents its next one. May be called from any thread.

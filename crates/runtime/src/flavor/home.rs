@@ -11,6 +11,7 @@
 //!   ▲               │ future is ready               │ future is ready: every waiting thread is notified
 //!   └───────────────┴───────────────────────────────┘
 //! ```
+//! A thread whose foreign event loop takes turns is `Driving` in a turn, and `Embedded` between two.
 //!
 //! No notification is lost (home-1): the notifying thread sets `is_notified`, or what it notifies of, and
 //! then reads `block_on_state`; the home thread writes `block_on_state` and then reads those, all of them
@@ -52,6 +53,8 @@ pub(crate) enum BlockOnState {
     Driving = 1,
     /// It does not have the core, and sleeps on its own thread.
     Waiting = 2,
+    /// It is in a foreign event loop, which watches the server's poller and comes back for a turn.
+    Embedded = 3,
 }
 
 impl HomeThread {
@@ -74,7 +77,8 @@ impl HomeThread {
     pub(crate) fn notify(&self, server: &Server) {
         self.is_notified.store(true, Ordering::SeqCst);
         let block_on_state = self.block_on_state.load(Ordering::SeqCst);
-        if block_on_state == BlockOnState::Driving as u8 {
+        let in_poller = [BlockOnState::Driving as u8, BlockOnState::Embedded as u8];
+        if in_poller.contains(&block_on_state) {
             server.unpark();
         } else if block_on_state == BlockOnState::Waiting as u8 {
             self.thread.unpark();

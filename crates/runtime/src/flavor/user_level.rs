@@ -17,7 +17,7 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal};
-use vigie_detect::{Driver, Server, budget, clock::monotonic_now};
+use vigie_detect::{Detected, Driver, Instant, Server, budget, clock::monotonic_now};
 
 use super::home::{BlockOnState, HomeThread, HomeThreads};
 use crate::{
@@ -50,6 +50,8 @@ pub(crate) struct UserLevelShared {
     /// The threads that have called `block_on`.
     homes: HomeThreads,
     hogs: Hogs,
+    /// A foreign event loop takes turns, and watches the poller's descriptor.
+    is_embedded: AtomicBool,
     /// Written by the thread that has the core.
     counters: ThreadCounters,
 }
@@ -116,6 +118,7 @@ impl UserLevelShared {
             core: RealMutex::new(Core { driver, lanes, share }),
             homes: HomeThreads::default(),
             hogs,
+            is_embedded: AtomicBool::new(false),
             counters: ThreadCounters::new(),
         }
     }
@@ -211,9 +214,56 @@ impl UserLevelShared {
             Waited::Ready(value) => value,
             Waited::Core(core) => {
                 let mut driving = Driving::new(self, local, core);
-                self.drive(local, &mut driving.core, &main, &mut poll)
+                let value = self.drive(local, &mut driving.core, &main, &mut poll);
+                if self.is_embedded.load(Ordering::SeqCst) {
+                    driving.core.driver.interrupt();
+                }
+                value
             }
         }
+    }
+
+    /// Runs what is ready on the calling thread, at most for a quantum, and looks for events, without sleeping. Whoever calls
+    /// this sleeps on the driver's descriptor afterwards. Does nothing while another thread is in `block_on`.
+    pub(crate) fn turn(self: &Arc<Self>) {
+        let _entered = (self.enter)(Arc::clone(self));
+        let mut installed = Installed::new(self);
+        installed.leaves_for = BlockOnState::Embedded;
+        let local = &*installed.local;
+        // Before the core is asked for: a thread that has it makes the descriptor readable when it leaves.
+        self.is_embedded.store(true, Ordering::SeqCst);
+        let Some(core) = self.try_core() else { return };
+        let mut driving = Driving::new(self, local, core);
+        let core = &mut *driving.core;
+
+        local.cause.set(Cause::Detection);
+        contained("a look", || core.driver.look());
+        let mut now = monotonic_now();
+        local.note_time(now);
+        let end = now + self.options.quantum;
+        while now < end {
+            if core.driver.is_due(now) {
+                local.cause.set(Cause::Detection);
+                contained("a look", || core.driver.look());
+                now = monotonic_now();
+                local.note_time(now);
+            }
+            if self.run_one(local, core, &mut now) {
+                continue;
+            }
+            self.counters.count_sleep();
+            local.cause.set(Cause::Detection);
+            let is_awaited = || local.home.is_notified() || self.has_injected();
+            let announced = contained("a sleep", || core.driver.announce_sleep(is_awaited));
+            if announced == Some(Detected::Nothing) {
+                return;
+            }
+            contained("a look", || core.driver.look());
+            now = monotonic_now();
+            local.note_time(now);
+        }
+        // The descriptor is readable at once: what is left runs in the next turn.
+        core.driver.interrupt();
     }
 
     fn try_core(&self) -> Option<RealGuard<'_, Core>> {
@@ -290,15 +340,7 @@ impl UserLevelShared {
                 now = monotonic_now();
             }
 
-            self.take_injected(local);
-            local.take_posted();
-            let next = local.lanes.borrow_mut().pop(core.share.first());
-            if let Some((task, lane)) = next {
-                let end = self.poll(local, &self.counters, task, lane, now.as_nanos());
-                let (reacting, computing) = local.lanes.borrow().counts();
-                core.share.record(lane, end.saturating_sub(now.as_nanos()), reacting, computing);
-                now = vigie_detect::Instant::from_nanos(end);
-            } else if !main.is_woken.load(Ordering::SeqCst) {
+            if !self.run_one(local, core, &mut now) && !main.is_woken.load(Ordering::SeqCst) {
                 self.counters.count_sleep();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
@@ -312,6 +354,19 @@ impl UserLevelShared {
                 local.note_time(now);
             }
         }
+    }
+
+    /// Polls the next task, if one is ready, and sets `now` to the end of its poll.
+    fn run_one(&self, local: &Local, core: &mut Core, now: &mut Instant) -> bool {
+        self.take_injected(local);
+        local.take_posted();
+        let next = local.lanes.borrow_mut().pop(core.share.first());
+        let Some((task, lane)) = next else { return false };
+        let end = self.poll(local, &self.counters, task, lane, now.as_nanos());
+        let (reacting, computing) = local.lanes.borrow().counts();
+        core.share.record(lane, end.saturating_sub(now.as_nanos()), reacting, computing);
+        *now = Instant::from_nanos(end);
+        true
     }
 
     /// Polls a task, or drops it if it is aborted. Returns the poll's time in nanoseconds.
@@ -340,7 +395,7 @@ impl UserLevelShared {
         if u128::from(nanos) > self.options.long_poll.as_nanos()
             && let Some(poll) = poll::take_long_poll()
         {
-            let end = vigie_detect::Instant::from_nanos(end);
+            let end = Instant::from_nanos(end);
             counters.count_long_poll(self.hogs.record(poll, lane, end));
         }
         end
@@ -463,7 +518,7 @@ fn schedule(
 }
 
 /// Returns whether an event waits for this thread; `None` if it runs no runtime of this flavor.
-pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
+pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
     if !local.lanes.borrow().reaction.is_empty() {
         return Some(true);
@@ -535,7 +590,7 @@ impl Lanes {
 
 impl Local {
     /// Records a time that was read.
-    fn note_time(&self, now: vigie_detect::Instant) {
+    fn note_time(&self, now: Instant) {
         self.switched_at.set(now.as_nanos());
         poll::sample_processor_time(now.as_nanos());
     }
@@ -562,6 +617,7 @@ enum Waited<'a, T> {
 /// A thread inside `block_on`.
 struct Installed {
     local: Rc<Local>,
+    leaves_for: BlockOnState,
 }
 
 impl Installed {
@@ -576,14 +632,14 @@ impl Installed {
             sampler: Sampler::new(0),
         });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
-        Self { local }
+        Self { local, leaves_for: BlockOnState::Away }
     }
 }
 
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
-        self.local.home.set_block_on_state(BlockOnState::Away);
+        self.local.home.set_block_on_state(self.leaves_for);
         let now = self.local.switched_at.get();
         let left = self.local.lanes.borrow_mut().split_off_local(now);
         if !left.is_empty() {
@@ -605,6 +661,7 @@ impl<'a> Driving<'a> {
     fn new(shared: &'a UserLevelShared, local: &'a Local, mut core: RealGuard<'a, Core>) -> Self {
         local.home.set_block_on_state(BlockOnState::Driving);
         local.drives.set(true);
+        core.driver.end_sleep();
         let mut lanes = mem::take(&mut core.lanes);
         {
             let now = monotonic_now().as_nanos();

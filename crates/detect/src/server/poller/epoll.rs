@@ -127,8 +127,8 @@ impl EpollHandle {
         matches!(rustix::event::poll(&mut descriptors, Some(&none)), Ok(count) if count > 0)
     }
 
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.registry.as_raw_fd()
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.registry.as_fd()
     }
 
     pub(crate) fn wake(&self) {

@@ -79,9 +79,9 @@ impl PollerHandle {
     }
 
     /// Returns the descriptor that becomes readable with an event, if there is one.
-    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Epoll(poller_handle) => Some(poller_handle.descriptor()),
+            Self::Epoll(poller_handle) => Some(poller_handle.as_fd()),
             Self::Virtual => None,
         }
     }

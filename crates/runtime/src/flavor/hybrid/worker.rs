@@ -1,7 +1,7 @@
 //! A thread that runs tasks: a worker, which runs both lanes, or a reserve thread, which runs the reaction
 //! lane, tasks that are known to be short, and anything in the place of a sleeping thread.
 
-use std::{cell::Cell, rc::Rc};
+use std::{cell::Cell, os::fd::AsRawFd, rc::Rc};
 
 use crossbeam::deque::Worker as Queue;
 use vigie_detect::{Detected, Instant};
@@ -92,7 +92,7 @@ impl Worker {
         let remote = &shared.remotes[index];
         remote.worker_slot.take();
         if let (Some(signal), Some(descriptor)) = (shared.signal, shared.server.poller_fd()) {
-            remote.hog_timer.bind(signal, descriptor);
+            remote.hog_timer.bind(signal, descriptor.as_raw_fd());
         }
         if is_reserve && shared.options.kernel_help.short_slices {
             kernel_help::shorten_slice();
