@@ -25,6 +25,9 @@
 //! served on the same port, and connections may be upgraded (WebSocket). For TLS, accept connections yourself and
 //! give them to `hyper_util::server::conn::auto::Builder` with [`Executor`] and [`Timer`].
 
+#[cfg(feature = "hyper-client")]
+mod client;
+
 use std::{
     collections::BTreeMap,
     error::Error,
@@ -49,6 +52,8 @@ use hyper_util::{
 use tower_service::Service;
 use vigie_detect::net::{Listener, ListenerSocket};
 
+#[cfg(feature = "hyper-client")]
+pub use self::client::{ClientStream, Connector, client};
 use crate::{task::AbortHandle, time};
 
 /// How long a client may take to send the head of a request, unless set otherwise.

@@ -30,7 +30,9 @@
 //! - [`Runtime`], [`spawn`], [`time`] and the rest of [`vigie_runtime`]: tasks and their scheduler.
 //! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`; [`fs`], [`process`], [`signal`] and [`io`]: files,
 //!   child processes, signals and the standard streams, by tokio's names.
-//! - `http`, behind the feature `hyper`: servers for tower services, such as axum's routers.
+//! - `http`, behind the feature `hyper`: servers for tower services, such as axum's routers; with `hyper-client`, a client
+//!   that keeps connections.
+//! - `quic`, behind the feature `quinn`: quinn's runtime.
 //! - [`detect`]: what the scheduler watches. Every source of events is a [`Detector`](detect::Detector), including
 //!   sockets and timers; register your own the same way.
 //! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes.
@@ -55,12 +57,15 @@ pub mod http;
 pub mod io;
 #[cfg(feature = "forward")]
 pub use vigie_forward as forward;
+#[cfg(feature = "quinn")]
+pub mod quic;
 #[cfg(any(feature = "via", feature = "barrier"))]
 pub use vigie_via as via;
 
 pub use vigie_detect::{Instant, net, stock};
 pub use vigie_runtime::{
-    BuildError, EnterGuard, Flavor, Handle, JoinError, JoinHandle, KernelHelp, NoRuntime,
+    BuildError, EmbeddedRuntime, EnterGuard, Flavor, Handle, JoinError, JoinHandle, KernelHelp,
+    NoRuntime, NotEmbeddable,
     Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow, metrics, spawn, spawn_blocking,
     spawn_local, time, yield_now,
 };

@@ -8,6 +8,7 @@ use crate::barrier::processes::MemberPlan;
 use crate::barrier::{self, GroupPlan, network, processes};
 use crate::client::{self, Crowd, PingPong, Requests};
 use crate::error::Failure;
+use crate::files::{self, FileLoadPlan};
 use crate::forward::live::{self, ForwarderPlan, LoadPlan};
 use crate::forward::relay::{self, LoadRole, RelayRole};
 use crate::forward::via::node::{self, NodePlan};
@@ -46,6 +47,7 @@ fn play(role: &str, plan: Value) -> Result<(), Failure> {
         ServerPlan::KEY => runner::serve(&read(plan)),
         SwitchPlan::KEY => switches::count_here(&read(plan)),
         TimerPlan::KEY => timers::run_here(&read(plan)),
+        FileLoadPlan::KEY => files::run_here(&read(plan)),
         Crowd::KEY => client::send_as_crowd(&read(plan)),
         Requests::KEY => client::request(&read(plan)),
         BackgroundPlan::KEY => background::compute(read(plan)),

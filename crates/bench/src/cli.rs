@@ -18,6 +18,7 @@ use crate::cases::fairness::FairnessPlan;
 use crate::cases::periodic::PeriodicPlan;
 use crate::cases::service::ServicePlan;
 use crate::error::BenchError;
+use crate::files::FilesPlan;
 use crate::goals::{self, Area};
 use crate::host::Machine;
 use crate::http::HttpPlan;
@@ -94,6 +95,9 @@ enum Measurement {
     /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
     /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
     Forward(Measured<forward::Forward>),
+    /// Files that the kernel has in memory: reads at random places, and appends that are synced, on vigie and on tokio (a
+    /// minute and a half).
+    Files(Measured<FilesPlan>),
     /// A service on hyper, on vigie and on tokio: requests per second under `wrk`, and pings beside too much
     /// computation (a minute and a half).
     Http(Measured<HttpPlan>),
@@ -138,6 +142,7 @@ impl Measurement {
             Self::Datagrams(Measured { plan, output }) => (Box::new(plan.plan()), output),
             Self::Barrier(Measured { plan, output }) => (plan.plan(), output),
             Self::Forward(Measured { plan, output }) => (plan.plan()?, output),
+            Self::Files(Measured { plan, output }) => (Box::new(plan), output),
             Self::Http(Measured { plan, output }) => (Box::new(plan), output),
             Self::Slowdown(Measured { plan, output }) => (Box::new(plan), output),
             Self::Timers(Measured { plan, output }) => (Box::new(plan), output),

@@ -95,6 +95,7 @@ mod soak;
 
 mod barrier;
 mod cluster;
+mod files;
 mod forward;
 mod http;
 mod loads;

@@ -29,6 +29,8 @@ pub enum System {
     VigieLowCpu,
     /// The user-level flavor, whose compute tasks reach a checkpoint where others yield.
     VigieCheckpoint,
+    /// tokio, multi-thread, one of whose tasks drives a detection server for sockets of vigie's.
+    VigieInTokio,
     /// tokio, multi-thread.
     Tokio,
     /// tokio, current-thread.
@@ -47,7 +49,7 @@ pub enum System {
 
 impl System {
     /// All systems that run each workload, compiled in or not, in the order of the tables.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::VigieNaive,
         Self::VigieEnhanced,
         Self::VigieBlocking,
@@ -57,6 +59,7 @@ impl System {
         Self::VigieLowLatency,
         Self::VigieLowCpu,
         Self::VigieCheckpoint,
+        Self::VigieInTokio,
         Self::Tokio,
         Self::TokioCurrentThread,
         Self::Smol,
@@ -78,6 +81,7 @@ impl System {
             Self::VigieLowLatency => "vigie-low-latency",
             Self::VigieLowCpu => "vigie-low-cpu",
             Self::VigieCheckpoint => "vigie-checkpoint",
+            Self::VigieInTokio => "vigie-in-tokio",
             Self::Tokio => "tokio",
             Self::TokioCurrentThread => "tokio-current-thread",
             Self::Smol => "smol",
@@ -101,6 +105,7 @@ impl System {
             Self::VigieLowLatency => "vigie hybrid, low latency",
             Self::VigieLowCpu => "vigie hybrid, low CPU",
             Self::VigieCheckpoint => "vigie user-level, checkpoints",
+            Self::VigieInTokio => "vigie's detectors inside tokio",
             Self::Tokio => "tokio multi-thread",
             Self::TokioCurrentThread => "tokio current-thread",
             Self::Smol => "smol",

@@ -18,6 +18,9 @@ use crate::statistics::Samples;
 /// The path at which the service computes.
 pub(super) const COMPUTE: &str = "/compute";
 
+/// The path at which it computes where it stands, on every runtime.
+pub(super) const WORK: &str = "/work";
+
 /// What it answers.
 pub(super) const HELLO_BODY: &str = "hello, world\n";
 
@@ -148,6 +151,17 @@ impl HttpClient {
             });
             due += gap;
         }
+    }
+}
+
+/// Has `clients` threads ask the service to compute, again and again, until the service is gone.
+pub(super) fn keep_busy(address: SocketAddr, clients: u32) {
+    for _ in 0..clients {
+        thread::spawn(move || {
+            let mut stream = connect(address)?;
+            while ask(&mut stream, WORK).is_ok() {}
+            Ok::<(), Failure>(())
+        });
     }
 }
 

@@ -4,9 +4,10 @@
 //! | case | load | figure |
 //! | --- | --- | --- |
 //! | [`HELLO`] | `wrk` on as many connections as asked for, each request answered with a line | requests per second, processor time for each |
+//! | [`BUSY`] | the same, while clients keep the service busy with requests that compute in its tasks | time of a request |
 //! | [`OVERLOAD`] | requests that compute, more than the cores can do; pings on other connections | time since a ping was due |
 //!
-//! On vigie the handler computes where it stands, on tokio it calls `spawn_blocking`, as its documentation asks for.
+//! Under [`OVERLOAD`], on vigie the handler computes where it stands, on tokio it calls `spawn_blocking`, as its documentation asks for.
 
 mod client;
 #[cfg(feature = "hyper")]
@@ -32,6 +33,9 @@ use crate::schedulers::System;
 /// Name of the case in rows: requests in a closed loop, nothing else.
 pub(crate) const HELLO: &str = "http hello";
 
+/// Name of the case in rows: requests in a closed loop, beside handlers that compute where they stand.
+pub(crate) const BUSY: &str = "http busy";
+
 /// Name of the case in rows: pings beside more computation than there are cores for.
 pub(crate) const OVERLOAD: &str = "http overload";
 
@@ -47,6 +51,9 @@ pub(crate) const WRK_P99: &str = "wrk_p99_us";
 /// Key of the computations that were answered, per second.
 pub(crate) const COMPUTED_PER_S: &str = "computed_per_s";
 
+/// Clients that keep the service busy, under [`BUSY`].
+const BUSY_CLIENTS: u32 = 8;
+
 /// Computations per second for each core: with the 200 ms that each takes, 1.2 times what the core can do.
 const COMPUTATIONS_PER_CORE: u32 = 6;
 
@@ -58,7 +65,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 #[command(mut_arg("budget", by_default("20s")), mut_arg("rounds", by_default("2")))]
 pub(crate) struct HttpPlan {
     /// Connections of `wrk`.
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
     /// Pings per second.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
@@ -128,6 +135,13 @@ impl Case for HttpPlan {
                 .parameter("workers", self.amount.workers());
             ((system, HELLO), row)
         };
+        let busy = |&system| {
+            let row = Row::new(system, BUSY)
+                .parameter("connections", self.connections)
+                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
+                .parameter("workers", self.amount.workers());
+            ((system, BUSY), row)
+        };
         let overload = |&system| {
             let row = Row::new(system, OVERLOAD)
                 .parameter("pings_per_s", self.pings)
@@ -137,7 +151,8 @@ impl Case for HttpPlan {
             ((system, OVERLOAD), row)
         };
         let systems = self.amount.systems(&[System::Vigie]);
-        systems.iter().map(hello).chain(systems.iter().map(overload)).collect()
+        let calm = systems.iter().map(hello).chain(systems.iter().map(busy));
+        calm.chain(systems.iter().map(overload)).collect()
     }
 
     fn measure(
@@ -154,11 +169,13 @@ impl Case for HttpPlan {
             Message::Listening { echo, .. } => echo,
             other => return Err(server.unexpected(&other)),
         };
-        if case == HELLO {
-            self.hello(system, &mut server, address)
-        } else {
-            self.overload(address, seed)
+        if case == OVERLOAD {
+            return self.overload(address, seed);
         }
+        if case == BUSY {
+            client::keep_busy(address, BUSY_CLIENTS);
+        }
+        self.hello(system, &mut server, address)
     }
 
     fn tables(&self, rows: &[Row]) -> String {
@@ -170,6 +187,7 @@ impl Case for HttpPlan {
             ("processor time / request", Show::Time(CPU_US)),
             ("p99", Show::Time(WRK_P99)),
         ];
+        let busy = [("requests/s", Show::Count(PER_S)), ("p99", Show::Time(WRK_P99))];
         let overload = [
             ("pings", Show::Count("samples")),
             ("p50", Show::Time("p50_us")),
@@ -179,13 +197,20 @@ impl Case for HttpPlan {
             ("computations / s", Show::Number(COMPUTED_PER_S)),
         ];
         let title = format!("hyper under wrk, {} connections", self.connections);
+        let working =
+            format!("{title}, while {BUSY_CLIENTS} clients keep it busy with {:?} each", self.step);
         let beside = format!(
             "hyper: {} pings/s beside {} computations of {:?} a second",
             self.pings,
             self.computations(),
             self.step
         );
-        [table(&title, &of(HELLO), &hello), table(&beside, &of(OVERLOAD), &overload)].join("\n")
+        [
+            table(&title, &of(HELLO), &hello),
+            table(&working, &of(BUSY), &busy),
+            table(&beside, &of(OVERLOAD), &overload),
+        ]
+        .join("\n")
     }
 }
 

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::HttpServer;
-use super::client::{COMPUTE, HELLO_BODY};
+use super::client::{COMPUTE, HELLO_BODY, WORK};
 use crate::compute::Pace;
 use crate::error::Failure;
 use crate::inside;
@@ -82,8 +82,10 @@ async fn answer<S: HttpSystem>(
     pace: Pace,
     step: Duration,
 ) -> Result<Response<String>, Infallible> {
-    if request.uri().path() == COMPUTE {
-        S::compute(pace, step).await;
+    match request.uri().path() {
+        COMPUTE => S::compute(pace, step).await,
+        WORK => pace.spend(step),
+        _ => {}
     }
     Ok(Response::new(HELLO_BODY.to_owned()))
 }

@@ -28,9 +28,11 @@ pub(super) fn run(
         BenchError::Failed { role: "wrk", failure }
     };
     let mut command = Command::new("wrk");
-    command.args(["--threads", "1", "--latency", "--connections"]).arg(connections.to_string());
+    command
+        .args(["--threads", "1", "--latency", "--timeout", "20s", "--connections"])
+        .arg(connections.to_string());
     command.arg("--duration").arg(format!("{}s", whole_seconds(span)));
-    let output = command.arg(format!("http://{address}/")).output();
+    let output = command.arg(format!("http://{address}/ping")).output();
     let output = output.map_err(|error| match error.kind() {
         ErrorKind::NotFound => failed("`wrk` is not installed (apt-get install wrk)".to_owned()),
         _ => failed(format!("`wrk` cannot be run: {error}")),

@@ -21,8 +21,8 @@ use crate::server::ServerPlan;
 use crate::system::smol::Smol;
 use crate::system::tokio::{TokioCurrentThread, TokioMultiThread};
 use crate::system::vigie::{
-    VigieBlocking, VigieCheckpoint, VigieEnhanced, VigieHybrid, VigieKernelLevel, VigieLowCpu,
-    VigieLowLatency, VigieNaive, VigieUserLevel,
+    VigieBlocking, VigieCheckpoint, VigieEnhanced, VigieHybrid, VigieInTokio, VigieKernelLevel,
+    VigieLowCpu, VigieLowLatency, VigieNaive, VigieUserLevel,
 };
 
 impl System {
@@ -48,6 +48,7 @@ impl System {
             Self::VigieLowLatency => &Async::<VigieLowLatency>::NEW,
             Self::VigieLowCpu => &Async::<VigieLowCpu>::NEW,
             Self::VigieCheckpoint => &Async::<VigieCheckpoint>::NEW,
+            Self::VigieInTokio => &Async::<VigieInTokio>::NEW,
             Self::Tokio => &Async::<TokioMultiThread>::NEW,
             Self::TokioCurrentThread => &Async::<TokioCurrentThread>::NEW,
             #[cfg(feature = "smol")]

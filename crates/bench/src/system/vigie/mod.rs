@@ -10,6 +10,7 @@
 //! | [`VigieKernelLevel`] | kernel-level | the task's own thread, as its policy decides |
 
 mod blocking;
+mod in_tokio;
 mod naive;
 
 use std::fmt;
@@ -24,6 +25,7 @@ use vigie_detect::{Fixed, Frequency, Server, Strategy};
 use vigie_runtime::{Flavor, Handle, Reactivity, Runtime, RuntimeBuilder};
 
 use self::blocking::BlockingSockets;
+pub use self::in_tokio::VigieInTokio;
 use self::naive::PolledSockets;
 use super::async_system::{AsyncSystem, BoxedTask, Sockets};
 use crate::error::Failure;
