@@ -65,9 +65,8 @@ pub use vigie_via as via;
 pub use vigie_detect::{Instant, net, stock};
 pub use vigie_runtime::{
     BuildError, EmbeddedRuntime, EnterGuard, Flavor, Handle, JoinError, JoinHandle, KernelHelp,
-    NoRuntime, NotEmbeddable,
-    Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow, metrics, spawn, spawn_blocking,
-    spawn_local, time, yield_now,
+    NoRuntime, NotEmbeddable, Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow,
+    metrics, spawn, spawn_blocking, spawn_local, time, yield_now,
 };
 pub use vigie_runtime::{fs, process, signal};
 

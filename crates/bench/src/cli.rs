@@ -34,7 +34,7 @@ use crate::switches::SwitchesPlan;
 use crate::timers::TimersPlan;
 use crate::virtual_time::VirtualTimePlan;
 use crate::waits::WaitsPlan;
-use crate::watch::Watch;
+use crate::watch::{Dump, Watch};
 
 /// Reproduces the measurements of vigie's papers, beside peers, and checks vigie's goals.
 ///
@@ -63,6 +63,8 @@ enum Command {
     Goals(Goals),
     /// Shows the metrics of a running program that has opened a metrics socket.
     Watch(Watch),
+    /// Shows all tasks of such a program: what each does, since when, and which events it waits for.
+    Dump(Dump),
 }
 
 /// The commands that carry out a plan and report its rows.
@@ -187,9 +189,13 @@ impl Cli {
     /// Those of the measurement.
     pub fn run(self) -> Result<ExitCode, BenchError> {
         // It measures nothing, so it needs no words about this machine.
-        if let Command::Watch(watch) = self.command {
-            watch.run()?;
-            return Ok(ExitCode::SUCCESS);
+        let shown = match &self.command {
+            Command::Watch(watch) => Some(watch.run()),
+            Command::Dump(dump) => Some(dump.run()),
+            _ => None,
+        };
+        if let Some(shown) = shown {
+            return Ok(shown.map(|()| ExitCode::SUCCESS)?);
         }
         let machine = Machine::probe();
         println!("{machine}");
@@ -218,7 +224,7 @@ impl Cli {
             }
             Command::Soak(plan) => Ok(status(plan.run_and_show())),
             Command::Goals(goals) => goals.run(machine),
-            Command::Watch(_) => unreachable!("it has run"),
+            Command::Watch(_) | Command::Dump(_) => unreachable!("it has run"),
         }
     }
 }
@@ -274,7 +280,7 @@ fn plan_of(words: &str) -> Result<Box<dyn Plan>, BenchError> {
         Command::Measurement(measurement) => Ok(measurement.split()?.0),
         Command::Loads(plan) => Ok(Box::new(plan)),
         Command::Interrupts(Interrupts { foreign, .. }) => Ok(Box::new(foreign)),
-        Command::Soak(_) | Command::Goals(_) | Command::Watch(_) => {
+        Command::Soak(_) | Command::Goals(_) | Command::Watch(_) | Command::Dump(_) => {
             panic!("invariant: goals are about what is measured")
         }
     }

@@ -110,8 +110,8 @@ impl Watch {
         let is_screen = io::stdout().is_terminal();
         let mut last = None;
         loop {
-            let line = source.ask()?;
-            let view = parse(&line)?;
+            let line = source.ask("snapshot")?;
+            let view = parse(&line, "vigie_metrics")?;
             let text = if self.json {
                 line
             } else if is_screen || self.once {
@@ -135,6 +135,54 @@ impl Watch {
             source.pause(self.interval)?;
         }
     }
+}
+
+/// The tasks of a program, once.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Dump {
+    /// The path that the program gave to `Runtime::builder().metrics_socket(…)`.
+    socket: PathBuf,
+    /// Print the program's own line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Dump {
+    /// Shows all tasks of the program, what each does, since when, and what it waits for. The program need not get to run its
+    /// tasks for that: a thread of its own answers.
+    ///
+    /// # Errors
+    /// Those of [`Watch::run`].
+    pub(crate) fn run(&self) -> Result<(), WatchError> {
+        let line = MetricsConnection::connect(&self.socket)?.ask("tasks")?;
+        let view = parse(&line, "vigie_tasks")?;
+        let shown = if self.json { line } else { tasks(&view) };
+        match io::stdout().lock().write_all(shown.as_bytes()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(WatchError::Output(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn tasks(view: &Value) -> String {
+    let tasks = view["tasks"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut shown = format!("vigie: pid {}, {} tasks\n", number(view, &["pid"]), tasks.len());
+    for task in tasks {
+        let name = task["name"].as_str().map_or_else(String::new, |_| text(&task["name"]) + " ");
+        let waits = task["waits_for"].as_array().map_or(&[][..], Vec::as_slice);
+        let waits = waits.iter().map(text).collect::<Vec<_>>().join("; ");
+        let (id, state, site) = (text(&task["id"]), text(&task["state"]), text(&task["site"]));
+        let since = time(&task["since_ns"]);
+        let _ = write!(shown, "{id:>6}  {state:<8}{since:>14}  {name}({site})");
+        shown.push_str(&if waits.is_empty() {
+            "\n".to_owned()
+        } else {
+            format!("  for {waits}\n")
+        });
+    }
+    shown
 }
 
 struct MetricsConnection<'a> {
@@ -171,9 +219,9 @@ impl<'a> MetricsConnection<'a> {
         set.and_then(|()| stream.set_write_timeout(Some(TIMEOUT))).map_err(|e| self.failed(e))
     }
 
-    fn ask(&mut self) -> Result<String, WatchError> {
+    fn ask(&mut self, request: &str) -> Result<String, WatchError> {
         // A program that serves eight readers already has answered, and closed the connection.
-        let sent = self.stream.get_mut().write_all(b"snapshot\n");
+        let sent = self.stream.get_mut().write_all(format!("{request}\n").as_bytes());
         let mut line = String::new();
         let read = (&mut self.stream).take(ANSWER_BYTES_MAX).read_line(&mut line);
         match read {
@@ -199,9 +247,12 @@ impl<'a> MetricsConnection<'a> {
     }
 }
 
-fn parse(line: &str) -> Result<Value, WatchError> {
+/// Reads an answer whose version is at `key`.
+fn parse(line: &str, key: &str) -> Result<Value, WatchError> {
     let view: Value = serde_json::from_str(line).map_err(|_| WatchError::Foreign)?;
-    let found = view["vigie_metrics"].as_u64().ok_or(WatchError::Foreign)?;
+    // A refusal has the version of the metrics.
+    let found = view[key].as_u64().or_else(|| view["vigie_metrics"].as_u64());
+    let found = found.ok_or(WatchError::Foreign)?;
     if found != u64::from(FORMAT_VERSION) {
         return Err(WatchError::Version { found });
     }

@@ -28,6 +28,11 @@ fn a_program_is_shown() {
     let view: serde_json::Value = serde_json::from_slice(&json.stdout).expect("it is JSON");
     assert_eq!((&view["vigie_metrics"], &view["live_tasks"]), (&1.into(), &1.into()));
     assert_eq!(view["event_delay"]["buckets"].as_array().map(Vec::len), Some(40));
+    let mut dump = Command::new(env!("CARGO_BIN_EXE_vigie-bench"));
+    let dump = dump.args(["dump", socket]).output().expect("the command starts");
+    let text = String::from_utf8_lossy(&dump.stdout);
+    assert!(dump.status.success() && text.contains(", 1 tasks\n"), "{dump:?}");
+    assert!(text.contains("waiting") && text.contains("watch.rs:"), "{text}");
     drop((waiting, runtime));
     let gone = watch(&[socket, "--once"]);
     let error = String::from_utf8_lossy(&gone.stderr);

@@ -97,7 +97,8 @@ pub use policy::{
 pub use server::TokioHost;
 pub use server::{
     Detected, Detection, Driver, EmbeddedDriver, EnterGuard, EventStream, Handle, HandleReport,
-    HostThread, NoServer, Registration, Server, Snapshot, ThreadPoller, Unparker, Wait,
+    HostThread, NoServer, Registration, Server, Snapshot, ThreadPoller, Unparker, Wait, WaitReport,
+    WaiterId,
 };
 pub use stock::AsyncFd;
 pub use testing::{Deadlock, Simulated, Simulation, conformance};

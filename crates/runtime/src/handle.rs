@@ -9,6 +9,7 @@ use crate::{
     context::{self, Enter, EnteredContext},
     flavor::{hybrid, kernel_level, user_level},
     measure::Metrics,
+    metrics::Dump,
     options::Options,
     sync::{Arc, Weak},
     task_cell::{JoinHandle, Label},
@@ -262,6 +263,36 @@ impl Handle {
             Scheduler::KernelLevel(_) => {}
         }
         metrics
+    }
+
+    /// Returns all tasks that have not ended, what each does, since when, and which events it waits for. Nothing is polled or
+    /// stopped for it, and tasks that never yield are there as well: so it shows why a program hangs.
+    ///
+    /// # Cost
+    /// A lock for each shard of the list of tasks, each detector and each pending wait: some microseconds for each task.
+    ///
+    /// # Examples
+    /// ```
+    /// use vigie_runtime::{Handle, Runtime, metrics::TaskState, task, time};
+    ///
+    /// # Runtime::builder().build()?.block_on(async {
+    /// let idle = task::Builder::new().name("idle").spawn(time::sleep(time::Duration::from_secs(60)));
+    /// time::sleep(time::Duration::from_millis(20)).await;
+    /// let dump = Handle::current().dump();
+    /// assert_eq!(dump.tasks[0].state, TaskState::Waiting);
+    /// println!("{dump}"); //      1  waiting     20.1ms  idle (src/main.rs:5:13)  for timers: 59.980s from now
+    /// # idle.abort();
+    /// # });
+    /// # Ok::<(), vigie_runtime::BuildError>(())
+    /// ```
+    #[must_use]
+    pub fn dump(&self) -> Dump {
+        let live = match &self.scheduler {
+            Scheduler::UserLevel(shared) => shared.live(),
+            Scheduler::Hybrid(shared) => shared.live(),
+            Scheduler::KernelLevel(shared) => shared.live(),
+        };
+        Dump::new(live, self.server())
     }
 
     fn worker_count(&self) -> usize {

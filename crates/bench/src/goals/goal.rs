@@ -122,6 +122,8 @@ pub(crate) enum Area {
     Loads,
     /// A service on hyper, beside the same on tokio.
     Http,
+    /// Files that the kernel has in memory.
+    Files,
     /// Tail slowdown against offered load.
     Slowdown,
     /// The cost and the lateness of timers.

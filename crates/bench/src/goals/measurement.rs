@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 35] = [
+const CASES: [&str; 37] = [
     "barrier",
     "barrier-sim",
     "barrier-sim-four-ary",
@@ -275,7 +275,9 @@ const CASES: [&str; 35] = [
     "crowd",
     "echo",
     "fairness",
+    "files",
     "foreign-calls",
+    "http busy",
     "http hello",
     "http overload",
     "idle",

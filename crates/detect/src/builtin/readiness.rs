@@ -12,7 +12,7 @@
 
 use std::{
     io,
-    os::fd::{BorrowedFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
     task::{Context, Poll, ready},
 };
 
@@ -245,6 +245,7 @@ pub struct Readiness {
 #[derive(Debug)]
 struct WatchedSource {
     source: Arc<IoSource>,
+    descriptor: RawFd,
     /// Nearly always one reader and one writer.
     waiters: Vec<ReadinessWaiter>,
 }
@@ -261,12 +262,12 @@ impl Readiness {
         Self::default()
     }
 
-    /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch); without one, leaves
+    /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch); without an interest, leaves
     /// that to the threads that will wait for it.
     pub(crate) fn watch(
         &mut self,
-        descriptor: Option<BorrowedFd<'_>>,
-        interest: Interest,
+        descriptor: BorrowedFd<'_>,
+        interest: Option<Interest>,
     ) -> io::Result<Arc<IoSource>> {
         let driver = self.driver.as_ref().expect("invariant: attached at registration");
         let entry = self.sources.vacant_entry();
@@ -280,12 +281,16 @@ impl Readiness {
         let index = u32::try_from(entry.key()).expect("invariant: below SOURCES_MAX");
         let key = u32::from(self.generation) << 24 | index;
         let source = IoSource::new(key);
-        match descriptor {
-            Some(descriptor) => driver.watch(descriptor, key, interest)?,
+        match interest {
+            Some(interest) => driver.watch(descriptor, key, interest)?,
             None => source.watching.store(BY_THREADS, Ordering::Release),
         }
         let source = Arc::new(source);
-        entry.insert(WatchedSource { source: Arc::clone(&source), waiters: Vec::with_capacity(2) });
+        entry.insert(WatchedSource {
+            source: Arc::clone(&source),
+            descriptor: descriptor.as_raw_fd(),
+            waiters: Vec::with_capacity(2),
+        });
         Ok(source)
     }
 
@@ -386,6 +391,15 @@ impl Detector for Readiness {
     fn check(&mut self, _: Key, awaited: &mut ReadinessRequest) -> Option<ReadyEvent> {
         let readable = awaited.source.ready(awaited.direction);
         (!readable.ready.is_empty()).then_some(readable)
+    }
+
+    fn describe(&self, ReadinessRequest { source, direction }: &ReadinessRequest) -> String {
+        let Some(watched) = self.sources.get(index_of(source.key)) else { return String::new() };
+        let purpose = match direction {
+            Direction::Read => "to read",
+            Direction::Write => "to write",
+        };
+        format!("descriptor {}, {purpose}", watched.descriptor)
     }
 
     /// Ends abandoned waits. Events from the poller come through `notified`.

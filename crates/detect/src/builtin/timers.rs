@@ -89,6 +89,10 @@ impl Detector for Timers {
         is_over.then_some(())
     }
 
+    fn describe(&self, deadline: &Instant) -> String {
+        format!("{:.3?} from now", *deadline - self.now())
+    }
+
     fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         while let Some(first) = self.heap.first() {
             if first.soft > context.now() {

@@ -234,4 +234,11 @@ pub trait Detector: Sized + Send + 'static {
         let _ = queued;
         Some(newer)
     }
+
+    /// Says in a few words what a request waits for, for [`Server::waits`](crate::Server::waits): `descriptor 7, to read`.
+    /// Default: nothing, so that only the handle's name is shown.
+    fn describe(&self, request: &Self::Request) -> String {
+        let _ = request;
+        String::new()
+    }
 }

@@ -219,6 +219,17 @@ impl<R, E> PendingSet<R, E> {
         })
     }
 
+    /// Returns the pending requests, oldest first, each with what `identify` makes of its waiters' wakers.
+    pub(crate) fn waiters<I>(&self, identify: impl Fn(&Waker) -> I) -> Vec<(&R, Vec<I>)> {
+        let waiters = |(key, request): (Key, _)| {
+            let mut waiters = Vec::new();
+            let entry = self.entries.get(key.index).expect("invariant: it is pending");
+            entry.slot.for_each_waiter(|waker| waiters.push(identify(waker)));
+            (request, waiters)
+        };
+        self.iter().map(waiters).collect()
+    }
+
     /// Returns the key of the oldest pending request.
     pub(crate) fn oldest(&self) -> Option<Key> {
         self.key_at(self.oldest)

@@ -108,6 +108,11 @@ impl<E> EventSlot<E> {
         Ok(())
     }
 
+    /// Calls `note` with the waker of each waiter.
+    pub(crate) fn for_each_waiter(&self, note: impl FnMut(&Waker)) {
+        lock(&self.state).waiters.for_each(note);
+    }
+
     /// Records that no further event comes; events that wait can still be taken first. Wakes as [`push`](Self::push)
     /// does.
     pub(crate) fn finish(&self, end: SlotEnd, woken: &mut Vec<Waker>) {

@@ -54,13 +54,13 @@ impl Handle<Readiness> {
         descriptor: BorrowedFd<'_>,
         interest: Interest,
     ) -> io::Result<Arc<IoSource>> {
-        self.with_detector(|readiness| readiness.watch(Some(descriptor), interest))
+        self.with_detector(|readiness| readiness.watch(descriptor, Some(interest)))
             .unwrap_or_else(|| Err(WaitError::ServerClosed.into()))
     }
 
     /// Creates a source that the waiting threads watch in their own pollers.
-    pub(crate) fn leave_to_threads(&self) -> io::Result<Arc<IoSource>> {
-        self.with_detector(|readiness| readiness.watch(None, Interest::Both))
+    pub(crate) fn leave_to_threads(&self, descriptor: BorrowedFd<'_>) -> io::Result<Arc<IoSource>> {
+        self.with_detector(|readiness| readiness.watch(descriptor, None))
             .unwrap_or_else(|| Err(WaitError::ServerClosed.into()))
     }
 

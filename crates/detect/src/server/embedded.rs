@@ -57,6 +57,7 @@ impl Server {
     ///
     /// # Panics
     /// If this is the server of a [`Simulation`](crate::Simulation), which has no descriptor.
+    #[must_use]
     pub fn embed(&self) -> EmbeddedDriver {
         let driver = self.driver();
         assert!(driver.descriptor().is_some(), "a simulated server has no descriptor to watch");

@@ -7,11 +7,12 @@ use std::{mem, time::Duration};
 
 use super::{
     helper::{Helper, RETRY_AFTER},
-    metrics::{Detection, HandleReport},
+    metrics::HandleReport,
     registered::{BeforeSleep, Due, PollCause, Registered},
     registration::Registration,
     shared::ServerShared,
     signals::SignalRegistration,
+    waits::WaitReport,
     watch_state::WatchState,
 };
 use crate::{
@@ -27,15 +28,15 @@ use crate::{
         strategies,
     },
     request::{EventSlot, PendingSet, Trash},
-    sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock},
+    sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, lock},
 };
 
 /// One in this many polls is timed.
 const POLLS_TIMED_ONE_IN: u64 = 16;
 
 pub(crate) struct HandleInner<D: Detector> {
-    core: Mutex<HandleCore<D>>,
-    watch: WatchState,
+    pub(super) core: Mutex<HandleCore<D>>,
+    pub(super) watch: WatchState,
     methods: Methods,
     arming: Arming,
     shared: Arc<ServerShared>,
@@ -52,12 +53,12 @@ pub(crate) struct HandleInner<D: Detector> {
     lacks_helper: AtomicBool,
 }
 
-struct HandleCore<D: Detector> {
+pub(super) struct HandleCore<D: Detector> {
     /// `None` once it may no longer be called: the server closed, or a callback panicked.
-    detector: Option<D>,
-    pending: PendingSet<D::Request, D::Event>,
-    history: History,
-    decision: Decision,
+    pub(super) detector: Option<D>,
+    pub(super) pending: PendingSet<D::Request, D::Event>,
+    pub(super) history: History,
+    pub(super) decision: Decision,
     spin_costs: SpinCosts,
     /// The last idle period in which the host polled for this handle and found nothing.
     missed_in: Option<Instant>,
@@ -737,30 +738,16 @@ impl<D: Detector> Registered for HandleInner<D> {
     }
 
     fn report(&self) -> HandleReport {
-        let pending = self.watch.known_count.load(Ordering::Relaxed);
-        // Bounded: the caller must not hang with a detector that hangs in a callback.
-        let core = (0..REPORT_TRIES).find_map(|_| {
-            let core = try_lock(&self.core);
-            if core.is_none() {
-                crate::sync::thread::yield_now();
-            }
-            core
-        });
-        let detection = core.map(|core| Detection {
-            strategy: core.decision.strategy,
-            rounds: core.history.rounds(),
-            hits: core.history.hits(),
-            events: core.history.events(),
-        });
-        HandleReport { name: self.name, pending, detection }
+        self.detection_report()
+    }
+
+    fn append_waits(&self, waits: &mut Vec<WaitReport>) {
+        self.append_waits(waits);
     }
 }
 
 /// How many times a host arms a detector for a sleeping host before it wakes that host.
 const ARM_TRIES_MAX: u32 = 3;
-
-/// How many times a report tries to lock a handle, yielding the processor in between.
-const REPORT_TRIES: u32 = 100;
 
 /// Drops requests and events one by one, since each drop may panic.
 fn discard_all<R, E>(trash: Vec<(R, E)>) {

@@ -41,6 +41,7 @@ mod signals;
 pub(crate) mod thread_poller;
 #[cfg(feature = "tokio")]
 mod tokio_host;
+mod waits;
 mod watch_state;
 
 use std::{fmt, io, os::fd::BorrowedFd, time::Duration};
@@ -73,6 +74,7 @@ pub use self::{
     metrics::{Detection, HandleReport, Snapshot},
     registration::Registration,
     thread_poller::{ThreadPoller, Unparker},
+    waits::{WaitReport, WaiterId},
 };
 
 /// A detection server. Clones are the same server; when the last is dropped, it is
@@ -319,6 +321,17 @@ impl Server {
     #[must_use]
     pub fn handles(&self) -> Vec<HandleReport> {
         self.owner.shared.reports()
+    }
+
+    /// Returns who waits for what at this moment: a report for each waiter of each pending request. A detector that is inside a
+    /// callback all the while is left out.
+    ///
+    /// # Cost
+    /// One lock for each handle and each request, and a few allocations for each waiter. For a look inside a program, not for
+    /// its ordinary work.
+    #[must_use]
+    pub fn waits(&self) -> Vec<WaitReport> {
+        self.owner.shared.waits()
     }
 
     /// Ends every pending request with [`WaitError::ServerClosed`](crate::WaitError::ServerClosed)

@@ -1,6 +1,6 @@
 //! The server's view of a registered detector of any type.
 
-use super::{metrics::HandleReport, watch_state::WatchState};
+use super::{metrics::HandleReport, waits::WaitReport, watch_state::WatchState};
 use crate::{
     clock::Instant,
     detector::{ReadinessEvent, WakeList},
@@ -49,4 +49,5 @@ pub(crate) trait Registered: Send + Sync {
     fn close(&self, batch: &mut WakeList);
     fn watch_state(&self) -> &WatchState;
     fn report(&self) -> HandleReport;
+    fn append_waits(&self, waits: &mut Vec<WaitReport>);
 }

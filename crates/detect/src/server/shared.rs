@@ -14,7 +14,9 @@ use super::{
     park_state::ParkState,
     poller::{Poller, PollerHandle},
     raised_signals::RaisedSignals,
+    registered::Registered,
     sharing::Sharing,
+    waits::WaitReport,
 };
 use crate::{
     clock::{ClockSource, Instant},
@@ -22,7 +24,7 @@ use crate::{
     error::RegisterError,
     fork::ForkGeneration,
     policy::{Adaptive, CostMeter, History, IdlePeriod, LoadMeter, Situation},
-    sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
 };
 
 pub(crate) struct ServerShared {
@@ -207,11 +209,19 @@ impl ServerShared {
     }
 
     pub(crate) fn reports(&self) -> Vec<HandleReport> {
-        let handles: Vec<_> =
-            lock(&self.table).rows.iter().filter_map(|row| row.handle.clone()).collect();
-        // Outside the table's lock. Handles removed meanwhile are closed: no foreign value is
-        // dropped.
-        handles.iter().map(|handle| handle.report()).collect()
+        self.handles().iter().map(|handle| handle.report()).collect()
+    }
+
+    pub(crate) fn waits(&self) -> Vec<WaitReport> {
+        let mut waits = Vec::new();
+        self.handles().iter().for_each(|handle| handle.append_waits(&mut waits));
+        waits
+    }
+
+    /// Returns the handles, to be asked outside the table's lock. Those that are removed meanwhile are closed: no foreign value is
+    /// dropped.
+    fn handles(&self) -> Vec<Arc<dyn Registered>> {
+        lock(&self.table).rows.iter().filter_map(|row| row.handle.clone()).collect()
     }
 
     pub(crate) fn table_changed(&self) {

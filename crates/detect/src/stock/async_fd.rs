@@ -73,7 +73,7 @@ impl<T: AsFd> AsyncFd<T> {
     pub(crate) fn unready_watched_by(readiness: &Handle<Readiness>, inner: T) -> io::Result<Self> {
         let readiness = readiness.clone();
         let source = if thread_poller::is_for(&readiness) {
-            readiness.leave_to_threads()?
+            readiness.leave_to_threads(inner.as_fd())?
         } else {
             readiness.watch(inner.as_fd(), Interest::Both)?
         };

@@ -81,6 +81,11 @@ impl Credit {
     }
 }
 
+/// Returns whether polls that are expected to use this many nanoseconds are short enough to be paid by credit.
+pub(crate) fn is_for_credit(expected: u32) -> bool {
+    u64::from(expected) <= OVERDRAFT_NS
+}
+
 /// A shared bucket: it pays for all tasks spawned by threads that run no task.
 #[derive(Debug)]
 pub(crate) struct SharedCredit(Count);

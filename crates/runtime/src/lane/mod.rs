@@ -13,7 +13,7 @@ mod trust;
 use std::fmt;
 
 pub(crate) use self::{
-    credit::{Account, Credit, SharedCredit},
+    credit::{Account, Credit, SharedCredit, is_for_credit},
     queue::{ComputeQueue, Rank, RankedQueue},
     share::Share,
     trust::{Early, Trust, most_ns},

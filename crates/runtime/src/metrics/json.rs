@@ -128,7 +128,7 @@ fn histogram(histogram: &Histogram) -> String {
     object.end()
 }
 
-fn task(name: Option<&Arc<str>>, site: &Location<'_>) -> Object {
+pub(super) fn task(name: Option<&Arc<str>>, site: &Location<'_>) -> Object {
     let mut object = Object::new();
     match name {
         Some(name) => object.string("name", name),
@@ -138,43 +138,48 @@ fn task(name: Option<&Arc<str>>, site: &Location<'_>) -> Object {
     object
 }
 
-fn list<T>(items: &[T], show: impl Fn(&T) -> String) -> String {
+pub(super) fn list<T>(items: &[T], show: impl Fn(&T) -> String) -> String {
     let items: Vec<_> = items.iter().map(show).collect();
     format!("[{}]", items.join(","))
 }
 
-struct Object(String);
+pub(super) struct Object(String);
 
 impl Object {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self(String::new())
     }
 
-    fn raw(&mut self, name: &str, value: &str) {
+    pub(super) fn raw(&mut self, name: &str, value: &str) {
         self.0.push(if self.0.is_empty() { '{' } else { ',' });
         quote(&mut self.0, name);
         self.0.push(':');
         self.0.push_str(value);
     }
 
-    fn number(&mut self, name: &str, value: u64) {
+    pub(super) fn number(&mut self, name: &str, value: u64) {
         self.raw(name, &value.to_string());
     }
 
-    fn nanos(&mut self, name: &str, time: Duration) {
+    pub(super) fn nanos(&mut self, name: &str, time: Duration) {
         self.number(name, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    fn string(&mut self, name: &str, value: &str) {
-        let mut quoted = String::with_capacity(value.len() + 2);
-        quote(&mut quoted, value);
-        self.raw(name, &quoted);
+    pub(super) fn string(&mut self, name: &str, value: &str) {
+        self.raw(name, &text(value));
     }
 
-    fn end(mut self) -> String {
+    pub(super) fn end(mut self) -> String {
         self.0.push('}');
         self.0
     }
+}
+
+/// Returns a JSON string.
+pub(super) fn text(value: &str) -> String {
+    let mut quoted = String::with_capacity(value.len() + 2);
+    quote(&mut quoted, value);
+    quoted
 }
 
 /// Appends a JSON string.

@@ -24,10 +24,13 @@
 //! Counters only grow. Each is written by one thread. They are read one after the other while the runtime
 //! runs, so two of them may differ by what happened in between.
 
+mod dump;
 mod json;
+mod prometheus;
 mod socket;
 
 pub use self::{
+    dump::{Dump, TaskReport},
     json::FORMAT_VERSION,
     socket::{MetricsSocket, ServeError, serve},
 };
@@ -37,4 +40,5 @@ pub use crate::{
         CurrentPoll, Histogram, LaneMetrics, LongPoll, Metrics, ReserveMetrics, ThreadMetrics,
         Throttling,
     },
+    task_cell::TaskState,
 };

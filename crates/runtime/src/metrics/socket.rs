@@ -126,7 +126,8 @@ fn cause_of(error: &io::Error) -> &'static str {
 /// its runtime.
 ///
 /// # Protocol
-/// The reader sends the line `snapshot` and gets one line of JSON, as often as it likes. Any other request is
+/// The reader sends the line `snapshot` and gets one line of JSON, as often as it likes; for the line `tasks`, that of
+/// [`Dump::to_json`](super::Dump::to_json). Any other request is
 /// answered with `{"vigie_metrics":1,"error":"…"}` and ends the connection. At most 8 readers are served at
 /// once. A reader that leaves an answer unread for 2 s, or sends no request for 60 s, is disconnected.
 /// Answers are up to 10 ms old.
@@ -154,7 +155,7 @@ pub fn serve(handle: &Handle, path: impl AsRef<Path>) -> Result<MetricsSocket, S
     let (listener, identity) = bind(path)?;
     let handle = handle.clone();
     let service = Service {
-        answers: Answers { handle, last: None },
+        answers: Answers { handle, last: None, last_tasks: None },
         listener,
         stop: thread_stop,
         readers: Vec::new(),
@@ -361,6 +362,7 @@ struct Service {
 struct Answers {
     handle: Handle,
     last: Option<(Instant, Vec<u8>)>,
+    last_tasks: Option<(Instant, Vec<u8>)>,
 }
 
 struct Reader {
@@ -451,14 +453,27 @@ fn refusal(why: &str) -> Vec<u8> {
 
 impl Answers {
     fn next(&mut self, now: Instant) -> Vec<u8> {
-        match &self.last {
-            Some((at, answer)) if now - *at < ANSWER_AGE_MAX => answer.clone(),
-            _ => {
-                let mut answer = self.handle.metrics().to_json().into_bytes();
-                answer.push(b'\n');
-                self.last = Some((now, answer.clone()));
-                answer
-            }
+        recent(&mut self.last, now, || self.handle.metrics().to_json())
+    }
+
+    fn tasks(&mut self, now: Instant) -> Vec<u8> {
+        recent(&mut self.last_tasks, now, || self.handle.dump().to_json())
+    }
+}
+
+/// Returns the last answer if it is not too old, otherwise a new one.
+fn recent(
+    last: &mut Option<(Instant, Vec<u8>)>,
+    now: Instant,
+    make: impl FnOnce() -> String,
+) -> Vec<u8> {
+    match last {
+        Some((at, answer)) if now - *at < ANSWER_AGE_MAX => answer.clone(),
+        _ => {
+            let mut answer = make().into_bytes();
+            answer.push(b'\n');
+            *last = Some((now, answer.clone()));
+            answer
         }
     }
 }
@@ -510,8 +525,10 @@ impl Reader {
         };
         if line.trim_ascii() == b"snapshot" {
             self.answer = answers.next(now);
+        } else if line.trim_ascii() == b"tasks" {
+            self.answer = answers.tasks(now);
         } else {
-            self.answer = refusal("unknown request: send a line `snapshot`");
+            self.answer = refusal("unknown request: send a line `snapshot` or `tasks`");
             self.is_last = true;
         }
         self.sent_bytes = 0;

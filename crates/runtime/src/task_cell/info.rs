@@ -1,6 +1,8 @@
 //! The information that a scheduler keeps with each task.
 
-use std::panic::Location;
+use std::{fmt, panic::Location};
+
+use vigie_detect::Instant;
 
 use super::{
     id::Id,
@@ -29,12 +31,17 @@ pub(crate) struct TaskInfo {
     /// The task is to be dropped instead of polled. Set by any thread before it wakes the task; read by the
     /// worker before each poll, ordered by the task cell's own state.
     is_aborted: AtomicBool,
+    /// When the last poll began, or ended if the last bit is not set; in nanoseconds, or zero where polls are not timed. Written by
+    /// the thread that polls, read for dumps.
+    progress: AtomicU64,
     /// The future is gone. Set by the thread that drops it.
     is_over: AtomicBool,
     kind: Option<TaskKind>,
     /// The processor time that the task has used lately.
     pub(crate) account: Account,
     trust: Trust,
+    /// The next poll is tried although it is expected to be long. Written by the thread that spawns or polls the task.
+    is_tried: AtomicBool,
     /// The task slept in the kernel in its last poll. Written by the thread that polls.
     sleeps: AtomicBool,
     /// The last poll was long, whether the task computed, slept, or waited for a processor.
@@ -48,6 +55,8 @@ pub(crate) struct ReadyTime(u64);
 
 impl ReadyTime {
     pub(crate) const UNKNOWN: Self = Self(0);
+    /// The task has not become ready since its last poll began.
+    const NOT: Self = Self(u64::MAX);
 
     pub(crate) const fn new(nanos: u64, by_event: bool) -> Self {
         Self((nanos & !1) | by_event as u64)
@@ -62,6 +71,28 @@ impl ReadyTime {
     /// so.
     pub(crate) const fn delay(self, now: u64) -> Option<(u64, bool)> {
         if self.0 == 0 { None } else { Some((now.saturating_sub(self.0), self.0 & 1 == 1)) }
+    }
+}
+
+/// What a task does at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TaskState {
+    /// It is inside a poll.
+    Running,
+    /// It is in a queue, to be polled.
+    Ready,
+    /// It waits to be woken.
+    Waiting,
+}
+
+impl fmt::Display for TaskState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Running => "running",
+            Self::Ready => "ready",
+            Self::Waiting => "waiting",
+        })
     }
 }
 
@@ -87,22 +118,30 @@ const SLEEP_NS: u64 = 300_000;
 
 impl TaskInfo {
     pub(super) fn new(label: &Label, name_key: u32) -> Self {
+        let is_tried = label.kind.is_some_and(|kind| kind.may_try(Early::First));
+        let expected = label.kind.filter(|_| !is_tried);
         Self {
             id: Id::next(),
             site: label.site,
             name_key,
             ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
+            progress: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(
                 label.credit,
-                label.kind.and_then(|kind| kind.expected_ns(Early::First)),
+                expected.and_then(|kind| kind.expected_ns(Early::First)),
             ),
             trust: Trust::new(),
+            is_tried: AtomicBool::new(is_tried),
             sleeps: AtomicBool::new(false),
             was_late: AtomicBool::new(false),
         }
+    }
+
+    pub(crate) const fn id(&self) -> Id {
+        self.id
     }
 
     pub(crate) fn note_ready(&self, time: ReadyTime) {
@@ -111,6 +150,30 @@ impl TaskInfo {
 
     pub(crate) fn ready_time(&self) -> ReadyTime {
         ReadyTime(self.ready.load(RELAXED))
+    }
+
+    /// A poll begins at `now`, which is zero if polls are not timed.
+    pub(super) fn note_begin(&self, now: u64) {
+        self.ready.store(ReadyTime::NOT.0, RELAXED);
+        self.progress.store(now | 1, RELAXED);
+    }
+
+    /// A poll ends at `now`.
+    pub(super) fn note_pause(&self, now: u64) {
+        self.progress.store(now & !1, RELAXED);
+    }
+
+    /// Returns what the task does, and since when if that is known.
+    pub(crate) fn state(&self) -> (TaskState, Option<Instant>) {
+        let (progress, ready) = (self.progress.load(RELAXED), self.ready_time());
+        let known = |nanos: u64| (nanos > 1).then(|| Instant::from_nanos(nanos));
+        if progress & 1 == 1 {
+            (TaskState::Running, known(progress))
+        } else if ready == ReadyTime::NOT {
+            (TaskState::Waiting, known(progress))
+        } else {
+            (TaskState::Ready, known(ready.0))
+        }
     }
 
     pub(crate) fn abort(&self) {
@@ -140,6 +203,8 @@ impl TaskInfo {
         }
         self.trust.note_poll(charge.has_computed);
         if was_early.is_some() {
+            let is_tried = self.early().is_some_and(|(kind, early)| kind.may_try(early));
+            self.is_tried.store(is_tried, Ordering::Relaxed);
             self.account.expect(self.expected_ns());
         }
         let sleeps = charge.slept_ns >= SLEEP_NS && poll::was_asleep();
@@ -172,9 +237,10 @@ impl TaskInfo {
     }
 
     /// Returns the time that tasks of the same kind have used in the poll that comes next, in nanoseconds, if
-    /// it is one of the first.
+    /// it is one of the first and not tried.
     pub(crate) fn expected_ns(&self) -> Option<u32> {
-        self.early().and_then(|(kind, early)| kind.expected_ns(early))
+        let is_tried = self.is_tried.load(Ordering::Relaxed);
+        self.early().filter(|_| !is_tried).and_then(|(kind, early)| kind.expected_ns(early))
     }
 
     /// Returns whether the task's own polls have shown that it holds no thread for long.

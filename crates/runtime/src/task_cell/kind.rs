@@ -14,8 +14,10 @@ use std::{
     num::NonZeroU32,
 };
 
+use vigie_detect::clock::monotonic_now;
+
 use crate::{
-    lane::{Credit, Early, SharedCredit},
+    lane::{self, Credit, Early, SharedCredit},
     sync::count::{AtomicU64, RELAXED},
 };
 
@@ -39,6 +41,9 @@ struct KindEntry {
     /// The upper 32 bits are the kind, or zero. Below are two [`Level`]s of 16 bits: for first polls, and for
     /// the early polls after them.
     word: AtomicU64,
+    /// From when on a first poll, or an early one after it, may be tried although it is expected to be long: see
+    /// [`TaskKind::may_try`]. In nanoseconds.
+    next_trial: [AtomicU64; 2],
     /// The credit that pays short tasks of the kind, no more than one task may use. So a task that spawns
     /// many of them, such as an acceptor, keeps its own credit.
     credit: SharedCredit,
@@ -46,7 +51,8 @@ struct KindEntry {
 
 impl KindEntry {
     const fn new() -> Self {
-        Self { word: AtomicU64::new(0), credit: SharedCredit::new() }
+        let next_trial = [const { AtomicU64::new(0) }; 2];
+        Self { word: AtomicU64::new(0), next_trial, credit: SharedCredit::new() }
     }
 }
 
@@ -137,6 +143,13 @@ impl TaskKind {
         KINDS.pay(self, now)
     }
 
+    /// Returns whether a task whose next poll is expected to be long should be polled as if nothing were expected: the estimate
+    /// may be wrong for it, and if such polls only ran after long ones, nothing would show that. One is tried at once, and
+    /// another after the expected time, so a kind that does compute holds one thread more for that, at most.
+    pub(crate) fn may_try(self, early: Early) -> bool {
+        KINDS.may_try(self, early, || monotonic_now().as_nanos())
+    }
+
     /// Records the time that such a poll of such a task has used, in nanoseconds.
     pub(crate) fn note_poll(self, early: Early, used_ns: u64) {
         KINDS.note_poll(self, early, used_ns, 0);
@@ -190,6 +203,19 @@ impl TaskKinds {
         self.levels(kind)[early as usize].nanos()
     }
 
+    /// See [`TaskKind::may_try`].
+    pub(crate) fn may_try(&self, kind: TaskKind, early: Early, now: impl FnOnce() -> u64) -> bool {
+        let expected = self.expected_ns(kind, early);
+        let Some(expected) = expected.filter(|&expected| !lane::is_for_credit(expected)) else {
+            return false;
+        };
+        let now = now();
+        let next = &self.slot(kind).next_trial[early as usize];
+        let before = next.load(RELAXED);
+        let after = now.saturating_add(expected.into());
+        now >= before && next.compare_exchange(before, after, RELAXED, RELAXED).is_ok()
+    }
+
     /// See [`TaskKind::pay`].
     pub(crate) fn pay(&self, kind: TaskKind, now: u64) -> Option<Credit> {
         let [first, later] = self.levels(kind).map(Level::nanos);
@@ -204,6 +230,10 @@ impl TaskKinds {
         // Many threads spawn the same kind: the slot's cache line stays shared while the change is small.
         if after.0.abs_diff(level.0) <= Level::NEWS {
             return;
+        }
+        if after.0 < level.0 {
+            // A trial has shown that they are short: the next one, should they become long, need not wait.
+            self.slot(kind).next_trial[early as usize].store(0, RELAXED);
         }
         *level = after;
         let [first, later] = levels.map(|level| u64::from(level.0));
@@ -283,6 +313,26 @@ mod tests {
         assert_eq!(first, Some(3), "the fourth");
         kinds.note_poll(kind, Early::Later, 5_000, 0);
         assert!(!is_long());
+    }
+
+    /// Goal: a kind that is long is tried once per expected time, and again at once after a short poll; one that is short or
+    /// unknown needs no trial. Method: a kind that becomes long, short and long again.
+    #[test]
+    fn a_long_kind_is_tried_now_and_then() {
+        let (kinds, kind, early) = (TaskKinds::new(), TaskKind::of_hash(7), Early::Later);
+        let learn = || (0..40).for_each(|_| kinds.note_poll(kind, early, 10_000_000, 0));
+        assert!(!kinds.may_try(kind, early, || 1), "unknown");
+        learn();
+        assert!(kinds.may_try(kind, early, || 1) && !kinds.may_try(kind, early, || 2));
+        assert!(
+            !kinds.may_try(kind, early, || 5_000_000) && kinds.may_try(kind, early, || 20_000_000)
+        );
+        kinds.note_poll(kind, early, 10_000_000, 0);
+        assert!(!kinds.may_try(kind, early, || 20_000_001), "it was long");
+        kinds.note_poll(kind, early, 5_000, 0);
+        assert!(!kinds.may_try(kind, early, || 20_000_002), "short");
+        learn();
+        assert!(kinds.may_try(kind, early, || 20_000_003));
     }
 
     /// Goal: kinds whose hashes fall into one set are all known as long as it has slots; one more displaces another, and

@@ -16,6 +16,7 @@ use std::task::Waker;
 use crossbeam::utils::CachePadded;
 use slab::Slab;
 
+use super::info::TaskInfo;
 use crate::sync::{
     Arc, AtomicBool, Mutex, Ordering,
     count::{AtomicU64, RELAXED},
@@ -31,23 +32,24 @@ const SHARDS_PER_PROCESSOR: usize = 4;
 /// The number of places kept in a shard, however few are in use.
 const KEPT: usize = 1024;
 
-/// The live tasks, by the waker that brings each of them to a worker.
+/// The live tasks, by the waker that brings each of them to a worker, with the scheduler's information about each.
 #[derive(Debug)]
-pub(crate) struct LiveTasks {
+pub(crate) struct LiveTasks<I = &'static TaskInfo> {
     /// A power of two.
-    shards: Box<[Arc<Shard>]>,
+    shards: Box<[Arc<Shard<I>>]>,
 }
 
 #[derive(Debug)]
-struct Shard {
-    live: CachePadded<Mutex<ShardTasks>>,
+struct Shard<I> {
+    live: CachePadded<Mutex<ShardTasks<I>>>,
     /// Set before all tasks are woken to be dropped; read by each poll that leaves its task pending.
     is_closing: CachePadded<AtomicBool>,
 }
 
 #[derive(Debug)]
-struct ShardTasks {
-    wakers: ShrinkingSlab<Waker>,
+struct ShardTasks<I> {
+    /// The information may be in the task's memory, which the waker keeps (task-1).
+    wakers: ShrinkingSlab<(Waker, I)>,
     /// The names of those tasks that have one.
     names: ShrinkingSlab<Arc<str>>,
     is_closed: bool,
@@ -111,15 +113,15 @@ impl<T> ShrinkingSlab<T> {
 
 /// A place among the live tasks, released on drop.
 #[derive(Debug)]
-pub(crate) struct Membership {
-    shard: Arc<Shard>,
+pub(crate) struct Membership<I = &'static TaskInfo> {
+    shard: Arc<Shard<I>>,
     /// `None` for a task that came after the shutdown, which does not wait for it.
     key: Option<usize>,
     /// The place of its name in the shard.
     name: Option<usize>,
 }
 
-impl LiveTasks {
+impl<I> LiveTasks<I> {
     pub(crate) fn new() -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         Self::with_shards((processors * SHARDS_PER_PROCESSOR).min(SHARDS_MAX))
@@ -138,7 +140,7 @@ impl LiveTasks {
     pub(crate) fn enter<T>(
         &self,
         name: Option<Arc<str>>,
-        make: impl FnOnce(Membership, u32) -> (T, Waker),
+        make: impl FnOnce(Membership<I>, u32) -> (T, Waker, I),
     ) -> (T, bool) {
         let index = thread_index() & (self.shards.len() - 1);
         let shard = &self.shards[index];
@@ -152,8 +154,8 @@ impl LiveTasks {
         let name = name.map(|name| live.names.insert(name));
         let name_key = name.map_or(0, |name| self.name_key(index, name));
         let membership = Membership { shard: Arc::clone(shard), key: Some(key), name };
-        let (made, waker) = make(membership, name_key);
-        live.wakers.insert(waker);
+        let (made, waker, info) = make(membership, name_key);
+        live.wakers.insert((waker, info));
         (made, true)
     }
 
@@ -161,6 +163,13 @@ impl LiveTasks {
     /// After [`close`](Self::close) no task is added, so zero then means that all have ended.
     pub(crate) fn count(&self) -> usize {
         self.shards.iter().map(|shard| lock(&shard.live).wakers.slab.len()).sum()
+    }
+
+    /// Calls `note` with each live task. Runs under the lock of its shard: `note` must not spawn, end or wake tasks.
+    pub(crate) fn for_each(&self, mut note: impl FnMut(&Waker, &I)) {
+        for shard in &self.shards {
+            lock(&shard.live).wakers.slab.iter().for_each(|(_, (waker, info))| note(waker, info));
+        }
     }
 
     /// Accepts no more tasks.
@@ -179,7 +188,7 @@ impl LiveTasks {
         for shard in &self.shards {
             let mut live = lock(&shard.live);
             live.is_closed = true;
-            wakers.extend(live.wakers.slab.iter().map(|(_, waker)| waker.clone()));
+            wakers.extend(live.wakers.slab.iter().map(|(_, (waker, _))| waker.clone()));
         }
         for waker in wakers {
             waker.wake();
@@ -199,7 +208,7 @@ impl LiveTasks {
     }
 }
 
-impl Shard {
+impl<I> Shard<I> {
     fn new() -> Self {
         let live = ShardTasks {
             wakers: ShrinkingSlab::new(),
@@ -213,7 +222,7 @@ impl Shard {
     }
 }
 
-impl Membership {
+impl<I> Membership<I> {
     /// Returns whether all tasks have been woken to be dropped, or are about to be.
     #[inline]
     pub(crate) fn is_closing(&self) -> bool {
@@ -226,7 +235,7 @@ impl Membership {
     }
 }
 
-impl Drop for Membership {
+impl<I> Drop for Membership<I> {
     fn drop(&mut self) {
         let Some(key) = self.key else { return };
         let mut live = lock(&self.shard.live);
@@ -269,11 +278,14 @@ mod tests {
         }
     }
 
-    fn enter(live: &LiveTasks, name: Option<&str>) -> (Option<Membership>, u32, Arc<Count>) {
+    fn enter(
+        live: &LiveTasks<()>,
+        name: Option<&str>,
+    ) -> (Option<Membership<()>>, u32, Arc<Count>) {
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&count));
         let (made, accepted) =
-            live.enter(name.map(Arc::from), |membership, key| ((membership, key), waker));
+            live.enter(name.map(Arc::from), |membership, key| ((membership, key), waker, ()));
         (accepted.then_some(made.0), made.1, count)
     }
 
@@ -341,7 +353,7 @@ mod tests {
     }
 
     /// Returns how many places the only shard has room for, with and without names.
-    fn room(live: &LiveTasks) -> [usize; 2] {
+    fn room(live: &LiveTasks<()>) -> [usize; 2] {
         let live = lock(&live.shards[0].live);
         [live.wakers.slab.capacity(), live.names.slab.capacity()]
     }
@@ -419,7 +431,7 @@ mod tests {
             println!("{what}: {:.1} ns", took.as_secs_f64() * 1e9 / f64::from(COUNT));
         };
         each("a place, taken and given up", &mut || {
-            drop(live.enter(None, |membership, _| (membership, waker.clone())));
+            drop(live.enter(None, |membership, _| (membership, waker.clone(), ())));
         });
         let mutex = Mutex::new(());
         each("two turns of a lock", &mut || {

@@ -31,6 +31,7 @@ use pin_project_lite::pin_project;
 
 pub use self::{
     id::{Id, id, try_id},
+    info::TaskState,
     join::{AbortHandle, JoinError, JoinHandle},
 };
 pub(crate) use self::{
@@ -73,7 +74,7 @@ where
 {
     insert(live, label, |info, membership, lent| {
         let builder = async_task::Builder::new().metadata(info);
-        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), membership };
+        let make = |info| TaskFuture::new(future, lent.insert(info), membership);
         // SAFETY: the future and the schedule function are `Send` and `'static`, as `Builder::spawn`
         // would ask; what the future borrows besides is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -94,7 +95,7 @@ where
     insert(live, label, |info, membership, lent| {
         let builder = async_task::Builder::new().metadata(info);
         let future = OnItsThread { thread: thread::current().id(), future: Some(Box::pin(future)) };
-        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), membership };
+        let make = |info| TaskFuture::new(future, lent.insert(info), membership);
         // SAFETY: the future need not be `Send`, since `OnItsThread` keeps it from being polled or
         // dropped on any other thread; what it borrows is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -117,7 +118,7 @@ fn insert<T>(
         let info = info.expect("invariant: the closure that makes the future was called");
         let waker = runnable.waker();
         let lent = lend(&waker);
-        ((runnable, task, info, lent), waker)
+        ((runnable, task, info, lent), waker, info)
     });
     // Dropping a runnable cancels its task: the handle says so.
     let runnable = is_accepted.then_some(runnable);
@@ -139,6 +140,7 @@ pin_project! {
         // `None` only in `drop`.
         future: Option<F>,
         info: &'static TaskInfo,
+        span: TaskSpan,
         // Dropped after the future: a task is live until its future is gone.
         membership: Membership,
     }
@@ -153,6 +155,44 @@ pin_project! {
     }
 }
 
+impl<F> TaskFuture<F> {
+    fn new(future: F, info: &'static TaskInfo, membership: Membership) -> Self {
+        Self { future: Some(future), info, span: TaskSpan::new(info), membership }
+    }
+}
+
+/// A span of `tracing` for each task, entered while it is polled, so that its events and child spans name it. Without the
+/// feature `spans` there is none.
+struct TaskSpan {
+    #[cfg(feature = "spans")]
+    span: tracing::Span,
+}
+
+impl TaskSpan {
+    #[cfg(feature = "spans")]
+    fn new(info: &TaskInfo) -> Self {
+        let (id, site) = (info.id, info.site);
+        Self { span: tracing::trace_span!(target: "vigie::task", "task", %id, %site) }
+    }
+
+    #[cfg(feature = "spans")]
+    fn in_scope<T>(&self, poll: impl FnOnce() -> T) -> T {
+        self.span.in_scope(poll)
+    }
+
+    #[cfg(not(feature = "spans"))]
+    fn new(_info: &TaskInfo) -> Self {
+        Self {}
+    }
+
+    #[cfg(not(feature = "spans"))]
+    #[inline]
+    #[expect(clippy::unused_self, reason = "there is something with the feature")]
+    fn in_scope<T>(&self, poll: impl FnOnce() -> T) -> T {
+        poll()
+    }
+}
+
 impl<F: Future> Future for TaskFuture<F> {
     type Output = Outcome<F::Output>;
 
@@ -162,7 +202,9 @@ impl<F: Future> Future for TaskFuture<F> {
         // concern.
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
         let entered = this.info.id.enter();
-        let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
+        this.info.note_begin(poll::began());
+        let poll = AssertUnwindSafe(|| this.span.in_scope(|| future.poll(cx)));
+        let polled = panic::catch_unwind(poll);
         drop(entered);
         let charge = poll::end_poll(|elapsed_ns, &Charge { has_computed, .. }| {
             let (name, site) = (this.membership.name(), this.info.site);
@@ -171,6 +213,7 @@ impl<F: Future> Future for TaskFuture<F> {
         if let Some(charge) = charge {
             this.info.record_poll(charge);
         }
+        this.info.note_pause(poll::poll_end().unwrap_or(0));
         match polled {
             Ok(Poll::Pending) => {
                 // A thread that aborts the task or closes the runtime sets a flag and wakes the task. A

@@ -119,6 +119,11 @@ pub(crate) fn begin_poll(now: u64, credit: Credit, is_trusted: bool, long_poll: 
     });
 }
 
+/// Returns when the current poll on this thread began; zero where polls are not timed.
+pub(super) fn began() -> u64 {
+    POLL.with(|poll| poll.present.get().began)
+}
+
 /// Returns whether the current poll on this thread has taken longer than `time` until `now`.
 pub(crate) fn has_polled_for(time: Duration, now: Instant) -> bool {
     let present = POLL.with(|poll| poll.present.get());

@@ -8,5 +8,6 @@ mod guard;
 mod settle;
 
 mod counts;
+mod dump;
 mod hog_event;
 mod socket;

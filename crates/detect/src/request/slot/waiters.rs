@@ -80,6 +80,12 @@ impl Waiters {
         None
     }
 
+    /// Calls `note` with each waker.
+    pub(super) fn for_each(&self, note: impl FnMut(&Waker)) {
+        let more = self.more.iter().flat_map(|more| more.iter().map(|(_, waker)| waker));
+        self.last.iter().chain(&self.first).chain(more).for_each(note);
+    }
+
     /// Returns the waker at a place if the place is of the present round.
     fn at(&mut self, place: WaiterToken) -> Option<&mut Waker> {
         match place.index {

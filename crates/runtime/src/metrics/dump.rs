@@ -1,0 +1,120 @@
+//! All tasks of a runtime, and what each does: for a look inside a program that hangs or is slow.
+
+use std::{collections::BTreeMap, fmt, panic::Location, time::Duration};
+
+use vigie_detect::{Server, WaitReport, WaiterId, clock::monotonic_now};
+
+use super::json::{self, Object};
+use crate::{
+    sync::Arc,
+    task_cell::{Id, LiveTasks, TaskState},
+};
+
+/// All tasks of a runtime at a moment: see [`Handle::dump`](crate::Handle::dump). Its `Display` is a table.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Dump {
+    /// The tasks: those that have been in their state for longest first, then those of which that is not known.
+    pub tasks: Vec<TaskReport>,
+}
+
+/// A task, and what it does.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TaskReport {
+    /// Its number.
+    pub id: Id,
+    /// Its name, if it has one.
+    pub name: Option<Arc<str>>,
+    /// Where it was spawned.
+    pub site: &'static Location<'static>,
+    /// What it does.
+    pub state: TaskState,
+    /// For how long it has been doing that. `None` if its scheduler does not measure it: for a task that another one woke,
+    /// mostly, and on the kernel-level flavor.
+    pub since: Option<Duration>,
+    /// The events that it waits for, as far as the detection server knows its waits: all of its own `await`s of sockets, timers
+    /// and other detectors, but not those inside of `select!` in foreign crates, which have wakers of their own. Empty for a
+    /// task that waits for another one: a lock, a channel, a `JoinHandle`.
+    pub waits_for: Vec<String>,
+}
+
+impl Dump {
+    pub(crate) fn new(live: &LiveTasks, server: &Server) -> Self {
+        let now = monotonic_now();
+        let mut tasks = Vec::new();
+        live.for_each(|waker, info| {
+            let (state, since) = info.state();
+            let report = TaskReport {
+                id: info.id(),
+                name: None,
+                site: info.site,
+                state,
+                since: since.map(|since| now - since),
+                waits_for: Vec::new(),
+            };
+            tasks.push((report, info.name_key, WaiterId::of(waker)));
+        });
+
+        let mut waits: BTreeMap<WaiterId, Vec<String>> = BTreeMap::new();
+        for WaitReport { handle, what, waiter, .. } in server.waits() {
+            let text =
+                if what.is_empty() { handle.to_owned() } else { format!("{handle}: {what}") };
+            waits.entry(waiter).or_default().push(text);
+        }
+        let mut tasks: Vec<_> = tasks
+            .into_iter()
+            .map(|(task, name_key, waiter)| TaskReport {
+                name: live.name(name_key),
+                waits_for: waits.remove(&waiter).unwrap_or_default(),
+                ..task
+            })
+            .collect();
+        tasks.sort_by_key(|task| std::cmp::Reverse(task.since));
+        Self { tasks }
+    }
+
+    /// Returns the tasks as one line of JSON without a line feed: `{"vigie_tasks":1,"tasks":[{"id":"…","name":null,"site":"…",
+    /// "state":"waiting","since_ns":…,"waits_for":["…"]}]}`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut object = Object::new();
+        object.number("vigie_tasks", u64::from(super::FORMAT_VERSION));
+        object.number("pid", u64::from(std::process::id()));
+        object.raw(
+            "tasks",
+            &json::list(&self.tasks, |task| {
+                let mut object = json::task(task.name.as_ref(), task.site);
+                object.string("id", &task.id.to_string());
+                object.string("state", &task.state.to_string());
+                match task.since {
+                    Some(since) => object.nanos("since_ns", since),
+                    None => object.raw("since_ns", "null"),
+                }
+                object.raw("waits_for", &json::list(&task.waits_for, |what| json::text(what)));
+                object.end()
+            }),
+        );
+        object.end()
+    }
+}
+
+impl fmt::Display for Dump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} tasks", self.tasks.len())?;
+        self.tasks.iter().try_for_each(|task| writeln!(f, "{task}"))
+    }
+}
+
+impl fmt::Display for TaskReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, name, site, state, since, waits_for } = self;
+        let since = since.map_or_else(String::new, |since| format!("{since:.1?}"));
+        let name = name.as_ref().map_or_else(String::new, |name| format!("{name} "));
+        write!(f, "{id:>6}  {state:<8}{since:>10}  {name}({site})")?;
+        if !waits_for.is_empty() {
+            write!(f, "  for {}", waits_for.join("; "))?;
+        }
+        Ok(())
+    }
+}
