@@ -44,6 +44,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use]
 pub fn client<B>() -> Client<Connector, B>
 where
     B: Body + Send,

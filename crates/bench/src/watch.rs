@@ -419,12 +419,15 @@ mod tests {
     /// Goal: what comes from a stranger, a refusal and another version are told apart. Method: lines.
     #[test]
     fn answers_are_checked() {
-        assert!(matches!(parse("hello\n"), Err(WatchError::Foreign)));
-        assert!(matches!(parse("{\"a\":1}"), Err(WatchError::Foreign)));
-        assert!(matches!(parse("{\"vigie_metrics\":99}"), Err(WatchError::Version { found: 99 })));
-        let refused = parse("{\"vigie_metrics\":1,\"error\":\"later\"}");
+        assert!(matches!(parse("hello\n", "vigie_metrics"), Err(WatchError::Foreign)));
+        assert!(matches!(parse("{\"a\":1}", "vigie_metrics"), Err(WatchError::Foreign)));
+        assert!(matches!(
+            parse("{\"vigie_metrics\":99}", "vigie_metrics"),
+            Err(WatchError::Version { found: 99 })
+        ));
+        let refused = parse("{\"vigie_metrics\":1,\"error\":\"later\"}", "vigie_metrics");
         assert!(matches!(refused, Err(WatchError::Refused { reason }) if reason == "later"));
-        assert!(parse("{\"vigie_metrics\":1}").is_ok());
+        assert!(parse("{\"vigie_metrics\":1}", "vigie_metrics").is_ok());
     }
 
     /// Goal: a program cannot command the terminal through a task's name. Method: an escape sequence.

@@ -7,9 +7,9 @@ use vigie_detect::{Flavor, Server};
 use crate::{
     blocking_pool::BlockingPool,
     context::{self, Enter, EnteredContext},
+    dump::Dump,
     flavor::{hybrid, kernel_level, user_level},
     measure::Metrics,
-    metrics::Dump,
     options::Options,
     sync::{Arc, Weak},
     task_cell::{JoinHandle, Label},

@@ -60,11 +60,13 @@
 mod blocking_pool;
 mod builder;
 mod context;
+mod dump;
 mod embedded;
 mod flavor;
 pub mod fs;
 mod handle;
 pub mod io;
+mod json;
 mod kernel_help;
 mod lane;
 mod measure;

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_runtime::{
     EmbeddedRuntime, Flavor, JoinHandle, Runtime, spawn, spawn_local, time, yield_now,
@@ -71,7 +71,9 @@ fn nothing_that_becomes_ready_is_missed() {
     let is_spawned = Arc::new(AtomicBool::new(false));
     let (handle, set) = (runtime.handle().clone(), Arc::clone(&is_spawned));
     let waker = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(10));
+        // Most likely the loop is in poll(2) by then; it is right if it is not.
+        let while_it_sleeps = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        poll(&mut [], Some(&while_it_sleeps)).expect("poll(2)");
         sender.send(7).expect("awaited");
         drop(handle.spawn(async move { set.store(true, Ordering::SeqCst) }));
     });

@@ -27,6 +27,7 @@ mod handle_inner;
 mod handle_table;
 pub(crate) mod helper;
 mod host_thread;
+mod inspection;
 mod metrics;
 pub(crate) mod park_state;
 mod poll_pass;

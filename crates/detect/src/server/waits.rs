@@ -1,16 +1,6 @@
-//! What waits at a server, and for what: for a look inside a running program.
+//! Reports of what waits at a server.
 
 use std::task::Waker;
-
-use super::{
-    handle_inner::HandleInner,
-    metrics::{Detection, HandleReport},
-};
-use crate::{
-    detector::Detector,
-    error::caught,
-    sync::{Ordering, thread, try_lock},
-};
 
 /// A wait that is pending at a server: see [`Server::waits`](crate::Server::waits).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,52 +23,5 @@ impl WaiterId {
     #[must_use]
     pub fn of(waker: &Waker) -> Self {
         Self(waker.data().addr())
-    }
-}
-
-/// How many times a report tries to lock a handle, yielding the processor in between. Bounded: the caller must not hang with a
-/// detector that hangs in a callback.
-const TRIES: u32 = 100;
-
-impl<D: Detector> HandleInner<D> {
-    /// Calls `read` with the handle's core, unless a callback runs all the time.
-    fn try_read<T>(
-        &self,
-        read: impl FnOnce(&super::handle_inner::HandleCore<D>) -> T,
-    ) -> Option<T> {
-        let core = (0..TRIES).find_map(|_| {
-            let core = try_lock(&self.core);
-            if core.is_none() {
-                thread::yield_now();
-            }
-            core
-        })?;
-        Some(read(&core))
-    }
-
-    pub(super) fn detection_report(&self) -> HandleReport {
-        let pending = self.watch.known_count.load(Ordering::Relaxed);
-        let detection = self.try_read(|core| Detection {
-            strategy: core.decision.strategy,
-            rounds: core.history.rounds(),
-            hits: core.history.hits(),
-            events: core.history.events(),
-        });
-        HandleReport { name: self.name, pending, detection }
-    }
-
-    pub(super) fn append_waits(&self, waits: &mut Vec<WaitReport>) {
-        self.try_read(|core| {
-            for (request, waiters) in core.pending.waiters(WaiterId::of) {
-                if waiters.is_empty() {
-                    continue;
-                }
-                let describe =
-                    |detector: &D| caught("describe", || detector.describe(request)).ok();
-                let what = core.detector.as_ref().and_then(describe).unwrap_or_default();
-                let report = |waiter| WaitReport { handle: self.name, what: what.clone(), waiter };
-                waits.extend(waiters.into_iter().map(report));
-            }
-        });
     }
 }

@@ -4,11 +4,7 @@
 //! waiters each value goes to one. The receiving side exists until its handle and the server are
 //! gone.
 
-use std::{
-    collections::VecDeque,
-    fmt, io,
-    sync::mpsc::{self, SendError, TryRecvError, TrySendError},
-};
+use std::{collections::VecDeque, fmt, io};
 
 use crate::{
     detector::{
@@ -17,7 +13,10 @@ use crate::{
     },
     error::RegisterError,
     server::{Handle, Registration, Server},
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{self, SendError, TryRecvError, TrySendError},
+    },
 };
 
 /// The detector's side of a channel: created by [`channel()`].

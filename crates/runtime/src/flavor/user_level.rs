@@ -223,8 +223,8 @@ impl UserLevelShared {
         }
     }
 
-    /// Runs what is ready on the calling thread, at most for a quantum, and looks for events, without sleeping. Whoever calls
-    /// this sleeps on the driver's descriptor afterwards. Does nothing while another thread is in `block_on`.
+    /// Runs what is ready on the calling thread, at most for a quantum, and looks for events, without sleeping. The
+    /// caller sleeps on the driver's descriptor afterwards. Does nothing while another thread is in `block_on`.
     pub(crate) fn turn(self: &Arc<Self>) {
         let _entered = (self.enter)(Arc::clone(self));
         let mut installed = Installed::new(self);

@@ -24,17 +24,14 @@
 //! Counters only grow. Each is written by one thread. They are read one after the other while the runtime
 //! runs, so two of them may differ by what happened in between.
 
-mod dump;
 mod json;
 mod prometheus;
 mod socket;
 
-pub use self::{
+pub use self::socket::{MetricsSocket, ServeError, serve};
+pub use crate::{
     dump::{Dump, TaskReport},
     json::FORMAT_VERSION,
-    socket::{MetricsSocket, ServeError, serve},
-};
-pub use crate::{
     lane::Lane,
     measure::{
         CurrentPoll, Histogram, LaneMetrics, LongPoll, Metrics, ReserveMetrics, ThreadMetrics,

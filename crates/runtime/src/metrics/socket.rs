@@ -27,9 +27,9 @@ use rustix::{
 };
 use vigie_detect::{Instant, clock::monotonic_now};
 
-use super::json::FORMAT_VERSION;
 use crate::{
     handle::Handle,
+    json::FORMAT_VERSION,
     refusal::{self, Resource},
     sync::thread,
 };

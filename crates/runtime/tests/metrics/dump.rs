@@ -124,9 +124,9 @@ fn a_hog_is_seen_from_outside() {
                 let behind = task::Builder::new().name("behind").spawn(async {});
                 begun.send(()).expect("the thread waits");
                 let _ = released.recv();
-                behind
+                behind.await
             });
-            hog.await.expect("no panic").await.expect("no panic");
+            hog.await.expect("no panic").expect("no panic");
         });
         outside.join().expect("no panic");
     });

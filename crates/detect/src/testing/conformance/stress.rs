@@ -5,7 +5,6 @@ use std::{
     collections::VecDeque,
     future::Future,
     pin::Pin,
-    sync::mpsc::{self, Sender},
     task::{Context, Poll, Wake, Waker},
 };
 
@@ -16,7 +15,11 @@ use super::{
 use crate::{
     clock::{Instant, monotonic_now},
     server::{Server, Wait},
-    sync::{Arc, thread},
+    sync::{
+        Arc,
+        mpsc::{self, Sender},
+        thread,
+    },
 };
 
 /// The longest time that a thread spins before it makes an event happen: from "at once" to "the host

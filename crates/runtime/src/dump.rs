@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fmt, panic::Location, time::Duration};
 
 use vigie_detect::{Server, WaitReport, WaiterId, clock::monotonic_now};
 
-use super::json::{self, Object};
 use crate::{
+    json::{self, FORMAT_VERSION, Object},
     sync::Arc,
     task_cell::{Id, LiveTasks, TaskState},
 };
@@ -79,7 +79,7 @@ impl Dump {
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut object = Object::new();
-        object.number("vigie_tasks", u64::from(super::FORMAT_VERSION));
+        object.number("vigie_tasks", u64::from(FORMAT_VERSION));
         object.number("pid", u64::from(std::process::id()));
         object.raw(
             "tasks",
