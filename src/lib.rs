@@ -104,6 +104,12 @@ mod guide {
     #[cfg(feature = "hyper")]
     #[doc = include_str!("../docs/guide/http.md")]
     struct Http;
+    #[cfg(all(feature = "hyper", feature = "full"))]
+    #[doc = include_str!("../docs/guide/service.md")]
+    struct Service;
+    #[cfg(feature = "full")]
+    #[doc = include_str!("../docs/guide/library.md")]
+    struct Library;
     #[doc = include_str!("../docs/guide/flavors.md")]
     struct Flavors;
     #[doc = include_str!("../docs/guide/coming-from-tokio.md")]
