@@ -12,8 +12,8 @@ use std::{error::Error, io::IoSlice, time::Duration};
 
 use vigie::detect::Server;
 use vigie::via::vi::{
-    Address, CqId, Data, MemoryAttributes, NicEvent, Operation, ProtectionTag, ReceiveDescriptor,
-    Reliability, RemoteKey, RemoteSegment, SendDescriptor, ViAttributes,
+    Address, Connect, CqId, Data, MemoryAttributes, NicEvent, Operation, ProtectionTag,
+    ReceiveDescriptor, Reliability, RemoteKey, RemoteSegment, SendDescriptor, ViAttributes,
 };
 use vigie::via::{Nic, shm::Shm, vi::Provider, world::World};
 use vigie::{Flavor, Instant, Runtime};
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("rank 1: told {said:?}, and my memory holds {text:?}");
         } else {
             let peer = Address(addresses.into_iter().nth(1).flatten().ok_or("rank 1 has gone")?);
-            let key = nic.connect(vi, &peer, b"remote_put", b"", deadline).await?;
+            let key = nic.connect(Connect::new(vi, &peer, b"remote_put", deadline)).await?;
             let key = RemoteKey(u64::from_le_bytes(key.as_slice().try_into()?));
             for offset in [0, AREA_BYTES as u64 - 1] {
                 let descriptor = SendDescriptor {

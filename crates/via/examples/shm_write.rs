@@ -24,7 +24,7 @@ use vigie_detect::Instant;
 use vigie_via::{
     shm::Shm,
     vi::{
-        Address, CACHE_LINE, CqId, Data, LocalSegment, Memory, MemoryAttributes, NicEvent,
+        Address, CACHE_LINE, Connect, CqId, Data, LocalSegment, Memory, MemoryAttributes, NicEvent,
         Operation, Provider, Queue, ReceiveDescriptor, Region, Reliability, RemoteKey,
         RemoteSegment, SendDescriptor, ViAttributes, ViId,
     },
@@ -113,7 +113,9 @@ fn child(address: &str) -> Result<()> {
     let mut end = End::new(Shm::open()?)?;
     let greeting = end.greeting();
     let deadline = Instant::now() + Duration::from_secs(10);
-    end.nic.connect(end.vi, &Address(bytes), b"shm_write", &greeting, deadline)?;
+    end.nic.connect(
+        Connect::new(end.vi, &Address(bytes), b"shm_write", deadline).greeting(&greeting),
+    )?;
     end.connected()?;
     for size in SIZES {
         let count = round_trips(size);

@@ -26,8 +26,8 @@ use vigie_via::{
     software_nic::{Config, Secret},
     udp::Udp,
     vi::{
-        Address, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider,
-        ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
+        Address, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
+        Provider, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
         ViAttributes, ViId,
     },
 };
@@ -275,7 +275,8 @@ impl End {
     fn meet(&mut self, peer: &Address) -> Result<()> {
         let key = self.region.key.0.to_le_bytes();
         let deadline = Instant::now() + Duration::from_secs(10);
-        self.nic.connect_peer(self.vi, peer, b"udp_write", &key, deadline)?;
+        self.nic
+            .connect_peer(Connect::new(self.vi, peer, b"udp_write", deadline).greeting(&key))?;
         loop {
             self.nic.progress(Instant::now());
             match self.nic.event() {

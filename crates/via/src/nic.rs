@@ -19,7 +19,7 @@ use vigie_detect::{
 
 use crate::{
     spinning::SpinningHost,
-    vi::{Address, Completion, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
+    vi::{Completion, Connect, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
 };
 
 /// Why a connection could not be made.
@@ -227,7 +227,7 @@ impl<P: Provider> Nic<P> {
         }
     }
 
-    /// Connects a VI to one that a peer offers under `discriminator`, by `deadline`. Returns the peer's
+    /// Connects a VI to one that a peer offers under the discriminator, by the deadline. Returns the peer's
     /// greeting.
     ///
     /// # Cancel safety
@@ -235,35 +235,21 @@ impl<P: Provider> Nic<P> {
     ///
     /// # Errors
     /// [`ConnectError`].
-    pub async fn connect(
-        &self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<Vec<u8>, ConnectError> {
-        self.begin(vi, |nic| nic.connect(vi, address, discriminator, greeting, deadline))?;
-        self.connected(vi).await
+    pub async fn connect(&self, to: Connect<'_>) -> Result<Vec<u8>, ConnectError> {
+        self.begin(to.vi, |nic| nic.connect(to))?;
+        self.connected(to.vi).await
     }
 
-    /// Connects a VI to a peer's VI while the peer does the same, by `deadline`. Returns the peer's greeting.
+    /// Connects a VI to a peer's VI while the peer does the same, by the deadline. Returns the peer's greeting.
     ///
     /// # Cancel safety
     /// As [`connect`](Self::connect).
     ///
     /// # Errors
     /// [`ConnectError`].
-    pub async fn connect_peer(
-        &self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<Vec<u8>, ConnectError> {
-        self.begin(vi, |nic| nic.connect_peer(vi, address, discriminator, greeting, deadline))?;
-        self.connected(vi).await
+    pub async fn connect_peer(&self, to: Connect<'_>) -> Result<Vec<u8>, ConnectError> {
+        self.begin(to.vi, |nic| nic.connect_peer(to))?;
+        self.connected(to.vi).await
     }
 
     /// Accepts a request and waits until the VI is connected.

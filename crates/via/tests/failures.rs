@@ -9,7 +9,7 @@ use vigie_via::{
         SendState,
     },
     shm::Shm,
-    vi::{NicEvent, Provider, Reason, Reliability, ViAttributes},
+    vi::{Connect, NicEvent, Provider, Reason, Reliability, ViAttributes},
 };
 
 const LOOKS_MAX: u32 = 100_000;
@@ -127,7 +127,7 @@ fn requests_that_nobody_answers_are_bounded() {
     let mut rejected = 0;
     for round in 0..2000 {
         let vi = caller.create_vi(attributes).expect("a VI");
-        caller.connect(vi, &address, b"messages", b"", Instant::MAX).expect("idle");
+        caller.connect(Connect::new(vi, &address, b"messages", Instant::MAX)).expect("idle");
         // Some leave before they are answered.
         if round % 2 == 1 {
             caller.disconnect(vi).expect("pending");

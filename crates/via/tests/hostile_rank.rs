@@ -12,8 +12,9 @@ use vigie_via::{
     },
     shm::Shm,
     vi::{
-        Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason, ReceiveDescriptor,
-        Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor, ViAttributes, ViId,
+        Connect, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason,
+        ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
+        ViAttributes, ViId,
     },
 };
 
@@ -64,7 +65,8 @@ impl Attacker {
         greeting.extend(regions.iter().flat_map(|region| region.key.0.to_le_bytes()));
         greeting.extend([0, 16 << 10].iter().flat_map(|word: &u32| word.to_le_bytes()));
         let address = victim.nic().address();
-        nic.connect(vi, &address, b"messages", &greeting, Instant::MAX).expect("idle");
+        nic.connect(Connect::new(vi, &address, b"messages", Instant::MAX).greeting(&greeting))
+            .expect("idle");
         let mut this = Self {
             nic,
             vi,

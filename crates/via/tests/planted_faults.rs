@@ -12,10 +12,10 @@ use vigie_via::{
     conformance::{Clause, Fixture, Profile, SetupError, Violation, check},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{
-        Address, Attributes, Completion, CqId, Data, LocalSegment, Memory, MemoryAttributes,
-        MemoryHandle, NicEvent, Operation, ProtectionTag, Provider, Queue, Reason,
-        ReceiveDescriptor, Region, RemoteSegment, RequestId, SendDescriptor, Status, ViAttributes,
-        ViError, ViId, ViState,
+        Address, Attributes, Completion, Connect, CqId, Data, LocalSegment, Memory,
+        MemoryAttributes, MemoryHandle, NicEvent, Operation, ProtectionTag, Provider, Queue,
+        Reason, ReceiveDescriptor, Region, RemoteSegment, RequestId, SendDescriptor, Status,
+        ViAttributes, ViError, ViId, ViState,
     },
 };
 
@@ -381,28 +381,14 @@ impl Provider for Faulty {
         self.nic.unlisten(discriminator);
     }
 
-    fn connect(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let greeting = self.greeting(greeting);
-        self.nic.connect(vi, address, discriminator, greeting, deadline)
+    fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        let greeting = self.greeting(to.greeting);
+        self.nic.connect(to.greeting(greeting))
     }
 
-    fn connect_peer(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let greeting = self.greeting(greeting);
-        self.nic.connect_peer(vi, address, discriminator, greeting, deadline)
+    fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        let greeting = self.greeting(to.greeting);
+        self.nic.connect_peer(to.greeting(greeting))
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {

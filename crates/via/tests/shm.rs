@@ -14,8 +14,8 @@ use vigie_detect::{Armed, Instant};
 use vigie_via::{
     shm::Shm,
     vi::{
-        Address, Completion, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider,
-        Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+        Address, Completion, Connect, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
+        Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
         SendDescriptor, Status, ViAttributes, ViId,
     },
 };
@@ -229,7 +229,9 @@ fn in_a_role() {
     let receive_bytes = if role.starts_with("mirror") { AREA_BYTES } else { 0 };
     end.post_receives(512, u64::try_from(receive_bytes).expect("small"));
     let (greeting, deadline) = (end.greeting(), Instant::now() + PATIENCE);
-    end.nic.connect(end.vi, &Address(bytes), b"test", &greeting, deadline).expect("idle");
+    end.nic
+        .connect(Connect::new(end.vi, &Address(bytes), b"test", deadline).greeting(&greeting))
+        .expect("idle");
     end.connected();
     match role.split('-').next() {
         Some("mirror") => mirror(&mut end),
@@ -472,7 +474,7 @@ fn the_secret_is_needed() {
     let mut address = one.nic.address();
     *address.0.last_mut().expect("not empty") ^= 1;
     let deadline = Instant::now() + PATIENCE;
-    other.nic.connect(other.vi, &address, b"test", b"", deadline).expect("idle");
+    other.nic.connect(Connect::new(other.vi, &address, b"test", deadline)).expect("idle");
     let refused = loop {
         let now = Instant::now();
         assert!(now < deadline);
@@ -505,7 +507,9 @@ fn peers_meet_after_one_gave_up() {
         let start = Instant::now();
         let soon = start.saturating_add(Duration::from_millis(20));
         let end = &mut ends[alone];
-        end.nic.connect_peer(end.vi, &addresses[other], b"meet", b"", soon).expect("asked");
+        end.nic
+            .connect_peer(Connect::new(end.vi, &addresses[other], b"meet", soon))
+            .expect("asked");
         if hears {
             both(&mut ends, start);
         }
@@ -518,7 +522,8 @@ fn peers_meet_after_one_gave_up() {
         let deadline = soon.saturating_add(PATIENCE);
         for (at, vi) in [(other, ends[other].vi), (alone, ends[alone].vi)] {
             let nic = &mut ends[at].nic;
-            nic.connect_peer(vi, &addresses[1 - at], b"meet", b"", deadline).expect("asked");
+            nic.connect_peer(Connect::new(vi, &addresses[1 - at], b"meet", deadline))
+                .expect("asked");
             // The NIC that awaits hears the old call before the new one.
             nic.progress(soon);
         }

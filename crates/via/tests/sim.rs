@@ -12,8 +12,8 @@ use vigie_via::{
     Nic,
     sim::{FaultPlan, NicId, SimNetwork, SimNic},
     vi::{
-        CqId, Data, NicEvent, Operation, Provider, Queue, Reason, ReceiveDescriptor, Reliability,
-        SendDescriptor, Status, ViAttributes, ViError, ViId,
+        Connect, CqId, Data, NicEvent, Operation, Provider, Queue, Reason, ReceiveDescriptor,
+        Reliability, SendDescriptor, Status, ViAttributes, ViError, ViId,
     },
 };
 
@@ -109,7 +109,7 @@ async fn pair(servers: [&Server; 2], network: &SimNetwork, receives: usize) -> [
         let NicEvent::Requested { request, .. } = event else { panic!("{event:?}") };
         one.nic.accept(request, one.vi, b"").await.expect("connected");
     };
-    let connect = other.nic.connect(other.vi, &address, b"pair", b"", Instant::MAX);
+    let connect = other.nic.connect(Connect::new(other.vi, &address, b"pair", Instant::MAX));
     let (connected, ()) = tokio::join!(connect, accept);
     connected.expect("connected");
     ends
@@ -278,8 +278,8 @@ fn hosts_by_the_real_clock_are_woken() {
         let [end, other] = &ends;
         let (own, cq) = end.nic.with(|nic| vi(nic, 1));
         let [bare_at, own_at] = [bare.address(), end.nic.with(|nic| nic.address())];
-        bare.connect_peer(bare_vi, &own_at, b"bare", b"", Instant::MAX).expect("begun");
-        let connected = end.nic.connect_peer(own, &bare_at, b"bare", b"", Instant::MAX);
+        bare.connect_peer(Connect::new(bare_vi, &own_at, b"bare", Instant::MAX)).expect("begun");
+        let connected = end.nic.connect_peer(Connect::new(own, &bare_at, b"bare", Instant::MAX));
         connected.await.expect("connected");
         let sending = async {
             fall_asleep().await;

@@ -21,8 +21,8 @@ use vigie_detect::{Armed, Instant};
 use vigie_via::{
     shm::Shm,
     vi::{
-        Address, Data, MemoryAttributes, NicEvent, Operation, ProtectionTag, Provider, Queue,
-        ReceiveDescriptor, Region, Reliability, RemoteSegment, SendDescriptor, Status,
+        Address, Connect, Data, MemoryAttributes, NicEvent, Operation, ProtectionTag, Provider,
+        Queue, ReceiveDescriptor, Region, Reliability, RemoteSegment, SendDescriptor, Status,
         ViAttributes, ViId,
     },
 };
@@ -108,7 +108,7 @@ fn until<T>(
 
 fn call(one: &mut End, other: &End) {
     let deadline = Instant::now() + PATIENCE;
-    one.nic.connect(one.vi, &other.nic.address(), b"test", b"", deadline).expect("idle");
+    one.nic.connect(Connect::new(one.vi, &other.nic.address(), b"test", deadline)).expect("idle");
 }
 
 fn accept(one: &mut End, other: &mut End) {
@@ -186,7 +186,7 @@ fn in_a_role() {
             .collect();
         let mut end = End::new();
         let deadline = Instant::now() + PATIENCE;
-        end.nic.connect(end.vi, &Address(bytes), b"test", b"", deadline).expect("idle");
+        end.nic.connect(Connect::new(end.vi, &Address(bytes), b"test", deadline)).expect("idle");
         end.nic.progress(Instant::now());
         let event = end.nic.event();
         assert!(matches!(event, Some(NicEvent::Refused { .. })), "{event:?}");

@@ -21,7 +21,7 @@ use vigie_via::{
     protocol::{Config, Mode},
     verbs::{OpenError, Verbs, VerbsConfig, VerbsSecret},
     vi::{
-        Address, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, ProtectionTag,
+        Address, Connect, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, ProtectionTag,
         Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
         SendDescriptor, Status, ViAttributes, ViId, ViState,
     },
@@ -273,8 +273,8 @@ fn unreliable_parties() -> (Party, Party, RemoteKey) {
     }
     let deadline = Instant::now() + BOUND;
     let (of_one, of_two) = (one.nic.address(), two.nic.address());
-    one.nic.connect_peer(one.vi, &of_two, b"door", b"", deadline).expect("begun");
-    two.nic.connect_peer(two.vi, &of_one, b"door", b"", deadline).expect("begun");
+    one.nic.connect_peer(Connect::new(one.vi, &of_two, b"door", deadline)).expect("begun");
+    two.nic.connect_peer(Connect::new(two.vi, &of_one, b"door", deadline)).expect("begun");
     for (first, second) in [(0, 1), (1, 0)] {
         let mut nics = [&mut one.nic, &mut two.nic];
         let [near, far] = nics.get_disjoint_mut([first, second]).expect("two");
@@ -410,7 +410,7 @@ fn another_secret_does_not_connect() {
     server.listen(b"door").expect("free");
     let vi = idle_vi(&mut stranger);
     let (address, deadline) = (server.address(), Instant::now() + BOUND);
-    stranger.connect(vi, &address, b"door", b"", deadline).expect("begun");
+    stranger.connect(Connect::new(vi, &address, b"door", deadline)).expect("begun");
     let event = event_of(&mut [&mut stranger, &mut server]);
     let is_refused = matches!(
         event,
@@ -422,7 +422,7 @@ fn another_secret_does_not_connect() {
 
     let mut friend = open(1, [2; 32]);
     friend.listen(b"door").expect("free");
-    stranger.connect(vi, &friend.address(), b"door", b"", deadline).expect("begun");
+    stranger.connect(Connect::new(vi, &friend.address(), b"door", deadline)).expect("begun");
     let event = event_of(&mut [&mut friend, &mut stranger]);
     assert!(matches!(event, NicEvent::Requested { .. }), "{event:?}");
 }
@@ -436,7 +436,7 @@ fn failures_have_reasons() {
     let vi = idle_vi(&mut caller);
     let gone = open(0, [1; 32]).address();
     let deadline = Instant::now() + BOUND;
-    caller.connect(vi, &gone, b"door", b"", deadline).expect("begun");
+    caller.connect(Connect::new(vi, &gone, b"door", deadline)).expect("begun");
     let event = event_of(&mut [&mut caller]);
     assert_eq!(event, NicEvent::Refused { vi, reason: Reason::NotListening });
 
@@ -472,7 +472,7 @@ fn peer_that_is_killed() {
     let mut nic = open(1, [3; 32]);
     let vi = idle_vi(&mut nic);
     let deadline = Instant::now() + BOUND;
-    nic.connect(vi, &address, b"door", b"", deadline).expect("begun");
+    nic.connect(Connect::new(vi, &address, b"door", deadline)).expect("begun");
     while Instant::now() < deadline {
         nic.progress(Instant::now());
         thread::yield_now();

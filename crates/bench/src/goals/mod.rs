@@ -139,7 +139,7 @@ mod tests {
             Ok(Outcome::default())
         })
         .expect("it runs nothing");
-        assert_eq!((runs, checked.len()), (vec!["http".to_owned()], 3));
+        assert_eq!((runs, checked.len()), (vec!["http".to_owned()], 5));
         assert!(checked.iter().all(|goal| !goal.verdict.is_met()));
     }
 }

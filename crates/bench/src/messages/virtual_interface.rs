@@ -18,9 +18,9 @@ use rustix::io::Errno;
 use vigie_detect::{Armed, Instant};
 use vigie_via::shm::Shm;
 use vigie_via::vi::{
-    Address, Completion, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider,
-    Queue, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
-    ViAttributes, ViError, ViId,
+    Address, Completion, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
+    Provider, Queue, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+    SendDescriptor, ViAttributes, ViError, ViId,
 };
 
 use super::socket::wait_posted;
@@ -151,7 +151,8 @@ impl<P: Provider> VirtualInterface<P> {
         if !is_pair || context.rank < context.next() {
             let address = address_of(context, context.next())?;
             let greeting = area.key.0.to_le_bytes();
-            nic.connect(next, &address, DISCRIMINATOR, &greeting, deadline).map_err(failed)?;
+            nic.connect(Connect::new(next, &address, DISCRIMINATOR, deadline).greeting(&greeting))
+                .map_err(failed)?;
         }
         let key = RemoteKey(0);
         let mut own =

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use vigie_detect::{Armed, Clock, Instant, Notifier};
 use vigie_via::vi::{
-    Address, Completion, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
+    Address, Completion, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
     ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RequestId,
     SendDescriptor, ViAttributes, ViError, ViId,
 };
@@ -181,7 +181,7 @@ impl<P: Provider> NodePort<P> {
     ) -> Result<ViId, MessagesError> {
         let vi = self.open()?;
         let greeting = self.config.greeting.encode();
-        self.nic.connect(vi, address, discriminator, &greeting, deadline)?;
+        self.nic.connect(Connect::new(vi, address, discriminator, deadline).greeting(&greeting))?;
         Ok(vi)
     }
 

@@ -7,8 +7,8 @@ use super::{
     testbed::{Party, Queues, Testbed, descriptor},
 };
 use crate::vi::{
-    Address, Data, NicEvent, Operation, Provider, Queue, Reason, Reliability, RequestId, Status,
-    ViError, ViState,
+    Address, Connect, Data, NicEvent, Operation, Provider, Queue, Reason, Reliability, RequestId,
+    Status, ViError, ViState,
 };
 
 pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
@@ -34,7 +34,8 @@ impl<F: Fixture> Testbed<'_, F> {
     fn dial(&mut self, caller: &Party, to: usize, what: &[u8], greeting: &[u8]) -> CaseResult {
         let deadline = self.later();
         let address = self.nics[to].address();
-        let result = self.nics[caller.nic].connect(caller.vi, &address, what, greeting, deadline);
+        let result = self.nics[caller.nic]
+            .connect(Connect::new(caller.vi, &address, what, deadline).greeting(greeting));
         self.call(Clause::Connection, "connect", result)
     }
 
@@ -105,7 +106,9 @@ fn peers<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
                 let address = testbed.nics[called.nic].address();
                 let words = [u8::try_from(caller.nic).unwrap_or(9); 3];
                 let nic = &mut testbed.nics[caller.nic];
-                let result = nic.connect_peer(caller.vi, &address, b"meet", &words, deadline);
+                let result = nic.connect_peer(
+                    Connect::new(caller.vi, &address, b"meet", deadline).greeting(&words),
+                );
                 testbed.call(Clause::Connection, "connect_peer", result)?;
                 if this == 0 {
                     testbed.expect_state(caller, ViState::PendingConnect)?;
@@ -127,7 +130,8 @@ fn peers<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let lonely = testbed.party(0, Queues::Own)?;
     let address = testbed.nics[1].address();
     let deadline = testbed.fixture.now() + testbed.profile.notice;
-    let result = testbed.nics[0].connect_peer(lonely.vi, &address, b"alone", b"", deadline);
+    let result =
+        testbed.nics[0].connect_peer(Connect::new(lonely.vi, &address, b"alone", deadline));
     testbed.call(Clause::Connection, "connect_peer", result)?;
     testbed.refused_for(&lonely, Reason::TimedOut)
 }
@@ -172,7 +176,7 @@ fn timed_out<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     testbed.listens(1, b"slow")?;
     let deadline = testbed.fixture.now() + testbed.profile.notice;
     let address = testbed.nics[1].address();
-    let result = testbed.nics[0].connect(client.vi, &address, b"slow", b"", deadline);
+    let result = testbed.nics[0].connect(Connect::new(client.vi, &address, b"slow", deadline));
     testbed.call(Clause::Connection, "connect", result)?;
     let request = testbed.requested(1, b"slow", b"")?;
     testbed.refused_for(&client, Reason::TimedOut)?;
@@ -266,11 +270,16 @@ fn limits<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let nic = &mut testbed.nics[0];
     let results = [
         ("to listen for 65 bytes", nic.listen(&[b'n'; 65])),
-        ("to call 65 bytes", nic.connect(party.vi, &address, &[b'n'; 65], b"", deadline)),
-        ("to greet with 1025 bytes", nic.connect(party.vi, &address, &name, &[0; 1025], deadline)),
+        ("to call 65 bytes", nic.connect(Connect::new(party.vi, &address, &[b'n'; 65], deadline))),
+        (
+            "to greet with 1025 bytes",
+            nic.connect(Connect::new(party.vi, &address, &name, deadline).greeting(&[0; 1025])),
+        ),
         (
             "to greet a peer with 1025 bytes",
-            nic.connect_peer(party.vi, &address, &name, &[0; 1025], deadline),
+            nic.connect_peer(
+                Connect::new(party.vi, &address, &name, deadline).greeting(&[0; 1025]),
+            ),
         ),
     ];
     for (what, result) in results {
@@ -280,7 +289,8 @@ fn limits<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let is_listening = |error: &ViError| matches!(error, ViError::AlreadyListening);
     testbed.refused(Clause::Connection, "to listen twice", again, is_listening)?;
     for bytes in [Vec::new(), b"no such thing".to_vec(), vec![0xff; 255]] {
-        let result = testbed.nics[0].connect(party.vi, &Address(bytes), &name, b"", deadline);
+        let result =
+            testbed.nics[0].connect(Connect::new(party.vi, &Address(bytes), &name, deadline));
         let is_bad = |error: &ViError| matches!(error, ViError::BadAddress { .. });
         testbed.refused(Clause::Connection, "a call to a strange address", result, is_bad)?;
     }
@@ -316,9 +326,9 @@ fn wrong_state<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     let result = testbed.nics[1].accept(request, other.vi, b"");
     testbed.refused(Clause::State, "to accept with a connected VI", result, wrong)?;
     let (address, deadline) = (testbed.nics[1].address(), testbed.later());
-    let result = testbed.nics[0].connect(one.vi, &address, b"door", b"", deadline);
+    let result = testbed.nics[0].connect(Connect::new(one.vi, &address, b"door", deadline));
     testbed.refused(Clause::State, "to connect a connected VI", result, wrong)?;
-    let result = testbed.nics[0].connect_peer(one.vi, &address, b"door", b"", deadline);
+    let result = testbed.nics[0].connect_peer(Connect::new(one.vi, &address, b"door", deadline));
     testbed.refused(Clause::State, "to connect a connected VI to a peer", result, wrong)?;
     let result = testbed.nics[0].destroy_vi(one.vi);
     testbed.refused(Clause::State, "to destroy a connected VI", result, in_use)?;
@@ -334,7 +344,7 @@ fn wrong_state<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     testbed.expect_broken(&idle, &[Reason::Disconnected])?;
     let result = testbed.nics[0].post_send(idle.vi, &send);
     testbed.refused(Clause::State, "to send while in error", result, wrong)?;
-    let result = testbed.nics[0].connect(idle.vi, &address, b"door", b"", deadline);
+    let result = testbed.nics[0].connect(Connect::new(idle.vi, &address, b"door", deadline));
     testbed.refused(Clause::State, "to connect while in error", result, wrong)?;
     let result = testbed.nics[0].destroy_vi(idle.vi);
     testbed.call(Clause::State, "destroy_vi", result)

@@ -7,8 +7,8 @@ use super::{
     testbed::{Party, Queues, Testbed, descriptor},
 };
 use crate::vi::{
-    CqId, Data, MemoryHandle, Operation, Provider, Queue, ReceiveDescriptor, SendDescriptor,
-    Status, ViAttributes, ViError, ViId,
+    Connect, CqId, Data, MemoryHandle, Operation, Provider, Queue, ReceiveDescriptor,
+    SendDescriptor, Status, ViAttributes, ViError, ViId,
 };
 
 pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, ConformanceCase<F>)> {
@@ -172,8 +172,11 @@ fn gone<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
         let results = [
             ("state of no VI", nic.state(vi).map(drop)),
             ("destroy no VI", nic.destroy_vi(vi)),
-            ("connect no VI", nic.connect(vi, &address, b"x", b"", deadline)),
-            ("connect no VI to a peer", nic.connect_peer(vi, &address, b"x", b"", deadline)),
+            ("connect no VI", nic.connect(Connect::new(vi, &address, b"x", deadline))),
+            (
+                "connect no VI to a peer",
+                nic.connect_peer(Connect::new(vi, &address, b"x", deadline)),
+            ),
             ("disconnect no VI", nic.disconnect(vi)),
             ("send by no VI", nic.post_send(vi, &send)),
             ("receive by no VI", nic.post_receive(vi, &received)),

@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, fmt};
 
 use super::{Clause, ConformanceReport, Fixture, Location, Profile, Violation};
 use crate::vi::{
-    Attributes, Completion, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
-    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteSegment,
-    SendDescriptor, Status, ViAttributes, ViError, ViId, ViState,
+    Attributes, Completion, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent,
+    Operation, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability,
+    RemoteSegment, SendDescriptor, Status, ViAttributes, ViError, ViId, ViState,
 };
 
 use vigie_detect::Instant;
@@ -400,8 +400,8 @@ impl<'f, F: Fixture> Testbed<'f, F> {
         let deadline = self.later();
         for (caller, called) in [(one, other), (other, one)] {
             let address = self.nics[called.nic].address();
-            let result =
-                self.nics[caller.nic].connect_peer(caller.vi, &address, b"pair", b"", deadline);
+            let result = self.nics[caller.nic]
+                .connect_peer(Connect::new(caller.vi, &address, b"pair", deadline));
             self.call(Clause::Connection, "connect_peer", result)?;
         }
         for party in [one, other] {

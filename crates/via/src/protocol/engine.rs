@@ -20,9 +20,9 @@ use super::{
 use crate::{
     slots::Slots,
     vi::{
-        Address, Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider,
-        Queue, Reason, ReceiveDescriptor, RegistrationCache, Reliability, ViAttributes, ViError,
-        ViId,
+        Address, Attributes, Completion, Connect, CqId, MemoryAttributes, NicEvent, ProtectionTag,
+        Provider, Queue, Reason, ReceiveDescriptor, RegistrationCache, Reliability, ViAttributes,
+        ViError, ViId,
     },
 };
 
@@ -366,7 +366,9 @@ impl<P: Provider> MessageEngine<P> {
         deadline: Instant,
     ) -> Result<(), EngineError> {
         let (vi, greeting) = self.greeting(rank)?;
-        Ok(self.nic.connect(vi, address, discriminator, &greeting, deadline)?)
+        Ok(self
+            .nic
+            .connect(Connect::new(vi, address, discriminator, deadline).greeting(&greeting))?)
     }
 
     /// Accepts the request of a rank.

@@ -22,9 +22,9 @@ use super::{
     wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress as Address},
 };
 use crate::vi::{
-    CACHE_LINE, Data, LocalSegment, Memory, MemoryAttributes, NicEvent, Operation, Provider, Queue,
-    Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
-    ViAttributes, ViId, ViState,
+    CACHE_LINE, Connect, Data, LocalSegment, Memory, MemoryAttributes, NicEvent, Operation,
+    Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+    SendDescriptor, ViAttributes, ViId, ViState,
 };
 
 /// Decodes bytes as a packet of the socket, and encodes the result again.
@@ -513,7 +513,7 @@ fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), S
         })
         .map_err(text)?;
     let deadline = now + std::time::Duration::from_secs(1);
-    peer.connect(vi, &to.to_address(), b"victim", b"", deadline).map_err(text)?;
+    peer.connect(Connect::new(vi, &to.to_address(), b"victim", deadline)).map_err(text)?;
     let sent = SendDescriptor {
         operation: Operation::Send,
         cookie: 1,

@@ -25,9 +25,9 @@ use crate::{
     auth::random,
     slots::Slots,
     vi::{
-        Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle,
-        NicEvent, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey,
-        RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+        Address, Attributes, Completion, Connect, CqId, Data, Memory, MemoryAttributes,
+        MemoryHandle, NicEvent, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region,
+        RemoteKey, RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
         objects::{DISCRIMINATOR_MAX, GREETING_MAX, ViCore},
     },
 };
@@ -312,14 +312,8 @@ impl Shm {
         self.poll_rings()
     }
 
-    fn connect_request<'a>(
-        &self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &'a [u8],
-        greeting: &'a [u8],
-        deadline: Instant,
-    ) -> Result<ConnectRequest<'a>, ViError> {
+    fn connect_request<'a>(&self, to: Connect<'a>) -> Result<ConnectRequest<'a>, ViError> {
+        let Connect { vi, address, discriminator, greeting, deadline } = to;
         let to = ShmAddress::parse(&address.0).ok_or(ViError::BadAddress { provider: NAME })?;
         let state = self.vi(vi)?.core.state;
         if state.after(ViEvent::Connect).is_none() {
@@ -463,30 +457,12 @@ impl Provider for Shm {
         self.listening.remove(discriminator);
     }
 
-    fn connect(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let connect_request =
-            self.connect_request(vi, address, discriminator, greeting, deadline)?;
-        self.call(vi.0, &connect_request, false)
+    fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        self.call(to.vi.0, &self.connect_request(to)?, false)
     }
 
-    fn connect_peer(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let connect_request =
-            self.connect_request(vi, address, discriminator, greeting, deadline)?;
-        self.call_peer(vi.0, &connect_request)
+    fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        self.call_peer(to.vi.0, &self.connect_request(to)?)
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {

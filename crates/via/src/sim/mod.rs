@@ -22,13 +22,15 @@
 //! let network = SimNetwork::new(42, FaultPlan::reliable());
 //! let (mut server, mut client) = (network.nic(), network.nic());
 //! server.listen(b"greeter")?;
-//! # use vigie_via::vi::{Reliability, ViAttributes};
+//! # use vigie_via::vi::{Connect, Reliability, ViAttributes};
 //! # let tag = client.create_tag();
 //! # let vi = client.create_vi(ViAttributes {
 //! #     reliability: Reliability::ReliableDelivery, tag, send_cq: None, receive_cq: None,
 //! #     allows_write: false, allows_read: false,
 //! # })?;
-//! client.connect(vi, &server.address(), b"greeter", b"hello", vigie_detect::Instant::MAX)?;
+//! let address = server.address();
+//! let to = Connect::new(vi, &address, b"greeter", vigie_detect::Instant::MAX);
+//! client.connect(to.greeting(b"hello"))?;
 //! while network.step() {}
 //! assert!(matches!(server.event(), Some(NicEvent::Requested { greeting, .. }) if greeting == b"hello"));
 //! # Ok::<(), vigie_via::vi::ViError>(())

@@ -14,9 +14,9 @@ use super::{
     objects::{PostedSend, SendStage, SimVi, ViEndpoint},
 };
 use crate::vi::{
-    Address, Attributes, Completion, CqId, Memory, MemoryAttributes, MemoryHandle, NicEvent,
-    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey, RequestId,
-    SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+    Address, Attributes, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle,
+    NicEvent, ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey,
+    RequestId, SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
     objects::{GREETING_MAX, PostedReceive},
 };
 
@@ -66,14 +66,9 @@ impl SimNic {
     }
 
     /// Checks what both kinds of calls have in common, and finds the NIC of the address.
-    fn check_call(
-        &self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-    ) -> Result<(Locked<'_>, usize), ViError> {
-        self.attributes.check_call(discriminator, greeting)?;
+    fn check_call(&self, to: Connect<'_>) -> Result<(Locked<'_>, usize), ViError> {
+        let Connect { vi, address, .. } = to;
+        self.attributes.check_call(to.discriminator, to.greeting)?;
         let mut world = self.alive()?;
         let found = world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?;
         found.core.check_idle("connect it")?;
@@ -175,29 +170,16 @@ impl Provider for SimNic {
         self.lock().nics[self.id.0].objects.unlisten(discriminator);
     }
 
-    fn connect(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let (mut world, to) = self.check_call(vi, address, discriminator, greeting)?;
-        world.call(self.end(vi), to, discriminator, greeting, deadline.as_nanos());
+    fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        let (mut world, nic) = self.check_call(to)?;
+        world.call(self.end(to.vi), nic, to.discriminator, to.greeting, to.deadline.as_nanos());
         Ok(())
     }
 
-    fn connect_peer(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let (mut world, to) = self.check_call(vi, address, discriminator, greeting)?;
-        world.call_peer(self.end(vi), to, discriminator, greeting, deadline.as_nanos());
+    fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        let (mut world, nic) = self.check_call(to)?;
+        let expires_at = to.deadline.as_nanos();
+        world.call_peer(self.end(to.vi), nic, to.discriminator, to.greeting, expires_at);
         Ok(())
     }
 

@@ -7,8 +7,9 @@ use vigie_detect::Instant;
 
 use super::*;
 use crate::vi::{
-    Completion, Data, MemoryAttributes, NicEvent, Operation, Queue, Reason, ReceiveDescriptor,
-    Region, Reliability, RemoteSegment, SendDescriptor, Status, ViAttributes, ViId, ViState,
+    Completion, Connect, Data, MemoryAttributes, NicEvent, Operation, Queue, Reason,
+    ReceiveDescriptor, Region, Reliability, RemoteSegment, SendDescriptor, Status, ViAttributes,
+    ViId, ViState,
 };
 
 /// Two connected VIs, the second of which has memory that the first may write.
@@ -40,8 +41,8 @@ impl Pair {
 
         let addresses = [nics[0].address(), nics[1].address()];
         let [first, second] = &mut nics;
-        first.connect_peer(vis[0], &addresses[1], b"pair", b"", Instant::MAX).unwrap();
-        second.connect_peer(vis[1], &addresses[0], b"pair", b"", Instant::MAX).unwrap();
+        first.connect_peer(Connect::new(vis[0], &addresses[1], b"pair", Instant::MAX)).unwrap();
+        second.connect_peer(Connect::new(vis[1], &addresses[0], b"pair", Instant::MAX)).unwrap();
         while network.step() {}
         for nic in &mut nics {
             assert!(matches!(nic.event(), Some(NicEvent::Connected { .. })));
@@ -260,12 +261,12 @@ fn a_nic_connects_to_itself() {
     let address = nic.address();
     let vis: Vec<ViId> = (0..6).map(|_| bare_vi(&mut nic)).collect();
     for vi in &vis {
-        nic.connect_peer(*vi, &address, b"self", b"", Instant::MAX).unwrap();
+        nic.connect_peer(Connect::new(*vi, &address, b"self", Instant::MAX)).unwrap();
     }
     while network.step() {}
     let (server, client) = (bare_vi(&mut nic), bare_vi(&mut nic));
     nic.listen(b"self").unwrap();
-    nic.connect(client, &address, b"self", b"", Instant::MAX).unwrap();
+    nic.connect(Connect::new(client, &address, b"self", Instant::MAX)).unwrap();
     while network.step() {}
     let request = std::iter::from_fn(|| nic.event()).find_map(|event| match event {
         NicEvent::Requested { request, .. } => Some(request),
@@ -301,12 +302,12 @@ fn handshake_with_crash(is_peer: bool, victim: usize, point: u64) -> ViState {
     let deadline = Instant::from_nanos(50_000_000);
     let [first, second] = &mut nics;
     if is_peer {
-        second.connect_peer(vis[1], &addresses[0], b"x", b"", deadline).unwrap();
+        second.connect_peer(Connect::new(vis[1], &addresses[0], b"x", deadline)).unwrap();
         // It may have crashed by now.
-        let _ = first.connect_peer(vis[0], &addresses[1], b"x", b"", deadline);
+        let _ = first.connect_peer(Connect::new(vis[0], &addresses[1], b"x", deadline));
     } else {
         second.listen(b"x").unwrap();
-        first.connect(vis[0], &addresses[1], b"x", b"", deadline).unwrap();
+        first.connect(Connect::new(vis[0], &addresses[1], b"x", deadline)).unwrap();
     }
 
     while network.step() {

@@ -10,8 +10,8 @@ use super::{
     vi::{PostedSend, SendStage, SoftwareVi},
 };
 use crate::vi::{
-    Address, Attributes, Completion, CqId, Memory, MemoryAttributes, MemoryHandle, NicEvent,
-    ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RemoteKey, RequestId,
+    Address, Attributes, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle,
+    NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RemoteKey, RequestId,
     SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
     objects::{GREETING_MAX, PostedReceive},
 };
@@ -22,15 +22,10 @@ impl<W: Wire> SoftwareNic<W> {
     }
 
     /// Checks what both kinds of calls have in common, and parses the address.
-    fn check_call<'a>(
-        &mut self,
-        id: ViId,
-        address: &Address,
-        (discriminator, greeting): (&'a [u8], &'a [u8]),
-        deadline: Instant,
-    ) -> Result<ConnectRequest<'a, W::Path>, ViError> {
+    fn check_call<'a>(&mut self, to: Connect<'a>) -> Result<ConnectRequest<'a, W::Path>, ViError> {
+        let Connect { vi, address, discriminator, greeting, deadline } = to;
         self.engine.attributes.check_call(discriminator, greeting)?;
-        self.vi(id)?.core.check_idle("connect it")?;
+        self.vi(vi)?.core.check_idle("connect it")?;
         let read = || {
             let bytes = address.0.strip_prefix(W::NAME.as_bytes())?.strip_prefix(b":")?;
             let (nic, path) = bytes.split_first_chunk::<NAME_BYTES>()?;
@@ -118,32 +113,18 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         self.engine.objects.unlisten(discriminator);
     }
 
-    fn connect(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let wanted = self.check_call(vi, address, (discriminator, greeting), deadline)?;
+    fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        let wanted = self.check_call(to)?;
         let now = self.now();
-        self.engine.call(now, vi, wanted, false);
+        self.engine.call(now, to.vi, wanted, false);
         self.flush(now);
         Ok(())
     }
 
-    fn connect_peer(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let wanted = self.check_call(vi, address, (discriminator, greeting), deadline)?;
+    fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        let wanted = self.check_call(to)?;
         let now = self.now();
-        self.engine.call_peer(now, vi, wanted);
+        self.engine.call_peer(now, to.vi, wanted);
         self.flush(now);
         Ok(())
     }

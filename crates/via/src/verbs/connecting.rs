@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     auth::random,
-    vi::{Address, NicEvent, Reason, RequestId, Status, ViError, ViEvent, ViId, ViState},
+    vi::{Connect, NicEvent, Reason, RequestId, Status, ViError, ViEvent, ViId, ViState},
 };
 
 /// How long a caller may take to identify itself, and an accepted one to confirm.
@@ -109,13 +109,8 @@ impl Verbs {
     }
 
     /// Checks the arguments of a connect call.
-    pub(super) fn wished(
-        &self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-    ) -> Result<VerbsAddress, ViError> {
+    pub(super) fn wished(&self, to: Connect<'_>) -> Result<VerbsAddress, ViError> {
+        let Connect { vi, address, discriminator, greeting, .. } = to;
         let to = VerbsAddress::decode(&address.0).ok_or(ViError::BadAddress { provider: NAME })?;
         if to.socket.is_ipv4() != self.place.socket.is_ipv4() {
             return Err(ViError::BadAddress { provider: NAME });
@@ -126,16 +121,14 @@ impl Verbs {
         Ok(to)
     }
 
-    /// Calls a NIC.
+    /// Calls the NIC at `to`.
     pub(super) fn call(
         &mut self,
-        vi: ViId,
         to: VerbsAddress,
+        connect: Connect<'_>,
         is_peer: bool,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
     ) -> Result<(), ViError> {
+        let Connect { vi, discriminator, greeting, deadline, .. } = connect;
         let answer = self.own_answer(vi.0, greeting)?;
         let (discriminator, from) = (discriminator.to_vec(), self.place.id);
         let call = Box::new(CallFrame { to: to.id, from, is_peer, discriminator, answer });
@@ -159,15 +152,9 @@ impl Verbs {
         Ok(())
     }
 
-    /// Connects to a peer that makes the same request.
-    pub(super) fn meet(
-        &mut self,
-        vi: ViId,
-        to: VerbsAddress,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
+    /// Connects to a peer at `to` that makes the same request.
+    pub(super) fn meet(&mut self, to: VerbsAddress, connect: Connect<'_>) -> Result<(), ViError> {
+        let Connect { vi, discriminator, greeting, deadline, .. } = connect;
         let is_waited_for = |other: &VerbsVi| {
             let connect_request = other.connect_request.as_ref();
             connect_request.is_some_and(|connect_request| {
@@ -182,7 +169,7 @@ impl Verbs {
             self.place.id < to.id
         };
         if calls {
-            return self.call(vi, to, true, discriminator, greeting, deadline);
+            return self.call(to, connect, true);
         }
         let connect_request = ConnectRequest {
             peer: to.id,

@@ -26,9 +26,9 @@ use super::{
 use crate::{
     auth::random,
     vi::{
-        Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle,
-        NicEvent, Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId,
-        SendDescriptor, Status, ViAttributes, ViError, ViEvent, ViId, ViState,
+        Address, Attributes, Completion, Connect, CqId, Data, Memory, MemoryAttributes,
+        MemoryHandle, NicEvent, Operation, ProtectionTag, Provider, Queue, ReceiveDescriptor,
+        Region, RequestId, SendDescriptor, Status, ViAttributes, ViError, ViEvent, ViId, ViState,
     },
 };
 
@@ -495,28 +495,12 @@ impl Provider for Verbs {
         self.listening.remove(discriminator);
     }
 
-    fn connect(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let to = self.wished(vi, address, discriminator, greeting)?;
-        self.call(vi, to, false, discriminator, greeting, deadline)
+    fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        self.call(self.wished(to)?, to, false)
     }
 
-    fn connect_peer(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        let to = self.wished(vi, address, discriminator, greeting)?;
-        self.meet(vi, to, discriminator, greeting, deadline)
+    fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        self.meet(self.wished(to)?, to)
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {

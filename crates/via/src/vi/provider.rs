@@ -44,6 +44,42 @@ pub struct RequestId(pub u64);
 #[expect(clippy::exhaustive_structs, reason = "consumers carry it from process to process")]
 pub struct Address(pub Vec<u8>);
 
+/// Whom a VI is to be connected to: the argument of [`Provider::connect`] and [`Provider::connect_peer`].
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "providers read all of it")]
+pub struct Connect<'a> {
+    /// The VI, which must be idle.
+    pub vi: ViId,
+    /// The peer's NIC.
+    pub address: &'a Address,
+    /// What the peer listens for, or calls this VI for: 1 to 64 bytes.
+    pub discriminator: &'a [u8],
+    /// Bytes for the peer's consumer, at most 1024.
+    pub greeting: &'a [u8],
+    /// By when the connection is there or has failed.
+    pub deadline: Instant,
+}
+
+impl<'a> Connect<'a> {
+    /// Names a peer, without a greeting.
+    #[must_use]
+    pub const fn new(
+        vi: ViId,
+        address: &'a Address,
+        discriminator: &'a [u8],
+        deadline: Instant,
+    ) -> Self {
+        Self { vi, address, discriminator, greeting: &[], deadline }
+    }
+
+    /// Sets the greeting. Default: none.
+    #[must_use]
+    pub const fn greeting(mut self, greeting: &'a [u8]) -> Self {
+        self.greeting = greeting;
+        self
+    }
+}
+
 /// What a VI guarantees: VIA's three levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -420,32 +456,18 @@ pub trait Provider: Send + 'static {
     fn unlisten(&mut self, discriminator: &[u8]);
 
     /// Requests a connection (client-server). The result is [`NicEvent::Connected`] or [`NicEvent::Refused`],
-    /// by `deadline` at the latest. `greeting`, at most 1024 bytes, is for the peer's consumer.
+    /// by the deadline at the latest.
     ///
     /// # Errors
     /// [`ViError::WrongState`], [`ViError::BadAddress`], [`ViError::TooMuch`], [`ViError::UnknownVi`].
-    fn connect(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError>;
+    fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError>;
 
     /// Connects a VI to a peer's VI (peer-to-peer): the peer's NIC must call this for this VI, with the same
     /// discriminator. Ends as [`connect`](Self::connect) does.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    fn connect_peer(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError>;
+    fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError>;
 
     /// Accepts a request with an idle VI.
     ///

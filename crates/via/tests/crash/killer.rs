@@ -7,9 +7,9 @@ use vigie_detect::{Armed, Instant};
 use vigie_via::{
     shm::Shm,
     vi::{
-        Address, Attributes, Completion, CqId, Memory, MemoryAttributes, MemoryHandle, NicEvent,
-        ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId, SendDescriptor,
-        ViAttributes, ViError, ViId, ViState,
+        Address, Attributes, Completion, Connect, CqId, Memory, MemoryAttributes, MemoryHandle,
+        NicEvent, ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId,
+        SendDescriptor, ViAttributes, ViError, ViId, ViState,
     },
 };
 
@@ -104,26 +104,12 @@ impl Provider for Killer {
         self.inner.unlisten(discriminator);
     }
 
-    fn connect(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        self.inner.connect(vi, address, discriminator, greeting, deadline)
+    fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        self.inner.connect(to)
     }
 
-    fn connect_peer(
-        &mut self,
-        vi: ViId,
-        address: &Address,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ViError> {
-        self.inner.connect_peer(vi, address, discriminator, greeting, deadline)
+    fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
+        self.inner.connect_peer(to)
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {

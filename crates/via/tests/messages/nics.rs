@@ -9,9 +9,9 @@ use vigie_via::{
     ConnectError, Nic,
     shm::Shm,
     vi::{
-        Address, CqId, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason,
-        ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor, Status,
-        ViAttributes, ViId,
+        Address, Connect, CqId, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue,
+        Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
+        Status, ViAttributes, ViId,
     },
 };
 
@@ -102,7 +102,8 @@ async fn pair(host: &Host) -> (End, End, [RemoteKey; 2]) {
         b.nic.accept(request, b.vi, &from_b).await.expect("accepted");
         key_of(&greeting)
     };
-    let connect = a.nic.connect(a.vi, &b.address, b"test", &from_a, deadline);
+    let connect =
+        a.nic.connect(Connect::new(a.vi, &b.address, b"test", deadline).greeting(&from_a));
     let (key_of_a, greeting) = join!(accept, connect);
     let key_of_b = key_of(&greeting.expect("connected"));
     (a, b, [key_of_a, key_of_b])
@@ -203,7 +204,7 @@ fn connections() {
     on_each_host(|host| async move {
         let (a, b) = (End::new(&host, 0), End::new(&host, 1));
         let deadline = Instant::now() + PATIENCE;
-        let refused = a.nic.connect(a.vi, &b.address, b"unused", b"", deadline).await;
+        let refused = a.nic.connect(Connect::new(a.vi, &b.address, b"unused", deadline)).await;
         let Err(ConnectError::Refused(Reason::NotListening)) = refused else {
             panic!("{refused:?}");
         };
@@ -214,15 +215,19 @@ fn connections() {
             b.nic.with(|nic| nic.reject(request)).expect("rejected");
         };
         let (refused, ()) =
-            join!(a.nic.connect(a.vi, &b.address, b"strict", b"", deadline), reject);
+            join!(a.nic.connect(Connect::new(a.vi, &b.address, b"strict", deadline)), reject);
         let Err(ConnectError::Refused(Reason::Rejected)) = refused else { panic!("{refused:?}") };
         let soon = Instant::now() + Duration::from_millis(20);
-        let refused = a.nic.connect_peer(a.vi, &b.address, b"meet", b"", soon).await;
+        let refused = a.nic.connect_peer(Connect::new(a.vi, &b.address, b"meet", soon)).await;
         let Err(ConnectError::Refused(Reason::TimedOut)) = refused else { panic!("{refused:?}") };
 
         let (to_b, to_a) = join!(
-            a.nic.connect_peer(a.vi, &b.address, b"meet", b"from a", deadline),
-            b.nic.connect_peer(b.vi, &a.address, b"meet", b"from b", deadline)
+            a.nic.connect_peer(
+                Connect::new(a.vi, &b.address, b"meet", deadline).greeting(b"from a")
+            ),
+            b.nic.connect_peer(
+                Connect::new(b.vi, &a.address, b"meet", deadline).greeting(b"from b")
+            )
         );
         assert_eq!(to_b.expect("connected"), b"from b");
         assert_eq!(to_a.expect("connected"), b"from a");
@@ -247,7 +252,7 @@ fn a_dropped_connect_leaves_its_event() {
         let (a, b) = (End::new(&host, 0), End::new(&host, 1));
         let deadline = Instant::now() + PATIENCE;
         {
-            let connect = a.nic.connect(a.vi, &b.address, b"unused", b"", deadline);
+            let connect = a.nic.connect(Connect::new(a.vi, &b.address, b"unused", deadline));
             let mut connect = Box::pin(connect);
             // It may be refused at once; then there is nothing to drop.
             if poll_once(connect.as_mut()).is_none() {
@@ -257,8 +262,8 @@ fn a_dropped_connect_leaves_its_event() {
             }
         }
         let (to_b, to_a) = join!(
-            a.nic.connect_peer(a.vi, &b.address, b"meet", b"", deadline),
-            b.nic.connect_peer(b.vi, &a.address, b"meet", b"", deadline)
+            a.nic.connect_peer(Connect::new(a.vi, &b.address, b"meet", deadline)),
+            b.nic.connect_peer(Connect::new(b.vi, &a.address, b"meet", deadline))
         );
         to_b.expect("connected");
         to_a.expect("connected");

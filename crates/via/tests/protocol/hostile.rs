@@ -10,7 +10,7 @@ use vigie_via::{
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{
-        Data, Operation, Provider, Reason, ReceiveDescriptor, Reliability, RemoteKey,
+        Connect, Data, Operation, Provider, Reason, ReceiveDescriptor, Reliability, RemoteKey,
         RemoteSegment, SendDescriptor, ViAttributes, ViId,
     },
 };
@@ -119,7 +119,8 @@ fn forger(seed: u64) -> (SimNetwork, MessageEngine<SimNic>, Forger) {
         nic.post_receive(vi, &ReceiveDescriptor { cookie: 0, segments: &[] }).expect("posted");
     }
     let address = engine.nic().address();
-    nic.connect(vi, &address, b"messages", &greeting, Instant::MAX).expect("asks");
+    nic.connect(Connect::new(vi, &address, b"messages", Instant::MAX).greeting(&greeting))
+        .expect("asks");
     let mut answer = None;
     for _ in 0..100 {
         network.step();

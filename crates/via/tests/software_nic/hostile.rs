@@ -4,7 +4,7 @@ use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_via::{
     software_nic::Config,
-    vi::{NicEvent, Provider, Reliability, ViState},
+    vi::{Connect, NicEvent, Provider, Reliability, ViState},
 };
 
 use crate::{
@@ -161,7 +161,9 @@ fn replays_change_nothing() {
         let caller = cluster.end(0, Reliability::ReliableDelivery);
         let deadline = Instant::from_nanos(cluster.network.now() + 60 * SECOND);
         let address = cluster.nics[1].address();
-        cluster.nics[0].connect(caller.vi, &address, b"door", b"", deadline).expect("asked");
+        cluster.nics[0]
+            .connect(Connect::new(caller.vi, &address, b"door", deadline))
+            .expect("asked");
         let is_request = |event: &NicEvent| matches!(event, NicEvent::Requested { .. });
         assert!(cluster.until(SECOND, |cluster| cluster.events[1].iter().any(is_request)));
         let request = cluster.events[1].iter().find_map(|event| match event {
@@ -207,7 +209,7 @@ fn another_secret_gets_no_answer() {
     let caller = cluster.end(1, Reliability::ReliableDelivery);
     let address = cluster.nics[0].address();
     let deadline = Instant::from_nanos(network.now() + 2 * SECOND);
-    cluster.nics[1].connect(caller.vi, &address, b"door", b"", deadline).expect("asked");
+    cluster.nics[1].connect(Connect::new(caller.vi, &address, b"door", deadline)).expect("asked");
     cluster.until(3 * SECOND, |_| false);
     assert!(matches!(cluster.events[1][..], [NicEvent::Refused { .. }]), "{:?}", cluster.events);
     assert!(cluster.events[0].is_empty());

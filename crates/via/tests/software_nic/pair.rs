@@ -6,8 +6,9 @@ use vigie_detect::Instant;
 use vigie_via::{
     software_nic::Config,
     vi::{
-        Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason, ReceiveDescriptor,
-        Region, Reliability, RemoteSegment, SendDescriptor, Status, ViAttributes, ViId,
+        Connect, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason,
+        ReceiveDescriptor, Region, Reliability, RemoteSegment, SendDescriptor, Status,
+        ViAttributes, ViId,
     },
 };
 
@@ -81,7 +82,8 @@ impl Cluster {
         for (this, peer) in [(0, 1), (1, 0)] {
             let address = self.nics[ends[peer].nic].address();
             let nic = &mut self.nics[ends[this].nic];
-            nic.connect_peer(ends[this].vi, &address, b"pair", b"", deadline).expect("asked");
+            nic.connect_peer(Connect::new(ends[this].vi, &address, b"pair", deadline))
+                .expect("asked");
         }
         for end in &ends {
             let wanted = NicEvent::Connected { vi: end.vi, greeting: Vec::new() };

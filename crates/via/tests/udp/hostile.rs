@@ -7,7 +7,7 @@ use vigie_detect::Instant;
 use vigie_via::{
     software_nic::{Config, Secret, Wire},
     udp::Udp,
-    vi::{Provider, Reliability},
+    vi::{Connect, Provider, Reliability},
 };
 
 use crate::pair::{Echo, End, bind};
@@ -68,7 +68,7 @@ fn another_secret_is_not_answered() {
         })
         .expect("a VI");
     let deadline = Instant::now() + std::time::Duration::from_millis(300);
-    nic.connect(vi, &echo.address, crate::pair::DOOR, b"", deadline).expect("asked");
+    nic.connect(Connect::new(vi, &echo.address, crate::pair::DOOR, deadline)).expect("asked");
     let bound = Instant::now() + crate::pair::BOUND;
     let event = loop {
         assert!(Instant::now() < bound, "a call has no end");

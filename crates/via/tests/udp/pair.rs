@@ -16,9 +16,9 @@ use vigie_via::{
     software_nic::{Config, Secret, SoftwareNic, SoftwareNicCounters, Wire},
     udp::{Udp, UdpWire},
     vi::{
-        Address, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider, Reason,
-        ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, RequestId,
-        SendDescriptor, Status, ViAttributes, ViId,
+        Address, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
+        Provider, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+        RequestId, SendDescriptor, Status, ViAttributes, ViId,
     },
 };
 
@@ -99,7 +99,9 @@ impl<W: Wire> End<W> {
     pub(crate) fn call(&mut self, address: &Address) {
         let deadline = Instant::now() + BOUND;
         let greeting = self.greeting();
-        self.nic.connect(self.vi, address, DOOR, &greeting, deadline).expect("asked");
+        self.nic
+            .connect(Connect::new(self.vi, address, DOOR, deadline).greeting(&greeting))
+            .expect("asked");
         self.until("no connection", |end| end.is_connected);
     }
 
