@@ -101,8 +101,9 @@ fn axums_own_server_runs_in_tokios_context() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, mut stopped) = mpsc::channel::<()>(1);
-        let server = axum::serve(listener, router())
-            .with_graceful_shutdown(async move { let _ = stopped.recv().await; });
+        let server = axum::serve(listener, router()).with_graceful_shutdown(async move {
+            let _ = stopped.recv().await;
+        });
         let server = vigie::spawn(async move { server.await });
         assert_eq!(curl(vec![format!("http://{address}/")]).await, "hello");
         drop(stop);

@@ -44,7 +44,7 @@ pub struct RequestId(pub u64);
 #[expect(clippy::exhaustive_structs, reason = "consumers carry it from process to process")]
 pub struct Address(pub Vec<u8>);
 
-/// Whom a VI is to be connected to: the argument of [`Provider::connect`] and [`Provider::connect_peer`].
+/// The peer that a VI is to be connected to: the argument of [`Provider::connect`] and [`Provider::connect_peer`].
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "providers read all of it")]
 pub struct Connect<'a> {
