@@ -1,6 +1,6 @@
 //! QUIC by [`quinn`](https://docs.rs/quinn): its endpoints on this runtime's sockets, timers and tasks.
 //!
-//! ```no_run
+//! ```ignore
 //! use std::{net::UdpSocket, sync::Arc};
 //! use quinn::{Endpoint, EndpointConfig};
 //!
@@ -17,6 +17,8 @@
 //! # })?;
 //! # Ok::<(), std::io::Error>(())
 //! ```
+//!
+//! (The crate `quinn` needs a feature for its cryptography, such as `rustls-ring`; `tests/ecosystem/tests/quic.rs` runs this.)
 //!
 //! quinn spawns a task for each connection and one for each endpoint; as tasks of this runtime they answer in time whatever other
 //! tasks compute. Segmentation offload (GSO, GRO) and ECN are used where the kernel has them.
