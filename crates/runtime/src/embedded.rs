@@ -25,8 +25,12 @@ impl Runtime {
     ///
     /// let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?.embed()?;
     /// let task = runtime.spawn(time::sleep(Duration::from_millis(5)));
-    /// while !task.is_finished() {
+    /// loop {
     ///     runtime.turn();
+    ///     // After the turn, which may have finished it: nothing else may come to end the sleep.
+    ///     if task.is_finished() {
+    ///         break;
+    ///     }
     ///     // And the descriptors of the program's own.
     ///     poll(&mut [PollFd::new(&runtime, PollFlags::IN)], None)?;
     /// }
@@ -56,6 +60,9 @@ impl EmbeddedRuntime {
     /// Looks for events and runs the tasks that are ready, without sleeping, for about one
     /// [quantum](crate::RuntimeBuilder::quantum) at most; if tasks are left, the descriptor is readable at once. Does nothing
     /// while another thread is inside [`block_on`](Runtime::block_on), which runs all tasks.
+    ///
+    /// A turn may change what the loop waits for (a task that finishes, a channel that fills): look at that between the turn
+    /// and the sleep.
     ///
     /// # Panics
     /// Inside a task or `block_on` of this runtime, and in a forked child of the process that created it.
