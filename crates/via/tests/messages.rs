@@ -13,6 +13,8 @@ mod hosts;
 mod nics;
 #[path = "kit/pattern.rs"]
 mod pattern;
+#[path = "messages/progress.rs"]
+mod progress;
 #[path = "messages/requests.rs"]
 mod requests;
 #[path = "messages/semantics.rs"]

@@ -371,7 +371,8 @@ impl<P: Provider> Communicator<P> {
         sink: &mut S,
         goes_on: (SharedWait<'_>, WaitPhase),
     ) -> Result<Status, MessageError> {
-        let id = self.inner.with(|engine| engine.post_receive(pattern));
+        let limit = sink.limit();
+        let id = self.inner.with(|engine| engine.post_receive_as(pattern, limit, true));
         self.receive_rest(id, sink, goes_on).await
     }
 
@@ -399,7 +400,7 @@ impl<P: Provider> Communicator<P> {
         tag: impl Into<Tag>,
     ) -> ReceiveRequest<P> {
         let pattern = self.pattern(source.into(), tag.into());
-        let id = self.inner.with(|engine| engine.post_receive(pattern));
+        let id = self.inner.with(|engine| engine.post_receive_as(pattern, u64::MAX, false));
         ReceiveRequest::new(Arc::clone(&self.inner), id)
     }
 

@@ -57,13 +57,21 @@
 //!
 //! Of one rank's messages that are not received,
 //! [`Config::unexpected_bytes_max`](crate::protocol::Config::unexpected_bytes_max) are accepted, 1 MiB by default.
-//! Then all of that rank's sends wait, in order: no later message arrives before some of those are received. Receive
-//! in about the order of sending, or raise the limit;
+//! Then the rank announces its further messages and keeps their bytes until a receive matches them, so that no message
+//! holds up another, in the same communicator or in another. Sends of short messages in standard mode are still done at
+//! once, up to [`Config::held_bytes_max`](crate::protocol::Config::held_bytes_max); other sends wait for their receives.
+//! Such messages take a round trip more: receive in about the order of sending, or raise the limit.
 //! [`MessageCounters::pauses`](crate::protocol::MessageCounters::pauses) tells the receiver how often that happened.
+//! A rank whose peer leaves more than
+//! [`Config::announced_messages_max`](crate::protocol::Config::announced_messages_max) unreceived gets
+//! [`SendError::TooManyUnmatched`](crate::protocol::SendError::TooManyUnmatched).
 //!
 //! # Progress
 //! While an endpoint lives, its server drives it: messages are accepted, acknowledged and delivered whether or
-//! not a task waits for one.
+//! not a task waits for one. A posted receive takes all of its message, although its task waits for something else
+//! (MPI 5.0, section 3.5): what has arrived waits in memory, and the sender can go on. A
+//! [`start_send`](Communicator::start_send) too needs no polling. Bytes that are borrowed
+//! ([`send`](Communicator::send)) are only read while its future is polled: do not leave it alone half way.
 
 mod communicator;
 mod endpoint;

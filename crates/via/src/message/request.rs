@@ -227,8 +227,8 @@ impl<P: Provider> fmt::Debug for SendRequest<P> {
     }
 }
 
-/// A receive that is posted: `MPI_Irecv`. From then on messages are matched with it, whether or not a task
-/// waits for it; most of a message in several frames arrives only while one does.
+/// A receive that is posted: `MPI_Irecv`. From then on the next message that fits is matched with it and arrives, whether
+/// or not a task waits for it.
 ///
 /// Dropping it takes the receive back, and loses a message that was matched to it.
 #[must_use = "only a wait for this returns the message, which is lost if this is dropped"]

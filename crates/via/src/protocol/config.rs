@@ -13,6 +13,9 @@ use crate::vi::{Reason, Reliability, ViError};
 /// The shortest frame limit that a configuration may set, in bytes.
 pub(super) const FRAME_BYTES_MIN: u32 = 128;
 
+/// The most announced messages that a configuration may allow.
+pub(super) const ANNOUNCED_MAX: u32 = 1 << 20;
+
 /// The configuration of an engine. The two ends of a connection may differ in everything but the reliability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -28,12 +31,20 @@ pub struct Config {
     /// several, so that both sides copy at the same time. Default 32 KiB and 64 bytes. Over unreliable VIs, frames are
     /// no longer than what the provider carries in [one packet](crate::vi::Attributes::unreliable_bytes).
     pub frame_bytes_max: u32,
-    /// How much of a message is sent before a receive matches it, and how much is under way to a receive that
-    /// is not being polled, in bytes. Default 128 KiB.
+    /// How much of a message is sent before a receive matches it, and how much is under way to a receive, in bytes.
+    /// Default 128 KiB.
     pub window_bytes: u32,
     /// How much heap one peer's unmatched messages may occupy, in bytes, before the peer is told to pause;
-    /// what is under way then is accepted too. Default 1 MiB.
+    /// what is under way then is accepted too. A peer that has paused still announces each message, and sends its
+    /// bytes when a receive matches it. Default 1 MiB.
     pub unexpected_bytes_max: u64,
+    /// How many messages of one peer may be announced and not matched, 1 to 1 048 576: some 300 bytes of heap each.
+    /// Beyond, its sends fail with [`SendError::TooManyUnmatched`]. Default 262 144.
+    pub announced_messages_max: u32,
+    /// How many bytes of announced messages in standard mode are copied, so that the send is done although its message
+    /// waits here. Beyond, such sends wait for their receives. Only messages that fit into a frame are copied. Default
+    /// 16 MiB.
+    pub held_bytes_max: u64,
     /// The buffer for sends in buffered mode, in bytes. Default 1 MiB.
     pub buffered_bytes_max: u64,
     /// Registered buffers for frames that are too long to be sent inline. Default 16.
@@ -62,6 +73,8 @@ impl Default for Config {
             frame_bytes_max: (32 << 10) + 64,
             window_bytes: 128 << 10,
             unexpected_bytes_max: 1 << 20,
+            announced_messages_max: 1 << 18,
+            held_bytes_max: 16 << 20,
             buffered_bytes_max: 1 << 20,
             staging_frames: 16,
             cache_bytes_max: 64 << 20,
@@ -96,6 +109,9 @@ impl Config {
         }
         if self.staging_frames == 0 || self.window_bytes < 128 {
             return bad("staging_frames and window_bytes: at least 1 frame and 128 bytes");
+        }
+        if !(1..=ANNOUNCED_MAX).contains(&self.announced_messages_max) {
+            return bad("announced_messages_max: from 1 to 1048576");
         }
         Ok(())
     }
@@ -175,6 +191,17 @@ pub enum SendError {
         needed: u64,
         /// The free bytes.
         free: u64,
+    },
+    /// The rank has not received so many earlier messages that no more are announced to it.
+    #[error(
+        "rank {rank} has not received {max} earlier messages: receive some, or raise \
+         `Config::announced_messages_max`"
+    )]
+    TooManyUnmatched {
+        /// The rank.
+        rank: u32,
+        /// The most messages that may wait for its receives.
+        max: u32,
     },
     /// The piece is not inside the region.
     #[error("{length} bytes at {offset} are not inside the registered memory")]

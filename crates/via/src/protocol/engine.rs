@@ -13,6 +13,7 @@ use super::{
     matching::{PostedReceives, UnexpectedMessages},
     payload::{Discard, Sink},
     peer::{LoopbackItem, LoopbackLink, Peer, PeerLink},
+    receive::UNATTENDED_AFTER,
     reliable::{HEADER_BYTES, ReliableCounters, UnreliableLink},
     request::{IncomingMessage, RequestEntry},
     to_u64,
@@ -113,6 +114,10 @@ pub struct MessageEngine<P: Provider> {
     touched: Vec<u32>,
     pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
+    /// The bytes of sends that are done for their owners and wait here for their receives.
+    pub(super) held_bytes: u64,
+    /// Matched messages that arrive only when their receive is polled, and since when they have waited for that.
+    pub(super) unattended: Vec<(u64, Option<Instant>)>,
     pub(super) counters: MessageCounters,
     /// The ranks that have failed, in this order.
     pub(super) failures: Vec<u32>,
@@ -182,6 +187,7 @@ impl<P: Provider> MessageEngine<P> {
             own.link = PeerLink::Loopback(LoopbackLink::new(config.area_bytes));
             own.frame_bytes_max = config.frame_bytes_max;
             own.window_out = u64::from(config.window_bytes);
+            own.announced_out_max = config.announced_messages_max;
         }
 
         let entries_max = config.cache_entries_max as usize;
@@ -204,6 +210,8 @@ impl<P: Provider> MessageEngine<P> {
             touched: Vec::new(),
             now: Instant::from_nanos(0),
             buffered_bytes: 0,
+            held_bytes: 0,
+            unattended: Vec::new(),
             counters: MessageCounters::default(),
             failures: Vec::new(),
             worked: 0,
@@ -265,7 +273,8 @@ impl<P: Provider> MessageEngine<P> {
                 PeerLink::Loopback(own) => own.is_idle(),
                 PeerLink::Reliable(_) | PeerLink::Absent | PeerLink::Prepared(_) => true,
             };
-            is_over && peer.outbox.is_empty() && peer.pumps.is_empty() && peer.controls.is_empty()
+            let is_quiet = peer.pumps.is_empty() && peer.controls.is_empty();
+            is_over && is_quiet && peer.outbox.is_empty() && peer.settled == 0
         })
     }
 
@@ -339,6 +348,7 @@ impl<P: Provider> MessageEngine<P> {
             PeerLink::Prepared(own) => {
                 peer.frame_bytes_max = config.frame_bytes_max.min(parameters.frame_bytes_max);
                 peer.window_out = u64::from(parameters.window_bytes);
+                peer.announced_out_max = parameters.announced_messages_max;
                 peer.failed = None;
                 peer.link = if config.is_unreliable() {
                     PeerLink::Unreliable(Box::new(UnreliableLink::new(own, parameters, &config)))
@@ -476,6 +486,7 @@ impl<P: Provider> MessageEngine<P> {
         if !self.broken.is_empty() {
             has_worked |= self.fail_broken(is_drained);
         }
+        has_worked |= self.serve_unattended(now);
         has_worked | self.flush() | self.serve_lossy()
     }
 
@@ -706,6 +717,7 @@ impl<P: Provider> MessageEngine<P> {
         self.has_own()
             || !self.broken.is_empty()
             || !self.listed.is_empty()
+            || self.unattended.iter().any(|(_, since)| since.is_none())
             || self.nic.has_backlog()
     }
 
@@ -810,7 +822,11 @@ impl<P: Provider> MessageEngine<P> {
     /// Returns when [`progress`](Self::progress) has timed work to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let nic = self.nic.next_deadline();
+        let unattended = self.unattended.iter().map(|(_, since)| match since {
+            Some(since) => since.saturating_add(UNATTENDED_AFTER),
+            None => self.now,
+        });
+        let nic = self.nic.next_deadline().into_iter().chain(unattended).min();
         if !self.config.is_unreliable() {
             return nic;
         }

@@ -36,6 +36,10 @@ pub(super) const FLAG_READY: u8 = 2;
 pub(super) const FLAG_KEY: u8 = 4;
 /// This is the last frame of its message.
 pub(super) const FLAG_LAST: u8 = 8;
+/// The peer has paused this side: none of the message's bytes is sent before the peer grants them.
+pub(super) const FLAG_ANNOUNCED: u8 = 16;
+/// All flags.
+const FLAGS: u8 = 31;
 
 /// The head of a frame: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +95,7 @@ impl Envelope {
             6 => FrameKind::Reserved,
             _ => return None,
         };
-        if flags > 15 {
+        if flags & !FLAGS != 0 {
             return None;
         }
         Some(Self {
@@ -178,7 +182,7 @@ pub enum Control {
         /// The sender's request.
         request: u64,
     },
-    /// Too many messages wait for receives: begin no more, and continue none that has no grant.
+    /// Too many bytes wait for receives: announce messages without their bytes, and continue none that has no grant.
     Pause,
     /// Takes [`Self::Pause`] back.
     Resume,
@@ -253,10 +257,10 @@ mod tests {
         fn envelopes_round_trip(mut bytes in any::<[u8; ENVELOPE_BYTES]>(), is_plausible: bool) {
             if is_plausible {
                 bytes[0] = bytes[0] % 6 + 1;
-                bytes[1] %= 16;
+                bytes[1] &= FLAGS;
             }
             let decoded = Envelope::decode(bytes);
-            prop_assert_eq!(decoded.is_some(), (1..=6).contains(&bytes[0]) && bytes[1] < 16);
+            prop_assert_eq!(decoded.is_some(), (1..=6).contains(&bytes[0]) && bytes[1] <= FLAGS);
             if let Some(envelope) = decoded {
                 prop_assert_eq!(envelope.encode(), bytes);
             }

@@ -3,16 +3,16 @@
 use super::{
     EngineError,
     area::{AREA_BYTES_MAX, longest_frame},
-    config::Config,
+    config::{ANNOUNCED_MAX, Config},
     credits::DESCRIPTORS_MAX,
     link::{LocalResources, PeerParameters},
 };
 use crate::vi::RemoteKey;
 
-const MAGIC: u32 = u32::from_be_bytes(*b"vgm1");
+const MAGIC: u32 = u32::from_be_bytes(*b"vgm2");
 
 /// The length of a greeting, in bytes.
-const GREETING_BYTES: usize = 52;
+const GREETING_BYTES: usize = 56;
 
 /// Returns the greeting of `rank` for a peer.
 pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &LocalResources) -> Vec<u8> {
@@ -26,7 +26,9 @@ pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &LocalResources
     for key in [own.area.key, own.control.key] {
         bytes.extend_from_slice(&key.0.to_le_bytes());
     }
-    for word in [u32::from(config.is_unreliable()), config.frame_bytes_max] {
+    for word in
+        [u32::from(config.is_unreliable()), config.frame_bytes_max, config.announced_messages_max]
+    {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
     bytes
@@ -72,6 +74,7 @@ pub(super) fn decode(
         control_entries: word(bytes, 20),
         window_bytes: word(bytes, 24),
         frame_bytes_max: word(bytes, 48),
+        announced_messages_max: word(bytes, 52),
         area_key: RemoteKey(long(bytes, 28)),
         control_key: RemoteKey(long(bytes, 36)),
     };
@@ -81,7 +84,8 @@ pub(super) fn decode(
         && (parameters.control_entries + 8..=DESCRIPTORS_MAX).contains(&parameters.descriptors);
     let is_frame =
         (128..=longest_frame(parameters.area_bytes)).contains(&parameters.frame_bytes_max);
-    if !is_area || !is_frame || !is_queue || parameters.window_bytes < 128 {
+    let is_announcing = (1..=ANNOUNCED_MAX).contains(&parameters.announced_messages_max);
+    if !is_area || !is_frame || !is_queue || !is_announcing || parameters.window_bytes < 128 {
         return bad("its sizes are out of range");
     }
     Ok(parameters)

@@ -4,15 +4,15 @@ use super::{
     MessageCounters, MessageEngine, RequestError, RequestId,
     area::Hold,
     envelope::{
-        Control, ENVELOPE_BYTES, Envelope, FLAG_KEY, FLAG_LAST, FLAG_READY, FLAG_SYNCHRONOUS,
-        FrameKind, OPENING_BYTES, Opening,
+        Control, ENVELOPE_BYTES, Envelope, FLAG_ANNOUNCED, FLAG_KEY, FLAG_LAST, FLAG_READY,
+        FLAG_SYNCHRONOUS, FrameKind, OPENING_BYTES, Opening,
     },
     loan::View,
     matching::{Label, Pattern},
     payload::{Discard, Sink, put},
     peer::{reliable, reliable_mut},
     request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status},
-    to_u64,
+    to_u64, to_usize,
 };
 use crate::{
     slots::SlotKey,
@@ -191,7 +191,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Moves a frame's payload to the heap.
     fn take(&self, arrival: ArrivedFrame) -> MessagePart {
         match arrival.origin {
-            Origin::Heap(bytes) => MessagePart { bytes, start: arrival.start },
+            Origin::Heap(bytes) => MessagePart::new(bytes, arrival.start),
             Origin::Area(offset) => {
                 let mut bytes = Vec::new();
                 if let Some(link) = reliable(&self.peers, arrival.rank) {
@@ -199,7 +199,7 @@ impl<P: Provider> MessageEngine<P> {
                     let read = link.area.memory.read_onto(at, arrival.length, &mut bytes);
                     debug_assert!(read.is_ok(), "found inside");
                 }
-                MessagePart { bytes, start: 0 }
+                MessagePart::new(bytes, 0)
             }
         }
     }
@@ -347,6 +347,15 @@ impl<P: Provider> MessageEngine<P> {
         let Some(message) = self.messages.get_mut(key) else { return Ok(key) };
         *ready_unexpected += u64::from(message.flags & FLAG_READY != 0);
         message.node = Some(node);
+        if message.is_announced {
+            message.is_counted = true;
+            let Some(peer) = self.peers.get_mut(label.source as usize) else { return Ok(key) };
+            peer.announced_in += 1;
+            if peer.announced_in > self.config.announced_messages_max {
+                return Err("more messages announced than it may");
+            }
+            return Ok(key);
+        }
         message.parked = message.granted + to_u64(size_of::<IncomingMessage>());
         let parked = message.parked;
         self.park(label.source, parked)?;
@@ -390,8 +399,10 @@ impl<P: Provider> MessageEngine<P> {
     pub(super) fn unpark(&mut self, key: u64) {
         let Some(message) = self.messages.get_mut(key) else { return };
         let (rank, parked) = (message.label.source, std::mem::take(&mut message.parked));
+        let is_counted = std::mem::take(&mut message.is_counted);
         let limit = self.config.unexpected_bytes_max;
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        peer.announced_in -= u32::from(is_counted);
         peer.parked_bytes = peer.parked_bytes.saturating_sub(parked);
         if peer.has_paused && peer.parked_bytes <= limit / 2 {
             peer.has_paused = false;
@@ -400,15 +411,20 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Binds a message to a receive that fits: a synchronous sender is told, and a sender that was told to
-    /// pause gets its grant.
+    /// pause or has only announced the message gets its grant.
     pub(super) fn matched(&mut self, key: u64, request: u64) {
         let Some(message) = self.messages.get_mut(key) else { return };
         message.request = Some(request);
         let (rank, sender) = (message.label.source, message.sender);
         let is_synchronous = message.flags & FLAG_SYNCHRONOUS != 0;
+        let is_remote = message.remote.is_some();
         // A message that is fetched needs no grant.
-        let is_sent = !message.has_all_arrived() && message.remote.is_none();
-        let grant = is_sent.then_some(message.granted);
+        let needs_grant = !message.has_all_arrived() && !is_remote;
+        let is_held = needs_grant && message.is_announced && message.granted == 0;
+        if is_held {
+            message.granted = message.total.min(u64::from(self.config.window_bytes));
+        }
+        let granted = message.granted;
         if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request) {
             receive.state = ReceiveState::Matched { message: key };
         }
@@ -416,10 +432,13 @@ impl<P: Provider> MessageEngine<P> {
             self.queue_control(rank, Control::Matched { request: sender });
         }
         let has_paused = self.peers.get(rank as usize).is_some_and(|peer| peer.has_paused);
-        if let Some(limit) = grant
-            && has_paused
-        {
-            self.queue_control(rank, Control::Grant { request: sender, limit });
+        if needs_grant && (has_paused || is_held) {
+            self.queue_control(rank, Control::Grant { request: sender, limit: granted });
+        }
+        if is_remote {
+            self.unattended.push((key, None));
+        } else if needs_grant {
+            self.grant(key);
         }
     }
 
@@ -442,6 +461,10 @@ impl<P: Provider> MessageEngine<P> {
         let mut message =
             IncomingMessage::new(label, envelope.flags, opening.request, opening.total);
         message.granted = opening.total.min(u64::from(self.config.window_bytes));
+        message.is_announced = envelope.has(FLAG_ANNOUNCED);
+        if message.is_announced {
+            message.granted = 0;
+        }
         if envelope.has(FLAG_KEY) {
             message.remote = Some((RemoteKey(opening.key), opening.offset));
             message.granted = 0;
@@ -523,12 +546,20 @@ impl<P: Provider> MessageEngine<P> {
             }
             return Ok(());
         }
-        let request = message.request;
-        let part = self.take(arrival);
+        let (request, arrived) = (message.request, message.arrived);
+        let mut part = self.take(arrival);
+        if let Some(request) = request
+            && let Some(RequestEntry::Receive(receive)) = self.requests.get(request)
+        {
+            part.clip(to_usize(receive.limit.saturating_sub(arrived)));
+        }
         if let Some(message) = self.messages.get_mut(key) {
             message.park(part);
         }
-        self.ready.extend(request.map(RequestId));
+        if let Some(request) = request {
+            self.ready.push(RequestId(request));
+            self.grant(key);
+        }
         Ok(())
     }
 
@@ -552,17 +583,41 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Records that the receiver took `length` more bytes, and grants as many in their place.
     pub(super) fn consumed(&mut self, key: u64, length: u64) {
+        if let Some(message) = self.messages.get_mut(key) {
+            message.consumed += length;
+            self.grant(key);
+        }
+    }
+
+    /// Grants more of a message, a window ahead of what its receiver has taken. A receive that is not polled takes
+    /// everything: it waits on the heap.
+    ///
+    /// # Source
+    /// MPI 5.0, section 3.5: a send that a posted receive matches completes.
+    pub(super) fn grant(&mut self, key: u64) {
         let window = u64::from(self.config.window_bytes);
         let Some(message) = self.messages.get_mut(key) else { return };
-        message.consumed += length;
+        let is_attended = message.request.is_none_or(|request| {
+            matches!(self.requests.get(request),
+                Some(RequestEntry::Receive(receive)) if receive.is_attended)
+        });
+        let taken = if is_attended { message.consumed } else { message.arrived };
         if message.granted == message.total
             || message.remote.is_some()
             || message.is_cancelled
-            || message.granted - message.consumed > window / 2
+            || message.granted.saturating_sub(taken) > window / 2
         {
+            if message.request.is_some()
+                && message.arrived == message.granted
+                && message.granted < message.total
+                && message.remote.is_none()
+            {
+                // It goes on when its receive is polled, or after a while.
+                self.unattended.push((key, None));
+            }
             return;
         }
-        message.granted = message.total.min(message.consumed.saturating_add(window));
+        message.granted = message.total.min(taken.saturating_add(window));
         let grant = Control::Grant { request: message.sender, limit: message.granted };
         let rank = message.label.source;
         self.queue_control(rank, grant);
@@ -691,8 +746,7 @@ impl<P: Provider> MessageEngine<P> {
         message.is_discarded = true;
         message.request = None;
         let remote = message.remote.take();
-        let waiting: u64 =
-            message.parts.drain(..).map(|part| to_u64(part.bytes.len() - part.start)).sum();
+        let waiting: u64 = message.parts.drain(..).map(|part| to_u64(part.len())).sum();
         debug_assert_eq!(message.consumed + waiting, message.arrived);
         if remote.is_some() {
             self.finish_remote(key);
@@ -721,8 +775,8 @@ impl<P: Provider> MessageEngine<P> {
         for part in message.parts.drain(..) {
             let bytes = &part.bytes[part.start..];
             let done = put(sink, message.consumed + taken, bytes);
-            message.is_truncated |= done < bytes.len();
-            taken += to_u64(bytes.len());
+            message.is_truncated |= done < part.len();
+            taken += to_u64(part.len());
         }
         if taken > 0 {
             self.consumed(key, taken);

@@ -77,6 +77,7 @@ pub(super) struct PeerParameters {
     pub(super) control_entries: u32,
     pub(super) window_bytes: u32,
     pub(super) frame_bytes_max: u32,
+    pub(super) announced_messages_max: u32,
 }
 
 /// Registered buffers for frames that are too long to be sent inline.

@@ -13,12 +13,19 @@
 //! | --- | --- |
 //! | fits into a frame | one frame: an [`Envelope`] and the bytes |
 //! | longer | a first frame, then data frames, so that both sides copy at the same time; the receiver grants more as it takes the data |
+//! | while the peer has paused this side | a first frame without bytes; then as a longer one, when a receive matches it |
 //! | in registered memory | only its key; the receiver reads it in one copy where it can; a [cache](crate::vi::RegistrationCache) keeps registrations and [buffers](MessageEngine::buffer) |
 //!
 //! # Bounds
 //! Credits bound the area, the descriptors and the ring of control entries. Messages without a receive are
 //! moved to the heap, so that they block no others; beyond [`Config::unexpected_bytes_max`] their sender is
-//! told to pause.
+//! told to pause: it announces its messages, and sends the bytes of each when a receive matches it. Announcements are
+//! bounded by [`Config::announced_messages_max`], and a send beyond fails.
+//!
+//! # Progress
+//! Every call moves what can move [MPI 5.0, section 3.5]. A receive that is posted takes its message to the heap if its
+//! owner does not poll it, after a millisecond, so that the send ends; only bytes that are
+//! [borrowed](Payload::Borrowed) move no faster than their send is polled.
 //!
 //! # Order
 //! Messages of one sender in one context that fit the same receive are received in the order in which they
@@ -26,6 +33,7 @@
 //! message.
 
 mod area;
+mod cancel;
 mod config;
 mod credits;
 mod engine;

@@ -42,6 +42,12 @@ pub trait Sink {
     /// Returns the place for the bytes from `offset` on, of which at most `length` will follow: at least one
     /// byte long, or empty if the message is clipped there.
     fn space(&mut self, offset: u64, length: usize) -> &mut [u8];
+
+    /// Returns how many bytes of a message it takes at most. What arrives beyond while the receive is not polled is not
+    /// kept. Default: all.
+    fn limit(&self) -> u64 {
+        u64::MAX
+    }
 }
 
 impl Sink for [u8] {
@@ -50,6 +56,10 @@ impl Sink for [u8] {
         let start = usize::try_from(offset).map_or(self.len(), |offset| offset.min(self.len()));
         let end = start.saturating_add(length).min(self.len());
         &mut self[start..end]
+    }
+
+    fn limit(&self) -> u64 {
+        to_u64(self.len())
     }
 }
 
@@ -75,6 +85,10 @@ impl Sink for Discard {
     #[inline]
     fn space(&mut self, _offset: u64, _length: usize) -> &mut [u8] {
         &mut []
+    }
+
+    fn limit(&self) -> u64 {
+        0
     }
 }
 
@@ -152,6 +166,10 @@ impl Sink for Scattered<'_> {
         let length = length.min(piece.saturating_sub(within));
         let start = start.saturating_add(within);
         self.buffer.get_mut(start..start.saturating_add(length)).unwrap_or_default()
+    }
+
+    fn limit(&self) -> u64 {
+        self.layout.length
     }
 }
 

@@ -5,6 +5,7 @@ use std::{collections::VecDeque, io::IoSlice};
 use vigie_detect::Instant;
 
 use super::{
+    config::ANNOUNCED_MAX,
     envelope::Control,
     link::{LocalResources, ReliableLink, SendOutcome, Staging},
     reliable::UnreliableLink,
@@ -94,12 +95,19 @@ pub(super) struct Peer {
     pub(super) controls: VecDeque<Control>,
     /// Sends whose owners must be told when there is credit.
     pub(super) stalled: Vec<u64>,
-    /// The peer told us to pause.
+    /// The peer told us to pause: messages are announced without their bytes.
     pub(super) is_paused: bool,
+    /// The announced messages that the peer has not matched, and how many it allows.
+    pub(super) announced_out: u32,
+    pub(super) announced_out_max: u32,
+    /// Of these, the ones whose owners were told that they are done.
+    pub(super) settled: u32,
     /// We told the peer to pause.
     pub(super) has_paused: bool,
     /// The heap that its unmatched messages occupy, in bytes.
     pub(super) parked_bytes: u64,
+    /// Its announced messages that no receive has matched.
+    pub(super) announced_in: u32,
     /// Whether it is in the engine's list of peers with work.
     pub(super) is_listed: bool,
     /// Whether it may be owed credits.
@@ -129,7 +137,7 @@ pub(super) fn reliable_mut(peers: &mut [Peer], rank: u32) -> Option<&mut Reliabl
 }
 
 /// The most messages in several frames that may be under way to one peer at once.
-pub(super) const STREAMS_MAX: u32 = 1 << 16;
+pub(super) const STREAMS_MAX: u32 = ANNOUNCED_MAX + (1 << 16);
 
 impl Peer {
     pub(super) fn new(link: PeerLink) -> Self {
@@ -143,8 +151,12 @@ impl Peer {
             controls: VecDeque::new(),
             stalled: Vec::new(),
             is_paused: false,
+            announced_out: 0,
+            announced_out_max: 0,
+            settled: 0,
             has_paused: false,
             parked_bytes: 0,
+            announced_in: 0,
             is_listed: false,
             is_touched: false,
             streams_in: Vec::new(),
@@ -169,7 +181,7 @@ impl Peer {
 
     /// Returns whether anything waits for this peer.
     pub(super) fn has_work(&self) -> bool {
-        !((self.outbox.is_empty() || self.is_paused)
+        !(self.outbox.is_empty()
             && self.pumps.is_empty()
             && self.controls.is_empty()
             && self.stalled.is_empty())
@@ -300,8 +312,7 @@ mod tests {
                 _ => peer.failed = Some(Reason::TimedOut),
             }
             assert_eq!(peer.is_clear(), matches!(case, 0 | 4 | 6 | 8), "{case}");
-            // What waits behind a pause does not count as work.
-            assert_eq!(peer.has_work(), matches!(case, 2 | 4..=9), "{case}");
+            assert_eq!(peer.has_work(), matches!(case, 2..=9), "{case}");
             assert_eq!(peer.vi(), None);
         }
     }

@@ -1,6 +1,8 @@
 //! The receiving side: matching, and handing data to the caller that asks for it.
 
-use std::task::Poll;
+use std::{task::Poll, time::Duration};
+
+use vigie_detect::Instant;
 
 use super::{
     CancelState, MessageEngine, RequestError, RequestId, Status,
@@ -8,12 +10,30 @@ use super::{
     incoming::{DirectReceive, ReceiveInterest},
     matching::Pattern,
     payload::Sink,
-    request::{ReceiveRequest, ReceiveState, RequestEntry},
+    request::{MessagePart, ReceiveRequest, ReceiveState, RequestEntry},
+    to_usize,
 };
 use crate::vi::Provider;
 
 /// The most completions that a poll takes.
 pub(super) const BUDGET: usize = 64;
+
+/// How long the owner of a receive has to poll it, before the engine takes more of its message to the heap: long enough
+/// for a task that was just woken, since its own copy is the better one.
+pub(super) const UNATTENDED_AFTER: Duration = Duration::from_millis(1);
+
+/// The beginning of a message that is taken to the heap.
+struct Kept {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl Sink for Kept {
+    fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
+        let length = length.min(self.limit.saturating_sub(to_usize(offset)));
+        self.bytes.space(offset, length)
+    }
+}
 
 impl<P: Provider> MessageEngine<P> {
     /// Receives a message that fits, if one has wholly arrived: straight from the area, if it is the next
@@ -27,6 +47,9 @@ impl<P: Provider> MessageEngine<P> {
         if self.unexpected.len() > 0
             && let Some(result) = self.receive_unexpected(&pattern, sink)
         {
+            if result.is_none() {
+                self.invite(&pattern);
+            }
             return result;
         }
         let mut direct = DirectReceive::new(ReceiveInterest::Now(pattern), sink);
@@ -71,11 +94,31 @@ impl<P: Provider> MessageEngine<P> {
         Some(Some(message.status()))
     }
 
+    /// Grants the beginning of a message that was only announced, for a caller that wants it and posts no receive.
+    #[cold]
+    fn invite(&mut self, pattern: &Pattern) {
+        let Some((_, key)) = self.unexpected.find(pattern) else { return };
+        let window = u64::from(self.config.window_bytes);
+        let Some(message) = self.messages.get_mut(key) else { return };
+        if !message.is_announced || message.granted > 0 || message.remote.is_some() {
+            return;
+        }
+        message.granted = message.total.min(window);
+        let (request, limit, rank) = (message.sender, message.granted, message.label.source);
+        let is_counted = std::mem::take(&mut message.is_counted);
+        message.parked += limit;
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            peer.announced_in -= u32::from(is_counted);
+            peer.parked_bytes += limit;
+        }
+        self.queue_control(rank, Control::Grant { request, limit });
+    }
+
     /// Binds a waiting message to a new receive.
     fn bind(&mut self, pattern: Pattern, key: u64) -> u64 {
         let state = ReceiveState::Matched { message: key };
         let request =
-            self.requests.insert(RequestEntry::Receive(ReceiveRequest { pattern, state }));
+            self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state)));
         if let Some(node) = self.messages.get_mut(key).and_then(|message| message.node.take()) {
             self.unexpected.remove(node);
         }
@@ -92,12 +135,12 @@ impl<P: Provider> MessageEngine<P> {
         if let Some(error) = self.hopeless(&pattern) {
             let state = ReceiveState::Failed(error);
             return RequestId(
-                self.requests.insert(RequestEntry::Receive(ReceiveRequest { pattern, state })),
+                self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state))),
             );
         }
         let state = ReceiveState::Posted { node: 0 };
         let request =
-            self.requests.insert(RequestEntry::Receive(ReceiveRequest { pattern, state }));
+            self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state)));
         let node = self.posted.post(pattern, request);
         if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request) {
             receive.state = ReceiveState::Posted { node };
@@ -105,9 +148,31 @@ impl<P: Provider> MessageEngine<P> {
         RequestId(request)
     }
 
+    /// As [`post_receive`](Self::post_receive), for a receive that takes at most `limit` bytes of its message, or that
+    /// is not polled before its owner needs the message.
+    pub(crate) fn post_receive_as(
+        &mut self,
+        pattern: Pattern,
+        limit: u64,
+        is_attended: bool,
+    ) -> RequestId {
+        let id = self.post_receive(pattern);
+        let mut matched = None;
+        if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(id.0) {
+            (receive.limit, receive.is_attended) = (limit, is_attended);
+            if let ReceiveState::Matched { message } = receive.state {
+                matched = Some(message);
+            }
+        }
+        if let Some(message) = matched {
+            self.grant(message);
+        }
+        id
+    }
+
     /// Continues a receive: what has arrived of its message goes to `sink`, at its offset in the message.
-    /// Pass the same sink to all polls of one request. A message in several frames arrives only as fast as
-    /// its receive is polled.
+    /// Pass the same sink to all polls of one request. What arrives of a message in several frames while its receive
+    /// is not polled waits on the heap.
     ///
     /// # Errors
     /// [`RequestError`]; the request has then ended.
@@ -118,9 +183,10 @@ impl<P: Provider> MessageEngine<P> {
         sink: &mut S,
     ) -> Poll<Result<Status, RequestError>> {
         for _ in 0..BUDGET {
-            let Some(RequestEntry::Receive(receive)) = self.requests.get(id.0) else {
+            let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(id.0) else {
                 return Poll::Ready(Err(RequestError::Unknown));
             };
+            receive.is_attended = true;
             match receive.state {
                 ReceiveState::Posted { .. } => {}
                 ReceiveState::Failed(error) => {
@@ -186,6 +252,57 @@ impl<P: Provider> MessageEngine<P> {
         let key = self.look(&pattern)?;
         let status = self.messages.get(key)?.status();
         Some((RequestId(self.bind(pattern, key)), status))
+    }
+
+    /// Takes more of the matched messages whose owners have not polled them for [`UNATTENDED_AFTER`]: a sender may wait
+    /// for that. Returns whether there was any.
+    pub(super) fn serve_unattended(&mut self, now: Instant) -> bool {
+        if self.unattended.is_empty() {
+            return false;
+        }
+        let (mut later, mut due) = (Vec::new(), Vec::new());
+        for (key, since) in std::mem::take(&mut self.unattended) {
+            let waits = self.messages.get(key).is_some_and(|message| {
+                let is_short =
+                    message.arrived == message.granted && message.granted < message.total;
+                message.request.is_some() && (message.remote.is_some() || is_short)
+            });
+            match since {
+                _ if !waits => {}
+                Some(since) if since.saturating_add(UNATTENDED_AFTER) <= now => due.push(key),
+                since => later.push((key, since.or(Some(now)))),
+            }
+        }
+        self.unattended = later;
+        let has_worked = !due.is_empty();
+        for key in due {
+            self.take_unattended(key);
+        }
+        has_worked
+    }
+
+    fn take_unattended(&mut self, key: u64) {
+        let Some(request) = self.messages.get(key).and_then(|message| message.request) else {
+            return;
+        };
+        let mut limit = u64::MAX;
+        if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request) {
+            receive.is_attended = false;
+            limit = receive.limit;
+        }
+        if self.messages.get(key).is_some_and(|message| message.remote.is_none()) {
+            self.grant(key);
+            return;
+        }
+        let mut kept = Kept { bytes: Vec::new(), limit: to_usize(limit) };
+        self.fetch(key, &mut kept);
+        let Some(message) = self.messages.get_mut(key) else { return };
+        if message.has_all_arrived() {
+            let beyond = to_usize(message.total) - kept.bytes.len();
+            message.consumed = 0;
+            message.parts.push_back(MessagePart { bytes: kept.bytes, start: 0, beyond });
+            self.ready.push(RequestId(request));
+        }
     }
 
     fn look(&mut self, pattern: &Pattern) -> Option<u64> {

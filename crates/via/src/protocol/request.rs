@@ -149,6 +149,12 @@ pub(super) struct SendRequest {
     pub(super) awaits_answer: bool,
     /// Its owner does not poll it.
     pub(super) is_detached: bool,
+    /// It counts among the announced messages that its peer has not matched.
+    pub(super) is_announced: bool,
+    /// Its owner was or will be told that it is done, although its bytes wait here for their receive.
+    pub(super) is_settled: bool,
+    /// It is in its peer's list of sends whose data the engine sends.
+    pub(super) is_pumped: bool,
     /// The bytes that it occupies in the buffer for buffered sends.
     pub(super) buffered: u64,
     pub(super) result: Option<Result<(), RequestError>>,
@@ -172,6 +178,16 @@ pub(super) enum ReceiveState {
 pub(super) struct ReceiveRequest {
     pub(super) pattern: Pattern,
     pub(super) state: ReceiveState,
+    /// How much of a message its owner takes, in bytes.
+    pub(super) limit: u64,
+    /// Its owner polls it when it becomes ready.
+    pub(super) is_attended: bool,
+}
+
+impl ReceiveRequest {
+    pub(super) const fn new(pattern: Pattern, state: ReceiveState) -> Self {
+        Self { pattern, state, limit: u64::MAX, is_attended: true }
+    }
 }
 
 /// Bytes of a message that were moved out of the area.
@@ -179,6 +195,26 @@ pub(super) struct ReceiveRequest {
 pub(super) struct MessagePart {
     pub(super) bytes: Vec<u8>,
     pub(super) start: usize,
+    /// How many bytes behind these were discarded: their receive does not take them.
+    pub(super) beyond: usize,
+}
+
+impl MessagePart {
+    pub(super) const fn new(bytes: Vec<u8>, start: usize) -> Self {
+        Self { bytes, start, beyond: 0 }
+    }
+
+    /// Returns how many bytes of the message this stands for.
+    pub(super) const fn len(&self) -> usize {
+        self.bytes.len() - self.start + self.beyond
+    }
+
+    /// Discards the bytes from the first `room` on.
+    pub(super) fn clip(&mut self, room: usize) {
+        let kept = room.min(self.bytes.len() - self.start);
+        self.beyond += self.bytes.len() - self.start - kept;
+        self.bytes.truncate(self.start + kept);
+    }
 }
 
 /// A message that has begun to arrive and is not yet wholly with its receiver.
@@ -207,6 +243,10 @@ pub(super) struct IncomingMessage {
     pub(super) is_cancelled: bool,
     /// The bytes that it counts for among its peer's unexpected messages.
     pub(super) parked: u64,
+    /// Its bytes come when they are granted.
+    pub(super) is_announced: bool,
+    /// It counts among its peer's announced messages that no receive has matched.
+    pub(super) is_counted: bool,
     /// The sender's memory, from which it may be read.
     pub(super) remote: Option<(RemoteKey, u64)>,
     pub(super) error: Option<RequestError>,
@@ -230,13 +270,15 @@ impl IncomingMessage {
             is_discarded: false,
             is_cancelled: false,
             parked: 0,
+            is_announced: false,
+            is_counted: false,
             remote: None,
             error: None,
         }
     }
 
     pub(super) fn park(&mut self, part: MessagePart) {
-        let length = to_u64(part.bytes.len() - part.start);
+        let length = to_u64(part.len());
         self.arrived += length;
         if length > 0 {
             self.parts.push_back(part);

@@ -3,10 +3,10 @@
 use std::{io::IoSlice, task::Poll};
 
 use super::{
-    CancelState, MessageEngine, Mode, Payload, RequestError, RequestId, SendError, SendState,
+    MessageEngine, Mode, Payload, RequestError, RequestId, SendError, SendState,
     envelope::{
-        Control, ENVELOPE_BYTES, Envelope, FLAG_KEY, FLAG_LAST, FLAG_READY, FLAG_SYNCHRONOUS,
-        FrameKind, OPENING_BYTES, Opening,
+        ENVELOPE_BYTES, Envelope, FLAG_ANNOUNCED, FLAG_KEY, FLAG_LAST, FLAG_READY,
+        FLAG_SYNCHRONOUS, FrameKind, OPENING_BYTES, Opening,
     },
     link::SendOutcome,
     payload::{SLICES_MAX, copy_range, gather, total},
@@ -176,6 +176,7 @@ impl<P: Provider> MessageEngine<P> {
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
         self.check_destination(dest)?;
+        self.check_announced(dest)?;
         let is_synchronous = mode == Mode::Synchronous;
         let mut request = SendRequest {
             peer: dest,
@@ -196,6 +197,9 @@ impl<P: Provider> MessageEngine<P> {
             needs_finish: false,
             awaits_answer: false,
             is_detached: false,
+            is_announced: false,
+            is_settled: false,
+            is_pumped: false,
             buffered: 0,
             result: None,
         };
@@ -242,8 +246,12 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Returns whether a send that has just begun is already done.
     fn state_of(&mut self, key: u64) -> SendState {
-        match self.requests.get(key) {
+        match self.requests.get_mut(key) {
             Some(RequestEntry::Send(send)) if send.is_detached => SendState::Done,
+            Some(RequestEntry::Send(send)) if send.is_settled && send.result.is_none() => {
+                send.is_detached = true;
+                SendState::Done
+            }
             Some(RequestEntry::Send(send)) if matches!(send.result, Some(Ok(()))) => {
                 self.requests.remove(key);
                 SendState::Done
@@ -255,8 +263,13 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Sends the first frame of a request, or puts it at the end of the queue.
     fn begin(&mut self, key: u64, dest: u32, borrowed: Option<&[IoSlice<'_>]>) {
-        let is_clear = self.peers.get(dest as usize).is_some_and(|peer| peer.is_clear());
-        let sent = if is_clear { self.send_head(key, borrowed) } else { SendOutcome::Blocked };
+        let Some(peer) = self.peers.get(dest as usize) else { return };
+        let (is_next, is_paused) = (peer.outbox.is_empty(), peer.is_paused);
+        if is_paused && let Some(body) = borrowed {
+            // It is only announced now.
+            self.keep_if_short(key, dest, body);
+        }
+        let sent = if is_next { self.send_head(key, borrowed) } else { SendOutcome::Blocked };
         match sent {
             SendOutcome::Done => {
                 if let Some(body) = borrowed {
@@ -284,7 +297,9 @@ impl<P: Provider> MessageEngine<P> {
     fn keep_if_short(&mut self, key: u64, dest: u32, body: &[IoSlice<'_>]) {
         let max = self.peers.get(dest as usize).map_or(0, |peer| peer.frame_bytes_max);
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
-        if send.total + to_u64(ENVELOPE_BYTES) <= u64::from(max) {
+        if matches!(send.body, SendBody::Borrowed)
+            && send.total + to_u64(ENVELOPE_BYTES) <= u64::from(max)
+        {
             let mut bytes = Vec::with_capacity(to_usize(send.total));
             copy_range(body, 0, to_usize(send.total), &mut bytes);
             send.body = SendBody::Owned(bytes);
@@ -350,7 +365,8 @@ impl<P: Provider> MessageEngine<P> {
         sent
     }
 
-    /// Sends the first frame of a message: all of it, its beginning, or the key of its memory.
+    /// Sends the first frame of a message: all of it, its beginning, or the key of its memory; without any of its
+    /// bytes if the peer has paused this side.
     fn send_head(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> SendOutcome {
         let Some(RequestEntry::Send(send)) = self.requests.get(key) else {
             return SendOutcome::Done;
@@ -358,15 +374,20 @@ impl<P: Provider> MessageEngine<P> {
         let rank = send.peer;
         let Some(peer) = self.peers.get(rank as usize) else { return SendOutcome::Blocked };
         let max = u64::from(peer.frame_bytes_max);
-        if send.total + to_u64(ENVELOPE_BYTES) <= max {
+        let is_short = send.total + to_u64(ENVELOPE_BYTES) <= max;
+        let is_announced = peer.is_paused;
+        if is_short && !is_announced {
             return self.send_whole(key, borrowed);
+        }
+        if is_announced && peer.announced_out >= peer.announced_out_max {
+            return SendOutcome::Blocked;
         }
 
         let window = peer.window_out;
         let room = whole_lines(max - to_u64(ENVELOPE_BYTES + OPENING_BYTES));
         let remote = match &send.body {
             SendBody::Memory { key: Some(key), offset, .. }
-                if matches!(peer.link, PeerLink::Reliable(_)) =>
+                if !is_short && matches!(peer.link, PeerLink::Reliable(_)) =>
             {
                 Some((key.0, *offset))
             }
@@ -377,7 +398,9 @@ impl<P: Provider> MessageEngine<P> {
             SendBody::Owned(_) => true,
             SendBody::Memory { .. } => remote.is_none(),
         };
-        let length = if has_bytes { room.min(send.total).min(window) } else { 0 };
+        let length = if has_bytes && !is_announced { room.min(send.total).min(window) } else { 0 };
+        // Nothing will be granted of an empty message: it ends when it is matched.
+        let is_empty = send.total == 0;
 
         let mut head = Envelope {
             kind: FrameKind::First,
@@ -392,11 +415,17 @@ impl<P: Provider> MessageEngine<P> {
             head.flags |= FLAG_KEY;
             (opening.key, opening.offset) = (region, offset);
         }
+        if is_announced {
+            head.flags |= if is_empty { FLAG_ANNOUNCED | FLAG_SYNCHRONOUS } else { FLAG_ANNOUNCED };
+        }
 
-        let Some(stream) = self.peers.get_mut(rank as usize).and_then(|p| p.open_stream()) else {
+        let stream = self.peers.get_mut(rank as usize).filter(|_| !is_empty);
+        let stream = stream.map(|peer| peer.open_stream());
+        if stream == Some(None) {
             return SendOutcome::Blocked;
-        };
-        head.id = stream;
+        }
+        let stream = stream.flatten();
+        head.id = stream.unwrap_or_default();
 
         let mut bytes = [0; ENVELOPE_BYTES + OPENING_BYTES];
         bytes[..ENVELOPE_BYTES].copy_from_slice(&head.encode());
@@ -409,15 +438,68 @@ impl<P: Provider> MessageEngine<P> {
         if sent == SendOutcome::Done {
             self.counters.messages_sent += 1;
             if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
-                send.stage = SendPhase::Open { stream };
+                send.stage = stream.map_or(SendPhase::Sent, |stream| SendPhase::Open { stream });
                 send.sent = length;
-                send.limit = if remote.is_some() { 0 } else { window.min(send.total) };
+                let is_held = remote.is_some() || is_announced;
+                send.limit = if is_held { 0 } else { window.min(send.total) };
                 send.needs_finish = remote.is_some();
+                send.needs_match |= is_empty;
+                send.is_announced = is_announced;
             }
-        } else if let Some(peer) = self.peers.get_mut(rank as usize) {
+            if is_announced {
+                self.announced(key, rank, is_short);
+            }
+        } else if let Some(peer) = self.peers.get_mut(rank as usize)
+            && let Some(stream) = stream
+        {
             peer.close_stream(stream);
         }
         sent
+    }
+
+    /// Counts a message that was announced. A short one in standard mode is done for its owner, since a copy of it is
+    /// kept here.
+    fn announced(&mut self, key: u64, rank: u32, is_short: bool) {
+        let free = self.config.held_bytes_max.saturating_sub(self.held_bytes);
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        peer.announced_out += 1;
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
+        if is_short
+            && send.flags & FLAG_SYNCHRONOUS == 0
+            && !send.is_detached
+            && matches!(send.body, SendBody::Owned(_))
+            && send.total <= free
+        {
+            send.is_settled = true;
+            peer.settled += 1;
+            self.held_bytes += send.total;
+            self.ready.push(RequestId(key));
+        }
+    }
+
+    /// Notes that the peer has matched an announced message, or that it was taken back.
+    pub(super) fn answered(&mut self, key: u64) {
+        if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key)
+            && std::mem::take(&mut send.is_announced)
+            && let Some(peer) = self.peers.get_mut(send.peer as usize)
+        {
+            peer.announced_out -= 1;
+        }
+    }
+
+    fn check_announced(&self, rank: u32) -> Result<(), SendError> {
+        match self.peers.get(rank as usize) {
+            Some(peer) if peer.is_paused => {
+                let max = peer.announced_out_max;
+                let waiting = to_u64(peer.outbox.len()) + u64::from(peer.announced_out);
+                if waiting < u64::from(max) {
+                    Ok(())
+                } else {
+                    Err(SendError::TooManyUnmatched { rank, max })
+                }
+            }
+            _ => Ok(()),
+        }
     }
 
     fn send_whole(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> SendOutcome {
@@ -506,7 +588,7 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Ends a send if nothing remains to be done for it.
-    fn finish_send(&mut self, key: u64) {
+    pub(super) fn finish_send(&mut self, key: u64) {
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
         if send.stage != SendPhase::Sent
             || (send.needs_match && !send.is_matched)
@@ -523,6 +605,17 @@ impl<P: Provider> MessageEngine<P> {
     pub(super) fn end_send(&mut self, key: u64, result: Result<(), RequestError>) {
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
         self.buffered_bytes -= std::mem::take(&mut send.buffered);
+        if std::mem::take(&mut send.is_settled) {
+            self.held_bytes -= send.total;
+            if let Some(peer) = self.peers.get_mut(send.peer as usize) {
+                peer.settled -= 1;
+            }
+        }
+        // The receiver counts an abandoned message until it is told.
+        if !matches!(send.stage, SendPhase::Aborted { .. }) {
+            self.answered(key);
+        }
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
         send.body = SendBody::Borrowed;
         send.result = Some(result);
         if !send.is_detached {
@@ -535,7 +628,7 @@ impl<P: Provider> MessageEngine<P> {
     // ------------------------------------------------------------------ what waits
 
     fn start_pump(&mut self, key: u64) {
-        let Some(RequestEntry::Send(send)) = self.requests.get(key) else { return };
+        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
         let (rank, is_own) = (send.peer, !matches!(send.body, SendBody::Borrowed));
         let is_open = matches!(send.stage, SendPhase::Open { .. }) && send.sent < send.limit;
         if !is_open {
@@ -543,8 +636,8 @@ impl<P: Provider> MessageEngine<P> {
         }
         if !is_own {
             self.ready.push(RequestId(key));
-        } else if let Some(peer) = self.peers.get_mut(rank as usize)
-            && !peer.pumps.contains(&key)
+        } else if !std::mem::replace(&mut send.is_pumped, true)
+            && let Some(peer) = self.peers.get_mut(rank as usize)
         {
             peer.pumps.push_back(key);
             self.list(rank);
@@ -593,7 +686,6 @@ impl<P: Provider> MessageEngine<P> {
         while sent == SendOutcome::Done
             && let Some(peer) = self.peers.get_mut(rank as usize)
             && peer.failed.is_none()
-            && !peer.is_paused
             && let Some(key) = peer.outbox.front().copied()
         {
             sent = self.send_head(key, None);
@@ -619,6 +711,9 @@ impl<P: Provider> MessageEngine<P> {
         let mut has_worked = false;
         for key in pumps {
             if *sent == SendOutcome::Done {
+                if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
+                    send.is_pumped = false;
+                }
                 let before = self.progress_of(key);
                 *sent = match self.requests.get(key) {
                     Some(RequestEntry::Send(SendRequest {
@@ -633,6 +728,9 @@ impl<P: Provider> MessageEngine<P> {
                 && let Some(peer) = self.peers.get_mut(rank as usize)
             {
                 peer.pumps.push_back(key);
+                if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
+                    send.is_pumped = true;
+                }
             }
         }
         has_worked
@@ -697,6 +795,10 @@ impl<P: Provider> MessageEngine<P> {
                 }
                 return Poll::Ready(result);
             }
+            if send.is_settled {
+                self.detach(id.0);
+                return Poll::Ready(Ok(()));
+            }
             if let Some(body) = body {
                 self.pump_borrowed(id.0, body);
             }
@@ -719,7 +821,7 @@ impl<P: Provider> MessageEngine<P> {
 
     // ------------------------------------------------------------------ what the receiver says
 
-    fn send_of(&mut self, rank: u32, key: u64) -> Option<&mut SendRequest> {
+    pub(super) fn send_of(&mut self, rank: u32, key: u64) -> Option<&mut SendRequest> {
         match self.requests.get_mut(key)? {
             RequestEntry::Send(send) if send.peer == rank => Some(send),
             _ => None,
@@ -730,6 +832,7 @@ impl<P: Provider> MessageEngine<P> {
         // The message may have been abandoned since.
         let Some(send) = self.send_of(rank, key) else { return };
         send.is_matched = true;
+        self.answered(key);
         self.finish_send(key);
     }
 
@@ -741,6 +844,7 @@ impl<P: Provider> MessageEngine<P> {
             send.needs_finish = false;
         }
         send.limit = send.limit.max(limit.min(send.total));
+        self.answered(key);
         self.finish_send(key);
         self.start_pump(key);
         self.flush_peer(rank);
@@ -754,120 +858,9 @@ impl<P: Provider> MessageEngine<P> {
         }
         send.is_matched = true;
         send.sent = send.total;
+        self.answered(key);
         self.close(key, rank, stream);
         Ok(())
-    }
-
-    // ------------------------------------------------------------------ giving up
-
-    /// Tries to take a message back. If it has begun to leave, the receiver is asked, and the request ends
-    /// either in [`RequestError::Cancelled`] or in the message's delivery, never in both.
-    pub fn cancel_send(&mut self, id: RequestId) -> CancelState {
-        let Some(RequestEntry::Send(send)) = self.requests.get_mut(id.0) else {
-            return CancelState::TooLate;
-        };
-        let (rank, stage) = (send.peer, send.stage);
-        if send.result.is_some() || send.is_matched {
-            return CancelState::TooLate;
-        }
-        if stage == SendPhase::Queued {
-            self.unqueue(id.0, rank);
-            return CancelState::Cancelled;
-        }
-        let Some(RequestEntry::Send(send)) = self.requests.get_mut(id.0) else {
-            return CancelState::TooLate;
-        };
-        if !std::mem::replace(&mut send.awaits_answer, true) {
-            self.queue_control(rank, Control::Cancel { request: id.0 });
-        }
-        CancelState::Asked
-    }
-
-    fn unqueue(&mut self, key: u64, rank: u32) {
-        if let Some(peer) = self.peers.get_mut(rank as usize) {
-            peer.outbox.retain(|one| *one != key);
-        }
-        if let Some(RequestEntry::Send(send)) = self.requests.remove(key) {
-            self.buffered_bytes -= send.buffered;
-        }
-    }
-
-    pub(super) fn cancel_answered(
-        &mut self,
-        rank: u32,
-        key: u64,
-        is_cancelled: bool,
-    ) -> Result<(), &'static str> {
-        // It may have been dropped since.
-        let Some(send) = self.send_of(rank, key) else { return Ok(()) };
-        if !std::mem::take(&mut send.awaits_answer) {
-            return Err("an answer to nothing");
-        }
-        if send.result.is_some() {
-            return Ok(());
-        }
-        if !is_cancelled {
-            // It was matched, or all of it was received.
-            send.is_matched = true;
-            self.finish_send(key);
-            return Ok(());
-        }
-        if send.is_matched {
-            return Err("a cancelled message that was matched");
-        }
-        self.abort_stream(key);
-        self.end_send(key, Err(RequestError::Cancelled));
-        Ok(())
-    }
-
-    fn abort_stream(&mut self, key: u64) {
-        let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
-        let SendPhase::Open { stream } = send.stage else { return };
-        send.stage = SendPhase::Aborted { stream };
-        let rank = send.peer;
-        if let Some(peer) = self.peers.get_mut(rank as usize) {
-            peer.stalled.retain(|one| *one != key);
-            peer.pumps.retain(|one| *one != key);
-            peer.pumps.push_back(key);
-        }
-        self.list(rank);
-    }
-
-    fn send_abort(&mut self, key: u64, rank: u32, stream: u32) -> SendOutcome {
-        let kind = FrameKind::Abort;
-        let head = Envelope { kind, flags: 0, context: 0, tag: 0, id: stream, length: 0 }.encode();
-        let sent = self.push_frame(rank, &head, &[], 0, 0);
-        if sent == SendOutcome::Done {
-            if let Some(peer) = self.peers.get_mut(rank as usize) {
-                peer.close_stream(stream);
-            }
-            match self.requests.get_mut(key) {
-                Some(RequestEntry::Send(send)) if !send.is_detached => send.stage = SendPhase::Sent,
-                _ => drop(self.requests.remove(key)),
-            }
-        }
-        sent
-    }
-
-    /// Forgets a send whose owner was dropped. Bytes that the engine owns are still sent; of a borrowed
-    /// message that has not wholly been sent, the receiver is told that the rest will not come.
-    pub fn drop_send(&mut self, id: RequestId) {
-        let Some(RequestEntry::Send(send)) = self.requests.get_mut(id.0) else { return };
-        let (rank, stage) = (send.peer, send.stage);
-        let is_borrowed = matches!(send.body, SendBody::Borrowed);
-        if send.result.is_some() && !matches!(stage, SendPhase::Aborted { .. }) {
-            self.requests.remove(id.0);
-            return;
-        }
-        send.is_detached = true;
-        match stage {
-            SendPhase::Queued if is_borrowed => self.unqueue(id.0, rank),
-            SendPhase::Open { .. } if is_borrowed => {
-                self.abort_stream(id.0);
-                self.end_send(id.0, Err(RequestError::Cancelled));
-            }
-            _ => {}
-        }
     }
 }
 

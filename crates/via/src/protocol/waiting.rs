@@ -69,7 +69,7 @@ impl<P: Provider> MessageEngine<P> {
         }
         let state = ReceiveState::Posted { node: 0 };
         let request =
-            self.requests.insert(RequestEntry::Receive(ReceiveRequest { pattern, state }));
+            self.requests.insert(RequestEntry::Receive(ReceiveRequest::new(pattern, state)));
         direct.interest = ReceiveInterest::Request(request);
         direct.begun = Some(RequestId(request));
         Some(request)

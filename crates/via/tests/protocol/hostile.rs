@@ -41,7 +41,7 @@ impl Forger {
         let length = random.u32(0..100);
         let envelope = Envelope {
             kind: kinds[random.usize(0..6)],
-            flags: random.u8(0..16),
+            flags: random.u8(0..32),
             context: random.u16(0..2),
             tag: random.u32(0..3),
             id: random.u32(0..4),

@@ -3,6 +3,7 @@
 mod cluster;
 mod hostile;
 mod in_place;
+mod programs;
 #[path = "../kit/seeds.rs"]
 mod seeds;
 mod semantics;

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     protocol::{
         EngineEvent, Mode, Payload,
+        peer::STREAMS_MAX,
         request::ReceiveRequest,
         tests::{small, tagged},
     },
@@ -169,11 +170,14 @@ fn impossible_frames_are_refused() {
     let longer = [&opening(10)[..], &[0]].concat();
     assert!(refused(&begin(5), &longer), "more than announced");
     assert!(!refused(&begin(2048), &opening(5000)) && refused(&begin(2049), &opening(5000)));
-    let outside = Envelope { id: 1 << 16, ..begin(9) };
+    let outside = Envelope { id: STREAMS_MAX, ..begin(9) };
     assert!(refused(&outside, &opening(10)), "no such stream");
     let keyed = Envelope { flags: FLAG_KEY, ..begin(0) };
     assert!(!refused(&keyed, &opening(10)));
     assert!(refused(&Envelope { length: 1, ..keyed }, &opening(10)), "it is in its memory");
+    let announced = Envelope { flags: FLAG_ANNOUNCED, ..begin(0) };
+    assert!(!refused(&announced, &opening(10)));
+    assert!(refused(&Envelope { length: 1, ..announced }, &opening(10)), "it is only announced");
 }
 
 /// Goal: data continues the message of its stream, up to what was granted, and its last frame says so. Method: a

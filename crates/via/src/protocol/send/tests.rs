@@ -1,6 +1,7 @@
 //! Sends step by step: what is sent, what waits, and what remains of a send that was abandoned.
 
 use super::*;
+use crate::protocol::{CancelState, Control};
 use crate::{
     protocol::{
         Config,

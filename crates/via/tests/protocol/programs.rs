@@ -1,0 +1,255 @@
+//! Random programs that are legal by MPI 5.0, section 3.5: none may hang, although a rank polls only the request that
+//! it waits for.
+
+use std::{collections::BTreeMap, io::IoSlice, task::Poll};
+
+use vigie_via::{
+    protocol::{Config, Mode, Pattern, Payload, RequestId, SendState},
+    sim::FaultPlan,
+    vi::{Attributes, Reliability},
+};
+
+use crate::{
+    cluster::{Cluster, bytes_of, scarce},
+    seeds::for_each_seed,
+};
+
+/// A run that takes more steps hangs.
+const STEPS_MAX: usize = 400_000;
+
+#[derive(Clone, Debug)]
+struct Transfer {
+    to: u32,
+    from: u32,
+    context: u16,
+    body: Vec<u8>,
+    mode: Mode,
+    has_wildcard: bool,
+}
+
+/// A step of a rank's program. Each transfer has its own tag, so the steps of different ones may be in any order.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A call that returns when the message may be changed.
+    Send(usize),
+    /// A call that returns with the message.
+    Receive(usize),
+    StartSend(usize),
+    WaitSend(usize),
+    StartReceive(usize),
+    WaitReceive(usize),
+}
+
+#[derive(Debug, Default)]
+struct Rank {
+    program: Vec<Step>,
+    next: usize,
+    /// The request of the step that waits.
+    waiting: Option<RequestId>,
+    found: Vec<u8>,
+    sends: BTreeMap<usize, SendState>,
+    receives: BTreeMap<usize, RequestId>,
+}
+
+struct Programs {
+    cluster: Cluster,
+    transfers: Vec<Transfer>,
+    ranks: Vec<Rank>,
+}
+
+/// Makes the programs of `size` ranks. Each transfer has a time. A step of it that blocks is at that time; one that only
+/// begins it is earlier, and one that waits for it later: so all steps up to any time can be carried out in its order,
+/// whatever is buffered.
+fn programs(random: &mut fastrand::Rng, size: u32, count: usize) -> (Vec<Transfer>, Vec<Rank>) {
+    let lengths = [0, 8, 400, 600, 3000, 20_000, 150_000];
+    let modes = [Mode::Standard, Mode::Standard, Mode::Synchronous];
+    let mut transfers = Vec::new();
+    let mut timed: Vec<Vec<(f64, Step)>> = (0..size).map(|_| Vec::new()).collect();
+    for number in 0..count {
+        let (from, to) = (random.u32(0..size), random.u32(0..size));
+        transfers.push(Transfer {
+            from,
+            to,
+            context: random.u16(0..2),
+            body: bytes_of(number as u64, lengths[random.usize(0..lengths.len())]),
+            mode: modes[random.usize(0..modes.len())],
+            has_wildcard: random.bool(),
+        });
+        let time = number as f64;
+        let mut spread = || random.f64() * time.max(1.0);
+        let (early, late) = ((spread(), spread()), (spread(), spread()));
+        let mut starts = [random.bool(), random.bool()];
+        if from == to && starts == [false, false] {
+            starts[random.usize(0..2)] = true;
+        }
+        let own = &mut timed[from as usize];
+        if starts[0] {
+            own.push((time - early.0 - 0.5, Step::StartSend(number)));
+            own.push((time + late.0 + 0.5, Step::WaitSend(number)));
+        } else {
+            own.push((time, Step::Send(number)));
+        }
+        let own = &mut timed[to as usize];
+        if starts[1] {
+            own.push((time - early.1 - 0.5, Step::StartReceive(number)));
+            own.push((time + late.1 + 0.5, Step::WaitReceive(number)));
+        } else {
+            own.push((time, Step::Receive(number)));
+        }
+    }
+    let ranks = timed.into_iter().map(|mut steps| {
+        steps.sort_by(|one, other| one.0.total_cmp(&other.0));
+        Rank { program: steps.into_iter().map(|(_, step)| step).collect(), ..Rank::default() }
+    });
+    (transfers, ranks.collect())
+}
+
+impl Programs {
+    fn pattern(&self, number: usize) -> Pattern {
+        let &Transfer { from, context, has_wildcard, .. } = &self.transfers[number];
+        let source = (!has_wildcard).then_some(from);
+        Pattern { context, source, tag: Some(u32::try_from(number).expect("few")) }
+    }
+
+    fn start_send(&mut self, number: usize, is_owned: bool) -> SendState {
+        let &Transfer { from, to, context, mode, ref body, .. } = &self.transfers[number];
+        let slices = [IoSlice::new(body)];
+        let payload = if is_owned && number.is_multiple_of(3) {
+            let memory = self.cluster.engine(from).buffer(body.len().max(1)).expect("memory");
+            memory.write(0, body).expect("inside");
+            Payload::Memory { memory, offset: 0, length: body.len() as u64 }
+        } else if is_owned {
+            Payload::Owned(body.clone())
+        } else {
+            Payload::Borrowed(&slices)
+        };
+        let tag = u32::try_from(number).expect("few");
+        self.cluster.engine(from).send(to, context, tag, mode, payload).expect("the send begins")
+    }
+
+    /// Returns whether a send is done.
+    fn has_sent(&mut self, number: usize, state: SendState, is_owned: bool) -> bool {
+        let SendState::Pending(id) = state else { return true };
+        let Transfer { from, body, .. } = &self.transfers[number];
+        let slices = [IoSlice::new(body)];
+        let engine = self.cluster.engine(*from);
+        match engine.poll_send(id, (!is_owned).then_some(&slices[..])) {
+            Poll::Ready(result) => result.map(|()| true).expect("sent"),
+            Poll::Pending => false,
+        }
+    }
+
+    /// Returns whether a receive is done, and checks its message.
+    fn has_received(&mut self, rank: usize, number: usize, id: RequestId) -> bool {
+        let mut found = std::mem::take(&mut self.ranks[rank].found);
+        let engine = &mut self.cluster.engines[rank];
+        let Poll::Ready(result) = engine.poll_receive(id, &mut found) else {
+            self.ranks[rank].found = found;
+            return false;
+        };
+        assert_eq!(result.expect("received").source, self.transfers[number].from);
+        assert!(found == self.transfers[number].body, "message {number}");
+        true
+    }
+
+    /// Carries on with a rank's program. Returns whether a step was done.
+    fn carry_on(&mut self, rank: usize) -> bool {
+        let Some(&step) = self.ranks[rank].program.get(self.ranks[rank].next) else { return false };
+        let is_done = match step {
+            Step::StartSend(number) => {
+                let state = self.start_send(number, true);
+                self.ranks[rank].sends.insert(number, state);
+                true
+            }
+            Step::WaitSend(number) => {
+                let state = self.ranks[rank].sends[&number];
+                self.has_sent(number, state, true)
+            }
+            Step::Send(number) => {
+                let begun = self.ranks[rank].sends.get(&number).copied();
+                let state = begun.unwrap_or_else(|| self.start_send(number, false));
+                self.ranks[rank].sends.insert(number, state);
+                self.has_sent(number, state, false)
+            }
+            Step::StartReceive(number) => {
+                let pattern = self.pattern(number);
+                let id = self.cluster.engines[rank].post_receive(pattern);
+                self.ranks[rank].receives.insert(number, id);
+                true
+            }
+            Step::WaitReceive(number) => {
+                let id = self.ranks[rank].receives[&number];
+                self.has_received(rank, number, id)
+            }
+            Step::Receive(number) => {
+                let pattern = self.pattern(number);
+                let waiting = self.ranks[rank].waiting;
+                let id =
+                    waiting.unwrap_or_else(|| self.cluster.engines[rank].post_receive(pattern));
+                self.ranks[rank].waiting = Some(id);
+                self.has_received(rank, number, id)
+            }
+        };
+        if is_done {
+            self.ranks[rank].next += 1;
+            self.ranks[rank].waiting = None;
+        }
+        is_done
+    }
+
+    fn run(&mut self, random: &mut fastrand::Rng) {
+        for _ in 0..STEPS_MAX {
+            let mut has_worked = false;
+            for rank in 0..self.ranks.len() {
+                // A rank may compute for a while between two steps.
+                has_worked |= random.bool() && self.carry_on(rank);
+            }
+            if has_worked || self.cluster.turn() {
+                continue;
+            }
+            // A poll may send more, although its step is not done.
+            if (0..self.ranks.len()).any(|rank| self.carry_on(rank)) || self.cluster.turn() {
+                continue;
+            }
+            let left: Vec<_> = self.ranks.iter().map(|rank| rank.program.get(rank.next)).collect();
+            assert!(left.iter().all(Option::is_none), "these steps hang: {left:?}");
+            for engine in &self.cluster.engines {
+                assert_eq!((engine.kept(), engine.has_all_left()), (0, true), "{}", engine.rank());
+            }
+            return;
+        }
+        panic!("never quiet");
+    }
+}
+
+/// Goal: no legal program hangs, and each receive gets its message. Method: random programs of sends and receives that
+/// block or are started before and waited for later, of which only the one that a rank waits for is polled; over VIs of
+/// both kinds, with tight limits and without, with mapped memory and without.
+#[test]
+fn random_legal_programs_end() {
+    for_each_seed(150, |seed| {
+        let random = &mut fastrand::Rng::with_seed(seed);
+        let (mut config, mut attributes) = (Config::default(), Attributes::named("sim"));
+        if random.bool() {
+            attributes = scarce();
+            config.area_bytes = 4096;
+            config.frame_bytes_max = 512;
+            config.window_bytes = 2048;
+            config.descriptors = 32;
+            config.control_entries = 8;
+            config.staging_frames = 2;
+            config.unexpected_bytes_max = random.u64(0..4000);
+            config.held_bytes_max = random.u64(0..4000);
+        }
+        attributes.has_window = random.bool();
+        let mut plan = FaultPlan::reliable();
+        if random.u32(0..4) == 0 {
+            config.reliability = Reliability::Unreliable;
+            plan = FaultPlan::lossy(0.05);
+        }
+        let size = random.u32(1..5);
+        let (transfers, ranks) = programs(random, size, 30);
+        let cluster = Cluster::with(seed, plan, size, config, attributes);
+        Programs { cluster, transfers, ranks }.run(random);
+    });
+}
