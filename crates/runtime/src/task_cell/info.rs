@@ -243,6 +243,18 @@ impl TaskInfo {
         self.early().filter(|_| !is_tried).and_then(|(kind, early)| kind.expected_ns(early))
     }
 
+    /// Returns whether the next poll is tried although others of its kind have turned out to be long since the task became
+    /// ready.
+    #[cold]
+    pub(crate) fn is_tried_now(&self) -> bool {
+        let is_tried = self.early().is_some_and(|(kind, early)| kind.may_try(early));
+        if is_tried {
+            self.is_tried.store(true, Ordering::Relaxed);
+            self.account.expect(None);
+        }
+        is_tried
+    }
+
     /// Returns whether the task's own polls have shown that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
         self.trust.is_proven()

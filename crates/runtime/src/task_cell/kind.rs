@@ -41,9 +41,9 @@ struct KindEntry {
     /// The upper 32 bits are the kind, or zero. Below are two [`Level`]s of 16 bits: for first polls, and for
     /// the early polls after them.
     word: AtomicU64,
-    /// From when on a first poll, or an early one after it, may be tried although it is expected to be long: see
-    /// [`TaskKind::may_try`]. In nanoseconds.
-    next_trial: [AtomicU64; 2],
+    /// When the trials of first polls, and of early ones after them, that were begun are over, if they last as long as is
+    /// expected and one after another: see [`TaskKind::may_try`]. In nanoseconds.
+    trials_end: [AtomicU64; 2],
     /// The credit that pays short tasks of the kind, no more than one task may use. So a task that spawns
     /// many of them, such as an acceptor, keeps its own credit.
     credit: SharedCredit,
@@ -51,14 +51,18 @@ struct KindEntry {
 
 impl KindEntry {
     const fn new() -> Self {
-        let next_trial = [const { AtomicU64::new(0) }; 2];
-        Self { word: AtomicU64::new(0), next_trial, credit: SharedCredit::new() }
+        let trials_end = [const { AtomicU64::new(0) }; 2];
+        Self { word: AtomicU64::new(0), trials_end, credit: SharedCredit::new() }
     }
 }
 
 /// The assumed time of a poll before the first is seen, so that one long poll does not make a kind long
 /// either.
-const PRIOR_NS: u64 = 20_000;
+const PRIOR_NS: u32 = 20_000;
+
+/// The first polls that are tried at once although they are expected to be long: so many connections that come together
+/// are read at once, as threads would, and not after the computations that those before them ask for.
+const FIRST_TRIALS: u64 = 8;
 
 /// The logarithm of a poll's time, zero if unknown: a single poll that is a thousand times longer does not
 /// make the next ones long, but several in a row do.
@@ -93,7 +97,7 @@ impl Level {
     /// estimate: a service that computes for some of its connections would answer all the others after a
     /// second.
     fn follow(self, other: Self, beside: usize) -> Self {
-        let before = if self == Self::UNKNOWN { Self::of(PRIOR_NS) } else { self };
+        let before = if self == Self::UNKNOWN { Self::of(PRIOR_NS.into()) } else { self };
         let part = 8 >> beside.min(2);
         if other.0 < before.0 { other } else { Self(before.0 - before.0 / part + other.0 / part) }
     }
@@ -137,15 +141,16 @@ impl TaskKind {
         KINDS.expected_ns(self, early)
     }
 
-    /// Pays a new task at `now` for some polls, if such tasks begin with short polls and the kind has credit
-    /// left.
+    /// Pays a new task at `now` for some polls, if such tasks do not turn out to compute after a short first poll and the
+    /// kind has credit left.
     pub(crate) fn pay(self, now: u64) -> Option<Credit> {
         KINDS.pay(self, now)
     }
 
     /// Returns whether a task whose next poll is expected to be long should be polled as if nothing were expected: the estimate
-    /// may be wrong for it, and if such polls only ran after long ones, nothing would show that. One is tried at once, and
-    /// another after the expected time, so a kind that does compute holds one thread more for that, at most.
+    /// may be wrong for it, and if such polls only ran after long ones, nothing would show that. Within the expected time
+    /// [`FIRST_TRIALS`] first polls are tried, or one that comes later, so a kind that does compute holds no more threads
+    /// for that.
     pub(crate) fn may_try(self, early: Early) -> bool {
         KINDS.may_try(self, early, || monotonic_now().as_nanos())
     }
@@ -209,17 +214,24 @@ impl TaskKinds {
         let Some(expected) = expected.filter(|&expected| !lane::is_for_credit(expected)) else {
             return false;
         };
-        let now = now();
-        let next = &self.slot(kind).next_trial[early as usize];
-        let before = next.load(RELAXED);
-        let after = now.saturating_add(expected.into());
-        now >= before && next.compare_exchange(before, after, RELAXED, RELAXED).is_ok()
+        let (now, expected) = (now(), u64::from(expected));
+        let each = if early == Early::First { expected / FIRST_TRIALS } else { expected };
+        let end = &self.slot(kind).trials_end[early as usize];
+        let before = end.load(RELAXED);
+        let after = now.max(before).saturating_add(each);
+        after <= now.saturating_add(expected)
+            && end.compare_exchange(before, after, RELAXED, RELAXED).is_ok()
     }
 
     /// See [`TaskKind::pay`].
     pub(crate) fn pay(&self, kind: TaskKind, now: u64) -> Option<Credit> {
         let [first, later] = self.levels(kind).map(Level::nanos);
-        self.slot(kind).credit.pay_short(now, first?.max(later.unwrap_or(0)))
+        // Some of unknown tasks, and of those that are tried, begin as if they were short.
+        let expected = match first.filter(|&first| lane::is_for_credit(first)) {
+            Some(first) => first.max(later.unwrap_or(0)),
+            None => PRIOR_NS,
+        };
+        self.slot(kind).credit.pay_short(now, expected)
     }
 
     /// See [`TaskKind::note_poll`] and [`TaskKind::note_running`].
@@ -233,7 +245,7 @@ impl TaskKinds {
         }
         if after.0 < level.0 {
             // A trial has shown that they are short: the next one, should they become long, need not wait.
-            self.slot(kind).next_trial[early as usize].store(0, RELAXED);
+            self.slot(kind).trials_end[early as usize].store(0, RELAXED);
         }
         *level = after;
         let [first, later] = levels.map(|level| u64::from(level.0));
@@ -335,6 +347,18 @@ mod tests {
         assert!(kinds.may_try(kind, early, || 20_000_003));
     }
 
+    /// Goal: several first polls of a long kind are tried at once, and further ones as time goes on. Method: as many as
+    /// are, one more, and after half of the expected time.
+    #[test]
+    fn several_first_polls_are_tried() {
+        let (kinds, kind, early) = (TaskKinds::new(), TaskKind::of_hash(7), Early::First);
+        (0..40).for_each(|_| kinds.note_poll(kind, early, 10_000_000, 0));
+        let tried = |now: u64| (0..20).filter(|_| kinds.may_try(kind, early, || now)).count();
+        assert_eq!((tried(1), tried(1)), (8, 0));
+        assert_eq!(tried(4_900_000), 4);
+        assert_eq!(tried(100_000_000), 8);
+    }
+
     /// Goal: kinds whose hashes fall into one set are all known as long as it has slots; one more displaces another, and
     /// is known. Method: five such kinds.
     #[test]
@@ -358,7 +382,9 @@ mod tests {
     #[test]
     fn pay_lasts_for_later_polls() {
         let (kinds, kind, now) = (TaskKinds::new(), TaskKind::of_hash(7), 1_000_000_000);
-        assert_eq!(kinds.pay(kind, now), None, "unknown");
+        let begun = (0..100).map_while(|_| kinds.pay(kind, now));
+        assert_eq!(begun.count(), 9, "unknown ones are paid out of the same bucket");
+        let now = now + 1_000_000_000;
         for _ in 0..20 {
             kinds.note_poll(kind, Early::First, 2_000, 0);
             kinds.note_poll(kind, Early::Later, 15_000, 0);

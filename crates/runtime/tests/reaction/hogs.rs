@@ -89,3 +89,28 @@ pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
         thread::park_timeout(std::time::Duration::from_millis(1));
     }
 }
+
+/// Goal: tasks that come together begin together, although others of their kind compute for long: what they were spawned
+/// for, such as a request, is read. Method: eight at a time, which spin until all of them have begun, three times over.
+#[test]
+fn tasks_that_come_together_begin_together() {
+    each(|runtime| {
+        for _ in 0..3 {
+            let begun = Arc::new(AtomicUsize::new(0));
+            let tasks: Vec<_> = (0..8)
+                .map(|_| {
+                    let begun = Arc::clone(&begun);
+                    runtime.spawn(async move {
+                        begun.fetch_add(1, Ordering::SeqCst);
+                        while begun.load(Ordering::SeqCst) < 8 {
+                            std::hint::spin_loop();
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                runtime.block_on(task).expect("no panic");
+            }
+        }
+    });
+}

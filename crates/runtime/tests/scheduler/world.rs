@@ -63,6 +63,8 @@ pub(crate) const CALL_NS: u64 = 1_000;
 pub(crate) struct Task {
     pub(crate) kind: RefCell<Kind>,
     pub(crate) account: Account,
+    /// See `TaskInfo`.
+    pub(crate) is_tried: Cell<bool>,
     pub(crate) is_queued: Cell<bool>,
     pub(crate) is_running: Cell<bool>,
     pub(crate) was_woken: Cell<bool>,
@@ -293,8 +295,12 @@ impl World {
 
     pub(crate) fn add(&self, kind: Kind, credit: Credit) -> usize {
         let mut tasks = self.tasks.borrow_mut();
+        let of_future = kind.of_future();
+        let is_tried = self.kinds.may_try(of_future, Early::First, || self.now());
+        let expected = self.kinds.expected_ns(of_future, Early::First).filter(|_| !is_tried);
         tasks.push(Rc::new(Task {
-            account: Account::new(credit, self.kinds.expected_ns(kind.of_future(), Early::First)),
+            account: Account::new(credit, expected),
+            is_tried: Cell::new(is_tried),
             kind: RefCell::new(kind),
             is_queued: Cell::new(false),
             is_running: Cell::new(false),
@@ -314,7 +320,20 @@ impl World {
 
     /// The time that others of its kind have used in the poll that comes next, if that is one of the first.
     pub(crate) fn expected_ns(&self, task: &Task) -> Option<u32> {
-        self.kinds.expected_ns(task.kind.borrow().of_future(), task.trust.early()?)
+        let early = task.trust.early().filter(|_| !task.is_tried.get())?;
+        self.kinds.expected_ns(task.kind.borrow().of_future(), early)
+    }
+
+    /// `TaskInfo::is_tried_now`.
+    pub(crate) fn is_tried_now(&self, task: &Task) -> bool {
+        let of_future = task.kind.borrow().of_future();
+        let may_try = |early| self.kinds.may_try(of_future, early, || self.now());
+        let is_tried = task.trust.early().is_some_and(may_try);
+        task.is_tried.set(is_tried);
+        if is_tried {
+            task.account.expect(None);
+        }
+        is_tried
     }
 
     /// What `TaskInfo::record_poll` does with kinds and trust.
@@ -325,6 +344,7 @@ impl World {
         }
         task.trust.note_poll(used > self.options.long_poll_ns());
         if early.is_some() {
+            self.is_tried_now(task);
             task.account.expect(self.expected_ns(task));
         }
     }

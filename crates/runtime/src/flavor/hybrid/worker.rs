@@ -266,7 +266,9 @@ impl Worker {
         if lane == Lane::Reaction && info.early().is_some() {
             let (expected, quantum) = (info.expected_ns(), self.shared.options.quantum);
             let rank = order::rank_of_late(&info.account, expected, now.as_nanos(), quantum);
-            if let Some(rank) = rank {
+            if let Some(rank) = rank
+                && !info.is_tried_now()
+            {
                 self.put_back(task, rank, now);
                 return now;
             }
