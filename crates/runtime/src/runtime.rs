@@ -7,7 +7,7 @@ use std::{
 use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use crate::{
-    flavor::{hybrid, kernel_level},
+    flavor::{hybrid, kernel_level, user_level::Shutdown},
     handle::{EnterGuard, Handle, Scheduler},
     metrics::{self, MetricsSocket, ServeError},
     sync::thread,
@@ -18,7 +18,7 @@ use crate::{
 /// Runs tasks. Dropping it cancels all tasks and waits for its threads, and for closures that have begun on
 /// blocking threads, for at most the builder's [`shutdown_timeout`](crate::RuntimeBuilder::shutdown_timeout),
 /// 10 s by default. If a hybrid or kernel-level runtime is dropped inside a task of a hybrid or kernel-level
-/// runtime (itself or another), it shuts down in the background instead.
+/// runtime (itself or another), or a user-level one inside its own `block_on`, it shuts down in the background instead.
 ///
 /// After a fork without exec, the child must not use the runtime: none of its threads exist there. Dropping
 /// it in the child leaks it, logs a warning, and does not touch what the parent still uses. Whatever else the
@@ -169,7 +169,8 @@ impl Runtime {
     /// the builder](crate::RuntimeBuilder::shutdown_timeout), and logs the error with `tracing`.
     ///
     /// Inside a task of the hybrid or the kernel-level flavor it waits for nothing and returns `Ok`, even if the
-    /// task belongs to another runtime: it may run on one of the threads that would have to end.
+    /// task belongs to another runtime: it may run on one of the threads that would have to end. The same holds inside
+    /// [`block_on`](Self::block_on) of a user-level runtime itself, which cancels the tasks and goes on with its own future.
     ///
     /// Does nothing in a forked child: see [`Runtime`].
     ///
@@ -219,7 +220,14 @@ impl Runtime {
         let leaves_threads = self.leaves_threads();
 
         match &self.handle.scheduler {
-            Scheduler::UserLevel(shared) => shared.shutdown(),
+            Scheduler::UserLevel(shared) => match shared.shutdown(deadline) {
+                Shutdown::Over => {}
+                Shutdown::GoesOn => {
+                    drop(shared.pool().begin_shutdown());
+                    return Ok(());
+                }
+                Shutdown::TimedOut => left += 1,
+            },
             Scheduler::Hybrid(shared) => {
                 shared.shutdown();
                 if leaves_threads {

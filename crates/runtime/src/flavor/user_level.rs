@@ -13,6 +13,7 @@ use std::{
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Wake, Waker},
+    time::Duration,
 };
 
 use async_task::{ScheduleInfo, WithInfo};
@@ -28,8 +29,7 @@ use crate::{
     options::Options,
     panics::contained,
     sync::{
-        Arc, AtomicBool, Ordering, PoisonError, RealGuard, RealMutex, TryLockError, fence, thread,
-        thread_local,
+        Arc, AtomicBool, Ordering, RealGuard, RealMutex, TryLockError, fence, thread, thread_local,
     },
     task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, TaskKind, drop_task, poll},
 };
@@ -52,6 +52,8 @@ pub(crate) struct UserLevelShared {
     hogs: Hogs,
     /// A foreign event loop takes turns, and watches the poller's descriptor.
     is_embedded: AtomicBool,
+    /// The runtime was dropped: tasks are cancelled instead of polled.
+    is_ending: AtomicBool,
     /// Written by the thread that has the core.
     counters: ThreadCounters,
 }
@@ -68,6 +70,15 @@ struct Lanes {
     compute: RankedQueue<Queued>,
     /// All tasks are in the compute lane, in order of arrival.
     is_first_come_first_served: bool,
+}
+
+/// The state of a shutdown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shutdown {
+    Over,
+    /// The calling thread is in `block_on`, and ends it there.
+    GoesOn,
+    TimedOut,
 }
 
 /// A ready task.
@@ -119,6 +130,7 @@ impl UserLevelShared {
             homes: HomeThreads::default(),
             hogs,
             is_embedded: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
             counters: ThreadCounters::new(),
         }
     }
@@ -210,7 +222,7 @@ impl UserLevelShared {
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
         let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
-        match self.wait_for_core(local, &main, &mut poll) {
+        let value = match self.wait_for_core(local, &main, &mut poll) {
             Waited::Ready(value) => value,
             Waited::Core(core) => {
                 let mut driving = Driving::new(self, local, core);
@@ -220,12 +232,19 @@ impl UserLevelShared {
                 }
                 value
             }
-        }
+        };
+        self.finish_if_ending();
+        value
     }
 
     /// Runs what is ready on the calling thread, at most for a quantum, and looks for events, without sleeping. The
     /// caller sleeps on the driver's descriptor afterwards. Does nothing while another thread is in `block_on`.
     pub(crate) fn turn(self: &Arc<Self>) {
+        self.run_turn();
+        self.finish_if_ending();
+    }
+
+    fn run_turn(self: &Arc<Self>) {
         let _entered = (self.enter)(Arc::clone(self));
         let mut installed = Installed::new(self);
         installed.leaves_for = BlockOnState::Embedded;
@@ -381,7 +400,7 @@ impl UserLevelShared {
         local.cause.set(Cause::Poll);
         local.switched_at.set(now);
         let info = task.metadata();
-        if info.is_aborted() {
+        if info.is_aborted() || self.is_ending.load(Ordering::Relaxed) {
             drop_task(task);
             return monotonic_now().as_nanos();
         }
@@ -432,11 +451,42 @@ impl UserLevelShared {
         }
     }
 
-    /// Cancels every task and closes the server.
-    pub(crate) fn shutdown(self: &Arc<Self>) {
-        let _entered = (self.enter)(Arc::clone(self));
+    /// Cancels every task and closes the server. A thread in `block_on`, which may be this one, cancels the tasks itself, and
+    /// closes the server at its end. If it is another thread, it has time until `deadline`.
+    pub(crate) fn shutdown(self: &Arc<Self>, deadline: Instant) -> Shutdown {
+        self.is_ending.store(true, Ordering::SeqCst);
         self.live.close();
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let runs_here = LOCAL.with(|local| {
+            local.borrow().as_ref().is_some_and(|local| Arc::ptr_eq(&local.owner, self))
+        });
+        let mut pause = Duration::from_micros(20);
+        loop {
+            if runs_here {
+                return Shutdown::GoesOn;
+            }
+            if let Some(core) = self.try_core() {
+                self.finish(core);
+                return Shutdown::Over;
+            }
+            if monotonic_now() >= deadline {
+                return Shutdown::TimedOut;
+            }
+            thread::park_timeout(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+
+    /// Ends a shutdown that began while this thread ran the runtime.
+    fn finish_if_ending(self: &Arc<Self>) {
+        if self.is_ending.load(Ordering::SeqCst)
+            && let Some(core) = self.try_core()
+        {
+            self.finish(core);
+        }
+    }
+
+    fn finish(self: &Arc<Self>, mut core: RealGuard<'_, Core>) {
+        let _entered = (self.enter)(Arc::clone(self));
         let mut lanes = mem::take(&mut core.lanes);
         drop(core);
         loop {

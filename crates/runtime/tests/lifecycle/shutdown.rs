@@ -483,3 +483,56 @@ fn wakers_of_tasks(runtime: &Runtime, census: &Census, count: usize) -> Vec<Wake
         taken
     })
 }
+
+/// Goal: a runtime that is dropped inside its own task does not wait for itself: it cancels its other tasks, and the future
+/// of `block_on` goes on. Method: on each flavor, a task that drops it beside one that waits for ever.
+#[test]
+fn a_runtime_is_dropped_inside_its_own_task() {
+    for flavor in FLAVORS {
+        let runtime = runtime(flavor);
+        let (handle, census) = (runtime.handle().clone(), Census::default());
+        let witness = census.witness();
+        let other = handle.spawn(async move {
+            let _witness = witness;
+            pending::<()>().await;
+        });
+        let (sender, is_dropped) = tokio::sync::oneshot::channel::<()>();
+        handle.spawn(async move { drop((runtime, sender)) }).detach();
+        handle.block_on(async {
+            is_dropped.await.expect_err("it is dropped, and not used");
+            yield_now().await;
+        });
+        until(|| census.is_settled());
+        until(|| other.is_finished());
+    }
+}
+
+/// Goal: a user-level runtime that is dropped while another thread runs it waits for that thread no longer than it may.
+/// Method: a thread in `block_on` that ends after the shutdown has given up.
+#[test]
+fn a_runtime_is_dropped_while_another_thread_runs_it() {
+    let runtime = runtime(Flavor::UserLevel);
+    let handle = runtime.handle().clone();
+    let census = Census::default();
+    let witness = census.witness();
+    handle
+        .spawn(async move {
+            let _witness = witness;
+            pending::<()>().await;
+        })
+        .detach();
+    let (begun, has_begun) = mpsc::channel();
+    let (sender, is_over) = tokio::sync::oneshot::channel::<()>();
+    let driver = thread::spawn(move || {
+        handle.block_on(async {
+            begun.send(()).expect("received");
+            is_over.await.expect("sent");
+        });
+    });
+    has_begun.recv().expect("it runs");
+    let error = runtime.shutdown_timeout(Duration::from_millis(20)).expect_err("it is run");
+    assert!(error.to_string().contains("1 thread"), "{error}");
+    until(|| census.is_settled());
+    sender.send(()).expect("it waits");
+    driver.join().expect("no panic");
+}
