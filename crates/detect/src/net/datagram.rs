@@ -28,9 +28,9 @@ pub struct Datagram<S: DatagramSocket> {
     pub(super) fd: AsyncFd<S>,
 }
 
-socket::impl_socket!(Datagram<S: DatagramSocket>, ready);
-
 impl<S: DatagramSocket> Datagram<S> {
+    socket::shared_methods!(S, ready);
+
     /// Takes over a socket and puts it into non-blocking mode.
     ///
     /// # Errors

@@ -20,9 +20,9 @@ pub struct Listener<L: ListenerSocket> {
     fd: AsyncFd<L>,
 }
 
-socket::impl_socket!(Listener<L: ListenerSocket>);
-
 impl<L: ListenerSocket> Listener<L> {
+    socket::shared_methods!(L);
+
     /// Takes over a listening socket and puts it into non-blocking mode.
     ///
     /// # Errors

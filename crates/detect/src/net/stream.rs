@@ -37,9 +37,9 @@ pub struct Stream<S: StreamSocket> {
     fd: AsyncFd<S>,
 }
 
-socket::impl_socket!(Stream<S: StreamSocket>, ready);
-
 impl<S: StreamSocket> Stream<S> {
+    socket::shared_methods!(S, ready);
+
     /// Takes over a connected socket and puts it into non-blocking mode.
     ///
     /// # Errors
