@@ -25,7 +25,7 @@ use super::{
     error::{PumpError, StreamSide},
     pipes::{PIPE_BYTES, Pipe},
     resources::RelayResources,
-    stream::{Flow, RelayStream},
+    stream::{PumpContext, RelayStream},
     yielder::POLL_BYTES_MAX,
 };
 
@@ -103,15 +103,15 @@ impl RawPump {
     pub(super) fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &Context<'_>,
-        flow: Flow<'_, A, B>,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
         let began = self.is_bulk.then(thread_cpu_time);
-        let (resources, before) = (flow.resources, *flow.moved);
+        let (resources, before) = (context.resources, *context.moved);
         let engine = self.engine;
-        let moved = &mut *flow.moved;
-        let ended = self.pump(cx, Flow { moved, ..flow });
-        let bytes = usize::try_from(*flow.moved - before).unwrap_or(usize::MAX);
-        resources.count_bytes(engine, *flow.moved - before);
+        let moved = &mut *context.moved;
+        let ended = self.pump(cx, PumpContext { moved, ..context });
+        let bytes = usize::try_from(*context.moved - before).unwrap_or(usize::MAX);
+        resources.count_bytes(engine, *context.moved - before);
         if let Some(began) = began
             && bytes >= SAMPLE_BYTES_MIN
             && engine == self.engine
@@ -125,9 +125,9 @@ impl RawPump {
     fn pump<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &Context<'_>,
-        flow: Flow<'_, A, B>,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
-        let Flow { from, to, resources, moved } = flow;
+        let PumpContext { from, to, resources, moved } = context;
         let stop = *moved + POLL_BYTES_MAX;
         loop {
             *moved += ready!(self.give(cx, to))

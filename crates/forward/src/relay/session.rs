@@ -26,7 +26,7 @@ use super::{
     health::UpstreamHealth,
     raw::RawPump,
     resources::RelayResources,
-    stream::{Flow, RelayStream},
+    stream::{PumpContext, RelayStream},
 };
 use crate::model::Mode;
 
@@ -49,11 +49,11 @@ impl Pump {
     fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
-        flow: Flow<'_, A, B>,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
         match self {
-            Self::Raw(pump) => pump.poll(cx, flow),
-            Self::Framed(pump) => pump.poll(cx, flow),
+            Self::Raw(pump) => pump.poll(cx, context),
+            Self::Framed(pump) => pump.poll(cx, context),
         }
     }
 
@@ -212,7 +212,7 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
         let mut ended = Ok(());
         if !self.up_is_over {
             let (from, to, moved) = (&self.client, &self.upstream, &mut up);
-            let polled = self.up.poll(cx, Flow { from, to, resources, moved });
+            let polled = self.up.poll(cx, PumpContext { from, to, resources, moved });
             if let Poll::Ready(result) = polled {
                 self.up_is_over = true;
                 ended = result.map_err(|fault| fault.between(Peer::Client));
@@ -221,7 +221,7 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
 
         if ended.is_ok() && !self.down_is_over {
             let (from, to, moved) = (&self.upstream, &self.client, &mut down);
-            let polled = self.down.poll(cx, Flow { from, to, resources, moved });
+            let polled = self.down.poll(cx, PumpContext { from, to, resources, moved });
             if let Poll::Ready(result) = polled {
                 self.down_is_over = true;
                 ended = result.map_err(|fault| fault.between(Peer::Upstream));

@@ -44,7 +44,7 @@ pub(super) trait RelayStream {
 }
 
 /// What a poll of one direction works with.
-pub(super) struct Flow<'a, A, B> {
+pub(super) struct PumpContext<'a, A, B> {
     pub(super) from: &'a A,
     pub(super) to: &'a B,
     pub(super) resources: &'a RelayResources,

@@ -114,7 +114,7 @@ impl PortState {
 
 /// Between which ports a datagram goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Route {
+pub(super) struct DatagramRoute {
     pub(super) from_port: u8,
     pub(super) to: NodeAddress,
     pub(super) to_port: u8,
@@ -124,7 +124,7 @@ pub(super) struct Route {
 #[derive(Debug)]
 struct Outgoing {
     ticket: u64,
-    route: Route,
+    route: DatagramRoute,
     payload: Vec<u8>,
 }
 
@@ -249,7 +249,11 @@ impl DatagramEngine {
 
     /// Sends at once what does not have to wait for others.
     #[inline]
-    pub(super) fn try_send(&mut self, route: Route, payload: &[u8]) -> Result<(), DatagramError> {
+    pub(super) fn try_send(
+        &mut self,
+        route: DatagramRoute,
+        payload: &[u8],
+    ) -> Result<(), DatagramError> {
         if !self.sending.is_empty() {
             self.pump();
             if !self.sending.is_empty() {
@@ -261,7 +265,7 @@ impl DatagramEngine {
     }
 
     #[inline]
-    fn carry(&mut self, route: Route, payload: &[u8]) -> Result<(), DatagramError> {
+    fn carry(&mut self, route: DatagramRoute, payload: &[u8]) -> Result<(), DatagramError> {
         let (length, max) = (payload.len(), self.payload_max());
         if length > max {
             return Err(DatagramError::TooLong { length, max });
@@ -282,7 +286,11 @@ impl DatagramEngine {
     }
 
     /// Sends a datagram, or queues it until there is room and returns its ticket.
-    pub(super) fn start_send(&mut self, route: Route, payload: Vec<u8>) -> Result<SendResult, u64> {
+    pub(super) fn start_send(
+        &mut self,
+        route: DatagramRoute,
+        payload: Vec<u8>,
+    ) -> Result<SendResult, u64> {
         match self.try_send(route, &payload) {
             Ok(()) => Ok(Ok(payload)),
             Err(DatagramError::Full) if self.sending.len() < SENDING_MAX => {

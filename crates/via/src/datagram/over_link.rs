@@ -16,7 +16,7 @@ use rustix::{
 
 use super::{
     HEADER_BYTES, Header,
-    engine::{IncomingDatagram, POLL_BATCH, Ports, Route},
+    engine::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
     error::{DatagramError, NodeAddress},
 };
 use crate::link::{self, Link, MacAddress};
@@ -90,7 +90,11 @@ impl OverLink {
     }
 
     #[inline]
-    pub(super) fn send(&mut self, route: Route, payload: &[u8]) -> Result<(), DatagramError> {
+    pub(super) fn send(
+        &mut self,
+        route: DatagramRoute,
+        payload: &[u8],
+    ) -> Result<(), DatagramError> {
         let to = mac(route.to)?;
         let length = u16::try_from(payload.len()).map_err(|_| DatagramError::TooLong {
             length: payload.len(),

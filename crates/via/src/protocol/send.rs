@@ -33,7 +33,7 @@ const fn whole_lines(room: u64) -> u64 {
 
 /// Where and how a message is sent.
 #[derive(Clone, Copy)]
-struct Route {
+struct MessageRoute {
     dest: u32,
     context: u16,
     tag: u32,
@@ -59,7 +59,7 @@ impl<P: Provider> MessageEngine<P> {
         mode: Mode,
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
-        let route = Route { dest, context, tag, mode };
+        let route = MessageRoute { dest, context, tag, mode };
         if let Payload::Borrowed(body) = &payload
             && mode != Mode::Synchronous
             && self.send_at_once(route, body)
@@ -83,7 +83,7 @@ impl<P: Provider> MessageEngine<P> {
         mode: Mode,
         bytes: &[u8],
     ) -> Result<SendState, SendError> {
-        let route = Route { dest, context, tag, mode };
+        let route = MessageRoute { dest, context, tag, mode };
         if mode != Mode::Synchronous
             && let Some((head, frame)) = self.head_at_once(route, to_u64(bytes.len()))
         {
@@ -96,7 +96,7 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Sends a message in one frame, if no message is before it and there is credit.
-    fn send_at_once(&mut self, route: Route, body: &[IoSlice<'_>]) -> bool {
+    fn send_at_once(&mut self, route: MessageRoute, body: &[IoSlice<'_>]) -> bool {
         let length = total(body);
         let Some((head, frame)) = self.head_at_once(route, length) else {
             return false;
@@ -108,8 +108,12 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Returns the envelope of a message that may be sent at once, and the length of its frame.
     #[inline]
-    fn head_at_once(&self, route: Route, length: u64) -> Option<([u8; ENVELOPE_BYTES], u32)> {
-        let Route { dest, context, tag, mode } = route;
+    fn head_at_once(
+        &self,
+        route: MessageRoute,
+        length: u64,
+    ) -> Option<([u8; ENVELOPE_BYTES], u32)> {
+        let MessageRoute { dest, context, tag, mode } = route;
         let peer = self.peers.get(dest as usize)?;
         let frame = length + to_u64(ENVELOPE_BYTES);
         if !peer.is_clear() || frame > u64::from(peer.frame_bytes_max) {
@@ -164,8 +168,12 @@ impl<P: Provider> MessageEngine<P> {
         Ok(bytes)
     }
 
-    fn begin_send(&mut self, route: Route, payload: Payload<'_>) -> Result<SendState, SendError> {
-        let Route { dest, context, tag, mode } = route;
+    fn begin_send(
+        &mut self,
+        route: MessageRoute,
+        payload: Payload<'_>,
+    ) -> Result<SendState, SendError> {
+        let MessageRoute { dest, context, tag, mode } = route;
         self.check_destination(dest)?;
         let is_synchronous = mode == Mode::Synchronous;
         let mut request = SendRequest {

@@ -29,7 +29,7 @@ use crate::{
         chooser::TransferEngine,
         error::{PumpError, StreamSide},
         resources::RelayResources,
-        stream::{Flow, RelayStream},
+        stream::{PumpContext, RelayStream},
         yielder::POLL_BYTES_MAX,
     },
 };
@@ -131,13 +131,13 @@ impl FramedPump {
     pub(in crate::relay) fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
-        flow: Flow<'_, A, B>,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
-        let (resources, before) = (flow.resources, *flow.moved);
+        let (resources, before) = (context.resources, *context.moved);
         self.counted_to = self.work.map(|_| thread_cpu_time());
-        let moved = &mut *flow.moved;
-        let ended = self.pump(cx, Flow { moved, ..flow });
-        resources.count_bytes(TransferEngine::Copy, *flow.moved - before);
+        let moved = &mut *context.moved;
+        let ended = self.pump(cx, PumpContext { moved, ..context });
+        resources.count_bytes(TransferEngine::Copy, *context.moved - before);
         self.count_work();
         self.counted_to = None;
         ended
@@ -154,9 +154,9 @@ impl FramedPump {
     fn pump<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
-        flow: Flow<'_, A, B>,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
-        let Flow { from, to, resources, moved } = flow;
+        let PumpContext { from, to, resources, moved } = context;
         let stop = *moved + POLL_BYTES_MAX;
         loop {
             ready!(self.give(cx, to, resources, moved))?;

@@ -60,7 +60,7 @@ pub enum XdpMode {
 
 /// The rings of a socket.
 #[derive(Debug)]
-struct Rings {
+struct XdpRings {
     fill: XdpRing,
     completion: XdpRing,
     receive: XdpRing,
@@ -75,7 +75,7 @@ pub(super) struct Xdp {
     socket: OwnedFd,
     /// A socket that is a member of groups on behalf of this one.
     groups: Option<OwnedFd>,
-    rings: Rings,
+    rings: XdpRings,
     memory: Memory,
     /// Places of frames that can be filled.
     free: Vec<u64>,
@@ -96,7 +96,7 @@ pub(super) struct Xdp {
 /// A socket with its memory that is not bound yet.
 struct Unbound {
     socket: OwnedFd,
-    rings: Rings,
+    rings: XdpRings,
     memory: Memory,
     /// Places of frames to be sent; those before them were given to the kernel.
     free: Vec<u64>,
@@ -149,7 +149,7 @@ fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
     let places = receive_places..receive_places + send_count;
     let free = places.map(|number| u64::from(number) * FRAME_BYTES).collect();
     let receive_end = u64::from(receive_places) * FRAME_BYTES;
-    let rings = Rings { fill, completion, receive, send };
+    let rings = XdpRings { fill, completion, receive, send };
     Ok(Unbound { socket, rings, memory, free, receive_end })
 }
 
