@@ -12,7 +12,7 @@ use crate::{
     measure::Metrics,
     options::Options,
     sync::{Arc, Weak},
-    task_cell::{JoinHandle, Label},
+    task_cell::{self, JoinHandle, Label},
     tokio_context::TokioContext,
 };
 
@@ -154,8 +154,16 @@ impl Handle {
     {
         self.refuse_fork();
         match &self.scheduler {
-            Scheduler::UserLevel(shared) => user_level::spawn(shared, label, future),
-            Scheduler::Hybrid(shared) => hybrid::spawn(shared, label, future),
+            Scheduler::UserLevel(shared) => {
+                let label = label.of_kind::<F>(&shared.foreign_credit);
+                let schedule = user_level::schedule(shared);
+                task_cell::queue(task_cell::spawn(&shared.live, label, future, schedule))
+            }
+            Scheduler::Hybrid(shared) => {
+                let label = label.of_kind::<F>(&shared.foreign_credit);
+                let schedule = hybrid::schedule(shared);
+                task_cell::queue(task_cell::spawn(&shared.live, label, future, schedule))
+            }
             Scheduler::KernelLevel(shared) => kernel_level::spawn(shared, label, future),
         }
     }
@@ -235,9 +243,9 @@ impl Handle {
     #[must_use]
     pub fn server(&self) -> &Server {
         match &self.scheduler {
-            Scheduler::UserLevel(shared) => shared.server(),
-            Scheduler::Hybrid(shared) => shared.server(),
-            Scheduler::KernelLevel(shared) => shared.server(),
+            Scheduler::UserLevel(shared) => &shared.server,
+            Scheduler::Hybrid(shared) => &shared.server,
+            Scheduler::KernelLevel(shared) => &shared.server,
         }
     }
 
@@ -288,9 +296,9 @@ impl Handle {
     #[must_use]
     pub fn dump(&self) -> Dump {
         let live = match &self.scheduler {
-            Scheduler::UserLevel(shared) => shared.live(),
-            Scheduler::Hybrid(shared) => shared.live(),
-            Scheduler::KernelLevel(shared) => shared.live(),
+            Scheduler::UserLevel(shared) => &shared.live,
+            Scheduler::Hybrid(shared) => &shared.live,
+            Scheduler::KernelLevel(shared) => &shared.live,
         };
         Dump::new(live, self.server())
     }
@@ -298,24 +306,24 @@ impl Handle {
     fn worker_count(&self) -> usize {
         match &self.scheduler {
             Scheduler::UserLevel(_) => 1,
-            Scheduler::Hybrid(shared) => shared.options().workers,
+            Scheduler::Hybrid(shared) => shared.options.workers,
             Scheduler::KernelLevel(shared) => shared.thread_count(),
         }
     }
 
     pub(crate) fn options(&self) -> &Options {
         match &self.scheduler {
-            Scheduler::UserLevel(shared) => shared.options(),
-            Scheduler::Hybrid(shared) => shared.options(),
-            Scheduler::KernelLevel(shared) => shared.options(),
+            Scheduler::UserLevel(shared) => &shared.options,
+            Scheduler::Hybrid(shared) => &shared.options,
+            Scheduler::KernelLevel(shared) => &shared.options,
         }
     }
 
     pub(crate) fn pool(&self) -> &Arc<BlockingPool> {
         match &self.scheduler {
-            Scheduler::UserLevel(shared) => shared.pool(),
-            Scheduler::Hybrid(shared) => shared.pool(),
-            Scheduler::KernelLevel(shared) => shared.pool(),
+            Scheduler::UserLevel(shared) => &shared.pool,
+            Scheduler::Hybrid(shared) => &shared.pool,
+            Scheduler::KernelLevel(shared) => &shared.pool,
         }
     }
 
@@ -323,9 +331,9 @@ impl Handle {
     #[must_use]
     pub fn live_task_count(&self) -> usize {
         match &self.scheduler {
-            Scheduler::UserLevel(shared) => shared.live().count(),
-            Scheduler::Hybrid(shared) => shared.live().count(),
-            Scheduler::KernelLevel(shared) => shared.live().count(),
+            Scheduler::UserLevel(shared) => shared.live.count(),
+            Scheduler::Hybrid(shared) => shared.live.count(),
+            Scheduler::KernelLevel(shared) => shared.live.count(),
         }
     }
 }

@@ -233,7 +233,7 @@ impl Runtime {
                 if leaves_threads {
                     // Possibly one of our own threads, which cannot wait for itself: the last worker cleans
                     // up.
-                    drop(shared.pool().begin_shutdown());
+                    drop(shared.pool.begin_shutdown());
                     return Ok(());
                 }
                 left += join_until(mem::take(&mut self.threads), deadline);
@@ -261,8 +261,8 @@ impl Runtime {
                     // The last of those threads does.
                     shared.shutdown(true);
                 }
-                left += join_until(shared.pool().begin_shutdown(), deadline);
-                shared.server().shutdown();
+                left += join_until(shared.pool.begin_shutdown(), deadline);
+                shared.server.shutdown();
                 left += join_until(mem::take(&mut self.threads), deadline);
             }
         }

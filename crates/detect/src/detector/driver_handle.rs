@@ -16,18 +16,21 @@ use crate::{
     sync::{Arc, Weak},
 };
 
+/// What to watch: the edges of `descriptor` are reported to the handle at `address` under `key`.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch {
+    pub(crate) descriptor: RawFd,
+    pub(crate) address: HandleAddress,
+    pub(crate) key: u32,
+    pub(crate) interest: Interest,
+}
+
 /// The server's side of a driver handle.
 pub(crate) trait Registry: Send + Sync {
     /// Returns whether this is a forked child's copy.
     fn is_inherited(&self) -> bool;
-    /// Watches a descriptor for the handle at `address`: its edges are reported there under `key`.
-    fn watch(
-        &self,
-        descriptor: RawFd,
-        address: HandleAddress,
-        key: u32,
-        interest: Interest,
-    ) -> io::Result<()>;
+    /// Watches a descriptor.
+    fn watch(&self, watch: Watch) -> io::Result<()>;
     fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()>;
     /// Makes the host poll the handle at `address` soon.
     fn notify(&self, address: HandleAddress);
@@ -90,7 +93,7 @@ impl DriverHandle {
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
-        self.registry()?.watch(descriptor, self.address, key, interest)
+        self.registry()?.watch(Watch { descriptor, address: self.address, key, interest })
     }
 
     /// Stops watching a descriptor. A readiness event already in progress may still arrive.

@@ -58,6 +58,10 @@ impl<'a, S: StreamSocket> WriteHalf<'a, S> {
     pub(super) const fn new(stream: &'a Stream<S>) -> Self {
         Self { stream }
     }
+
+    fn finish_writing(&self) -> io::Result<()> {
+        self.stream.finish_writing()
+    }
 }
 
 impl<S: StreamSocket> OwnedReadHalf<S> {
@@ -90,6 +94,13 @@ impl<S: StreamSocket> OwnedWriteHalf<S> {
         }
         self.forget();
         Ok(Arc::into_inner(read.stream).expect("invariant: a stream has two halves"))
+    }
+
+    /// Ends the direction. The drop then leaves it alone.
+    fn finish_writing(&mut self) -> io::Result<()> {
+        self.stream.finish_writing()?;
+        self.on_drop = OnDrop::Nothing;
+        Ok(())
     }
 
     /// Drops the half without shutting the connection down.
@@ -208,6 +219,16 @@ macro_rules! impl_half {
                 self.stream.poll_peek(cx, buffer)
             }
         }
+
+        impl<S: StreamSocket> AsyncRead for $half {
+            fn poll_read(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                buffer: &mut ReadBuf<'_>,
+            ) -> Poll<io::Result<()>> {
+                self.stream.poll_read_into(cx, buffer)
+            }
+        }
     };
     ($half:ty, write) => {
         impl_half!($half, both);
@@ -238,6 +259,36 @@ macro_rules! impl_half {
             /// Same as [`Stream::try_write`].
             pub fn try_write_vectored(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
                 self.stream.try_write_vectored(buffers)
+            }
+        }
+
+        impl<S: StreamSocket> AsyncWrite for $half {
+            fn poll_write(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<io::Result<usize>> {
+                self.stream.poll_write_from(cx, bytes)
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                buffers: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                self.stream.poll_write_from_vectored(cx, buffers)
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                true
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(self.get_mut().finish_writing())
             }
         }
     };
@@ -277,87 +328,3 @@ impl_half!(ReadHalf<'_, S>, read);
 impl_half!(OwnedReadHalf<S>, read);
 impl_half!(WriteHalf<'_, S>, write);
 impl_half!(OwnedWriteHalf<S>, write);
-
-impl<S: StreamSocket> AsyncRead for ReadHalf<'_, S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.stream.poll_read_into(cx, buffer)
-    }
-}
-
-impl<S: StreamSocket> AsyncRead for OwnedReadHalf<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.stream.poll_read_into(cx, buffer)
-    }
-}
-
-impl<S: StreamSocket> AsyncWrite for WriteHalf<'_, S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from_vectored(cx, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.stream.finish_writing())
-    }
-}
-
-impl<S: StreamSocket> AsyncWrite for OwnedWriteHalf<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from_vectored(cx, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = self.stream.finish_writing();
-        if result.is_ok() {
-            self.on_drop = OnDrop::Nothing;
-        }
-        Poll::Ready(result)
-    }
-}

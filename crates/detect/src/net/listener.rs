@@ -21,6 +21,8 @@ pub struct Listener<L: ListenerSocket> {
 }
 
 impl<L: ListenerSocket> Listener<L> {
+    socket::shared_methods!(L);
+
     /// Takes over a listening socket and puts it into non-blocking mode.
     ///
     /// # Errors
@@ -37,14 +39,6 @@ impl<L: ListenerSocket> Listener<L> {
         Ok(Self { fd: AsyncFd::new_on(server, socket::unblocked(socket)?)? })
     }
 
-    /// Returns the socket, which stays in non-blocking mode.
-    ///
-    /// # Errors
-    /// None today; the type is that of tokio's method.
-    pub fn into_std(self) -> io::Result<L> {
-        Ok(self.fd.into_inner())
-    }
-
     /// Returns the descriptor, for operations of other kinds.
     #[must_use]
     pub const fn as_async_fd(&self) -> &AsyncFd<L> {
@@ -57,14 +51,6 @@ impl<L: ListenerSocket> Listener<L> {
     /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<L::Address> {
         self.fd.as_inner().local_address()
-    }
-
-    /// Takes the socket's pending error.
-    ///
-    /// # Errors
-    /// The kernel's error, if the socket no longer exists.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        socket::take_error(self.fd.as_inner())
     }
 
     /// Accepts a connection and returns it with its peer's address. The connection is watched at

@@ -60,6 +60,72 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
+/// The methods that all kinds of sockets have, and with `ready` those of the sockets that carry data.
+macro_rules! shared_methods {
+    ($socket:ty) => {
+        /// Returns the socket, which stays in non-blocking mode.
+        ///
+        /// # Errors
+        /// None today; the type is that of tokio's method.
+        pub fn into_std(self) -> io::Result<$socket> {
+            Ok(self.fd.into_inner())
+        }
+
+        /// Takes the socket's pending error.
+        ///
+        /// # Errors
+        /// The kernel's error, if the socket no longer exists.
+        pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+            socket::take_error(self.fd.as_inner())
+        }
+    };
+    ($socket:ty, ready) => {
+        socket::shared_methods!($socket);
+
+        /// Waits until it is ready for any of `interest`, and returns what it is ready for. The
+        /// readiness may be gone by the time you use it.
+        ///
+        /// # Cancel safety
+        /// Cancel safe.
+        ///
+        /// # Errors
+        /// Same as [`AsyncFd::ready`].
+        pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+            socket::ready(&self.fd, interest).await
+        }
+
+        /// Calls `operation`, which uses the socket itself, if the socket is ready for any of `interest`. If the
+        /// operation would block, that readiness is cleared.
+        ///
+        /// # Errors
+        /// [`io::ErrorKind::WouldBlock`] if it is not ready; the error of `operation`.
+        pub fn try_io<R>(
+            &self,
+            interest: Interest,
+            operation: impl FnOnce() -> io::Result<R>,
+        ) -> io::Result<R> {
+            socket::try_io(&self.fd, interest, operation)
+        }
+
+        /// Calls `operation`, which uses the socket itself, until it does not block, and waits for `interest` in
+        /// between.
+        ///
+        /// # Cancel safety
+        /// Cancel safe: `operation` is never interrupted.
+        ///
+        /// # Errors
+        /// The error of `operation`; those of [`AsyncFd::ready`].
+        pub async fn async_io<R>(
+            &self,
+            interest: Interest,
+            operation: impl FnMut() -> io::Result<R>,
+        ) -> io::Result<R> {
+            socket::async_io(&self.fd, interest, operation).await
+        }
+    };
+}
+pub(super) use shared_methods;
+
 /// Waits until the socket is ready for any of `interest`.
 pub(super) async fn ready<T: AsFd>(fd: &AsyncFd<T>, interest: Interest) -> io::Result<Ready> {
     match interest {

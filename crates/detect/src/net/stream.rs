@@ -38,6 +38,8 @@ pub struct Stream<S: StreamSocket> {
 }
 
 impl<S: StreamSocket> Stream<S> {
+    socket::shared_methods!(S, ready);
+
     /// Takes over a connected socket and puts it into non-blocking mode.
     ///
     /// # Errors
@@ -76,14 +78,6 @@ impl<S: StreamSocket> Stream<S> {
         }
     }
 
-    /// Returns the socket, which stays in non-blocking mode.
-    ///
-    /// # Errors
-    /// None today; the type is that of tokio's method.
-    pub fn into_std(self) -> io::Result<S> {
-        Ok(self.fd.into_inner())
-    }
-
     /// Returns the descriptor, for operations of other kinds: `sendfile`, `recvmsg`.
     #[must_use]
     pub const fn as_async_fd(&self) -> &AsyncFd<S> {
@@ -104,54 +98,6 @@ impl<S: StreamSocket> Stream<S> {
     /// The kernel's error: [`io::ErrorKind::NotConnected`] if the connection was reset.
     pub fn peer_addr(&self) -> io::Result<S::Address> {
         self.fd.as_inner().peer_address()
-    }
-
-    /// Takes the socket's pending error.
-    ///
-    /// # Errors
-    /// The kernel's error, if the socket no longer exists.
-    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        socket::take_error(self.fd.as_inner())
-    }
-
-    /// Waits until the stream is ready for any of `interest`, and returns what it is ready for. The
-    /// readiness may be gone by the time you use it.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
-    ///
-    /// # Errors
-    /// Same as [`AsyncFd::ready`].
-    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
-        socket::ready(&self.fd, interest).await
-    }
-
-    /// Calls `operation`, which uses the socket itself, if the socket is ready for any of `interest`. If the operation
-    /// would block, that readiness is cleared.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if it is not ready; the error of `operation`.
-    pub fn try_io<R>(
-        &self,
-        interest: Interest,
-        operation: impl FnOnce() -> io::Result<R>,
-    ) -> io::Result<R> {
-        socket::try_io(&self.fd, interest, operation)
-    }
-
-    /// Calls `operation`, which uses the socket itself, until it does not block, and waits for `interest` in between.
-    ///
-    /// # Cancel safety
-    /// Cancel safe: `operation` is never interrupted.
-    ///
-    /// # Errors
-    /// The error of `operation`; those of [`AsyncFd::ready`].
-    pub async fn async_io<R>(
-        &self,
-        interest: Interest,
-        operation: impl FnMut() -> io::Result<R>,
-    ) -> io::Result<R> {
-        socket::async_io(&self.fd, interest, operation).await
     }
 
     /// Waits until a read is worth trying: see [`try_read`](Self::try_read).

@@ -1,10 +1,7 @@
 //! The state that all clones of a server share: the table of handles, the notifications, the
 //! deadlines.
 
-use std::{
-    io, mem,
-    os::fd::{BorrowedFd, RawFd},
-};
+use std::{io, mem, os::fd::BorrowedFd};
 
 use super::{
     blocking_executor::BlockingExecutor,
@@ -20,7 +17,7 @@ use super::{
 };
 use crate::{
     clock::{ClockSource, Instant},
-    detector::{Flavor, HANDLES_MAX, HandleAddress, Interest, Methods, Registry, WakeList},
+    detector::{Flavor, HANDLES_MAX, HandleAddress, Methods, Registry, WakeList, Watch},
     error::RegisterError,
     fork::ForkGeneration,
     policy::{Adaptive, CostMeter, History, IdlePeriod, LoadMeter, Situation},
@@ -343,15 +340,9 @@ impl Registry for ServerShared {
         self.is_inherited()
     }
 
-    fn watch(
-        &self,
-        descriptor: RawFd,
-        address: HandleAddress,
-        key: u32,
-        interest: Interest,
-    ) -> io::Result<()> {
-        self.poller_handle.watch(descriptor, address, key, interest)?;
-        self.watches(address);
+    fn watch(&self, watch: Watch) -> io::Result<()> {
+        self.poller_handle.watch(watch)?;
+        self.watches(watch.address);
         Ok(())
     }
 

@@ -42,8 +42,10 @@ pub(super) trait NodeMachine: Send + 'static {
 
     fn port_mut(&mut self) -> &mut NodePort<Self::Nic>;
 
-    /// Does pending work. Returns whether anything was done.
-    fn tick(&mut self) -> Result<bool, MessagesError>;
+    /// Does pending work. Returns whether anything was done. The default is for nodes whose calls do the rest.
+    fn tick(&mut self) -> Result<bool, MessagesError> {
+        self.port_mut().tick()
+    }
 
     /// Returns whether a tick that did something may have produced what is waited for.
     fn has_updates(&self) -> bool {

@@ -312,10 +312,6 @@ impl<P: Provider> NodeMachine for SinkNode<P> {
     fn port_mut(&mut self) -> &mut NodePort<P> {
         &mut self.port
     }
-
-    fn tick(&mut self) -> Result<bool, MessagesError> {
-        self.port.tick()
-    }
 }
 
 /// The maximum number of sources that a sink keeps counts for, even if a peer invents them.

@@ -25,7 +25,7 @@ use super::{
     error::{PumpError, StreamSide},
     pipes::{PIPE_BYTES, Pipe},
     resources::RelayResources,
-    stream::RelayStream,
+    stream::{PumpContext, RelayStream},
     yielder::POLL_BYTES_MAX,
 };
 
@@ -99,20 +99,19 @@ impl RawPump {
         }
     }
 
-    /// Moves as many bytes as possible, adds them to `moved`, and is ready once the end has been passed on.
+    /// Moves as many bytes as possible, counts them, and is ready once the end has been passed on.
     pub(super) fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &Context<'_>,
-        (from, to): (&A, &B),
-        resources: &RelayResources,
-        moved: &mut u64,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
         let began = self.is_bulk.then(thread_cpu_time);
-        let before = *moved;
+        let (resources, before) = (context.resources, *context.moved);
         let engine = self.engine;
-        let ended = self.pump(cx, (from, to), resources, moved);
-        let bytes = usize::try_from(*moved - before).unwrap_or(usize::MAX);
-        resources.count_bytes(engine, *moved - before);
+        let moved = &mut *context.moved;
+        let ended = self.pump(cx, PumpContext { moved, ..context });
+        let bytes = usize::try_from(*context.moved - before).unwrap_or(usize::MAX);
+        resources.count_bytes(engine, *context.moved - before);
         if let Some(began) = began
             && bytes >= SAMPLE_BYTES_MIN
             && engine == self.engine
@@ -126,10 +125,9 @@ impl RawPump {
     fn pump<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &Context<'_>,
-        (from, to): (&A, &B),
-        resources: &RelayResources,
-        moved: &mut u64,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
+        let PumpContext { from, to, resources, moved } = context;
         let stop = *moved + POLL_BYTES_MAX;
         loop {
             *moved += ready!(self.give(cx, to))

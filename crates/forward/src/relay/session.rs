@@ -26,7 +26,7 @@ use super::{
     health::UpstreamHealth,
     raw::RawPump,
     resources::RelayResources,
-    stream::RelayStream,
+    stream::{PumpContext, RelayStream},
 };
 use crate::model::Mode;
 
@@ -49,13 +49,11 @@ impl Pump {
     fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
-        peers: (&A, &B),
-        resources: &RelayResources,
-        moved: &mut u64,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
         match self {
-            Self::Raw(pump) => pump.poll(cx, peers, resources, moved),
-            Self::Framed(pump) => pump.poll(cx, peers, resources, moved),
+            Self::Raw(pump) => pump.poll(cx, context),
+            Self::Framed(pump) => pump.poll(cx, context),
         }
     }
 
@@ -213,16 +211,18 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
         let (mut up, mut down) = (0, 0);
         let mut ended = Ok(());
         if !self.up_is_over {
-            let peers = (&self.client, &self.upstream);
-            if let Poll::Ready(result) = self.up.poll(cx, peers, resources, &mut up) {
+            let (from, to, moved) = (&self.client, &self.upstream, &mut up);
+            let polled = self.up.poll(cx, PumpContext { from, to, resources, moved });
+            if let Poll::Ready(result) = polled {
                 self.up_is_over = true;
                 ended = result.map_err(|fault| fault.between(Peer::Client));
             }
         }
 
         if ended.is_ok() && !self.down_is_over {
-            let peers = (&self.upstream, &self.client);
-            if let Poll::Ready(result) = self.down.poll(cx, peers, resources, &mut down) {
+            let (from, to, moved) = (&self.upstream, &self.client, &mut down);
+            let polled = self.down.poll(cx, PumpContext { from, to, resources, moved });
+            if let Poll::Ready(result) = polled {
                 self.down_is_over = true;
                 ended = result.map_err(|fault| fault.between(Peer::Upstream));
             }

@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::pipes::Pipe;
+use super::{pipes::Pipe, resources::RelayResources};
 
 /// A stream: [`Connection`](super::Connection), or a simulated one in tests.
 ///
@@ -41,4 +41,13 @@ pub(super) trait RelayStream {
     fn can_splice(&self) -> bool {
         false
     }
+}
+
+/// What a poll of one direction works with.
+pub(super) struct PumpContext<'a, A, B> {
+    pub(super) from: &'a A,
+    pub(super) to: &'a B,
+    pub(super) resources: &'a RelayResources,
+    /// The bytes moved so far.
+    pub(super) moved: &'a mut u64,
 }

@@ -37,10 +37,10 @@ use crate::{
 };
 
 pub(crate) struct KernelLevelShared {
-    server: Server,
-    live: Arc<LiveTasks>,
-    pool: Arc<BlockingPool>,
-    options: Options,
+    pub(crate) server: Server,
+    pub(crate) live: Arc<LiveTasks>,
+    pub(crate) pool: Arc<BlockingPool>,
+    pub(crate) options: Options,
     /// Enters this runtime on a thread.
     enter: fn(Arc<Self>) -> EnteredContext,
     /// Tasks are dropped instead of being polled.
@@ -97,18 +97,6 @@ pub(crate) fn start(
 }
 
 impl KernelLevelShared {
-    pub(crate) fn server(&self) -> &Server {
-        &self.server
-    }
-
-    pub(crate) fn pool(&self) -> &Arc<BlockingPool> {
-        &self.pool
-    }
-
-    pub(crate) fn live(&self) -> &Arc<LiveTasks> {
-        &self.live
-    }
-
     fn threads(&self) -> RealGuard<'_, Threads> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -208,10 +196,6 @@ impl KernelLevelShared {
     /// Returns how many tasks have a thread.
     pub(crate) fn thread_count(&self) -> usize {
         self.threads().running.len()
-    }
-
-    pub(crate) const fn options(&self) -> &Options {
-        &self.options
     }
 
     /// Returns the threads of tasks, to be joined after the shutdown has begun. Call it until it returns

@@ -31,20 +31,20 @@ use crate::{
     sync::{
         Arc, AtomicBool, Ordering, RealGuard, RealMutex, TryLockError, fence, thread, thread_local,
     },
-    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, TaskKind, drop_task, poll},
+    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, drop_task, poll},
 };
 
 pub(crate) struct UserLevelShared {
-    server: Server,
-    live: Arc<LiveTasks>,
-    pool: Arc<BlockingPool>,
-    options: Options,
+    pub(crate) server: Server,
+    pub(crate) live: Arc<LiveTasks>,
+    pub(crate) pool: Arc<BlockingPool>,
+    pub(crate) options: Options,
     /// Enters this runtime on a thread.
     enter: fn(Arc<Self>) -> EnteredContext,
     /// Tasks that other threads made ready.
     injected: Injector<Runnable>,
     /// Credit for tasks that are not spawned by a task.
-    foreign_credit: SharedCredit,
+    pub(crate) foreign_credit: SharedCredit,
     /// The driving thread's data, held by one `block_on` at a time.
     core: RealMutex<Core>,
     /// The threads that have called `block_on`.
@@ -133,22 +133,6 @@ impl UserLevelShared {
             is_ending: AtomicBool::new(false),
             counters: ThreadCounters::new(),
         }
-    }
-
-    pub(crate) fn server(&self) -> &Server {
-        &self.server
-    }
-
-    pub(crate) const fn options(&self) -> &Options {
-        &self.options
-    }
-
-    pub(crate) fn pool(&self) -> &Arc<BlockingPool> {
-        &self.pool
-    }
-
-    pub(crate) fn live(&self) -> &Arc<LiveTasks> {
-        &self.live
     }
 
     /// Queues a task that became ready: in this thread's own lanes if it drives this runtime.
@@ -516,51 +500,26 @@ fn steal(inject: &Injector<Runnable>) -> Option<Runnable> {
     }
 }
 
-pub(crate) fn spawn<F>(
-    shared: &Arc<UserLevelShared>,
-    mut label: Label,
-    future: F,
-) -> JoinHandle<F::Output>
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    let kind = TaskKind::of::<F>();
-    label.kind = Some(kind);
-    label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
-    let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule(shared));
-    if let Some(runnable) = runnable {
-        runnable.schedule();
-    }
-    handle
-}
-
 pub(crate) fn spawn_local<F>(
     shared: &Arc<UserLevelShared>,
-    mut label: Label,
+    label: Label,
     future: F,
 ) -> JoinHandle<F::Output>
 where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let kind = TaskKind::of::<F>();
-    label.kind = Some(kind);
-    label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
+    let label = label.of_kind::<F>(&shared.foreign_credit);
     let home = LOCAL.with(|local| local.borrow().as_ref().map(|local| Arc::clone(&local.home)));
     let home = home.expect("invariant: asked of `runs_here` before");
     let scheduler = Arc::clone(shared);
     let schedule = WithInfo(move |task: Runnable, info: ScheduleInfo| {
         scheduler.schedule_local(&home, task, &info);
     });
-    let (runnable, handle) = task_cell::spawn_local(&shared.live, label, future, schedule);
-    if let Some(runnable) = runnable {
-        runnable.schedule();
-    }
-    handle
+    task_cell::spawn_local(&shared.live, label, future, schedule)
 }
 
-fn schedule(
+pub(crate) fn schedule(
     shared: &Arc<UserLevelShared>,
 ) -> impl async_task::Schedule<task_cell::TaskInfo> + Send + Sync + 'static {
     let shared = Arc::clone(shared);

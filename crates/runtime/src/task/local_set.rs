@@ -173,11 +173,7 @@ impl LocalTasks {
     {
         let ready = Arc::clone(&self.ready);
         let schedule = move |task: Runnable| ready.push(task);
-        let (runnable, handle) = task_cell::spawn_local(&self.live, label, future, schedule);
-        if let Some(runnable) = runnable {
-            runnable.schedule();
-        }
-        handle
+        task_cell::spawn_local(&self.live, label, future, schedule)
     }
 
     /// Polls tasks that are ready. The next one that becomes ready, or is left, wakes `cx`.

@@ -10,7 +10,7 @@ use super::{
     poll::{self, Charge},
 };
 use crate::{
-    lane::{Account, Credit, Early, Trust},
+    lane::{Account, Credit, Early, SharedCredit, Trust},
     sync::{
         Arc, AtomicBool, Ordering,
         count::{AtomicU64, RELAXED},
@@ -104,6 +104,16 @@ pub(crate) struct Label {
     /// Set by schedulers that use kinds.
     pub(crate) kind: Option<TaskKind>,
     pub(crate) credit: Credit,
+}
+
+impl Label {
+    /// Adds the kind and the credit of a task whose future is an `F`.
+    pub(crate) fn of_kind<F: 'static>(mut self, foreign_credit: &SharedCredit) -> Self {
+        let kind = TaskKind::of::<F>();
+        self.kind = Some(kind);
+        self.credit = poll::credit_of_new(kind, foreign_credit);
+        self
+    }
 }
 
 impl From<&'static Location<'static>> for Label {

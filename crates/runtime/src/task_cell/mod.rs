@@ -81,25 +81,33 @@ where
     })
 }
 
-/// Like [`spawn`], for a future that stays on this thread.
+/// Schedules a new task for the first time.
+pub(crate) fn queue<T>((runnable, handle): (Option<Runnable>, JoinHandle<T>)) -> JoinHandle<T> {
+    if let Some(runnable) = runnable {
+        runnable.schedule();
+    }
+    handle
+}
+
+/// Like [`spawn`], for a future that stays on this thread. The task is scheduled.
 pub(crate) fn spawn_local<F>(
     live: &Arc<LiveTasks>,
     label: Label,
     future: F,
     schedule: impl async_task::Schedule<TaskInfo> + Send + Sync + 'static,
-) -> (Option<Runnable>, JoinHandle<F::Output>)
+) -> JoinHandle<F::Output>
 where
     F: Future + 'static,
     F::Output: 'static,
 {
-    insert(live, label, |info, membership, lent| {
+    queue(insert(live, label, |info, membership, lent| {
         let builder = async_task::Builder::new().metadata(info);
         let future = OnItsThread { thread: thread::current().id(), future: Some(Box::pin(future)) };
         let make = |info| TaskFuture::new(future, lent.insert(info), membership);
         // SAFETY: the future need not be `Send`, since `OnItsThread` keeps it from being polled or
         // dropped on any other thread; what it borrows is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
-    })
+    }))
 }
 
 fn insert<T>(

@@ -112,13 +112,19 @@ impl PortState {
     }
 }
 
+/// Between which ports a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DatagramRoute {
+    pub(super) from_port: u8,
+    pub(super) to: NodeAddress,
+    pub(super) to_port: u8,
+}
+
 /// A datagram that waits for room.
 #[derive(Debug)]
 struct Outgoing {
     ticket: u64,
-    from_port: u8,
-    to: NodeAddress,
-    to_port: u8,
+    route: DatagramRoute,
     payload: Vec<u8>,
 }
 
@@ -245,9 +251,7 @@ impl DatagramEngine {
     #[inline]
     pub(super) fn try_send(
         &mut self,
-        from_port: u8,
-        to: NodeAddress,
-        to_port: u8,
+        route: DatagramRoute,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
         if !self.sending.is_empty() {
@@ -256,27 +260,19 @@ impl DatagramEngine {
                 return Err(DatagramError::Full);
             }
         }
-        self.carry(from_port, to, to_port, payload)?;
+        self.carry(route, payload)?;
         self.flush()
     }
 
     #[inline]
-    fn carry(
-        &mut self,
-        from_port: u8,
-        to: NodeAddress,
-        to_port: u8,
-        payload: &[u8],
-    ) -> Result<(), DatagramError> {
+    fn carry(&mut self, route: DatagramRoute, payload: &[u8]) -> Result<(), DatagramError> {
         let (length, max) = (payload.len(), self.payload_max());
         if length > max {
             return Err(DatagramError::TooLong { length, max });
         }
         match &mut self.transport {
-            DatagramTransport::Link(link) => link.send(from_port, to, to_port, payload),
-            DatagramTransport::Udp(udp) => {
-                udp.send(from_port, to, to_port, payload, &mut self.ports)
-            }
+            DatagramTransport::Link(link) => link.send(route, payload),
+            DatagramTransport::Udp(udp) => udp.send(route, payload, &mut self.ports),
         }?;
         self.ports.counters.sent += 1;
         Ok(())
@@ -292,17 +288,15 @@ impl DatagramEngine {
     /// Sends a datagram, or queues it until there is room and returns its ticket.
     pub(super) fn start_send(
         &mut self,
-        from_port: u8,
-        to: NodeAddress,
-        to_port: u8,
+        route: DatagramRoute,
         payload: Vec<u8>,
     ) -> Result<SendResult, u64> {
-        match self.try_send(from_port, to, to_port, &payload) {
+        match self.try_send(route, &payload) {
             Ok(()) => Ok(Ok(payload)),
             Err(DatagramError::Full) if self.sending.len() < SENDING_MAX => {
                 let ticket = self.next_ticket;
                 self.next_ticket += 1;
-                self.sending.push_back(Outgoing { ticket, from_port, to, to_port, payload });
+                self.sending.push_back(Outgoing { ticket, route, payload });
                 self.sent.insert(ticket, None);
                 Err(ticket)
             }
@@ -318,10 +312,10 @@ impl DatagramEngine {
     /// Sends queued datagrams, as far as there is room.
     fn pump(&mut self) {
         while let Some(one) = self.sending.pop_front() {
-            let Outgoing { ticket, from_port, to, to_port, payload } = one;
-            let sent = match self.carry(from_port, to, to_port, &payload) {
+            let Outgoing { ticket, route, payload } = one;
+            let sent = match self.carry(route, &payload) {
                 Err(DatagramError::Full) => {
-                    let one = Outgoing { ticket, from_port, to, to_port, payload };
+                    let one = Outgoing { ticket, route, payload };
                     self.sending.push_front(one);
                     break;
                 }
@@ -372,7 +366,7 @@ impl DatagramEngine {
     /// Prepares for sleep. Returns whether something may be there already.
     pub(super) fn prepare(&mut self) -> io::Result<bool> {
         self.pump();
-        let waits = self.sending.front().map(|one| one.from_port);
+        let waits = self.sending.front().map(|one| one.route.from_port);
         let has_arrived = self.ports.states.values().any(|port| !port.arrived.is_empty());
         let is_ready = match &mut self.transport {
             DatagramTransport::Link(link) => link.arm(waits.is_some()),

@@ -61,7 +61,7 @@ use std::{
 use vigie_detect::Server;
 
 use self::{
-    engine::{DatagramEngine, DatagramOutput, DatagramRequest, DatagramTransport},
+    engine::{DatagramEngine, DatagramOutput, DatagramRequest, DatagramRoute, DatagramTransport},
     over_link::OverLink,
     over_udp::OverUdp,
 };
@@ -270,7 +270,8 @@ impl Port {
     /// when the buffer may be used again, and returns it; the datagram is sent whether or not you await the
     /// future.
     pub fn send(&self, to: NodeAddress, to_port: u8, payload: Vec<u8>) -> Sending<'_> {
-        let started = self.host.with(|engine| engine.start_send(self.number, to, to_port, payload));
+        let route = DatagramRoute { from_port: self.number, to, to_port };
+        let started = self.host.with(|engine| engine.start_send(route, payload));
         let host = &self.host;
         match started {
             Ok(sent) => Sending { host, state: SendingState::Done(Some(sent)) },
@@ -292,7 +293,8 @@ impl Port {
         to_port: u8,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
-        self.host.with(|engine| engine.try_send(self.number, to, to_port, payload))
+        let route = DatagramRoute { from_port: self.number, to, to_port };
+        self.host.with(|engine| engine.try_send(route, payload))
     }
 
     /// Returns the port's traffic counters.

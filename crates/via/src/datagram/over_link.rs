@@ -16,7 +16,7 @@ use rustix::{
 
 use super::{
     HEADER_BYTES, Header,
-    engine::{IncomingDatagram, POLL_BATCH, Ports},
+    engine::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
     error::{DatagramError, NodeAddress},
 };
 use crate::link::{self, Link, MacAddress};
@@ -92,17 +92,15 @@ impl OverLink {
     #[inline]
     pub(super) fn send(
         &mut self,
-        from_port: u8,
-        to: NodeAddress,
-        to_port: u8,
+        route: DatagramRoute,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
-        let to = mac(to)?;
+        let to = mac(route.to)?;
         let length = u16::try_from(payload.len()).map_err(|_| DatagramError::TooLong {
             length: payload.len(),
             max: self.payload_max(),
         })?;
-        let header = Header::new(from_port, to_port, length).bytes();
+        let header = Header::new(route.from_port, route.to_port, length).bytes();
         Ok(self.link.send(to, &[&header, payload])?)
     }
 

@@ -21,7 +21,7 @@ use rustix::{
 use super::{
     HEADER_BYTES, Header, UdpSettings,
     batch::{self, BATCH, FEW, ReceivedHeader},
-    engine::{IncomingDatagram, POLL_BATCH, Ports},
+    engine::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
     error::{DatagramError, NodeAddress},
 };
 use crate::link::set_option;
@@ -213,12 +213,11 @@ impl OverUdp {
     #[inline]
     pub(super) fn send(
         &mut self,
-        from_port: u8,
-        to: NodeAddress,
-        to_port: u8,
+        route: DatagramRoute,
         payload: &[u8],
         ports: &mut Ports,
     ) -> Result<(), DatagramError> {
+        let DatagramRoute { from_port, to, to_port } = route;
         let NodeAddress::Ip(address) = to else {
             return Err(DatagramError::WrongNode { node: to, wanted: "an address of IP" });
         };

@@ -4,7 +4,7 @@ use std::{io, os::fd::BorrowedFd};
 
 use super::{
     DatagramCounters, PortCounters, Received, UdpSettings,
-    engine::{DatagramEngine, DatagramTransport},
+    engine::{DatagramEngine, DatagramRoute, DatagramTransport},
     error::{DatagramError, NodeAddress, PostError},
     over_link::OverLink,
     over_udp::OverUdp,
@@ -131,7 +131,7 @@ impl PolledDevice {
         to_port: u8,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
-        self.engine.try_send(from_port, to, to_port, payload)
+        self.engine.try_send(DatagramRoute { from_port, to, to_port }, payload)
     }
 
     /// Prepares for sleep: from now on a datagram that arrives makes the [descriptor](Self::descriptor) readable.

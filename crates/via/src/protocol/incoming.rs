@@ -126,17 +126,29 @@ impl<P: Provider> MessageEngine<P> {
     fn other_frame<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        arrival: ArrivedFrame,
+        mut arrival: ArrivedFrame,
         direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
         match envelope.kind {
-            FrameKind::First => self.first(envelope, arrival, direct),
+            FrameKind::First => {
+                let opening = self.opening(&mut arrival)?;
+                self.first(envelope, &opening, arrival, direct)
+            }
             FrameKind::Data => self.data(envelope, arrival, direct),
             FrameKind::Abort => self.abort(envelope.id, arrival.rank),
             FrameKind::Reserved => self.reserved(envelope, &arrival),
-            FrameKind::Loaned => self.loaned(envelope, arrival, direct),
+            FrameKind::Loaned => {
+                let opening = self.opening(&mut arrival)?;
+                self.loaned(envelope, &opening, arrival.rank, direct)
+            }
             FrameKind::Eager => Err("a frame out of turn"),
         }
+    }
+
+    fn opening(&self, arrival: &mut ArrivedFrame) -> Result<Opening, &'static str> {
+        let mut bytes = [0; OPENING_BYTES];
+        self.read(arrival, &mut bytes)?;
+        Ok(Opening::decode(bytes))
     }
 
     /// Reads the next bytes of a frame.
@@ -286,15 +298,12 @@ impl<P: Provider> MessageEngine<P> {
     fn loaned<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        mut arrival: ArrivedFrame,
+        opening: &Opening,
+        rank: u32,
         direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
-        let mut bytes = [0; OPENING_BYTES];
-        self.read(&mut arrival, &mut bytes)?;
-        let opening = Opening::decode(bytes);
-        let rank = arrival.rank;
         let (offset, hold): (u32, Hold) =
-            self.reserved_at(rank, &opening).ok_or("a message that lies nowhere")?;
+            self.reserved_at(rank, opening).ok_or("a message that lies nowhere")?;
         if opening.total != u64::from(envelope.length) {
             return Err("a message of another length than was announced");
         }
@@ -446,12 +455,10 @@ impl<P: Provider> MessageEngine<P> {
     fn first<S: Sink + ?Sized>(
         &mut self,
         envelope: &Envelope,
-        mut arrival: ArrivedFrame,
+        opening: &Opening,
+        arrival: ArrivedFrame,
         direct: &mut DirectReceive<'_, S>,
     ) -> Result<(), &'static str> {
-        let mut bytes = [0; OPENING_BYTES];
-        self.read(&mut arrival, &mut bytes)?;
-        let opening = Opening::decode(bytes);
         if arrival.length != envelope.length as usize || to_u64(arrival.length) > opening.total {
             return Err("a first frame whose length is not the one announced");
         }

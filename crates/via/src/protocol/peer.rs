@@ -213,7 +213,9 @@ impl Peer {
     ) -> SendOutcome {
         match &mut self.link {
             PeerLink::Reliable(direct) => direct.send_control(nic, control),
-            PeerLink::Unreliable(lossy) => lossy.send_control(nic, staging, now, control),
+            PeerLink::Unreliable(lossy) => {
+                lossy.send(nic, staging, now, true, &[IoSlice::new(&control.encode())])
+            }
             PeerLink::Loopback(own) => {
                 own.items.push_back(LoopbackItem::Control(control));
                 SendOutcome::Done

@@ -227,16 +227,6 @@ impl UnreliableLink {
         self.transmit(nic, staging, now, last)
     }
 
-    pub(super) fn send_control<P: Provider>(
-        &mut self,
-        nic: &mut P,
-        staging: &mut Staging,
-        now: Instant,
-        control: Control,
-    ) -> SendOutcome {
-        self.send(nic, staging, now, true, &[IoSlice::new(&control.encode())])
-    }
-
     /// Sends a packet, for the first time or again. If the queue does not take it, it is due again at once.
     fn transmit<P: Provider>(
         &mut self,

@@ -31,6 +31,15 @@ const fn whole_lines(room: u64) -> u64 {
     room - room % (CACHE_LINE as u64)
 }
 
+/// Where and how a message is sent.
+#[derive(Clone, Copy)]
+struct MessageRoute {
+    dest: u32,
+    context: u16,
+    tag: u32,
+    mode: Mode,
+}
+
 impl<P: Provider> MessageEngine<P> {
     /// Sends a message. A short message that finds credit has been sent when this returns; anything else
     /// becomes a request. Borrowed bytes that cannot be sent at once are copied if they are few; otherwise
@@ -50,13 +59,14 @@ impl<P: Provider> MessageEngine<P> {
         mode: Mode,
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
+        let route = MessageRoute { dest, context, tag, mode };
         if let Payload::Borrowed(body) = &payload
             && mode != Mode::Synchronous
-            && self.send_at_once(dest, context, tag, mode, body)
+            && self.send_at_once(route, body)
         {
             return Ok(SendState::Done);
         }
-        self.begin_send(dest, context, tag, mode, payload)
+        self.begin_send(route, payload)
     }
 
     /// As [`send`](Self::send) of contiguous borrowed bytes. This is the fastest way: address and length are
@@ -73,46 +83,37 @@ impl<P: Provider> MessageEngine<P> {
         mode: Mode,
         bytes: &[u8],
     ) -> Result<SendState, SendError> {
+        let route = MessageRoute { dest, context, tag, mode };
         if mode != Mode::Synchronous
-            && let Some((head, frame)) =
-                self.head_at_once(dest, context, tag, mode, to_u64(bytes.len()))
+            && let Some((head, frame)) = self.head_at_once(route, to_u64(bytes.len()))
         {
             let slices = [IoSlice::new(&head), IoSlice::new(bytes)];
             if self.frame_at_once(dest, &slices, frame) {
                 return Ok(SendState::Done);
             }
         }
-        self.begin_send(dest, context, tag, mode, Payload::Borrowed(&[IoSlice::new(bytes)]))
+        self.begin_send(route, Payload::Borrowed(&[IoSlice::new(bytes)]))
     }
 
     /// Sends a message in one frame, if no message is before it and there is credit.
-    fn send_at_once(
-        &mut self,
-        dest: u32,
-        context: u16,
-        tag: u32,
-        mode: Mode,
-        body: &[IoSlice<'_>],
-    ) -> bool {
+    fn send_at_once(&mut self, route: MessageRoute, body: &[IoSlice<'_>]) -> bool {
         let length = total(body);
-        let Some((head, frame)) = self.head_at_once(dest, context, tag, mode, length) else {
+        let Some((head, frame)) = self.head_at_once(route, length) else {
             return false;
         };
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         gather(&head, body, 0, to_usize(length), &mut slices)
-            .is_some_and(|count| self.frame_at_once(dest, &slices[..count], frame))
+            .is_some_and(|count| self.frame_at_once(route.dest, &slices[..count], frame))
     }
 
     /// Returns the envelope of a message that may be sent at once, and the length of its frame.
     #[inline]
     fn head_at_once(
         &self,
-        dest: u32,
-        context: u16,
-        tag: u32,
-        mode: Mode,
+        route: MessageRoute,
         length: u64,
     ) -> Option<([u8; ENVELOPE_BYTES], u32)> {
+        let MessageRoute { dest, context, tag, mode } = route;
         let peer = self.peers.get(dest as usize)?;
         let frame = length + to_u64(ENVELOPE_BYTES);
         if !peer.is_clear() || frame > u64::from(peer.frame_bytes_max) {
@@ -169,12 +170,10 @@ impl<P: Provider> MessageEngine<P> {
 
     fn begin_send(
         &mut self,
-        dest: u32,
-        context: u16,
-        tag: u32,
-        mode: Mode,
+        route: MessageRoute,
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
+        let MessageRoute { dest, context, tag, mode } = route;
         self.check_destination(dest)?;
         self.check_announced(dest)?;
         let is_synchronous = mode == Mode::Synchronous;

@@ -9,36 +9,32 @@
 //! ```
 //! Either side ends an attempt or a connection with `Over`.
 
+use vigie_detect::Instant;
+
 use super::{
     network::{NetworkState, NotifyPeer, PacketBody, SimEvent, SimPacket},
     objects::{Caller, ConnectAttempt, ConnectionId, NicIndex, SimConnection, ViEndpoint},
 };
-use crate::vi::{NicEvent, Reason, RequestId, ViEvent, ViId};
+use crate::vi::{Connect, NicEvent, Reason, RequestId, ViEvent, ViId};
 
 /// The most requests that a NIC keeps for its consumer; further ones are refused.
 const REQUESTS_MAX: usize = 4096;
 
 impl NetworkState {
     /// Makes the call of an idle VI.
-    pub(super) fn call(
-        &mut self,
-        end: ViEndpoint,
-        to: NicIndex,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: u64,
-    ) {
-        let connection_id = self.begin_call(end, deadline);
+    pub(super) fn call(&mut self, end: ViEndpoint, to: NicIndex, call: Connect<'_>) {
+        let connection_id = self.begin_call(end, call.deadline);
         let Some(vi) = self.vi(end) else { return };
         vi.attempt = Some(ConnectAttempt::Called { connection_id, to });
-        self.send_call(end, to, connection_id, discriminator, greeting, false);
+        self.send_call(end, to, connection_id, call, false);
     }
 
-    fn begin_call(&mut self, end: ViEndpoint, deadline: u64) -> ConnectionId {
+    fn begin_call(&mut self, end: ViEndpoint, deadline: Instant) -> ConnectionId {
         let connection_id = self.next_connection_id();
         if let Some(vi) = self.vi(end) {
             vi.core.change(ViEvent::Connect);
         }
+        let deadline = deadline.as_nanos();
         if deadline < u64::MAX {
             let expiry = SimEvent::Expire { nic: end.nic, vi: end.vi, connection_id };
             let expiry = self.schedule(deadline, expiry);
@@ -54,26 +50,20 @@ impl NetworkState {
         end: ViEndpoint,
         to: NicIndex,
         connection_id: ConnectionId,
-        discriminator: &[u8],
-        greeting: &[u8],
+        call: Connect<'_>,
         is_peer: bool,
     ) {
         let Some(attributes) = self.vi(end).map(|vi| vi.core.attributes) else { return };
-        let caller = Caller { end, connection_id, attributes, greeting: greeting.to_vec() };
-        let body = PacketBody::Call { caller, discriminator: discriminator.to_vec(), is_peer };
+        let caller = Caller { end, connection_id, attributes, greeting: call.greeting.to_vec() };
+        let discriminator = call.discriminator.to_vec();
+        let body = PacketBody::Call { caller, discriminator, is_peer };
         self.transmit(SimPacket { from: end, to, vi: None, connection_id, body });
     }
 
     /// Calls a NIC that makes the same call. The lower of the two answers; within one NIC, the later VI.
-    pub(super) fn call_peer(
-        &mut self,
-        end: ViEndpoint,
-        to: NicIndex,
-        discriminator: &[u8],
-        greeting: &[u8],
-        deadline: u64,
-    ) {
-        let connection_id = self.begin_call(end, deadline);
+    pub(super) fn call_peer(&mut self, end: ViEndpoint, to: NicIndex, call: Connect<'_>) {
+        let Connect { discriminator, greeting, .. } = call;
+        let connection_id = self.begin_call(end, call.deadline);
         let Some(vi) = self.vi(end) else { return };
         vi.attempt = Some(ConnectAttempt::Rendezvous {
             connection_id,
@@ -83,7 +73,7 @@ impl NetworkState {
         });
 
         if to < end.nic {
-            self.send_call(end, to, connection_id, discriminator, greeting, true);
+            self.send_call(end, to, connection_id, call, true);
         } else if to == end.nic {
             self.meet_on_one_nic(end, discriminator, greeting);
         } else {
@@ -352,15 +342,8 @@ impl NetworkState {
         if let Some(attempt) = self.end_attempt(end) {
             self.leave(end, &attempt, Reason::Disconnected);
         }
-        if let Some(SimConnection { connection_id, peer, .. }) = connection {
-            let body = PacketBody::Over(Reason::Disconnected);
-            self.transmit(SimPacket {
-                from: end,
-                to: peer.nic,
-                vi: Some(peer.vi),
-                connection_id,
-                body,
-            });
+        if let Some(connection) = connection {
+            self.transmit(connection.packet(end, PacketBody::Over(Reason::Disconnected)));
         }
         self.flush(end);
         if let Some(vi) = self.vi(end) {

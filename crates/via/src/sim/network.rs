@@ -453,13 +453,7 @@ impl NetworkState {
         self.flush(end);
         self.announce(end.nic, NicEvent::Broken { vi: end.vi, reason });
         if notify == NotifyPeer::Yes {
-            self.transmit(SimPacket {
-                from: end,
-                to: connection.peer.nic,
-                vi: Some(connection.peer.vi),
-                connection_id: connection.connection_id,
-                body: PacketBody::Over(reason),
-            });
+            self.transmit(connection.packet(end, PacketBody::Over(reason)));
         }
     }
 

@@ -172,14 +172,13 @@ impl Provider for SimNic {
 
     fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
         let (mut world, nic) = self.check_call(to)?;
-        world.call(self.end(to.vi), nic, to.discriminator, to.greeting, to.deadline.as_nanos());
+        world.call(self.end(to.vi), nic, to);
         Ok(())
     }
 
     fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
         let (mut world, nic) = self.check_call(to)?;
-        let expires_at = to.deadline.as_nanos();
-        world.call_peer(self.end(to.vi), nic, to.discriminator, to.greeting, expires_at);
+        world.call_peer(self.end(to.vi), nic, to);
         Ok(())
     }
 

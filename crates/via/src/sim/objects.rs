@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use vigie_detect::Notifier;
 
-use super::network::SimEvent;
+use super::network::{PacketBody, SimEvent, SimPacket};
 use crate::vi::{
     Attributes, Completion, NicEvent, RequestId, Status, ViAttributes, ViId,
     objects::{self, Objects, PostedReceive, ViCore},
@@ -137,6 +137,14 @@ pub(super) struct SimConnection {
     pub(super) sent: u64,
     /// The latest packet of unreliable data that arrived here, by the peer's count from 1.
     pub(super) newest: u64,
+}
+
+impl SimConnection {
+    /// Makes a packet to the peer of the connection's end `from`.
+    pub(super) const fn packet(&self, from: ViEndpoint, body: PacketBody) -> SimPacket {
+        let Self { connection_id, peer, .. } = *self;
+        SimPacket { from, to: peer.nic, vi: Some(peer.vi), connection_id, body }
+    }
 }
 
 #[derive(Debug)]

@@ -73,8 +73,7 @@ impl NetworkState {
                     connection.sent += 1;
                     *number = connection.sent;
                 }
-                let SimConnection { connection_id, peer, .. } = connection;
-                Some(SimPacket { from: end, to: peer.nic, vi: Some(peer.vi), connection_id, body })
+                Some(connection.packet(end, body))
             }
 
             Err(status) => {
@@ -187,18 +186,8 @@ impl NetworkState {
     }
 
     fn reply(&mut self, end: ViEndpoint, body: PacketBody) {
-        let Some(SimConnection { connection_id, peer, .. }) =
-            self.vi(end).and_then(|vi| vi.connection)
-        else {
-            return;
-        };
-        self.transmit(SimPacket {
-            from: end,
-            to: peer.nic,
-            vi: Some(peer.vi),
-            connection_id,
-            body,
-        });
+        let Some(connection) = self.vi(end).and_then(|vi| vi.connection) else { return };
+        self.transmit(connection.packet(end, body));
     }
 
     fn receive_reliably(

@@ -109,7 +109,7 @@ impl Wire for UdpWire {
     }
 
     fn send(&mut self, to: SocketAddr, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
-        self.sockets.send(to, packets, packet_bytes)
+        self.sockets.socket_to(to).send(to, packets, packet_bytes)
     }
 
     fn send_gathered(
@@ -118,7 +118,7 @@ impl Wire for UdpWire {
         packets: &Gather,
         packet_bytes: usize,
     ) -> io::Result<()> {
-        self.sockets.send_gathered(to, packets, packet_bytes)
+        self.sockets.socket_to(to).send_gathered(to, packets, packet_bytes)
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {

@@ -40,7 +40,7 @@ const NO_DATA: epoll::EventData = epoll::EventData::new_u64(0);
 
 /// A socket, and the peer that it is connected to.
 #[derive(Debug)]
-struct PeerSocket {
+pub(super) struct PeerSocket {
     socket: UdpSocket,
     peer: Option<SocketAddr>,
     /// The length into which the kernel cuts what is sent; 0: not at all.
@@ -85,7 +85,12 @@ impl PeerSocket {
         }
     }
 
-    fn send(&mut self, to: SocketAddr, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
+    pub(super) fn send(
+        &mut self,
+        to: SocketAddr,
+        packets: &[u8],
+        packet_bytes: usize,
+    ) -> io::Result<()> {
         if packets.len() <= packet_bytes {
             if self.segment_bytes != 0 && packets.len() > self.segment_bytes {
                 self.cut(0)?;
@@ -110,7 +115,7 @@ impl PeerSocket {
         }
     }
 
-    fn send_gathered(
+    pub(super) fn send_gathered(
         &mut self,
         to: SocketAddr,
         packets: &Gather,
@@ -250,25 +255,8 @@ impl SocketSet {
 
     // -------------------------------------------------------------- sending
 
-    pub(super) fn send(
-        &mut self,
-        to: SocketAddr,
-        packets: &[u8],
-        packet_bytes: usize,
-    ) -> io::Result<()> {
-        self.socket_to(to).send(to, packets, packet_bytes)
-    }
-
-    pub(super) fn send_gathered(
-        &mut self,
-        to: SocketAddr,
-        packets: &Gather,
-        packet_bytes: usize,
-    ) -> io::Result<()> {
-        self.socket_to(to).send_gathered(to, packets, packet_bytes)
-    }
-
-    fn socket_to(&mut self, to: SocketAddr) -> &mut PeerSocket {
+    /// Returns the socket for what is sent to an address.
+    pub(super) fn socket_to(&mut self, to: SocketAddr) -> &mut PeerSocket {
         let is_its =
             |peer_socket: &PeerSocket| peer_socket.peer == Some(to) && !peer_socket.is_retiring;
         let index = match self.sockets.iter().position(is_its) {
@@ -427,7 +415,7 @@ mod tests {
 
     fn send_many(sockets: &mut SocketSet, to: SocketAddr, count: u32) {
         for number in 0..count {
-            sockets.send(to, &number.to_le_bytes(), 100).expect("sent");
+            sockets.socket_to(to).send(to, &number.to_le_bytes(), 100).expect("sent");
         }
     }
 
@@ -558,7 +546,7 @@ mod tests {
             SocketSet::new(UdpSocket::bind(address).expect("it is free")).expect("a socket");
         send_many(&mut one, address, 10);
         assert_eq!(take_all(&mut again).len(), 10);
-        again.send(one.address(), b"back", 100).expect("sent");
+        again.socket_to(one.address()).send(one.address(), b"back", 100).expect("sent");
         assert_eq!(take_all(&mut one), [(b"back".to_vec(), address)]);
     }
 
@@ -568,7 +556,8 @@ mod tests {
     fn without_a_connected_socket_it_goes_on() {
         let (mut one, mut two) = (sockets(), sockets());
         for _ in 0..2 * PROMOTE_AFTER {
-            one.send("[::1]:9".parse().expect("an address"), b"remote", 100).expect_err("no way");
+            let to = "[::1]:9".parse().expect("an address");
+            one.socket_to(to).send(to, b"remote", 100).expect_err("no way");
         }
         assert!(one.has_connect_failed);
         send_many(&mut one, two.address(), 2 * PROMOTE_AFTER);

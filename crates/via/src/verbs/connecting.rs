@@ -31,7 +31,9 @@ use super::{
 };
 use crate::{
     auth::random,
-    vi::{Connect, NicEvent, Reason, RequestId, Status, ViError, ViEvent, ViId, ViState},
+    vi::{
+        Connect, NicEvent, Reason, Reliability, RequestId, Status, ViError, ViEvent, ViId, ViState,
+    },
 };
 
 /// How long a caller may take to identify itself, and an accepted one to confirm.
@@ -576,16 +578,8 @@ impl Verbs {
             return self.refused(vi, Reason::PeerDied);
         };
         let peer = call.answer.clone();
-        let refusal = if peer.reliability != own.reliability {
-            Some(MISMATCH)
-        } else if self.activate(vi, &peer.end).is_err() {
-            Some(Reason::TransportFailed)
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
-            self.finish(name, Some(&ControlFrame::Refuse(reason)));
-            return self.refused(vi, reason);
+        if !self.activate_or_refuse(name, vi, own.reliability, &peer) {
+            return;
         }
 
         let Some(session) = self.sessions.get_mut(&name) else { return };
@@ -597,6 +591,26 @@ impl Verbs {
         }
         self.expect(deadline);
         self.tend(name);
+    }
+
+    /// Activates a VI, or refuses the peer and the VI. Returns whether it is active.
+    fn activate_or_refuse(
+        &mut self,
+        name: u32,
+        vi: u32,
+        reliability: Reliability,
+        peer: &PeerParameters,
+    ) -> bool {
+        let reason = if peer.reliability != reliability {
+            MISMATCH
+        } else if self.activate(vi, &peer.end).is_err() {
+            Reason::TransportFailed
+        } else {
+            return true;
+        };
+        self.finish(name, Some(&ControlFrame::Refuse(reason)));
+        self.refused(vi, reason);
+        false
     }
 
     /// The connection is established: the caller uses it, or confirms it.
@@ -620,17 +634,9 @@ impl Verbs {
 
     fn answered(&mut self, name: u32, vi: u32, answer: PeerParameters) {
         let Some(found) = self.vis.get(&vi) else { return };
-        let id = found.id;
-        let refusal = if answer.reliability != found.attributes.reliability {
-            Some(MISMATCH)
-        } else if self.activate(vi, &answer.end).is_err() {
-            Some(Reason::TransportFailed)
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
-            self.finish(name, Some(&ControlFrame::Refuse(reason)));
-            return self.refused(vi, reason);
+        let (id, reliability) = (found.id, found.attributes.reliability);
+        if !self.activate_or_refuse(name, vi, reliability, &answer) {
+            return;
         }
         if let Some(session) = self.sessions.get_mut(&name) {
             session.stage = SessionState::Up { vi };

@@ -4,7 +4,7 @@
 use std::{
     io,
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
 
@@ -23,7 +23,7 @@ use rustix::{
 
 use crate::{
     clock::{Instant, monotonic_now},
-    detector::{HandleAddress, Interest, ReadinessEvent, Ready},
+    detector::{HandleAddress, Interest, ReadinessEvent, Ready, Watch},
 };
 
 const WAKE: Token = Token(usize::MAX);
@@ -143,13 +143,8 @@ impl EpollHandle {
         let _ = self.waker.wake();
     }
 
-    pub(crate) fn watch(
-        &self,
-        descriptor: RawFd,
-        address: HandleAddress,
-        key: u32,
-        interest: Interest,
-    ) -> io::Result<()> {
+    pub(crate) fn watch(&self, watch: Watch) -> io::Result<()> {
+        let Watch { descriptor, address, key, interest } = watch;
         let interest = match interest {
             Interest::Readable => mio::Interest::READABLE,
             Interest::Writable => mio::Interest::WRITABLE,

@@ -6,16 +6,10 @@
 
 mod epoll;
 
-use std::{
-    io,
-    os::fd::{BorrowedFd, RawFd},
-};
+use std::{io, os::fd::BorrowedFd};
 
 pub(crate) use self::epoll::RoutedEvent;
-use crate::{
-    clock::Instant,
-    detector::{HandleAddress, Interest},
-};
+use crate::{clock::Instant, detector::Watch};
 
 pub(crate) enum Poller {
     Epoll(epoll::Epoll),
@@ -94,15 +88,9 @@ impl PollerHandle {
         }
     }
 
-    pub(crate) fn watch(
-        &self,
-        descriptor: RawFd,
-        address: HandleAddress,
-        key: u32,
-        interest: Interest,
-    ) -> io::Result<()> {
+    pub(crate) fn watch(&self, watch: Watch) -> io::Result<()> {
         match self {
-            Self::Epoll(poller_handle) => poller_handle.watch(descriptor, address, key, interest),
+            Self::Epoll(poller_handle) => poller_handle.watch(watch),
             Self::Virtual => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "descriptors cannot be watched in virtual time: use simulated sources, or a host \

@@ -183,14 +183,15 @@ impl<H: EngineHarness> CaseRunner<OnHost<H>> {
         self.harness.0.named(index).expect("invariant: asked before")
     }
 
-    /// Polls `task`, which must wait.
-    fn begins(
+    /// Makes a task that asks for an event, and must wait.
+    fn begins<'a>(
         &self,
-        task: &mut Task<'_, H::Engine>,
+        host: &'a EngineHost<H::Engine>,
         named: &mut Named<H::Engine>,
-    ) -> Result<(), Violation> {
+    ) -> Result<Task<'a, H::Engine>, Violation> {
+        let mut task = Task::new(host, named);
         let saw = match task.poll(named) {
-            Poll::Pending => return Ok(()),
+            Poll::Pending => return Ok(task),
             Poll::Ready(ended) => format!("{ended:?} at once"),
         };
         Err(Violation::Spurious { request: 0, saw, at: self.at })
@@ -247,8 +248,7 @@ fn named_after<H: EngineHarness>(
 ) -> Result<(), Violation> {
     for index in 0..4 {
         let mut named = stage.named(index);
-        let mut task = Task::new(host, &named);
-        stage.begins(&mut task, &mut named)?;
+        let mut task = stage.begins(host, &mut named)?;
         for _ in 0..index {
             stage.look()?;
         }
@@ -264,8 +264,7 @@ fn named_before_sleep<H: EngineHarness>(
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
-    let mut task = Task::new(host, &named);
-    stage.begins(&mut task, &mut named)?;
+    let mut task = stage.begins(host, &mut named)?;
     stage.look()?;
     let (trigger, flag) = (trigger_of(&mut named), Arc::clone(&task.flag));
     let between = || {
@@ -283,8 +282,7 @@ fn named_renewed<H: EngineHarness>(
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
-    let mut task = Task::new(host, &named);
-    stage.begins(&mut task, &mut named)?;
+    let mut task = stage.begins(host, &mut named)?;
     let first = std::mem::replace(&mut task.flag, Flag::new());
     let waker = Waker::from(Arc::clone(&task.flag));
     let cx = Context::from_waker(&waker);
@@ -306,10 +304,8 @@ fn named_dropped<H: EngineHarness>(
 ) -> Result<(), Violation> {
     for (index, leaves_first) in [(0, false), (1, true)] {
         let mut named = stage.named(index);
-        let mut leaver = Task::new(host, &named);
-        let mut task = Task::new(host, &named);
-        stage.begins(&mut leaver, &mut named)?;
-        stage.begins(&mut task, &mut named)?;
+        let leaver = stage.begins(host, &mut named)?;
+        let mut task = stage.begins(host, &mut named)?;
         let trigger = trigger_of(&mut named);
         if leaves_first {
             drop(leaver);
@@ -334,8 +330,7 @@ fn named_shutdown<H: EngineHarness>(
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
-    let mut task = Task::new(host, &named);
-    stage.begins(&mut task, &mut named)?;
+    let mut task = stage.begins(host, &mut named)?;
     stage.server.shutdown();
     let mut later = Task::new(host, &named);
     for (is_woken, task) in [(task.flag.is_set(), &mut task), (true, &mut later)] {

@@ -80,6 +80,14 @@ pub(in crate::messages) struct ForwarderEngine<P: Provider> {
     report: ForwarderReport,
 }
 
+/// A packet of a message, from the source at `vi`.
+struct DataPacket {
+    vi: ViId,
+    header: PacketHeader,
+    arrival: Arrival,
+    fragment: FragmentPosition,
+}
+
 impl<P: Provider> ForwarderEngine<P> {
     pub(in crate::messages) fn new(
         nic: P,
@@ -363,12 +371,11 @@ impl<P: Provider> ForwarderEngine<P> {
             return Ok(Ok(()));
         };
 
+        let packet = DataPacket { vi, header, arrival, fragment };
         match &self.execution {
-            Execution::Nic { is_cut: true, .. } => {
-                self.cut_through(vi, header, arrival, fragment)?
-            }
-            Execution::Nic { .. } => self.store(vi, header, arrival, fragment)?,
-            Execution::Host(_) => self.copy_out(vi, header, arrival, fragment)?,
+            Execution::Nic { is_cut: true, .. } => self.cut_through(packet)?,
+            Execution::Nic { .. } => self.store(packet)?,
+            Execution::Host(_) => self.copy_out(packet)?,
         }
 
         Ok(Ok(()))
@@ -466,13 +473,8 @@ impl<P: Provider> ForwarderEngine<P> {
     }
 
     /// Sends each packet on as it arrives.
-    fn cut_through(
-        &mut self,
-        vi: ViId,
-        mut header: PacketHeader,
-        arrival: Arrival,
-        fragment: FragmentPosition,
-    ) -> Result<(), MessagesError> {
+    fn cut_through(&mut self, packet: DataPacket) -> Result<(), MessagesError> {
+        let DataPacket { vi, mut header, arrival, fragment } = packet;
         if fragment.is_first {
             let rest = self.run(&header, std::slice::from_ref(&arrival))?;
             if let Some(source) = self.sources.get_mut(&vi) {
@@ -493,13 +495,8 @@ impl<P: Provider> ForwarderEngine<P> {
     }
 
     /// Holds packets until the last one, and then sends all.
-    fn store(
-        &mut self,
-        vi: ViId,
-        header: PacketHeader,
-        arrival: Arrival,
-        fragment: FragmentPosition,
-    ) -> Result<(), MessagesError> {
+    fn store(&mut self, packet: DataPacket) -> Result<(), MessagesError> {
+        let DataPacket { vi, header, arrival, fragment } = packet;
         let Some(source) = self.sources.get_mut(&vi) else { return Ok(()) };
         source.held.push(arrival);
         if !fragment.is_last {
@@ -529,13 +526,8 @@ impl<P: Provider> ForwarderEngine<P> {
     // ------------------------------------------------------------------ by the host
 
     /// Copies a packet into the program's memory, and hands over the message when it is complete.
-    fn copy_out(
-        &mut self,
-        vi: ViId,
-        header: PacketHeader,
-        arrival: Arrival,
-        fragment: FragmentPosition,
-    ) -> Result<(), MessagesError> {
+    fn copy_out(&mut self, packet: DataPacket) -> Result<(), MessagesError> {
+        let DataPacket { vi, mut header, arrival, fragment } = packet;
         let Some(source) = self.sources.get_mut(&vi) else { return Ok(()) };
         let Execution::Host(host) = &mut self.execution else { return Ok(()) };
         let begun = monotonic_now();
@@ -551,7 +543,6 @@ impl<P: Provider> ForwarderEngine<P> {
             return Ok(());
         }
         let bytes = std::mem::take(&mut source.bytes);
-        let mut header = header;
         header.offset = 0;
         self.give(vi, ProgramMessage::new(header, bytes))
     }

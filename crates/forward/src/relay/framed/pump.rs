@@ -29,7 +29,7 @@ use crate::{
         chooser::TransferEngine,
         error::{PumpError, StreamSide},
         resources::RelayResources,
-        stream::RelayStream,
+        stream::{PumpContext, RelayStream},
         yielder::POLL_BYTES_MAX,
     },
 };
@@ -127,18 +127,17 @@ impl FramedPump {
         self.start < self.end
     }
 
-    /// Moves as many bytes as possible, adds them to `moved`, and is ready once the end has been passed on.
+    /// Moves as many bytes as possible, counts them, and is ready once the end has been passed on.
     pub(in crate::relay) fn poll<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
-        (from, to): (&A, &B),
-        resources: &RelayResources,
-        moved: &mut u64,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
-        let before = *moved;
+        let (resources, before) = (context.resources, *context.moved);
         self.counted_to = self.work.map(|_| thread_cpu_time());
-        let ended = self.pump(cx, (from, to), resources, moved);
-        resources.count_bytes(TransferEngine::Copy, *moved - before);
+        let moved = &mut *context.moved;
+        let ended = self.pump(cx, PumpContext { moved, ..context });
+        resources.count_bytes(TransferEngine::Copy, *context.moved - before);
         self.count_work();
         self.counted_to = None;
         ended
@@ -155,10 +154,9 @@ impl FramedPump {
     fn pump<A: RelayStream, B: RelayStream>(
         &mut self,
         cx: &mut Context<'_>,
-        (from, to): (&A, &B),
-        resources: &RelayResources,
-        moved: &mut u64,
+        context: PumpContext<'_, A, B>,
     ) -> Poll<Result<(), PumpError>> {
+        let PumpContext { from, to, resources, moved } = context;
         let stop = *moved + POLL_BYTES_MAX;
         loop {
             ready!(self.give(cx, to, resources, moved))?;

@@ -55,7 +55,7 @@ use crate::{
         Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, Weak,
         thread::{self, Thread},
     },
-    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, TaskKind, poll},
+    task_cell::{LiveTasks, Runnable, TaskInfo},
 };
 
 /// Creates the threads of a runtime. They hold the shared part until the shutdown.
@@ -158,26 +158,11 @@ impl HybridShared {
     }
 }
 
-pub(crate) fn spawn<F>(
+pub(crate) fn schedule(
     shared: &Arc<HybridShared>,
-    mut label: Label,
-    future: F,
-) -> JoinHandle<F::Output>
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    let kind = TaskKind::of::<F>();
-    label.kind = Some(kind);
-    label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
-    let scheduler = Arc::clone(shared);
-    let schedule =
-        WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));
-    let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule);
-    if let Some(runnable) = runnable {
-        runnable.schedule();
-    }
-    handle
+) -> impl async_task::Schedule<TaskInfo> + Send + Sync + 'static {
+    let shared = Arc::clone(shared);
+    WithInfo(move |task: Runnable, info: ScheduleInfo| shared.schedule(task, &info))
 }
 
 /// Wakes the thread that is inside `block_on`.

@@ -33,10 +33,10 @@ use crate::{
 };
 
 pub(crate) struct HybridShared {
-    pub(super) server: Server,
-    pub(super) live: Arc<LiveTasks>,
-    pub(super) pool: Arc<BlockingPool>,
-    pub(super) options: Options,
+    pub(crate) server: Server,
+    pub(crate) live: Arc<LiveTasks>,
+    pub(crate) pool: Arc<BlockingPool>,
+    pub(crate) options: Options,
     /// Enters this runtime on a thread.
     pub(super) enter: fn(Arc<Self>) -> EnteredContext,
     /// Tasks that were not made ready by a worker.
@@ -47,7 +47,7 @@ pub(crate) struct HybridShared {
     /// The workers' compute lanes.
     pub(super) computing: Box<[ComputeQueue<Runnable>]>,
     /// Credit for tasks spawned by threads that run no task.
-    pub(super) foreign_credit: SharedCredit,
+    pub(crate) foreign_credit: SharedCredit,
     /// The workers, then the reserve threads' slots.
     pub(super) remotes: Box<[Remote]>,
     pub(super) idle: Idle,
@@ -158,18 +158,6 @@ impl Parts for HybridShared {
 }
 
 impl HybridShared {
-    pub(crate) fn server(&self) -> &Server {
-        &self.server
-    }
-
-    pub(crate) fn pool(&self) -> &Arc<BlockingPool> {
-        &self.pool
-    }
-
-    pub(crate) fn live(&self) -> &Arc<LiveTasks> {
-        &self.live
-    }
-
     /// Asks all threads to end. They do so after their present poll.
     pub(crate) fn shutdown(&self) {
         self.is_shutdown.store(true, Ordering::SeqCst);
@@ -348,10 +336,6 @@ impl HybridShared {
         let polled =
             self.remotes.iter().filter_map(|remote| Some((remote, remote.worker_slot.current()?)));
         polled.map(|(remote, (_, site))| (site, place(remote))).collect()
-    }
-
-    pub(crate) const fn options(&self) -> &Options {
-        &self.options
     }
 
     /// Returns the reserve threads, to be joined after the shutdown.

@@ -116,15 +116,15 @@ impl Worker {
         self.local.own()
     }
 
-    /// Records a time that was read.
-    fn note_time(&self, now: Instant) {
+    /// Records a time that was read, and returns it.
+    fn note_time(&self, now: Instant) -> Instant {
         self.local.switched_at.set(now.as_nanos());
         poll::sample_processor_time(now.as_nanos());
+        now
     }
 
     fn work(&mut self) {
-        let mut now = monotonic_now();
-        self.note_time(now);
+        let mut now = self.note_time(monotonic_now());
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.poll_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
@@ -156,8 +156,7 @@ impl Worker {
 
     /// Serves the reaction lane and watches, until there is nothing to serve and another thread watches.
     fn serve(&mut self) {
-        let mut now = monotonic_now();
-        self.note_time(now);
+        let mut now = self.note_time(monotonic_now());
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.poll_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;

@@ -58,6 +58,15 @@ pub enum XdpMode {
     Generic,
 }
 
+/// The rings of a socket.
+#[derive(Debug)]
+struct XdpRings {
+    fill: XdpRing,
+    completion: XdpRing,
+    receive: XdpRing,
+    send: XdpRing,
+}
+
 /// An AF_XDP socket.
 #[derive(Debug)]
 pub(super) struct Xdp {
@@ -66,10 +75,7 @@ pub(super) struct Xdp {
     socket: OwnedFd,
     /// A socket that is a member of groups on behalf of this one.
     groups: Option<OwnedFd>,
-    fill: XdpRing,
-    completion: XdpRing,
-    receive: XdpRing,
-    send: XdpRing,
+    rings: XdpRings,
     memory: Memory,
     /// Places of frames that can be filled.
     free: Vec<u64>,
@@ -90,10 +96,7 @@ pub(super) struct Xdp {
 /// A socket with its memory that is not bound yet.
 struct Unbound {
     socket: OwnedFd,
-    fill: XdpRing,
-    completion: XdpRing,
-    receive: XdpRing,
-    send: XdpRing,
+    rings: XdpRings,
     memory: Memory,
     /// Places of frames to be sent; those before them were given to the kernel.
     free: Vec<u64>,
@@ -146,7 +149,8 @@ fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
     let places = receive_places..receive_places + send_count;
     let free = places.map(|number| u64::from(number) * FRAME_BYTES).collect();
     let receive_end = u64::from(receive_places) * FRAME_BYTES;
-    Ok(Unbound { socket, fill, completion, receive, send, memory, free, receive_end })
+    let rings = XdpRings { fill, completion, receive, send };
+    Ok(Unbound { socket, rings, memory, free, receive_end })
 }
 
 /// Tries to bind sockets to a queue of an interface in several ways.
@@ -241,16 +245,12 @@ impl Xdp {
 
         kernel::lead(map.as_fd(), queue, unbound.socket.as_fd()).map_err(failed)?;
 
-        let Unbound { socket, fill, completion, receive, send, memory, free, receive_end } =
-            unbound;
+        let Unbound { socket, rings, memory, free, receive_end } = unbound;
         Ok(Self {
             _attached: attached,
             socket,
             groups,
-            fill,
-            completion,
-            receive,
-            send,
+            rings,
             memory,
             send_count: free.len(),
             free,
@@ -297,7 +297,7 @@ impl Xdp {
                 tag: None,
             });
             taken += 1;
-            self.receive.take();
+            self.rings.receive.take();
             self.spend(place / FRAME_BYTES * FRAME_BYTES);
         }
         if taken == 0 && self.spent.len() >= SPENT_IDLE {
@@ -311,13 +311,13 @@ impl Xdp {
     /// frame is prefetched from its likely place.
     #[inline]
     fn next_frame(&self) -> Option<[u64; 2]> {
-        if !self.receive.has_entry() {
+        if !self.rings.receive.has_entry() {
             return None;
         }
         let mut word = [0; 8];
         let _ = self.memory.read(self.likely + HEADROOM_BYTES, &mut word);
         hint::black_box(word);
-        self.receive.peek()
+        self.rings.receive.peek()
     }
 
     #[inline]
@@ -332,7 +332,7 @@ impl Xdp {
     #[cold]
     fn refill(&mut self) {
         for place in self.spent.drain(..) {
-            let is_put = self.fill.put(&[place]);
+            let is_put = self.rings.fill.put(&[place]);
             debug_assert!(is_put, "a ring with more entries than places");
         }
     }
@@ -346,13 +346,13 @@ impl Xdp {
     }
 
     pub(super) fn has_frame(&self) -> bool {
-        self.receive.has_entry()
+        self.rings.receive.has_entry()
     }
 
     /// Frees the places of frames that were sent.
     fn reap(&mut self) {
-        while let Some([place, _]) = self.completion.peek() {
-            self.completion.take();
+        while let Some([place, _]) = self.rings.completion.peek() {
+            self.rings.completion.take();
             self.free.push(place / FRAME_BYTES * FRAME_BYTES);
         }
     }
@@ -375,7 +375,7 @@ impl Xdp {
         }
         let length = u32::try_from(at - place).unwrap_or(0).to_ne_bytes();
         let [a, b, c, d] = length;
-        if !self.send.put(&[place, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])]) {
+        if !self.rings.send.put(&[place, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])]) {
             self.free.push(place);
             return false;
         }
@@ -414,7 +414,7 @@ impl Xdp {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.completion.peek().is_some()
+        !self.free.is_empty() || self.rings.completion.peek().is_some()
     }
 
     pub(super) fn join(&mut self, index: u32, group: MacAddress) -> io::Result<()> {
