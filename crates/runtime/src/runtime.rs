@@ -223,7 +223,7 @@ impl Runtime {
             Scheduler::UserLevel(shared) => match shared.shutdown(deadline) {
                 Shutdown::Over => {}
                 Shutdown::GoesOn => {
-                    drop(shared.pool().begin_shutdown());
+                    drop(shared.pool.begin_shutdown());
                     return Ok(());
                 }
                 Shutdown::TimedOut => left += 1,

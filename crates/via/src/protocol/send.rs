@@ -10,7 +10,7 @@ use super::{
     },
     link::SendOutcome,
     payload::{SLICES_MAX, copy_range, gather, total},
-    peer::PeerLink,
+    peer::{Peer, PeerLink},
     request::{RequestEntry, SendBody, SendPhase, SendRequest},
     to_u64, to_usize,
 };
@@ -38,6 +38,55 @@ struct MessageRoute {
     context: u16,
     tag: u32,
     mode: Mode,
+}
+
+/// Returns what the first frame of a message says that is not sent whole: its beginning follows, or nothing if the peer has
+/// paused this side or reads the message from its memory.
+fn first_frame(
+    key: u64,
+    send: &SendRequest,
+    peer: &Peer,
+    has_borrowed: bool,
+) -> (Envelope, Opening) {
+    let max = u64::from(peer.frame_bytes_max);
+    let is_short = send.total + to_u64(ENVELOPE_BYTES) <= max;
+    let remote = match &send.body {
+        SendBody::Memory { key: Some(key), offset, .. }
+            if !is_short && matches!(peer.link, PeerLink::Reliable(_)) =>
+        {
+            Some((key.0, *offset))
+        }
+        _ => None,
+    };
+    let has_bytes = match &send.body {
+        SendBody::Borrowed => has_borrowed,
+        SendBody::Owned(_) => true,
+        SendBody::Memory { .. } => remote.is_none(),
+    };
+    let room = whole_lines(max - to_u64(ENVELOPE_BYTES + OPENING_BYTES));
+    let is_sent = has_bytes && !peer.is_paused;
+    let length = if is_sent { room.min(send.total).min(peer.window_out) } else { 0 };
+
+    let mut head = Envelope {
+        kind: FrameKind::First,
+        flags: send.flags,
+        context: send.context,
+        tag: send.tag,
+        id: 0,
+        length: u32::try_from(length).unwrap_or_default(),
+    };
+    let mut opening = Opening { total: send.total, request: key, ..Opening::default() };
+    if let Some((region, offset)) = remote {
+        head.flags |= FLAG_KEY;
+        (opening.key, opening.offset) = (region, offset);
+    }
+    if peer.is_paused {
+        head.flags |= FLAG_ANNOUNCED;
+        if send.total == 0 {
+            head.flags |= FLAG_SYNCHRONOUS;
+        }
+    }
+    (head, opening)
 }
 
 impl<P: Provider> MessageEngine<P> {
@@ -383,41 +432,9 @@ impl<P: Provider> MessageEngine<P> {
         }
 
         let window = peer.window_out;
-        let room = whole_lines(max - to_u64(ENVELOPE_BYTES + OPENING_BYTES));
-        let remote = match &send.body {
-            SendBody::Memory { key: Some(key), offset, .. }
-                if !is_short && matches!(peer.link, PeerLink::Reliable(_)) =>
-            {
-                Some((key.0, *offset))
-            }
-            _ => None,
-        };
-        let has_bytes = match &send.body {
-            SendBody::Borrowed => borrowed.is_some(),
-            SendBody::Owned(_) => true,
-            SendBody::Memory { .. } => remote.is_none(),
-        };
-        let length = if has_bytes && !is_announced { room.min(send.total).min(window) } else { 0 };
+        let (mut head, opening) = first_frame(key, send, peer, borrowed.is_some());
         // Nothing will be granted of an empty message: it ends when it is matched.
         let is_empty = send.total == 0;
-
-        let mut head = Envelope {
-            kind: FrameKind::First,
-            flags: send.flags,
-            context: send.context,
-            tag: send.tag,
-            id: 0,
-            length: u32::try_from(length).unwrap_or_default(),
-        };
-        let mut opening = Opening { total: send.total, request: key, ..Opening::default() };
-        if let Some((region, offset)) = remote {
-            head.flags |= FLAG_KEY;
-            (opening.key, opening.offset) = (region, offset);
-        }
-        if is_announced {
-            head.flags |= if is_empty { FLAG_ANNOUNCED | FLAG_SYNCHRONOUS } else { FLAG_ANNOUNCED };
-        }
-
         let stream = self.peers.get_mut(rank as usize).filter(|_| !is_empty);
         let stream = stream.map(|peer| peer.open_stream());
         if stream == Some(None) {
@@ -429,7 +446,7 @@ impl<P: Provider> MessageEngine<P> {
         let mut bytes = [0; ENVELOPE_BYTES + OPENING_BYTES];
         bytes[..ENVELOPE_BYTES].copy_from_slice(&head.encode());
         bytes[ENVELOPE_BYTES..].copy_from_slice(&opening.encode());
-        let count = to_usize(length);
+        let count = head.length as usize;
         let sent = self.with_body(key, borrowed, count, |engine, body, skip| {
             engine.push_frame(rank, &bytes, body, skip, count)
         });
@@ -437,11 +454,12 @@ impl<P: Provider> MessageEngine<P> {
         if sent == SendOutcome::Done {
             self.counters.messages_sent += 1;
             if let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) {
+                let is_remote = head.has(FLAG_KEY);
                 send.stage = stream.map_or(SendPhase::Sent, |stream| SendPhase::Open { stream });
-                send.sent = length;
-                let is_held = remote.is_some() || is_announced;
+                send.sent = u64::from(head.length);
+                let is_held = is_remote || is_announced;
                 send.limit = if is_held { 0 } else { window.min(send.total) };
-                send.needs_finish = remote.is_some();
+                send.needs_finish = is_remote;
                 send.needs_match |= is_empty;
                 send.is_announced = is_announced;
             }
