@@ -64,6 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if let Some(path) = env::args().nth(1) {
         fs::write(&path, draw(&runs)).map_err(|error| format!("{path}: {error}"))?;
+        println!("drawn to {path}");
     }
     Ok(())
 }

@@ -702,7 +702,7 @@ mod current {
     fn without_a_server_the_error_says_what_to_do() {
         let error = Server::current().expect_err("none was entered");
         let text = error.to_string();
-        assert!(text.contains("no detection server hosts this task"), "{text}");
+        assert!(text.contains("no vigie runtime runs here"), "{text}");
         assert!(text.contains("Server::spawn_thread"), "{text}");
         assert!(text.contains("enter"), "{text}");
         assert_eq!(io::Error::from(error).kind(), io::ErrorKind::NotConnected);

@@ -73,12 +73,14 @@ pub enum BuildError {
     BlockingThreads,
     /// At least one task thread is needed.
     TaskThreads,
-    /// A task needs some stack.
+    /// A task needs some stack, and no thread has that much.
     TaskStack {
         /// The requested size.
         bytes: usize,
         /// The smallest stack.
         least: usize,
+        /// The largest stack.
+        most: usize,
     },
     /// The detection server could not be created: it needs an epoll instance, an eventfd and timerfds.
     Server(io::Error),
@@ -115,15 +117,20 @@ impl fmt::Display for BuildError {
                 f.write_str("`blocking_threads` is zero: it must be at least 1")
             }
             Self::TaskThreads => f.write_str("`task_threads` is zero: it must be at least 1"),
-            Self::TaskStack { bytes, least } => {
-                write!(f, "`task_stack_bytes` is {bytes}: it must be at least {least}")
+            Self::TaskStack { bytes, least, most } => {
+                write!(f, "`task_stack_bytes` is {bytes}: it must be between {least} and {most}")
             }
             Self::Server(error) => write!(
                 f,
                 "the detection server could not be created{}",
                 refusal::cause(Resource::Descriptor, error)
             ),
-            Self::MetricsSocket(_) => f.write_str("the metrics socket could not be created"),
+            Self::MetricsSocket(ServeError::Io { path, source }) => {
+                write!(f, "the metrics socket {} could not be created: {source}", path.display())
+            }
+            Self::MetricsSocket(error) => {
+                write!(f, "the metrics socket could not be created: {error}")
+            }
             Self::Tokio(_) => f.write_str("the tokio runtime beside could not be started"),
             Self::Thread(error) => write!(
                 f,
@@ -161,6 +168,9 @@ const WORKERS_MAX: usize = 1024;
 const SPIN_MAX: Duration = Duration::from_millis(10);
 
 const STACK_BYTES_MIN: usize = 16 * 1024;
+
+/// The largest: more is a mistake.
+const STACK_BYTES_MAX: usize = 1 << 30;
 
 impl Runtime {
     /// Creates a runtime with the defaults of [`builder`](Self::builder).
@@ -339,7 +349,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets the stack size of each task's thread in the kernel-level flavor, in bytes, at least 16 KiB.
+    /// Sets the stack size of each task's thread in the kernel-level flavor, in bytes, 16 KiB to 1 GiB.
     /// Default: the standard library's 2 MiB, of which only the used part takes memory.
     pub fn task_stack_bytes(mut self, bytes: usize) -> Self {
         self.options.task_stack_bytes = Some(bytes);
@@ -526,9 +536,10 @@ fn check(options: &Options, adaptive: &Adaptive) -> Result<(), BuildError> {
         return Err(BuildError::TaskThreads);
     }
     if let Some(bytes) = options.task_stack_bytes
-        && bytes < STACK_BYTES_MIN
+        && !(STACK_BYTES_MIN..=STACK_BYTES_MAX).contains(&bytes)
     {
-        return Err(BuildError::TaskStack { bytes, least: STACK_BYTES_MIN });
+        let (least, most) = (STACK_BYTES_MIN, STACK_BYTES_MAX);
+        return Err(BuildError::TaskStack { bytes, least, most });
     }
     Ok(())
 }

@@ -207,7 +207,8 @@ impl Handle {
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(
             !hybrid::is_worker() && !user_level::runs_here(None) && !kernel_level::runs_here(),
-            "`block_on` inside a task would stop its worker: spawn the future, or await it"
+            "`block_on` inside a task, or inside another `block_on` of the user-level flavor, would stop the tasks of \
+             its thread: spawn the future, or await it"
         );
         self.refuse_fork();
         match &self.scheduler {

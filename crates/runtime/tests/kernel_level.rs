@@ -395,6 +395,8 @@ fn a_thread_that_the_kernel_refuses() {
 fn options_are_checked() {
     let refused = builder().task_stack_bytes(16 * 1024 - 1).build();
     assert!(matches!(refused, Err(BuildError::TaskStack { bytes: 16383, .. })));
+    let refused = builder().task_stack_bytes(usize::MAX).build();
+    assert!(matches!(refused, Err(BuildError::TaskStack { bytes: usize::MAX, .. })));
     assert!(matches!(builder().task_threads(0).build(), Err(BuildError::TaskThreads)));
     assert!(matches!(builder().thread_name("a\0b").build(), Err(BuildError::ThreadName)));
     against_hang(|| {

@@ -17,8 +17,8 @@ pub struct NoServer;
 impl fmt::Display for NoServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "no detection server hosts this task: run it in a vigie runtime, or make a server with \
-             `Server::spawn_thread` and `enter` it",
+            "no vigie runtime runs here: call this inside `Runtime::block_on` or a task of a runtime, or \
+             make a detection server with `Server::spawn_thread` and `enter` it",
         )
     }
 }
