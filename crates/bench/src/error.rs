@@ -209,6 +209,16 @@ impl Failure {
         Self::Io { doing: doing.into(), reason }
     }
 
+    /// Describes what is not an error of the system.
+    pub(crate) fn because(doing: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Io { doing: doing.into(), reason: reason.into() }
+    }
+
+    /// Describes a workload that a system cannot run.
+    pub(crate) fn unsupported(system: impl ToString, reason: impl Into<String>) -> Self {
+        Self::Unsupported { system: system.to_string(), reason: reason.into() }
+    }
+
     pub(crate) fn runtime(error: impl ToString) -> Self {
         Self::Runtime { reason: error.to_string() }
     }

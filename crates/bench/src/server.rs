@@ -169,6 +169,14 @@ impl Server {
         self.child.usage()
     }
 
+    /// Does something, and returns with what came of it what the process has used meanwhile.
+    pub(crate) fn spent<T>(
+        &mut self,
+        run: impl FnOnce() -> Result<T, BenchError>,
+    ) -> Result<(T, Usage), BenchError> {
+        self.child.spent(run)
+    }
+
     /// Asks the process what its runtime has counted so far; nothing if that is not vigie's.
     pub(crate) fn counts(&mut self) -> Result<Option<Counts>, BenchError> {
         self.child.counts()

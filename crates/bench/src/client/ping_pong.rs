@@ -35,7 +35,7 @@ const TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
 pub struct PingPong {
     pub(super) address: SocketAddr,
     pub(super) connections: u32,
-    pub(super) samples: u32,
+    pub(crate) samples: u32,
     pub(super) budget: Duration,
     pub(super) spacing: Spacing,
     pub(super) timeout: Duration,

@@ -23,3 +23,4 @@ pub(crate) use self::program::{Program, cache, describe, is_installed, output_of
 pub use self::realtime::Priority;
 pub(crate) use self::strace::Trace;
 pub use self::usage::Usage;
+pub(crate) use self::usage::threads_of;

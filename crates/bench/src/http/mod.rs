@@ -25,9 +25,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::client::HttpClient;
 use crate::compute::{Pace, parse_duration};
 use crate::error::{BenchError, Failure};
-use crate::host::Priority;
 use crate::process::{Child, Message, Role};
-use crate::report::{Amount, Case, Progress, REACTION, Repetition, Row, Show, by_default, table};
+use crate::report::{Amount, Case, REACTION, Repetition, Row, Show, Turn, by_default, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows: requests in a closed loop, nothing else.
@@ -87,17 +86,11 @@ impl HttpPlan {
         self.computations.unwrap_or_else(|| COMPUTATIONS_PER_CORE.saturating_mul(cores))
     }
 
-    fn hello(
-        &self,
-        system: System,
-        server: &mut Child,
-        address: SocketAddr,
-    ) -> Result<Repetition, BenchError> {
-        let before = server.usage()?;
-        let found = wrk::run(system, address, self.connections, self.amount.of_turn())?;
-        let used = server.usage()?.since(before);
+    fn hello(&self, server: &mut Child, address: SocketAddr) -> Result<Repetition, BenchError> {
+        let run = || wrk::run(address, self.connections, self.amount.of_turn());
+        let (found, used) = server.spent(run)?;
         let requests = found.requests.max(1) as f64;
-        Ok(Repetition::new(Priority::Ordinary { reason: "wrk is run as it is".to_owned() })
+        Ok(Repetition::default()
             .figure(PER_S, found.per_s)
             .figure(CPU_US, used.cpu_ns as f64 / 1e3 / requests)
             .figure(WRK_P99, found.p99_us))
@@ -129,39 +122,32 @@ impl Case for HttpPlan {
     }
 
     fn rows(&self) -> Vec<(Self::Setting, Row)> {
-        let hello = |&system| {
-            let row = Row::new(system, HELLO)
-                .parameter("connections", self.connections)
-                .parameter("workers", self.amount.workers());
-            ((system, HELLO), row)
-        };
-        let busy = |&system| {
-            let row = Row::new(system, BUSY)
-                .parameter("connections", self.connections)
-                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.amount.workers());
-            ((system, BUSY), row)
-        };
-        let overload = |&system| {
-            let row = Row::new(system, OVERLOAD)
-                .parameter("pings_per_s", self.pings)
-                .parameter("computations_per_s", self.computations())
-                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.amount.workers());
-            ((system, OVERLOAD), row)
-        };
-        let systems = self.amount.systems(&[System::Vigie]);
-        let calm = systems.iter().map(hello).chain(systems.iter().map(busy));
-        calm.chain(systems.iter().map(overload)).collect()
+        let mut rows = Vec::new();
+        for case in [HELLO, BUSY, OVERLOAD] {
+            for system in self.amount.systems(&[System::Vigie]) {
+                let mut row = Row::new(system, case).parameter("workers", self.amount.workers());
+                if case == OVERLOAD {
+                    row = row
+                        .parameter("pings_per_s", self.pings)
+                        .parameter("computations_per_s", self.computations());
+                } else {
+                    row = row.parameter("connections", self.connections);
+                }
+                if case != HELLO {
+                    row = row.parameter("step_ms", self.step.as_secs_f64() * 1e3);
+                }
+                rows.push(((system, case), row));
+            }
+        }
+        rows
     }
 
     fn measure(
         &self,
         &(system, case): &Self::Setting,
-        seed: u64,
-        progress: &Progress,
+        turn: &Turn<'_>,
     ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, {case}"));
+        turn.shows(format!("{system}, {case}"));
         let (workers, step) = (self.amount.workers(), self.step);
         let mut server =
             Child::start(&HttpServer { system, workers, step, pace: Pace::of_this_machine() })?;
@@ -170,12 +156,12 @@ impl Case for HttpPlan {
             other => return Err(server.unexpected(&other)),
         };
         if case == OVERLOAD {
-            return self.overload(address, seed);
+            return self.overload(address, turn.seed);
         }
         if case == BUSY {
             client::keep_busy(address, BUSY_CLIENTS);
         }
-        self.hello(system, &mut server, address)
+        self.hello(&mut server, address)
     }
 
     fn tables(&self, rows: &[Row]) -> String {

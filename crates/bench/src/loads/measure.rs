@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::clock;
 use crate::compute::Pace;
 use crate::error::BenchError;
-use crate::host::{Priority, Usage};
+use crate::host::{Priority, Usage, threads_of};
 use crate::mix::{ClosedClients, LoadServer, Mix, PacedClient, ResponseTimes};
 use crate::process::{Child, Message, Role};
 use crate::schedulers::System;
@@ -302,11 +302,7 @@ impl Threads {
     }
 
     fn count(&mut self) {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process));
-        let status = status.unwrap_or_default();
-        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
-        let threads: usize = threads.and_then(|text| text.trim().parse().ok()).unwrap_or_default();
-        let threads = threads.saturating_sub(self.own);
+        let threads = threads_of(self.process).saturating_sub(self.own);
         let is_early = self.start.elapsed() < SETTLED_AFTER;
         let most = if is_early { &mut self.early } else { &mut self.settled };
         *most = threads.max(*most);

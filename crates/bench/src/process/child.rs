@@ -91,6 +91,19 @@ impl Child {
         }
     }
 
+    /// Does something, and returns with what came of it what the process has used meanwhile.
+    ///
+    /// # Errors
+    /// Those of `run`, and of the process.
+    pub(crate) fn spent<T>(
+        &mut self,
+        run: impl FnOnce() -> Result<T, BenchError>,
+    ) -> Result<(T, Usage), BenchError> {
+        let before = self.usage()?;
+        let found = run()?;
+        Ok((found, self.usage()?.since(before)))
+    }
+
     /// Asks the child for its usage so far.
     pub(crate) fn usage(&mut self) -> Result<Usage, BenchError> {
         match self.ask(ASKS_USAGE)? {
