@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vigie_forward::{CostError, MessageError, ParametersError, SimulationError};
 
+use crate::host::Missing;
 use crate::schedulers::SystemError;
 
 /// A measurement that could not be made.
@@ -59,9 +60,9 @@ pub enum BenchError {
         /// What it printed.
         line: String,
     },
-    /// No control group with a quota could be made.
+    /// What is to be measured, or what it needs, is not on this machine.
     #[error(transparent)]
-    NoGroup(#[from] NoGroup),
+    Missing(#[from] Missing),
     /// No such system.
     #[error(transparent)]
     System(#[from] SystemError),
@@ -99,26 +100,26 @@ impl BenchError {
     /// connections, cannot be built or has no such workload. Other systems can still be measured.
     #[must_use]
     pub const fn is_of_the_system(&self) -> bool {
-        let Self::Failed { failure, .. } = self else { return false };
-        matches!(
-            failure,
-            Failure::NoEcho { .. }
-                | Failure::WrongEcho { .. }
-                | Failure::Runtime { .. }
-                | Failure::Unsupported { .. }
-        )
+        match self {
+            Self::Missing(_) => true,
+            Self::Failed { failure, .. } => matches!(
+                failure,
+                Failure::NoEcho { .. }
+                    | Failure::WrongEcho { .. }
+                    | Failure::Runtime { .. }
+                    | Failure::Unsupported { .. }
+            ),
+            _ => false,
+        }
     }
-}
 
-/// Why there is no control group with a quota here.
-#[derive(Debug, Error)]
-#[error(
-    "no control group with a cpu quota can be made here ({tried}): it needs root and a writable /sys/fs/cgroup"
-)]
-#[non_exhaustive]
-pub struct NoGroup {
-    /// Which hierarchies were tried, and what each said.
-    pub tried: String,
+    /// Says what a process of this role failed at.
+    pub(crate) fn io(
+        role: &'static str,
+        doing: impl Into<String>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Failed { role, failure: Failure::io(doing)(error) }
+    }
 }
 
 /// A model or a simulation that cannot be made.

@@ -5,11 +5,12 @@ use thiserror::Error;
 /// A system that is not on this machine, and how it gets there.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("skipped: {what}; {remedy}")]
-pub(crate) struct Missing {
+#[non_exhaustive]
+pub struct Missing {
     /// The missing part.
-    pub(crate) what: String,
+    pub what: String,
     /// The remedy.
-    pub(crate) remedy: String,
+    pub remedy: String,
 }
 
 impl Missing {

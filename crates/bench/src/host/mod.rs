@@ -16,7 +16,7 @@ mod usage;
 pub(crate) use self::arena::{Arena, CONTROL_BYTES, SharedFile};
 pub(crate) use self::cores::{allowed, pin};
 pub(crate) use self::machine::Machine;
-pub(crate) use self::missing::Missing;
+pub use self::missing::Missing;
 pub(crate) use self::mpi::{BuiltMpi, MPICH, Mpi, OPEN_MPI};
 pub(crate) use self::namespaces::{INTERFACE, Namespace, Namespaces, address, enter, missing};
 pub(crate) use self::program::{Program, cache, describe, is_installed, output_of, write_if_new};
