@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::messages::datagram::{BYTES_MAX, datagram_carrier, datagram_carriers, datagram_plan};
+use crate::messages::datagram::{BYTES_MAX, SYSTEMS, datagram_carrier, datagram_plan};
 use crate::messages::plan::PingPongPlan;
 use crate::messages::{Carrier, UnknownCarrier};
 use crate::report::{Turns, by_default};
@@ -13,7 +13,7 @@ pub(super) struct Datagrams {
     /// Measure these systems only. Default: all; those over a veth pair need the right to make network
     /// namespaces, and are skipped without it.
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", value_parser = this)]
-    only: Vec<&'static dyn Carrier>,
+    only: Vec<&'static Carrier>,
     /// Sizes of datagrams in bytes. Default: from 1 to as many as fit into a packet.
     #[arg(
         long,
@@ -26,13 +26,13 @@ pub(super) struct Datagrams {
     turns: Turns,
 }
 
-fn this(word: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
+fn this(word: &str) -> Result<&'static Carrier, UnknownCarrier> {
     datagram_carrier(word)
 }
 
 impl Datagrams {
     pub(super) fn plan(self) -> PingPongPlan {
-        let carriers = if self.only.is_empty() { datagram_carriers() } else { self.only };
+        let carriers = if self.only.is_empty() { SYSTEMS.to_vec() } else { self.only };
         let mut plan = datagram_plan(carriers, &self.sizes);
         plan.budget = self.turns.budget;
         plan.rounds = self.turns.rounds;

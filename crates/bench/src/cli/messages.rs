@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::barrier::Provider;
 use crate::messages::plan::PingPongPlan;
-use crate::messages::remote::{remote_carriers, remote_plan};
+use crate::messages::remote::{self, remote_plan};
 use crate::messages::{Carrier, CarrierKind, Measure, UnknownCarrier, carriers, named};
 use crate::report::{Turns, by_default};
 
@@ -76,7 +76,7 @@ const BYTES_MAX: u32 = 1 << 30;
 const RANKS_MAX: u32 = 256;
 
 /// The systems that a word stands for.
-type Selection = Vec<&'static dyn Carrier>;
+type Selection = Vec<&'static Carrier>;
 
 fn these(word: &str) -> Result<Selection, UnknownCarrier> {
     named(word)
@@ -110,30 +110,30 @@ impl PingPong {
     }
 
     /// vigie's own systems between namespaces and their peers, or what was asked for.
-    fn remote(&self) -> Vec<&'static dyn Carrier> {
-        let is_wanted = |carrier: &&'static dyn Carrier| {
+    fn remote(&self) -> Vec<&'static Carrier> {
+        let is_wanted = |carrier: &&'static Carrier| {
             if !self.only.is_empty() {
-                return self.only.iter().flatten().any(|one| one.name() == carrier.name());
+                return self.only.iter().flatten().any(|one| one.name == carrier.name);
             }
             let is_of =
-                |provider, family| self.provider.contains(&provider) && carrier.family() == family;
-            carrier.kind() != CarrierKind::Vigie
+                |provider, family| self.provider.contains(&provider) && carrier.family == family;
+            carrier.kind != CarrierKind::Vigie
                 || is_of(Provider::Udp, "udp")
                 || is_of(Provider::Ether, "ether")
         };
-        remote_carriers().into_iter().filter(is_wanted).collect()
+        remote::SYSTEMS.into_iter().filter(is_wanted).collect()
     }
 
     /// vigie's own systems, the limits and the peers, or what was asked for; each once.
-    fn systems(&self) -> Vec<&'static dyn Carrier> {
-        let meant = |words: &[Selection], carrier: &&dyn Carrier| {
-            words.iter().flatten().any(|one| one.name() == carrier.name())
+    fn systems(&self) -> Vec<&'static Carrier> {
+        let meant = |words: &[Selection], carrier: &&Carrier| {
+            words.iter().flatten().any(|one| one.name == carrier.name)
         };
-        let is_wanted = |carrier: &&'static dyn Carrier| {
+        let is_wanted = |carrier: &&'static Carrier| {
             if !self.only.is_empty() {
                 return meant(&self.only, carrier);
             }
-            carrier.kind() != CarrierKind::Peer || meant(&self.peers, carrier)
+            carrier.kind != CarrierKind::Peer || meant(&self.peers, carrier)
         };
         carriers().into_iter().filter(is_wanted).collect()
     }
