@@ -14,11 +14,8 @@ use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::host::Usage;
 use crate::inside::Counts;
-use crate::process::{Child, Message, Role};
+use crate::process::{Child, Role};
 use crate::schedulers::System;
-
-/// How long a server may take to listen.
-const START_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Size of a [`LoadCommand`] on the control connection.
 pub(crate) const COMMAND_BYTES: usize = 12;
@@ -129,12 +126,8 @@ impl ServerPlan {
     /// Starts the server process under a tracer whose command line is `wrapper`.
     pub(crate) fn start_under(&self, wrapper: &[String]) -> Result<Server, BenchError> {
         let mut child = Child::start_under(wrapper, self)?;
-        match child.next(START_PATIENCE)? {
-            Message::Listening { process, echo, control } => {
-                Ok(Server { child, process, echo, control })
-            }
-            other => Err(child.unexpected(&other)),
-        }
+        let (process, echo, control) = child.listening()?;
+        Ok(Server { child, process, echo, control })
     }
 }
 

@@ -115,11 +115,10 @@ impl SwitchPlan {
 /// Counts in this process, and prints it for the parent.
 pub(crate) fn count_here(plan: &SwitchPlan) -> Result<(), Failure> {
     if !counting::is_counting() {
-        return Err(Failure::Unsupported {
-            system: plan.system.name().to_owned(),
-            reason: "this program has no counting allocator; run the command `vigie-bench`"
-                .to_owned(),
-        });
+        return Err(Failure::unsupported(
+            plan.system,
+            "this program has no counting allocator; run the command `vigie-bench`",
+        ));
     }
     let counts = plan.system.runner().map_err(Failure::runtime)?.switch(plan)?;
     print_result(&counts);

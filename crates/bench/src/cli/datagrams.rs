@@ -2,10 +2,12 @@
 
 use clap::Args;
 
+use super::Options;
+use crate::error::BenchError;
 use crate::messages::datagram::{BYTES_MAX, SYSTEMS, datagram_carrier, datagram_plan};
 use crate::messages::plan::PingPongPlan;
 use crate::messages::{Carrier, UnknownCarrier};
-use crate::report::{Turns, by_default};
+use crate::report::{Plan, Turns, by_default};
 
 #[derive(Debug, Args)]
 #[command(mut_arg("budget", by_default("150ms")), mut_arg("rounds", by_default("3")))]
@@ -30,8 +32,14 @@ fn this(word: &str) -> Result<&'static Carrier, UnknownCarrier> {
     datagram_carrier(word)
 }
 
+impl Options for Datagrams {
+    fn planned(self) -> Result<Box<dyn Plan>, BenchError> {
+        Ok(Box::new(self.plan()))
+    }
+}
+
 impl Datagrams {
-    pub(super) fn plan(self) -> PingPongPlan {
+    fn plan(self) -> PingPongPlan {
         let carriers = if self.only.is_empty() { SYSTEMS.to_vec() } else { self.only };
         let mut plan = datagram_plan(carriers, &self.sizes);
         plan.budget = self.turns.budget;

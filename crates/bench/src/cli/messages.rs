@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::Options;
 use crate::barrier::Provider;
+use crate::error::BenchError;
 use crate::messages::plan::PingPongPlan;
 use crate::messages::remote::{self, remote_plan};
 use crate::messages::{Carrier, CarrierKind, Measure, UnknownCarrier, carriers, named};
-use crate::report::{Turns, by_default};
+use crate::report::{Plan, Turns, by_default};
 
 #[derive(Debug, Args)]
 #[command(mut_arg("budget", by_default("300ms")), mut_arg("rounds", by_default("3")))]
@@ -82,8 +84,14 @@ fn these(word: &str) -> Result<Selection, UnknownCarrier> {
     named(word)
 }
 
+impl Options for PingPong {
+    fn planned(self) -> Result<Box<dyn Plan>, BenchError> {
+        Ok(Box::new(self.plan()))
+    }
+}
+
 impl PingPong {
-    pub(super) fn plan(self) -> PingPongPlan {
+    fn plan(self) -> PingPongPlan {
         let is_remote = !self.provider.contains(&Provider::Shm);
         let mut plan =
             if is_remote { remote_plan(self.remote(), &self.sizes) } else { self.local() };

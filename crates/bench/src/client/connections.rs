@@ -114,10 +114,7 @@ impl Connections {
         on_echo: &mut dyn FnMut(Duration),
     ) -> Result<Duration, Failure> {
         let Some((control, task)) = &mut self.control else {
-            return Err(Failure::Unsupported {
-                system: "the client".to_owned(),
-                reason: "its plan has no compute task".to_owned(),
-            });
+            return Err(Failure::unsupported("the client", "its plan has no compute task"));
         };
         let command = LoadCommand { steps: task.steps, step: task.step };
         control.write_all(&command.to_bytes()).map_err(Failure::io("starting the compute task"))?;

@@ -147,12 +147,8 @@ impl PingPong {
     /// [`BenchError::Failed`] if a message was not echoed in time ([`Failure::NoEcho`](crate::Failure::NoEcho)) or
     /// the server could not be reached; other variants if the process itself fails.
     pub fn run(&self, on_progress: &mut dyn FnMut(usize)) -> Result<Echoes, BenchError> {
-        let mut child = Child::start(self)?;
         let timeout = self.timeout.saturating_add(TIMEOUT_MARGIN);
-        let priority = match child.next(timeout)? {
-            Message::Ready { priority } => priority,
-            other => return Err(child.unexpected(&other)),
-        };
+        let (mut child, priority) = Child::start_ready(self, timeout)?;
         let mut echoes = Echoes { sent: 0, samples: Samples::new(), priority, completed: None };
         loop {
             match child.next(timeout)? {

@@ -14,9 +14,6 @@ use crate::error::{BenchError, Failure};
 use crate::process::{Child, Message, Role};
 use crate::server::COMPUTE_FIRST;
 
-/// How long the process may take to begin.
-const START_PATIENCE: Duration = Duration::from_secs(20);
-
 /// How long an answer may take: on a system with ten times as many requests as cores, some seconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -34,11 +31,7 @@ impl Role for Requests {
 impl Requests {
     /// Starts the process; dropping what is returned ends it.
     pub(crate) fn start(self) -> Result<Child, BenchError> {
-        let mut child = Child::start(&self)?;
-        match child.next(START_PATIENCE)? {
-            Message::Computing { .. } => Ok(child),
-            other => Err(child.unexpected(&other)),
-        }
+        Child::start_computing(&self)
     }
 }
 
@@ -49,10 +42,9 @@ pub(crate) fn request(plan: &Requests) -> Result<(), Failure> {
         (0..plan.clients).map(|_| thread::spawn(move || request_for_ever(address))).collect();
     Message::Computing { process: process::id() }.print();
     for client in others {
-        client.join().map_err(|_panic| Failure::Io {
-            doing: "sending requests".to_owned(),
-            reason: "a client panicked".to_owned(),
-        })??;
+        client
+            .join()
+            .map_err(|_panic| Failure::because("sending requests", "a client panicked"))??;
     }
     Ok(())
 }

@@ -12,8 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock;
 use crate::error::{BenchError, Failure};
 use crate::host::realtime::{self, Priority};
-use crate::process::{Child, Message, Role};
-use crate::statistics::Samples;
+use crate::process::{Child, Message, Role, print_result};
 
 /// The path at which the service computes.
 pub(super) const COMPUTE: &str = "/compute";
@@ -45,32 +44,20 @@ impl Role for HttpClient {
 }
 
 /// The results of such a client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct HttpResult {
     /// From when each ping was due until its answer was read.
-    pub(super) pings: Samples,
+    pub(super) pings_ns: Vec<u64>,
     /// Computations that were answered within the span.
     pub(super) computations: u64,
-    pub(super) priority: Priority,
 }
 
 impl HttpClient {
     /// Starts the client's process, and waits for what it finds.
-    pub(super) fn start(self) -> Result<HttpResult, BenchError> {
+    pub(super) fn start(self) -> Result<(HttpResult, Priority), BenchError> {
         let timeout = self.span + 2 * TIMEOUT;
-        let mut child = Child::start(&self)?;
-        let priority = match child.next(timeout)? {
-            Message::Ready { priority } => priority,
-            other => return Err(child.unexpected(&other)),
-        };
-        let mut found = HttpResult { pings: Samples::new(), computations: 0, priority };
-        loop {
-            match child.next(timeout)? {
-                Message::RoundTrips { nanoseconds } => found.pings.extend(nanoseconds),
-                Message::Sent { messages } => found.computations = messages,
-                Message::Finished => return Ok(found),
-                other => return Err(child.unexpected(&other)),
-            }
-        }
+        let (mut child, priority) = Child::start_ready(&self, timeout)?;
+        Ok((child.result(timeout)?, priority))
     }
 
     /// Runs in the client's process.
@@ -97,13 +84,11 @@ impl HttpClient {
             let (client, computed) = (self.clone(), Arc::clone(&computed));
             thread::spawn(move || client.compute(&computed, start));
         }
-        let mut nanoseconds = Vec::new();
+        let mut pings_ns = Vec::new();
         for pinger in pingers {
-            nanoseconds.extend(pinger.join().expect("invariant: a pinger never panics")?);
+            pings_ns.extend(pinger.join().expect("invariant: a pinger never panics")?);
         }
-        Message::RoundTrips { nanoseconds }.print();
-        // What is still computed is not waited for.
-        Message::Sent { messages: computed.load(Ordering::Relaxed) }.print();
+        print_result(&HttpResult { pings_ns, computations: computed.load(Ordering::Relaxed) });
         Ok(())
     }
 

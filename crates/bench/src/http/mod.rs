@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::client::HttpClient;
 use crate::compute::{Pace, parse_duration};
 use crate::error::{BenchError, Failure};
-use crate::process::{Child, Message, Role};
+use crate::process::{Child, Role};
 use crate::report::{Amount, Case, REACTION, Repetition, Row, Show, Turn, by_default, table};
 use crate::schedulers::System;
 
@@ -55,9 +55,6 @@ const BUSY_CLIENTS: u32 = 8;
 
 /// Computations per second for each core: with the 200 ms that each takes, 1.2 times what the core can do.
 const COMPUTATIONS_PER_CORE: u32 = 6;
-
-/// How long a process may take to get ready.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Which systems serve which requests. `wrk` takes whole seconds in each turn, so its share of the time is rounded up.
 #[derive(Clone, Debug, Args)]
@@ -105,10 +102,10 @@ impl HttpPlan {
             span,
             seed,
         };
-        let found = client.start()?;
+        let (found, priority) = client.start()?;
         let computed = found.computations as f64 / span.as_secs_f64();
-        Ok(Repetition::new(found.priority)
-            .samples(REACTION, found.pings)
+        Ok(Repetition::new(priority)
+            .samples(REACTION, found.pings_ns.into_iter().collect())
             .figure(COMPUTED_PER_S, computed))
     }
 }
@@ -151,10 +148,7 @@ impl Case for HttpPlan {
         let (workers, step) = (self.amount.workers(), self.step);
         let mut server =
             Child::start(&HttpServer { system, workers, step, pace: Pace::of_this_machine() })?;
-        let address = match server.next(TIMEOUT)? {
-            Message::Listening { echo, .. } => echo,
-            other => return Err(server.unexpected(&other)),
-        };
+        let (_, address, _) = server.listening()?;
         if case == OVERLOAD {
             return self.overload(address, turn.seed);
         }
@@ -223,6 +217,6 @@ impl HttpServer {
     #[cfg(not(feature = "hyper"))]
     pub(crate) fn serve(&self) -> Result<(), Failure> {
         let reason = "vigie-bench was built without its feature `hyper`";
-        Err(Failure::Unsupported { system: self.system.to_string(), reason: reason.to_owned() })
+        Err(Failure::unsupported(self.system, reason))
     }
 }

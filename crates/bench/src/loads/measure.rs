@@ -11,7 +11,7 @@ use crate::compute::Pace;
 use crate::error::BenchError;
 use crate::host::{Priority, Usage, threads_of};
 use crate::mix::{ClosedClients, LoadServer, Mix, PacedClient, ResponseTimes};
-use crate::process::{Child, Message, Role};
+use crate::process::{Child, Message};
 use crate::schedulers::System;
 use crate::statistics::microseconds;
 
@@ -176,14 +176,11 @@ impl Run {
         };
         let own_threads = plan.own_threads();
         let mut server = Child::start(&plan)?;
-        let (process, address) = match server.next(TIMEOUT)? {
-            Message::Listening { process, echo, .. } => (process, echo),
-            other => return Err(server.unexpected(&other)),
-        };
+        let (process, address, _) = server.listening()?;
         let mut closed = None;
         if ClosedClients::are_in(mix) {
             let clients = ClosedClients { address, mix: mix.clone() };
-            closed = Some(ready(&clients)?.0);
+            closed = Some(Child::start_ready(&clients, TIMEOUT)?.0);
         }
         let client = PacedClient {
             address,
@@ -193,7 +190,7 @@ impl Run {
             opened_per_s: self.opened_per_s,
             counts_from_due: self.counts_from_due,
         };
-        let (mut paced, priority) = ready(&client)?;
+        let (mut paced, priority) = Child::start_ready(&client, TIMEOUT)?;
         if let Some(closed) = &mut closed {
             closed.go();
         }
@@ -274,15 +271,6 @@ impl HostTime {
     fn stolen_since(self, before: Self) -> f64 {
         let all = self.all.saturating_sub(before.all).max(1);
         self.stolen.saturating_sub(before.stolen) as f64 / all as f64
-    }
-}
-
-/// Starts a client and waits until its connections are open.
-fn ready<R: Role>(role: &R) -> Result<(Child, Priority), BenchError> {
-    let mut child = Child::start(role)?;
-    match child.next(TIMEOUT)? {
-        Message::Ready { priority } => Ok((child, priority)),
-        other => Err(child.unexpected(&other)),
     }
 }
 

@@ -100,10 +100,9 @@ impl PacedClient {
             }
             let sender = scope.spawn(|| self.send(&connections, &groups, start));
             let received = self.receive(&connections, &groups, start, &sender);
-            let sent = sender.join().map_err(|_panic| Failure::Io {
-                doing: "sending requests".to_owned(),
-                reason: "the sender panicked".to_owned(),
-            })??;
+            let sent = sender
+                .join()
+                .map_err(|_panic| Failure::because("sending requests", "the sender panicked"))??;
             Ok::<_, Failure>((sent, received?))
         });
         let (sent, received) = counted?;

@@ -95,7 +95,7 @@ impl Runner for Epoll {
 impl Epoll {
     fn unsupported(&self, reason: &str) -> Failure {
         let system = if self.sleeps { System::EpollThread } else { System::BusyPoll };
-        Failure::Unsupported { system: system.name().to_owned(), reason: reason.to_owned() }
+        Failure::unsupported(system, reason)
     }
 
     fn poll_once(&self, poll: &impl std::os::fd::AsFd, events: &mut Vec<Event>) -> io::Result<()> {

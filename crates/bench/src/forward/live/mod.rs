@@ -28,7 +28,7 @@ use self::peer::Peer;
 use self::placement::veth_namespace;
 use crate::error::BenchError;
 use crate::messages::rank_context::cores;
-use crate::process::{Child, Message};
+use crate::process::Child;
 use crate::report::{Outcome, Plan, Progress, Row, Subject};
 use crate::statistics::{Samples, median};
 
@@ -140,12 +140,7 @@ impl LivePlan {
             System::Direct => None,
             System::Host(carries, waits) => {
                 let plan = ForwarderPlan { namespace: wires.path(), core: second, carries, waits };
-                let mut child = Child::start(&plan).map_err(text)?;
-                match child.next(TIMEOUT).map_err(text)? {
-                    Message::Computing { .. } => {}
-                    other => return Err(text(child.unexpected(&other))),
-                }
-                Some(RunningForwarder::Ours(child))
+                Some(RunningForwarder::Ours(Child::start_computing(&plan).map_err(text)?))
             }
             System::Peer(peer) => {
                 Some(RunningForwarder::Theirs(peer.start(&wires, [first, second])?))

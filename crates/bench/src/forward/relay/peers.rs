@@ -5,7 +5,6 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child as Process, Command, Stdio, id};
-use std::time::Duration;
 
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -16,7 +15,7 @@ use super::serve::RelayRole;
 use super::topology::RelayTopology;
 use crate::error::BenchError;
 use crate::host::{Missing, allowed, pin};
-use crate::process::{Child, Message};
+use crate::process::Child;
 
 /// Another relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -97,10 +96,8 @@ pub(super) fn start(kind: RelayKind, topology: &RelayTopology) -> Result<Running
                 namespace: topology.middle.clone(),
             };
             let mut child = Child::start(&role)?;
-            match child.next(Duration::from_secs(10))? {
-                Message::Listening { .. } => Ok(RunningRelay::Ours { _child: child }),
-                other => Err(child.unexpected(&other)),
-            }
+            child.listening()?;
+            Ok(RunningRelay::Ours { _child: child })
         }
     }
 }
