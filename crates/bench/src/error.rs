@@ -210,6 +210,21 @@ impl Failure {
         Self::Io { doing: doing.into(), reason }
     }
 
+    /// Describes what came instead of an answer, for which `waited` was waited at most.
+    pub(crate) fn no_answer(
+        doing: impl Into<String>,
+        waited: Duration,
+        answered: u64,
+    ) -> impl FnOnce(io::Error) -> Self {
+        move |error| match error.kind() {
+            // A socket with a time limit reports its end as `WouldBlock`.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                Self::NoEcho { waited, answered }
+            }
+            _ => Self::io(doing)(error),
+        }
+    }
+
     /// Describes what is not an error of the system.
     pub(crate) fn because(doing: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Io { doing: doing.into(), reason: reason.into() }

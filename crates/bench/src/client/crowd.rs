@@ -12,7 +12,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use serde::{Deserialize, Serialize};
 
-use super::connections::connect;
+use super::connections::{connect, exchange};
 use crate::clock;
 use crate::error::{BenchError, Failure};
 use crate::host::limits;
@@ -146,17 +146,7 @@ pub(crate) fn send_as_crowd(plan: &Crowd) -> Result<(), Failure> {
 /// Opens one connection and proves it by an echo; from then on a server task waits on it.
 fn open(plan: &Crowd) -> Result<TcpStream, Failure> {
     let mut stream = connect(plan.address, plan.timeout)?;
-    let sent = [0xA5; 8];
-    let mut received = [0; 8];
-    let outcome = stream.write_all(&sent).and_then(|()| stream.read_exact(&mut received));
-    match outcome {
-        Ok(()) if received == sent => {}
-        Ok(()) => return Err(Failure::WrongEcho { sent, received }),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            return Err(Failure::NoEcho { waited: plan.timeout, answered: 0 });
-        }
-        Err(error) => return Err(Failure::io("exchanging a message")(error)),
-    }
+    exchange(&mut stream, [0xA5; 8], plan.timeout)?;
     stream.set_nonblocking(true).map_err(Failure::io("connecting"))?;
     Ok(stream)
 }

@@ -1,7 +1,6 @@
 //! Clients that make a service compute: each sends a request on a new connection, waits for the answer,
 //! and begins again.
 
-use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::process;
 use std::thread;
@@ -9,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::connections::connect;
+use super::connections::{connect, exchange};
 use crate::error::{BenchError, Failure};
 use crate::process::{Child, Message, Role};
 use crate::server::COMPUTE_FIRST;
@@ -53,15 +52,6 @@ fn request_for_ever(address: SocketAddr) -> Result<(), Failure> {
     let message = COMPUTE_FIRST.to_le_bytes();
     loop {
         let mut stream = connect(address, ANSWER_TIMEOUT)?;
-        let mut answer = [0; 8];
-        let outcome = stream.write_all(&message).and_then(|()| stream.read_exact(&mut answer));
-        match outcome {
-            Ok(()) if answer == message => {}
-            Ok(()) => return Err(Failure::WrongEcho { sent: message, received: answer }),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Err(Failure::NoEcho { waited: ANSWER_TIMEOUT, answered: 0 });
-            }
-            Err(error) => return Err(Failure::io("exchanging a request")(error)),
-        }
+        exchange(&mut stream, message, ANSWER_TIMEOUT)?;
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::client::connect;
 use crate::clock;
 use crate::error::{BenchError, Failure};
 use crate::host::realtime::{self, Priority};
@@ -25,6 +26,9 @@ pub(super) const HELLO_BODY: &str = "hello, world\n";
 
 /// Connections over which the pings are spread, a thread for each: so one late answer does not hold up the next ping.
 const CONNECTIONS: u32 = 25;
+
+/// What a client does when it fails.
+const ASKING: &str = "asking the service";
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -67,8 +71,8 @@ impl HttpClient {
         let connections = CONNECTIONS.min(self.pings_per_s.max(1));
         let mut streams = Vec::new();
         for _ in 0..connections {
-            let mut stream = connect(self.address)?;
-            ask(&mut stream, "/").map_err(|error| no_answer(error, 0))?;
+            let mut stream = connect(self.address, TIMEOUT)?;
+            ask(&mut stream, "/").map_err(Failure::no_answer(ASKING, TIMEOUT, 0))?;
             streams.push(stream);
         }
         Message::Ready { priority }.print();
@@ -112,7 +116,7 @@ impl HttpClient {
                 clock::sleep(pause);
             }
             let answered = times.len() as u64;
-            ask(&mut stream, "/").map_err(|error| no_answer(error, answered))?;
+            ask(&mut stream, "/").map_err(Failure::no_answer(ASKING, TIMEOUT, answered))?;
             times.push(clock::nanoseconds(start.elapsed().saturating_sub(due)));
         }
     }
@@ -126,8 +130,8 @@ impl HttpClient {
             clock::sleep(due.saturating_sub(start.elapsed()));
             let computed = Arc::clone(computed);
             thread::spawn(move || {
-                let answer = connect(address).and_then(|mut stream| {
-                    ask(&mut stream, COMPUTE).map_err(|error| no_answer(error, 0))
+                let answer = connect(address, TIMEOUT).and_then(|mut stream| {
+                    ask(&mut stream, COMPUTE).map_err(Failure::no_answer(ASKING, TIMEOUT, 0))
                 });
                 // One that fails is missing in the count.
                 if answer.is_ok() && start.elapsed() < span {
@@ -143,21 +147,11 @@ impl HttpClient {
 pub(super) fn keep_busy(address: SocketAddr, clients: u32) {
     for _ in 0..clients {
         thread::spawn(move || {
-            let mut stream = connect(address)?;
+            let mut stream = connect(address, TIMEOUT)?;
             while ask(&mut stream, WORK).is_ok() {}
             Ok::<(), Failure>(())
         });
     }
-}
-
-fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
-    let connect = || {
-        let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        Ok(stream)
-    };
-    connect().map_err(Failure::io("connecting"))
 }
 
 /// Sends one request and reads its answer.
@@ -172,11 +166,4 @@ fn ask(stream: &mut TcpStream, path: &str) -> io::Result<()> {
         }
     }
     if buffer.starts_with(b"HTTP/1.1 200 ") { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
-}
-
-fn no_answer(error: io::Error, answered: u64) -> Failure {
-    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
-        return Failure::NoEcho { waited: TIMEOUT, answered };
-    }
-    Failure::io("asking the service")(error)
 }
