@@ -107,7 +107,7 @@ impl PingPongPlan {
         let (mut rows, mut jobs) = (Vec::new(), Vec::new());
         let cores = super::rank_context::cores();
         for (index, carrier) in self.carriers.iter().enumerate() {
-            for (ranks, measures) in self.jobs_of(*carrier) {
+            for (ranks, measures) in self.jobs_of(carrier) {
                 let first = rows.len();
                 let subject = Subject::Carrier { name: carrier.name, label: carrier.label };
                 rows.extend(measures.iter().map(|&measure| row(subject, measure, ranks)));
@@ -138,7 +138,7 @@ impl PingPongPlan {
 
 impl Plan for PingPongPlan {
     fn cases(&self) -> usize {
-        let jobs: usize = self.carriers.iter().map(|carrier| self.jobs_of(*carrier).count()).sum();
+        let jobs: usize = self.carriers.iter().map(|carrier| self.jobs_of(carrier).count()).sum();
         jobs * self.rounds as usize
     }
 

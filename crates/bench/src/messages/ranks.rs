@@ -11,9 +11,11 @@ use crate::error::{BenchError, Failure};
 use crate::host::{CONTROL_BYTES, Missing, Namespaces, SharedFile};
 use crate::process::{Child, Role};
 
+/// A system that can be measured now, or what is missing.
+type PreparedOrMissing = Result<Box<dyn Prepared>, Missing>;
+
 /// A system that carries messages between processes of one host.
 #[derive(Debug)]
-#[expect(clippy::exhaustive_structs, reason = "a new system is written as a literal of this")]
 pub struct Carrier {
     /// The name on the command line and in results.
     pub name: &'static str,
@@ -34,7 +36,7 @@ pub struct Carrier {
     /// so at the same time.
     pub open: fn(&RankContext) -> Result<Box<dyn PingPong>, Failure>,
     /// How it is built, if its ranks are processes of another program.
-    pub(crate) program: Option<fn() -> Result<Box<dyn Prepared>, Missing>>,
+    pub(crate) program: Option<fn() -> PreparedOrMissing>,
 }
 
 impl Carrier {
@@ -59,7 +61,7 @@ impl Carrier {
     /// What is missing, and how to get it. The system is then skipped.
     pub(crate) fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
         if let Some(prepare) = self.program {
-            return Ok(prepare()?);
+            return prepare();
         }
         let namespaces = self.is_remote.then(Namespaces::make).transpose()?;
         Ok(Box::new(OwnRanks { own: self, namespaces }))
