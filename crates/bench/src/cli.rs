@@ -4,12 +4,14 @@ mod barrier;
 mod datagrams;
 mod forward;
 mod messages;
+mod options;
 mod output;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use self::options::Options;
 use self::output::Output;
 use crate::cases::container::ContainerPlan;
 use crate::cases::crowd::CrowdPlan;
@@ -85,17 +87,6 @@ macro_rules! measurements {
             }
         }
     };
-}
-
-/// Options of a command, which are a plan or make one.
-trait Options {
-    fn planned(self) -> Result<Box<dyn Plan>, BenchError>;
-}
-
-impl<P: Plan + 'static> Options for P {
-    fn planned(self) -> Result<Box<dyn Plan>, BenchError> {
-        Ok(Box::new(self))
-    }
 }
 
 measurements! {

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vigie_forward::{CostError, MessageError, ParametersError, SimulationError};
 
-use crate::host::Missing;
 use crate::schedulers::SystemError;
 
 /// A measurement that could not be made.
@@ -119,6 +118,23 @@ impl BenchError {
         doing: impl Into<String>,
     ) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Failed { role, failure: Failure::io(doing)(error) }
+    }
+}
+
+/// A system that is not on this machine, and how it gets there.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("skipped: {what}; {remedy}")]
+#[non_exhaustive]
+pub struct Missing {
+    /// The missing part.
+    pub what: String,
+    /// The remedy.
+    pub remedy: String,
+}
+
+impl Missing {
+    pub(crate) fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
     }
 }
 

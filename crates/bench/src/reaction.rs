@@ -143,7 +143,7 @@ impl Case for ReactionPlan {
         let mut server = plan.start()?;
         let client = self
             .amount
-            .client(&server, self.samples, turn)
+            .client(server.address(), self.samples, turn)
             .spacing(self.pause, self.spread_beside(compute))
             .timeout(TIMEOUT + self.cycle(compute) * 4);
         let (echoes, spent) = server.spent(|| turn.run(&client))?;

@@ -15,6 +15,7 @@ use crate::error::BenchError;
 use crate::host::Usage;
 use crate::inside::Counts;
 use crate::process::{Child, Role};
+use crate::report::Amount;
 use crate::schedulers::System;
 
 /// Size of a [`LoadCommand`] on the control connection.
@@ -128,6 +129,13 @@ impl ServerPlan {
         let mut child = Child::start_under(wrapper, self)?;
         let (process, echo, control) = child.listening()?;
         Ok(Server { child, process, echo, control })
+    }
+}
+
+impl Amount {
+    /// Plans a server of `system`.
+    pub(crate) const fn server(&self, system: System) -> ServerPlan {
+        ServerPlan::new(system).workers(self.workers())
     }
 }
 

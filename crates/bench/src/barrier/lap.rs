@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::CPU_CORES;
 use super::transport_costs::TransportCosts;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::BenchError;
 use crate::host::Usage;
 use crate::process::Child;
 use crate::report::{REACTION, Repetition};
+
+/// Figure: processor time of all members divided by the elapsed time.
+pub(crate) const CPU_CORES: &str = "cpu_cores";
 
 /// Samples of one member that are kept; a run with more keeps the later ones.
 const SAMPLES_MAX: usize = 20_000;

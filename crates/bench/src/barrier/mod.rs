@@ -25,12 +25,13 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::contestants::PEERS;
 use self::contestants::{Contestant, Harness};
+use self::lap::CPU_CORES;
 pub(crate) use self::lap::{GroupCosts, Laps};
 use self::network::{Choice, Medium, NetSetup, Receivers};
 pub(crate) use self::via::Provider;
 use crate::clock::nanoseconds;
-use crate::error::{BenchError, Failure};
-use crate::host::{BuiltMpi, MPICH, Missing};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{BuiltMpi, MPICH};
 use crate::process::{Child, Role, print_result};
 use crate::report::{Case, Column, Repetition, Row, Show, Subject, Turn, failures, lines};
 use crate::statistics::microseconds;
@@ -43,9 +44,6 @@ pub(crate) const LATE: &str = "late";
 
 /// Parameter of a row: members of the group.
 pub(crate) const MEMBERS: &str = "members";
-
-/// Figure: processor time of all members divided by the elapsed time.
-pub(crate) const CPU_CORES: &str = "cpu_cores";
 
 /// The time limit of a run in a child, beside its budget.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -84,7 +84,7 @@ impl SystemCase for ContainerPlan {
         // Dropped before the group, which can only be removed when it is empty.
         let mut server = plan.in_group(group.path().to_owned()).start()?;
         let before = (group.periods_throttled()?, server.counts()?);
-        let client = self.amount.client(&server, self.samples, turn).timeout(TIMEOUT);
+        let client = self.amount.client(server.address(), self.samples, turn).timeout(TIMEOUT);
         let (echoes, spent) = server.spent(|| turn.run(&client))?;
         let throttled = group.periods_throttled()?.saturating_sub(before.0);
         let inside = server.counts()?.zip(before.1).map(|(now, before)| now.since(&before));

@@ -55,7 +55,7 @@ impl SystemCase for EchoPlan {
     fn measure(&self, system: System, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
         turn.shows(format!("{system}, idle but for the echo"));
         let mut server = self.amount.server(system).start()?;
-        let client = self.amount.client(&server, self.samples, turn);
+        let client = self.amount.client(server.address(), self.samples, turn);
         let client = client.spacing(self.pause(), Duration::ZERO).spinning();
         let (echoes, spent) = server.spent(|| turn.run(&client))?;
         let cpu_us = spent.cpu_ns as f64 / 1e3 / echoes.sent as f64;

@@ -81,7 +81,7 @@ impl Case for FairnessPlan {
         let mut server = plan.start()?;
         let mut others = BackgroundLoad::start(outside)?;
         let before = others.usage()?;
-        let client = self.amount.client(&server, u32::MAX, turn).samples(u32::MAX);
+        let client = self.amount.client(server.address(), u32::MAX, turn).samples(u32::MAX);
         let client = client.spacing(SPACING[0], SPACING[1]).timeout(TIMEOUT);
         let (echoes, own) = server.spent(|| client.run(&mut |_| ()))?;
         let others = others.usage()?;

@@ -50,7 +50,7 @@ impl SystemCase for PeriodicPlan {
         turn.shows(format!("{system}, beside a periodic task"));
         let plan = self.amount.server(system).compute(1, YieldEvery::Step(self.step));
         let server = plan.resting(self.rest).start()?;
-        let client = self.amount.client(&server, self.samples, turn);
+        let client = self.amount.client(server.address(), self.samples, turn);
         Ok(Repetition::of(turn.run(&client.timeout(TIMEOUT + self.step * 4))?))
     }
 

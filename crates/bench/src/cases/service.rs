@@ -71,7 +71,7 @@ impl SystemCase for ServicePlan {
         let (address, process) = (server.address(), server.process());
         // Dropping it on any way out ends the clients.
         let mut requests = Requests { address, clients: self.clients }.start()?;
-        let ping = self.amount.client(&server, self.samples, turn).timeout(TIMEOUT);
+        let ping = self.amount.client(server.address(), self.samples, turn).timeout(TIMEOUT);
         let both = || {
             thread::scope(|scope| {
                 let (over, is_over) = mpsc::channel::<()>();

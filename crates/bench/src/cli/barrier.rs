@@ -9,7 +9,7 @@ use clap::Args;
 use vigie_barrier::Algorithm;
 use vigie_barrier::algorithm::ParseAlgorithmError;
 
-use super::Options;
+use super::options::Options;
 use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::report::Plan;

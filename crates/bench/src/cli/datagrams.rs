@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::Options;
+use super::options::Options;
 use crate::error::BenchError;
 use crate::messages::datagram::{BYTES_MAX, SYSTEMS, datagram_carrier, datagram_plan};
 use crate::messages::plan::PingPongPlan;

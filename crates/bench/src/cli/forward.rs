@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Options;
+use super::options::Options;
 use crate::error::BenchError;
 use crate::forward::relay::RelayMeasurement;
 use crate::forward::via::{ViaCarrier, ViaPlan};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Options;
+use super::options::Options;
 use crate::barrier::Provider;
 use crate::error::BenchError;
 use crate::messages::plan::PingPongPlan;

@@ -9,6 +9,7 @@ use super::spacing::Spacing;
 use crate::error::BenchError;
 use crate::host::Priority;
 use crate::process::{Child, Message, Role};
+use crate::report::{Amount, REACTION, Repetition, Turn};
 use crate::statistics::Samples;
 
 /// How much longer than a single answer the parent waits for a sign of life: a client reports its
@@ -35,7 +36,7 @@ const TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
 pub struct PingPong {
     pub(super) address: SocketAddr,
     pub(super) connections: u32,
-    pub(crate) samples: u32,
+    pub(super) samples: u32,
     pub(super) budget: Duration,
     pub(super) spacing: Spacing,
     pub(super) timeout: Duration,
@@ -164,6 +165,31 @@ impl PingPong {
                 other => return Err(child.unexpected(&other)),
             }
         }
+    }
+}
+
+impl Amount {
+    /// Plans a client of a server for one turn, that sends at most `samples` messages in all turns.
+    pub(crate) fn client(&self, server: SocketAddr, samples: u32, turn: &Turn<'_>) -> PingPong {
+        let client = PingPong::new(server).samples(samples.div_ceil(self.rounds()));
+        client.budget(self.of_turn()).seed(turn.seed)
+    }
+}
+
+impl Turn<'_> {
+    /// Has a client send, and shows how far it is.
+    ///
+    /// # Errors
+    /// Those of [`PingPong::run`].
+    pub(crate) fn run(&self, client: &PingPong) -> Result<Echoes, BenchError> {
+        client.run(&mut |done| self.progress.part(done, client.samples as usize))
+    }
+}
+
+impl Repetition {
+    /// Begins with what a client has measured.
+    pub(crate) fn of(echoes: Echoes) -> Self {
+        Self::new(echoes.priority).samples(REACTION, echoes.samples)
     }
 }
 

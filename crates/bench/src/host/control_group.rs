@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::Duration;
 
-use super::missing::Missing;
 use crate::clock;
-use crate::error::BenchError;
+use crate::error::{BenchError, Missing};
 
 /// The span in which the quota may be used: 100 ms, the kernel's default.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);

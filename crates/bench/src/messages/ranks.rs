@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{CarrierKind, Measure, MeasureResult, PingPong, Prepared, RankContext, Run};
-use crate::error::{BenchError, Failure};
-use crate::host::{CONTROL_BYTES, Missing, Namespaces, SharedFile};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{CONTROL_BYTES, Namespaces, SharedFile};
 use crate::process::{Child, Role};
 
 /// A system that can be measured now, or what is missing.

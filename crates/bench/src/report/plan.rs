@@ -8,11 +8,9 @@ use super::progress::Progress;
 use super::repetition::{Repetition, Turn, in_repetitions};
 use super::row::{Outcome, Row};
 use super::show::{Column, table};
-use crate::client::PingPong;
 use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::schedulers::System;
-use crate::server::{Server, ServerPlan};
 
 /// What a command measures.
 pub(crate) trait Plan {
@@ -233,17 +231,6 @@ impl Amount {
         let systems = self.systems(own);
         let all = values.iter().flat_map(|value| systems.iter().map(|system| one(*value, *system)));
         all.collect()
-    }
-
-    /// Plans a server of `system`.
-    pub(crate) const fn server(&self, system: System) -> ServerPlan {
-        ServerPlan::new(system).workers(self.workers())
-    }
-
-    /// Plans a client of `server` for one turn, that sends at most `samples` messages in all turns.
-    pub(crate) fn client(&self, server: &Server, samples: u32, turn: &Turn<'_>) -> PingPong {
-        let client = PingPong::new(server.address()).samples(samples.div_ceil(self.rounds()));
-        client.budget(self.of_turn()).seed(turn.seed)
     }
 
     /// Returns the time that a row has in one turn.

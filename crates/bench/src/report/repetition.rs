@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use super::plan::Case;
 use super::progress::Progress;
 use super::row::{Outcome, Row};
-use crate::client::{Echoes, PingPong};
 use crate::error::BenchError;
 use crate::host::Priority;
 use crate::statistics::{Samples, median};
@@ -26,21 +25,14 @@ pub(crate) const THREADS_MAX: &str = "threads_max";
 pub(crate) struct Turn<'a> {
     /// The seed of all that is random in it.
     pub(crate) seed: u64,
-    progress: &'a Progress,
+    /// What is shown of it meanwhile.
+    pub(crate) progress: &'a Progress,
 }
 
 impl Turn<'_> {
     /// Says what is measured now.
     pub(crate) fn shows(&self, what: impl Into<String>) {
         self.progress.case(what);
-    }
-
-    /// Has a client send, and shows how far it is.
-    ///
-    /// # Errors
-    /// Those of [`PingPong::run`].
-    pub(crate) fn run(&self, client: &PingPong) -> Result<Echoes, BenchError> {
-        client.run(&mut |done| self.progress.part(done, client.samples as usize))
     }
 }
 
@@ -57,11 +49,6 @@ impl Repetition {
     /// Takes note of how the client was scheduled.
     pub(crate) fn new(priority: Priority) -> Self {
         Self { priority: Some(priority), ..Self::default() }
-    }
-
-    /// Begins with what a client has measured.
-    pub(crate) fn of(echoes: Echoes) -> Self {
-        Self::new(echoes.priority).samples(REACTION, echoes.samples)
     }
 
     /// Adds samples; those of all turns are summed up together.

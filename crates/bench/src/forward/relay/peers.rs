@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::kind::RelayKind;
 use super::serve::RelayRole;
 use super::topology::RelayTopology;
-use crate::error::BenchError;
-use crate::host::{Missing, allowed, pin};
+use crate::error::{BenchError, Missing};
+use crate::host::{allowed, pin};
 use crate::process::Child;
 
 /// Another relay.

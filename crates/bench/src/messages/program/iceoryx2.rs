@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::{arguments, life, parse};
-use crate::error::{BenchError, Failure};
-use crate::host::{Missing, Program, cache, describe, is_installed, output_of, write_if_new};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{Program, cache, describe, is_installed, output_of, write_if_new};
 use crate::messages::{Carrier, Measure, MeasureResult, Prepared, Run};
 
 const MANIFEST: &str = include_str!("iceoryx2.manifest.txt");

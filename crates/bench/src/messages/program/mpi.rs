@@ -1,9 +1,9 @@
 //! Open MPI and MPICH, by a program in C.
 
 use super::{arguments, life, parse};
-use crate::error::BenchError;
+use crate::error::{BenchError, Missing};
 use crate::host::mpi::{self, BuiltMpi, Mpi};
-use crate::host::{Missing, output_of};
+use crate::host::output_of;
 use crate::messages::{Carrier, Measure, MeasureResult, Prepared, Run};
 
 /// The program.

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::clock::sleep;
-use crate::error::{BenchError, Failure};
-use crate::host::{Missing, Program, is_installed};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{Program, is_installed};
 use crate::messages::{Carrier, Measure, MeasureResult, Prepared, Run};
 
 const PROGRAM: &str = "ucx_perftest";
