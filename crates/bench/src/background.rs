@@ -11,9 +11,6 @@ use crate::compute::counted;
 use crate::error::{BenchError, Failure};
 use crate::host::Usage;
 
-/// How long such a process may take to begin.
-const START_PATIENCE: Duration = Duration::from_secs(20);
-
 /// How long one step of it is: it never yields, so the length says nothing.
 const STEP: Duration = Duration::from_secs(1);
 
@@ -42,15 +39,8 @@ pub(crate) struct BackgroundLoad {
 impl BackgroundLoad {
     /// Starts `count` processes.
     pub(crate) fn start(count: u32) -> Result<Self, BenchError> {
-        let mut this = Self { children: Vec::new() };
-        for _ in 0..count {
-            let mut child = Child::start(&BackgroundPlan)?;
-            match child.next(START_PATIENCE)? {
-                Message::Computing { .. } => this.children.push(child),
-                other => return Err(child.unexpected(&other)),
-            }
-        }
-        Ok(this)
+        let children = (0..count).map(|_| Child::start_computing(&BackgroundPlan));
+        Ok(Self { children: children.collect::<Result<_, _>>()? })
     }
 
     /// Returns what each has used so far.

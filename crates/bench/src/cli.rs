@@ -4,12 +4,14 @@ mod barrier;
 mod datagrams;
 mod forward;
 mod messages;
+mod options;
 mod output;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use self::options::Options;
 use self::output::Output;
 use crate::cases::container::ContainerPlan;
 use crate::cases::crowd::CrowdPlan;
@@ -67,57 +69,75 @@ enum Command {
     Dump(Dump),
 }
 
-/// The commands that carry out a plan and report its rows.
-#[derive(Debug, Subcommand)]
-enum Measurement {
+/// Defines the commands that carry out a plan and report its rows. Each has the type of its options, from which its plan
+/// is made.
+macro_rules! measurements {
+    ($($(#[$attribute:meta])* $name:ident($options:ty),)*) => {
+        /// The commands that carry out a plan and report its rows.
+        #[derive(Debug, Subcommand)]
+        enum Measurement {
+            $($(#[$attribute])* $name(Measured<$options>),)*
+        }
+
+        impl Measurement {
+            fn split(self) -> Result<(Box<dyn Plan>, Output), BenchError> {
+                Ok(match self {
+                    $(Self::$name(Measured { plan, output }) => (plan.planned()?, output),)*
+                })
+            }
+        }
+    };
+}
+
+measurements! {
     /// Table 1: time until a message is echoed, beside N compute tasks (about a minute).
-    Reaction(Measured<ReactionPlan>),
+    Reaction(ReactionPlan),
     /// Table 2: time of a task with many switches, beside K tasks that wait for messages (about 2 minutes).
-    Pending(Measured<PendingPlan>),
+    Pending(PendingPlan),
     /// Reaction beside one task that sleeps and computes in turn.
-    Periodic(Measured<PeriodicPlan>),
+    Periodic(PeriodicPlan),
     /// Reaction of a service of which some requests compute, on old and on new connections.
-    Service(Measured<ServicePlan>),
+    Service(ServicePlan),
     /// Reaction on many connections that send by the clock, beside compute tasks.
-    Crowd(Measured<CrowdPlan>),
+    Crowd(CrowdPlan),
     /// The share of the processor that compute tasks keep beside foreign processes.
-    Fairness(Measured<FairnessPlan>),
+    Fairness(FairnessPlan),
     /// Reaction with a quota of one core, or another, in a control group (needs root).
-    Container(Measured<ContainerPlan>),
+    Container(ContainerPlan),
     /// Echo while nothing else runs: its time, and processor time per message.
-    Echo(Measured<EchoPlan>),
+    Echo(EchoPlan),
     /// Messages between two processes of this host, beside limits and peers (about 3 minutes).
-    Pingpong(Measured<messages::PingPong>),
+    Pingpong(messages::PingPong),
     /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
     /// minute; as root, over a veth pair too).
-    Datagrams(Measured<datagrams::Datagrams>),
+    Datagrams(datagrams::Datagrams),
     /// Barriers of tasks, threads, processes and hosts, beside peers (about 2 minutes); or the paper's cluster,
     /// simulated.
-    Barrier(Measured<barrier::Barrier>),
+    Barrier(barrier::Barrier),
     /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
     /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
-    Forward(Measured<forward::Forward>),
+    Forward(forward::Forward),
     /// Files that the kernel has in memory: reads at random places, and appends that are synced, on vigie and on tokio (a
     /// minute and a half).
-    Files(Measured<FilesPlan>),
+    Files(FilesPlan),
     /// A service on hyper, on vigie and on tokio: requests per second under `wrk`, and pings beside too much
     /// computation (a minute and a half).
-    Http(Measured<HttpPlan>),
+    Http(HttpPlan),
     /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
-    Slowdown(Measured<SlowdownPlan>),
+    Slowdown(SlowdownPlan),
     /// Timers: the cost and lateness of a fired one, and an echo beside many (3 minutes).
-    Timers(Measured<TimersPlan>),
+    Timers(TimersPlan),
     /// An event beside tasks that wait in barriers, for messages and for datagrams (1 minute).
-    Waits(Measured<WaitsPlan>),
+    Waits(WaitsPlan),
     /// The activity of a server that is left alone, for the goals.
     #[command(hide = true)]
-    Idle(Measured<IdlePlan>),
+    Idle(IdlePlan),
     /// Allocations and system calls of task switches, for the goals.
     #[command(hide = true)]
-    Switches(Measured<SwitchesPlan>),
+    Switches(SwitchesPlan),
     /// The scheduler in virtual time, for the goals.
     #[command(hide = true)]
-    Simulation(Measured<VirtualTimePlan>),
+    Simulation(VirtualTimePlan),
 }
 
 /// What to measure, and where the results go.
@@ -130,31 +150,6 @@ struct Measured<P: Args> {
 }
 
 impl Measurement {
-    fn split(self) -> Result<(Box<dyn Plan>, Output), BenchError> {
-        Ok(match self {
-            Self::Reaction(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Pending(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Periodic(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Service(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Crowd(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Fairness(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Container(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Echo(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Pingpong(Measured { plan, output }) => (Box::new(plan.plan()), output),
-            Self::Datagrams(Measured { plan, output }) => (Box::new(plan.plan()), output),
-            Self::Barrier(Measured { plan, output }) => (plan.plan(), output),
-            Self::Forward(Measured { plan, output }) => (plan.plan()?, output),
-            Self::Files(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Http(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Slowdown(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Timers(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Waits(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Idle(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Switches(Measured { plan, output }) => (Box::new(plan), output),
-            Self::Simulation(Measured { plan, output }) => (Box::new(plan), output),
-        })
-    }
-
     fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
         let (plan, output) = self.split()?;
         output.prepare()?;

@@ -59,9 +59,9 @@ pub enum BenchError {
         /// What it printed.
         line: String,
     },
-    /// No control group with a quota could be made.
+    /// What is to be measured, or what it needs, is not on this machine.
     #[error(transparent)]
-    NoGroup(#[from] NoGroup),
+    Missing(#[from] Missing),
     /// No such system.
     #[error(transparent)]
     System(#[from] SystemError),
@@ -99,26 +99,43 @@ impl BenchError {
     /// connections, cannot be built or has no such workload. Other systems can still be measured.
     #[must_use]
     pub const fn is_of_the_system(&self) -> bool {
-        let Self::Failed { failure, .. } = self else { return false };
-        matches!(
-            failure,
-            Failure::NoEcho { .. }
-                | Failure::WrongEcho { .. }
-                | Failure::Runtime { .. }
-                | Failure::Unsupported { .. }
-        )
+        match self {
+            Self::Missing(_) => true,
+            Self::Failed { failure, .. } => matches!(
+                failure,
+                Failure::NoEcho { .. }
+                    | Failure::WrongEcho { .. }
+                    | Failure::Runtime { .. }
+                    | Failure::Unsupported { .. }
+            ),
+            _ => false,
+        }
+    }
+
+    /// Says what a process of this role failed at.
+    pub(crate) fn io(
+        role: &'static str,
+        doing: impl Into<String>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Failed { role, failure: Failure::io(doing)(error) }
     }
 }
 
-/// Why there is no control group with a quota here.
-#[derive(Debug, Error)]
-#[error(
-    "no control group with a cpu quota can be made here ({tried}): it needs root and a writable /sys/fs/cgroup"
-)]
+/// A system that is not on this machine, and how it gets there.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("skipped: {what}; {remedy}")]
 #[non_exhaustive]
-pub struct NoGroup {
-    /// Which hierarchies were tried, and what each said.
-    pub tried: String,
+pub struct Missing {
+    /// The missing part.
+    pub what: String,
+    /// The remedy.
+    pub remedy: String,
+}
+
+impl Missing {
+    pub(crate) fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
 }
 
 /// A model or a simulation that cannot be made.
@@ -207,6 +224,31 @@ impl Failure {
             source = error.source();
         }
         Self::Io { doing: doing.into(), reason }
+    }
+
+    /// Describes what came instead of an answer, for which `waited` was waited at most.
+    pub(crate) fn no_answer(
+        doing: impl Into<String>,
+        waited: Duration,
+        answered: u64,
+    ) -> impl FnOnce(io::Error) -> Self {
+        move |error| match error.kind() {
+            // A socket with a time limit reports its end as `WouldBlock`.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                Self::NoEcho { waited, answered }
+            }
+            _ => Self::io(doing)(error),
+        }
+    }
+
+    /// Describes what is not an error of the system.
+    pub(crate) fn because(doing: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Io { doing: doing.into(), reason: reason.into() }
+    }
+
+    /// Describes a workload that a system cannot run.
+    pub(crate) fn unsupported(system: impl ToString, reason: impl Into<String>) -> Self {
+        Self::Unsupported { system: system.to_string(), reason: reason.into() }
     }
 
     pub(crate) fn runtime(error: impl ToString) -> Self {

@@ -17,7 +17,7 @@ use crate::client::{Connections, PingPong};
 use crate::clock;
 use crate::error::BenchError;
 use crate::host::Trace;
-use crate::report::{Outcome, Plan, Progress, Row, Show, table};
+use crate::report::{Case, Repetition, Row, Show, Turn, table};
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 
@@ -42,32 +42,32 @@ pub(crate) struct IdlePlan {
     only: Vec<System>,
 }
 
-impl Plan for IdlePlan {
-    fn cases(&self) -> usize {
-        self.only.len()
+impl Case for IdlePlan {
+    type Setting = System;
+
+    fn rounds(&self) -> u32 {
+        1
     }
 
-    /// Watches each system, first its context switches and then, with strace, its system calls.
-    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let can_trace = Trace::is_possible();
-        let mut outcome = Outcome::default();
-        for &system in &self.only {
-            progress.case(format!("{system}, idle"));
-            let mut row = Row::new(system, CASE)
-                .parameter("connections", CONNECTIONS)
-                .parameter("span_s", SPAN.as_secs_f64())
-                .with_figure("context_switches", context_switches(system)?);
-            if can_trace {
-                let calls = system_calls(system)?;
-                row = row.with_figure("system_calls", calls.len()).with_figure("calls", calls);
-            }
-            outcome.rows.push(row);
-            progress.case_done();
+    fn rows(&self) -> Vec<(System, Row)> {
+        let row = |&system: &System| {
+            let row = Row::new(system, CASE).parameter("connections", CONNECTIONS);
+            (system, row.parameter("span_s", SPAN.as_secs_f64()))
+        };
+        self.only.iter().map(row).collect()
+    }
+
+    /// Watches first the context switches of a system and then, with strace, its system calls.
+    fn measure(&self, &system: &System, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{system}, idle"));
+        let found = Repetition::default().note("context_switches", context_switches(system)?);
+        if !Trace::is_possible() {
+            return Ok(found);
         }
-        Ok(outcome)
+        let calls = system_calls(system)?;
+        Ok(found.note("system_calls", calls.len()).note("calls", calls))
     }
 
-    /// Opens the connections from this process; each is proven by an echo, then all are silent.
     fn tables(&self, rows: &[Row]) -> String {
         let columns = [
             ("context switches", Show::Count("context_switches")),
@@ -77,6 +77,7 @@ impl Plan for IdlePlan {
     }
 }
 
+/// Opens the connections from this process; each is proven by an echo, then all are silent.
 fn connect(address: SocketAddr) -> Result<Connections, BenchError> {
     let connections = PingPong::new(address).connections(CONNECTIONS).open();
     connections.map_err(|failure| BenchError::Failed { role: "client", failure })

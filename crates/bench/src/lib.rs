@@ -107,6 +107,6 @@ mod goals;
 pub mod child;
 pub mod cli;
 
-pub use self::error::{BenchError, Failure, ModelError, NoGroup};
+pub use self::error::{BenchError, Failure, Missing, ModelError};
 pub use self::host::{Priority, Usage};
 pub use self::watch::WatchError;

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::client::{Echoes, PingPong};
-use crate::clock::nanoseconds;
+use crate::client::PingPong;
 use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::host::limits;
 use crate::report::{
-    Outcome, Plan, Progress, Row, Systems, Table, failure_word, find, or_dash, three_digits,
+    Case, REACTION, Repetition, Row, Systems, Table, Turn, failure_word, find, or_dash,
+    three_digits,
 };
 use crate::schedulers::System;
 use crate::server::ServerPlan;
@@ -26,6 +26,9 @@ use crate::statistics::{Samples, median};
 
 /// Name of the case in rows.
 pub(crate) const CASE: &str = "pending";
+
+/// Name of the completion times of the rounds.
+const COMPLETION: &str = "completion";
 
 /// Key of the number of waiting tasks in rows.
 pub(crate) const WAITING: &str = "waiting";
@@ -78,61 +81,6 @@ pub(crate) struct PendingPlan {
 }
 
 impl PendingPlan {
-    /// The cases, ordered so that systems take turns.
-    fn cells(&self) -> Vec<(u32, System)> {
-        let systems = self.systems.or(&OWN);
-        let all = self.waiting.iter().flat_map(|&k| systems.iter().map(move |&s| (k, s)));
-        all.filter(|&(waiting, system)| {
-            system != System::VigieNaive || waiting <= NAIVE_WAITING_MAX
-        })
-        .collect()
-    }
-
-    fn measure(&self, system: System, waiting: u32, seed: u64) -> Result<Echoes, BenchError> {
-        let plan =
-            ServerPlan::new(system).workers(self.systems.workers).connections(waiting).control();
-        let server = plan.start()?;
-        let control = server.control().expect("invariant: the plan asks for a control connection");
-        PingPong::new(server.address())
-            .connections(waiting)
-            .spacing(SPACING_LEAST, SPACING_SPAN)
-            .timeout(TIMEOUT)
-            .seed(seed)
-            .until_completed(control, self.steps, self.step)
-            .run(&mut |_done| ())
-    }
-
-    fn row(
-        &self,
-        system: System,
-        waiting: u32,
-        cell: &PendingCell,
-        base: Option<&PendingCell>,
-    ) -> Row {
-        let mut row = Row::new(system, CASE)
-            .parameter(WAITING, waiting)
-            .parameter("steps", self.steps)
-            .parameter("step_us", self.step.as_secs_f64() * 1e6)
-            .parameter("workers", self.systems.workers);
-        if let Some(failure) = &cell.failure {
-            row.failure = Some(failure.clone());
-            return row;
-        }
-        row.figures = cell.reaction.summary().map(|s| s.figures()).unwrap_or_default();
-        let milliseconds: Vec<f64> =
-            cell.completions.iter().map(|time| time.as_secs_f64() * 1e3).collect();
-        if let Some(middle) = median(&milliseconds) {
-            row = row.with_figure("completion_ms", middle).with_figure("rounds", self.rounds);
-        }
-        if let Some(ratio) = base.and_then(|base| cell.ratio_to(base)) {
-            row = row.with_figure("completion_ratio", ratio);
-        }
-        row.samples_ns.insert("reaction", cell.reaction.as_nanoseconds().to_vec());
-        let completions = cell.completions.iter().copied().map(nanoseconds).collect();
-        row.samples_ns.insert("completion", completions);
-        row
-    }
-
     /// The paper's completion times and their ratios, where our table has its columns.
     fn paper_cells(&self, system: System) -> Option<(Vec<String>, Vec<String>)> {
         let (_, times) = PAPER.iter().find(|(row, _)| *row == system)?;
@@ -151,52 +99,88 @@ impl PendingPlan {
     }
 }
 
-impl Plan for PendingPlan {
-    fn cases(&self) -> usize {
-        self.cells().len() * self.rounds as usize
+impl Case for PendingPlan {
+    /// The number of waiting tasks, and a system.
+    type Setting = (u32, System);
+
+    fn rounds(&self) -> u32 {
+        self.rounds
     }
 
-    /// Fails with [`Failure::DescriptorLimit`](crate::Failure::DescriptorLimit) at once, before anything is measured, if
-    /// this process may not open enough sockets.
-    fn run(&self, seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
+    fn rows(&self) -> Vec<((u32, System), Row)> {
+        let systems = self.systems.or(&OWN);
+        let all = self.waiting.iter().flat_map(|&k| systems.iter().map(move |&s| (k, s)));
+        let is_in = |&(waiting, system): &(u32, System)| {
+            system != System::VigieNaive || waiting <= NAIVE_WAITING_MAX
+        };
+        let row = |(waiting, system)| {
+            let row = Row::new(system, CASE)
+                .parameter(WAITING, waiting)
+                .parameter("steps", self.steps)
+                .parameter("step_us", self.step.as_secs_f64() * 1e6)
+                .parameter("workers", self.systems.workers);
+            ((waiting, system), row)
+        };
+        all.filter(is_in).map(row).collect()
+    }
+
+    /// Nothing is measured if this process may not open enough sockets.
+    fn prepare(&self) -> Result<(), BenchError> {
         let most = self.waiting.iter().copied().max().unwrap_or(0);
         limits::allow_connections(most)
-            .map_err(|failure| BenchError::Failed { role: "server", failure })?;
-        let cells = self.cells();
-        let mut measured = vec![PendingCell::default(); cells.len()];
-        let mut seeds = fastrand::Rng::with_seed(seed);
-        let mut outcome = Outcome::default();
-        for _ in 0..self.rounds {
-            for (&(waiting, system), cell) in cells.iter().zip(&mut measured) {
-                progress.case(format!("{system}, {waiting} waiting tasks"));
-                let seed = seeds.u64(..);
-                if cell.failure.is_none() {
-                    match self.measure(system, waiting, seed) {
-                        Ok(echoes) => {
-                            cell.reaction.extend(echoes.samples.as_nanoseconds().iter().copied());
-                            cell.completions.extend(echoes.completed);
-                            outcome.priority = Some(echoes.priority);
-                        }
-                        Err(error) if error.is_of_the_system() => {
-                            cell.failure = Some(error.to_string());
-                        }
-                        Err(error) => return Err(error),
-                    }
-                }
-                progress.case_done();
-            }
-        }
-        for (&(waiting, system), cell) in cells.iter().zip(&measured) {
-            let first = self.waiting.first().map(|&first| (first, system));
-            let base = cells.iter().position(|&other| Some(other) == first);
-            let base = base.map(|index| &measured[index]);
-            outcome.rows.push(self.row(system, waiting, cell, base));
-        }
-        Ok(outcome)
+            .map_err(|failure| BenchError::Failed { role: "server", failure })
     }
 
-    /// Shows completion times beside the paper's, their ratio to the first column, and how long
-    /// messages waited.
+    fn measure(
+        &self,
+        &(waiting, system): &(u32, System),
+        turn: &Turn<'_>,
+    ) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{system}, {waiting} waiting tasks"));
+        let plan =
+            ServerPlan::new(system).workers(self.systems.workers).connections(waiting).control();
+        let server = plan.start()?;
+        let control = server.control().expect("invariant: the plan asks for a control connection");
+        let echoes = PingPong::new(server.address())
+            .connections(waiting)
+            .spacing(SPACING_LEAST, SPACING_SPAN)
+            .timeout(TIMEOUT)
+            .seed(turn.seed)
+            .until_completed(control, self.steps, self.step)
+            .run(&mut |_done| ())?;
+        let mut completion = Samples::new();
+        echoes.completed.into_iter().for_each(|time| completion.push(time));
+        let repetition = Repetition::new(echoes.priority).samples(REACTION, echoes.samples);
+        Ok(repetition.samples(COMPLETION, completion))
+    }
+
+    /// Compares completion times with those beside the first number of waiting tasks.
+    fn compare(&self, rows: &mut [Row]) {
+        let first = self.waiting.first().copied().unwrap_or_default();
+        let of = |row: &Row| row.samples_ns.get(COMPLETION).cloned().unwrap_or_default();
+        let base = |row: &Row| {
+            let is_base = |base: &&Row| {
+                base.system == row.system && base.number(WAITING) == Some(first.into())
+            };
+            rows.iter().find(is_base).map(of).unwrap_or_default()
+        };
+        let bases: Vec<_> = rows.iter().map(base).collect();
+        for (row, base) in rows.iter_mut().zip(bases).filter(|(row, _)| row.failure.is_none()) {
+            let own = of(row);
+            let milliseconds: Vec<_> = own.iter().map(|&ns| ns as f64 / 1e6).collect();
+            let figures = [
+                ("completion_ms", median(&milliseconds)),
+                ("completion_ratio", ratio(&own, &base)),
+                ("rounds", Some(f64::from(self.rounds))),
+            ];
+            for (key, figure) in figures {
+                if let Some(figure) = figure {
+                    row.figures.insert(key.to_owned(), figure.into());
+                }
+            }
+        }
+    }
+
     fn tables(&self, rows: &[Row]) -> String {
         let headings = |first: &str| {
             let columns = self.waiting.iter().map(|waiting| format!("K={waiting}"));
@@ -234,23 +218,10 @@ impl Plan for PendingPlan {
     }
 }
 
-/// One case, all rounds together.
-#[derive(Clone, Debug, Default)]
-struct PendingCell {
-    /// Why nothing more is measured here.
-    failure: Option<String>,
-    completions: Vec<Duration>,
-    reaction: Samples,
-}
-
-impl PendingCell {
-    /// The median over rounds of the ratio within each round, so that a drift between rounds cancels.
-    fn ratio_to(&self, base: &Self) -> Option<f64> {
-        let rounds = self.completions.iter().zip(&base.completions);
-        median(
-            &rounds.map(|(own, base)| own.as_secs_f64() / base.as_secs_f64()).collect::<Vec<_>>(),
-        )
-    }
+/// The median over rounds of the ratio within each round, so that a drift between rounds cancels.
+fn ratio(own: &[u64], base: &[u64]) -> Option<f64> {
+    let rounds = own.iter().zip(base);
+    median(&rounds.map(|(own, base)| *own as f64 / *base as f64).collect::<Vec<_>>())
 }
 
 fn reaction_cell(row: &Row) -> Option<String> {
@@ -267,23 +238,18 @@ mod tests {
     fn ratios_are_made_within_rounds() {
         // Goal: a machine that slows down from round to round does not change the ratio.
         // Method: three rounds, each twice as slow as the one before.
-        let cell = |first: u64| PendingCell {
-            failure: None,
-            completions: [1, 2, 4].map(|slow| Duration::from_millis(first * slow)).to_vec(),
-            reaction: Samples::new(),
-        };
-        let ratio = cell(110).ratio_to(&cell(100)).unwrap();
-        assert!((ratio - 1.1).abs() < 1e-9);
-        assert_eq!(PendingCell::default().ratio_to(&cell(1)), None);
+        let rounds = |first: u64| [1, 2, 4].map(|slow| first * slow);
+        assert!((ratio(&rounds(110), &rounds(100)).unwrap() - 1.1).abs() < 1e-9);
+        assert_eq!(ratio(&[], &rounds(1)), None);
     }
 
     #[test]
     fn naive_polling_ends_at_its_bound() {
         // Goal: no naive case above 64 tasks, every other case is there. Method: count.
         let plan = planned::<PendingPlan>("--only vigie-naive,vigie");
-        let cells = plan.cells();
-        assert_eq!(cells.iter().filter(|(_, s)| *s == System::VigieNaive).count(), 9);
-        assert_eq!(cells.iter().filter(|(_, s)| *s == System::Vigie).count(), 11);
+        let rows = plan.rows();
+        assert_eq!(rows.iter().filter(|((_, s), _)| *s == System::VigieNaive).count(), 9);
+        assert_eq!(rows.iter().filter(|((_, s), _)| *s == System::Vigie).count(), 11);
     }
 
     #[test]

@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::client::PingPong;
 use crate::compute::{YieldEvery, parse_duration};
 use crate::error::BenchError;
 use crate::report::{
-    Amount, Case, Progress, REACTION, Repetition, Row, Table, WORK_PER_S, by_default, failure_word,
-    failures, find, three_digits, time,
+    Amount, Case, Repetition, Row, Table, Turn, WORK_PER_S, by_default, failure_word, failures,
+    find, three_digits, time,
 };
 use crate::schedulers::System;
-use crate::server::ServerPlan;
 
 /// Name of the case in rows.
 pub(crate) const CASE: &str = "reaction";
@@ -80,15 +78,6 @@ pub(crate) struct ReactionPlan {
 }
 
 impl ReactionPlan {
-    fn empty_row(&self, system: System, compute: u32) -> Row {
-        Row::new(system, CASE)
-            .parameter(COMPUTE, compute)
-            .parameter("yield_every", self.yield_every.to_string())
-            .parameter("pause_us", micros(self.pause))
-            .parameter("spread_us", micros(self.spread_beside(compute)))
-            .parameter("workers", self.amount.workers())
-    }
-
     /// How long a turn of all compute tasks takes on one thread.
     fn cycle(&self, compute: u32) -> Duration {
         match self.yield_every {
@@ -135,32 +124,30 @@ impl Case for ReactionPlan {
     }
 
     fn rows(&self) -> Vec<((System, u32), Row)> {
-        let systems = self.amount.systems(&OWN);
-        let row = |compute, system| ((system, compute), self.empty_row(system, compute));
-        let rows = |&compute| systems.iter().map(move |&system| row(compute, system));
-        self.compute.iter().flat_map(rows).collect()
+        self.amount.rows_by(&OWN, &self.compute, |system, compute| {
+            Row::new(system, CASE)
+                .parameter(COMPUTE, compute)
+                .parameter("yield_every", self.yield_every.to_string())
+                .parameter("pause_us", micros(self.pause))
+                .parameter("spread_us", micros(self.spread_beside(compute)))
+        })
     }
 
     fn measure(
         &self,
         &(system, compute): &(System, u32),
-        seed: u64,
-        progress: &Progress,
+        turn: &Turn<'_>,
     ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, {compute} compute tasks"));
-        let plan = ServerPlan::new(system).workers(self.amount.workers());
-        let mut server = plan.compute(compute, self.yield_every).start()?;
-        let samples = self.samples.div_ceil(self.amount.rounds());
-        let before = server.usage()?;
-        let echoes = PingPong::new(server.address())
-            .samples(samples)
-            .budget(self.amount.of_turn())
+        turn.shows(format!("{system}, {compute} compute tasks"));
+        let plan = self.amount.server(system).compute(compute, self.yield_every);
+        let mut server = plan.start()?;
+        let client = self
+            .amount
+            .client(server.address(), self.samples, turn)
             .spacing(self.pause, self.spread_beside(compute))
-            .timeout(TIMEOUT + self.cycle(compute) * 4)
-            .seed(seed)
-            .run(&mut |done| progress.part(done, samples as usize))?;
-        let spent = server.usage()?.since(before);
-        let repetition = Repetition::new(echoes.priority).samples(REACTION, echoes.samples);
+            .timeout(TIMEOUT + self.cycle(compute) * 4);
+        let (echoes, spent) = server.spent(|| turn.run(&client))?;
+        let repetition = Repetition::of(echoes);
         Ok(if compute > 0 { repetition.figure(WORK_PER_S, spent.work_per_s()) } else { repetition })
     }
 

@@ -14,11 +14,9 @@ use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::host::Usage;
 use crate::inside::Counts;
-use crate::process::{Child, Message, Role};
+use crate::process::{Child, Role};
+use crate::report::Amount;
 use crate::schedulers::System;
-
-/// How long a server may take to listen.
-const START_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Size of a [`LoadCommand`] on the control connection.
 pub(crate) const COMMAND_BYTES: usize = 12;
@@ -129,12 +127,15 @@ impl ServerPlan {
     /// Starts the server process under a tracer whose command line is `wrapper`.
     pub(crate) fn start_under(&self, wrapper: &[String]) -> Result<Server, BenchError> {
         let mut child = Child::start_under(wrapper, self)?;
-        match child.next(START_PATIENCE)? {
-            Message::Listening { process, echo, control } => {
-                Ok(Server { child, process, echo, control })
-            }
-            other => Err(child.unexpected(&other)),
-        }
+        let (process, echo, control) = child.listening()?;
+        Ok(Server { child, process, echo, control })
+    }
+}
+
+impl Amount {
+    /// Plans a server of `system`.
+    pub(crate) const fn server(&self, system: System) -> ServerPlan {
+        ServerPlan::new(system).workers(self.workers())
     }
 }
 
@@ -167,6 +168,14 @@ impl Server {
     /// [`BenchError::Silent`] or [`BenchError::Ended`] if it does not answer.
     pub fn usage(&mut self) -> Result<Usage, BenchError> {
         self.child.usage()
+    }
+
+    /// Does something, and returns with what came of it what the process has used meanwhile.
+    pub(crate) fn spent<T>(
+        &mut self,
+        run: impl FnOnce() -> Result<T, BenchError>,
+    ) -> Result<(T, Usage), BenchError> {
+        self.child.spent(run)
     }
 
     /// Asks the process what its runtime has counted so far; nothing if that is not vigie's.

@@ -11,7 +11,7 @@ use crate::counting;
 use crate::error::{BenchError, Failure};
 use crate::host::Trace;
 use crate::process::{Child, Role, print_result};
-use crate::report::{Outcome, Plan, Progress, Row, Show, table};
+use crate::report::{Case, Repetition, Row, Show, Turn, table};
 use crate::schedulers::System;
 pub(crate) use crate::workload::switches::{SwitchCounts, SwitchKind, SwitchPlan};
 
@@ -32,39 +32,37 @@ pub(crate) struct SwitchesPlan {
     only: Vec<System>,
 }
 
-impl Plan for SwitchesPlan {
-    fn cases(&self) -> usize {
-        self.only.len()
+impl Case for SwitchesPlan {
+    type Setting = SwitchPlan;
+
+    fn rounds(&self) -> u32 {
+        1
     }
 
-    /// Counts on each system, in processes of their own; system calls only where strace is installed.
-    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let can_trace = Trace::is_possible();
-        let mut outcome = Outcome::default();
-        for &system in &self.only {
-            progress.case(format!("{system}, switches"));
-            for (kind, switches) in COUNTED {
-                let plan = SwitchPlan::new(system, kind, switches);
-                let counts = plan.count()?;
-                let mut row = Row::new(system, CASE)
-                    .parameter("kind", kind.name())
-                    .with_figure("switches", counts.switches)
-                    .with_figure("allocations", counts.allocations)
-                    .with_figure(
-                        "ns_per_switch",
-                        counts.elapsed.as_nanos() as f64 / switches as f64,
-                    );
-                if can_trace && kind == SwitchKind::Yield {
-                    // What the process does before and after, it does in the empty run as well.
-                    let beside = SwitchPlan::new(system, kind, 0).system_calls()?;
-                    let calls = plan.system_calls()?.saturating_sub(beside);
-                    row = row.with_figure("system_calls", calls);
-                }
-                outcome.rows.push(row);
-            }
-            progress.case_done();
+    fn rows(&self) -> Vec<(SwitchPlan, Row)> {
+        let row = |system, (kind, switches): (SwitchKind, u64)| {
+            let row = Row::new(system, CASE).parameter("kind", kind.name());
+            (SwitchPlan::new(system, kind, switches), row)
+        };
+        let rows = |&system: &System| COUNTED.map(|counted| row(system, counted));
+        self.only.iter().flat_map(rows).collect()
+    }
+
+    /// Counts in processes of their own; system calls only where strace is installed.
+    fn measure(&self, plan: &SwitchPlan, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        let SwitchPlan { system, kind, switches } = *plan;
+        turn.shows(format!("{system}, switches: {}", kind.name()));
+        let counts = plan.count()?;
+        let found = Repetition::default()
+            .note("switches", counts.switches)
+            .note("allocations", counts.allocations)
+            .figure("ns_per_switch", counts.elapsed.as_nanos() as f64 / switches as f64);
+        if kind != SwitchKind::Yield || !Trace::is_possible() {
+            return Ok(found);
         }
-        Ok(outcome)
+        // What the process does before and after, it does in the empty run as well.
+        let beside = SwitchPlan::new(system, kind, 0).system_calls()?;
+        Ok(found.note("system_calls", plan.system_calls()?.saturating_sub(beside)))
     }
 
     fn tables(&self, rows: &[Row]) -> String {
@@ -115,11 +113,10 @@ impl SwitchPlan {
 /// Counts in this process, and prints it for the parent.
 pub(crate) fn count_here(plan: &SwitchPlan) -> Result<(), Failure> {
     if !counting::is_counting() {
-        return Err(Failure::Unsupported {
-            system: plan.system.name().to_owned(),
-            reason: "this program has no counting allocator; run the command `vigie-bench`"
-                .to_owned(),
-        });
+        return Err(Failure::unsupported(
+            plan.system,
+            "this program has no counting allocator; run the command `vigie-bench`",
+        ));
     }
     let counts = plan.system.runner().map_err(Failure::runtime)?.switch(plan)?;
     print_result(&counts);

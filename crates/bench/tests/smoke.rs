@@ -29,7 +29,7 @@ fn measure(name: &str, arguments: &[&str]) -> Value {
 }
 
 fn all_systems() -> String {
-    let compiled = System::ALL.into_iter().filter(|system| system.is_compiled());
+    let compiled = System::all().filter(|system| system.is_compiled());
     compiled.map(System::name).collect::<Vec<_>>().join(",")
 }
 

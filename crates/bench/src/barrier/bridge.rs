@@ -3,7 +3,8 @@
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use crate::host::{INTERFACE, Missing, Namespace};
+use crate::error::Missing;
+use crate::host::{INTERFACE, Namespace};
 
 /// The address of a member.
 pub(crate) fn address(rank: u32) -> Ipv4Addr {

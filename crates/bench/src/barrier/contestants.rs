@@ -26,7 +26,7 @@ pub(super) enum Harness {
 
 /// A barrier under test.
 #[derive(Clone, Copy)]
-pub(super) struct Contestant {
+pub(crate) struct Contestant {
     pub(super) name: &'static str,
     pub(super) label: &'static str,
     /// The word of `--peers` for it; none for vigie's own.

@@ -1,7 +1,9 @@
 //! The loop of the paper's figure 4, as one member runs it, and its results.
 
 use std::hint;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +13,10 @@ use crate::clock::{nanoseconds, now, sleep};
 use crate::error::BenchError;
 use crate::host::Usage;
 use crate::process::Child;
-use crate::statistics::median;
+use crate::report::{REACTION, Repetition};
+
+/// Figure: processor time of all members divided by the elapsed time.
+pub(crate) const CPU_CORES: &str = "cpu_cores";
 
 /// Samples of one member that are kept; a run with more keeps the later ones.
 const SAMPLES_MAX: usize = 20_000;
@@ -256,42 +261,30 @@ impl GroupCosts {
         all
     }
 
-    /// Combines several runs of one system: medians of the figures, all samples.
-    pub(super) fn merged(runs: &[Self]) -> Self {
-        let median_of = |figure: fn(&Self) -> f64| {
-            median(&runs.iter().map(figure).collect::<Vec<_>>()).unwrap_or_default()
-        };
-        Self {
-            min_ns: median_of(|run| run.min_ns),
-            mean_ns: median_of(|run| run.mean_ns),
-            max_ns: median_of(|run| run.max_ns),
-            count: runs.iter().map(|run| run.count).sum(),
-            samples_ns: runs.iter().flat_map(|run| run.samples_ns.iter().copied()).collect(),
-            wall_ns: runs.iter().map(|run| run.wall_ns).sum(),
-            cpu_ns: runs.iter().map(|run| run.cpu_ns).sum(),
-            found: TransportCosts::merged(runs.iter().filter_map(|run| run.found.as_ref())),
-        }
+    /// Returns the figures of a turn.
+    pub(super) fn repetition(self) -> Repetition {
+        let repetition = Repetition::default()
+            .samples(REACTION, self.samples_ns.into_iter().collect())
+            .figure("min_us", self.min_ns / 1e3)
+            .figure("mean_us", self.mean_ns / 1e3)
+            .figure("max_us", self.max_ns / 1e3)
+            .figure(CPU_CORES, self.cpu_ns as f64 / self.wall_ns.max(1) as f64)
+            .figure("count", self.count as f64);
+        self.found.iter().fold(repetition, |repetition, found| found.add_to(repetition))
     }
 }
 
-/// Runs the loop on the calling thread.
+/// Runs a member whose waits block, and which sleeps before it is late.
 pub(super) fn run<E: StopCount, F>(
     laps: Laps,
     rank: u32,
     end: &E,
     mut wait: impl FnMut() -> Result<(), F>,
 ) -> Result<MemberCosts, F> {
-    let mut member = MemberTimer::new(laps, rank, end);
-    loop {
-        let lateness = member.lateness();
-        if !lateness.is_zero() {
-            sleep(lateness);
-        }
-        member.enter();
-        wait()?;
-        if !member.leave() {
-            return Ok(member.finish());
-        }
+    let run = pin!(run_async(laps, rank, end, async || wait()));
+    match run.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(costs) => costs,
+        Poll::Pending => unreachable!("nothing in it is awaited"),
     }
 }
 
@@ -323,7 +316,7 @@ mod tests {
     #[test]
     fn members_are_put_together() {
         // Goal: minimum, mean and maximum are means over the members, and samples are rank 0's. Method: known
-        // figures of two members, then of two runs.
+        // figures of two members.
         let member = |times: &[u64], samples_ns: &[u64]| MemberCosts {
             extremes: Extremes {
                 min_ns: *times.iter().min().unwrap(),
@@ -336,8 +329,6 @@ mod tests {
         let costs = GroupCosts::of(vec![member(&[1, 2, 6], &[1, 2, 6]), member(&[3, 3, 9], &[])]);
         assert_eq!((costs.min_ns, costs.mean_ns, costs.max_ns), (2.0, 4.0, 7.5));
         assert_eq!((costs.count, &costs.samples_ns[..]), (3, &[1, 2, 6][..]));
-        let merged = GroupCosts::merged(&[costs.clone(), costs]);
-        assert_eq!((merged.mean_ns, merged.count, merged.samples_ns.len()), (4.0, 6, 6));
     }
 
     #[test]

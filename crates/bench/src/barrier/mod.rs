@@ -16,6 +16,8 @@ pub(crate) mod processes;
 pub(crate) mod transport_costs;
 mod via;
 
+use std::cell::OnceCell;
+use std::ptr;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -23,17 +25,16 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::contestants::PEERS;
 use self::contestants::{Contestant, Harness};
+use self::lap::CPU_CORES;
 pub(crate) use self::lap::{GroupCosts, Laps};
 use self::network::{Choice, Medium, NetSetup, Receivers};
 pub(crate) use self::via::Provider;
 use crate::clock::nanoseconds;
-use crate::error::{BenchError, Failure};
-use crate::host::{BuiltMpi, Missing};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{BuiltMpi, MPICH};
 use crate::process::{Child, Role, print_result};
-use crate::report::{
-    Outcome, Plan, Progress, Row, Subject, Table, failures, or_dash, three_digits,
-};
-use crate::statistics::{Samples, microseconds};
+use crate::report::{Case, Column, Repetition, Row, Show, Subject, Turn, failures, lines};
+use crate::statistics::microseconds;
 
 /// The case of rows in which no member is late.
 pub(crate) const CASE: &str = "barrier";
@@ -43,9 +44,6 @@ pub(crate) const LATE: &str = "late";
 
 /// Parameter of a row: members of the group.
 pub(crate) const MEMBERS: &str = "members";
-
-/// Figure: processor time of all members divided by the elapsed time.
-pub(crate) const CPU_CORES: &str = "cpu_cores";
 
 /// The time limit of a run in a child, beside its budget.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -76,7 +74,7 @@ impl BarrierTransport {
 }
 
 /// The systems and their measurements.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct BarrierPlan {
     /// The kinds of members.
     pub(crate) over: Vec<BarrierTransport>,
@@ -93,6 +91,10 @@ pub(crate) struct BarrierPlan {
     /// Only the paper's question [eth-barrier, §6]: the 4-ary tree and shuffle exchange over a network, with receivers that
     /// poll and with receivers that sleep.
     pub(crate) receivers: bool,
+    /// The programs of Open MPI and of MPICH, once they are wanted.
+    built: [OnceCell<Result<BuiltMpi, Missing>>; 2],
+    /// The bridge between network namespaces, once it is wanted.
+    bridge: OnceCell<Result<bridge::Bridge, Missing>>,
 }
 
 impl BarrierPlan {
@@ -106,6 +108,8 @@ impl BarrierPlan {
             algorithms: Vec::new(),
             providers: Provider::value_variants().to_vec(),
             receivers: false,
+            built: Default::default(),
+            bridge: OnceCell::new(),
         }
     }
 
@@ -138,60 +142,69 @@ impl BarrierPlan {
     }
 }
 
-impl Plan for BarrierPlan {
-    fn cases(&self) -> usize {
-        self.contestants().count() * self.laps.len() * self.rounds as usize
+impl Case for BarrierPlan {
+    type Setting = (&'static Contestant, Laps);
+
+    fn rounds(&self) -> u32 {
+        self.rounds
     }
 
-    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let contestants: Vec<_> = self.contestants().collect();
-        let built: Vec<_> = contestants
-            .iter()
-            .map(|contestant| match contestant.how {
-                Harness::Mpi { mpi, .. } => Some(mpi::build(mpi)),
-                Harness::Inside(_) | Harness::Processes { .. } | Harness::Network(_) => None,
-            })
-            .collect();
-        let is_networked = |one: &&Contestant| match one.how {
-            Harness::Network(setting) => setting.medium.is_bridged(),
-            _ => false,
+    fn rows(&self) -> Vec<(Self::Setting, Row)> {
+        let row = |contestant: &'static Contestant, laps: Laps| {
+            let subject = Subject::Carrier { name: contestant.name, label: contestant.label };
+            let case = if laps.late.is_zero() { CASE } else { LATE };
+            ((contestant, laps), row_of(subject, case, laps))
         };
-        let members = self.laps.iter().map(|laps| laps.members).max().unwrap_or(0);
-        let bridge = contestants.iter().any(is_networked).then(|| bridge::Bridge::make(members));
-        let cases: Vec<(usize, Laps)> = self
-            .laps
-            .iter()
-            .flat_map(|laps| (0..contestants.len()).map(|index| (index, *laps)))
-            .collect();
-        let mut rows: Vec<_> =
-            cases.iter().map(|&(index, laps)| row(contestants[index], laps)).collect();
-        let mut found = vec![Vec::new(); rows.len()];
-        for _ in 0..self.rounds {
-            for (place, &(index, laps)) in cases.iter().enumerate() {
-                let contestant = contestants[index];
-                progress.case(format!("{}, {} members", contestant.name, laps.members));
-                if rows[place].failure.is_none() {
-                    let budget = laps.budget / self.rounds.max(1);
-                    let laps = Laps { budget, ..laps };
-                    match measure(contestant, built[index].as_ref(), bridge.as_ref(), laps) {
-                        Ok(costs) => found[place].push(costs),
-                        Err(failure) => rows[place].failure = Some(failure),
-                    }
-                }
-                progress.case_done();
+        let of_laps = |laps: &Laps| self.contestants().map(|one| row(one, *laps)).collect();
+        let rows: Vec<Vec<_>> = self.laps.iter().map(of_laps).collect();
+        rows.into_iter().flatten().collect()
+    }
+
+    fn measure(
+        &self,
+        &(contestant, laps): &Self::Setting,
+        turn: &Turn<'_>,
+    ) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{}, {} members", contestant.name, laps.members));
+        let laps = Laps { budget: laps.budget / self.rounds.max(1), ..laps };
+        let costs = match contestant.how {
+            Harness::Inside(_) => start(contestant.name, laps)?,
+            Harness::Processes { blocks } => processes::measure(laps, blocks)?,
+            Harness::Network(setting) if setting.medium.is_bridged() => {
+                let members = self.laps.iter().map(|laps| laps.members).max().unwrap_or(0);
+                let bridge = self.bridge.get_or_init(|| bridge::Bridge::make(members));
+                network::measure(laps, setting, Some(bridge.as_ref().map_err(Clone::clone)?))?
             }
-        }
-        for (row, found) in rows.iter_mut().zip(&found) {
-            if row.failure.is_none() {
-                sum_up(row, &GroupCosts::merged(found));
+            Harness::Network(setting) => network::measure(laps, setting, None)?,
+            Harness::Mpi { mpi, algorithm, wire } => {
+                let built = &self.built[usize::from(ptr::eq(mpi, &raw const MPICH))];
+                let built = built.get_or_init(|| mpi::build(mpi));
+                mpi::measure(built.as_ref().map_err(Clone::clone)?, laps, algorithm, wire)?
             }
-        }
-        Ok(Outcome { rows, priority: None })
+        };
+        Ok(costs.repetition())
+    }
+
+    /// What fails for one system says nothing about the others.
+    fn is_of_the_row(&self, _setting: &Self::Setting, _error: &BenchError) -> bool {
+        true
+    }
+
+    fn compare(&self, rows: &mut [Row]) {
+        rows.iter_mut().for_each(transport_costs::compare);
     }
 
     fn tables(&self, rows: &[Row]) -> String {
-        let headings =
-            ["system", "members", "p50 µs", "p99 µs", "min µs", "mean µs", "max µs", "cores", "n"];
+        const COLUMNS: [Column; 8] = [
+            ("members", Show::Parameter(MEMBERS)),
+            ("p50 µs", Show::Number("p50_us")),
+            ("p99 µs", Show::Number("p99_us")),
+            ("min µs", Show::Number("min_us")),
+            ("mean µs", Show::Number("mean_us")),
+            ("max µs", Show::Number("max_us")),
+            ("cores", Show::Number(CPU_CORES)),
+            ("n", Show::Number("count")),
+        ];
         let mut tables = String::new();
         for laps in &self.laps {
             let title = format!(
@@ -199,27 +212,14 @@ impl Plan for BarrierPlan {
                  all members [eth-barrier, §4.3])",
                 laps.members, laps.dummy, laps.skew, laps.late
             );
-            let mut table = Table::new(title, headings.map(str::to_owned));
             let parameters = |row: &Row| row_of(row.system, row.case, *laps).parameters;
             let is_of = |row: &&Row| row.parameters == parameters(row);
-            for row in rows.iter().filter(is_of) {
-                let figure = |key: &str| or_dash(row.figure(key).map(three_digits));
-                let members = laps.members.to_string();
-                let keys = ["p50_us", "p99_us", "min_us", "mean_us", "max_us", CPU_CORES, "count"];
-                let cells = keys.map(figure);
-                table.row([row.system.label().to_owned(), members].into_iter().chain(cells));
-            }
+            let table = lines(&title, "system", rows.iter().filter(is_of), &COLUMNS);
             let found = transport_costs::table(laps.members, rows.iter().filter(is_of));
             tables = format!("{tables}{table}\n\n{found}");
         }
-        let failed: Vec<_> = rows.iter().filter(|row| row.failure.is_some()).cloned().collect();
-        format!("{tables}{}", failures(&failed))
+        format!("{tables}{}", failures(rows))
     }
-}
-
-fn row(contestant: &Contestant, laps: Laps) -> Row {
-    let subject = Subject::Carrier { name: contestant.name, label: contestant.label };
-    row_of(subject, if laps.late.is_zero() { CASE } else { LATE }, laps)
 }
 
 fn row_of(subject: Subject, case: &'static str, laps: Laps) -> Row {
@@ -227,32 +227,6 @@ fn row_of(subject: Subject, case: &'static str, laps: Laps) -> Row {
     row.parameter("dummy_us", microseconds(nanoseconds(laps.dummy)))
         .parameter("skew_us", microseconds(nanoseconds(laps.skew)))
         .parameter("late_us", microseconds(nanoseconds(laps.late)))
-}
-
-fn measure(
-    contestant: &Contestant,
-    built: Option<&Result<BuiltMpi, Missing>>,
-    bridge: Option<&Result<bridge::Bridge, Missing>>,
-    laps: Laps,
-) -> Result<GroupCosts, String> {
-    let costs = match (contestant.how, built) {
-        (Harness::Inside(_), _) => start(contestant.name, laps),
-        (Harness::Processes { blocks }, _) => processes::measure(laps, blocks),
-        (Harness::Network(setting), _) if !setting.medium.is_bridged() => {
-            network::measure(laps, setting, None)
-        }
-        (Harness::Network(setting), _) => match bridge {
-            Some(Ok(bridge)) => network::measure(laps, setting, Some(bridge)),
-            Some(Err(missing)) => return Err(missing.to_string()),
-            None => return Err("there is no bridge".to_owned()),
-        },
-        (Harness::Mpi { algorithm, wire, .. }, Some(Ok(built))) => {
-            mpi::measure(built, laps, algorithm, wire)
-        }
-        (Harness::Mpi { .. }, Some(Err(missing))) => return Err(missing.to_string()),
-        (Harness::Mpi { .. }, None) => return Err("it was not built".to_owned()),
-    };
-    costs.map_err(|error| error.to_string())
 }
 
 /// The plan of a process that measures a group within itself.
@@ -279,19 +253,4 @@ pub(crate) fn play(plan: &GroupPlan) -> Result<(), Failure> {
     };
     print_result(&measure(plan.laps)?);
     Ok(())
-}
-
-fn sum_up(row: &mut Row, costs: &GroupCosts) {
-    let samples: Samples = costs.samples_ns.iter().copied().collect();
-    if let Some(summary) = samples.summary() {
-        row.figures = summary.figures();
-    }
-    let mut set = |key: &str, value: f64| row.figures.insert(key.to_owned(), value.into());
-    set("min_us", costs.min_ns / 1e3);
-    set("mean_us", costs.mean_ns / 1e3);
-    set("max_us", costs.max_ns / 1e3);
-    set(CPU_CORES, costs.cpu_ns as f64 / costs.wall_ns.max(1) as f64);
-    set("count", costs.count as f64);
-    transport_costs::note(row, costs);
-    row.samples_ns.insert("barrier", costs.samples_ns.clone());
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::lap::{GroupCosts, Laps};
 use crate::clock::nanoseconds;
-use crate::error::{BenchError, Failure};
-use crate::host::{BuiltMpi, Missing, Mpi, output_of};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{BuiltMpi, Mpi, output_of};
 
 /// The program.
 const SOURCE: &str = include_str!("mpi.c");

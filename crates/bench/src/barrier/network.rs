@@ -15,10 +15,12 @@ use super::bridge::{Bridge, address};
 use super::lap::{GroupCosts, Laps, MemberResult, run_async};
 use super::processes::SharedStopCount;
 use super::transport_costs::TransportCosts;
-use super::via::{self, Connections, Provider, RankBootstrap};
+use super::via::{self, Connections, Provider};
 use crate::error::{BenchError, Failure};
 use crate::host::{Arena, CONTROL_BYTES, INTERFACE, SharedFile, Usage, enter};
 use crate::messages::RankContext;
+use crate::messages::ranks::RunBootstrap;
+use crate::messages::virtual_interface::ADDRESS_BYTES;
 use crate::process::{Child, Role, print_result};
 
 /// The time for forming a group and for the barriers under way, beside the budget.
@@ -110,7 +112,7 @@ pub(super) fn measure(
     let failed = |failure| BenchError::Failed { role: "member", failure };
     let NetSetup { medium, choice, receivers } = setting;
     let memory = SharedFile::create(CONTROL_BYTES).map_err(failed)?;
-    let bootstrap = RankBootstrap::new(laps.members).map_err(failed)?;
+    let bootstrap = RunBootstrap::new(ADDRESS_BYTES, laps.members).map_err(failed)?;
     let mut children = Vec::new();
     for rank in 0..laps.members {
         let algorithm = match choice {
@@ -126,7 +128,7 @@ pub(super) fn measure(
             is_measured: choice == Choice::Measured,
             namespace: bridge.and_then(|bridge| bridge.path(rank)),
             memory: memory.path(),
-            context: matches!(medium, Medium::Via(_)).then(|| bootstrap.context(rank)),
+            context: matches!(medium, Medium::Via(_)).then(|| bootstrap.context(rank, Vec::new())),
         })?);
     }
     GroupCosts::of_processes(&mut children, TIMEOUT + laps.budget * 4)

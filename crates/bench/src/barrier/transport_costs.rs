@@ -3,17 +3,15 @@
 use serde::{Deserialize, Serialize};
 use vigie_barrier::logp::{MeasuredCosts, Report};
 
-use super::lap::GroupCosts;
-use crate::report::{Row, Table, or_dash, three_digits};
-use crate::statistics::median;
+use crate::report::{Repetition, Row, Table, or_dash, three_digits};
 
 /// The parameters of a transport, and the expected time of a barrier, in microseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct TransportCosts {
     /// The algorithm.
     pub(crate) algorithm: String,
-    /// By the names of figures.
-    pub(crate) micros: Vec<(String, f64)>,
+    /// In the order of the figures.
+    pub(crate) micros: Vec<f64>,
 }
 
 /// Figure: the expected time of a barrier.
@@ -49,7 +47,7 @@ impl TransportCosts {
             costs.send,
             costs.latency,
             costs.receive,
-            costs_asleep(measured),
+            measured.costs_asleep().receive,
             measured.gap.median,
             costs.multicast.base,
             costs.multicast.per_port,
@@ -57,39 +55,20 @@ impl TransportCosts {
             work,
             report.advice.expected,
         ];
-        let micros = FIGURES
-            .iter()
-            .zip(times)
-            .map(|((key, _), time)| ((*key).to_owned(), time.as_secs_f64() * 1e6))
-            .collect();
+        let micros = times.map(|time| time.as_secs_f64() * 1e6).to_vec();
         Self { algorithm: report.advice.algorithm.to_string(), micros }
     }
 
-    /// The medians of several runs.
-    pub(super) fn merged<'a>(runs: impl Iterator<Item = &'a Self>) -> Option<Self> {
-        let runs: Vec<&Self> = runs.collect();
-        let last = runs.last()?;
-        let of = |(place, (key, _)): (usize, &(String, f64))| {
-            let all: Vec<f64> =
-                runs.iter().filter_map(|run| Some(run.micros.get(place)?.1)).collect();
-            Some((key.clone(), median(&all)?))
-        };
-        let micros = last.micros.iter().enumerate().map(of).collect::<Option<_>>()?;
-        Some(Self { algorithm: last.algorithm.clone(), micros })
+    /// Adds the members' results to a turn.
+    pub(super) fn add_to(&self, repetition: Repetition) -> Repetition {
+        let noted = repetition.note(ALGORITHM, self.algorithm.clone());
+        let figures = FIGURES.iter().zip(&self.micros);
+        figures.fold(noted, |all, ((key, _), micros)| all.figure(key, *micros))
     }
 }
 
-fn costs_asleep(measured: &MeasuredCosts) -> std::time::Duration {
-    measured.costs_asleep().receive
-}
-
-/// Records the members' results in a row.
-pub(super) fn note(row: &mut Row, costs: &GroupCosts) {
-    let Some(found) = &costs.found else { return };
-    row.figures.insert(ALGORITHM.to_owned(), found.algorithm.clone().into());
-    for (key, micros) in &found.micros {
-        row.figures.insert(key.clone(), (*micros).into());
-    }
+/// Compares the time of a row with what was expected, if it was.
+pub(super) fn compare(row: &mut Row) {
     if let (Some(expected), Some(p50)) = (row.figure(EXPECTED), row.figure("p50_us"))
         && expected > 0.0
     {
@@ -125,22 +104,13 @@ mod tests {
     use super::*;
     use crate::report::Subject;
 
-    fn found(send: f64, expected: f64) -> TransportCosts {
-        let micros = vec![("send_us".to_owned(), send), (EXPECTED.to_owned(), expected)];
-        TransportCosts { algorithm: "central".to_owned(), micros }
-    }
-
     #[test]
-    fn runs_are_put_together() {
-        // Goal: figures are medians over runs, and rows say expected, observed and ratio. Method: known figures.
-        let runs = [found(1.0, 10.0), found(5.0, 30.0), found(2.0, 20.0)];
-        let merged = TransportCosts::merged(runs.iter()).unwrap();
-        assert_eq!(merged.micros[0].1, 2.0);
-        assert!(TransportCosts::merged([].into_iter()).is_none());
-        let costs = GroupCosts { found: Some(merged), ..GroupCosts::default() };
+    fn expected_and_observed_are_compared() {
+        // Goal: rows say expected, observed and ratio. Method: known figures.
         let subject = Subject::Carrier { name: "one", label: "one" };
-        let mut row = Row::new(subject, "barrier").with_figure("p50_us", 30.0);
-        note(&mut row, &costs);
+        let row = Row::new(subject, "barrier").with_figure("p50_us", 30.0);
+        let mut row = row.with_figure(EXPECTED, 20.0).with_figure(ALGORITHM, "central");
+        compare(&mut row);
         assert_eq!(row.figure(RATIO), Some(1.5));
         let shown = table(4, [&row].into_iter());
         assert!(shown.contains("central") && shown.contains("1.5"), "{shown}");

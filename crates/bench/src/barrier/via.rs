@@ -1,7 +1,5 @@
 //! Groups whose packets are messages of `via`, over one of its providers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use vigie_barrier::net::{NetBarrier, NetBuilder};
@@ -13,10 +11,10 @@ use vigie_via::udp::Udp;
 use vigie_via::vi::Provider as Nic;
 
 use crate::error::Failure;
-use crate::host::{CONTROL_BYTES, INTERFACE, SharedFile};
+use crate::host::INTERFACE;
 use crate::messages::RankContext;
 use crate::messages::message_layer::{DISCRIMINATOR, connect};
-use crate::messages::virtual_interface::{ADDRESS_BYTES, leave_address};
+use crate::messages::virtual_interface::leave_address;
 
 /// What carries the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -27,30 +25,6 @@ pub(crate) enum Provider {
     Udp,
     /// The software NIC over Ethernet frames.
     Ether,
-}
-
-/// Shared memory with the addresses of a run's ranks.
-#[derive(Debug)]
-pub(super) struct RankBootstrap {
-    memory: SharedFile,
-    ranks: u32,
-    token: u64,
-}
-
-impl RankBootstrap {
-    pub(super) fn new(ranks: u32) -> Result<Self, Failure> {
-        static RUNS: AtomicU64 = AtomicU64::new(0);
-        let count = usize::try_from(ranks).map_err(Failure::runtime)?;
-        let memory = SharedFile::create(CONTROL_BYTES + count * ADDRESS_BYTES)?;
-        let run = RUNS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { memory, ranks, token: run << 32 | u64::from(std::process::id()) })
-    }
-
-    pub(super) fn context(&self, rank: u32) -> RankContext {
-        let (ranks, token) = (self.ranks, self.token);
-        let memory = self.memory.path();
-        RankContext { rank, ranks, cores: Vec::new(), memory, token, namespace: None }
-    }
 }
 
 /// Keeps the connections of a member open.

@@ -15,23 +15,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::BESIDE_THREADS;
-use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::host::control_group::{PERIOD, QuotaGroup};
 use crate::inside::Counts;
 use crate::report::{
-    Amount, Case, Progress, REACTION, Repetition, Row, Show, WORK_PER_S, by_default, table,
+    Amount, Column, Repetition, Row, Show, SystemCase, Turn, WORK_PER_S, by_default,
 };
 use crate::schedulers::System;
-use crate::server::ServerPlan;
-
-/// Name of the case in rows.
-pub(crate) const CASE: &str = "container";
-
-/// Shortest pause between an echo and the next message, and the range over which pauses spread.
-const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
 
 /// The time limit of an echo.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,83 +47,66 @@ pub(crate) struct ContainerPlan {
     amount: Amount,
 }
 
-impl Case for ContainerPlan {
-    type Setting = System;
+impl SystemCase for ContainerPlan {
+    const CASE: &'static str = "container";
+    const COLUMNS: &'static [Column] = &[
+        ("samples", Show::Count("samples")),
+        ("p50", Show::Time("p50_us")),
+        ("p99", Show::Time("p99_us")),
+        ("max", Show::Time("max_us")),
+        ("cores used", Show::Number("cores")),
+        ("stopped / s", Show::Number("throttled_per_s")),
+        ("own p99", Show::Time("own_p99_us")),
+        ("own max", Show::Time("own_us_max")),
+        ("own stopped / s", Show::Number("own_throttled_per_s")),
+        ("own ms stopped / s", Show::Number("own_throttled_ms_per_s")),
+    ];
 
-    fn rounds(&self) -> u32 {
-        self.amount.rounds()
+    fn amount(&self) -> &Amount {
+        &self.amount
     }
 
-    fn rows(&self) -> Vec<(System, Row)> {
-        self.amount.rows(&BESIDE_THREADS, |system| {
-            Row::new(system, CASE)
-                .parameter("period_ms", PERIOD.as_secs_f64() * 1e3)
-                .parameter("quota_cores", self.quota)
-                .parameter("compute", self.compute)
-                .parameter("yield_every", self.yield_every.to_string())
-        })
+    fn parameters(&self, row: Row) -> Row {
+        row.parameter("period_ms", PERIOD.as_secs_f64() * 1e3)
+            .parameter("quota_cores", self.quota)
+            .parameter("compute", self.compute)
+            .parameter("yield_every", self.yield_every.to_string())
     }
 
     fn prepare(&self) -> Result<(), BenchError> {
         Ok(QuotaGroup::create(self.quota).map(drop)?)
     }
 
-    fn measure(
-        &self,
-        system: &System,
-        seed: u64,
-        progress: &Progress,
-    ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, with a quota of {} cores", self.quota));
+    fn measure(&self, system: System, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{system}, with a quota of {} cores", self.quota));
         let group = QuotaGroup::create(self.quota)?;
-        let samples = self.samples.div_ceil(self.amount.rounds());
-        let plan = ServerPlan::new(*system).workers(self.amount.workers());
-        let plan = plan.compute(self.compute, self.yield_every);
+        let plan = self.amount.server(system).compute(self.compute, self.yield_every);
         // Dropped before the group, which can only be removed when it is empty.
         let mut server = plan.in_group(group.path().to_owned()).start()?;
-        let before = (server.usage()?, group.periods_throttled()?, server.counts()?);
-        let echoes = PingPong::new(server.address())
-            .samples(samples)
-            .budget(self.amount.of_turn())
-            .spacing(SPACING[0], SPACING[1])
-            .timeout(TIMEOUT)
-            .seed(seed)
-            .run(&mut |done| progress.part(done, samples as usize))?;
-        let spent = server.usage()?.since(before.0);
-        let throttled = group.periods_throttled()?.saturating_sub(before.1);
-        let inside = server.counts()?.zip(before.2).map(|(now, before)| now.since(&before));
+        let before = (group.periods_throttled()?, server.counts()?);
+        let client = self.amount.client(server.address(), self.samples, turn).timeout(TIMEOUT);
+        let (echoes, spent) = server.spent(|| turn.run(&client))?;
+        let throttled = group.periods_throttled()?.saturating_sub(before.0);
+        let inside = server.counts()?.zip(before.1).map(|(now, before)| now.since(&before));
         let seconds = spent.at_ns as f64 / 1e9;
-        let repetition = Repetition::new(echoes.priority)
-            .samples(REACTION, echoes.samples)
+        let repetition = Repetition::of(echoes)
             .figure("cores", spent.cpu_ns as f64 / spent.at_ns as f64)
             .figure("throttled_per_s", throttled as f64 / seconds)
             .figure(WORK_PER_S, spent.work_per_s());
         Ok(own_figures(repetition, inside.as_ref(), seconds))
     }
 
-    fn tables(&self, rows: &[Row]) -> String {
-        let title = format!(
+    fn title(&self) -> String {
+        format!(
             "Reaction with a quota of {} cores (period {PERIOD:?}), beside {} compute tasks (yield every \
              {})",
             self.quota, self.compute, self.yield_every
-        );
-        let columns = [
-            ("samples", Show::Count("samples")),
-            ("p50", Show::Time("p50_us")),
-            ("p99", Show::Time("p99_us")),
-            ("max", Show::Time("max_us")),
-            ("cores used", Show::Number("cores")),
-            ("stopped / s", Show::Number("throttled_per_s")),
-            ("own p99", Show::Time("own_p99_us")),
-            ("own max", Show::Time("own_us_max")),
-            ("own stopped / s", Show::Number("own_throttled_per_s")),
-            ("own ms stopped / s", Show::Number("own_throttled_ms_per_s")),
-        ];
-        let shown = table(&title, rows, &columns);
-        format!(
-            "{shown}own: by the metrics of the server's runtime, from ready to polled (upper ends of \
-             buckets; without stops before the detection), and what it reads of its control group\n"
         )
+    }
+
+    fn note(&self) -> &'static str {
+        "own: by the metrics of the server's runtime, from ready to polled (upper ends of \
+         buckets; without stops before the detection), and what it reads of its control group\n"
     }
 }
 

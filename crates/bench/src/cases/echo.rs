@@ -6,22 +6,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::BESIDE_THREADS;
-use crate::client::PingPong;
 use crate::compute::parse_duration;
 use crate::error::BenchError;
-use crate::report::{Amount, Case, Progress, REACTION, Repetition, Row, Show, by_default, table};
+use crate::report::{Amount, Column, Repetition, Row, Show, SystemCase, Turn, by_default};
 use crate::schedulers::System;
-use crate::server::ServerPlan;
-
-/// Name of the case in rows.
-pub(crate) const CASE: &str = "echo";
 
 /// Key of the processor time per message.
 pub(crate) const CPU_PER_MESSAGE: &str = "cpu_per_message_us";
-
-/// The time limit of an echo.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which systems echo how many messages.
 #[derive(Clone, Debug, Args)]
@@ -43,52 +34,35 @@ impl EchoPlan {
     }
 }
 
-impl Case for EchoPlan {
-    type Setting = System;
+impl SystemCase for EchoPlan {
+    const CASE: &'static str = "echo";
+    const COLUMNS: &'static [Column] = &[
+        ("samples", Show::Count("samples")),
+        ("p50", Show::Time("p50_us")),
+        ("p99", Show::Time("p99_us")),
+        ("p99.9", Show::Time("p99.9_us")),
+        ("processor time / message", Show::Time(CPU_PER_MESSAGE)),
+    ];
 
-    fn rounds(&self) -> u32 {
-        self.amount.rounds()
+    fn amount(&self) -> &Amount {
+        &self.amount
     }
 
-    fn rows(&self) -> Vec<(System, Row)> {
-        self.amount.rows(&BESIDE_THREADS, |system| {
-            Row::new(system, CASE).parameter("pause_us", self.pause().as_secs_f64() * 1e6)
-        })
+    fn parameters(&self, row: Row) -> Row {
+        row.parameter("pause_us", self.pause().as_secs_f64() * 1e6)
     }
 
-    fn measure(
-        &self,
-        system: &System,
-        seed: u64,
-        progress: &Progress,
-    ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, idle but for the echo"));
-        let mut server = ServerPlan::new(*system).workers(self.amount.workers()).start()?;
-        let samples = self.samples.div_ceil(self.amount.rounds());
-        let before = server.usage()?;
-        let echoes = PingPong::new(server.address())
-            .samples(samples)
-            .budget(self.amount.of_turn())
-            .spacing(self.pause(), Duration::ZERO)
-            .timeout(TIMEOUT)
-            .seed(seed)
-            .spinning()
-            .run(&mut |done| progress.part(done, samples as usize))?;
-        let spent = server.usage()?.since(before);
-        Ok(Repetition::new(echoes.priority)
-            .samples(REACTION, echoes.samples)
-            .figure(CPU_PER_MESSAGE, spent.cpu_ns as f64 / 1e3 / echoes.sent as f64))
+    fn measure(&self, system: System, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{system}, idle but for the echo"));
+        let mut server = self.amount.server(system).start()?;
+        let client = self.amount.client(server.address(), self.samples, turn);
+        let client = client.spacing(self.pause(), Duration::ZERO).spinning();
+        let (echoes, spent) = server.spent(|| turn.run(&client))?;
+        let cpu_us = spent.cpu_ns as f64 / 1e3 / echoes.sent as f64;
+        Ok(Repetition::of(echoes).figure(CPU_PER_MESSAGE, cpu_us))
     }
 
-    fn tables(&self, rows: &[Row]) -> String {
-        let columns = [
-            ("samples", Show::Count("samples")),
-            ("p50", Show::Time("p50_us")),
-            ("p99", Show::Time("p99_us")),
-            ("p99.9", Show::Time("p99.9_us")),
-            ("processor time / message", Show::Time(CPU_PER_MESSAGE)),
-        ];
-        let title = format!("Echo while nothing else runs, {:?} between messages", self.pause());
-        table(&title, rows, &columns)
+    fn title(&self) -> String {
+        format!("Echo while nothing else runs, {:?} between messages", self.pause())
     }
 }

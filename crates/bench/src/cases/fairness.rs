@@ -12,13 +12,11 @@ use clap::Args;
 
 use super::BESIDE_THREADS;
 use crate::background::BackgroundLoad;
-use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::host::Usage;
-use crate::report::{Amount, Case, Progress, REACTION, Repetition, Row, Show, by_default, table};
+use crate::report::{Amount, Case, Column, Repetition, Row, Show, Turn, by_default, table};
 use crate::schedulers::System;
-use crate::server::ServerPlan;
 
 /// Name of the case in rows.
 pub(crate) const CASE: &str = "fairness";
@@ -65,54 +63,38 @@ impl Case for FairnessPlan {
     }
 
     fn rows(&self) -> Vec<((System, u32), Row)> {
-        let systems = self.amount.systems(&BESIDE_THREADS);
-        let row = |outside, system| {
-            let row = Row::new(system, CASE)
+        self.amount.rows_by(&BESIDE_THREADS, &self.outside, |system, outside| {
+            Row::new(system, CASE)
                 .parameter(OUTSIDE, outside)
                 .parameter("compute", self.compute)
                 .parameter("yield_every", self.yield_every.to_string())
-                .parameter("workers", self.amount.workers());
-            ((system, outside), row)
-        };
-        let rows = |&outside| systems.iter().map(move |&system| row(outside, system));
-        self.outside.iter().flat_map(rows).collect()
+        })
     }
 
     fn measure(
         &self,
         &(system, outside): &(System, u32),
-        seed: u64,
-        progress: &Progress,
+        turn: &Turn<'_>,
     ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, beside {outside} processes of others"));
-        let plan = ServerPlan::new(system).workers(self.amount.workers());
-        let mut server = plan.compute(self.compute, self.yield_every).start()?;
+        turn.shows(format!("{system}, beside {outside} processes of others"));
+        let plan = self.amount.server(system).compute(self.compute, self.yield_every);
+        let mut server = plan.start()?;
         let mut others = BackgroundLoad::start(outside)?;
-        let (own_before, others_before) = (server.usage()?, others.usage()?);
-        let echoes = PingPong::new(server.address())
-            .samples(u32::MAX)
-            .budget(self.amount.of_turn())
-            .spacing(SPACING[0], SPACING[1])
-            .timeout(TIMEOUT)
-            .seed(seed)
-            .run(&mut |_| ())?;
-        let own = server.usage()?.since(own_before);
+        let before = others.usage()?;
+        let client = self.amount.client(server.address(), u32::MAX, turn).samples(u32::MAX);
+        let client = client.spacing(SPACING[0], SPACING[1]).timeout(TIMEOUT);
+        let (echoes, own) = server.spent(|| client.run(&mut |_| ()))?;
         let others = others.usage()?;
         let others: Vec<_> =
-            others.iter().zip(&others_before).map(|(after, before)| after.since(*before)).collect();
+            others.iter().zip(&before).map(|(after, before)| after.since(*before)).collect();
         let fair = fair_share(self.compute, outside);
-        Ok(Repetition::new(echoes.priority)
-            .samples(REACTION, echoes.samples)
+        Ok(Repetition::of(echoes)
             .figure(WORK_OF_FAIR, share(own, &others, |usage| usage.work) / fair)
             .figure(CPU_OF_FAIR, share(own, &others, |usage| usage.cpu_ns) / fair))
     }
 
     fn tables(&self, rows: &[Row]) -> String {
-        let title = format!(
-            "Share of {} compute tasks (yield every {}) beside processes of others; 1 is fair",
-            self.compute, self.yield_every
-        );
-        let columns = [
+        const COLUMNS: [Column; 6] = [
             ("others", Show::Parameter(OUTSIDE)),
             ("work / fair", Show::Number(WORK_OF_FAIR)),
             ("processor time / fair", Show::Number(CPU_OF_FAIR)),
@@ -120,7 +102,11 @@ impl Case for FairnessPlan {
             ("p50", Show::Time("p50_us")),
             ("max", Show::Time("max_us")),
         ];
-        table(&title, rows, &columns)
+        let title = format!(
+            "Share of {} compute tasks (yield every {}) beside processes of others; 1 is fair",
+            self.compute, self.yield_every
+        );
+        table(&title, rows, &COLUMNS)
     }
 }
 

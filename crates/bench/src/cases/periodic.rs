@@ -8,22 +8,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::BESIDE_THREADS;
-use crate::client::PingPong;
 use crate::compute::{YieldEvery, parse_duration};
 use crate::error::BenchError;
-use crate::report::{
-    Amount, Case, ECHO_COLUMNS, Progress, REACTION, Repetition, Row, by_default, table,
-};
+use crate::report::{Amount, Column, ECHO_COLUMNS, Repetition, Row, SystemCase, Turn, by_default};
 use crate::schedulers::System;
-use crate::server::ServerPlan;
-
-/// Name of the case in rows.
-pub(crate) const CASE: &str = "periodic";
-
-/// Shortest pause between an echo and the next message, and the range over which pauses spread. It is
-/// much less than a turn of the task, so that several messages meet each of its sleeps.
-const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
 
 /// The time limit of an echo beyond the task's own step.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,46 +33,28 @@ pub(crate) struct PeriodicPlan {
     amount: Amount,
 }
 
-impl Case for PeriodicPlan {
-    type Setting = System;
+impl SystemCase for PeriodicPlan {
+    const CASE: &'static str = "periodic";
+    const COLUMNS: &'static [Column] = &ECHO_COLUMNS;
 
-    fn rounds(&self) -> u32 {
-        self.amount.rounds()
+    fn amount(&self) -> &Amount {
+        &self.amount
     }
 
-    fn rows(&self) -> Vec<(System, Row)> {
-        self.amount.rows(&BESIDE_THREADS, |system| {
-            Row::new(system, CASE)
-                .parameter("rest_ms", self.rest.as_secs_f64() * 1e3)
-                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-        })
+    fn parameters(&self, row: Row) -> Row {
+        row.parameter("rest_ms", self.rest.as_secs_f64() * 1e3)
+            .parameter("step_ms", self.step.as_secs_f64() * 1e3)
     }
 
-    fn measure(
-        &self,
-        system: &System,
-        seed: u64,
-        progress: &Progress,
-    ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, beside a periodic task"));
-        let plan = ServerPlan::new(*system).workers(self.amount.workers());
-        let server = plan.compute(1, YieldEvery::Step(self.step)).resting(self.rest).start()?;
-        let samples = self.samples.div_ceil(self.amount.rounds());
-        let echoes = PingPong::new(server.address())
-            .samples(samples)
-            .budget(self.amount.of_turn())
-            .spacing(SPACING[0], SPACING[1])
-            .timeout(TIMEOUT + self.step * 4)
-            .seed(seed)
-            .run(&mut |done| progress.part(done, samples as usize))?;
-        Ok(Repetition::new(echoes.priority).samples(REACTION, echoes.samples))
+    fn measure(&self, system: System, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{system}, beside a periodic task"));
+        let plan = self.amount.server(system).compute(1, YieldEvery::Step(self.step));
+        let server = plan.resting(self.rest).start()?;
+        let client = self.amount.client(server.address(), self.samples, turn);
+        Ok(Repetition::of(turn.run(&client.timeout(TIMEOUT + self.step * 4))?))
     }
 
-    fn tables(&self, rows: &[Row]) -> String {
-        let title = format!(
-            "Reaction beside one task that sleeps {:?} and computes {:?}",
-            self.rest, self.step
-        );
-        table(&title, rows, &ECHO_COLUMNS)
+    fn title(&self) -> String {
+        format!("Reaction beside one task that sleeps {:?} and computes {:?}", self.rest, self.step)
     }
 }

@@ -9,7 +9,9 @@ use clap::Args;
 use vigie_barrier::Algorithm;
 use vigie_barrier::algorithm::ParseAlgorithmError;
 
+use super::options::Options;
 use crate::compute::parse_duration;
+use crate::error::BenchError;
 use crate::report::Plan;
 
 #[derive(Debug, Args)]
@@ -47,11 +49,13 @@ fn algorithm(name: &str) -> Result<Algorithm, ParseAlgorithmError> {
     name.parse()
 }
 
-impl Barrier {
-    pub(super) fn plan(self) -> Box<dyn Plan> {
-        if self.simulate { Box::new(simulated::plan(self)) } else { Box::new(live::plan(self)) }
+impl Options for Barrier {
+    fn planned(self) -> Result<Box<dyn Plan>, BenchError> {
+        Ok(if self.simulate { Box::new(simulated::plan(self)) } else { Box::new(live::plan(self)) })
     }
+}
 
+impl Barrier {
     fn members(&self, default: &[u32]) -> Vec<u32> {
         if self.members.is_empty() { default.to_vec() } else { self.members.clone() }
     }

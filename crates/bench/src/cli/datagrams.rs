@@ -2,10 +2,12 @@
 
 use clap::Args;
 
-use crate::messages::datagram::{BYTES_MAX, datagram_carrier, datagram_carriers, datagram_plan};
+use super::options::Options;
+use crate::error::BenchError;
+use crate::messages::datagram::{BYTES_MAX, SYSTEMS, datagram_carrier, datagram_plan};
 use crate::messages::plan::PingPongPlan;
 use crate::messages::{Carrier, UnknownCarrier};
-use crate::report::{Turns, by_default};
+use crate::report::{Plan, Turns, by_default};
 
 #[derive(Debug, Args)]
 #[command(mut_arg("budget", by_default("150ms")), mut_arg("rounds", by_default("3")))]
@@ -13,7 +15,7 @@ pub(super) struct Datagrams {
     /// Measure these systems only. Default: all; those over a veth pair need the right to make network
     /// namespaces, and are skipped without it.
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", value_parser = this)]
-    only: Vec<&'static dyn Carrier>,
+    only: Vec<&'static Carrier>,
     /// Sizes of datagrams in bytes. Default: from 1 to as many as fit into a packet.
     #[arg(
         long,
@@ -26,13 +28,19 @@ pub(super) struct Datagrams {
     turns: Turns,
 }
 
-fn this(word: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
+fn this(word: &str) -> Result<&'static Carrier, UnknownCarrier> {
     datagram_carrier(word)
 }
 
+impl Options for Datagrams {
+    fn planned(self) -> Result<Box<dyn Plan>, BenchError> {
+        Ok(Box::new(self.plan()))
+    }
+}
+
 impl Datagrams {
-    pub(super) fn plan(self) -> PingPongPlan {
-        let carriers = if self.only.is_empty() { datagram_carriers() } else { self.only };
+    fn plan(self) -> PingPongPlan {
+        let carriers = if self.only.is_empty() { SYSTEMS.to_vec() } else { self.only };
         let mut plan = datagram_plan(carriers, &self.sizes);
         plan.budget = self.turns.budget;
         plan.rounds = self.turns.rounds;

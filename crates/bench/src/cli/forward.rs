@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::options::Options;
 use crate::error::BenchError;
 use crate::forward::relay::RelayMeasurement;
 use crate::forward::via::{ViaCarrier, ViaPlan};
@@ -43,8 +44,8 @@ pub(super) struct Forward {
     plot: Option<PathBuf>,
 }
 
-impl Forward {
-    pub(super) fn plan(self) -> Result<Box<dyn Plan>, BenchError> {
+impl Options for Forward {
+    fn planned(self) -> Result<Box<dyn Plan>, BenchError> {
         let Self { plot, rounds, only, .. } = self;
         if let Some(carrier) = self.over {
             let rounds = rounds.unwrap_or(1);

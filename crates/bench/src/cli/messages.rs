@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::options::Options;
 use crate::barrier::Provider;
+use crate::error::BenchError;
 use crate::messages::plan::PingPongPlan;
-use crate::messages::remote::{remote_carriers, remote_plan};
+use crate::messages::remote::{self, remote_plan};
 use crate::messages::{Carrier, CarrierKind, Measure, UnknownCarrier, carriers, named};
-use crate::report::{Turns, by_default};
+use crate::report::{Plan, Turns, by_default};
 
 #[derive(Debug, Args)]
 #[command(mut_arg("budget", by_default("300ms")), mut_arg("rounds", by_default("3")))]
@@ -76,14 +78,20 @@ const BYTES_MAX: u32 = 1 << 30;
 const RANKS_MAX: u32 = 256;
 
 /// The systems that a word stands for.
-type Selection = Vec<&'static dyn Carrier>;
+type Selection = Vec<&'static Carrier>;
 
 fn these(word: &str) -> Result<Selection, UnknownCarrier> {
     named(word)
 }
 
+impl Options for PingPong {
+    fn planned(self) -> Result<Box<dyn Plan>, BenchError> {
+        Ok(Box::new(self.plan()))
+    }
+}
+
 impl PingPong {
-    pub(super) fn plan(self) -> PingPongPlan {
+    fn plan(self) -> PingPongPlan {
         let is_remote = !self.provider.contains(&Provider::Shm);
         let mut plan =
             if is_remote { remote_plan(self.remote(), &self.sizes) } else { self.local() };
@@ -110,30 +118,30 @@ impl PingPong {
     }
 
     /// vigie's own systems between namespaces and their peers, or what was asked for.
-    fn remote(&self) -> Vec<&'static dyn Carrier> {
-        let is_wanted = |carrier: &&'static dyn Carrier| {
+    fn remote(&self) -> Vec<&'static Carrier> {
+        let is_wanted = |carrier: &&'static Carrier| {
             if !self.only.is_empty() {
-                return self.only.iter().flatten().any(|one| one.name() == carrier.name());
+                return self.only.iter().flatten().any(|one| one.name == carrier.name);
             }
             let is_of =
-                |provider, family| self.provider.contains(&provider) && carrier.family() == family;
-            carrier.kind() != CarrierKind::Vigie
+                |provider, family| self.provider.contains(&provider) && carrier.family == family;
+            carrier.kind != CarrierKind::Vigie
                 || is_of(Provider::Udp, "udp")
                 || is_of(Provider::Ether, "ether")
         };
-        remote_carriers().into_iter().filter(is_wanted).collect()
+        remote::SYSTEMS.into_iter().filter(is_wanted).collect()
     }
 
     /// vigie's own systems, the limits and the peers, or what was asked for; each once.
-    fn systems(&self) -> Vec<&'static dyn Carrier> {
-        let meant = |words: &[Selection], carrier: &&dyn Carrier| {
-            words.iter().flatten().any(|one| one.name() == carrier.name())
+    fn systems(&self) -> Vec<&'static Carrier> {
+        let meant = |words: &[Selection], carrier: &&Carrier| {
+            words.iter().flatten().any(|one| one.name == carrier.name)
         };
-        let is_wanted = |carrier: &&'static dyn Carrier| {
+        let is_wanted = |carrier: &&'static Carrier| {
             if !self.only.is_empty() {
                 return meant(&self.only, carrier);
             }
-            carrier.kind() != CarrierKind::Peer || meant(&self.peers, carrier)
+            carrier.kind != CarrierKind::Peer || meant(&self.peers, carrier)
         };
         carriers().into_iter().filter(is_wanted).collect()
     }

@@ -114,10 +114,7 @@ impl Connections {
         on_echo: &mut dyn FnMut(Duration),
     ) -> Result<Duration, Failure> {
         let Some((control, task)) = &mut self.control else {
-            return Err(Failure::Unsupported {
-                system: "the client".to_owned(),
-                reason: "its plan has no compute task".to_owned(),
-            });
+            return Err(Failure::unsupported("the client", "its plan has no compute task"));
         };
         let command = LoadCommand { steps: task.steps, step: task.step };
         control.write_all(&command.to_bytes()).map_err(Failure::io("starting the compute task"))?;
@@ -197,11 +194,10 @@ impl Connections {
                 Ok(())
             }
             Ok(received) => Err(Failure::WrongEcho { sent, received }),
-            // A socket with a time limit reports its end as `WouldBlock`.
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Err(Failure::NoEcho { waited: self.timeout, answered: self.answered })
+            Err(error) => {
+                let (waited, answered) = (self.timeout, self.answered);
+                Err(Failure::no_answer("exchanging a message", waited, answered)(error))
             }
-            Err(error) => Err(Failure::io("exchanging a message")(error)),
         }
     }
 }
@@ -238,15 +234,26 @@ fn exchange_spinning(
     Ok(received)
 }
 
-pub(super) fn connect(address: SocketAddr, timeout: Duration) -> Result<TcpStream, Failure> {
+/// Connects without Nagle's algorithm, for reads that take this long at most.
+pub(crate) fn connect(address: SocketAddr, timeout: Duration) -> Result<TcpStream, Failure> {
     let open = || -> io::Result<TcpStream> {
         let stream = TcpStream::connect_timeout(&address, timeout)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(timeout))?;
         Ok(stream)
     };
-    open().map_err(|error| match error.kind() {
-        ErrorKind::TimedOut => Failure::NoEcho { waited: timeout, answered: 0 },
-        _ => Failure::io(format!("connecting to {address}"))(error),
-    })
+    open().map_err(Failure::no_answer(format!("connecting to {address}"), timeout, 0))
+}
+
+/// Sends a message of eight bytes, and waits for its echo.
+pub(super) fn exchange(
+    stream: &mut TcpStream,
+    sent: [u8; 8],
+    timeout: Duration,
+) -> Result<(), Failure> {
+    let received = exchange_sleeping(stream, sent);
+    match received.map_err(Failure::no_answer("exchanging a message", timeout, 0))? {
+        received if received == sent => Ok(()),
+        received => Err(Failure::WrongEcho { sent, received }),
+    }
 }

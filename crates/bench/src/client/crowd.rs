@@ -12,12 +12,12 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use serde::{Deserialize, Serialize};
 
-use super::connections::connect;
+use super::connections::{connect, exchange};
 use crate::clock;
 use crate::error::{BenchError, Failure};
 use crate::host::limits;
 use crate::host::realtime::{self, Priority};
-use crate::process::{Child, Message, Role};
+use crate::process::{Child, Message, Role, print_result};
 use crate::statistics::Samples;
 
 /// How long the parent waits for a sign of life beyond what the plan takes.
@@ -87,21 +87,10 @@ impl Crowd {
     /// [`BenchError::Failed`] if a connection could not be opened, or no message was answered at all;
     /// other variants if the process itself fails.
     pub fn run(&self) -> Result<CrowdEchoes, BenchError> {
-        let mut child = Child::start(self)?;
         let timeout = self.span + self.timeout + TIMEOUT_MARGIN;
-        let priority = match child.next(timeout)? {
-            Message::Ready { priority } => priority,
-            other => return Err(child.unexpected(&other)),
-        };
-        let mut echoes = CrowdEchoes { samples: Samples::new(), unanswered: 0, priority };
-        loop {
-            match child.next(timeout)? {
-                Message::RoundTrips { nanoseconds } => echoes.samples.extend(nanoseconds),
-                Message::Unanswered { messages } => echoes.unanswered = messages,
-                Message::Finished => return Ok(echoes),
-                other => return Err(child.unexpected(&other)),
-            }
-        }
+        let (mut child, priority) = Child::start_ready(self, timeout)?;
+        let (nanoseconds, unanswered): (Vec<u64>, u64) = child.result(timeout)?;
+        Ok(CrowdEchoes { samples: nanoseconds.into_iter().collect(), unanswered, priority })
     }
 }
 
@@ -132,10 +121,9 @@ pub(crate) fn send_as_crowd(plan: &Crowd) -> Result<(), Failure> {
         // A thread inherits the priority of the one that starts it.
         let sender = scope.spawn(|| send(&streams, plan, start));
         let received = receive(&streams, plan, start);
-        let sent = sender.join().map_err(|_panic| Failure::Io {
-            doing: "sending messages".to_owned(),
-            reason: "the sender panicked".to_owned(),
-        })??;
+        let sent = sender
+            .join()
+            .map_err(|_panic| Failure::because("sending messages", "the sender panicked"))??;
         Ok::<_, Failure>((sent, received?))
     });
     let (sent, received) = sent?;
@@ -151,25 +139,14 @@ pub(crate) fn send_as_crowd(plan: &Crowd) -> Result<(), Failure> {
             nanoseconds.push(clock::nanoseconds(received.end.saturating_sub(due)));
         }
     }
-    Message::RoundTrips { nanoseconds }.print();
-    Message::Unanswered { messages: sent - answered }.print();
+    print_result(&(nanoseconds, sent - answered));
     Ok(())
 }
 
 /// Opens one connection and proves it by an echo; from then on a server task waits on it.
 fn open(plan: &Crowd) -> Result<TcpStream, Failure> {
     let mut stream = connect(plan.address, plan.timeout)?;
-    let sent = [0xA5; 8];
-    let mut received = [0; 8];
-    let outcome = stream.write_all(&sent).and_then(|()| stream.read_exact(&mut received));
-    match outcome {
-        Ok(()) if received == sent => {}
-        Ok(()) => return Err(Failure::WrongEcho { sent, received }),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            return Err(Failure::NoEcho { waited: plan.timeout, answered: 0 });
-        }
-        Err(error) => return Err(Failure::io("exchanging a message")(error)),
-    }
+    exchange(&mut stream, [0xA5; 8], plan.timeout)?;
     stream.set_nonblocking(true).map_err(Failure::io("connecting"))?;
     Ok(stream)
 }

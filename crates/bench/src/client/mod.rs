@@ -14,6 +14,7 @@ mod requests;
 mod spacing;
 
 pub use self::connections::Connections;
+pub(crate) use self::connections::connect;
 pub(crate) use self::crowd::send_as_crowd;
 pub use self::crowd::{Crowd, CrowdEchoes};
 pub(crate) use self::generator::generate;

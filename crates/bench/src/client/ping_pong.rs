@@ -9,6 +9,7 @@ use super::spacing::Spacing;
 use crate::error::BenchError;
 use crate::host::Priority;
 use crate::process::{Child, Message, Role};
+use crate::report::{Amount, REACTION, Repetition, Turn};
 use crate::statistics::Samples;
 
 /// How much longer than a single answer the parent waits for a sign of life: a client reports its
@@ -147,12 +148,8 @@ impl PingPong {
     /// [`BenchError::Failed`] if a message was not echoed in time ([`Failure::NoEcho`](crate::Failure::NoEcho)) or
     /// the server could not be reached; other variants if the process itself fails.
     pub fn run(&self, on_progress: &mut dyn FnMut(usize)) -> Result<Echoes, BenchError> {
-        let mut child = Child::start(self)?;
         let timeout = self.timeout.saturating_add(TIMEOUT_MARGIN);
-        let priority = match child.next(timeout)? {
-            Message::Ready { priority } => priority,
-            other => return Err(child.unexpected(&other)),
-        };
+        let (mut child, priority) = Child::start_ready(self, timeout)?;
         let mut echoes = Echoes { sent: 0, samples: Samples::new(), priority, completed: None };
         loop {
             match child.next(timeout)? {
@@ -168,6 +165,31 @@ impl PingPong {
                 other => return Err(child.unexpected(&other)),
             }
         }
+    }
+}
+
+impl Amount {
+    /// Plans a client of a server for one turn, that sends at most `samples` messages in all turns.
+    pub(crate) fn client(&self, server: SocketAddr, samples: u32, turn: &Turn<'_>) -> PingPong {
+        let client = PingPong::new(server).samples(samples.div_ceil(self.rounds()));
+        client.budget(self.of_turn()).seed(turn.seed)
+    }
+}
+
+impl Turn<'_> {
+    /// Has a client send, and shows how far it is.
+    ///
+    /// # Errors
+    /// Those of [`PingPong::run`].
+    pub(crate) fn run(&self, client: &PingPong) -> Result<Echoes, BenchError> {
+        client.run(&mut |done| self.progress.part(done, client.samples as usize))
+    }
+}
+
+impl Repetition {
+    /// Begins with what a client has measured.
+    pub(crate) fn of(echoes: Echoes) -> Self {
+        Self::new(echoes.priority).samples(REACTION, echoes.samples)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Clients that make a service compute: each sends a request on a new connection, waits for the answer,
 //! and begins again.
 
-use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::process;
 use std::thread;
@@ -9,13 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::connections::connect;
+use super::connections::{connect, exchange};
 use crate::error::{BenchError, Failure};
 use crate::process::{Child, Message, Role};
 use crate::server::COMPUTE_FIRST;
-
-/// How long the process may take to begin.
-const START_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long an answer may take: on a system with ten times as many requests as cores, some seconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -34,11 +30,7 @@ impl Role for Requests {
 impl Requests {
     /// Starts the process; dropping what is returned ends it.
     pub(crate) fn start(self) -> Result<Child, BenchError> {
-        let mut child = Child::start(&self)?;
-        match child.next(START_PATIENCE)? {
-            Message::Computing { .. } => Ok(child),
-            other => Err(child.unexpected(&other)),
-        }
+        Child::start_computing(&self)
     }
 }
 
@@ -49,10 +41,9 @@ pub(crate) fn request(plan: &Requests) -> Result<(), Failure> {
         (0..plan.clients).map(|_| thread::spawn(move || request_for_ever(address))).collect();
     Message::Computing { process: process::id() }.print();
     for client in others {
-        client.join().map_err(|_panic| Failure::Io {
-            doing: "sending requests".to_owned(),
-            reason: "a client panicked".to_owned(),
-        })??;
+        client
+            .join()
+            .map_err(|_panic| Failure::because("sending requests", "a client panicked"))??;
     }
     Ok(())
 }
@@ -61,15 +52,6 @@ fn request_for_ever(address: SocketAddr) -> Result<(), Failure> {
     let message = COMPUTE_FIRST.to_le_bytes();
     loop {
         let mut stream = connect(address, ANSWER_TIMEOUT)?;
-        let mut answer = [0; 8];
-        let outcome = stream.write_all(&message).and_then(|()| stream.read_exact(&mut answer));
-        match outcome {
-            Ok(()) if answer == message => {}
-            Ok(()) => return Err(Failure::WrongEcho { sent: message, received: answer }),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Err(Failure::NoEcho { waited: ANSWER_TIMEOUT, answered: 0 });
-            }
-            Err(error) => return Err(Failure::io("exchanging a request")(error)),
-        }
+        exchange(&mut stream, message, ANSWER_TIMEOUT)?;
     }
 }

@@ -96,10 +96,7 @@ pub(crate) fn run_here(plan: &FileLoadPlan) -> Result<(), Failure> {
     let figures = match plan.system {
         System::Vigie => run::<VigieHybrid>(plan.clone()),
         System::Tokio => run::<TokioMultiThread>(plan.clone()),
-        other => Err(Failure::Unsupported {
-            system: other.name().to_owned(),
-            reason: "its files are not measured".to_owned(),
-        }),
+        other => Err(Failure::unsupported(other, "its files are not measured")),
     }?;
     print_result(&figures);
     Ok(())

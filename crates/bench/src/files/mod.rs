@@ -22,9 +22,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::inside::run_here;
 use crate::error::BenchError;
-use crate::host::Priority;
 use crate::process::{Child, Role};
-use crate::report::{Amount, Case, Progress, REACTION, Repetition, Row, Show, by_default, table};
+use crate::report::{Amount, Case, REACTION, Repetition, Row, Show, Turn, by_default, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows.
@@ -96,22 +95,15 @@ impl Case for FilesPlan {
         rows
     }
 
-    fn measure(
-        &self,
-        plan: &FileLoadPlan,
-        seed: u64,
-        progress: &Progress,
-    ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{}, files: {}", plan.system, plan.load.name()));
-        let plan = FileLoadPlan { seed, ..plan.clone() };
+    fn measure(&self, plan: &FileLoadPlan, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{}, files: {}", plan.system, plan.load.name()));
+        let plan = FileLoadPlan { seed: turn.seed, ..plan.clone() };
         let figures: FileFigures = Child::start(&plan)?.result(plan.time + TIMEOUT)?;
         let done = figures.times_ns.len() as f64;
-        Ok(Repetition::new(Priority::Ordinary {
-            reason: "the tasks measure themselves".to_owned(),
-        })
-        .samples(REACTION, figures.times_ns.into_iter().collect())
-        .figure(PER_S, done / figures.elapsed_ns as f64 * 1e9)
-        .figure(CPU_US, figures.cpu_ns as f64 / 1e3 / done.max(1.0)))
+        Ok(Repetition::default()
+            .samples(REACTION, figures.times_ns.into_iter().collect())
+            .figure(PER_S, done / figures.elapsed_ns as f64 * 1e9)
+            .figure(CPU_US, figures.cpu_ns as f64 / 1e3 / done.max(1.0)))
     }
 
     fn tables(&self, rows: &[Row]) -> String {

@@ -79,7 +79,7 @@ impl Plan for ModelPlan {
 }
 
 /// Paths between interfaces: those by the host, and those by programs at the driver.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct InterfacesPlan {
     by_host: Option<LivePlan>,
     by_nic: Option<NicPlan>,

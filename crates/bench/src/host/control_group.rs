@@ -10,7 +10,7 @@ use std::process;
 use std::time::Duration;
 
 use crate::clock;
-use crate::error::{BenchError, NoGroup};
+use crate::error::{BenchError, Missing};
 
 /// The span in which the quota may be used: 100 ms, the kernel's default.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ pub(crate) struct QuotaGroup {
 
 impl QuotaGroup {
     /// Makes a group that may use this many `cores`, wherever that is possible.
-    pub(crate) fn create(cores: f64) -> Result<Self, NoGroup> {
+    pub(crate) fn create(cores: f64) -> Result<Self, Missing> {
         let mut tried = Vec::new();
         for (version, hierarchy) in HIERARCHIES {
             match Self::create_in(version, Path::new(hierarchy), PERIOD.mul_f64(cores)) {
@@ -50,7 +50,9 @@ impl QuotaGroup {
                 Err(error) => tried.push(format!("{hierarchy}: {error}")),
             }
         }
-        Err(NoGroup { tried: tried.join("; ") })
+        let tried = tried.join("; ");
+        let what = format!("no control group with a cpu quota can be made here ({tried})");
+        Err(Missing::new(what, "it needs root and a writable /sys/fs/cgroup"))
     }
 
     fn create_in(version: Version, hierarchy: &Path, quota: Duration) -> io::Result<Self> {

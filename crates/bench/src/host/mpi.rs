@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::missing::Missing;
 use super::program::{TempDir, describe, is_installed, output_of};
-use crate::error::BenchError;
+use crate::error::{BenchError, Missing};
 
 /// The time limit of the compiler.
 const BUILDING: Duration = Duration::from_secs(120);

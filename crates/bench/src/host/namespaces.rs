@@ -9,8 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::missing::Missing;
-use crate::error::Failure;
+use crate::error::{Failure, Missing};
 
 /// The name of the interface in each namespace.
 pub(crate) const INTERFACE: &str = "veth0";

@@ -1,5 +1,7 @@
 //! The resources that a process has used so far, and the work of its compute tasks.
 
+use std::fs;
+
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +51,18 @@ impl Usage {
     }
 }
 
+/// Returns how many threads a process has; none if it has ended.
+pub(crate) fn threads_of(process: u32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    threads_in(&status)
+}
+
+/// Finds the number of threads in a `status` file.
+fn threads_in(status: &str) -> usize {
+    let count = status.lines().find_map(|line| line.strip_prefix("Threads:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
 fn nanoseconds(time: Timespec) -> u64 {
     // Neither clock is ever negative.
     u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap_or_default()
@@ -66,5 +80,12 @@ mod tests {
         let span = after.since(before);
         assert_eq!(span, Usage { at_ns: 2_000_000_000, cpu_ns: 30, work: 100, operations: 4 });
         assert!((span.work_per_s() - 50.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn threads_are_found() {
+        // Goal: the right line of the file. Method: a part of one, and this process.
+        assert_eq!(threads_in("State:\tS (sleeping)\nThreads:\t17\nSigQ:\t0/6\n"), 17);
+        assert!(threads_of(std::process::id()) >= 1);
     }
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::client::connect;
 use crate::clock;
 use crate::error::{BenchError, Failure};
 use crate::host::realtime::{self, Priority};
-use crate::process::{Child, Message, Role};
-use crate::statistics::Samples;
+use crate::process::{Child, Message, Role, print_result};
 
 /// The path at which the service computes.
 pub(super) const COMPUTE: &str = "/compute";
@@ -26,6 +26,9 @@ pub(super) const HELLO_BODY: &str = "hello, world\n";
 
 /// Connections over which the pings are spread, a thread for each: so one late answer does not hold up the next ping.
 const CONNECTIONS: u32 = 25;
+
+/// What a client does when it fails.
+const ASKING: &str = "asking the service";
 
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -45,32 +48,20 @@ impl Role for HttpClient {
 }
 
 /// The results of such a client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct HttpResult {
     /// From when each ping was due until its answer was read.
-    pub(super) pings: Samples,
+    pub(super) pings_ns: Vec<u64>,
     /// Computations that were answered within the span.
     pub(super) computations: u64,
-    pub(super) priority: Priority,
 }
 
 impl HttpClient {
     /// Starts the client's process, and waits for what it finds.
-    pub(super) fn start(self) -> Result<HttpResult, BenchError> {
+    pub(super) fn start(self) -> Result<(HttpResult, Priority), BenchError> {
         let timeout = self.span + 2 * TIMEOUT;
-        let mut child = Child::start(&self)?;
-        let priority = match child.next(timeout)? {
-            Message::Ready { priority } => priority,
-            other => return Err(child.unexpected(&other)),
-        };
-        let mut found = HttpResult { pings: Samples::new(), computations: 0, priority };
-        loop {
-            match child.next(timeout)? {
-                Message::RoundTrips { nanoseconds } => found.pings.extend(nanoseconds),
-                Message::Sent { messages } => found.computations = messages,
-                Message::Finished => return Ok(found),
-                other => return Err(child.unexpected(&other)),
-            }
-        }
+        let (mut child, priority) = Child::start_ready(&self, timeout)?;
+        Ok((child.result(timeout)?, priority))
     }
 
     /// Runs in the client's process.
@@ -80,8 +71,8 @@ impl HttpClient {
         let connections = CONNECTIONS.min(self.pings_per_s.max(1));
         let mut streams = Vec::new();
         for _ in 0..connections {
-            let mut stream = connect(self.address)?;
-            ask(&mut stream, "/").map_err(|error| no_answer(error, 0))?;
+            let mut stream = connect(self.address, TIMEOUT)?;
+            ask(&mut stream, "/").map_err(Failure::no_answer(ASKING, TIMEOUT, 0))?;
             streams.push(stream);
         }
         Message::Ready { priority }.print();
@@ -97,13 +88,11 @@ impl HttpClient {
             let (client, computed) = (self.clone(), Arc::clone(&computed));
             thread::spawn(move || client.compute(&computed, start));
         }
-        let mut nanoseconds = Vec::new();
+        let mut pings_ns = Vec::new();
         for pinger in pingers {
-            nanoseconds.extend(pinger.join().expect("invariant: a pinger never panics")?);
+            pings_ns.extend(pinger.join().expect("invariant: a pinger never panics")?);
         }
-        Message::RoundTrips { nanoseconds }.print();
-        // What is still computed is not waited for.
-        Message::Sent { messages: computed.load(Ordering::Relaxed) }.print();
+        print_result(&HttpResult { pings_ns, computations: computed.load(Ordering::Relaxed) });
         Ok(())
     }
 
@@ -127,7 +116,7 @@ impl HttpClient {
                 clock::sleep(pause);
             }
             let answered = times.len() as u64;
-            ask(&mut stream, "/").map_err(|error| no_answer(error, answered))?;
+            ask(&mut stream, "/").map_err(Failure::no_answer(ASKING, TIMEOUT, answered))?;
             times.push(clock::nanoseconds(start.elapsed().saturating_sub(due)));
         }
     }
@@ -141,8 +130,8 @@ impl HttpClient {
             clock::sleep(due.saturating_sub(start.elapsed()));
             let computed = Arc::clone(computed);
             thread::spawn(move || {
-                let answer = connect(address).and_then(|mut stream| {
-                    ask(&mut stream, COMPUTE).map_err(|error| no_answer(error, 0))
+                let answer = connect(address, TIMEOUT).and_then(|mut stream| {
+                    ask(&mut stream, COMPUTE).map_err(Failure::no_answer(ASKING, TIMEOUT, 0))
                 });
                 // One that fails is missing in the count.
                 if answer.is_ok() && start.elapsed() < span {
@@ -158,21 +147,11 @@ impl HttpClient {
 pub(super) fn keep_busy(address: SocketAddr, clients: u32) {
     for _ in 0..clients {
         thread::spawn(move || {
-            let mut stream = connect(address)?;
+            let mut stream = connect(address, TIMEOUT)?;
             while ask(&mut stream, WORK).is_ok() {}
             Ok::<(), Failure>(())
         });
     }
-}
-
-fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
-    let connect = || {
-        let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        Ok(stream)
-    };
-    connect().map_err(Failure::io("connecting"))
 }
 
 /// Sends one request and reads its answer.
@@ -187,11 +166,4 @@ fn ask(stream: &mut TcpStream, path: &str) -> io::Result<()> {
         }
     }
     if buffer.starts_with(b"HTTP/1.1 200 ") { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
-}
-
-fn no_answer(error: io::Error, answered: u64) -> Failure {
-    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
-        return Failure::NoEcho { waited: TIMEOUT, answered };
-    }
-    Failure::io("asking the service")(error)
 }

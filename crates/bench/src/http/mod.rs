@@ -25,9 +25,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::client::HttpClient;
 use crate::compute::{Pace, parse_duration};
 use crate::error::{BenchError, Failure};
-use crate::host::Priority;
-use crate::process::{Child, Message, Role};
-use crate::report::{Amount, Case, Progress, REACTION, Repetition, Row, Show, by_default, table};
+use crate::process::{Child, Role};
+use crate::report::{Amount, Case, REACTION, Repetition, Row, Show, Turn, by_default, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows: requests in a closed loop, nothing else.
@@ -57,9 +56,6 @@ const BUSY_CLIENTS: u32 = 8;
 /// Computations per second for each core: with the 200 ms that each takes, 1.2 times what the core can do.
 const COMPUTATIONS_PER_CORE: u32 = 6;
 
-/// How long a process may take to get ready.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
 /// Which systems serve which requests. `wrk` takes whole seconds in each turn, so its share of the time is rounded up.
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("20s")), mut_arg("rounds", by_default("2")))]
@@ -87,17 +83,11 @@ impl HttpPlan {
         self.computations.unwrap_or_else(|| COMPUTATIONS_PER_CORE.saturating_mul(cores))
     }
 
-    fn hello(
-        &self,
-        system: System,
-        server: &mut Child,
-        address: SocketAddr,
-    ) -> Result<Repetition, BenchError> {
-        let before = server.usage()?;
-        let found = wrk::run(system, address, self.connections, self.amount.of_turn())?;
-        let used = server.usage()?.since(before);
+    fn hello(&self, server: &mut Child, address: SocketAddr) -> Result<Repetition, BenchError> {
+        let run = || wrk::run(address, self.connections, self.amount.of_turn());
+        let (found, used) = server.spent(run)?;
         let requests = found.requests.max(1) as f64;
-        Ok(Repetition::new(Priority::Ordinary { reason: "wrk is run as it is".to_owned() })
+        Ok(Repetition::default()
             .figure(PER_S, found.per_s)
             .figure(CPU_US, used.cpu_ns as f64 / 1e3 / requests)
             .figure(WRK_P99, found.p99_us))
@@ -112,10 +102,10 @@ impl HttpPlan {
             span,
             seed,
         };
-        let found = client.start()?;
+        let (found, priority) = client.start()?;
         let computed = found.computations as f64 / span.as_secs_f64();
-        Ok(Repetition::new(found.priority)
-            .samples(REACTION, found.pings)
+        Ok(Repetition::new(priority)
+            .samples(REACTION, found.pings_ns.into_iter().collect())
             .figure(COMPUTED_PER_S, computed))
     }
 }
@@ -129,53 +119,43 @@ impl Case for HttpPlan {
     }
 
     fn rows(&self) -> Vec<(Self::Setting, Row)> {
-        let hello = |&system| {
-            let row = Row::new(system, HELLO)
-                .parameter("connections", self.connections)
-                .parameter("workers", self.amount.workers());
-            ((system, HELLO), row)
-        };
-        let busy = |&system| {
-            let row = Row::new(system, BUSY)
-                .parameter("connections", self.connections)
-                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.amount.workers());
-            ((system, BUSY), row)
-        };
-        let overload = |&system| {
-            let row = Row::new(system, OVERLOAD)
-                .parameter("pings_per_s", self.pings)
-                .parameter("computations_per_s", self.computations())
-                .parameter("step_ms", self.step.as_secs_f64() * 1e3)
-                .parameter("workers", self.amount.workers());
-            ((system, OVERLOAD), row)
-        };
-        let systems = self.amount.systems(&[System::Vigie]);
-        let calm = systems.iter().map(hello).chain(systems.iter().map(busy));
-        calm.chain(systems.iter().map(overload)).collect()
+        let mut rows = Vec::new();
+        for case in [HELLO, BUSY, OVERLOAD] {
+            for system in self.amount.systems(&[System::Vigie]) {
+                let mut row = Row::new(system, case).parameter("workers", self.amount.workers());
+                if case == OVERLOAD {
+                    row = row
+                        .parameter("pings_per_s", self.pings)
+                        .parameter("computations_per_s", self.computations());
+                } else {
+                    row = row.parameter("connections", self.connections);
+                }
+                if case != HELLO {
+                    row = row.parameter("step_ms", self.step.as_secs_f64() * 1e3);
+                }
+                rows.push(((system, case), row));
+            }
+        }
+        rows
     }
 
     fn measure(
         &self,
         &(system, case): &Self::Setting,
-        seed: u64,
-        progress: &Progress,
+        turn: &Turn<'_>,
     ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, {case}"));
+        turn.shows(format!("{system}, {case}"));
         let (workers, step) = (self.amount.workers(), self.step);
         let mut server =
             Child::start(&HttpServer { system, workers, step, pace: Pace::of_this_machine() })?;
-        let address = match server.next(TIMEOUT)? {
-            Message::Listening { echo, .. } => echo,
-            other => return Err(server.unexpected(&other)),
-        };
+        let (_, address, _) = server.listening()?;
         if case == OVERLOAD {
-            return self.overload(address, seed);
+            return self.overload(address, turn.seed);
         }
         if case == BUSY {
             client::keep_busy(address, BUSY_CLIENTS);
         }
-        self.hello(system, &mut server, address)
+        self.hello(&mut server, address)
     }
 
     fn tables(&self, rows: &[Row]) -> String {
@@ -237,6 +217,6 @@ impl HttpServer {
     #[cfg(not(feature = "hyper"))]
     pub(crate) fn serve(&self) -> Result<(), Failure> {
         let reason = "vigie-bench was built without its feature `hyper`";
-        Err(Failure::Unsupported { system: self.system.to_string(), reason: reason.to_owned() })
+        Err(Failure::unsupported(self.system, reason))
     }
 }

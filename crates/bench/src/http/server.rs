@@ -45,10 +45,10 @@ pub(super) fn serve(plan: &HttpServer) -> Result<(), Failure> {
     match plan.system {
         System::Vigie => serve_on::<VigieHybrid>(plan),
         System::Tokio => serve_on::<TokioMultiThread>(plan),
-        other => Err(Failure::Unsupported {
-            system: other.to_string(),
-            reason: "the service on hyper is written for `vigie` and `tokio`".to_owned(),
-        }),
+        other => Err(Failure::unsupported(
+            other,
+            "the service on hyper is written for `vigie` and `tokio`",
+        )),
     }
 }
 

@@ -6,7 +6,6 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::error::{BenchError, Failure};
-use crate::schedulers::System;
 
 /// What `wrk` has found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,13 +17,12 @@ pub(super) struct WrkResult {
 
 /// Has one thread of `wrk` ask on `connections` connections for `span`, rounded up to whole seconds.
 pub(super) fn run(
-    system: System,
     address: SocketAddr,
     connections: u32,
     span: Duration,
 ) -> Result<WrkResult, BenchError> {
     let failed = |reason: String| {
-        let failure = Failure::Unsupported { system: system.to_string(), reason };
+        let failure = Failure::unsupported("wrk", reason);
         BenchError::Failed { role: "wrk", failure }
     };
     let mut command = Command::new("wrk");

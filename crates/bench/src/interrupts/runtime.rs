@@ -23,7 +23,7 @@ use vigie_runtime::{Runtime, metrics::Metrics};
 use super::{Interrupted, is_cut_short, micros};
 use crate::clock;
 use crate::error::{BenchError, Failure};
-use crate::report::{Outcome, Plan, Progress, Row, Table};
+use crate::report::{Outcome, Plan, Progress, Row, Show, table};
 use crate::schedulers::System;
 use crate::system;
 use crate::system::Sockets;
@@ -96,16 +96,18 @@ impl Plan for ForeignCallsPlan {
     }
 
     fn tables(&self, rows: &[Row]) -> String {
-        let headings = ["calls", "ended early", "seconds", "echoes", "reserve calls", "long polls"];
         let title = format!(
             "Foreign calls in {TASKS} tasks of the hybrid flavor, beside {HOGS} hogs and an echo"
         );
-        let mut table = Table::new(title, headings.map(str::to_owned));
-        for row in rows {
-            let keys = ["samples", ENDED, "seconds", "echoes", "reserve_calls", "long_polls"];
-            table.row(keys.map(|key| format!("{:.0}", row.figure(key).unwrap_or(f64::NAN))));
-        }
-        table.to_string()
+        let columns = [
+            ("calls", Show::Count("samples")),
+            ("ended early", Show::Count(ENDED)),
+            ("seconds", Show::Count("seconds")),
+            ("echoes", Show::Count("echoes")),
+            ("reserve calls", Show::Count("reserve_calls")),
+            ("long polls", Show::Count("long_polls")),
+        ];
+        table(&title, rows, &columns)
     }
 }
 

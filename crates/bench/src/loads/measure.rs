@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 use crate::clock;
 use crate::compute::Pace;
 use crate::error::BenchError;
-use crate::host::{Priority, Usage};
+use crate::host::{Priority, Usage, threads_of};
 use crate::mix::{ClosedClients, LoadServer, Mix, PacedClient, ResponseTimes};
-use crate::process::{Child, Message, Role};
+use crate::process::{Child, Message};
 use crate::schedulers::System;
 use crate::statistics::microseconds;
 
@@ -176,14 +176,11 @@ impl Run {
         };
         let own_threads = plan.own_threads();
         let mut server = Child::start(&plan)?;
-        let (process, address) = match server.next(TIMEOUT)? {
-            Message::Listening { process, echo, .. } => (process, echo),
-            other => return Err(server.unexpected(&other)),
-        };
+        let (process, address, _) = server.listening()?;
         let mut closed = None;
         if ClosedClients::are_in(mix) {
             let clients = ClosedClients { address, mix: mix.clone() };
-            closed = Some(ready(&clients)?.0);
+            closed = Some(Child::start_ready(&clients, TIMEOUT)?.0);
         }
         let client = PacedClient {
             address,
@@ -193,7 +190,7 @@ impl Run {
             opened_per_s: self.opened_per_s,
             counts_from_due: self.counts_from_due,
         };
-        let (mut paced, priority) = ready(&client)?;
+        let (mut paced, priority) = Child::start_ready(&client, TIMEOUT)?;
         if let Some(closed) = &mut closed {
             closed.go();
         }
@@ -277,15 +274,6 @@ impl HostTime {
     }
 }
 
-/// Starts a client and waits until its connections are open.
-fn ready<R: Role>(role: &R) -> Result<(Child, Priority), BenchError> {
-    let mut child = Child::start(role)?;
-    match child.next(TIMEOUT)? {
-        Message::Ready { priority } => Ok((child, priority)),
-        other => Err(child.unexpected(&other)),
-    }
-}
-
 /// Counts the threads of a process again and again.
 struct Threads {
     process: u32,
@@ -302,11 +290,7 @@ impl Threads {
     }
 
     fn count(&mut self) {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process));
-        let status = status.unwrap_or_default();
-        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
-        let threads: usize = threads.and_then(|text| text.trim().parse().ok()).unwrap_or_default();
-        let threads = threads.saturating_sub(self.own);
+        let threads = threads_of(self.process).saturating_sub(self.own);
         let is_early = self.start.elapsed() < SETTLED_AFTER;
         let most = if is_early { &mut self.early } else { &mut self.settled };
         *most = threads.max(*most);

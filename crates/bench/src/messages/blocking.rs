@@ -32,6 +32,13 @@ pub(crate) struct Blocking<C> {
     incoming: Vec<u8>,
 }
 
+/// Opens a rank on a channel, if there is one.
+pub(crate) fn blocking<C: Channel + 'static>(
+    channel: Result<C, Failure>,
+) -> Result<Box<dyn PingPong>, Failure> {
+    Ok(Box::new(Blocking::new(channel?)))
+}
+
 impl<C: Channel> Blocking<C> {
     /// Gives a channel its roles.
     pub(crate) const fn new(channel: C) -> Self {

@@ -1,13 +1,11 @@
-//! Systems that carry messages, and the roles of their ranks.
+//! Systems that carry messages: their kinds, and the roles of their ranks.
 
-use std::fmt::Debug;
 use std::time::Duration;
 
 use thiserror::Error;
 
-use super::{Measure, MeasureResult};
+use super::{Carrier, Measure, MeasureResult};
 use crate::error::{BenchError, Failure};
-use crate::host::Missing;
 
 /// Name of vigie's message layer in results: `send` and `recv` of a communicator, awaited.
 pub(crate) const VIGIE: &str = "vigie";
@@ -25,32 +23,6 @@ pub enum CarrierKind {
     Limit,
     /// A system of others, or the kernel's.
     Peer,
-}
-
-/// A system that carries messages between processes of one host.
-pub(crate) trait Carrier: Debug + Sync {
-    /// Returns the name on the command line and in results.
-    fn name(&self) -> &'static str;
-
-    /// Returns the label of rows in tables.
-    fn label(&self) -> &'static str;
-
-    /// Returns the word of `--peers` that stands for this system and those of the same origin.
-    fn family(&self) -> &'static str {
-        self.name()
-    }
-
-    /// Tells what sort of system this is.
-    fn kind(&self) -> CarrierKind;
-
-    /// Tells whether the system has this measure.
-    fn has(&self, measure: Measure) -> bool;
-
-    /// Makes sure that the system is on this machine, and builds what it needs.
-    ///
-    /// # Errors
-    /// What is missing, and how to get it. The system is then skipped.
-    fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing>;
 }
 
 /// A system that can be measured now. Dropping it removes what was built for it.
@@ -130,4 +102,11 @@ pub(crate) struct UnknownCarrier {
     pub(crate) name: String,
     /// The known words.
     pub(crate) known: String,
+}
+
+impl UnknownCarrier {
+    pub(crate) fn among(carriers: &[&Carrier], name: &str) -> Self {
+        let known = carriers.iter().map(|carrier| carrier.name).collect::<Vec<_>>();
+        Self { name: name.to_owned(), known: known.join(", ") }
+    }
 }

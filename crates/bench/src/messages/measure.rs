@@ -72,6 +72,11 @@ impl Measure {
         }
     }
 
+    /// Tells whether this is a latency, or a window of messages.
+    pub(crate) const fn is_plain(self) -> bool {
+        matches!(self, Self::Latency { .. } | Self::Window { .. })
+    }
+
     /// Returns how many messages follow each other before one comes back.
     pub(crate) const fn window(self) -> u32 {
         if let Self::Window { window, .. } = self { window } else { 1 }

@@ -12,11 +12,11 @@ use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
 
 use super::virtual_interface::{ADDRESS_BYTES, address_of, leave_address};
-use super::{CarrierKind, Measure, OwnCarrier, PingPong, RankContext, VIGIE};
+use super::{Carrier, CarrierKind, Measure, PingPong, RankContext, VIGIE};
 use crate::error::Failure;
 
 /// vigie's message layer.
-pub(crate) static MESSAGES: OwnCarrier = OwnCarrier {
+pub(crate) static MESSAGES: Carrier = Carrier {
     name: VIGIE,
     label: "vigie, messages",
     family: "vigie",
@@ -25,6 +25,7 @@ pub(crate) static MESSAGES: OwnCarrier = OwnCarrier {
     link_bytes: ADDRESS_BYTES,
     is_remote: false,
     open: |context| Ok(Box::new(Messages::open(context, Shm::open().map_err(Failure::runtime)?)?)),
+    program: None,
 };
 
 /// The discriminator of all connections of a run.

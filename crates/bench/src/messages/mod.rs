@@ -16,7 +16,7 @@
 //!
 //! # Adding a system
 //! Implement [`PingPong`] (a rank that already has blocking `send` and `receive` gets it from
-//! `Blocking`), give an [`OwnCarrier`] its name and how it opens a rank, and name it in [`own_carriers`].
+//! `Blocking`), give an [`Carrier`] its name and how it opens a rank, and name it in [`own_carriers`].
 
 mod blocking;
 mod carrier;
@@ -27,7 +27,6 @@ mod list;
 mod measure;
 mod measure_result;
 pub(crate) mod message_layer;
-mod names;
 pub mod partner;
 pub(crate) mod plan;
 mod plot;
@@ -41,15 +40,14 @@ mod stopwatch;
 mod tables;
 pub(crate) mod virtual_interface;
 
-use self::blocking::{Blocking, Channel};
-pub(crate) use self::carrier::{Carrier, UnknownCarrier};
+use self::blocking::{Channel, blocking};
+pub(crate) use self::carrier::UnknownCarrier;
 pub use self::carrier::{CarrierKind, PingPong};
 use self::carrier::{Prepared, Run, VIGIE, VIGIE_VI};
-pub(crate) use self::list::carriers;
+use self::list::own;
 pub use self::list::own_carriers;
+pub(crate) use self::list::{carriers, named};
 pub use self::measure::Measure;
 use self::measure_result::MeasureResult;
-pub(crate) use self::names::named;
-use self::names::own;
 pub use self::rank_context::RankContext;
-pub use self::ranks::OwnCarrier;
+pub use self::ranks::Carrier;

@@ -1,7 +1,8 @@
 //! Two ranks, one of them the calling process, for Criterion, which counts and times itself.
 
-use super::ranks::{RankPlan, RunBootstrap, cores, failed};
-use super::{Measure, OwnCarrier, PingPong};
+use super::rank_context::cores;
+use super::ranks::{RankPlan, RunBootstrap, failed};
+use super::{Carrier, Measure, PingPong};
 use crate::error::BenchError;
 use crate::process::Child;
 
@@ -27,8 +28,8 @@ impl Partner {
     ///
     /// # Errors
     /// Those of the process, and of the system's rank here.
-    pub fn start(own: &OwnCarrier, measure: Measure) -> Result<Self, BenchError> {
-        let bootstrap = RunBootstrap::new(own, 2).map_err(failed)?;
+    pub fn start(own: &Carrier, measure: Measure) -> Result<Self, BenchError> {
+        let bootstrap = RunBootstrap::new(own.link_bytes, 2).map_err(failed)?;
         let cores = cores();
         let core =
             |at: usize| cores.get(at).or_else(|| cores.first()).copied().into_iter().collect();

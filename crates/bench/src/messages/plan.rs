@@ -35,7 +35,7 @@ pub(crate) const LOANED: u32 = 32_768;
 #[derive(Clone, Debug)]
 pub(crate) struct PingPongPlan {
     /// The systems, in the order of the tables.
-    pub(crate) carriers: Vec<&'static dyn Carrier>,
+    pub(crate) carriers: Vec<&'static Carrier>,
     /// The measures of two ranks, in the order of the rows; a system takes those that it has.
     pub(crate) measures: Vec<Measure>,
     /// Numbers of ranks of rings on two cores.
@@ -59,7 +59,7 @@ struct CarrierRun {
 
 impl PingPongPlan {
     /// Plans every measure, 300 ms each in 3 turns.
-    pub(crate) fn new(carriers: Vec<&'static dyn Carrier>) -> Self {
+    pub(crate) fn new(carriers: Vec<&'static Carrier>) -> Self {
         Self {
             carriers,
             measures: Self::measures(&Self::sizes()),
@@ -94,9 +94,9 @@ impl PingPongPlan {
 
     /// The jobs of one system in one turn: the measures of two ranks together, each ring
     /// separately.
-    fn jobs_of(&self, carrier: &dyn Carrier) -> impl Iterator<Item = (u32, Vec<Measure>)> {
-        let pair = self.measures.iter().copied().filter(|&measure| carrier.has(measure));
-        let rings = self.rings.iter().filter(|_| carrier.has(Measure::Ring));
+    fn jobs_of(&self, carrier: &Carrier) -> impl Iterator<Item = (u32, Vec<Measure>)> {
+        let pair = self.measures.iter().copied().filter(|&measure| (carrier.has)(measure));
+        let rings = self.rings.iter().filter(|_| (carrier.has)(Measure::Ring));
         let rings = rings.map(|&ranks| (ranks, vec![Measure::Ring]));
         let jobs: Vec<_> = [(2, pair.collect())].into_iter().chain(rings).collect();
         jobs.into_iter().filter(|(_, measures)| !measures.is_empty())
@@ -105,11 +105,11 @@ impl PingPongPlan {
     /// Empty rows, and what fills them.
     fn rows(&self) -> (Vec<Row>, Vec<CarrierRun>) {
         let (mut rows, mut jobs) = (Vec::new(), Vec::new());
-        let cores = super::ranks::cores();
+        let cores = super::rank_context::cores();
         for (index, carrier) in self.carriers.iter().enumerate() {
-            for (ranks, measures) in self.jobs_of(*carrier) {
+            for (ranks, measures) in self.jobs_of(carrier) {
                 let first = rows.len();
-                let subject = Subject::Carrier { name: carrier.name(), label: carrier.label() };
+                let subject = Subject::Carrier { name: carrier.name, label: carrier.label };
                 rows.extend(measures.iter().map(|&measure| row(subject, measure, ranks)));
                 let budget = self.budget / self.rounds.max(1);
                 let run = Run { measures, budget, ranks, cores: cores.clone() };
@@ -127,7 +127,7 @@ impl PingPongPlan {
             same && row.number(WINDOW) == Some(measure.window().into())
         };
         let index = self.measures.iter().position(|measure| is_it(&measure));
-        let carrier = self.carriers.iter().position(|one| one.name() == row.system.name());
+        let carrier = self.carriers.iter().position(|one| one.name == row.system.name());
         (
             index.unwrap_or(self.measures.len()),
             row.number(RANKS).unwrap_or_default(),
@@ -138,13 +138,13 @@ impl PingPongPlan {
 
 impl Plan for PingPongPlan {
     fn cases(&self) -> usize {
-        let jobs: usize = self.carriers.iter().map(|carrier| self.jobs_of(*carrier).count()).sum();
+        let jobs: usize = self.carriers.iter().map(|carrier| self.jobs_of(carrier).count()).sum();
         jobs * self.rounds as usize
     }
 
     fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let prepare = |carrier: &&'static dyn Carrier| {
-            progress.case(format!("{}: preparing", carrier.name()));
+        let prepare = |carrier: &&'static Carrier| {
+            progress.case(format!("{}: preparing", carrier.name));
             carrier.prepare()
         };
         let prepared: Vec<_> = self.carriers.iter().map(prepare).collect();
@@ -157,7 +157,7 @@ impl Plan for PingPongPlan {
         let mut found = vec![Vec::new(); rows.len()];
         for _ in 0..self.rounds {
             for job in &jobs {
-                let name = self.carriers[job.carrier].name();
+                let name = self.carriers[job.carrier].name;
                 progress.case(format!("{name}, {} ranks", job.run.ranks));
                 if let Ok(prepared) = &prepared[job.carrier]
                     && rows[job.rows[0]].failure.is_none()
@@ -313,7 +313,7 @@ mod tests {
         let filled: usize = jobs.iter().map(|job| job.rows.len()).sum();
         assert_eq!(filled, rows.len());
         for carrier in carriers() {
-            assert!(plan.jobs_of(carrier).next().is_some(), "{}", carrier.name());
+            assert!(plan.jobs_of(carrier).next().is_some(), "{}", carrier.name);
         }
     }
 }

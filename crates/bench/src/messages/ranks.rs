@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::rank_context;
-use super::{Carrier, CarrierKind, Measure, MeasureResult, PingPong, Prepared, RankContext, Run};
-use crate::error::{BenchError, Failure};
-use crate::host::{CONTROL_BYTES, Missing, Namespaces, SharedFile};
+use super::{CarrierKind, Measure, MeasureResult, PingPong, Prepared, RankContext, Run};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{CONTROL_BYTES, Namespaces, SharedFile};
 use crate::process::{Child, Role};
 
-/// A system whose ranks are processes of this program.
+/// A system that can be measured now, or what is missing.
+type PreparedOrMissing = Result<Box<dyn Prepared>, Missing>;
+
+/// A system that carries messages between processes of one host.
 #[derive(Debug)]
-#[expect(clippy::exhaustive_structs, reason = "a new system is written as a literal of this")]
-pub struct OwnCarrier {
+pub struct Carrier {
     /// The name on the command line and in results.
     pub name: &'static str,
     /// The label of rows in tables.
@@ -34,30 +35,34 @@ pub struct OwnCarrier {
     /// Opens a rank in the calling process, and connects it to its neighbours. All ranks of a run do
     /// so at the same time.
     pub open: fn(&RankContext) -> Result<Box<dyn PingPong>, Failure>,
+    /// How it is built, if its ranks are processes of another program.
+    pub(crate) program: Option<fn() -> PreparedOrMissing>,
 }
 
-impl Carrier for OwnCarrier {
-    fn name(&self) -> &'static str {
-        self.name
-    }
+impl Carrier {
+    /// A peer whose ranks are processes of another program: what all of them have.
+    pub(super) const PROGRAM: Self = Self {
+        name: "",
+        label: "",
+        family: "",
+        kind: CarrierKind::Peer,
+        has: |_| false,
+        link_bytes: 0,
+        is_remote: false,
+        open: |_| Err(Failure::runtime("its ranks are processes of another program")),
+        program: None,
+    };
+}
 
-    fn label(&self) -> &'static str {
-        self.label
-    }
-
-    fn family(&self) -> &'static str {
-        self.family
-    }
-
-    fn kind(&self) -> CarrierKind {
-        self.kind
-    }
-
-    fn has(&self, measure: Measure) -> bool {
-        (self.has)(measure)
-    }
-
-    fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
+impl Carrier {
+    /// Makes sure that the system is on this machine, and builds what it needs.
+    ///
+    /// # Errors
+    /// What is missing, and how to get it. The system is then skipped.
+    pub(crate) fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
+        if let Some(prepare) = self.program {
+            return prepare();
+        }
         let namespaces = self.is_remote.then(Namespaces::make).transpose()?;
         Ok(Box::new(OwnRanks { own: self, namespaces }))
     }
@@ -66,13 +71,13 @@ impl Carrier for OwnCarrier {
 /// A system of this program, and the namespaces of its ranks, which end with this.
 #[derive(Debug)]
 struct OwnRanks<'a> {
-    own: &'a OwnCarrier,
+    own: &'a Carrier,
     namespaces: Option<Namespaces>,
 }
 
 impl Prepared for OwnRanks<'_> {
     fn measure(&self, run: &Run) -> Result<Vec<MeasureResult>, BenchError> {
-        let bootstrap = RunBootstrap::new(self.own, run.ranks).map_err(failed)?;
+        let bootstrap = RunBootstrap::new(self.own.link_bytes, run.ranks).map_err(failed)?;
         let namespaces = self.namespaces.as_ref().map(Namespaces::paths).unwrap_or_default();
         let mut paths = namespaces.into_iter();
         let mut ranks = Vec::new();
@@ -86,21 +91,17 @@ impl Prepared for OwnRanks<'_> {
         let mut results = Vec::new();
         for _ in &run.measures {
             let mut ranks = ranks.iter_mut();
-            let mut result = MeasureResult::default();
-            if let Some(leader) = ranks.next() {
-                result = measure_result(leader, run.timeout())?;
-            }
+            let mut result: MeasureResult = match ranks.next() {
+                Some(leader) => leader.result(run.timeout())?,
+                None => MeasureResult::default(),
+            };
             for follower in ranks {
-                result.add_follower(&measure_result(follower, run.timeout())?);
+                result.add_follower(&follower.result(run.timeout())?);
             }
             results.push(result);
         }
         Ok(results)
     }
-}
-
-fn measure_result(rank: &mut Child, timeout: Duration) -> Result<MeasureResult, BenchError> {
-    rank.result(timeout)
 }
 
 pub(super) fn failed(failure: Failure) -> BenchError {
@@ -109,23 +110,25 @@ pub(super) fn failed(failure: Failure) -> BenchError {
 
 /// The memory that the ranks of a run share, and their token.
 #[derive(Debug)]
-pub(super) struct RunBootstrap {
+pub(crate) struct RunBootstrap {
     memory: SharedFile,
     ranks: u32,
     token: u64,
 }
 
 impl RunBootstrap {
-    pub(super) fn new(own: &OwnCarrier, ranks: u32) -> Result<Self, Failure> {
+    /// Makes the memory, with `link_bytes` for each rank.
+    pub(crate) fn new(link_bytes: usize, ranks: u32) -> Result<Self, Failure> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let count = usize::try_from(ranks).map_err(Failure::runtime)?;
-        let memory = SharedFile::create(CONTROL_BYTES + count * own.link_bytes)?;
+        let memory = SharedFile::create(CONTROL_BYTES + count * link_bytes)?;
         // Process ids have at most 22 bits; the rest numbers the runs of this one.
         let run = RUNS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { memory, ranks, token: run << 32 | u64::from(process::id()) })
     }
 
-    pub(super) fn context(&self, rank: u32, cores: Vec<usize>) -> RankContext {
+    /// Returns what a rank is told.
+    pub(crate) fn context(&self, rank: u32, cores: Vec<usize>) -> RankContext {
         let (ranks, token) = (self.ranks, self.token);
         RankContext { rank, ranks, cores, memory: self.memory.path(), token, namespace: None }
     }
@@ -142,9 +145,4 @@ pub(crate) struct RankPlan {
 
 impl Role for RankPlan {
     const NAME: &'static str = "rank";
-}
-
-/// The cores that a run of this process takes.
-pub(super) fn cores() -> Vec<usize> {
-    rank_context::cores()
 }

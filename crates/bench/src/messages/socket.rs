@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
-use super::{Blocking, CarrierKind, Channel, Measure, OwnCarrier, RankContext};
+use super::{Carrier, CarrierKind, Channel, Measure, RankContext, blocking};
 use crate::clock::{now, sleep};
 use crate::error::Failure;
 use crate::host::Arena;
@@ -16,49 +16,42 @@ use crate::host::Arena;
 const MEETING: Duration = Duration::from_secs(20);
 
 /// Loopback TCP, read again and again.
-pub(crate) static TCP: OwnCarrier = OwnCarrier {
+pub(crate) static TCP: Carrier = Carrier {
     name: "tcp",
     label: "TCP, polling",
     family: "tcp",
     kind: CarrierKind::Peer,
-    has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
+    has: Measure::is_plain,
     link_bytes: 0,
     is_remote: false,
-    open: |context| {
-        Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Polling, |_| {
-            Ipv4Addr::LOCALHOST
-        })?)))
-    },
+    open: |context| blocking(Streams::tcp(context, ReceiveMode::Polling, |_| Ipv4Addr::LOCALHOST)),
+    program: None,
 };
 
 /// Loopback TCP whose receiver sleeps in `read`.
-pub(crate) static TCP_BLOCKING: OwnCarrier = OwnCarrier {
+pub(crate) static TCP_BLOCKING: Carrier = Carrier {
     name: "tcp-blocking",
     label: "TCP, blocking",
     has: |measure| !matches!(measure, Measure::Synchronous { .. } | Measure::Loaned { .. }),
-    open: |context| {
-        Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Blocking, |_| {
-            Ipv4Addr::LOCALHOST
-        })?)))
-    },
+    open: |context| blocking(Streams::tcp(context, ReceiveMode::Blocking, |_| Ipv4Addr::LOCALHOST)),
     ..TCP
 };
 
 /// A pair of Unix sockets, read again and again.
-pub(crate) static UDS: OwnCarrier = OwnCarrier {
+pub(crate) static UDS: Carrier = Carrier {
     name: "uds",
     label: "Unix socket, polling",
     family: "uds",
-    open: |context| Ok(Box::new(Blocking::new(Streams::unix(context, ReceiveMode::Polling)?))),
+    open: |context| blocking(Streams::unix(context, ReceiveMode::Polling)),
     ..TCP
 };
 
 /// A pair of Unix sockets whose receiver sleeps in `read`.
-pub(crate) static UDS_BLOCKING: OwnCarrier = OwnCarrier {
+pub(crate) static UDS_BLOCKING: Carrier = Carrier {
     name: "uds-blocking",
     label: "Unix socket, blocking",
     family: "uds",
-    open: |context| Ok(Box::new(Blocking::new(Streams::unix(context, ReceiveMode::Blocking)?))),
+    open: |context| blocking(Streams::unix(context, ReceiveMode::Blocking)),
     ..TCP_BLOCKING
 };
 

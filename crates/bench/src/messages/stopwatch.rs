@@ -29,8 +29,7 @@ pub(crate) fn lead(
             sleep(budget.max(QUIET_MIN));
             MeasureResult { operations: 1, ..MeasureResult::default() }
         }
-        Measure::Waiting { .. } => one_by_one(rank, measure, budget)?,
-        _ => in_batches(rank, measure, budget)?,
+        _ => timed(rank, measure, budget, matches!(measure, Measure::Waiting { .. }))?,
     };
     rank.stop(measure)?;
     let used = Usage::of_this_process().since(before);
@@ -46,16 +45,21 @@ pub(crate) fn follow(rank: &mut dyn PingPong, measure: Measure) -> Result<Measur
     Ok(MeasureResult { wall_ns: used.at_ns, cpu_ns: used.cpu_ns, ..MeasureResult::default() })
 }
 
-/// A quarter of the budget warms up and finds how many operations fill a sample.
-fn in_batches(
+/// Measures in batches: a quarter of the budget warms up and finds how many operations fill a sample. A measure that
+/// `rests` is taken operation by operation, each after a rest, in which the others may fall asleep.
+fn timed(
     rank: &mut dyn PingPong,
     measure: Measure,
     budget: Duration,
+    rests: bool,
 ) -> Result<MeasureResult, Failure> {
     let mut measure_result = MeasureResult { operations: 1, ..MeasureResult::default() };
     let begun = now();
     loop {
-        let is_warm = begun.elapsed() >= budget / 4;
+        let is_warm = rests || begun.elapsed() >= budget / 4;
+        if rests {
+            sleep(REST);
+        }
         let at = now();
         rank.perform(measure, measure_result.operations)?;
         let elapsed = at.elapsed();
@@ -69,24 +73,6 @@ fn in_batches(
             return Ok(measure_result);
         }
     }
-}
-
-/// Each operation after a rest, in which the others may fall asleep.
-fn one_by_one(
-    rank: &mut dyn PingPong,
-    measure: Measure,
-    budget: Duration,
-) -> Result<MeasureResult, Failure> {
-    let mut measure_result = MeasureResult { operations: 1, ..MeasureResult::default() };
-    let begun = now();
-    while measure_result.samples_ns.is_empty() || begun.elapsed() < budget {
-        sleep(REST);
-        let at = now();
-        rank.perform(measure, 1)?;
-        measure_result.samples_ns.push(nanoseconds(at.elapsed()));
-        measure_result.operations_all += 1;
-    }
-    Ok(measure_result)
 }
 
 #[cfg(test)]

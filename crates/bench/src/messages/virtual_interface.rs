@@ -24,46 +24,38 @@ use vigie_via::vi::{
 };
 
 use super::socket::wait_posted;
-use super::{Blocking, CarrierKind, Channel, Measure, OwnCarrier, RankContext, VIGIE_VI};
+use super::{Carrier, CarrierKind, Channel, Measure, RankContext, VIGIE_VI, blocking};
 use crate::error::Failure;
 use crate::host::{Arena, CONTROL_BYTES};
 
 /// vigie's Virtual Interface layer.
-pub(crate) static VIRTUAL_INTERFACE: OwnCarrier = OwnCarrier {
+pub(crate) static VIRTUAL_INTERFACE: Carrier = Carrier {
     name: VIGIE_VI,
     label: "vigie, Virtual Interface",
     family: "vigie",
     kind: CarrierKind::Vigie,
     has: |measure| {
         let fits = measure.bytes() <= SLOT_BYTES && measure.window() <= SLOTS / 2;
-        let is_asked = matches!(
-            measure,
-            Measure::Latency { .. }
-                | Measure::Window { .. }
-                | Measure::Waiting { .. }
-                | Measure::Quiet
-        );
+        let is_asked =
+            measure.is_plain() || matches!(measure, Measure::Waiting { .. } | Measure::Quiet);
         fits && is_asked
     },
     link_bytes: ADDRESS_BYTES,
     is_remote: false,
-    open: |context| {
-        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, context, SLOT_BYTES * SLOTS)?)))
-    },
+    open: |context| blocking(VirtualInterface::open(Shm::open, context, SLOT_BYTES * SLOTS)),
+    program: None,
 };
 
 /// The same with messages as long as a frame of Ethernet: beyond [`SLOT_BYTES`] their data is in registered
 /// memory.
-pub(super) static VIRTUAL_INTERFACE_MTU: OwnCarrier = OwnCarrier {
+pub(super) static VIRTUAL_INTERFACE_MTU: Carrier = Carrier {
     name: "vigie-vi-mtu",
     label: "vigie, Virtual Interface, shared memory",
     has: |measure| {
         let fits = measure.bytes() <= MTU_BYTES && measure.window() <= SLOTS / 2;
-        fits && matches!(measure, Measure::Latency { .. } | Measure::Window { .. })
+        fits && measure.is_plain()
     },
-    open: |context| {
-        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, context, MTU_BYTES * SLOTS)?)))
-    },
+    open: |context| blocking(VirtualInterface::open(Shm::open, context, MTU_BYTES * SLOTS)),
     ..VIRTUAL_INTERFACE
 };
 

@@ -1,6 +1,6 @@
 //! What the tasks and clients of a load do: a closed set of kinds, each with its sizes.
 //!
-//! A [`Behaviour`] is data. `tasks.rs` carries it out on an async runtime and `threads.rs` on a kernel
+//! A [`Behaviour`] is data. `tasks.rs` carries it out on an async runtime, or on a kernel
 //! thread for each task; the parts that clients play are in `paced.rs` and `closed.rs`. Computation is
 //! an amount of work and not a span of the clock, so that it costs the same however often it is
 //! interrupted; sizes in µs are what the work takes on an idle core.

@@ -9,7 +9,6 @@ mod schedule;
 mod server;
 mod service_time;
 mod tasks;
-mod threads;
 mod wire;
 
 pub(crate) use self::behaviour::Behaviour;
@@ -22,4 +21,3 @@ pub(crate) use self::service_time::ServiceTime;
 #[cfg(test)]
 pub(crate) use self::service_time::exponential;
 pub(crate) use self::tasks::serve as serve_on;
-pub(crate) use self::threads::serve as serve_on_threads;

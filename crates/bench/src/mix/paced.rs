@@ -2,7 +2,7 @@
 //! connections. It has real-time priority where that is allowed.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +18,7 @@ use super::behaviour::Behaviour;
 use super::draw::Mix;
 use super::schedule::{Due, Group, Purpose, Schedule};
 use super::wire::{HELLO_BYTES, Hello, REQUEST_BYTES, Request};
+use crate::client::connect;
 use crate::clock;
 use crate::error::Failure;
 use crate::host::Usage;
@@ -100,10 +101,9 @@ impl PacedClient {
             }
             let sender = scope.spawn(|| self.send(&connections, &groups, start));
             let received = self.receive(&connections, &groups, start, &sender);
-            let sent = sender.join().map_err(|_panic| Failure::Io {
-                doing: "sending requests".to_owned(),
-                reason: "the sender panicked".to_owned(),
-            })??;
+            let sent = sender
+                .join()
+                .map_err(|_panic| Failure::because("sending requests", "the sender panicked"))??;
             Ok::<_, Failure>((sent, received?))
         });
         let (sent, received) = counted?;
@@ -368,14 +368,9 @@ fn read_available(mut stream: &TcpStream, into: &mut Vec<u8>) -> Result<(), Fail
 
 /// Opens a connection and says what it is for.
 pub(crate) fn open(address: SocketAddr, hello: Hello) -> Result<TcpStream, Failure> {
-    let open = || -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        stream.write_all(&hello.to_bytes())?;
-        Ok(stream)
-    };
-    open().map_err(no_echo(format!("connecting to {address}")))
+    let mut stream = connect(address, TIMEOUT)?;
+    stream.write_all(&hello.to_bytes()).map_err(Failure::io("connecting"))?;
+    Ok(stream)
 }
 
 /// Sends a request for nothing and waits for its answer.
@@ -383,17 +378,7 @@ fn exchange(stream: &mut TcpStream) -> Result<(), Failure> {
     let request = Request { due_ns: 0, time_ns: 0 }.to_bytes();
     let mut answer = [0; REQUEST_BYTES];
     let outcome = stream.write_all(&request).and_then(|()| stream.read_exact(&mut answer));
-    outcome.map_err(no_echo("exchanging a request".to_owned()))
-}
-
-fn no_echo(doing: String) -> impl FnOnce(io::Error) -> Failure {
-    move |error| match error.kind() {
-        // A socket with a time limit reports its end as `WouldBlock`.
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            Failure::NoEcho { waited: TIMEOUT, answered: 0 }
-        }
-        _ => Failure::io(doing)(error),
-    }
+    outcome.map_err(Failure::no_answer("exchanging a request", TIMEOUT, 0))
 }
 
 /// Opens new connections when they are due, whether or not earlier ones are answered.
@@ -452,13 +437,12 @@ impl<'a> ConnectionOpener<'a> {
         }
     }
 
-    fn round_trip(&self, timeout: Duration) -> io::Result<()> {
-        let mut stream = TcpStream::connect_timeout(&self.client.address, timeout)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(timeout))?;
+    fn round_trip(&self, timeout: Duration) -> Result<(), Failure> {
+        let mut stream = connect(self.client.address, timeout)?;
         let mut bytes = [0; HELLO_BYTES + REQUEST_BYTES];
         bytes[..HELLO_BYTES].copy_from_slice(&Hello::Compute.to_bytes());
-        stream.write_all(&bytes)?;
-        stream.read_exact(&mut bytes[..REQUEST_BYTES])
+        let asked = stream.write_all(&bytes);
+        let answered = asked.and_then(|()| stream.read_exact(&mut bytes[..REQUEST_BYTES]));
+        answered.map_err(Failure::no_answer("exchanging a request", timeout, 0))
     }
 }

@@ -326,7 +326,7 @@ fn each(count: u32, mut start: impl FnMut()) {
 }
 
 /// Ends a load that is not the one described.
-pub(crate) fn cannot(error: &io::Error) {
+fn cannot(error: &io::Error) {
     Message::Failed { failure: Failure::io("making a blocking call")(error.kind().into()) }.print();
     process::exit(0);
 }

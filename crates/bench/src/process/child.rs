@@ -2,6 +2,7 @@
 
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
 use std::process::{self, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
@@ -12,8 +13,11 @@ use serde::de::DeserializeOwned;
 use super::message::Message;
 use super::role::{ASKS_COUNTS, ASKS_USAGE, GO, Role, VARIABLE};
 use crate::error::BenchError;
-use crate::host::Usage;
+use crate::host::{Priority, Usage};
 use crate::inside::Counts;
+
+/// How long a child may take to begin.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a child may take to report its usage, beside the computations there.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -89,6 +93,50 @@ impl Child {
             }
             other => Err(self.unexpected(&other)),
         }
+    }
+
+    /// Starts a process, and waits until it is ready.
+    pub(crate) fn start_ready<R: Role>(
+        role: &R,
+        timeout: Duration,
+    ) -> Result<(Self, Priority), BenchError> {
+        let mut child = Self::start(role)?;
+        match child.next(timeout)? {
+            Message::Ready { priority } => Ok((child, priority)),
+            other => Err(child.unexpected(&other)),
+        }
+    }
+
+    /// Starts a process, and waits until it computes.
+    pub(crate) fn start_computing<R: Role>(role: &R) -> Result<Self, BenchError> {
+        let mut child = Self::start(role)?;
+        match child.next(START_TIMEOUT)? {
+            Message::Computing { .. } => Ok(child),
+            other => Err(child.unexpected(&other)),
+        }
+    }
+
+    /// Waits until the process listens, and returns its number and the addresses of its echo and of its control connection.
+    pub(crate) fn listening(
+        &mut self,
+    ) -> Result<(u32, SocketAddr, Option<SocketAddr>), BenchError> {
+        match self.next(START_TIMEOUT)? {
+            Message::Listening { process, echo, control } => Ok((process, echo, control)),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Does something, and returns with what came of it what the process has used meanwhile.
+    ///
+    /// # Errors
+    /// Those of `run`, and of the process.
+    pub(crate) fn spent<T>(
+        &mut self,
+        run: impl FnOnce() -> Result<T, BenchError>,
+    ) -> Result<(T, Usage), BenchError> {
+        let before = self.usage()?;
+        let found = run()?;
+        Ok((found, self.usage()?.since(before)))
     }
 
     /// Asks the child for its usage so far.

@@ -29,11 +29,6 @@ pub(crate) enum Message {
     Usage(Usage),
     /// The counters of this process's runtime so far, on request.
     Counts(Option<Counts>),
-    /// Messages that were still without an answer at the end; their samples are the times that they
-    /// had waited.
-    Unanswered { messages: u64 },
-    /// This many bytes came through a relay.
-    Carried { bytes: u64, nanoseconds: u64 },
     /// Messages sent from now on count.
     MeasurementBegins,
     /// The results, in the format of the measurement's two sides: see [`print_result`].

@@ -5,8 +5,9 @@ use std::time::Duration;
 use clap::{Arg, Args, ValueEnum};
 
 use super::progress::Progress;
-use super::repetition::{Repetition, in_repetitions};
+use super::repetition::{Repetition, Turn, in_repetitions};
 use super::row::{Outcome, Row};
+use super::show::{Column, table};
 use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::schedulers::System;
@@ -59,12 +60,15 @@ pub(crate) trait Case {
     }
 
     /// Measures one row in one turn.
-    fn measure(
-        &self,
-        setting: &Self::Setting,
-        seed: u64,
-        progress: &Progress,
-    ) -> Result<Repetition, BenchError>;
+    fn measure(&self, setting: &Self::Setting, turn: &Turn<'_>) -> Result<Repetition, BenchError>;
+
+    /// Tells whether an error is about one row alone, so that the others are still measured.
+    fn is_of_the_row(&self, _setting: &Self::Setting, error: &BenchError) -> bool {
+        error.is_of_the_system()
+    }
+
+    /// Adds figures that need all rows.
+    fn compare(&self, _rows: &mut [Row]) {}
 
     /// Shows what was measured.
     fn tables(&self, rows: &[Row]) -> String;
@@ -84,13 +88,74 @@ impl<C: Case> Plan for C {
             let name = rows.first().map_or("empty", |(_, row)| row.case);
             eprintln!("SKIPPED: the {name} case: {reason}");
         }
-        in_repetitions(rows, self.rounds(), seed, progress, |setting, seed, progress| {
-            self.measure(setting, seed, progress)
-        })
+        let mut outcome = in_repetitions(self, rows, seed, progress)?;
+        self.compare(&mut outcome.rows);
+        Ok(outcome)
     }
 
     fn tables(&self, rows: &[Row]) -> String {
         Case::tables(self, rows)
+    }
+}
+
+/// A case with a row for each system.
+pub(crate) trait SystemCase {
+    /// Its name in rows.
+    const CASE: &'static str;
+    /// What is measured by default, before the peers.
+    const OWN: &'static [System] = &[System::Vigie, System::Threads];
+    /// What its table shows.
+    const COLUMNS: &'static [Column];
+
+    /// Returns how long which systems are measured.
+    fn amount(&self) -> &Amount;
+
+    /// Adds the settings to a row.
+    fn parameters(&self, row: Row) -> Row;
+
+    /// The same as [`Case::prepare`].
+    fn prepare(&self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// Measures one system in one turn.
+    fn measure(&self, system: System, turn: &Turn<'_>) -> Result<Repetition, BenchError>;
+
+    /// Returns the title of its table.
+    fn title(&self) -> String;
+
+    /// Returns what is said below its table.
+    fn note(&self) -> &'static str {
+        ""
+    }
+}
+
+impl<C: SystemCase> Case for C {
+    type Setting = System;
+
+    fn rounds(&self) -> u32 {
+        self.amount().rounds()
+    }
+
+    fn rows(&self) -> Vec<(System, Row)> {
+        let workers = self.amount().workers();
+        let row = |system| {
+            let row = self.parameters(Row::new(system, C::CASE));
+            (system, row.parameter("workers", workers))
+        };
+        self.amount().systems(C::OWN).into_iter().map(row).collect()
+    }
+
+    fn prepare(&self) -> Result<(), BenchError> {
+        SystemCase::prepare(self)
+    }
+
+    fn measure(&self, system: &System, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        SystemCase::measure(self, *system, turn)
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        format!("{}{}", table(&self.title(), rows, C::COLUMNS), self.note())
     }
 }
 
@@ -153,10 +218,19 @@ impl Amount {
         self.systems.or(own)
     }
 
-    /// Returns a row for each system.
-    pub(crate) fn rows(&self, own: &[System], row: impl Fn(System) -> Row) -> Vec<(System, Row)> {
-        let row = |system| (system, row(system).parameter("workers", self.workers()));
-        self.systems(own).into_iter().map(row).collect()
+    /// Returns a row for each value of `key` and each system.
+    pub(crate) fn rows_by(
+        &self,
+        own: &[System],
+        values: &[u32],
+        row: impl Fn(System, u32) -> Row,
+    ) -> Vec<((System, u32), Row)> {
+        let workers = self.workers();
+        let one =
+            |value, system| ((system, value), row(system, value).parameter("workers", workers));
+        let systems = self.systems(own);
+        let all = values.iter().flat_map(|value| systems.iter().map(|system| one(*value, *system)));
+        all.collect()
     }
 
     /// Returns the time that a row has in one turn.

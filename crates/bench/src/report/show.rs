@@ -19,8 +19,11 @@ pub(crate) enum Show {
     Fixed(&'static str, usize),
 }
 
+/// A column of a table: its heading, and what it shows.
+pub(crate) type Column = (&'static str, Show);
+
 /// The columns that show a row's own samples.
-pub(crate) const ECHO_COLUMNS: [(&str, Show); 5] = [
+pub(crate) const ECHO_COLUMNS: [Column; 5] = [
     ("samples", Show::Count("samples")),
     ("p50", Show::Time("p50_us")),
     ("p99", Show::Time("p99_us")),

@@ -11,12 +11,13 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use super::interface::Runner;
-use super::threads;
 use crate::error::Failure;
 use crate::mix::LoadServer;
 use crate::schedulers::System;
 use crate::server::ServerPlan;
 use crate::system::blocking_calls::accept;
+use crate::system::threads::KernelThreads;
+use crate::workload::server;
 use crate::workload::switches::{SwitchCounts, SwitchPlan};
 
 /// Events taken from epoll at once.
@@ -24,7 +25,7 @@ const EVENTS: usize = 64;
 
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Runs the echo on one thread, and all else as [`threads`] does.
+/// Runs the echo on one thread, and all else on [`KernelThreads`].
 #[derive(Debug)]
 pub(crate) struct Epoll {
     pub(crate) sleeps: bool,
@@ -38,7 +39,7 @@ impl Runner for Epoll {
         if plan.request.is_some() {
             return Err(self.unsupported("its one thread cannot compute and poll"));
         }
-        let listener = threads::begin(plan)?;
+        let listener = server::begin::<KernelThreads>(plan)?;
         let poll = || epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from);
         let poll = poll().map_err(Failure::io("creating an epoll instance"))?;
         let mut streams: Vec<Option<TcpStream>> = Vec::new();
@@ -62,7 +63,7 @@ impl Runner for Epoll {
                         add().map_err(Failure::io("registering a connection"))?;
                         streams.push(Some(stream));
                         if plan.is_compute_last && streams.len() == plan.connections as usize {
-                            threads::start_compute(plan)?;
+                            server::start_compute::<KernelThreads>(plan);
                         }
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -94,7 +95,7 @@ impl Runner for Epoll {
 impl Epoll {
     fn unsupported(&self, reason: &str) -> Failure {
         let system = if self.sleeps { System::EpollThread } else { System::BusyPoll };
-        Failure::Unsupported { system: system.name().to_owned(), reason: reason.to_owned() }
+        Failure::unsupported(system, reason)
     }
 
     fn poll_once(&self, poll: &impl std::os::fd::AsFd, events: &mut Vec<Event>) -> io::Result<()> {

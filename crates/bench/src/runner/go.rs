@@ -43,8 +43,7 @@ impl Go {
     }
 
     fn unsupported<T>() -> Result<T, Failure> {
-        let reason = "it serves the requests of `slowdown` alone".to_owned();
-        Err(Failure::Unsupported { system: System::Go.to_string(), reason })
+        Err(Failure::unsupported(System::Go, "it serves the requests of `slowdown` alone"))
     }
 }
 

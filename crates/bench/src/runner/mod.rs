@@ -5,13 +5,11 @@ mod epoll;
 mod generic;
 mod go;
 mod interface;
-mod threads;
 
 use self::epoll::Epoll;
 use self::generic::Async;
 use self::go::Go;
 use self::interface::Runner;
-use self::threads::Threads;
 use crate::error::{BenchError, Failure};
 use crate::host::{control_group, limits};
 use crate::mix::LoadServer;
@@ -19,6 +17,7 @@ use crate::schedulers::{System, SystemError};
 use crate::server::ServerPlan;
 #[cfg(feature = "smol")]
 use crate::system::smol::Smol;
+use crate::system::threads::KernelThreads;
 use crate::system::tokio::{TokioCurrentThread, TokioMultiThread};
 use crate::system::vigie::{
     VigieBlocking, VigieCheckpoint, VigieEnhanced, VigieHybrid, VigieInTokio, VigieKernelLevel,
@@ -57,7 +56,7 @@ impl System {
             Self::Smol => {
                 return Err(SystemError::NotCompiled { name: self.name(), feature: "smol" });
             }
-            Self::Threads => &Threads,
+            Self::Threads => &Async::<KernelThreads>::NEW,
             Self::BusyPoll => &Epoll { sleeps: false },
             Self::EpollThread => &Epoll { sleeps: true },
             Self::Go => &Go,

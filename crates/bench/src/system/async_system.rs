@@ -66,24 +66,18 @@ pub trait AsyncSystem: Sockets {
     fn start(workers: usize) -> Result<Self, Failure>;
 
     /// Runs `future` to its end on the calling thread.
-    fn block_on<F>(&self, future: F) -> F::Output
-    where
-        F: Future + Send,
-        F::Output: Send;
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T;
 
     /// Starts a detached task.
-    fn spawn<F>(future: F)
-    where
-        F: Future<Output = ()> + Send + 'static;
+    fn spawn(future: impl Future<Output = ()> + Send + 'static);
 
     /// Returns what starts tasks from a thread outside of the runtime; called inside a task.
     fn spawner() -> impl Fn(BoxedTask) + Send + 'static;
 
     /// Starts a task and waits for its result.
-    fn call<F, T>(future: F) -> impl Future<Output = T> + Send
-    where
-        F: Future<Output = T> + Send + 'static,
-        T: Send + 'static;
+    fn call<T: Send + 'static>(
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> impl Future<Output = T> + Send;
 
     /// Gives the thread back to the scheduler once.
     fn yield_now() -> impl Future<Output = ()> + Send;
@@ -91,6 +85,32 @@ pub trait AsyncSystem: Sockets {
     /// Ends after `duration`.
     fn sleep(duration: Duration) -> impl Future<Output = ()> + Send;
 }
+
+/// The calls of [`Sockets`] on streams whose own calls are awaited.
+macro_rules! stream_calls {
+    ($stream:ty) => {
+        async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        }
+
+        async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
+            let stream = <$stream>::connect(address).await?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        }
+
+        async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
+            stream.read(buffer).await
+        }
+
+        async fn write_all(stream: &mut Self::Stream, bytes: &[u8]) -> io::Result<()> {
+            stream.write_all(bytes).await
+        }
+    };
+}
+pub(super) use stream_calls;
 
 /// Sends back whatever comes, until the peer closes or fails.
 pub(crate) async fn echo<S: AsyncSystem>(mut stream: S::Stream) {

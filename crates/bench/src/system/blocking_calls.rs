@@ -1,7 +1,7 @@
 //! Connections by blocking calls, on kernel threads.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 /// Stack of a thread: ten thousand of them must fit.
 pub(crate) const STACK_BYTES: usize = 128 * 1024;
@@ -15,6 +15,13 @@ pub(crate) fn serve_blocking(mut stream: TcpStream) {
             return;
         }
     }
+}
+
+/// Listens on a free port of the loopback interface.
+pub(crate) fn listen() -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
 }
 
 /// Accepts one connection and turns Nagle's algorithm off on it.

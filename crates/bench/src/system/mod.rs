@@ -7,6 +7,7 @@ mod async_system;
 pub(crate) mod blocking_calls;
 #[cfg(feature = "smol")]
 pub mod smol;
+pub(crate) mod threads;
 pub mod tokio;
 pub mod vigie;
 

@@ -10,7 +10,7 @@ use smol::Executor;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::net::{TcpListener, TcpStream};
 
-use super::async_system::{AsyncSystem, BoxedTask, Sockets};
+use super::async_system::{AsyncSystem, BoxedTask, Sockets, stream_calls};
 use crate::error::Failure;
 
 /// One per process, as in `smol::spawn`, which reads its number of threads from the environment.
@@ -31,18 +31,11 @@ impl AsyncSystem for Smol {
         Ok(Self(()))
     }
 
-    fn block_on<F>(&self, future: F) -> F::Output
-    where
-        F: Future + Send,
-        F::Output: Send,
-    {
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
         smol::block_on(future)
     }
 
-    fn spawn<F>(future: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    fn spawn(future: impl Future<Output = ()> + Send + 'static) {
         EXECUTOR.spawn(future).detach();
     }
 
@@ -50,11 +43,9 @@ impl AsyncSystem for Smol {
         |task| EXECUTOR.spawn(task).detach()
     }
 
-    fn call<F, T>(future: F) -> impl Future<Output = T> + Send
-    where
-        F: Future<Output = T> + Send + 'static,
-        T: Send + 'static,
-    {
+    fn call<T: Send + 'static>(
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> impl Future<Output = T> + Send {
         EXECUTOR.spawn(future)
     }
 
@@ -77,23 +68,5 @@ impl Sockets for Smol {
         Ok((listener.into(), address))
     }
 
-    async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {
-        let (stream, _) = listener.accept().await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }
-
-    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }
-
-    async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
-        stream.read(buffer).await
-    }
-
-    async fn write_all(stream: &mut Self::Stream, bytes: &[u8]) -> io::Result<()> {
-        stream.write_all(bytes).await
-    }
+    stream_calls!(TcpStream);
 }

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::async_system::{AsyncSystem, BoxedTask, Sockets};
+use super::async_system::{AsyncSystem, BoxedTask, Sockets, stream_calls};
+use super::blocking_calls;
 use crate::error::Failure;
 
 /// tokio's work-stealing scheduler.
@@ -67,18 +68,11 @@ impl<S: Scheduler> AsyncSystem for Tokio<S> {
         Ok(Self { runtime, scheduler: PhantomData })
     }
 
-    fn block_on<F>(&self, future: F) -> F::Output
-    where
-        F: Future + Send,
-        F::Output: Send,
-    {
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
         self.runtime.block_on(future)
     }
 
-    fn spawn<F>(future: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    fn spawn(future: impl Future<Output = ()> + Send + 'static) {
         tokio::spawn(future);
     }
 
@@ -87,11 +81,7 @@ impl<S: Scheduler> AsyncSystem for Tokio<S> {
         move |task| drop(handle.spawn(task))
     }
 
-    async fn call<F, T>(future: F) -> T
-    where
-        F: Future<Output = T> + Send + 'static,
-        T: Send + 'static,
-    {
+    async fn call<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
         tokio::spawn(future).await.expect("invariant: a task of the workload never panics")
     }
 
@@ -109,29 +99,10 @@ impl<S: Scheduler> Sockets for Tokio<S> {
     type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
-        let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let (listener, address) = blocking_calls::listen()?;
         listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
         Ok((TcpListener::from_std(listener)?, address))
     }
 
-    async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {
-        let (stream, _) = listener.accept().await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }
-
-    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }
-
-    async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
-        stream.read(buffer).await
-    }
-
-    async fn write_all(stream: &mut Self::Stream, bytes: &[u8]) -> io::Result<()> {
-        stream.write_all(bytes).await
-    }
+    stream_calls!(TcpStream);
 }

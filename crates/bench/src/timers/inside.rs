@@ -97,10 +97,7 @@ pub(crate) fn run_here(plan: &TimerPlan) -> Result<(), Failure> {
         System::VigieUserLevel => run::<VigieUserLevel>(*plan),
         System::Tokio => run::<TokioMultiThread>(*plan),
         System::TokioCurrentThread => run::<TokioCurrentThread>(*plan),
-        other => Err(Failure::Unsupported {
-            system: other.name().to_owned(),
-            reason: "its timers are not measured".to_owned(),
-        }),
+        other => Err(Failure::unsupported(other, "its timers are not measured")),
     }?;
     print_result(&figures);
     Ok(())

@@ -26,7 +26,7 @@ use crate::compute::parse_duration;
 use crate::error::BenchError;
 use crate::host::Priority;
 use crate::process::{Child, Role};
-use crate::report::{Case, Progress, REACTION, Repetition, Row, Show, Systems, table};
+use crate::report::{Case, REACTION, Repetition, Row, Show, Systems, Turn, table};
 use crate::schedulers::System;
 
 /// Name of the case in rows.
@@ -122,14 +122,9 @@ impl Case for TimersPlan {
         children.into_iter().map(|child| (child, child.row())).collect()
     }
 
-    fn measure(
-        &self,
-        plan: &TimerPlan,
-        seed: u64,
-        progress: &Progress,
-    ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{}, timers: {}", plan.system, plan.load.name()));
-        Ok(TimerPlan { seed, ..*plan }.run()?.repetition())
+    fn measure(&self, plan: &TimerPlan, turn: &Turn<'_>) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{}, timers: {}", plan.system, plan.load.name()));
+        Ok(TimerPlan { seed: turn.seed, ..*plan }.run()?.repetition())
     }
 
     /// Shows a table for each load.

@@ -23,8 +23,7 @@ pub(crate) use self::kinds::WaitKind;
 use self::kinds::Waits;
 use crate::clock;
 use crate::error::{BenchError, Failure};
-use crate::host::Priority;
-use crate::report::{Case, Progress, REACTION, Repetition, Row, Show, table};
+use crate::report::{Case, REACTION, Repetition, Row, Show, Turn, table};
 use crate::schedulers::System;
 use crate::statistics::Samples;
 
@@ -82,14 +81,12 @@ impl Case for WaitsPlan {
     fn measure(
         &self,
         &(system, period, kind): &Self::Setting,
-        _seed: u64,
-        progress: &Progress,
+        turn: &Turn<'_>,
     ) -> Result<Repetition, BenchError> {
-        progress.case(format!("{system}, {}, every {period:?}", kind.name()));
+        turn.shows(format!("{system}, {}, every {period:?}", kind.name()));
         let late = self.lateness(system, period, kind);
         let late = late.map_err(|failure| BenchError::Failed { role: "waits", failure })?;
-        let ordinary = Priority::Ordinary { reason: "threads of one process".to_owned() };
-        Ok(Repetition::new(ordinary).samples(REACTION, late))
+        Ok(Repetition::default().samples(REACTION, late))
     }
 
     fn tables(&self, rows: &[Row]) -> String {

@@ -26,27 +26,7 @@ pub(crate) fn serve<S: AsyncSystem>(plan: &ServerPlan) -> Result<(), Failure> {
     let plan = plan.clone();
     system.block_on(async move {
         inside::take_note();
-        let listen = || S::listen().map_err(Failure::io("listening on 127.0.0.1"));
-        let (listener, echo) = listen()?;
-        let mut control = None;
-        if plan.has_control {
-            let (listener, address) = listen()?;
-            S::spawn(async move {
-                if let Err(error) = serve_control::<S>(listener).await {
-                    eprintln!("control connection: {error}");
-                }
-            });
-            control = Some(address);
-        }
-        let start_compute = || {
-            for _ in 0..plan.compute {
-                S::spawn(compute::<S>(plan.yield_every, plan.rest));
-            }
-        };
-        if !plan.is_compute_last {
-            start_compute();
-        }
-        Message::Listening { process: process::id(), echo, control }.print();
+        let listener = begin::<S>(&plan)?;
         if let Some(step) = plan.request {
             loop {
                 let stream = S::accept(&listener).await.map_err(Failure::io("accepting"))?;
@@ -58,11 +38,39 @@ pub(crate) fn serve<S: AsyncSystem>(plan: &ServerPlan) -> Result<(), Failure> {
             S::spawn_echo(stream);
         }
         if plan.is_compute_last {
-            start_compute();
+            start_compute::<S>(&plan);
         }
         drop(listener);
         future::pending().await
     })
+}
+
+/// Listens, starts what does not wait for connections, and says where.
+pub(crate) fn begin<S: AsyncSystem>(plan: &ServerPlan) -> Result<S::Listener, Failure> {
+    let listen = || S::listen().map_err(Failure::io("listening on 127.0.0.1"));
+    let (listener, echo) = listen()?;
+    let mut control = None;
+    if plan.has_control {
+        let (listener, address) = listen()?;
+        S::spawn(async move {
+            if let Err(error) = serve_control::<S>(listener).await {
+                eprintln!("control connection: {error}");
+            }
+        });
+        control = Some(address);
+    }
+    if !plan.is_compute_last {
+        start_compute::<S>(plan);
+    }
+    Message::Listening { process: process::id(), echo, control }.print();
+    Ok(listener)
+}
+
+/// Starts the compute tasks.
+pub(crate) fn start_compute<S: AsyncSystem>(plan: &ServerPlan) {
+    for _ in 0..plan.compute {
+        S::spawn(compute::<S>(plan.yield_every, plan.rest));
+    }
 }
 
 /// Answers messages of eight bytes as a service does, until the peer closes or fails.

@@ -12,4 +12,5 @@ pub(super) const OFFERED_KPPS: &str = "offered_kpps";
 pub(super) const ADDED_P50_US: &str = "added_p50_us";
 pub(super) const ADDED_P99_US: &str = "added_p99_us";
 pub(super) const ONE_WAY_P50_US: &str = "one_way_p50_us";
-pub(super) const LOST: &str = "lost";
+/// The most frames that were lost in a turn.
+pub(super) const LOST: &str = "lost_max";

@@ -15,6 +15,7 @@ mod peer;
 mod placement;
 mod tables;
 
+use std::cell::Cell;
 use std::time::Duration;
 
 pub(crate) use self::forwarder::{ForwarderPlan, play as forward};
@@ -26,18 +27,18 @@ use self::load::LiveMeasure;
 pub(crate) use self::load::{LoadPlan, LoadResult, play as load};
 use self::peer::Peer;
 use self::placement::veth_namespace;
-use crate::error::BenchError;
+use crate::error::{BenchError, Failure};
 use crate::messages::rank_context::cores;
-use crate::process::{Child, Message};
-use crate::report::{Outcome, Plan, Progress, Row, Subject};
-use crate::statistics::{Samples, median};
+use crate::process::Child;
+use crate::report::{Case, REACTION, Repetition, Row, Subject, Turn};
+use crate::statistics::{Samples, microseconds};
 
 /// How long a child may be silent.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum System {
+pub(crate) enum System {
     Direct,
     Host(FrameTransport, HostWait),
     Peer(Peer),
@@ -95,24 +96,13 @@ pub(crate) struct LivePlan {
     only: Vec<String>,
     /// How often each path is measured, in turns.
     rounds: u32,
-}
-
-/// Everything of one system, over the turns.
-#[derive(Default)]
-struct Sums {
-    delivered: Vec<f64>,
-    offered: Vec<f64>,
-    added_p50: Vec<f64>,
-    added_p99: Vec<f64>,
-    one_way_p50: Vec<f64>,
-    frames: u64,
-    lost: u64,
-    failure: Option<String>,
+    /// p50 and p99 of the direct way in this turn, in µs.
+    direct: Cell<Option<[f64; 2]>>,
 }
 
 impl LivePlan {
     pub(super) const fn new(only: Vec<String>, rounds: u32) -> Self {
-        Self { only, rounds }
+        Self { only, rounds, direct: Cell::new(None) }
     }
 
     fn systems(&self) -> Vec<System> {
@@ -123,70 +113,63 @@ impl LivePlan {
         };
         SYSTEMS.into_iter().filter(is_wanted).collect()
     }
+}
 
-    /// Measures one system once. Returns p50 and p99 of its one-way times, in µs.
+impl Case for LivePlan {
+    type Setting = (System, LiveMeasure);
+
+    fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    fn rows(&self) -> Vec<(Self::Setting, Row)> {
+        let latency = (LATENCY, LiveMeasure::Latency { frames: FRAMES });
+        let rate = (RATE, LiveMeasure::Rate { time: RATE_TIME });
+        let rows = |system: System| {
+            [rate, latency].map(|(case, measure)| {
+                let row = Row::new(system.subject(), case).parameter("bytes", load::FRAME_BYTES);
+                ((system, measure), row)
+            })
+        };
+        self.systems().into_iter().flat_map(rows).collect()
+    }
+
     fn measure(
         &self,
-        system: System,
-        sums: &mut Sums,
-        base: Option<(f64, f64)>,
-    ) -> Result<(f64, f64), String> {
-        let wires = veth_namespace().map_err(|missing| missing.to_string())?;
+        &(system, measure): &Self::Setting,
+        turn: &Turn<'_>,
+    ) -> Result<Repetition, BenchError> {
+        turn.shows(system.subject().label());
+        let wires = veth_namespace()?;
         let cores = cores();
         let (first, second) = (cores.first().copied().unwrap_or(0), cores.last().copied());
         let second = second.unwrap_or(first);
-        let text = |error: BenchError| error.to_string();
         let _running = match system {
             System::Direct => None,
             System::Host(carries, waits) => {
                 let plan = ForwarderPlan { namespace: wires.path(), core: second, carries, waits };
-                let mut child = Child::start(&plan).map_err(text)?;
-                match child.next(TIMEOUT).map_err(text)? {
-                    Message::Computing { .. } => {}
-                    other => return Err(text(child.unexpected(&other))),
-                }
-                Some(RunningForwarder::Ours(child))
+                Some(RunningForwarder::Ours(Child::start_computing(&plan)?))
             }
             System::Peer(peer) => {
                 Some(RunningForwarder::Theirs(peer.start(&wires, [first, second])?))
             }
         };
-        let found = |measure| {
-            let is_direct = system == System::Direct;
-            let plan = LoadPlan { namespace: wires.path(), core: first, measure, is_direct };
-            let mut child = Child::start(&plan).map_err(text)?;
-            child.result(TIMEOUT).map_err(text)
-        };
-        let latency = found(LiveMeasure::Latency { frames: FRAMES })?;
-        let rate = found(LiveMeasure::Rate { time: RATE_TIME })?;
-        sums.take(&latency, &rate, base)
-    }
-}
-
-impl Plan for LivePlan {
-    fn cases(&self) -> usize {
-        self.systems().len() * self.rounds as usize
-    }
-
-    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let systems = self.systems();
-        let mut sums: Vec<Sums> = systems.iter().map(|_| Sums::default()).collect();
-        for _ in 0..self.rounds {
-            let mut base = None;
-            for (system, sums) in systems.iter().zip(&mut sums) {
-                progress.case(system.subject().label());
-                if sums.failure.is_none() {
-                    match self.measure(*system, sums, base) {
-                        Ok(times) if *system == System::Direct => base = Some(times),
-                        Ok(_) => {}
-                        Err(reason) => sums.failure = Some(reason),
-                    }
-                }
-                progress.case_done();
+        let is_direct = system == System::Direct;
+        let plan = LoadPlan { namespace: wires.path(), core: first, measure, is_direct };
+        let found: LoadResult = Child::start(&plan)?.result(TIMEOUT)?;
+        match measure {
+            LiveMeasure::Rate { .. } => {
+                let kpps = |count: u64| count as f64 * 1e6 / found.nanoseconds.max(1) as f64;
+                let repetition = Repetition::default().figure(DELIVERED_KPPS, kpps(found.arrived));
+                Ok(repetition.figure(OFFERED_KPPS, kpps(found.sent)))
             }
+            LiveMeasure::Latency { .. } => self.latency(is_direct, found),
         }
-        let rows = systems.iter().zip(sums).flat_map(|(system, sums)| rows(*system, sums));
-        Ok(Outcome { rows: rows.collect(), priority: None })
+    }
+
+    /// What fails for one system says nothing about the others.
+    fn is_of_the_row(&self, _setting: &Self::Setting, _error: &BenchError) -> bool {
+        true
     }
 
     fn tables(&self, rows: &[Row]) -> String {
@@ -194,56 +177,33 @@ impl Plan for LivePlan {
     }
 }
 
+impl LivePlan {
+    /// Compares the times of a turn with those of the direct way, which comes first in it.
+    fn latency(&self, is_direct: bool, found: LoadResult) -> Result<Repetition, BenchError> {
+        let samples: Samples = found.times_ns.into_iter().collect();
+        let silent = || Failure::runtime("no frame came through: is it forwarding?");
+        let summary = samples.summary().ok_or_else(silent);
+        let summary =
+            summary.map_err(|failure| BenchError::Failed { role: "forwarder", failure })?;
+        let times = [summary.p50, summary.p99.unwrap_or(summary.max)].map(microseconds);
+        let lost = (found.sent - found.arrived) as f64;
+        let repetition = Repetition::default()
+            .samples(REACTION, samples)
+            .figure(ONE_WAY_P50_US, times[0])
+            .figure(LOST, lost);
+        if is_direct {
+            self.direct.set(Some(times));
+            return Ok(repetition);
+        }
+        let Some(direct) = self.direct.get() else { return Ok(repetition) };
+        Ok(repetition
+            .figure(ADDED_P50_US, times[0] - direct[0])
+            .figure(ADDED_P99_US, times[1] - direct[1]))
+    }
+}
+
 /// The running forwarder, which ends when it is dropped.
 enum RunningForwarder {
     Ours(#[expect(dead_code, reason = "it is ended by its drop")] Child),
     Theirs(#[expect(dead_code, reason = "it is ended by its drop")] peer::Process),
-}
-
-impl Sums {
-    fn take(
-        &mut self,
-        latency: &LoadResult,
-        rate: &LoadResult,
-        base: Option<(f64, f64)>,
-    ) -> Result<(f64, f64), String> {
-        let mut samples = Samples::new();
-        latency.times_ns.iter().for_each(|time| samples.push(Duration::from_nanos(*time)));
-        let summary = samples.summary().ok_or("no frame came through: is it forwarding?")?;
-        let us = |nanos: u64| nanos as f64 / 1e3;
-        let (p50, p99) = (us(summary.p50), us(summary.p99.unwrap_or(summary.max)));
-        let kpps = |count: u64| count as f64 * 1e6 / rate.nanoseconds.max(1) as f64;
-        self.delivered.push(kpps(rate.arrived));
-        self.offered.push(kpps(rate.sent));
-        self.one_way_p50.push(p50);
-        if let Some((base_p50, base_p99)) = base {
-            self.added_p50.push(p50 - base_p50);
-            self.added_p99.push(p99 - base_p99);
-        }
-        self.frames += latency.arrived;
-        self.lost += latency.sent - latency.arrived;
-        Ok((p50, p99))
-    }
-}
-
-fn rows(system: System, sums: Sums) -> Vec<Row> {
-    let [rate, latency] = [RATE, LATENCY].map(|case| {
-        let mut row = Row::new(system.subject(), case).parameter("bytes", load::FRAME_BYTES);
-        row.failure.clone_from(&sums.failure);
-        row
-    });
-    if sums.failure.is_some() {
-        return vec![rate, latency];
-    }
-    let put = |row: Row, key: &str, figures: &[f64]| match median(figures) {
-        Some(figure) => row.with_figure(key, figure),
-        None => row,
-    };
-    let rate = put(rate, DELIVERED_KPPS, &sums.delivered);
-    let rate = put(rate, OFFERED_KPPS, &sums.offered).with_figure("samples", sums.delivered.len());
-    let latency = put(latency, ONE_WAY_P50_US, &sums.one_way_p50);
-    let latency = put(latency, ADDED_P50_US, &sums.added_p50);
-    let latency = put(latency, ADDED_P99_US, &sums.added_p99);
-    let latency = latency.with_figure(LOST, sums.lost).with_figure("samples", sums.frames);
-    vec![rate, latency]
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::keys::PORTS;
 use super::load::NOBODY;
 use super::placement::absent;
+use crate::error::{BenchError, Failure};
 use crate::host::Namespace;
 
 /// How long a peer may take to begin.
@@ -15,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Which one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Peer {
+pub(crate) enum Peer {
     TestpmdXdp,
     TestpmdPacket,
 }
@@ -27,7 +28,7 @@ pub(super) struct Process {
 
 impl Peer {
     /// Starts it on the second core; the first one is for its console.
-    pub(super) fn start(self, wires: &Namespace, cores: [usize; 2]) -> Result<Process, String> {
+    pub(super) fn start(self, wires: &Namespace, cores: [usize; 2]) -> Result<Process, BenchError> {
         let device = |number: usize, name: &str| match self {
             Self::TestpmdXdp => format!("--vdev=net_af_xdp{number},iface={name}"),
             Self::TestpmdPacket => format!("--vdev=net_af_packet{number},iface={name}"),
@@ -44,13 +45,14 @@ impl Peer {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let child = command.spawn().map_err(|error| format!("`nsenter`: {error}"))?;
+        let child = command.spawn().map_err(BenchError::io("forwarder", "starting `nsenter`"))?;
         let mut process = Process { child };
         process.begin().map_err(|said| {
             if said.contains("No such file") || said.contains("not found") {
-                absent("dpdk-testpmd").to_string()
+                absent("dpdk-testpmd").into()
             } else {
-                format!("dpdk-testpmd did not begin: {said}")
+                let failure = Failure::because("starting dpdk-testpmd", said);
+                BenchError::Failed { role: "forwarder", failure }
             }
         })?;
         Ok(process)

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::keys::{ENDS, PORTS};
-use crate::error::Failure;
-use crate::host::{Missing, Namespace, enter, missing, pin};
+use crate::error::{Failure, Missing};
+use crate::host::{Namespace, enter, missing, pin};
 
 /// A place for one process.
 pub(super) struct CorePlacement {

@@ -11,7 +11,8 @@ use vigie_forward::bpf::{
     Size, XDP_DROP, XDP_PASS, constant_program,
 };
 
-use crate::host::{Missing, Namespace, allowed, enter, pin};
+use crate::error::Missing;
+use crate::host::{Namespace, allowed, enter, pin};
 
 /// Bytes of a frame, without its check sequence.
 pub(super) const FRAME_BYTES: usize = 64;

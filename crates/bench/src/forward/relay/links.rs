@@ -3,7 +3,8 @@
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use crate::host::{Missing, Namespace};
+use crate::error::Missing;
+use crate::host::Namespace;
 
 /// The relay's address on the source's link.
 pub(super) const RELAY: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);

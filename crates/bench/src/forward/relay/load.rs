@@ -15,7 +15,7 @@ use super::kind::RelayMeasure;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
 use crate::host::{enter, pin};
-use crate::process::{Message, Role};
+use crate::process::{Role, print_result};
 
 /// Bytes that a source writes and a sink reads at once.
 const BLOCK_BYTES: usize = 128 << 10;
@@ -48,6 +48,15 @@ pub(crate) struct LoadRole {
     pub(crate) namespaces: Option<[PathBuf; 2]>,
     pub(crate) budget: Duration,
     pub(crate) samples: u32,
+}
+
+/// What source and sink have measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum LoadResult {
+    /// How much was carried.
+    Carried { gb_per_s: f64 },
+    /// How long each message took.
+    Times { nanoseconds: Vec<u64> },
 }
 
 impl Role for LoadRole {
@@ -130,13 +139,10 @@ fn stream(
     sleep(role.budget);
     let (ended, after) = (now(), counted.load(Ordering::Relaxed));
     if after == before {
-        return Err(Failure::Io {
-            doing: "streaming through the relay".into(),
-            reason: "nothing arrived".into(),
-        });
+        return Err(Failure::because("streaming through the relay", "nothing arrived"));
     }
-    let nanoseconds = nanoseconds(ended - began);
-    Message::Carried { bytes: after - before, nanoseconds }.print();
+    let gb_per_s = (after - before) as f64 / nanoseconds(ended - began).max(1) as f64;
+    print_result(&LoadResult::Carried { gb_per_s });
     Ok(())
 }
 
@@ -172,7 +178,7 @@ fn latency(role: &LoadRole, listener: TcpListener, connections: u32) -> Result<(
             nanos.push(nanoseconds(now() - began));
         }
     }
-    Message::RoundTrips { nanoseconds: nanos }.print();
+    print_result(&LoadResult::Times { nanoseconds: nanos });
     Ok(())
 }
 
@@ -200,10 +206,8 @@ fn framed_latency(role: &LoadRole, listener: TcpListener) -> Result<(), Failure>
         let began = now();
         stream.write_all(&message).map_err(Failure::io("sending a message"))?;
         let arrival = arrivals.recv_timeout(CONNECT_PATIENCE);
-        let arrival = arrival.map_err(|_| Failure::Io {
-            doing: "receiving a message".into(),
-            reason: "it did not arrive".into(),
-        })?;
+        let arrival =
+            arrival.map_err(|_| Failure::because("receiving a message", "it did not arrive"))?;
         let arrival = arrival.map_err(Failure::io("receiving a message"))?;
         if sample >= WARM_UP_MESSAGES {
             nanos.push(nanoseconds(arrival - began));
@@ -211,6 +215,6 @@ fn framed_latency(role: &LoadRole, listener: TcpListener) -> Result<(), Failure>
         // The links' buckets fill again.
         sleep(Duration::from_millis(2));
     }
-    Message::RoundTrips { nanoseconds: nanos }.print();
+    print_result(&LoadResult::Times { nanoseconds: nanos });
     Ok(())
 }

@@ -21,15 +21,15 @@ use clap::Args;
 
 use self::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
 use self::kind::{FramedKind, RelayKind, RelayMeasure};
+use self::load::LoadResult;
 pub(crate) use self::load::{LoadRole, load};
 pub(crate) use self::peers::RelayPeer;
 pub(crate) use self::serve::{RelayRole, serve};
-use self::topology::{RelayTopology, Unmeasured};
+use self::topology::RelayTopology;
 use crate::compute::parse_duration;
 use crate::error::BenchError;
-use crate::process::{Child, Message};
-use crate::report::{Figure, Outcome, Plan, Progress, Row};
-use crate::statistics::{Samples, median};
+use crate::process::Child;
+use crate::report::{Case, Figure, REACTION, Repetition, Row, Turn};
 
 /// The time limit of a run in a child, beside its budget.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -81,137 +81,81 @@ impl RelayMeasurement {
     }
 }
 
-impl Plan for RelayMeasurement {
-    /// The run is one case, of which each measurement is a part.
-    fn cases(&self) -> usize {
-        1
+impl Case for RelayMeasurement {
+    type Setting = (RelayKind, RelayMeasure);
+
+    fn rounds(&self) -> u32 {
+        self.rounds
     }
 
-    fn run(&self, _seed: u64, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let mut cases = Vec::new();
+    fn rows(&self) -> Vec<(Self::Setting, Row)> {
+        let mut settings = Vec::new();
         if self.raw {
             for &connections in &self.connections {
                 for kind in self.kinds() {
-                    cases.push(RelayCase::new(kind, RelayMeasure::Stream { connections }));
-                    cases.push(RelayCase::new(kind, RelayMeasure::Latency { connections }));
+                    settings.push((kind, RelayMeasure::Stream { connections }));
+                    settings.push((kind, RelayMeasure::Latency { connections }));
                 }
             }
         }
         if self.framed {
             let modes = [FramedKind::Planned, FramedKind::Stored, FramedKind::Cut];
-            cases.extend(
-                modes.map(|mode| {
-                    RelayCase::new(RelayKind::Framed(mode), RelayMeasure::FramedStream)
-                }),
-            );
-            let kinds = [RelayKind::Direct].into_iter().chain(modes.map(RelayKind::Framed));
-            cases.extend(kinds.map(|kind| RelayCase::new(kind, RelayMeasure::FramedLatency)));
+            let framed = modes.map(RelayKind::Framed);
+            settings.extend(framed.map(|kind| (kind, RelayMeasure::FramedStream)));
+            let kinds = [RelayKind::Direct].into_iter().chain(framed);
+            settings.extend(kinds.map(|kind| (kind, RelayMeasure::FramedLatency)));
         }
-        let turns = cases.len() * usize::try_from(self.rounds).unwrap_or(usize::MAX);
-        let mut done = 0;
-        for _ in 0..self.rounds {
-            for case in &mut cases {
-                progress.case(case.name());
-                case.measure(self)?;
-                done += 1;
-                progress.part(done, turns);
-            }
-        }
-        let rows = cases.into_iter().map(RelayCase::row).collect();
-        Ok(Outcome { rows, priority: None })
+        let row = |(kind, measure): (RelayKind, RelayMeasure)| {
+            let (case, connections) = match measure {
+                RelayMeasure::Stream { connections } => (STREAM, connections),
+                RelayMeasure::Latency { connections } => (LATENCY, connections),
+                RelayMeasure::FramedStream => (FRAMED_STREAM, 1),
+                RelayMeasure::FramedLatency => (FRAMED_LATENCY, 1),
+            };
+            let row = Row::new(kind.subject(), case).parameter(CONNECTIONS, connections);
+            ((kind, measure), row)
+        };
+        settings.into_iter().map(row).collect()
     }
 
-    fn tables(&self, rows: &[Row]) -> String {
-        tables::tables(rows)
-    }
-}
-
-#[derive(Debug)]
-struct RelayCase {
-    kind: RelayKind,
-    measure: RelayMeasure,
-    /// Gigabytes per second, one of each round.
-    speeds: Vec<f64>,
-    times: Samples,
-    failure: Option<String>,
-}
-
-impl RelayCase {
-    const fn new(kind: RelayKind, measure: RelayMeasure) -> Self {
-        Self { kind, measure, speeds: Vec::new(), times: Samples::new(), failure: None }
-    }
-
-    fn name(&self) -> String {
-        format!("{} {:?}", self.kind.subject(), self.measure)
-    }
-
-    fn measure(&mut self, plan: &RelayMeasurement) -> Result<(), BenchError> {
-        if self.failure.is_some() {
-            return Ok(());
-        }
-        match self.once(plan) {
-            Ok(Message::Carried { bytes, nanoseconds }) => {
-                self.speeds.push(bytes as f64 / nanoseconds.max(1) as f64);
-            }
-            Ok(Message::RoundTrips { nanoseconds }) => {
-                for time in nanoseconds {
-                    self.times.push(Duration::from_nanos(time));
-                }
-            }
-            Ok(other) => {
-                return Err(BenchError::Protocol { role: "load", line: format!("{other:?}") });
-            }
-            Err(Unmeasured::Missing(why)) => self.failure = Some(why),
-            Err(Unmeasured::Failed(error)) if matches!(self.kind, RelayKind::Peer(_)) => {
-                self.failure = Some(error.to_string());
-            }
-            Err(Unmeasured::Failed(error)) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn once(&self, plan: &RelayMeasurement) -> Result<Message, Unmeasured> {
-        let links = match self.measure {
-            RelayMeasure::FramedLatency => Some(
-                links::RelayLinks::make()
-                    .map_err(|missing| Unmeasured::Missing(missing.to_string()))?,
-            ),
+    fn measure(
+        &self,
+        &(kind, measure): &Self::Setting,
+        turn: &Turn<'_>,
+    ) -> Result<Repetition, BenchError> {
+        turn.shows(format!("{} {measure:?}", kind.subject()));
+        let links = match measure {
+            RelayMeasure::FramedLatency => Some(links::RelayLinks::make()?),
             _ => None,
         };
-        let topology =
-            RelayTopology::choose(links.as_ref()).map_err(Unmeasured::io("a free port"))?;
-        let target = if self.kind == RelayKind::Direct { topology.sink } else { topology.relay };
-        let _relay = peers::start(self.kind, &topology)?;
+        let topology = RelayTopology::choose(links.as_ref())
+            .map_err(BenchError::io("relay", "finding a free port"))?;
+        let target = if kind == RelayKind::Direct { topology.sink } else { topology.relay };
+        let _relay = peers::start(kind, &topology)?;
         let role = LoadRole {
-            measure: self.measure,
+            measure,
             sink: topology.sink,
             target,
             core: topology.core,
             namespaces: topology.ends.clone(),
-            budget: plan.budget,
+            budget: self.budget,
             samples: SAMPLES,
         };
-        let mut load = Child::start(&role)?;
-        Ok(load.next(TIMEOUT + plan.budget)?)
+        Ok(match Child::start(&role)?.result(TIMEOUT + self.budget)? {
+            LoadResult::Carried { gb_per_s } => Repetition::default().figure(GB_PER_S, gb_per_s),
+            LoadResult::Times { nanoseconds } => {
+                Repetition::default().samples(REACTION, nanoseconds.into_iter().collect())
+            }
+        })
     }
 
-    fn row(self) -> Row {
-        let (case, connections) = match self.measure {
-            RelayMeasure::Stream { connections } => (STREAM, connections),
-            RelayMeasure::Latency { connections } => (LATENCY, connections),
-            RelayMeasure::FramedStream => (FRAMED_STREAM, 1),
-            RelayMeasure::FramedLatency => (FRAMED_LATENCY, 1),
-        };
-        let mut row = Row::new(self.kind.subject(), case).parameter(CONNECTIONS, connections);
-        row.failure = self.failure;
-        if let Some(speed) = median(&self.speeds) {
-            row = row.with_figure(GB_PER_S, speed).with_figure("samples", self.speeds.len());
-        }
-        if let Some(summary) = self.times.summary() {
-            row.figures = summary.figures();
-            row.samples_ns.insert("time", self.times.as_nanoseconds().to_vec());
-        }
-        row
+    /// A relay of others that fails leaves its rows empty; ours must not.
+    fn is_of_the_row(&self, setting: &Self::Setting, error: &BenchError) -> bool {
+        matches!(setting.0, RelayKind::Peer(_)) || matches!(error, BenchError::Missing(_))
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        tables::tables(rows)
     }
 }
 

@@ -5,7 +5,6 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child as Process, Command, Stdio, id};
-use std::time::Duration;
 
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -13,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::RelayKind;
 use super::serve::RelayRole;
-use super::topology::{RelayTopology, Unmeasured};
-use crate::error::BenchError;
+use super::topology::RelayTopology;
+use crate::error::{BenchError, Missing};
 use crate::host::{allowed, pin};
-use crate::process::{Child, Message};
+use crate::process::Child;
 
 /// Another relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -82,7 +81,7 @@ impl Drop for PeerProgram {
 }
 
 /// Starts the relay of a case. Programs of others may need a moment before they listen.
-pub(super) fn start(kind: RelayKind, topology: &RelayTopology) -> Result<RunningRelay, Unmeasured> {
+pub(super) fn start(kind: RelayKind, topology: &RelayTopology) -> Result<RunningRelay, BenchError> {
     match kind {
         RelayKind::Direct => Ok(RunningRelay::Nothing),
         RelayKind::Peer(peer @ (RelayPeer::Socat | RelayPeer::Haproxy | RelayPeer::Nginx)) => {
@@ -97,22 +96,20 @@ pub(super) fn start(kind: RelayKind, topology: &RelayTopology) -> Result<Running
                 namespace: topology.middle.clone(),
             };
             let mut child = Child::start(&role)?;
-            match child.next(Duration::from_secs(10))? {
-                Message::Listening { .. } => Ok(RunningRelay::Ours { _child: child }),
-                other => Err(child.unexpected(&other).into()),
-            }
+            child.listening()?;
+            Ok(RunningRelay::Ours { _child: child })
         }
     }
 }
 
-fn program(peer: RelayPeer, topology: &RelayTopology) -> Result<PeerProgram, Unmeasured> {
+fn program(peer: RelayPeer, topology: &RelayTopology) -> Result<PeerProgram, BenchError> {
     let (mut command, folder) = match peer {
         RelayPeer::Haproxy => haproxy(topology)?,
         RelayPeer::Nginx => nginx(topology)?,
         _ => (socat(topology), None),
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-    let failed = |failure| Unmeasured::Failed(BenchError::Failed { role: "relay", failure });
+    let failed = |failure| BenchError::Failed { role: "relay", failure };
     // What is started here stays where this thread is.
     let before = allowed();
     if let Some(core) = topology.core {
@@ -122,12 +119,14 @@ fn program(peer: RelayPeer, topology: &RelayTopology) -> Result<PeerProgram, Unm
     pin(&before).map_err(failed)?;
     match started {
         Ok(process) => Ok(PeerProgram { process, folder }),
-        Err(error) if error.kind() == ErrorKind::NotFound => Err(Unmeasured::Missing(format!(
-            "skipped: `{}` is not installed: `apt install {}`",
-            peer.name(),
-            if peer == RelayPeer::Nginx { "nginx libnginx-mod-stream" } else { peer.name() }
-        ))),
-        Err(error) => Err(Unmeasured::io("starting a peer")(error)),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let name = peer.name();
+            let packages =
+                if peer == RelayPeer::Nginx { "nginx libnginx-mod-stream" } else { name };
+            let what = format!("`{name}` is not installed");
+            Err(Missing::new(what, format!("on Debian: apt install {packages}")).into())
+        }
+        Err(error) => Err(BenchError::io("relay", "starting a peer")(error)),
     }
 }
 
@@ -139,7 +138,7 @@ fn socat(topology: &RelayTopology) -> Command {
     command
 }
 
-fn haproxy(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), Unmeasured> {
+fn haproxy(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), BenchError> {
     let (relay, sink) = (topology.relay, topology.sink);
     let text = format!(
         "global\n  nbthread 1\n  maxconn 1000\n  tune.bufsize 65536\n\
@@ -153,7 +152,7 @@ fn haproxy(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), Unmea
     Ok((command, Some(folder)))
 }
 
-fn nginx(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), Unmeasured> {
+fn nginx(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), BenchError> {
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
     let load = if fs::exists(module).unwrap_or(false) {
         format!("load_module {module};\n")
@@ -173,10 +172,10 @@ fn nginx(topology: &RelayTopology) -> Result<(Command, Option<PathBuf>), Unmeasu
 }
 
 /// A folder for a program, with its configuration.
-fn folder(name: &str, configuration: &str) -> Result<PathBuf, Unmeasured> {
+fn folder(name: &str, configuration: &str) -> Result<PathBuf, BenchError> {
     let folder = std::env::temp_dir().join(format!("vigie-bench-{name}-{}", id()));
     let made = fs::create_dir_all(&folder);
     let written = made.and_then(|()| fs::write(folder.join("configuration"), configuration));
-    written.map_err(Unmeasured::io("writing a peer's configuration"))?;
+    written.map_err(BenchError::io("relay", "writing a peer's configuration"))?;
     Ok(folder)
 }

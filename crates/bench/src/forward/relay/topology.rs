@@ -1,34 +1,10 @@
-//! Where source, relay and sink run, and why a case may have no figure.
+//! Where source, relay and sink run.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use super::links::{RELAY, RelayLinks, SINK};
-use crate::error::{BenchError, Failure};
 use crate::host::allowed;
-
-/// Why a case has no figure.
-#[derive(Debug)]
-pub(super) enum Unmeasured {
-    /// The relay, or what it needs, is not on this machine.
-    Missing(String),
-    Failed(BenchError),
-}
-
-impl Unmeasured {
-    pub(super) fn io(doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| {
-            let failure = Failure::io(doing)(error);
-            Self::Failed(BenchError::Failed { role: "relay", failure })
-        }
-    }
-}
-
-impl From<BenchError> for Unmeasured {
-    fn from(error: BenchError) -> Self {
-        Self::Failed(error)
-    }
-}
 
 /// Where source, relay and sink run and listen.
 #[derive(Clone, Debug)]

@@ -27,6 +27,7 @@ use super::{RunCosts, ViaPlan, ViaTopology};
 use crate::error::BenchError;
 use crate::error::ModelError;
 use crate::report::{Row, name_of};
+use crate::statistics;
 
 /// The algorithm by which T_algo is measured.
 const T_ALGO: Duration = Duration::from_micros(50);
@@ -56,11 +57,10 @@ fn us(time: f64) -> Duration {
     Duration::try_from_secs_f64(time.max(0.001) / 1e6).unwrap_or_default()
 }
 
-/// The median over some rounds of a figure of a run.
+/// The median of a figure of some runs.
 fn median(runs: &[RunCosts], figure: impl Fn(&RunCosts) -> f64) -> f64 {
-    let mut values: Vec<f64> = runs.iter().map(figure).collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
+    let values: Vec<f64> = runs.iter().map(figure).collect();
+    statistics::median(&values).unwrap_or_default()
 }
 
 /// Runs everything that parameters are found by, in turns.

@@ -4,6 +4,7 @@ use super::super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S, NIC, NIC_CUT, NONE};
 use super::figures::{Choice, cells, choice, prediction_error};
 use super::keys::{ENGINE_CPU_US, HOST_CPU_US, HOST_SHARE, MB_S, PLANNED, US};
 use crate::report::{Row, Table, or_dash};
+use crate::statistics::median;
 
 /// Shows everything that a [`ViaPlan`](super::ViaPlan) has measured.
 pub(crate) fn all(rows: &[Row]) -> String {
@@ -93,9 +94,8 @@ fn verdict(rows: &[Row]) -> String {
     let within = all.iter().filter(|cell| cell.choice() == Some(Choice::Band)).count();
     let (right, outside) = choice(rows).map_or((0.0, 0), |found| (found.value, found.samples));
     let error = prediction_error(rows).map_or(f64::NAN, |found| found.value);
-    let mut errors: Vec<f64> = all.iter().filter_map(super::figures::Cell::error).collect();
-    errors.sort_by(f64::total_cmp);
-    let median = errors.get(errors.len() / 2).copied().unwrap_or(f64::NAN);
+    let errors: Vec<f64> = all.iter().filter_map(super::figures::Cell::error).collect();
+    let median = median(&errors).unwrap_or(f64::NAN);
     format!(
         "{} cells, {within} within 10 %; of the {outside} others the planner is right in {:.1} %. \
          Bandwidth of the chosen way: off by {:.1} % in the median, {:.1} % at most.",

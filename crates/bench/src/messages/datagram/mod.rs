@@ -21,12 +21,13 @@ pub(crate) use self::polling::BYTES_MAX;
 use self::polling::WINDOW;
 use super::plan::PingPongPlan;
 use super::virtual_interface;
-use super::{Carrier, Measure, OwnCarrier, UnknownCarrier};
+use super::{Carrier, Measure, UnknownCarrier};
 
 /// Sizes of datagrams, in bytes: the range of the paper's figures.
 const SIZES: [u32; 9] = [1, 8, 32, 64, 128, 256, 512, 1_024, BYTES_MAX];
 
-static SYSTEMS: [&OwnCarrier; 7] = [
+/// The systems of the figures, in the order of the tables.
+pub(crate) static SYSTEMS: [&Carrier; 7] = [
     &virtual_interface::VIRTUAL_INTERFACE_MTU,
     &port::UDP,
     &udp::SOCKET,
@@ -36,32 +37,17 @@ static SYSTEMS: [&OwnCarrier; 7] = [
     &udp::SOCKET_VETH,
 ];
 
-/// Returns the systems of the figures, in the order of the tables.
-pub(crate) fn datagram_carriers() -> Vec<&'static dyn Carrier> {
-    SYSTEMS.iter().map(|&system| system as &dyn Carrier).collect()
-}
-
-/// The systems of the figures whose ranks are processes of this program, which all are.
-pub(super) fn own_datagrams() -> impl Iterator<Item = &'static OwnCarrier> {
-    SYSTEMS.into_iter()
-}
-
 /// Returns the system of this very name.
 ///
 /// # Errors
 /// If the name is unknown; the error quotes it.
-pub(crate) fn datagram_carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
-    let found = datagram_carriers().into_iter().find(|carrier| carrier.name() == name);
-    found
-        .ok_or_else(|| UnknownCarrier { name: name.to_owned(), known: known(&datagram_carriers()) })
-}
-
-fn known(carriers: &[&dyn Carrier]) -> String {
-    carriers.iter().map(|carrier| carrier.name()).collect::<Vec<_>>().join(", ")
+pub(crate) fn datagram_carrier(name: &str) -> Result<&'static Carrier, UnknownCarrier> {
+    let found = SYSTEMS.into_iter().find(|carrier| carrier.name == name);
+    found.ok_or_else(|| UnknownCarrier::among(&SYSTEMS, name))
 }
 
 /// Plans both figures of `carriers` with datagrams of `sizes` bytes, by default from 1 byte to as many as fit.
-pub(crate) fn datagram_plan(carriers: Vec<&'static dyn Carrier>, sizes: &[u32]) -> PingPongPlan {
+pub(crate) fn datagram_plan(carriers: Vec<&'static Carrier>, sizes: &[u32]) -> PingPongPlan {
     let sizes = if sizes.is_empty() { &SIZES[..] } else { sizes };
     let mut plan = PingPongPlan::new(carriers);
     let latencies = sizes.iter().map(|&bytes| Measure::Latency { bytes });
@@ -81,13 +67,12 @@ mod tests {
     fn every_system_is_found_and_has_both_figures() {
         // Goal: a rank's process finds its system by name, and no measure of the plan is left out by one.
         // Method: all systems, all measures.
-        let plan = datagram_plan(datagram_carriers(), &[]);
-        for carrier in datagram_carriers() {
-            assert_eq!(own(carrier.name()).unwrap().label, carrier.label());
-            assert_eq!(datagram_carrier(carrier.name()).unwrap().label(), carrier.label());
-            assert!(plan.measures.iter().all(|&measure| carrier.has(measure)));
+        let plan = datagram_plan(SYSTEMS.to_vec(), &[]);
+        for carrier in SYSTEMS {
+            assert_eq!(own(carrier.name).unwrap().label, carrier.label);
+            assert_eq!(datagram_carrier(carrier.name).unwrap().label, carrier.label);
+            assert!(plan.measures.iter().all(|&measure| (carrier.has)(measure)));
         }
-        assert_eq!(own_datagrams().count(), datagram_carriers().len());
         let error = datagram_carrier("tcp").unwrap_err().to_string();
         assert!(error.contains("\"tcp\"") && error.contains("datagram-link"), "{error}");
     }

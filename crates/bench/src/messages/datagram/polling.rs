@@ -18,7 +18,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Latency and bandwidth, which all systems here have.
 pub(super) fn has(measure: Measure) -> bool {
-    let is_asked = matches!(measure, Measure::Latency { .. } | Measure::Window { .. });
+    let is_asked = measure.is_plain();
     is_asked && measure.bytes() <= BYTES_MAX
 }
 

@@ -13,10 +13,10 @@ use crate::error::Failure;
 use crate::host::Arena;
 use crate::host::namespaces;
 use crate::messages::socket::wait_posted;
-use crate::messages::{Blocking, CarrierKind, Channel, OwnCarrier, RankContext};
+use crate::messages::{Carrier, CarrierKind, Channel, RankContext, blocking};
 
 /// Over UDP and the loopback interface.
-pub(super) static UDP: OwnCarrier = OwnCarrier {
+pub(super) static UDP: Carrier = Carrier {
     name: "datagram-udp",
     label: "vigie, datagrams over UDP, loopback",
     family: "datagram",
@@ -26,38 +26,35 @@ pub(super) static UDP: OwnCarrier = OwnCarrier {
     is_remote: false,
     open: |context| {
         let address = loopback(context.token);
-        Ok(Box::new(Blocking::new(PortEndpoint::over_udp(context, |_| address)?)))
+        blocking(PortEndpoint::over_udp(context, |_| address))
     },
+    program: None,
 };
 
 /// Over UDP and a veth pair.
-pub(super) static UDP_VETH: OwnCarrier = OwnCarrier {
+pub(super) static UDP_VETH: Carrier = Carrier {
     name: "datagram-udp-veth",
     label: "vigie, datagrams over UDP, veth",
     is_remote: true,
-    open: |context| {
-        Ok(Box::new(Blocking::new(PortEndpoint::over_udp(context, namespaces::address)?)))
-    },
+    open: |context| blocking(PortEndpoint::over_udp(context, namespaces::address)),
     ..UDP
 };
 
 /// Over a link of AF_PACKET on a veth pair.
-pub(super) static LINK: OwnCarrier = OwnCarrier {
+pub(super) static LINK: Carrier = Carrier {
     name: "datagram-link",
     label: "vigie, datagrams over a link (AF_PACKET), veth",
     is_remote: true,
-    open: |context| {
-        Ok(Box::new(Blocking::new(PortEndpoint::over_link(context, BackEnd::PacketRings)?)))
-    },
+    open: |context| blocking(PortEndpoint::over_link(context, BackEnd::PacketRings)),
     ..UDP
 };
 
 /// Over a link of AF_XDP on a veth pair.
-pub(super) static XDP: OwnCarrier = OwnCarrier {
+pub(super) static XDP: Carrier = Carrier {
     name: "datagram-xdp",
     label: "vigie, datagrams over a link (AF_XDP), veth",
     is_remote: true,
-    open: |context| Ok(Box::new(Blocking::new(PortEndpoint::over_link(context, BackEnd::Xdp)?))),
+    open: |context| blocking(PortEndpoint::over_link(context, BackEnd::Xdp)),
     ..UDP
 };
 

@@ -8,10 +8,10 @@ use crate::error::Failure;
 use crate::host::Arena;
 use crate::host::namespaces;
 use crate::messages::socket::{ReceiveMode, wait_posted};
-use crate::messages::{Blocking, CarrierKind, Channel, OwnCarrier, RankContext};
+use crate::messages::{Carrier, CarrierKind, Channel, RankContext, blocking};
 
 /// Over the loopback interface.
-pub(super) static SOCKET: OwnCarrier = OwnCarrier {
+pub(super) static SOCKET: Carrier = Carrier {
     name: "udp",
     label: "UDP socket, loopback",
     family: "udp",
@@ -19,25 +19,16 @@ pub(super) static SOCKET: OwnCarrier = OwnCarrier {
     has,
     link_bytes: 0,
     is_remote: false,
-    open: |context| {
-        Ok(Box::new(Blocking::new(Socket::open(context, ReceiveMode::Polling, |_| {
-            Ipv4Addr::LOCALHOST
-        })?)))
-    },
+    open: |context| blocking(Socket::open(context, ReceiveMode::Polling, |_| Ipv4Addr::LOCALHOST)),
+    program: None,
 };
 
 /// Over a veth pair.
-pub(super) static SOCKET_VETH: OwnCarrier = OwnCarrier {
+pub(super) static SOCKET_VETH: Carrier = Carrier {
     name: "udp-veth",
     label: "UDP socket, veth",
     is_remote: true,
-    open: |context| {
-        Ok(Box::new(Blocking::new(Socket::open(
-            context,
-            ReceiveMode::Polling,
-            namespaces::address,
-        )?)))
-    },
+    open: |context| blocking(Socket::open(context, ReceiveMode::Polling, namespaces::address)),
     ..SOCKET
 };
 

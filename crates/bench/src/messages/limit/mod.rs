@@ -17,10 +17,10 @@ mod ring;
 use self::mailbox::Mailbox;
 use self::ring::{Geometry, SlotRing, Spin, Yield};
 
-use super::{Blocking, CarrierKind, Measure, OwnCarrier};
+use super::{Carrier, CarrierKind, Measure, blocking};
 
 /// A mailbox of one cache line.
-pub(crate) static MAILBOX: OwnCarrier = OwnCarrier {
+pub(crate) static MAILBOX: Carrier = Carrier {
     name: "mailbox",
     label: "cache-line mailbox",
     family: "mailbox",
@@ -31,61 +31,57 @@ pub(crate) static MAILBOX: OwnCarrier = OwnCarrier {
     },
     link_bytes: mailbox::BYTES,
     is_remote: false,
-    open: |context| Ok(Box::new(Blocking::new(Mailbox::polling(context)?))),
+    open: |context| blocking(Mailbox::polling(context)),
+    program: None,
 };
 
 /// A bare ring of entries of 64 bytes.
-pub(crate) static RING: OwnCarrier = OwnCarrier {
+pub(crate) static RING: Carrier = Carrier {
     name: "ring",
     label: "bare ring of 64 B entries",
     family: "ring",
-    kind: CarrierKind::Limit,
     has: |measure| {
         let fits = measure.bytes() as usize <= ENTRIES.capacity();
-        fits && matches!(measure, Measure::Latency { .. } | Measure::Window { .. })
+        fits && measure.is_plain()
     },
     link_bytes: ENTRIES.bytes(),
-    is_remote: false,
-    open: |context| Ok(Box::new(Blocking::new(SlotRing::<Spin>::open(context, ENTRIES)?))),
+    open: |context| blocking(SlotRing::<Spin>::open(context, ENTRIES)),
+    ..MAILBOX
 };
 
 /// A ring of larger slots, through which messages of any length are copied.
-pub(crate) static COPY_RING: OwnCarrier = OwnCarrier {
+pub(crate) static COPY_RING: Carrier = Carrier {
     name: "copy-ring",
     label: "ring of copied chunks",
     family: "copy-ring",
-    kind: CarrierKind::Limit,
-    has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
+    has: Measure::is_plain,
     link_bytes: CHUNKS.bytes(),
-    is_remote: false,
-    open: |context| Ok(Box::new(Blocking::new(SlotRing::<Spin>::open(context, CHUNKS)?))),
+    open: |context| blocking(SlotRing::<Spin>::open(context, CHUNKS)),
+    ..MAILBOX
 };
 
 /// A mailbox whose receiver sleeps.
-pub(crate) static FUTEX_MAILBOX: OwnCarrier = OwnCarrier {
+pub(crate) static FUTEX_MAILBOX: Carrier = Carrier {
     name: "futex-mailbox",
     label: "futex mailbox",
     family: "futex-mailbox",
-    kind: CarrierKind::Limit,
     has: |measure| {
         let sleeps = matches!(measure, Measure::Waiting { .. } | Measure::Quiet | Measure::Ring);
         sleeps && measure.bytes() as usize <= mailbox::CAPACITY
     },
-    link_bytes: mailbox::BYTES,
-    is_remote: false,
-    open: |context| Ok(Box::new(Blocking::new(Mailbox::sleeping(context)?))),
+    open: |context| blocking(Mailbox::sleeping(context)),
+    ..MAILBOX
 };
 
 /// A ring whose receiver calls `sched_yield` between two looks.
-pub(crate) static YIELD_RING: OwnCarrier = OwnCarrier {
+pub(crate) static YIELD_RING: Carrier = Carrier {
     name: "yield-ring",
     label: "bare ring, sched_yield",
     family: "yield-ring",
-    kind: CarrierKind::Limit,
     has: |measure| matches!(measure, Measure::Ring),
     link_bytes: ENTRIES.bytes(),
-    is_remote: false,
-    open: |context| Ok(Box::new(Blocking::new(SlotRing::<Yield>::open(context, ENTRIES)?))),
+    open: |context| blocking(SlotRing::<Yield>::open(context, ENTRIES)),
+    ..MAILBOX
 };
 
 /// 64 KiB of entries, one cache line each.

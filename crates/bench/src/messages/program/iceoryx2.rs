@@ -9,10 +9,10 @@ use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{ProgramPeer, arguments, life, parse};
-use crate::error::{BenchError, Failure};
-use crate::host::{Missing, Program, cache, describe, is_installed, output_of, write_if_new};
-use crate::messages::{Measure, MeasureResult, Prepared, Run};
+use super::{arguments, life, parse};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{Program, cache, describe, is_installed, output_of, write_if_new};
+use crate::messages::{Carrier, Measure, MeasureResult, Prepared, Run};
 
 const MANIFEST: &str = include_str!("iceoryx2.manifest.txt");
 const SOURCE: &str = include_str!("iceoryx2.source.txt");
@@ -21,16 +21,17 @@ const SOURCE: &str = include_str!("iceoryx2.source.txt");
 const BUILDING: Duration = Duration::from_secs(1_800);
 
 /// Publish and subscribe with a copy on both sides.
-pub(crate) static COPY: ProgramPeer = ProgramPeer {
+pub(crate) static COPY: Carrier = Carrier {
     name: "iceoryx2",
     label: "iceoryx2, copied",
     family: "iceoryx2",
-    has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
-    prepare,
+    has: Measure::is_plain,
+    program: Some(prepare),
+    ..Carrier::PROGRAM
 };
 
 /// Publish and subscribe in loaned samples.
-pub(crate) static ZERO_COPY: ProgramPeer = ProgramPeer {
+pub(crate) static ZERO_COPY: Carrier = Carrier {
     name: "iceoryx2-zero-copy",
     label: "iceoryx2, zero-copy",
     has: |measure| matches!(measure, Measure::Loaned { .. }),

@@ -17,45 +17,8 @@ pub(super) mod ucx;
 use std::time::Duration;
 
 use super::keys::REST;
-use super::{Carrier, CarrierKind, Measure, MeasureResult, Prepared, Run};
+use super::{MeasureResult, Run};
 use crate::error::Failure;
-use crate::host::Missing;
-
-/// A peer whose ranks are processes of another program.
-#[derive(Debug)]
-pub(crate) struct ProgramPeer {
-    name: &'static str,
-    label: &'static str,
-    family: &'static str,
-    has: fn(Measure) -> bool,
-    prepare: fn() -> Result<Box<dyn Prepared>, Missing>,
-}
-
-impl Carrier for ProgramPeer {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn label(&self) -> &'static str {
-        self.label
-    }
-
-    fn family(&self) -> &'static str {
-        self.family
-    }
-
-    fn kind(&self) -> CarrierKind {
-        CarrierKind::Peer
-    }
-
-    fn has(&self, measure: Measure) -> bool {
-        (self.has)(measure)
-    }
-
-    fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
-        (self.prepare)()
-    }
-}
 
 /// The arguments by which our programs are told what to measure.
 fn arguments(run: &Run, cores: &[usize]) -> Vec<String> {

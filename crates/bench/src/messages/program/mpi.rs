@@ -1,40 +1,41 @@
 //! Open MPI and MPICH, by a program in C.
 
-use super::{ProgramPeer, arguments, life, parse};
-use crate::error::BenchError;
+use super::{arguments, life, parse};
+use crate::error::{BenchError, Missing};
 use crate::host::mpi::{self, BuiltMpi, Mpi};
-use crate::host::{Missing, output_of};
-use crate::messages::{Measure, MeasureResult, Prepared, Run};
+use crate::host::output_of;
+use crate::messages::{Carrier, Measure, MeasureResult, Prepared, Run};
 
 /// The program.
 const SOURCE: &str = include_str!("mpi.c");
 
 /// Open MPI as it is installed.
-pub(crate) static OPEN_MPI: ProgramPeer = ProgramPeer {
+pub(crate) static OPEN_MPI: Carrier = Carrier {
     name: "openmpi",
     label: "Open MPI",
     family: "openmpi",
     has: |measure| !matches!(measure, Measure::Loaned { .. }),
-    prepare: || prepare(&mpi::OPEN_MPI, &[]),
+    program: Some(|| prepare(&mpi::OPEN_MPI, &[])),
+    ..Carrier::PROGRAM
 };
 
 /// Open MPI without the kernel's copies from process to process, by whatever component of its version.
-pub(crate) static OPEN_MPI_COPY: ProgramPeer = ProgramPeer {
+pub(crate) static OPEN_MPI_COPY: Carrier = Carrier {
     name: "openmpi-copy",
     label: "Open MPI without CMA",
-    prepare: || {
+    program: Some(|| {
         let vader = ("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
         prepare(&mpi::OPEN_MPI, &[vader, ("OMPI_MCA_smsc", "^cma")])
-    },
+    }),
     ..OPEN_MPI
 };
 
 /// MPICH as it is installed.
-pub(crate) static MPICH: ProgramPeer = ProgramPeer {
+pub(crate) static MPICH: Carrier = Carrier {
     name: "mpich",
     label: "MPICH",
     family: "mpich",
-    prepare: || prepare(&mpi::MPICH, &[]),
+    program: Some(|| prepare(&mpi::MPICH, &[])),
     ..OPEN_MPI
 };
 

@@ -6,11 +6,10 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use std::time::Duration;
 
-use super::ProgramPeer;
 use crate::clock::sleep;
-use crate::error::{BenchError, Failure};
-use crate::host::{Missing, Program, is_installed};
-use crate::messages::{Measure, MeasureResult, Prepared, Run};
+use crate::error::{BenchError, Failure, Missing};
+use crate::host::{Program, is_installed};
+use crate::messages::{Carrier, Measure, MeasureResult, Prepared, Run};
 
 const PROGRAM: &str = "ucx_perftest";
 
@@ -27,22 +26,18 @@ const OPERATIONS_PER_S: f64 = 1_000_000.0;
 const BYTES_PER_OPERATION: f64 = 4_096.0;
 
 /// UCX over shared memory.
-pub(crate) static UCX: ProgramPeer = ProgramPeer {
+pub(crate) static UCX: Carrier = Carrier {
     name: "ucx",
     label: "UCX, posix",
     family: "ucx",
-    has: |measure| {
-        matches!(
-            measure,
-            Measure::Latency { .. } | Measure::Window { .. } | Measure::Synchronous { .. }
-        )
-    },
-    prepare: || {
+    has: |measure| measure.is_plain() || matches!(measure, Measure::Synchronous { .. }),
+    program: Some(|| {
         if is_installed(PROGRAM) {
             return Ok(Box::new(Ucx));
         }
         Err(Missing::new(format!("there is no {PROGRAM}"), "on Debian: apt install ucx-utils"))
-    },
+    }),
+    ..Carrier::PROGRAM
 };
 
 /// The program that measures, which is installed.

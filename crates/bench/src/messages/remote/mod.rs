@@ -16,7 +16,7 @@ mod vigie;
 
 use super::keys::PAPER_SIZES;
 use super::plan::PingPongPlan;
-use super::{Carrier, Measure, OwnCarrier};
+use super::{Carrier, Measure};
 
 /// Name of vigie's message layer over `udp` in results.
 pub(crate) const VIGIE_UDP: &str = "vigie-udp";
@@ -49,7 +49,7 @@ const BULK_WINDOW: u32 = 16;
 const SMALL: u32 = 8;
 const SMALL_WINDOW: u32 = 32;
 
-static SYSTEMS: [&OwnCarrier; 8] = [
+pub(crate) static SYSTEMS: [&Carrier; 8] = [
     &vigie::ETHER,
     &vigie::ETHER_VI,
     &vigie::UDP,
@@ -60,19 +60,9 @@ static SYSTEMS: [&OwnCarrier; 8] = [
     &sockets::UDP_BLOCKING,
 ];
 
-/// Returns the systems between two namespaces, in the order of the tables.
-pub(crate) fn remote_carriers() -> Vec<&'static dyn Carrier> {
-    SYSTEMS.iter().map(|&system| system as &dyn Carrier).collect()
-}
-
-/// Their ranks, which are processes of this program.
-pub(super) fn own_remote() -> impl Iterator<Item = &'static OwnCarrier> {
-    SYSTEMS.into_iter()
-}
-
 /// Returns the plan of `carriers` with the latencies of `sizes`: 200 ms for each measure, in 4 turns. Default: the sizes
 /// of the paper's Table 1.
-pub(crate) fn remote_plan(carriers: Vec<&'static dyn Carrier>, sizes: &[u32]) -> PingPongPlan {
+pub(crate) fn remote_plan(carriers: Vec<&'static Carrier>, sizes: &[u32]) -> PingPongPlan {
     let sizes = if sizes.is_empty() { &PAPER_SIZES[..] } else { sizes };
     let mut plan = PingPongPlan::new(carriers);
     let latencies = sizes.iter().map(|&bytes| Measure::Latency { bytes });
@@ -98,12 +88,12 @@ mod tests {
     fn every_system_is_found_and_measured() {
         // Goal: a rank's process and the command line find each system by name, and each has latencies of all
         // sizes of the paper. Method: all of them.
-        let plan = remote_plan(remote_carriers(), &[]);
-        for carrier in remote_carriers() {
-            assert_eq!(own(carrier.name()).unwrap().label, carrier.label());
-            assert!(named(carrier.name()).unwrap().iter().any(|one| one.name() == carrier.name()));
-            let has = |bytes| carrier.has(Measure::Latency { bytes });
-            assert!(PAPER_SIZES.into_iter().all(has), "{}", carrier.name());
+        let plan = remote_plan(SYSTEMS.to_vec(), &[]);
+        for carrier in SYSTEMS {
+            assert_eq!(own(carrier.name).unwrap().label, carrier.label);
+            assert!(named(carrier.name).unwrap().iter().any(|one| one.name == carrier.name));
+            let has = |bytes| (carrier.has)(Measure::Latency { bytes });
+            assert!(PAPER_SIZES.into_iter().all(has), "{}", carrier.name);
         }
         for name in [VIGIE_VI_UDP, VIGIE_UDP, VIGIE_ETHER, VIGIE_VI_ETHER, TCP] {
             let bulk = Measure::Window { bytes: BULK, window: BULK_WINDOW };

@@ -3,58 +3,51 @@
 use crate::host::address;
 use crate::messages::datagram::udp::Socket;
 use crate::messages::socket::{ReceiveMode, Streams};
-use crate::messages::{Blocking, CarrierKind, Measure, OwnCarrier};
+use crate::messages::{Carrier, CarrierKind, Measure, blocking};
 
 /// The longest datagram that is measured, in bytes: IP cuts it.
 const DATAGRAM_BYTES: u32 = 32_768;
 
 /// TCP, read again and again.
-pub(super) static TCP: OwnCarrier = OwnCarrier {
+pub(super) static TCP: Carrier = Carrier {
     name: super::TCP,
     label: "TCP, polling",
     family: "tcp-netns",
     kind: CarrierKind::Peer,
-    has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
+    has: Measure::is_plain,
     link_bytes: 0,
     is_remote: true,
-    open: |context| {
-        Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Polling, address)?)))
-    },
+    open: |context| blocking(Streams::tcp(context, ReceiveMode::Polling, address)),
+    program: None,
 };
 
 /// TCP whose receiver sleeps in `read`.
-pub(super) static TCP_BLOCKING: OwnCarrier = OwnCarrier {
+pub(super) static TCP_BLOCKING: Carrier = Carrier {
     name: "tcp-netns-blocking",
     label: "TCP, blocking",
     has: |measure| !matches!(measure, Measure::Synchronous { .. } | Measure::Loaned { .. }),
-    open: |context| {
-        Ok(Box::new(Blocking::new(Streams::tcp(context, ReceiveMode::Blocking, address)?)))
-    },
+    open: |context| blocking(Streams::tcp(context, ReceiveMode::Blocking, address)),
     ..TCP
 };
 
 /// A UDP socket, read again and again. Nothing keeps a window from overflowing the receiver, so that only a small one is
 /// measured.
-pub(super) static UDP: OwnCarrier = OwnCarrier {
+pub(super) static UDP: Carrier = Carrier {
     name: super::UDP,
     label: "UDP socket, polling",
     family: "udp-netns",
     has: |measure| (TCP.has)(measure) && fits(measure),
-    open: |context| {
-        Ok(Box::new(Blocking::new(Socket::open(context, ReceiveMode::Polling, address)?)))
-    },
+    open: |context| blocking(Socket::open(context, ReceiveMode::Polling, address)),
     ..TCP
 };
 
 /// A UDP socket whose receiver sleeps in `recv`.
-pub(super) static UDP_BLOCKING: OwnCarrier = OwnCarrier {
+pub(super) static UDP_BLOCKING: Carrier = Carrier {
     name: super::UDP_BLOCKING,
     label: "UDP socket, blocking",
     family: "udp-netns",
     has: |measure| (TCP_BLOCKING.has)(measure) && fits(measure),
-    open: |context| {
-        Ok(Box::new(Blocking::new(Socket::open(context, ReceiveMode::Blocking, address)?)))
-    },
+    open: |context| blocking(Socket::open(context, ReceiveMode::Blocking, address)),
     ..TCP
 };
 

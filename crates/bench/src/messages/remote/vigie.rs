@@ -9,45 +9,40 @@ use crate::error::Failure;
 use crate::host::{INTERFACE, address};
 use crate::messages::message_layer::Messages;
 use crate::messages::virtual_interface::{ADDRESS_BYTES, VirtualInterface};
-use crate::messages::{Blocking, CarrierKind, Measure, OwnCarrier, RankContext};
+use crate::messages::{Carrier, CarrierKind, Measure, RankContext, blocking};
 
 /// Room for all messages of a window, twice.
 const AREA_BYTES: u32 = 2 * BULK * BULK_WINDOW;
 
 /// Messages over UDP.
-pub(super) static UDP: OwnCarrier = OwnCarrier {
+pub(super) static UDP: Carrier = Carrier {
     name: VIGIE_UDP,
     label: "vigie, messages over udp",
     family: "udp",
     kind: CarrierKind::Vigie,
     has: |measure| {
-        matches!(
-            measure,
-            Measure::Latency { .. }
-                | Measure::Window { .. }
-                | Measure::Waiting { .. }
-                | Measure::Quiet
-        )
+        measure.is_plain() || matches!(measure, Measure::Waiting { .. } | Measure::Quiet)
     },
     link_bytes: ADDRESS_BYTES,
     is_remote: true,
     open: |context| Ok(Box::new(Messages::open(context, udp(context)?)?)),
+    program: None,
 };
 
 /// Writes over UDP.
-pub(super) static UDP_VI: OwnCarrier = OwnCarrier {
+pub(super) static UDP_VI: Carrier = Carrier {
     name: VIGIE_VI_UDP,
     label: "vigie, Virtual Interface over udp",
     has: |measure| measure.bytes() <= BULK && (UDP.has)(measure),
     open: |context| {
         let nic = udp(context)?;
-        Ok(Box::new(Blocking::new(VirtualInterface::open(|| Ok(nic), context, AREA_BYTES)?)))
+        blocking(VirtualInterface::open(|| Ok(nic), context, AREA_BYTES))
     },
     ..UDP
 };
 
 /// Messages over Ethernet.
-pub(super) static ETHER: OwnCarrier = OwnCarrier {
+pub(super) static ETHER: Carrier = Carrier {
     name: VIGIE_ETHER,
     label: "vigie, messages over ether",
     family: "ether",
@@ -56,13 +51,13 @@ pub(super) static ETHER: OwnCarrier = OwnCarrier {
 };
 
 /// Writes over Ethernet.
-pub(super) static ETHER_VI: OwnCarrier = OwnCarrier {
+pub(super) static ETHER_VI: Carrier = Carrier {
     name: VIGIE_VI_ETHER,
     label: "vigie, Virtual Interface over ether",
     family: "ether",
     open: |context| {
         let nic = ether(context)?;
-        Ok(Box::new(Blocking::new(VirtualInterface::open(|| Ok(nic), context, AREA_BYTES)?)))
+        blocking(VirtualInterface::open(|| Ok(nic), context, AREA_BYTES))
     },
     ..UDP_VI
 };

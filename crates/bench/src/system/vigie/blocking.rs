@@ -1,11 +1,11 @@
 //! Blocking calls: the echo has a kernel thread of its own beside the workers of the tasks.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::{Setting, Vigie};
 use crate::system::async_system::Sockets;
-use crate::system::blocking_calls::{accept, serve_blocking};
+use crate::system::blocking_calls::{accept, listen, serve_blocking};
 
 /// Sockets of the standard library, with calls that block.
 #[derive(Debug)]
@@ -21,9 +21,7 @@ impl<S: Setting> Sockets for Vigie<S, BlockingSockets> {
     type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let address = listener.local_addr()?;
-        Ok((listener, address))
+        listen()
     }
 
     async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {

@@ -4,12 +4,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream};
 use vigie_detect::{Server, TokioHost};
 
 use super::VigieHybrid;
 use crate::error::Failure;
-use crate::system::async_system::{AsyncSystem, BoxedTask, Sockets};
+use crate::system::async_system::{AsyncSystem, BoxedTask, Sockets, stream_calls};
 use crate::system::tokio::TokioMultiThread;
 
 /// tokio's multi-thread scheduler, one of whose tasks drives a detection server.
@@ -26,19 +27,12 @@ impl AsyncSystem for VigieInTokio {
         Ok(Self { tokio, host })
     }
 
-    fn block_on<F>(&self, future: F) -> F::Output
-    where
-        F: Future + Send,
-        F::Output: Send,
-    {
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
         let _entered = self.host.server().enter();
         self.tokio.block_on(future)
     }
 
-    fn spawn<F>(future: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    fn spawn(future: impl Future<Output = ()> + Send + 'static) {
         TokioMultiThread::spawn(future);
     }
 
@@ -46,11 +40,7 @@ impl AsyncSystem for VigieInTokio {
         TokioMultiThread::spawner()
     }
 
-    async fn call<F, T>(future: F) -> T
-    where
-        F: Future<Output = T> + Send + 'static,
-        T: Send + 'static,
-    {
+    async fn call<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
         TokioMultiThread::call(future).await
     }
 
@@ -71,19 +61,5 @@ impl Sockets for VigieInTokio {
         VigieHybrid::listen()
     }
 
-    async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {
-        VigieHybrid::accept(listener).await
-    }
-
-    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
-        VigieHybrid::connect(address).await
-    }
-
-    async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
-        VigieHybrid::read(stream, buffer).await
-    }
-
-    async fn write_all(stream: &mut Self::Stream, bytes: &[u8]) -> io::Result<()> {
-        VigieHybrid::write_all(stream, bytes).await
-    }
+    stream_calls!(TcpStream);
 }

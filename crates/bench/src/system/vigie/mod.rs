@@ -27,7 +27,7 @@ use vigie_runtime::{Flavor, Handle, Reactivity, Runtime, RuntimeBuilder};
 use self::blocking::BlockingSockets;
 pub use self::in_tokio::VigieInTokio;
 use self::naive::PolledSockets;
-use super::async_system::{AsyncSystem, BoxedTask, Sockets};
+use super::async_system::{AsyncSystem, BoxedTask, Sockets, stream_calls};
 use crate::error::Failure;
 
 /// The user-level flavor with its default policy.
@@ -188,18 +188,11 @@ where
         Ok(Self { runtime, setting: PhantomData })
     }
 
-    fn block_on<F>(&self, future: F) -> F::Output
-    where
-        F: Future + Send,
-        F::Output: Send,
-    {
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
         self.runtime.block_on(future)
     }
 
-    fn spawn<F>(future: F)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    fn spawn(future: impl Future<Output = ()> + Send + 'static) {
         vigie_runtime::spawn(future).detach();
     }
 
@@ -208,11 +201,7 @@ where
         move |task| handle.spawn(task).detach()
     }
 
-    async fn call<F, T>(future: F) -> T
-    where
-        F: Future<Output = T> + Send + 'static,
-        T: Send + 'static,
-    {
+    async fn call<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
         vigie_runtime::spawn(future).await.expect("invariant: a task of the workload never panics")
     }
 
@@ -236,23 +225,5 @@ impl<S: Setting> Sockets for Vigie<S> {
         Ok((listener, address))
     }
 
-    async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {
-        let (stream, _) = listener.accept().await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }
-
-    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    }
-
-    async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
-        stream.read(buffer).await
-    }
-
-    async fn write_all(stream: &mut Self::Stream, bytes: &[u8]) -> io::Result<()> {
-        stream.write_all(bytes).await
-    }
+    stream_calls!(TcpStream);
 }

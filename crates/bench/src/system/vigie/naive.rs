@@ -1,10 +1,11 @@
 //! Naive polling: the scheduler knows of no socket.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::{Setting, Vigie};
 use crate::system::async_system::Sockets;
+use crate::system::blocking_calls;
 
 /// Sockets of the standard library, in non-blocking mode, so that nothing of the detection server takes part.
 #[derive(Debug)]
@@ -25,9 +26,8 @@ impl<S: Setting> Sockets for Vigie<S, PolledSockets> {
     type Stream = TcpStream;
 
     fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let (listener, address) = blocking_calls::listen()?;
         listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
         Ok((listener, address))
     }
 
