@@ -27,6 +27,7 @@
 
 #[cfg(feature = "hyper-client")]
 mod client;
+mod opening;
 
 use std::{
     collections::BTreeMap,
@@ -54,6 +55,7 @@ use vigie_detect::net::{Listener, ListenerSocket};
 
 #[cfg(feature = "hyper-client")]
 pub use self::client::{ClientStream, Connector, client};
+use self::opening::Opening;
 use crate::{task::AbortHandle, time};
 
 /// How long a client may take to send the head of a request, unless set otherwise.
@@ -71,9 +73,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// default. A request has [`PeerAddress`] among its extensions.
 ///
 /// # Bad clients
-/// Who sends the head of a request too slowly is cut off after the [`head_timeout`](Serve::head_timeout); heads that
-/// are too large or malformed are answered with 431 or 400. Such errors concern their connection alone and are logged
-/// with `tracing`. While the process has no descriptor left, connections wait in the kernel's queue.
+/// Who sends the head of a request too slowly, or nothing at all, is cut off after the [`head_timeout`](Serve::head_timeout).
+/// In HTTP/2, where heads of several requests may come at any time, a client that has sent nothing for that long is asked whether
+/// it is still there, and has as long again to answer. Heads that are too large or malformed are answered with 431 or 400. Such
+/// errors concern their connection alone and are logged with `tracing`. While the process has no descriptor left, connections
+/// wait in the kernel's queue.
 pub fn serve<L: ListenerSocket, S>(listener: Listener<L>, service: S) -> Serve<L, S> {
     Serve {
         listener,
@@ -103,7 +107,8 @@ impl<L: ListenerSocket, S, F> Serve<L, S, F> {
         Serve { listener, service, shutdown: signal, head_timeout, drain_timeout }
     }
 
-    /// Sets how long a client may take to send the head of a request. Default 30 s.
+    /// Sets how long a client may take to send the head of a request, from when one could begin: so an idle connection is closed
+    /// after this time, too. Default 30 s.
     pub fn head_timeout(mut self, time: Duration) -> Self {
         self.head_timeout = time;
         self
@@ -193,7 +198,9 @@ where
         let Self { listener, service, shutdown, head_timeout, drain_timeout } = self;
         let mut builder = auto::Builder::new(Executor);
         builder.http1().timer(Timer).header_read_timeout(head_timeout);
+        // The head of a request in HTTP/2 has no limit of its own: a client is asked whether it is still there.
         builder.http2().timer(Timer);
+        builder.http2().keep_alive_interval(head_timeout).keep_alive_timeout(head_timeout);
         let graceful = GracefulShutdown::new();
         let open = OpenConnections::default();
 
@@ -210,10 +217,10 @@ where
                     continue;
                 }
             };
+            let stream = Opening::new(TokioIo::new(stream), head_timeout);
             let service = WithPeer { service: TowerToHyperService::new(service.clone()), peer };
             let entry = open.enter(format!("{:?}", service.peer));
-            let connection =
-                builder.serve_connection_with_upgrades(TokioIo::new(stream), service).into_owned();
+            let connection = builder.serve_connection_with_upgrades(stream, service).into_owned();
             let connection = graceful.watch(connection);
             let id = entry.id;
             let task = crate::spawn(async move {

@@ -3,8 +3,8 @@
 use std::{
     convert::Infallible,
     fs,
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
     os::unix::net::UnixStream,
     sync::{
         Arc, Mutex,
@@ -255,5 +255,77 @@ fn many_clients_are_answered() {
             });
         }
     });
+    server.stop().expect("nothing is left");
+}
+
+/// Goal: who sends nothing is cut off in time, whatever the server still had to learn from him. Method: connections that send nothing at
+/// all, the beginning of what tells HTTP/2 from HTTP/1, nothing after an answer, and, in HTTP/2, nothing after the opening.
+#[test]
+fn silent_clients_are_cut_off() {
+    let server = start(Duration::from_millis(50), HANG);
+    let nothing = server.connect();
+    let mut beginning = server.connect();
+    write!(beginning, "PRI * HT").expect("it is connected");
+    let mut answered = server.connect();
+    assert_eq!(ask(&mut answered, "/"), "http/1.1 200 ok: /");
+    let mut opened = server.connect();
+    opened.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").expect("it is connected");
+    opened.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).expect("its settings");
+    for (what, mut client) in
+        [("nothing", nothing), ("PRI", beginning), ("answered", answered), ("HTTP/2", opened)]
+    {
+        let end = client.read_to_end(&mut Vec::new());
+        let is_cut = end.as_ref().map_or_else(|error| !is_timeout(error), |_| true);
+        assert!(is_cut, "{what}: {end:?}");
+    }
+    server.stop().expect("nothing is left");
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Goal: a graceful shutdown does not wait for clients that have sent nothing. Method: one of them, with a time for heads that never ends.
+#[test]
+fn a_shutdown_closes_silent_connections() {
+    let server = start(10 * HANG, 10 * HANG);
+    let mut silent = server.connect();
+    // Accepted after it.
+    assert_eq!(ask(&mut server.connect(), "/"), "http/1.1 200 ok: /");
+    server.stop().expect("nothing is left");
+    assert_eq!(silent.read(&mut [0]).expect("it is closed in order"), 0);
+}
+
+/// Goal: a head that is too large is answered so, and one that is large is answered. Method: one field of either size, and very many.
+#[test]
+fn large_heads_are_answered() {
+    let server = start(HANG, HANG);
+    for (fields, length, status) in [(1, 16_000, "200"), (1, 1_000_000, "431"), (1_000, 8, "431")] {
+        let mut client = server.connect();
+        let field = format!("x: {}\r\n", "y".repeat(length)).repeat(fields);
+        // The server may close before it has read all.
+        let _ = write!(client, "GET / HTTP/1.1\r\n{field}\r\n");
+        let text = read_answer(&mut client);
+        assert!(text.contains(status) || status == "431" && text.starts_with("the end"), "{text}");
+    }
+    server.stop().expect("nothing is left");
+}
+
+/// Goal: a client that closes its sending side, or resets its connection, while its request is answered, disturbs nobody. Method: such
+/// clients, whose handlers never end; then another one. (hyper takes the end of the client's bytes as its leaving.)
+#[test]
+fn clients_that_leave_are_forgotten() {
+    let server = start(HANG, HANG);
+    for leaving in [true, false] {
+        let mut client = server.connect();
+        write!(client, "GET /pend HTTP/1.1\r\nhost: test\r\n\r\n").expect("it is connected");
+        server.begun.recv_timeout(HANG).expect("the handler begins");
+        if leaving {
+            client.shutdown(Shutdown::Write).expect("it is connected");
+            let end = client.read(&mut [0]);
+            assert_eq!(end.expect("it is closed in order"), 0);
+        }
+    }
+    assert_eq!(ask(&mut server.connect(), "/fine"), "http/1.1 200 ok: /fine");
     server.stop().expect("nothing is left");
 }

@@ -280,6 +280,36 @@ fn dropped_children_leave_nothing() {
     });
 }
 
+/// Goal: a runtime ends although a task waits for a child that never ends; the child lives on, unless it is to be killed with its handle.
+/// Method: one of each sort.
+#[test]
+fn a_child_that_never_ends_holds_up_no_shutdown() {
+    for flavor in [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel] {
+        let runtime = Runtime::builder().flavor(flavor).build().expect("a runtime");
+        let start = |is_killed| {
+            let _entered = runtime.enter();
+            let mut command = Command::new("sleep");
+            let mut child = command.arg("1000").kill_on_drop(is_killed).spawn().expect("a child");
+            let id = child.id().expect("it runs");
+            runtime.spawn(async move { child.wait().await }).detach();
+            id
+        };
+        let (left, killed) = (start(false), start(true));
+        runtime.block_on(async { time::sleep(time::Duration::from_millis(1)).await });
+        drop(runtime);
+        let state = |id: u32| {
+            let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+            stat.rsplit(") ").next().and_then(|rest| rest.chars().next())
+        };
+        while !matches!(state(killed), None | Some('Z')) {
+            std::thread::yield_now();
+        }
+        assert!(!matches!(state(left), None | Some('Z')), "{flavor}: it was not to be killed");
+        let id = rustix::process::Pid::from_raw(left.cast_signed()).expect("a process");
+        rustix::process::kill_process(id, rustix::process::Signal::KILL).expect("it runs");
+    }
+}
+
 // --------------------------------------------------------------------------------------- signals
 
 #[test]
@@ -363,4 +393,20 @@ fn ends_while_it_reads() {
         assert!(time::timeout(time::Duration::from_millis(20), read).await.is_err());
     });
     runtime.shutdown_timeout(time::Duration::from_secs(100)).expect("nothing runs");
+}
+
+/// Goal: a program whose standard input is closed reads the end of it, and runs on. Method: the echo above, started so by a shell.
+#[test]
+fn a_closed_input_is_an_end() {
+    let program = std::env::current_exe().expect("this program");
+    let output = std::process::Command::new("sh")
+        .args(["-c", r#"exec "$0" "$@" <&-"#])
+        .arg(program)
+        .args(["--ignored", "--exact", "echo_of_the_standard_streams", "--nocapture"])
+        .env("VIGIE_OS_ECHO", "1")
+        .output()
+        .expect("a shell");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }

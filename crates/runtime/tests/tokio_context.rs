@@ -158,6 +158,102 @@ fn a_library_that_blocks_or_panics() {
     });
 }
 
+/// Goal: while a library holds tokio's only thread and leaks tasks that never end, tasks of ours go on, and the runtime ends in the time
+/// that it was given. Method: tasks of tokio's that wait for ever and that are woken for ever, and one that blocks until the test lets it
+/// go, after the shutdown; meanwhile an echo on sockets of ours.
+#[test]
+fn a_library_that_leaks_tasks() {
+    against_hang(|| {
+        for flavor in FLAVORS {
+            let timeout = Duration::from_millis(20);
+            let runtime = builder(flavor).shutdown_timeout(timeout).build().expect("a runtime");
+            let (hold, held) = mpsc::channel::<()>();
+            let (begun, begins) = mpsc::channel();
+            let witness = Arc::new(());
+            runtime.block_on(async {
+                for n in 0..100 {
+                    let witness = Arc::clone(&witness);
+                    tokio::spawn(async move {
+                        let _witness = witness;
+                        if n % 2 == 0 {
+                            std::future::pending::<()>().await;
+                        }
+                        loop {
+                            tokio::task::yield_now().await;
+                        }
+                    });
+                }
+                tokio::spawn(async move {
+                    begun.send(()).expect("the test waits");
+                    held.recv().expect_err("it is let go");
+                });
+            });
+            begins.recv().expect("it begins");
+            let echo = runtime.spawn(async {
+                let (mut one, mut other) = vigie_detect::net::UnixStream::pair().expect("a pair");
+                let echo = spawn(async move {
+                    while let Ok(byte) = other.read_u8().await {
+                        other.write_u8(byte).await.expect("it is read");
+                    }
+                });
+                for byte in 0..100 {
+                    one.write_u8(byte).await.expect("it is read");
+                    assert_eq!(one.read_u8().await.expect("echoed"), byte);
+                    vigie_runtime::time::sleep(Duration::from_micros(10)).await;
+                }
+                drop(one);
+                echo.await.expect("no panic");
+            });
+            runtime.block_on(echo).expect("no panic");
+            drop(runtime);
+            drop(hold);
+            while Arc::strong_count(&witness) > 1 {
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+/// Goal: a runtime of tokio's that the user has started himself, with threads of its own, works with ours, which has one too. Method: tasks
+/// of both talk over channels and connect to each other, then either ends first.
+#[test]
+fn a_runtime_of_the_users_own_works_beside() {
+    against_hang(|| {
+        for (flavor, is_ours_first) in FLAVORS.into_iter().flat_map(|it| [(it, true), (it, false)])
+        {
+            let mut users = tokio::runtime::Builder::new_multi_thread();
+            let users = users.worker_threads(2).enable_all().build().expect("a runtime of tokio's");
+            let runtime = builder(flavor).build().expect("a runtime");
+            let (ask, mut asked) = tokio::sync::mpsc::channel::<u32>(1);
+            let (reply, mut replies) = tokio::sync::mpsc::channel::<u32>(1);
+            let theirs = users.spawn(async move {
+                while let Some(n) = asked.recv().await {
+                    tokio::task::yield_now().await;
+                    reply.send(n + 1).await.expect("ours waits");
+                }
+                use_tokio().await
+            });
+            let ours = runtime.spawn(async move {
+                for n in 0..100 {
+                    ask.send(n).await.expect("theirs waits");
+                    assert_eq!(replies.recv().await, Some(n + 1));
+                }
+                drop(ask);
+                theirs.await.expect("no panic").expect("it works in theirs");
+                use_tokio().await
+            });
+            runtime.block_on(ours).expect("no panic").expect("it works in ours");
+            if is_ours_first {
+                drop(runtime);
+                users.block_on(use_tokio()).expect("theirs still works");
+            } else {
+                drop(users);
+                runtime.block_on(use_tokio()).expect("ours still works");
+            }
+        }
+    });
+}
+
 /// Goal: what a waiting task holds of tokio's is dropped with the task, while tokio still runs, and a runtime of
 /// the user's own is not disturbed by ours. Method: tasks that own a socket and a timer when the runtime ends,
 /// inside a `block_on` of another tokio runtime, and inside a task of a runtime of ours.

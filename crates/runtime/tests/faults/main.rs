@@ -22,6 +22,7 @@ mod detectors;
 mod fairness;
 mod hogs;
 mod lanes;
+mod names;
 mod panics;
 mod refusals;
 mod storms;
