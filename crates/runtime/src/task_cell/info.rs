@@ -253,6 +253,13 @@ impl TaskInfo {
         self.early().filter(|_| !is_tried).and_then(|(kind, early)| kind.expected_ns(early))
     }
 
+    /// The next poll is not tried, if others of its kind were long.
+    pub(crate) fn end_trial(&self) {
+        if self.is_tried.load(Ordering::Relaxed) {
+            self.is_tried.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// Returns whether the next poll is tried although others of its kind have turned out to be long since the task became
     /// ready.
     #[cold]

@@ -150,9 +150,13 @@ impl Thread {
         if cell.trust.early().is_none() {
             return false;
         }
+        let may_try = order::may_try(world);
+        if !may_try {
+            cell.is_tried.set(false);
+        }
         let expected = world.expected_ns(cell);
         let rank = order::rank_of_late(&cell.account, expected, now, world.options.quantum);
-        let Some(rank) = rank.filter(|_| !world.is_tried_now(cell)) else {
+        let Some(rank) = rank.filter(|_| !(may_try && world.is_tried_now(cell))) else {
             return false;
         };
         cell.lane.set(Lane::Compute);

@@ -263,10 +263,14 @@ impl Worker {
         }
 
         if lane == Lane::Reaction && info.early().is_some() {
+            let may_try = order::may_try(&*self.shared);
+            if !may_try {
+                info.end_trial();
+            }
             let (expected, quantum) = (info.expected_ns(), self.shared.options.quantum);
             let rank = order::rank_of_late(&info.account, expected, now.as_nanos(), quantum);
             if let Some(rank) = rank
-                && !info.is_tried_now()
+                && !(may_try && info.is_tried_now())
             {
                 self.put_back(task, rank, now);
                 return now;
