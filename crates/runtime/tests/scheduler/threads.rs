@@ -9,6 +9,7 @@ use vigie_detect::Instant;
 use super::{
     hybrid::{
         census::{self, Census, SupervisorHistory},
+        need,
         order::{self, Parts, ReserveMode, Turns, WakeContext},
     },
     kernel::Kernel,
@@ -150,7 +151,7 @@ impl Thread {
         if cell.trust.early().is_none() {
             return false;
         }
-        let may_try = order::may_try(world);
+        let may_try = need::may_try(world.options.workers, world.serving_count());
         if !may_try {
             cell.is_tried.set(false);
         }

@@ -77,6 +77,15 @@ impl WakePlan {
     }
 }
 
+/// The reserve threads, beside one for each worker, that may be held by polls which are tried although they are expected to
+/// be long. Beyond, computations wait their turn: if all of them shared the processors, none would end in an overload.
+const TRYING_MAX: usize = 8;
+
+/// Returns whether a poll may be tried although it is expected to be long.
+pub(crate) const fn may_try(workers: usize, serving: usize) -> bool {
+    serving < workers + TRYING_MAX
+}
+
 /// Decides which threads to call.
 pub(crate) fn decide(seen: &Situation) -> WakePlan {
     let mut orders = WakePlan::default();

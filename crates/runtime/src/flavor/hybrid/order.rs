@@ -273,15 +273,6 @@ fn has_enough_threads(parts: &impl Parts) -> bool {
     running > 2 * workers + 1
 }
 
-/// The reserve threads, beside one for each worker, that may be held by polls which are tried although they are expected to
-/// be long. Beyond, computations wait their turn: if all of them shared the processors, none would end in an overload.
-const TRYING_MAX: usize = 8;
-
-/// Returns whether a poll may be tried although it is expected to be long.
-pub(crate) fn may_try(parts: &impl Parts) -> bool {
-    parts.serving_count() < parts.computing().len() + TRYING_MAX
-}
-
 /// The total expected time, as far as is known, of the tasks that one poll wakes and that go before computation. The rest of a
 /// broadcast waits its turn, so that events do not wait for all of it.
 const WOKEN_MOST_NS: u64 = 1_000_000;

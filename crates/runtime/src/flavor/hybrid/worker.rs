@@ -9,7 +9,7 @@ use vigie_detect::{Detected, Instant};
 use super::{
     Driver,
     local::{Local, Remote, Woken},
-    monotonic_now,
+    monotonic_now, need,
     order::{self, OwnQueues, Parts, Turns, WakeContext},
     shared::{HybridShared, LOCAL, was_asleep},
 };
@@ -263,7 +263,7 @@ impl Worker {
         }
 
         if lane == Lane::Reaction && info.early().is_some() {
-            let may_try = order::may_try(&*self.shared);
+            let may_try = need::may_try(self.shared.options.workers, self.shared.serving_count());
             if !may_try {
                 info.end_trial();
             }
