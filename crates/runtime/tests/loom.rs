@@ -191,6 +191,12 @@ mod task_cell {
             None
         }
 
+        pub(crate) fn end_trial(&self) {}
+
+        pub(crate) fn is_tried_now(&self) -> bool {
+            false
+        }
+
         pub(crate) fn ready_time(&self) -> u64 {
             0
         }

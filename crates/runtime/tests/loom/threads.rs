@@ -39,6 +39,13 @@ mod polls;
 #[path = "../../src/flavor/hybrid/worker.rs"]
 mod worker;
 
+mod need {
+    /// No model has kinds, so there is nothing to try.
+    pub(super) const fn may_try(_workers: usize, _serving: usize) -> bool {
+        false
+    }
+}
+
 mod shared {
     pub(super) use super::{HybridShared, LOCAL, was_asleep};
 }
