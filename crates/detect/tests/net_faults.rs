@@ -242,7 +242,7 @@ fn without_a_server_nothing_is_opened() {
             TcpStream::connect(ANY_PORT).await.expect_err("no server"),
         ] {
             assert_eq!(error.kind(), ErrorKind::NotConnected);
-            assert!(error.to_string().contains("no detection server"));
+            assert!(error.to_string().contains("no vigie runtime runs here"));
         }
     });
 }
