@@ -440,9 +440,11 @@ impl UserLevelShared {
     pub(crate) fn shutdown(self: &Arc<Self>, deadline: Instant) -> Shutdown {
         self.is_ending.store(true, Ordering::SeqCst);
         self.live.close();
-        let runs_here = LOCAL.with(|local| {
+        let is_owner = |local: &RefCell<Option<Rc<Local>>>| {
             local.borrow().as_ref().is_some_and(|local| Arc::ptr_eq(&local.owner, self))
-        });
+        };
+        // Where the thread ends, and has dropped the variable, it is in no `block_on`.
+        let runs_here = LOCAL.try_with(is_owner).unwrap_or(false);
         let mut pause = Duration::from_micros(20);
         loop {
             if runs_here {
