@@ -311,7 +311,7 @@ fn large_heads_are_answered() {
     server.stop().expect("nothing is left");
 }
 
-/// Goal: a client that closes its sending side, or resets its connection, while its request is answered, disturbs nobody. Method: such
+/// Goal: a client that closes its sending side, or its connection, while its request is answered holds no other client up. Method: such
 /// clients, whose handlers never end; then another one. (hyper takes the end of the client's bytes as its leaving.)
 #[test]
 fn clients_that_leave_are_forgotten() {

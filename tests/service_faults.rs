@@ -171,7 +171,7 @@ fn ask(stream: &mut TcpStream, path: &str) -> String {
 
 /// Goal: a service with 256 descriptors survives thousands of connections at once: those that it had accepted go on, it neither dies nor
 /// spins, and after the burst it accepts again. Method: 5 000 connections are begun and held, twice; meanwhile the early ones ask, and the
-/// service's processor time is counted while nobody asks: at most half of what a loop without pause would use.
+/// service's processor time is counted while no client asks: at most half of what a loop without pause would use.
 #[test]
 fn more_connections_than_descriptors() {
     let limit = getrlimit(Resource::Nofile);
@@ -194,7 +194,7 @@ fn more_connections_than_descriptors() {
         let (_open, nothing) = mpsc::channel::<()>();
         nothing.recv_timeout(Duration::from_secs(1)).expect_err("nothing comes");
         let used = service.ticks() - before;
-        assert!(used < 50, "{used} ticks in a second in which nobody asked");
+        assert!(used < 50, "{used} ticks in a second without a request");
         ask_early();
         drop(burst);
         assert_eq!(ask(&mut service.connect(), "/late"), "/late");

@@ -71,7 +71,7 @@ fn names_that_do_not_resolve() {
 }
 
 /// Goal: lookups that take long hold up only those who wait for a name: an address as a number, and an echo, need no thread of the pool;
-/// a lookup that was queued or cancelled behind them harms nobody. Method: all threads of a small pool and 100 more calls are held until
+/// a lookup that was queued or cancelled behind them does no harm. Method: all threads of a small pool and 100 more calls are held until
 /// the echo has answered.
 #[test]
 fn names_that_resolve_slowly() {

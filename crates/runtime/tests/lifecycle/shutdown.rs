@@ -258,8 +258,8 @@ fn spawn_after_the_end_is_cancelled() {
 }
 
 /// Goal: a runtime dropped inside one of its own tasks ends in the background. Method: it is moved into
-/// a task, beside another that waits; then both are gone, and its threads. Hybrid alone: on the
-/// user-level flavor, tasks run only while `block_on` borrows the runtime.
+/// a task, beside another that waits; then both are gone, and its threads. Hybrid alone: for all flavors, inside
+/// `block_on`, see `a_runtime_is_dropped_inside_its_own_task`.
 #[test]
 fn dropped_inside_its_own_task() {
     alone_for_each_flavor("shutdown::dropped_inside_its_own_task", |_| {

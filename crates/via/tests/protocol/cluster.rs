@@ -29,6 +29,18 @@ pub(crate) fn scarce() -> Attributes {
     attributes
 }
 
+/// Returns a configuration with tight limits.
+pub(crate) fn small() -> Config {
+    let mut config = Config::default();
+    config.area_bytes = 4096;
+    config.frame_bytes_max = 512;
+    config.window_bytes = 2048;
+    config.descriptors = 32;
+    config.control_entries = 8;
+    config.unexpected_bytes_max = 8192;
+    config
+}
+
 impl Cluster {
     pub(crate) fn new(seed: u64, plan: FaultPlan, size: u32, config: Config) -> Self {
         Self::with(seed, plan, size, config, Attributes::named("sim"))

@@ -10,7 +10,7 @@ use vigie_via::{
 };
 
 use crate::{
-    cluster::{Cluster, bytes_of, scarce},
+    cluster::{Cluster, bytes_of, scarce, small},
     seeds::for_each_seed,
 };
 
@@ -231,12 +231,7 @@ fn random_legal_programs_end() {
         let random = &mut fastrand::Rng::with_seed(seed);
         let (mut config, mut attributes) = (Config::default(), Attributes::named("sim"));
         if random.bool() {
-            attributes = scarce();
-            config.area_bytes = 4096;
-            config.frame_bytes_max = 512;
-            config.window_bytes = 2048;
-            config.descriptors = 32;
-            config.control_entries = 8;
+            (config, attributes) = (small(), scarce());
             config.staging_frames = 2;
             config.unexpected_bytes_max = random.u64(0..4000);
             config.held_bytes_max = random.u64(0..4000);

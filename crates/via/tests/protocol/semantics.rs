@@ -2,7 +2,7 @@
 
 use std::{io::IoSlice, task::Poll};
 
-use crate::cluster::{Cluster, bytes_of, from, scarce};
+use crate::cluster::{Cluster, bytes_of, from, scarce, small};
 use vigie_via::{
     protocol::{
         CancelState, Config, Layout, Mode, Pattern, Payload, RequestError, SendError, SendState,
@@ -13,17 +13,6 @@ use vigie_via::{
 
 fn pair() -> Cluster {
     Cluster::new(1, FaultPlan::reliable(), 2, Config::default())
-}
-
-fn small() -> Config {
-    let mut config = Config::default();
-    config.area_bytes = 4096;
-    config.frame_bytes_max = 512;
-    config.window_bytes = 2048;
-    config.descriptors = 32;
-    config.control_entries = 8;
-    config.unexpected_bytes_max = 8192;
-    config
 }
 
 /// Goal: messages of all lengths around the limits of a frame and of the window arrive whole, through

@@ -1,7 +1,7 @@
 //! Random traffic in virtual time: over reliable VIs, over lossy ones, and with a rank that dies.
 
 use crate::{
-    cluster::{Cluster, scarce},
+    cluster::{Cluster, scarce, small},
     seeds::for_each_seed,
     traffic::{Outcome, Traffic},
 };
@@ -19,11 +19,7 @@ fn config(seed: u64) -> (Config, Attributes) {
     if seed.is_multiple_of(2) {
         return (config, attributes);
     }
-    config.area_bytes = 4096;
-    config.frame_bytes_max = 512;
-    config.window_bytes = 2048;
-    config.descriptors = 32;
-    config.control_entries = 8;
+    config = small();
     config.staging_frames = 2;
     config.unexpected_bytes_max = 16 << 10;
     config.buffered_bytes_max = 8 << 10;
