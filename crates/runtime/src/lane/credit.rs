@@ -129,8 +129,7 @@ impl SharedCredit {
 #[derive(Debug)]
 pub(crate) struct Account {
     credit: AtomicU64,
-    /// The usual poll in nanoseconds of processor time: a moving average in which the last poll counts a
-    /// quarter.
+    /// The usual poll in nanoseconds of processor time: see [`average`].
     usual_ns: AtomicU32,
     /// The expected time of the next poll, from other tasks of the same kind, while it is one of the first.
     /// Written like the credit, and by the thread that takes the task from its lane.
@@ -150,6 +149,32 @@ const SELF_WAKES_MAX: u8 = 2;
 
 /// Not polled yet.
 const UNKNOWN: u32 = u32::MAX;
+
+/// Polls below this are all alike.
+const LEAST_POLL_NS: f64 = 1_000.0;
+
+/// Returns the moving average of a task's polls after one of `used` nanoseconds. A poll near the average counts a quarter. One
+/// that is more than twice or less than half of it moves the average by a quarter of the way up or an eighth down, on a logarithmic
+/// scale: a single long request on a connection does not make the next twenty wait as if they were long, and a task that computes in
+/// every second poll still counts as one that computes.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "between two numbers of 32 bits"
+)]
+fn average(before: u32, used: u32) -> u32 {
+    if used / 2 <= before && before / 2 <= used {
+        return before - before / 4 + used / 4;
+    }
+    let [old, new] = [before, used].map(|nanos| f64::from(nanos).max(LEAST_POLL_NS));
+    let quarter = (old * (old * new).sqrt()).sqrt();
+    let after = if new > old { quarter } else { (old * quarter).sqrt() };
+    after as u32
+}
+
+fn known(nanos: &AtomicU32) -> Option<u32> {
+    Some(nanos.load(Ordering::Relaxed)).filter(|&nanos| nanos != UNKNOWN)
+}
 
 impl Account {
     /// Creates the account of a new task, with the expected time of its first poll, in nanoseconds.
@@ -174,7 +199,7 @@ impl Account {
         let used = u32::try_from(used).unwrap_or(UNKNOWN).min(UNKNOWN - 1);
         let usual = match self.usual_ns.load(Ordering::Relaxed) {
             UNKNOWN => used,
-            before => before - before / 4 + used / 4,
+            before => average(before, used),
         };
         self.usual_ns.store(usual, Ordering::Relaxed);
         if self.turn_place.load(Ordering::Relaxed) != 0 {
@@ -210,9 +235,12 @@ impl Account {
     /// Returns the task's usual poll in nanoseconds of processor time, or the expected time of the next one
     /// if that is more, if either is known.
     pub(crate) fn usual_ns(&self) -> Option<u32> {
-        let known = |nanos: u32| Some(nanos).filter(|&nanos| nanos != UNKNOWN);
-        known(self.usual_ns.load(Ordering::Relaxed))
-            .max(known(self.expected_ns.load(Ordering::Relaxed)))
+        self.own_usual_ns().max(known(&self.expected_ns))
+    }
+
+    /// Returns the usual poll of the task itself, if it was polled.
+    pub(crate) fn own_usual_ns(&self) -> Option<u32> {
+        known(&self.usual_ns)
     }
 
     /// Returns when the task becomes ready: `ready` if known, else a time good enough to judge the task by.
@@ -445,19 +473,35 @@ mod tests {
         assert_eq!(Account::new(little, None).choose_lane(false, now), Lane::Reaction);
     }
 
-    /// Goal: the usual poll follows what the task does. Method: one long poll among short ones.
+    /// Goal: the usual poll follows what the task does. Method: one long poll among short ones, one kind after the other, and
+    /// both by turns.
     #[test]
     fn the_usual_poll_is_an_average() {
         let account = Account::new(Credit::FULL, None);
         assert_eq!(account.usual_ns(), None);
         account.charge(Credit::FULL, 4_000);
         assert_eq!(account.usual_ns(), Some(4_000));
+        account.charge(Credit::FULL, 2_000);
+        assert_eq!(account.usual_ns(), Some(3_500), "near the average");
         account.charge(Credit::FULL, 10_000_000);
-        assert_eq!(account.usual_ns(), Some(2_503_000));
+        assert!(account.usual_ns().is_some_and(|usual| usual < 30_000));
         for _ in 0..20 {
             account.charge(Credit::FULL, 4_000);
         }
-        assert!(account.usual_ns().is_some_and(|usual| usual < 20_000));
+        assert!(account.usual_ns().is_some_and(|usual| usual < 6_000));
+        for _ in 0..20 {
+            account.charge(Credit::FULL, 10_000_000);
+        }
+        assert!(account.usual_ns().is_some_and(|usual| usual > 9_000_000));
+        for _ in 0..20 {
+            account.charge(Credit::FULL, 0);
+            assert!(account.usual_ns().is_some_and(|usual| usual >= 1_000));
+        }
+        for _ in 0..20 {
+            account.charge(Credit::FULL, 10_000_000);
+            account.charge(Credit::FULL, 10_000);
+        }
+        assert!(account.usual_ns().is_some_and(|usual| usual > 600_000), "every second one");
         // No poll is so long that it counts as none.
         for used in [u64::from(UNKNOWN), u64::MAX] {
             let account = Account::new(Credit::FULL, None);

@@ -1,7 +1,7 @@
 //! The compute lane's queues: the task that would finish first, if all of them ran at the same time, goes
 //! first.
 
-use std::{cmp::Ordering as Order, collections::BinaryHeap};
+use std::{cmp::Ordering as Order, collections::BinaryHeap, mem};
 
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
@@ -19,6 +19,8 @@ pub(crate) struct Rank {
 #[derive(Debug)]
 struct QueueEntry<T> {
     place: u64,
+    /// How much of the place is due to the expected time of the poll.
+    takes_ns: u64,
     /// Among equals, the first to arrive goes first.
     arrival: u64,
     is_short: bool,
@@ -28,6 +30,11 @@ struct QueueEntry<T> {
 impl<T> QueueEntry<T> {
     const fn order(&self) -> (u64, u64) {
         (self.place, self.arrival)
+    }
+
+    /// It turns out to be short: it no longer waits for its expected time.
+    fn turned_short(self) -> Self {
+        Self { place: self.place - self.takes_ns, takes_ns: 0, is_short: true, ..self }
     }
 }
 
@@ -78,8 +85,9 @@ impl<T> RankedQueue<T> {
         self.arrivals += 1;
         // With `len` others that each get the same share, a poll takes this many times as long.
         let takes = u64::from(needs_ns).saturating_mul(self.len() as u64 + 1);
-        let place = place.saturating_add(takes.min(TAKES_MOST_NS));
-        self.insert(QueueEntry { place, arrival: self.arrivals, is_short, item });
+        let takes_ns = takes.min(TAKES_MOST_NS);
+        let place = place.saturating_add(takes_ns);
+        self.insert(QueueEntry { place, takes_ns, arrival: self.arrivals, is_short, item });
     }
 
     fn insert(&mut self, entry: QueueEntry<T>) {
@@ -106,14 +114,22 @@ impl<T> RankedQueue<T> {
     }
 
     /// Counts tasks at the head as short that `is_short` knows to be by now, up to [`BATCH_MAX`].
-    fn reconsider(&mut self, is_short: impl Fn(&T) -> bool) {
+    fn reconsider_head(&mut self, is_short: impl Fn(&T) -> bool) {
         for _ in 0..BATCH_MAX {
             if !self.other.peek().is_some_and(|first| is_short(&first.item)) {
                 return;
             }
             let first = pop_heap(&mut self.other);
-            self.short.extend(first.map(|entry| QueueEntry { is_short: true, ..entry }));
+            self.short.extend(first.map(QueueEntry::turned_short));
         }
+    }
+
+    /// Counts all tasks as short that `is_short` knows to be by now.
+    fn reconsider_all(&mut self, is_short: impl Fn(&T) -> bool) {
+        let all = mem::take(&mut self.other).into_vec().into_iter();
+        let (short, other): (Vec<_>, Vec<_>) = all.partition(|entry| is_short(&entry.item));
+        self.other = other.into();
+        self.short.extend(short.into_iter().map(QueueEntry::turned_short));
     }
 
     /// Returns the place of the first task with short polls.
@@ -149,6 +165,8 @@ pub(crate) struct ComputeQueue<T> {
     short_count: AtomicUsize,
     /// The place of the first short task, or `u64::MAX` without one.
     first_short: AtomicU64,
+    /// How many kinds had turned short when all tasks were last reconsidered. Written under the lock.
+    reconsidered: AtomicU64,
 }
 
 impl<T> ComputeQueue<T> {
@@ -158,6 +176,7 @@ impl<T> ComputeQueue<T> {
             count: AtomicUsize::new(0),
             short_count: AtomicUsize::new(0),
             first_short: AtomicU64::new(u64::MAX),
+            reconsidered: AtomicU64::new(0),
         }
     }
 
@@ -209,11 +228,19 @@ impl<T> ComputeQueue<T> {
         if self.has_short(limit) { self.with(|ranked| ranked.pop_short(limit)) } else { None }
     }
 
-    /// Counts tasks at the head as short whose polls were unknown when they were queued, and are known to `is_short` by now.
-    pub(crate) fn reconsider(&self, is_short: impl Fn(&T) -> bool) {
-        if self.len() > self.short_len() {
-            self.with(|ranked| ranked.reconsider(is_short));
+    /// Counts tasks as short that were not when they were queued, and are known to `is_short` by now: those at the head, or all if
+    /// the number of kinds that have turned short, `turned`, has changed since that was last done.
+    pub(crate) fn reconsider(&self, turned: u64, is_short: impl Fn(&T) -> bool) {
+        if self.len() == self.short_len() {
+            return;
         }
+        self.with(|ranked| {
+            if self.reconsidered.swap(turned, Ordering::Relaxed) == turned {
+                ranked.reconsider_head(is_short);
+            } else {
+                ranked.reconsider_all(is_short);
+            }
+        });
     }
 
     /// Moves up to half of the tasks of `victim` here, at least one and at most [`BATCH_MAX`].
@@ -344,14 +371,33 @@ mod tests {
         for place in 0..40 {
             queue.push(place, Rank { place, needs_ns: 0, is_short: place == 5 });
         }
-        queue.reconsider(|&place| place != 0);
+        queue.reconsider(0, |&place| place != 0);
         assert_eq!(queue.short_len(), 1, "the head is not known to be short");
-        queue.reconsider(|&place| place < 8);
+        queue.reconsider(0, |&place| place < 8);
         assert_eq!((queue.short_len(), queue.len()), (8, 40));
         let short: Vec<u64> = std::iter::from_fn(|| queue.pop_short(6)).collect();
         assert_eq!(short, [0, 1, 2, 3, 4, 5, 6]);
-        queue.reconsider(|_| true);
+        queue.reconsider(0, |_| true);
         assert_eq!(queue.short_len(), 1 + BATCH_MAX, "a few at a time");
+    }
+
+    /// Goal: if a kind has turned short, all its tasks count as short, wherever they stand, and no longer wait for the time
+    /// that was expected of them. Method: long polls before and behind the tasks of such a kind, before and after it turns.
+    #[test]
+    fn a_kind_that_turns_short_is_found_everywhere() {
+        let queue = ComputeQueue::new();
+        let long = |place| Rank { place, needs_ns: 200_000_000, is_short: false };
+        for number in 0..60 {
+            queue.push(number, long(number));
+        }
+        let is_of_kind = |number: &u64| number % 3 == 1;
+        queue.reconsider(0, is_of_kind);
+        assert_eq!(queue.short_len(), 0, "the head is of another kind");
+        queue.reconsider(1, is_of_kind);
+        assert_eq!(queue.short_len(), 20);
+        let short: Vec<u64> = std::iter::from_fn(|| queue.pop_short(59)).collect();
+        assert_eq!(short, (0..60).filter(is_of_kind).collect::<Vec<_>>());
+        assert_eq!(queue.pop(), Some(0));
     }
 
     /// Goal: a burst gives its memory back. Method: the heap's capacity after 10 000 tasks have gone.
@@ -421,7 +467,13 @@ mod tests {
     /// Goal: `==` says what the order says. Method: all pairs of few places and arrivals.
     #[test]
     fn equality_agrees_with_the_order() {
-        let entry = |n: u64| QueueEntry { place: n / 2, arrival: n % 2, is_short: n > 2, item: n };
+        let entry = |n: u64| QueueEntry {
+            place: n / 2,
+            takes_ns: 0,
+            arrival: n % 2,
+            is_short: n > 2,
+            item: n,
+        };
         for (one, other) in (0..16).map(|n| (entry(n / 4), entry(n % 4))) {
             assert_eq!(one == other, one.cmp(&other).is_eq());
             assert_eq!(one == other, one.item == other.item);

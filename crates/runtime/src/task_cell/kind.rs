@@ -33,7 +33,11 @@ const WAYS: usize = 4;
 const SETS: usize = 256;
 
 /// What is known about kinds.
-pub(crate) struct TaskKinds([[KindEntry; WAYS]; SETS]);
+pub(crate) struct TaskKinds {
+    entries: [[KindEntry; WAYS]; SETS],
+    /// How often polls of a kind that were expected to be long have turned out to be short.
+    turned_short: AtomicU64,
+}
 
 static KINDS: TaskKinds = TaskKinds::new();
 
@@ -166,6 +170,12 @@ impl TaskKind {
         KINDS.note_poll(self, early, nanos, beside);
     }
 
+    /// Returns how often polls of any kind that were expected to be long have turned out to be short: tasks that wait because of
+    /// such an expectation may be short, too.
+    pub(crate) fn turned_short() -> u64 {
+        KINDS.turned_short()
+    }
+
     /// Returns kind and poll as a number that is not zero.
     pub(crate) fn to_word(self, early: Early) -> u64 {
         u64::from(self.0.get()) << 1 | u64::from(early == Early::Later)
@@ -180,13 +190,19 @@ impl TaskKind {
 
 impl TaskKinds {
     pub(crate) const fn new() -> Self {
-        Self([const { [const { KindEntry::new() }; WAYS] }; SETS])
+        let entries = [const { [const { KindEntry::new() }; WAYS] }; SETS];
+        Self { entries, turned_short: AtomicU64::new(0) }
+    }
+
+    /// See [`TaskKind::turned_short`].
+    pub(crate) fn turned_short(&self) -> u64 {
+        self.turned_short.load(RELAXED)
     }
 
     /// The slot of a kind: its own, else a free one, else one taken from another kind.
     fn slot(&self, kind: TaskKind) -> &KindEntry {
         let hash = (kind.0.get() >> 1) as usize;
-        let set = &self.0[hash % SETS];
+        let set = &self.entries[hash % SETS];
         let holder = |slot: &&KindEntry| slot.word.load(RELAXED) >> 32;
         let is_own = |slot: &&KindEntry| holder(slot) == u64::from(kind.0.get());
         let own = set.iter().find(is_own).or_else(|| set.iter().find(|slot| holder(slot) == 0));
@@ -243,6 +259,8 @@ impl TaskKinds {
         if after.0.abs_diff(level.0) <= Level::NEWS {
             return;
         }
+        let is_long = |level: Level| level.nanos().is_some_and(|nanos| !lane::is_for_credit(nanos));
+        let turned_short = is_long(*level) && !is_long(after);
         if after.0 < level.0 {
             // A trial has shown that they are short: the next one, should they become long, need not wait.
             self.slot(kind).trials_end[early as usize].store(0, RELAXED);
@@ -251,6 +269,9 @@ impl TaskKinds {
         let [first, later] = levels.map(|level| u64::from(level.0));
         let word = u64::from(kind.0.get()) << 32 | first << 16 | later;
         self.slot(kind).word.store(word, RELAXED);
+        if turned_short {
+            self.turned_short.fetch_add(1, RELAXED);
+        }
     }
 }
 

@@ -213,6 +213,10 @@ impl Parts for HybridShared {
         false
     }
 
+    fn turned_short(&self) -> u64 {
+        0
+    }
+
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
         &self.remotes[place].worker_slot
     }

@@ -204,6 +204,10 @@ impl<T> Parts for Model<T> {
         false
     }
 
+    fn turned_short(&self) -> u64 {
+        0
+    }
+
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
         &self.worker_slots[place]
     }

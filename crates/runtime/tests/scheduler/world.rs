@@ -168,6 +168,10 @@ impl Parts for World {
         order::is_short_now(&cell.account, self.expected_ns(&cell))
     }
 
+    fn turned_short(&self) -> u64 {
+        self.kinds.turned_short()
+    }
+
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
         &self.worker_slots[place]
     }

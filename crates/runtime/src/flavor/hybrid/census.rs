@@ -179,7 +179,7 @@ impl Census {
                 // Only where no task waits that was known before: each that is taken for short and is not holds a thread.
                 computing.clone().any(|queue| queue.has_short(limit))
                     || computing.any(|queue| {
-                        queue.reconsider(|task| parts.is_short_now(task));
+                        queue.reconsider(parts.turned_short(), |task| parts.is_short_now(task));
                         queue.has_short(limit)
                     })
             }

@@ -172,6 +172,8 @@ pub(crate) trait Parts {
     fn computing(&self) -> &[ComputeQueue<Self::Task>];
     /// See [`is_short_now`].
     fn is_short_now(&self, task: &Self::Task) -> bool;
+    /// How often a kind of tasks has turned out to be short after all.
+    fn turned_short(&self) -> u64;
     fn worker_slot(&self, place: usize) -> &WorkerSlot;
     /// The places of the serving reserve threads.
     fn serving(&self) -> impl Iterator<Item = usize> + '_;
@@ -336,10 +338,10 @@ pub(crate) fn rank_of_late(
     (!account.is_credit_sufficient(now)).then(|| rank(account, false, now, quantum))
 }
 
-/// Returns whether nothing was known of a task's polls, and its present expected time makes them brief.
+/// Returns whether a task's next poll is one of the first and expected to be brief by now, and its own polls were not longer.
 pub(crate) fn is_short_now(account: &Account, expected_ns: Option<u32>) -> bool {
-    let is_brief = |expected: u32| u64::from(expected) <= BRIEF_NS;
-    account.usual_ns().is_none() && expected_ns.is_some_and(is_brief)
+    let is_brief = |nanos: u32| u64::from(nanos) <= BRIEF_NS;
+    expected_ns.is_some_and(is_brief) && account.own_usual_ns().is_none_or(is_brief)
 }
 
 /// Returns whether a task's polls have shown that they end before the supervisor would look.

@@ -29,7 +29,7 @@ use crate::{
     options::Options,
     parking::{idle::Idle, watchdog::Watchdog},
     sync::{Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, thread, thread_local},
-    task_cell::{LiveTasks, ReadyTime, Runnable, drop_task, poll},
+    task_cell::{LiveTasks, ReadyTime, Runnable, TaskKind, drop_task, poll},
 };
 
 pub(crate) struct HybridShared {
@@ -106,6 +106,10 @@ impl Parts for HybridShared {
     fn is_short_now(&self, task: &Runnable) -> bool {
         let info = task.metadata();
         order::is_short_now(&info.account, info.expected_ns())
+    }
+
+    fn turned_short(&self) -> u64 {
+        TaskKind::turned_short()
     }
 
     fn worker_slot(&self, place: usize) -> &WorkerSlot {
