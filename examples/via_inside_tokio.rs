@@ -12,7 +12,7 @@ use std::{error::Error, time::Duration};
 use tokio::task::JoinSet;
 use vigie::Instant;
 use vigie::detect::Server;
-use vigie::via::message::{Communicator, Endpoint, MessageError, Source, Tag};
+use vigie::via::message::{Communicator, Endpoint, MessageError, SourceFilter, TagFilter};
 use vigie::via::{protocol::Config, shm::Shm, world::World};
 
 const TASKS: u32 = 100;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let all = endpoint.communicator();
         if all.rank() == 1 {
             for _ in 0..TASKS {
-                let question = all.receive(Source::Any, Tag::Any).await?;
+                let question = all.receive(SourceFilter::Any, TagFilter::Any).await?;
                 let number = u32::from_le_bytes(question.bytes.as_slice().try_into()?);
                 all.send(0, question.status.tag, &(number * number).to_le_bytes()).await?;
             }

@@ -222,7 +222,7 @@ fn hosted_forwarders_wake_for_frames() {
 
 /// Takes the pending events.
 fn events(forwarder: &mut Forwarder) -> Vec<HostEvent> {
-    std::iter::from_fn(|| forwarder.event()).collect()
+    std::iter::from_fn(|| forwarder.next_event()).collect()
 }
 
 /// Ticks until an event occurs that `is` accepts.

@@ -58,7 +58,7 @@ fn post(port: &Port, count: usize, length: usize) {
 async fn check(left: &Device, right: &Device) {
     let max = left.payload_max();
     let (a, b, silent) =
-        (left.acquire(1).expect("free"), right.acquire(255).expect("free"), right.acquire(7));
+        (left.acquire_port(1).expect("free"), right.acquire_port(255).expect("free"), right.acquire_port(7));
     let silent = silent.expect("free");
     post(&b, 10, max);
     // Every size, whole, in order, with its buffer back.
@@ -168,7 +168,7 @@ fn sends_wait_for_room() {
         let host = Server::spawn_thread().expect("a host");
         let settings = UdpSettings::new(Ipv4Addr::new(10, 8, 0, 1).into());
         let device = Device::over_udp(host.server(), settings).expect("a device");
-        let port = device.acquire(1).expect("free");
+        let port = device.acquire_port(1).expect("free");
         let to = NodeAddress::Ip(Ipv4Addr::new(10, 8, 0, 2).into());
         let (mut sends, mut refused) = (Vec::new(), None);
         for number in 0..2000_u32 {
@@ -223,12 +223,12 @@ fn sends_wait_for_room() {
 #[test]
 fn groups_are_reached() {
     async fn reach(sender: &Device, members: [&Device; 1], group: NodeAddress) {
-        let port = sender.acquire(9).expect("free");
+        let port = sender.acquire_port(9).expect("free");
         post(&port, 5, 100);
         let ports = members.map(|member| {
-            let early = member.acquire(11).expect("free");
+            let early = member.acquire_port(11).expect("free");
             member.join(group).expect("joined");
-            let late = member.acquire(10).expect("free");
+            let late = member.acquire_port(10).expect("free");
             post(&early, 5, 100);
             post(&late, 5, 100);
             (early, late)
@@ -279,7 +279,7 @@ fn good(to: u8, length: u16, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn malformed_datagrams_are_counted_over_udp() {
     let (_host, address, device) = udp();
-    let port = device.acquire(5).expect("free");
+    let port = device.acquire_port(5).expect("free");
     let foreign = UdpSocket::bind((address, 0)).expect("a socket");
     // The last three are well formed, but come from a UDP port that is not the device's.
     let bad = [
@@ -311,7 +311,7 @@ fn malformed_datagrams_are_counted_over_links() {
     with_veth("malformed_datagrams_are_counted_over_links", || {
         let host = Server::spawn_thread().expect("a host");
         let device = over(host.server(), "v1", BackEnd::Automatic);
-        let port = device.acquire(5).expect("free");
+        let port = device.acquire_port(5).expect("free");
         let mut foreign = Link::builder("v0").open().expect("a link");
         in_tokio(async {
             post(&port, 3, 1000);
@@ -344,7 +344,7 @@ fn a_port_has_one_owner() {
     if env::var_os(HOLD).is_some() {
         let host = Server::spawn_thread().expect("a host");
         let (link, udp) = devices(&host);
-        let _held = (link.acquire(8).expect("free"), udp.acquire(8).expect("free"));
+        let _held = (link.acquire_port(8).expect("free"), udp.acquire_port(8).expect("free"));
         println!("held");
         // Until it is killed, or its parent ends.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -365,20 +365,20 @@ fn a_port_has_one_owner() {
             std::io::BufRead::lines(said).any(|line| line.is_ok_and(|line| line.contains("held")));
         assert!(is_held, "the other process did not get its ports");
         let pid = i32::try_from(other.id()).expect("a process");
-        let error = link.acquire(8).expect_err("taken");
+        let error = link.acquire_port(8).expect_err("taken");
         assert!(
             matches!(error, DatagramError::PortTaken { number: 8, owner: Some(owner) } if owner == pid),
             "{error}"
         );
-        let error = udp.acquire(8).expect_err("taken");
+        let error = udp.acquire_port(8).expect_err("taken");
         assert!(matches!(error, DatagramError::PortTaken { number: 8, .. }), "{error}");
-        let _others = (link.acquire(9).expect("free"), udp.acquire(9).expect("free"));
+        let _others = (link.acquire_port(9).expect("free"), udp.acquire_port(9).expect("free"));
         other.kill().expect("killed");
         other.wait().expect("it has ended");
-        let again = (link.acquire(8).expect("free again"), udp.acquire(8).expect("free again"));
-        assert!(link.acquire(8).is_err() && udp.acquire(8).is_err());
+        let again = (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
+        assert!(link.acquire_port(8).is_err() && udp.acquire_port(8).is_err());
         drop(again);
-        let _again = (link.acquire(8).expect("free again"), udp.acquire(8).expect("free again"));
+        let _again = (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
     });
 }
 
@@ -390,7 +390,7 @@ fn what_is_gone_is_told() {
         let host = Server::spawn_thread().expect("a host");
         let device = over(host.server(), "v1", BackEnd::Automatic);
         in_tokio(async {
-            let port = device.acquire(1).expect("free");
+            let port = device.acquire_port(1).expect("free");
             post(&port, 1, 10);
             let removed = async {
                 tokio::task::yield_now().await;
@@ -414,7 +414,7 @@ fn what_is_gone_is_told() {
 fn a_free_port_over_udp_is_told() {
     let (_host, _, device) = udp();
     in_tokio(async {
-        let port = device.acquire(1).expect("free");
+        let port = device.acquire_port(1).expect("free");
         post(&port, 1, 10);
         for _ in 0..5 {
             port.send(device.node(), 200, b"unbound".to_vec()).await.expect("sent");

@@ -151,15 +151,15 @@ fn what_becomes_of_the_interface_is_told() {
                 });
                 tokio::task::yield_now().await;
                 ip("link set v1 down");
-                assert_eq!(right.event().await.expect("told"), LinkEvent::Down);
+                assert_eq!(right.next_event().await.expect("told"), LinkEvent::Down);
                 let error = right.send(to, b"x").await.expect_err("it is down");
                 assert!(matches!(error, LinkError::Down) && error.is_retryable(), "{error}");
                 ip("link set v1 mtu 900");
-                assert_eq!(right.event().await.expect("told"), LinkEvent::Mtu(900));
+                assert_eq!(right.next_event().await.expect("told"), LinkEvent::Mtu(900));
                 let error = right.send(to, &[0; 901]).await.expect_err("too long now");
                 assert!(matches!(error, LinkError::TooLong { max: 900, .. }), "{error}");
                 ip("link set v1 up");
-                assert_eq!(right.event().await.expect("told"), LinkEvent::Up);
+                assert_eq!(right.next_event().await.expect("told"), LinkEvent::Up);
                 // The kernel may report to this end that it was down for a moment, or not at all; and it
                 // drops frames sent before its work queue has reactivated the transmit queue.
                 while !has_arrived.load(Ordering::Relaxed) {
@@ -173,8 +173,8 @@ fn what_becomes_of_the_interface_is_told() {
                 let (frame, error) = receiving.await.expect("no panic");
                 assert_eq!(&frame.payload().expect("a frame")[..8], b"up again");
                 assert!(matches!(error, LinkError::Removed) && error.is_final(), "{error}");
-                while right.event().await.expect("told") != LinkEvent::Removed {}
-                let error = right.event().await.expect_err("nothing follows");
+                while right.next_event().await.expect("told") != LinkEvent::Removed {}
+                let error = right.next_event().await.expect_err("nothing follows");
                 assert!(matches!(error, LinkError::Removed), "{error}");
                 let error = right.send(to, b"x").await.expect_err("it is gone");
                 assert!(matches!(error, LinkError::Removed), "{error}");
@@ -554,7 +554,7 @@ fn xdp_has_a_generic_path() {
             in_tokio(async {
                 while !link.is_up() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
-                    link.event().expect("the routing socket's");
+                    link.next_event().expect("the routing socket's");
                 }
             });
         }

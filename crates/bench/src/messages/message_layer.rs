@@ -100,7 +100,7 @@ pub(crate) async fn connect<P: Provider + Send + 'static>(
             .map_err(Failure::runtime)?;
     }
     while !missing.is_empty() {
-        match endpoint.event().await.map_err(Failure::runtime)? {
+        match endpoint.next_event().await.map_err(Failure::runtime)? {
             EngineEvent::Requested { request, rank: Some(rank), .. } => {
                 endpoint.with(|engine| engine.accept(request, rank)).map_err(Failure::runtime)?
             }

@@ -332,7 +332,7 @@ impl AttachedInterface {
         on_event: &mut dyn FnMut(HostEvent),
     ) {
         while let Some(link) = &mut self.link {
-            match link.event() {
+            match link.next_event() {
                 Ok(Some(event)) => {
                     on_event(HostEvent::Link(self.port, event));
                     match event {

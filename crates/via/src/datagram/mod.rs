@@ -8,7 +8,7 @@
 //! let host = vigie_detect::Server::spawn_thread()?;
 //! let settings = UdpSettings::new(Ipv4Addr::LOCALHOST.into()).base_port(23_000);
 //! let device = Device::over_udp(host.server(), settings)?;
-//! let (left, right) = (device.acquire(1)?, device.acquire(2)?);
+//! let (left, right) = (device.acquire_port(1)?, device.acquire_port(2)?);
 //! right.post(vec![0; 100])?;
 //! left.send(device.node(), 2, b"hello".to_vec()).await?;
 //! let received = right.receive().await?;
@@ -186,7 +186,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DatagramError::PortTaken`], by this process or another.
-    pub fn acquire(&self, number: u8) -> Result<Port, DatagramError> {
+    pub fn acquire_port(&self, number: u8) -> Result<Port, DatagramError> {
         self.host.with(|engine| engine.acquire(number))?;
         Ok(Port { host: self.host.clone(), number })
     }

@@ -38,7 +38,7 @@ impl PolledDevice {
     ///
     /// # Errors
     /// [`DatagramError::PortTaken`], by this process or another.
-    pub fn acquire(&mut self, number: u8) -> Result<(), DatagramError> {
+    pub fn acquire_port(&mut self, number: u8) -> Result<(), DatagramError> {
         self.engine.acquire(number)
     }
 

@@ -327,7 +327,7 @@ impl Wire for EtherWire {
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        while self.link.event().map_err(io_error)?.is_some() {}
+        while self.link.next_event().map_err(io_error)?.is_some() {}
         let _ = self.flush();
         // While the interface is down, only the event that it is up again makes room.
         let awaits_room = self.link.has_unsent() && self.link.is_up();

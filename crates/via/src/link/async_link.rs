@@ -106,7 +106,7 @@ impl Engine for LinkEngine {
                 _ if self.link.has_room() => Some(LinkOutput::Room),
                 _ => None,
             },
-            LinkRequest::Event => match self.link.event() {
+            LinkRequest::Event => match self.link.next_event() {
                 Ok(Some(event)) => Some(LinkOutput::Event(event)),
                 Ok(None) => {
                     self.link.is_removed().then_some(LinkOutput::Failed(LinkError::Removed))
@@ -213,7 +213,7 @@ impl AsyncLink {
     ///
     /// # Errors
     /// [`LinkError::Removed`], once [`LinkEvent::Removed`] was returned.
-    pub async fn event(&self) -> Result<LinkEvent, LinkError> {
+    pub async fn next_event(&self) -> Result<LinkEvent, LinkError> {
         match self.host.wait(LinkRequest::Event).await? {
             LinkOutput::Event(event) => Ok(event),
             LinkOutput::Failed(error) => Err(error),

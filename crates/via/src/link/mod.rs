@@ -419,9 +419,9 @@ impl Link {
     ///
     /// # Errors
     /// The kernel's, from its routing socket.
-    pub fn event(&mut self) -> Result<Option<LinkEvent>, LinkError> {
+    pub fn next_event(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.look()?;
-        Ok(self.monitor.event())
+        Ok(self.monitor.next_event())
     }
 
     fn put_back(&mut self, event: LinkEvent) {

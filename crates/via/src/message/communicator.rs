@@ -22,14 +22,14 @@ const POLLS_PER_LOCK: u32 = 8;
 /// The rank a message may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one or any")]
-pub enum Source {
+pub enum SourceFilter {
     /// Any rank: `MPI_ANY_SOURCE`.
     Any,
     /// This rank.
     Rank(u32),
 }
 
-impl From<u32> for Source {
+impl From<u32> for SourceFilter {
     fn from(rank: u32) -> Self {
         Self::Rank(rank)
     }
@@ -38,14 +38,14 @@ impl From<u32> for Source {
 /// The tag a message may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one or any")]
-pub enum Tag {
+pub enum TagFilter {
     /// Any tag: `MPI_ANY_TAG`.
     Any,
     /// This tag.
     Is(u32),
 }
 
-impl From<u32> for Tag {
+impl From<u32> for TagFilter {
     fn from(tag: u32) -> Self {
         Self::Is(tag)
     }
@@ -109,16 +109,16 @@ impl<P: Provider> Communicator<P> {
         self.context
     }
 
-    pub(super) fn pattern(&self, source: Source, tag: Tag) -> Pattern {
+    pub(super) fn pattern(&self, source: SourceFilter, tag: TagFilter) -> Pattern {
         Pattern {
             context: self.context,
             source: match source {
-                Source::Any => None,
-                Source::Rank(rank) => Some(rank),
+                SourceFilter::Any => None,
+                SourceFilter::Rank(rank) => Some(rank),
             },
             tag: match tag {
-                Tag::Any => None,
-                Tag::Is(tag) => Some(tag),
+                TagFilter::Any => None,
+                TagFilter::Is(tag) => Some(tag),
             },
         }
     }
@@ -314,8 +314,8 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     pub async fn receive(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<Message, MessageError> {
         let mut bytes = Vec::new();
         let status = self.receive_into(source, tag, &mut bytes).await?;
@@ -334,8 +334,8 @@ impl<P: Provider> Communicator<P> {
     #[inline]
     pub async fn receive_into<S: Sink + ?Sized>(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
         sink: &mut S,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
@@ -396,8 +396,8 @@ impl<P: Provider> Communicator<P> {
     /// Posts a receive: the next message that fits, now or later, belongs to it.
     pub fn start_receive(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> ReceiveRequest<P> {
         let pattern = self.pattern(source.into(), tag.into());
         let id = self.inner.with(|engine| engine.post_receive_as(pattern, u64::MAX, false));
@@ -416,8 +416,8 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     pub async fn probe(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let failure_count = self.inner.with(|engine| engine.failure_count());
@@ -429,7 +429,11 @@ impl<P: Provider> Communicator<P> {
 
     /// Returns what [`probe`](Self::probe) would return, if a message has arrived.
     #[must_use]
-    pub fn try_probe(&self, source: impl Into<Source>, tag: impl Into<Tag>) -> Option<Status> {
+    pub fn try_probe(
+        &self,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
+    ) -> Option<Status> {
         let pattern = self.pattern(source.into(), tag.into());
         self.inner.with(|engine| engine.probe(pattern))
     }
@@ -443,8 +447,8 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     pub async fn matched_probe(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<Matched<P>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         loop {
@@ -458,8 +462,8 @@ impl<P: Provider> Communicator<P> {
     /// Returns what [`matched_probe`](Self::matched_probe) would return, if a message has arrived.
     pub fn try_matched_probe(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Option<Matched<P>> {
         let pattern = self.pattern(source.into(), tag.into());
         let (id, status) = self.inner.with(|engine| engine.matched_probe(pattern))?;
@@ -479,8 +483,8 @@ impl<P: Provider> Communicator<P> {
     #[must_use]
     pub fn persistent_receive(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> PersistentReceive<P> {
         PersistentReceive { communicator: self.clone(), source: source.into(), tag: tag.into() }
     }
@@ -534,8 +538,8 @@ impl<P: Provider> PersistentSend<P> {
 #[derive(Debug)]
 pub struct PersistentReceive<P: Provider> {
     communicator: Communicator<P>,
-    source: Source,
-    tag: Tag,
+    source: SourceFilter,
+    tag: TagFilter,
 }
 
 impl<P: Provider> PersistentReceive<P> {

@@ -3,7 +3,7 @@
 use std::{fmt, io, sync::Arc, task::Poll};
 
 use super::{
-    Communicator, MessageError, SendRequest, Source, Tag, endpoint::EndpointInner,
+    Communicator, MessageError, SendRequest, SourceFilter, TagFilter, endpoint::EndpointInner,
     request::WaitPhase,
 };
 use crate::{
@@ -228,8 +228,8 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     pub async fn receive_view(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<MessageView<P>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let pattern = self.pattern(source, tag);

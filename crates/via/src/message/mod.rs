@@ -9,7 +9,7 @@
 //! ```
 //! use std::time::Duration;
 //! use vigie_detect::{Instant, Server};
-//! use vigie_via::{message::{Endpoint, Source}, protocol::Config, shm::Shm, world::World};
+//! use vigie_via::{message::{Endpoint, SourceFilter}, protocol::Config, shm::Shm, world::World};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
 //! // Inside a vigie runtime `World::join` and `Endpoint::join` are enough: they use the scheduler's server.
@@ -20,7 +20,7 @@
 //! let endpoint = Endpoint::join_over(server, &world, nic, Config::default(), deadline).await?;
 //! let all = endpoint.communicator();
 //! // A request is posted and held: dropping a wait for it loses nothing.
-//! let mut request = all.start_receive(Source::Any, 7);
+//! let mut request = all.start_receive(SourceFilter::Any, 7);
 //! let early = tokio::time::timeout(Duration::from_millis(1), request.wait()).await;
 //! assert!(early.is_err(), "nothing has been sent");
 //! // Every rank sends to the next one; a single rank sends to itself.
@@ -50,7 +50,7 @@
 //! [`receive`](Communicator::receive) or a [`ReceiveRequest`] loses a message that was matched to it.
 //!
 //! # Failures and flow control
-//! When a rank fails, everything that waits for it ends, as does every receive from [`Source::Any`] that is waiting
+//! When a rank fails, everything that waits for it ends, as does every receive from [`SourceFilter::Any`] that is waiting
 //! then. Once all other ranks have failed, receives from any source end at once, unless a message has already
 //! arrived for them: they do not wait for messages that a rank may still send to itself, which only receives from
 //! its own rank do.
@@ -80,7 +80,9 @@ mod in_place;
 mod join;
 mod request;
 
-pub use communicator::{Communicator, Message, PersistentReceive, PersistentSend, Source, Tag};
+pub use communicator::{
+    Communicator, Message, PersistentReceive, PersistentSend, SourceFilter, TagFilter,
+};
 pub use endpoint::Endpoint;
 pub use error::{MessageError, MessageErrorKind};
 pub use in_place::{LoanedBuffer, MessageView};

@@ -86,7 +86,7 @@ impl<P: Provider> MessageEngine<P> {
         self.worked
     }
 
-    /// Returns whether [`event`](Self::event) would return one.
+    /// Returns whether [`next_event`](Self::next_event) would return one.
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty()
     }

@@ -117,7 +117,7 @@ async fn simulated(host: &Host) -> Vec<Endpoint<SimNic>> {
 
 async fn event(host: &Host, ends: &[Endpoint<SimNic>], rank: usize) -> EngineEvent {
     loop {
-        if let Some(event) = ends[rank].with(MessageEngine::event) {
+        if let Some(event) = ends[rank].with(MessageEngine::next_event) {
             return event;
         }
         host.pause().await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie_detect::Instant;
 use vigie_via::{
-    message::{Endpoint, JoinError, MessageError, Source, Tag},
+    message::{Endpoint, JoinError, MessageError, SourceFilter, TagFilter},
     protocol::{Config, EngineEvent, Mode},
     shm::Shm,
     world::{World, local},
@@ -66,16 +66,16 @@ fn a_rank_that_goes_ends_all_waits() {
                 let wait = async move {
                     match name {
                         "receive" => all.receive(2, 1).await.map(drop),
-                        "any source" => all.receive(Source::Any, 2).await.map(drop),
+                        "any source" => all.receive(SourceFilter::Any, 2).await.map(drop),
                         "sync" => all.send_sync(2, 3, b"never matched").await,
                         "long" => all.send(2, 4, &vec![0; 8 << 20]).await,
                         "probe" => all.probe(2, 5).await.map(drop),
-                        "any probe" => all.matched_probe(Source::Any, 6).await.map(drop),
+                        "any probe" => all.matched_probe(SourceFilter::Any, 6).await.map(drop),
                         "request" => {
                             let mode = Mode::Synchronous;
                             all.start_send(2, 7, mode, vec![0; 100])?.wait().await
                         }
-                        _ => all.start_receive(2, Tag::Any).wait().await.map(drop),
+                        _ => all.start_receive(2, TagFilter::Any).wait().await.map(drop),
                     }
                 };
                 waits.push((name, host.spawn_waiting(wait).await));
@@ -85,7 +85,7 @@ fn a_rank_that_goes_ends_all_waits() {
             .iter()
             .map(|endpoint| {
                 let endpoint = endpoint.clone();
-                host.spawn(async move { endpoint.event().await.expect("an event") })
+                host.spawn(async move { endpoint.next_event().await.expect("an event") })
             })
             .collect();
         // All of them wait; now their hosts fall asleep.
@@ -103,7 +103,8 @@ fn a_rank_that_goes_ends_all_waits() {
         names_rank_2(a.send(2, 0, b"").await);
         names_rank_2(a.receive(2, 0).await);
         names_rank_2(a.probe(2, 0).await);
-        let receiving = host.spawn(async move { b.receive(Source::Any, Tag::Any).await });
+        let receiving =
+            host.spawn(async move { b.receive(SourceFilter::Any, TagFilter::Any).await });
         a.send(1, 9, b"we are left").await.expect("sent");
         let message = receiving.await.expect("no panic").expect("received");
         assert_eq!(message.bytes, b"we are left");
@@ -120,7 +121,7 @@ fn what_has_arrived_stays() {
         let all = endpoints[0].communicator();
         all.probe(1, 1).await.expect("it has arrived");
         drop(gone);
-        let event = endpoints[0].event().await.expect("an event");
+        let event = endpoints[0].next_event().await.expect("an event");
         assert!(matches!(event, EngineEvent::Failed { rank: 1, .. }), "{event:?}");
         assert_eq!(all.receive(1, 1).await.expect("received").bytes, b"farewell");
         let error = all.receive(1, 1).await.expect_err("no more comes");

@@ -145,7 +145,8 @@ fn dropped_sends() {
 
 async fn receive_until_told(all: &Communicator<Shm>) {
     loop {
-        let mut matched = all.matched_probe(0, vigie_via::message::Tag::Any).await.expect("probed");
+        let mut matched =
+            all.matched_probe(0, vigie_via::message::TagFilter::Any).await.expect("probed");
         let status = matched.status();
         match matched.receive().await {
             Ok(message) if status.tag == 1 => {
@@ -282,8 +283,8 @@ fn futures_are_send() {
         is_send(all.start_receive(0, 0).wait());
         is_send(all.probe(0, 0));
         is_send(all.matched_probe(0, 0));
-        is_send(nic.completion(cq));
-        is_send(nic.event());
+        is_send(nic.next_completion(cq));
+        is_send(nic.next_event());
     }
     // Only its type matters.
     let _: fn(&Communicator<Shm>, &vigie_via::Nic<Shm>, vigie_via::vi::CqId) = check;

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use tokio::join;
 use vigie_via::{
-    message::{Communicator, Source, Tag},
+    message::{Communicator, SourceFilter, TagFilter},
     protocol::{Config, Layout, Mode},
     shm::Shm,
 };
@@ -82,26 +82,26 @@ fn wildcards_tags_and_communicators() {
         assert_eq!((by_tag.status.tag, by_tag.bytes), (1, vec![2, 10]));
         let mut tags_of_rank_2 = Vec::new();
         for _ in 0..2 {
-            let message = all.receive(2, Tag::Any).await.expect("a message");
+            let message = all.receive(2, TagFilter::Any).await.expect("a message");
             tags_of_rank_2.push(message.status.tag);
         }
         assert_eq!(tags_of_rank_2, [0, 2], "in the order in which they were sent");
         let mut left = [Vec::new(), Vec::new()];
         for _ in 0..6 {
-            let message = all.receive(Source::Any, Tag::Any).await.expect("a message");
+            let message = all.receive(SourceFilter::Any, TagFilter::Any).await.expect("a message");
             assert_eq!(message.bytes[1], 10, "of this communicator");
             left[message.status.source as usize].push(message.status.tag);
         }
         assert_eq!(left, [[0, 1, 2], [0, 1, 2]]);
         let mut senders = Vec::new();
         for _ in 0..3 {
-            let message = other.receive(Source::Any, 0).await.expect("a message");
+            let message = other.receive(SourceFilter::Any, 0).await.expect("a message");
             assert_eq!(message.bytes[1], 20, "of the other communicator");
             senders.push(message.status.source);
         }
         senders.sort_unstable();
         assert_eq!(senders, [0, 1, 2]);
-        assert_eq!(all.try_probe(Source::Any, Tag::Any), None, "nothing is left");
+        assert_eq!(all.try_probe(SourceFilter::Any, TagFilter::Any), None, "nothing is left");
     });
 }
 
@@ -116,7 +116,7 @@ fn probes() {
         assert!(b.try_matched_probe(0, 5).is_none());
         let waiting = {
             let b = b.clone();
-            host.spawn(async move { b.probe(Source::Any, 5).await })
+            host.spawn(async move { b.probe(SourceFilter::Any, 5).await })
         };
         let matching = {
             let b = b.clone();
@@ -134,7 +134,7 @@ fn probes() {
         sent.expect("sent");
         let status = waiting.await.expect("it ran").expect("probed");
         assert_eq!((status.source, status.tag, status.length), (0, 5, 4));
-        let again = b.probe(0, Tag::Any).await.expect("still there");
+        let again = b.probe(0, TagFilter::Any).await.expect("still there");
         assert_eq!(again, status);
         let mut matched = b.matched_probe(0, 5).await.expect("taken");
         assert_eq!(matched.status(), status);
@@ -242,7 +242,7 @@ fn to_oneself() {
             assert!(message.expect("received").bytes == bytes);
             let waiting = {
                 let all = all.clone();
-                host.spawn(async move { all.receive(Source::Any, 2).await })
+                host.spawn(async move { all.receive(SourceFilter::Any, 2).await })
             };
             let probing = {
                 let all = all.clone();

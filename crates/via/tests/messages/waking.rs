@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use fastrand::Rng;
 use vigie_via::{
-    message::{Source, Tag},
+    message::{SourceFilter, TagFilter},
     protocol::{Config, Mode},
 };
 
@@ -34,7 +34,7 @@ fn sleepers_are_woken() {
         let b = ranks[1].clone();
         let receiver = host.spawn(async move {
             for round in 0..ROUNDS {
-                let message = b.receive(Source::Any, Tag::Any).await.expect("received");
+                let message = b.receive(SourceFilter::Any, TagFilter::Any).await.expect("received");
                 assert_eq!(message.status.tag, round);
                 b.send(0, round, &message.bytes).await.expect("sent");
             }
