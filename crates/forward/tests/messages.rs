@@ -149,8 +149,8 @@ impl Wire for Lossy {
         self.wire.send(to, packets, packet_bytes)
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
-        self.wire.receive(buffer)
+    fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        self.wire.recv(buffer)
     }
 
     fn packets_max(&self) -> usize {

@@ -99,7 +99,7 @@ async fn exchange(
         assert!(entries.get() >= (turn + 1) * RANKS, "rank {own} has left barrier {turn} alone");
         passed.push(server.now());
         let before = (own + RANKS - 1) % RANKS;
-        found.push(communicator.receive(before, turn).await.expect("received").bytes);
+        found.push(communicator.recv(before, turn).await.expect("received").bytes);
     }
     barrier.leave(Duration::from_secs(1)).await.expect("a server");
     (found, passed)

@@ -57,8 +57,11 @@ fn post(port: &Port, count: usize, length: usize) {
 /// The contract over every carrier: `left` can send to `right` and back.
 async fn check(left: &Device, right: &Device) {
     let max = left.payload_max();
-    let (a, b, silent) =
-        (left.acquire_port(1).expect("free"), right.acquire_port(255).expect("free"), right.acquire_port(7));
+    let (a, b, silent) = (
+        left.acquire_port(1).expect("free"),
+        right.acquire_port(255).expect("free"),
+        right.acquire_port(7),
+    );
     let silent = silent.expect("free");
     post(&b, 10, max);
     // Every size, whole, in order, with its buffer back.
@@ -66,7 +69,7 @@ async fn check(left: &Device, right: &Device) {
         let sent = vec![number; length];
         let back = a.send(right.node(), 255, sent.clone()).await.expect("sent");
         assert_eq!(back, sent);
-        let received = b.receive().await.expect("a datagram");
+        let received = b.recv().await.expect("a datagram");
         assert_eq!(received.payload(), sent);
         assert_eq!((received.from, received.from_port), (left.node(), 1));
         assert!(!received.is_multicast);
@@ -84,22 +87,22 @@ async fn check(left: &Device, right: &Device) {
         for number in 0..25_u8 {
             a.send(right.node(), 7, vec![number; 50]).await.expect("sent");
         }
-        assert!(silent.try_receive().expect("works").is_none());
+        assert!(silent.try_recv().expect("works").is_none());
     }
     post(&silent, 1, 10);
     a.send(right.node(), 7, vec![1; 11]).await.expect("sent");
     a.send(right.node(), 7, vec![2; 10]).await.expect("sent");
-    assert_eq!(silent.receive().await.expect("a datagram").payload(), [2; 10]);
+    assert_eq!(silent.recv().await.expect("a datagram").payload(), [2; 10]);
     let counters = silent.counters();
     assert_eq!((counters.received, counters.no_buffer, counters.too_small), (1, 100, 1));
     // An answer.
     post(&a, 1, 20);
     b.send(left.node(), 1, b"answer".to_vec()).await.expect("sent");
-    assert_eq!(a.receive().await.expect("a datagram").payload(), b"answer");
+    assert_eq!(a.recv().await.expect("a datagram").payload(), b"answer");
     // A wait that is dropped loses nothing.
-    drop(timeout(Duration::from_millis(1), b.receive()).await);
+    drop(timeout(Duration::from_millis(1), b.recv()).await);
     a.send(right.node(), 255, b"later".to_vec()).await.expect("sent");
-    assert_eq!(b.receive().await.expect("a datagram").payload(), b"later");
+    assert_eq!(b.recv().await.expect("a datagram").payload(), b"later");
     // Buffers have a bound.
     let refused = (0..2000).filter(|_| silent.post(Vec::new()).is_err()).count();
     assert_eq!(refused, 2000 - 1024);
@@ -198,11 +201,11 @@ fn sends_wait_for_room() {
             }
             // The last may have been one that no task waits for.
             while device.counters().expect("counters").sent < u64::from(count) {
-                drop(timeout(Duration::from_millis(1), port.receive()).await);
+                drop(timeout(Duration::from_millis(1), port.recv()).await);
             }
         });
         let mut numbers = Vec::new();
-        wire.receive(usize::MAX, |frame| {
+        wire.recv_each(usize::MAX, |frame| {
             let bytes = frame.to_vec();
             let payload = bytes.get(14 + 28 + HEADER_BYTES..).unwrap_or_default();
             if payload.len() == 1000 {
@@ -238,14 +241,14 @@ fn groups_are_reached() {
         }
         for (early, late) in &ports {
             for port in [early, late] {
-                let received = port.receive().await.expect("a datagram");
+                let received = port.recv().await.expect("a datagram");
                 assert_eq!(received.payload(), [port.number(); 5]);
                 assert!(received.is_multicast);
                 assert_eq!((received.from, received.from_port), (sender.node(), 9));
-                assert!(port.try_receive().expect("works").is_none());
+                assert!(port.try_recv().expect("works").is_none());
             }
         }
-        assert!(port.try_receive().expect("works").is_none(), "not the sender");
+        assert!(port.try_recv().expect("works").is_none(), "not the sender");
     }
     with_veth("groups_are_reached", || {
         let host = Server::spawn_thread().expect("a host");
@@ -296,7 +299,7 @@ fn malformed_datagrams_are_counted_over_udp() {
         for (count, packet) in (1_u64..).zip(&bad) {
             foreign.send_to(packet, (address, BASE + 5)).expect("sent");
             port.send(device.node(), 5, b"true".to_vec()).await.expect("sent");
-            let received = port.receive().await.expect("a datagram");
+            let received = port.recv().await.expect("a datagram");
             assert_eq!(received.payload(), b"true");
             port.post(received.buffer).expect("room");
             assert_eq!(device.counters().expect("counters").malformed, count);
@@ -321,7 +324,7 @@ fn malformed_datagrams_are_counted_over_links() {
             foreign.send(MacAddress::BROADCAST, &[&good(99, 4, b"lost")]).expect("room");
             foreign.send(MacAddress::BROADCAST, &[&good(5, 4, b"true")]).expect("room");
             foreign.flush().expect("sent");
-            let received = port.receive().await.expect("a datagram");
+            let received = port.recv().await.expect("a datagram");
             assert_eq!((received.payload(), received.from_port), (&b"true"[..], 6));
             assert!(received.is_multicast);
             let counters = device.counters().expect("counters");
@@ -375,10 +378,12 @@ fn a_port_has_one_owner() {
         let _others = (link.acquire_port(9).expect("free"), udp.acquire_port(9).expect("free"));
         other.kill().expect("killed");
         other.wait().expect("it has ended");
-        let again = (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
+        let again =
+            (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
         assert!(link.acquire_port(8).is_err() && udp.acquire_port(8).is_err());
         drop(again);
-        let _again = (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
+        let _again =
+            (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
     });
 }
 
@@ -396,7 +401,7 @@ fn what_is_gone_is_told() {
                 tokio::task::yield_now().await;
                 ip("link del v0");
             };
-            let (error, ()) = tokio::join!(port.receive(), removed);
+            let (error, ()) = tokio::join!(port.recv(), removed);
             assert!(matches!(error, Err(DatagramError::Removed)), "{error:?}");
             let failed = port.send(MacAddress::BROADCAST.into(), 1, b"x".to_vec()).await;
             let failed = failed.expect_err("it is gone");
@@ -421,7 +426,7 @@ fn a_free_port_over_udp_is_told() {
         }
         // A later datagram shows that the answers were processed.
         port.send(device.node(), 1, b"bound".to_vec()).await.expect("sent");
-        assert_eq!(port.receive().await.expect("a datagram").payload(), b"bound");
+        assert_eq!(port.recv().await.expect("a datagram").payload(), b"bound");
         assert_eq!(device.counters().expect("counters").unreachable, 5);
         assert_eq!(device.counters().expect("counters").sent, 6);
     });

@@ -317,7 +317,7 @@ fn work(
     if rng.bool() {
         let _ = victim.probe(any);
     } else {
-        let _ = victim.receive_now(any, &mut Vec::new());
+        let _ = victim.try_recv(any, &mut Vec::new());
     }
     victim.progress(Instant::now());
 }

@@ -71,7 +71,7 @@ fn a_message_comes_with_its_connection() {
             let done = match request {
                 Some(request) => other.poll_receive(request, &mut found[..]).is_ready(),
                 None if way == 2 && other.probe(from).is_none() => false,
-                None => other.receive_now(from, &mut found[..]).is_some(),
+                None => other.try_recv(from, &mut found[..]).is_some(),
             };
             if done {
                 break;

@@ -233,7 +233,7 @@ impl DatagramTransport {
         mut take: impl FnMut(usize, bool, &[u8]),
     ) -> Result<(), DatagramError> {
         for (index, net) in self.devices.iter_mut().enumerate() {
-            net.device.receive_each(net.port, |received| {
+            net.device.recv_each(net.port, |received| {
                 take(index, received.is_multicast, received.payload());
             })?;
         }
@@ -317,7 +317,7 @@ impl Transport for DatagramTransport {
     }
 
     #[inline]
-    fn receive(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         self.receive_all(|_, _, packet| take(packet)).map_err(failed)
     }
 

@@ -471,9 +471,9 @@ mod tests {
             self.inner.send(to, network, packet)
         }
 
-        fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
             let Self { inner, left } = self;
-            inner.receive(waker, &mut |packet| {
+            inner.recv_each(waker, &mut |packet| {
                 let is_found = is_probe(packet) && packet.get(3) == Some(&COSTS);
                 let lose = |left: u32| left.checked_sub(1);
                 if !is_found

@@ -106,7 +106,7 @@ impl<P: Provider> Transport for MessageTransport<P> {
         }
     }
 
-    fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let mut cx = Context::from_waker(waker);
         for _ in 0..LOOK {
             if !self.poll_pending(&mut cx, take)? {
@@ -118,7 +118,7 @@ impl<P: Provider> Transport for MessageTransport<P> {
             };
             // The awaited message has come.
             self.probing = None;
-            self.receiving = Some(Box::pin(async move { matched.receive().await }));
+            self.receiving = Some(Box::pin(async move { matched.recv().await }));
         }
         Ok(())
     }

@@ -154,7 +154,7 @@ fn datagrams(runtime: &Runtime) -> Result<Waits, Failure> {
         let port = device.acquire_port(port).map_err(Failure::runtime)?;
         port.post(vec![0; 64]).map_err(Failure::runtime)?;
         tasks.push(Box::pin(async move {
-            while let Ok(received) = port.receive().await {
+            while let Ok(received) = port.recv().await {
                 if port.post(received.buffer).is_err() {
                     break;
                 }
@@ -192,7 +192,7 @@ fn messages(runtime: &Runtime) -> Result<Waits, Failure> {
     let tasks = (0..WAITERS)
         .map(|tag| {
             let all: Communicator<Shm> = own.communicator();
-            Box::pin(async move { while all.receive(1, tag).await.is_ok() {} }) as Task
+            Box::pin(async move { while all.recv(1, tag).await.is_ok() {} }) as Task
         })
         .collect();
     let all = other.communicator();

@@ -103,7 +103,7 @@ impl PolledDevice {
     /// # Errors
     /// [`DatagramError::Removed`]. While the interface is down, there are no datagrams.
     #[inline]
-    pub fn receive_each(
+    pub fn recv_each(
         &mut self,
         number: u8,
         mut take: impl FnMut(&Received),

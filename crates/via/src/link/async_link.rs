@@ -85,7 +85,7 @@ impl Engine for LinkEngine {
             LinkRequest::Frame => {
                 if self.arrived.is_empty() {
                     let arrived = &mut self.arrived;
-                    let looked = self.link.receive(POLL_FRAMES, |frame| {
+                    let looked = self.link.recv_each(POLL_FRAMES, |frame| {
                         arrived.push_back(OwnedFrame::new(frame));
                     });
                     match looked {
@@ -174,7 +174,7 @@ impl AsyncLink {
     ///
     /// # Errors
     /// [`LinkError::Removed`]. While the interface is down, the call keeps waiting.
-    pub async fn receive(&self) -> Result<OwnedFrame, LinkError> {
+    pub async fn recv(&self) -> Result<OwnedFrame, LinkError> {
         match self.host.wait(LinkRequest::Frame).await? {
             LinkOutput::Frame(frame) => Ok(frame),
             LinkOutput::Failed(error) => Err(error),

@@ -308,17 +308,17 @@ impl<P: Provider> Communicator<P> {
     ///
     /// # Cancel safety
     /// A message already matched to this receive is lost when the future is dropped: hold a
-    /// [`start_receive`](Self::start_receive) across a `select` instead, and wait for that.
+    /// [`start_recv`](Self::start_recv) across a `select` instead, and wait for that.
     ///
     /// # Errors
     /// [`MessageError`].
-    pub async fn receive(
+    pub async fn recv(
         &self,
         source: impl Into<SourceFilter>,
         tag: impl Into<TagFilter>,
     ) -> Result<Message, MessageError> {
         let mut bytes = Vec::new();
-        let status = self.receive_into(source, tag, &mut bytes).await?;
+        let status = self.recv_into(source, tag, &mut bytes).await?;
         Ok(Message { status, bytes })
     }
 
@@ -327,12 +327,12 @@ impl<P: Provider> Communicator<P> {
     /// [`Status::is_truncated`] is set.
     ///
     /// # Cancel safety
-    /// As [`receive`](Self::receive).
+    /// As [`recv`](Self::recv).
     ///
     /// # Errors
     /// [`MessageError`].
     #[inline]
-    pub async fn receive_into<S: Sink + ?Sized>(
+    pub async fn recv_into<S: Sink + ?Sized>(
         &self,
         source: impl Into<SourceFilter>,
         tag: impl Into<TagFilter>,
@@ -354,18 +354,18 @@ impl<P: Provider> Communicator<P> {
         match looked {
             Poll::Ready(Some(Begun::Received(status))) => Ok(status),
             Poll::Ready(Some(Begun::Open(id))) => {
-                self.receive_rest(id, sink, (wait, WaitPhase::Polling)).await
+                self.recv_rest(id, sink, (wait, WaitPhase::Polling)).await
             }
             looked => {
                 let phase = WaitPhase::after(&looked);
-                self.receive_later(pattern, sink, (wait, phase)).await
+                self.recv_later(pattern, sink, (wait, phase)).await
             }
         }
     }
 
     /// Receives a message that has not arrived yet. The receive is posted before other tasks run, which may
     /// ask for the same message.
-    pub(super) async fn receive_later<S: Sink + ?Sized>(
+    pub(super) async fn recv_later<S: Sink + ?Sized>(
         &self,
         pattern: Pattern,
         sink: &mut S,
@@ -373,11 +373,11 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let limit = sink.limit();
         let id = self.inner.with(|engine| engine.post_receive_as(pattern, limit, true));
-        self.receive_rest(id, sink, goes_on).await
+        self.recv_rest(id, sink, goes_on).await
     }
 
     /// Receives the rest of a request's message.
-    async fn receive_rest<S: Sink + ?Sized>(
+    async fn recv_rest<S: Sink + ?Sized>(
         &self,
         id: RequestId,
         sink: &mut S,
@@ -394,7 +394,7 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Posts a receive: the next message that fits, now or later, belongs to it.
-    pub fn start_receive(
+    pub fn start_recv(
         &self,
         source: impl Into<SourceFilter>,
         tag: impl Into<TagFilter>,
@@ -481,7 +481,7 @@ impl<P: Provider> Communicator<P> {
 
     /// Returns a receive that you can start any number of times: `MPI_Recv_init`.
     #[must_use]
-    pub fn persistent_receive(
+    pub fn persistent_recv(
         &self,
         source: impl Into<SourceFilter>,
         tag: impl Into<TagFilter>,
@@ -543,19 +543,16 @@ pub struct PersistentReceive<P: Provider> {
 }
 
 impl<P: Provider> PersistentReceive<P> {
-    /// Posts the receive: see [`Communicator::start_receive`].
+    /// Posts the receive: see [`Communicator::start_recv`].
     pub fn start(&self) -> ReceiveRequest<P> {
-        self.communicator.start_receive(self.source, self.tag)
+        self.communicator.start_recv(self.source, self.tag)
     }
 
-    /// Receives: see [`Communicator::receive_into`].
+    /// Receives: see [`Communicator::recv_into`].
     ///
     /// # Errors
     /// [`MessageError`].
-    pub async fn receive_into<S: Sink + ?Sized>(
-        &self,
-        sink: &mut S,
-    ) -> Result<Status, MessageError> {
-        self.communicator.receive_into(self.source, self.tag, sink).await
+    pub async fn recv_into<S: Sink + ?Sized>(&self, sink: &mut S) -> Result<Status, MessageError> {
+        self.communicator.recv_into(self.source, self.tag, sink).await
     }
 }

@@ -65,8 +65,8 @@ fn a_rank_that_goes_ends_all_waits() {
                 let all = all.clone();
                 let wait = async move {
                     match name {
-                        "receive" => all.receive(2, 1).await.map(drop),
-                        "any source" => all.receive(SourceFilter::Any, 2).await.map(drop),
+                        "receive" => all.recv(2, 1).await.map(drop),
+                        "any source" => all.recv(SourceFilter::Any, 2).await.map(drop),
                         "sync" => all.send_sync(2, 3, b"never matched").await,
                         "long" => all.send(2, 4, &vec![0; 8 << 20]).await,
                         "probe" => all.probe(2, 5).await.map(drop),
@@ -75,7 +75,7 @@ fn a_rank_that_goes_ends_all_waits() {
                             let mode = Mode::Synchronous;
                             all.start_send(2, 7, mode, vec![0; 100])?.wait().await
                         }
-                        _ => all.start_receive(2, TagFilter::Any).wait().await.map(drop),
+                        _ => all.start_recv(2, TagFilter::Any).wait().await.map(drop),
                     }
                 };
                 waits.push((name, host.spawn_waiting(wait).await));
@@ -101,10 +101,9 @@ fn a_rank_that_goes_ends_all_waits() {
         }
         let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
         names_rank_2(a.send(2, 0, b"").await);
-        names_rank_2(a.receive(2, 0).await);
+        names_rank_2(a.recv(2, 0).await);
         names_rank_2(a.probe(2, 0).await);
-        let receiving =
-            host.spawn(async move { b.receive(SourceFilter::Any, TagFilter::Any).await });
+        let receiving = host.spawn(async move { b.recv(SourceFilter::Any, TagFilter::Any).await });
         a.send(1, 9, b"we are left").await.expect("sent");
         let message = receiving.await.expect("no panic").expect("received");
         assert_eq!(message.bytes, b"we are left");
@@ -123,8 +122,8 @@ fn what_has_arrived_stays() {
         drop(gone);
         let event = endpoints[0].next_event().await.expect("an event");
         assert!(matches!(event, EngineEvent::Failed { rank: 1, .. }), "{event:?}");
-        assert_eq!(all.receive(1, 1).await.expect("received").bytes, b"farewell");
-        let error = all.receive(1, 1).await.expect_err("no more comes");
+        assert_eq!(all.recv(1, 1).await.expect("received").bytes, b"farewell");
+        let error = all.recv(1, 1).await.expect_err("no more comes");
         assert_eq!(error.failed_rank().map(|(rank, _)| rank), Some(1));
     });
 }
@@ -142,7 +141,7 @@ fn last_words_are_heard() {
             let listener = host.spawn(async move {
                 let mut heard = Vec::new();
                 loop {
-                    match all.receive(1, 0).await {
+                    match all.recv(1, 0).await {
                         Ok(message) => heard.extend(message.bytes),
                         Err(error) => return (heard, error.failed_rank().map(|(rank, _)| rank)),
                     }
@@ -171,7 +170,7 @@ fn events_that_nobody_takes_keep_nobody_awake() {
         let mut endpoints = host.endpoints(2, Config::default()).await;
         drop(endpoints.pop());
         let all = endpoints[0].communicator();
-        all.receive(1, 1).await.expect_err("rank 1 has gone");
+        all.recv(1, 1).await.expect_err("rank 1 has gone");
         host.wait(Duration::from_millis(5)).await;
         let rounds = || host.server(0).metrics().rounds;
         let before = rounds();

@@ -161,7 +161,7 @@ impl Channel for PortEndpoint {
 
     #[inline]
     fn receive(&mut self, message: &mut [u8]) -> Result<(), Failure> {
-        let received = polling(TIMEOUT, || self.port.try_receive().map_err(failed))?;
+        let received = polling(TIMEOUT, || self.port.try_recv().map_err(failed))?;
         let datagram = received.payload();
         if datagram.len() != message.len() {
             return Err(Failure::runtime(format!("a datagram of {} bytes", datagram.len())));
