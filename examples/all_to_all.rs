@@ -65,7 +65,7 @@ async fn exchange<P: Provider + Send + 'static>(
             all.send(to, 0, &message(round, own, to)).await?;
         }
         for from in (0..size).filter(|from| *from != own) {
-            let found = all.receive(from, 0).await?.bytes;
+            let found = all.recv(from, 0).await?.bytes;
             assert!(found == message(round, from, own), "rank {from} has sent something else");
         }
     }

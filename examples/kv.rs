@@ -12,7 +12,7 @@
 use std::{cell::RefCell, collections::BTreeMap, error::Error, rc::Rc, time::Duration};
 
 use rustix::process::{Signal, getpid, kill_process};
-use vigie::via::message::{Communicator, Endpoint, MessageError, Source};
+use vigie::via::message::{Communicator, Endpoint, MessageError, SourceFilter};
 use vigie::via::{shm::Shm, world::World};
 use vigie::{Flavor, Instant, Runtime};
 
@@ -71,14 +71,14 @@ async fn write(
     value: &[u8],
 ) -> Result<(), MessageError> {
     all.send(rank, WRITE, &[&number.to_le_bytes()[..], value].concat()).await?;
-    all.receive(rank, DONE).await?;
+    all.recv(rank, DONE).await?;
     Ok(())
 }
 
 /// Stores what others write.
 async fn serve(all: Communicator<Shm>, store: Rc<Store>) {
     loop {
-        match all.receive(Source::Any, WRITE).await {
+        match all.recv(SourceFilter::Any, WRITE).await {
             Ok(message) => {
                 let from = message.status.source;
                 if let Some((number, value)) = message.bytes.split_first_chunk() {

@@ -51,7 +51,7 @@ async fn exchange(all: &Communicator<Shm>, size: usize) -> Result<f64, Box<dyn E
             if all.rank() == 0 {
                 all.send(1, 0, &out).await?;
             }
-            all.receive_into(1 - all.rank(), 0, &mut back[..]).await?;
+            all.recv_into(1 - all.rank(), 0, &mut back[..]).await?;
             if all.rank() == 1 {
                 all.send(0, 0, &out).await?;
             }

@@ -38,14 +38,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             let region = nic.with(|nic| nic.allocate(AREA_BYTES, rights))?;
             // A write with immediate data consumes a descriptor; its data does not need one.
             nic.with(|nic| nic.post_receive(vi, &ReceiveDescriptor { cookie: 0, segments: &[] }))?;
-            let NicEvent::Requested { request, .. } = nic.event().await? else {
+            let NicEvent::Requested { request, .. } = nic.next_event().await? else {
                 return Err("rank 0 has not asked for a connection".into());
             };
             nic.accept(request, vi, &region.key.0.to_le_bytes()).await?;
-            let said = nic.completion(cq).await?.immediate;
+            let said = nic.next_completion(cq).await?.immediate;
             let text = String::from_utf8(region.memory.read_to_vec(0, TEXT.len())?)?;
             // Waiting for events keeps the NIC working.
-            vigie::spawn(async move { while nic.event().await.is_ok() {} }).detach();
+            vigie::spawn(async move { while nic.next_event().await.is_ok() {} }).detach();
             println!("rank 1: told {said:?}, and my memory holds {text:?}");
         } else {
             let peer = Address(addresses.into_iter().nth(1).flatten().ok_or("rank 1 has gone")?);
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     data: Data::Inline(&[IoSlice::new(TEXT)]),
                 };
                 nic.post(|nic| nic.post_send(vi, &descriptor))?;
-                println!("rank 0: at {offset}: {}", nic.completion(cq).await?.status);
+                println!("rank 0: at {offset}: {}", nic.next_completion(cq).await?.status);
             }
         }
         world.barrier(deadline).await?;

@@ -12,7 +12,7 @@ use std::{error::Error, time::Duration};
 use tokio::task::JoinSet;
 use vigie::Instant;
 use vigie::detect::Server;
-use vigie::via::message::{Communicator, Endpoint, MessageError, Source, Tag};
+use vigie::via::message::{Communicator, Endpoint, MessageError, SourceFilter, TagFilter};
 use vigie::via::{protocol::Config, shm::Shm, world::World};
 
 const TASKS: u32 = 100;
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let all = endpoint.communicator();
         if all.rank() == 1 {
             for _ in 0..TASKS {
-                let question = all.receive(Source::Any, Tag::Any).await?;
+                let question = all.recv(SourceFilter::Any, TagFilter::Any).await?;
                 let number = u32::from_le_bytes(question.bytes.as_slice().try_into()?);
                 all.send(0, question.status.tag, &(number * number).to_le_bytes()).await?;
             }
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 async fn ask(all: Communicator<Shm>, number: u32) -> Result<(), MessageError> {
     all.send(1, number, &number.to_le_bytes()).await?;
     let mut square = [0; 4];
-    all.receive_into(1, number, &mut square[..]).await?;
+    all.recv_into(1, number, &mut square[..]).await?;
     assert_eq!(u32::from_le_bytes(square), number * number, "of {number}");
     Ok(())
 }

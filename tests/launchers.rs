@@ -132,7 +132,7 @@ async fn exchange(world: World, deadline: Instant) {
         }
         for from in (0..size).filter(|from| *from != own) {
             let mut message = [0; 1024];
-            all.receive_into(from, 1, &mut message[..]).await.expect("it comes");
+            all.recv_into(from, 1, &mut message[..]).await.expect("it comes");
             assert_eq!(message, [round; 1024]);
         }
     }
@@ -295,7 +295,7 @@ async fn exchange_over_network(world: World, deadline: Instant) {
     for from in (0..size).filter(|from| *from != own) {
         let mut message = [0; 1024];
         let received =
-            vigie::time::timeout_at(deadline, all.receive_into(from, 1, &mut message[..])).await;
+            vigie::time::timeout_at(deadline, all.recv_into(from, 1, &mut message[..])).await;
         received.unwrap_or_else(|_| panic!("{own} hears nothing of {from}")).expect("it comes");
         assert_eq!(message[..], [from, own].map(u32::to_le_bytes).concat().repeat(128));
     }

@@ -175,7 +175,7 @@ fn ranks_meet() {
         }
         for from in (0..4).filter(|from| *from != rank) {
             let mut message = [0; 4];
-            all.receive_into(from, 0, &mut message[..]).await.expect("it comes");
+            all.recv_into(from, 0, &mut message[..]).await.expect("it comes");
             assert_eq!(message, from.to_le_bytes());
         }
         world.barrier(deadline).await.expect("all come");

@@ -7,7 +7,7 @@ use vigie_barrier::cluster::paper::{
     Case, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
 use vigie_barrier::cluster::{
-    Arrival, Batching, Cluster, Completion, Deferral, Medium, Parameters, SimulationError,
+    Arrival, Cluster, Completion, Deferral, FramesPerInterrupt, Medium, Parameters, SimulationError,
 };
 use vigie_barrier::logp::LogP;
 use vigie_barrier::{Group, Network, Rank, Round, Schedule, Source, Step, Target};
@@ -105,10 +105,10 @@ fn each_part_of_the_structure_matters() {
     let fair_ignored = Parameters { completion: Completion::Ignored, ..fair };
     assert!(1.0 - mean_us(&hub_exchange, fair_ignored) / us < 0.05);
 
-    let single = Parameters { batching: Batching::OneFrame, ..set };
+    let single = Parameters { frames_per_interrupt: FramesPerInterrupt::One, ..set };
     for case in [QUOTED[3], QUOTED[6], QUOTED[7]] {
         let added = mean_us(&case, single) / mean_us(&case, set) - 1.0;
-        assert!((0.12..=0.37).contains(&added), "batching, {case:?}: {added}");
+        assert!((0.12..=0.37).contains(&added), "one frame per interrupt, {case:?}: {added}");
     }
     let heap = on_switch(Algorithm::TERNARY, 31, set);
     let saved = 1.0 - on_switch(Algorithm::Nomial { k: 3 }, 31, set) / heap;

@@ -17,7 +17,7 @@ use std::{
 use vigie_detect::{
     Handle, Instant, Interest, Timers, VirtualClock,
     conformance::{
-        self, Harness, Hosts, Profile, Recognised, SetupError, Trigger, Unclaimed, World,
+        self, EventIdentity, Harness, Hosts, Profile, SetupError, Trigger, Unclaimed, World,
     },
     stock::{
         channel::{Receiver, Sender, channel},
@@ -72,8 +72,8 @@ impl Harness for TimersHarness {
         Box::new(move || clock.advance_to(Self::due(index)))
     }
 
-    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
-        Recognised::Unmarked
+    fn identify(&mut self, _: usize, (): ()) -> EventIdentity {
+        EventIdentity::Unmarked
     }
 
     fn happens_at(&self, index: usize) -> Option<Instant> {
@@ -154,7 +154,7 @@ impl ReadinessHarness {
     }
 
     /// Does what a program does with readiness.
-    fn consume(&self, index: usize, readable: ReadyEvent) -> Recognised {
+    fn consume(&self, index: usize, readable: ReadyEvent) -> EventIdentity {
         let pair = &self.pairs[&index];
         let mut events = Vec::new();
         match self.kind {
@@ -167,19 +167,19 @@ impl ReadinessHarness {
                     }
                     Ok(count) => panic!("a mark of {count} bytes"),
                     Err(rustix::io::Errno::WOULDBLOCK) => break,
-                    Err(error) => return Recognised::Nothing(error.to_string()),
+                    Err(error) => return EventIdentity::Nothing(error.to_string()),
                 }
             },
             Kind::Room => match rustix::io::write(pair.watched.as_fd(), &[1]) {
-                Ok(_) => return Recognised::Unmarked,
-                Err(error) => return Recognised::Nothing(error.to_string()),
+                Ok(_) => return EventIdentity::Unmarked,
+                Err(error) => return EventIdentity::Nothing(error.to_string()),
             },
         }
         pair.source.clear(readable);
         if events.is_empty() && index != STREAM {
-            return Recognised::Nothing("there was nothing to read".to_owned());
+            return EventIdentity::Nothing("there was nothing to read".to_owned());
         }
-        Recognised::Events(events)
+        EventIdentity::Events(events)
     }
 
     fn close(&mut self, index: usize) {
@@ -234,10 +234,10 @@ impl Harness for ReadinessHarness {
         self.happen(index, index)
     }
 
-    fn recognise(&mut self, request: usize, event: ReadyEvent) -> Recognised {
-        let recognised = self.consume(request, event);
+    fn identify(&mut self, request: usize, event: ReadyEvent) -> EventIdentity {
+        let identity = self.consume(request, event);
         self.close(request);
-        recognised
+        identity
     }
 
     fn profile(&self) -> Profile {
@@ -256,7 +256,7 @@ impl Harness for ReadinessHarness {
         self.happen(STREAM, index)
     }
 
-    fn recognise_stream(&mut self, event: ReadyEvent) -> Recognised {
+    fn identify_stream(&mut self, event: ReadyEvent) -> EventIdentity {
         self.consume(STREAM, event)
     }
 }
@@ -301,8 +301,8 @@ impl Harness for DoorbellHarness {
         Box::new(move || button.press())
     }
 
-    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
-        Recognised::Unmarked
+    fn identify(&mut self, _: usize, (): ()) -> EventIdentity {
+        EventIdentity::Unmarked
     }
 
     fn profile(&self) -> Profile {
@@ -342,8 +342,8 @@ impl Harness for ChannelHarness {
         Box::new(move || sender.try_send(index).unwrap_or_default())
     }
 
-    fn recognise(&mut self, _: usize, event: Option<usize>) -> Recognised {
-        event.map_or(Recognised::End, |value| Recognised::Events(vec![value]))
+    fn identify(&mut self, _: usize, event: Option<usize>) -> EventIdentity {
+        event.map_or(EventIdentity::End, |value| EventIdentity::Events(vec![value]))
     }
 
     fn profile(&self) -> Profile {
@@ -414,22 +414,22 @@ mod uring {
         }
     }
 
-    fn recognise(event: Completion) -> Recognised {
+    fn identify(event: Completion) -> EventIdentity {
         let bytes = match event {
             Completion::Received(buffer) => buffer.to_vec(),
             Completion::Transferred(transfer) => match transfer.into_parts() {
                 (Ok(_), buffer) => buffer,
-                (Err(error), _) => return Recognised::Nothing(error.to_string()),
+                (Err(error), _) => return EventIdentity::Nothing(error.to_string()),
             },
-            Completion::End => return Recognised::End,
-            other => return Recognised::Nothing(format!("{other:?}")),
+            Completion::End => return EventIdentity::End,
+            other => return EventIdentity::Nothing(format!("{other:?}")),
         };
         assert_eq!(bytes.len() % 8, 0, "marks are not cut");
         let marks = bytes.chunks(8).map(|mark| {
             let mark = u64::from_le_bytes(mark.try_into().expect("eight bytes"));
             usize::try_from(mark).expect("a mark of ours")
         });
-        Recognised::Events(marks.collect())
+        EventIdentity::Events(marks.collect())
     }
 
     impl Harness for UringHarness {
@@ -452,9 +452,9 @@ mod uring {
             self.happen(index, index)
         }
 
-        fn recognise(&mut self, request: usize, event: Completion) -> Recognised {
+        fn identify(&mut self, request: usize, event: Completion) -> EventIdentity {
             self.pairs.remove(&request);
-            recognise(event)
+            identify(event)
         }
 
         fn profile(&self) -> Profile {
@@ -473,8 +473,8 @@ mod uring {
             self.happen(STREAM, index)
         }
 
-        fn recognise_stream(&mut self, event: Completion) -> Recognised {
-            recognise(event)
+        fn identify_stream(&mut self, event: Completion) -> EventIdentity {
+            identify(event)
         }
 
         fn end_stream(&mut self) -> Option<Trigger> {

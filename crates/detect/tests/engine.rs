@@ -14,7 +14,7 @@ use vigie_detect::{
     Armed, Engine, EngineContext, EngineHost, Instant, Progress, Registration, VirtualClock,
     WatchedDescriptor,
     conformance::{
-        self, EngineHarness, Hosts, Named, Profile, Recognised, SetupError, Trigger, World,
+        self, EngineHarness, EventIdentity, Hosts, Named, Profile, SetupError, Trigger, World,
     },
 };
 
@@ -33,8 +33,8 @@ fn pass<H: EngineHarness>(mut factory: impl FnMut(&World) -> Result<H, SetupErro
     }
 }
 
-fn recognise(found: u64) -> Recognised {
-    Recognised::Events(vec![usize::try_from(found).expect("a number of ours")])
+fn identify(found: u64) -> EventIdentity {
+    EventIdentity::Events(vec![usize::try_from(found).expect("a number of ours")])
 }
 
 /// Numbers added by calls. Posted numbers are there only once the engine has worked.
@@ -90,8 +90,8 @@ impl EngineHarness for NumbersHarness {
         }
     }
 
-    fn recognise(&mut self, _: usize, number: u64) -> Recognised {
-        recognise(number)
+    fn identify(&mut self, _: usize, number: u64) -> EventIdentity {
+        identify(number)
     }
 
     fn request_of_events(&mut self) -> Option<()> {
@@ -204,8 +204,8 @@ impl EngineHarness for DatagramsHarness {
         Box::new(move || send(&peer, index as u64))
     }
 
-    fn recognise(&mut self, _: usize, number: u64) -> Recognised {
-        recognise(number)
+    fn identify(&mut self, _: usize, number: u64) -> EventIdentity {
+        identify(number)
     }
 }
 
@@ -295,8 +295,8 @@ impl EngineHarness for AlarmsHarness {
         Box::new(move || clock.advance_to(Self::due(index)))
     }
 
-    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
-        Recognised::Unmarked
+    fn identify(&mut self, _: usize, (): ()) -> EventIdentity {
+        EventIdentity::Unmarked
     }
 
     fn profile(&self) -> Profile {
@@ -449,8 +449,8 @@ impl EngineHarness for BoxesHarness {
         Box::new(move || send(&peer, index as u64))
     }
 
-    fn recognise(&mut self, _: usize, name: u64) -> Recognised {
-        recognise(name)
+    fn identify(&mut self, _: usize, name: u64) -> EventIdentity {
+        identify(name)
     }
 
     fn named(&mut self, index: usize) -> Option<Named<Boxes>> {

@@ -15,8 +15,8 @@ use vigie_detect::{
     Armed, Arming, Cancel, Detector, DriverHandle, Emitted, Handle, Instant, Key, Methods, Mode,
     Notifier, PollContext, Registration, Submitted, VirtualClock,
     conformance::{
-        Harness, Hosts, Memory, Options, Profile, Recognised, Rule, SetupError, Trigger, Unclaimed,
-        Violation, World, check_with,
+        EventIdentity, Harness, Hosts, Memory, Options, Profile, Rule, SetupError, Trigger,
+        Unclaimed, Violation, World, check_with,
     },
 };
 
@@ -235,8 +235,8 @@ mod mailbox {
             self.0.trigger(index)
         }
 
-        fn recognise(&mut self, request: usize, letter: usize) -> Recognised {
-            self.0.recognise(request, letter)
+        fn identify(&mut self, request: usize, letter: usize) -> EventIdentity {
+            self.0.identify(request, letter)
         }
 
         fn profile(&self) -> Profile {
@@ -267,8 +267,8 @@ mod mailbox {
             })
         }
 
-        fn recognise(&mut self, _: usize, letter: usize) -> Recognised {
-            Recognised::Events(vec![letter])
+        fn identify(&mut self, _: usize, letter: usize) -> EventIdentity {
+            EventIdentity::Events(vec![letter])
         }
 
         fn profile(&self) -> Profile {
@@ -480,8 +480,8 @@ mod device {
             })
         }
 
-        fn recognise(&mut self, _: usize, event: usize) -> Recognised {
-            Recognised::Events(vec![event])
+        fn identify(&mut self, _: usize, event: usize) -> EventIdentity {
+            EventIdentity::Events(vec![event])
         }
 
         fn memory(&self) -> Option<Memory> {
@@ -605,8 +605,8 @@ mod alarm {
             Box::new(move || clock.advance_to(Self::due(index)))
         }
 
-        fn recognise(&mut self, _: usize, (): ()) -> Recognised {
-            Recognised::Unmarked
+        fn identify(&mut self, _: usize, (): ()) -> EventIdentity {
+            EventIdentity::Unmarked
         }
 
         fn happens_at(&self, index: usize) -> Option<Instant> {

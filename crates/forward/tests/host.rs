@@ -91,7 +91,7 @@ fn frame(number: u32, length: usize) -> Vec<u8> {
 
 fn take(link: &mut Link) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
-    let _ = link.receive(64, |frame| frames.push(frame.to_vec()));
+    let _ = link.recv_each(64, |frame| frames.push(frame.to_vec()));
     frames
 }
 
@@ -151,7 +151,7 @@ fn tags_pass(forwarder: &mut Forwarder, from: &mut Link, to: &mut Link) {
         let mut seen = None;
         until("a tagged frame arrives", || {
             forwarder.tick(monotonic_now());
-            let _ = to.receive(1, |frame| seen = Some((frame.vlan_tag(), frame.len())));
+            let _ = to.recv_each(1, |frame| seen = Some((frame.vlan_tag(), frame.len())));
             seen.is_some()
         });
         let (found, length) = seen.expect("seen");
@@ -222,7 +222,7 @@ fn hosted_forwarders_wake_for_frames() {
 
 /// Takes the pending events.
 fn events(forwarder: &mut Forwarder) -> Vec<HostEvent> {
-    std::iter::from_fn(|| forwarder.event()).collect()
+    std::iter::from_fn(|| forwarder.next_event()).collect()
 }
 
 /// Ticks until an event occurs that `is` accepts.
@@ -614,7 +614,7 @@ fn left_out_checksums_are_told_by_the_kernel() {
         let mut seen = None;
         until("it arrives", || {
             forwarder.tick(monotonic_now());
-            let _ = b.receive(1, |frame| seen = Some((frame.to_vec(), frame.checksum())));
+            let _ = b.recv_each(1, |frame| seen = Some((frame.to_vec(), frame.checksum())));
             seen.as_ref().is_some_and(|(frame, _)| frame[12..14] == [8, 0])
         });
         let (frame, checksum) = seen.expect("seen");

@@ -46,7 +46,7 @@ fn sink_on_a_thread<P: Provider>(
     let thread = thread::spawn(move || {
         let mut received = Vec::new();
         loop {
-            match sink.receive().expect("a sink") {
+            match sink.next_event().expect("a sink") {
                 Some(SinkEvent::Message(message)) => received.push(message.bytes),
                 Some(SinkEvent::Finished { .. }) => {}
                 _ => return received,
@@ -149,8 +149,8 @@ impl Wire for Lossy {
         self.wire.send(to, packets, packet_bytes)
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
-        self.wire.receive(buffer)
+    fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        self.wire.recv(buffer)
     }
 
     fn packets_max(&self) -> usize {
@@ -378,7 +378,7 @@ fn a_stop_of_all_nodes_is_no_stall() {
     }
     clock.leap(&source);
     let mut received = 0;
-    while let Ok(Some(SinkEvent::Message(_) | SinkEvent::Finished { .. })) = sink.receive() {
+    while let Ok(Some(SinkEvent::Message(_) | SinkEvent::Finished { .. })) = sink.next_event() {
         received += 1;
     }
     let finished = source.join().expect("no panic").expect("no error");

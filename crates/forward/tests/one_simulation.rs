@@ -68,11 +68,11 @@ async fn ranks(server: &Server, network: &SimNetwork) -> Vec<Endpoint<SimNic>> {
             let asked =
                 first.with(|engine| engine.connect(other, &address, b"ranks", Instant::MAX));
             asked.expect("asks");
-            let event = second.event().await.expect("a server");
+            let event = second.next_event().await.expect("a server");
             let EngineEvent::Requested { request, .. } = event else { panic!("{event:?}") };
             second.with(|engine| engine.accept(request, one)).expect("accepts");
             for end in [first, second] {
-                let event = end.event().await.expect("a server");
+                let event = end.next_event().await.expect("a server");
                 assert!(matches!(event, EngineEvent::Connected { .. }), "{event:?}");
             }
         }
@@ -99,7 +99,7 @@ async fn exchange(
         assert!(entries.get() >= (turn + 1) * RANKS, "rank {own} has left barrier {turn} alone");
         passed.push(server.now());
         let before = (own + RANKS - 1) % RANKS;
-        found.push(communicator.receive(before, turn).await.expect("received").bytes);
+        found.push(communicator.recv(before, turn).await.expect("received").bytes);
     }
     barrier.leave(Duration::from_secs(1)).await.expect("a server");
     (found, passed)
@@ -108,7 +108,7 @@ async fn exchange(
 async fn receive(mut sink: AsyncSink<SimNic>) -> Result<Vec<(u32, Vec<u8>)>, MessagesError> {
     let mut received = Vec::new();
     loop {
-        match sink.receive().await? {
+        match sink.next_event().await? {
             Some(SinkEvent::Message(message)) => received.push((message.tag, message.bytes)),
             Some(SinkEvent::Finished { .. }) => {}
             Some(SinkEvent::Lost { .. }) => return Ok(received),

@@ -70,7 +70,7 @@ fn parent() -> Result<()> {
     let mut end = End::new(nic)?;
     let request = loop {
         end.nic.progress(Instant::now());
-        if let Some(NicEvent::Requested { request, .. }) = end.nic.event() {
+        if let Some(NicEvent::Requested { request, .. }) = end.nic.next_event() {
             break request;
         }
         spin_loop();
@@ -131,7 +131,7 @@ fn child(address: &str) -> Result<()> {
     // Stay until the other side leaves: what was sent last must be taken.
     loop {
         end.nic.progress(Instant::now());
-        if let Some(NicEvent::Broken { .. }) = end.nic.event() {
+        if let Some(NicEvent::Broken { .. }) = end.nic.next_event() {
             return Ok(());
         }
     }
@@ -288,7 +288,7 @@ impl End {
     fn connected(&mut self) -> Result<()> {
         loop {
             self.nic.progress(Instant::now());
-            match self.nic.event() {
+            match self.nic.next_event() {
                 Some(NicEvent::Connected { greeting, .. }) => {
                     self.remote = RemoteKey(u64::from_le_bytes(greeting.as_slice().try_into()?));
                     break;
@@ -331,7 +331,7 @@ impl End {
     fn receive(&mut self, size: usize) {
         let mut idle = 0_u32;
         let completion = loop {
-            if let Some(completion) = self.nic.poll(self.cq) {
+            if let Some(completion) = self.nic.poll_cq(self.cq) {
                 break completion;
             }
             idle += 1;

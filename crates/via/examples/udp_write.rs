@@ -279,7 +279,7 @@ impl End {
             .connect_peer(Connect::new(self.vi, peer, b"udp_write", deadline).greeting(&key))?;
         loop {
             self.nic.progress(Instant::now());
-            match self.nic.event() {
+            match self.nic.next_event() {
                 Some(NicEvent::Connected { greeting, .. }) => {
                     self.peer = RemoteKey(u64::from_le_bytes(greeting.as_slice().try_into()?));
                     return Ok(());
@@ -311,7 +311,7 @@ impl End {
     fn receive(&mut self) -> Result<()> {
         loop {
             for _ in 0..100 {
-                if let Some(found) = self.nic.poll(self.receives) {
+                if let Some(found) = self.nic.poll_cq(self.receives) {
                     if !found.status.is_done() {
                         return Err(format!("{found:?}").into());
                     }
@@ -331,7 +331,7 @@ impl End {
                 sent += 1;
             }
             self.nic.progress(Instant::now());
-            while let Some(found) = self.nic.poll(self.sends) {
+            while let Some(found) = self.nic.poll_cq(self.sends) {
                 if !found.status.is_done() {
                     return Err(format!("{found:?}").into());
                 }

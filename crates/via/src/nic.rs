@@ -1,4 +1,4 @@
-//! A NIC whose completion queues are a detector: `nic.completion(cq).await`.
+//! A NIC whose completion queues are a detector: `nic.next_completion(cq).await`.
 //!
 //! A wait first polls inline, on the waiter's own thread, and repeats that for a short time, so an immediate
 //! answer from a peer costs no hand-over. Only then does the scheduler decide how to continue: poll the NIC
@@ -66,7 +66,7 @@ struct NicEngine<P> {
 
 impl<P: Provider> NicEngine<P> {
     fn sort_events(&mut self) {
-        while let Some(event) = self.provider.event() {
+        while let Some(event) = self.provider.next_event() {
             match event {
                 NicEvent::Connected { vi, .. } | NicEvent::Refused { vi, .. }
                     if self.connecting.contains(&vi) =>
@@ -95,7 +95,7 @@ impl<P: Provider> Engine for NicEngine<P> {
                         .remove(at)
                         .map(|(_, found)| NicOutput::Completion(found));
                 }
-                self.provider.poll(cq).map(NicOutput::Completion)
+                self.provider.poll_cq(cq).map(NicOutput::Completion)
             }
             NicRequest::Connection(vi) => {
                 self.sort_events();
@@ -202,7 +202,10 @@ impl<P: Provider> Nic<P> {
     ///
     /// # Errors
     /// [`WaitError`] when the server ends.
-    pub fn completion(&self, cq: CqId) -> impl Future<Output = Result<Completion, WaitError>> + '_ {
+    pub fn next_completion(
+        &self,
+        cq: CqId,
+    ) -> impl Future<Output = Result<Completion, WaitError>> + '_ {
         let found = self.host.wait(NicRequest::Completion(cq));
         async move {
             match found.await? {
@@ -220,7 +223,7 @@ impl<P: Provider> Nic<P> {
     ///
     /// # Errors
     /// [`WaitError`] when the server ends.
-    pub async fn event(&self) -> Result<NicEvent, WaitError> {
+    pub async fn next_event(&self) -> Result<NicEvent, WaitError> {
         match self.host.wait(NicRequest::Event).await? {
             NicOutput::Event(event) => Ok(event),
             NicOutput::Completion(_) => unreachable!("invariant: a wait gets what it wants"),

@@ -57,8 +57,11 @@ fn post(port: &Port, count: usize, length: usize) {
 /// The contract over every carrier: `left` can send to `right` and back.
 async fn check(left: &Device, right: &Device) {
     let max = left.payload_max();
-    let (a, b, silent) =
-        (left.acquire(1).expect("free"), right.acquire(255).expect("free"), right.acquire(7));
+    let (a, b, silent) = (
+        left.acquire_port(1).expect("free"),
+        right.acquire_port(255).expect("free"),
+        right.acquire_port(7),
+    );
     let silent = silent.expect("free");
     post(&b, 10, max);
     // Every size, whole, in order, with its buffer back.
@@ -66,7 +69,7 @@ async fn check(left: &Device, right: &Device) {
         let sent = vec![number; length];
         let back = a.send(right.node(), 255, sent.clone()).await.expect("sent");
         assert_eq!(back, sent);
-        let received = b.receive().await.expect("a datagram");
+        let received = b.recv().await.expect("a datagram");
         assert_eq!(received.payload(), sent);
         assert_eq!((received.from, received.from_port), (left.node(), 1));
         assert!(!received.is_multicast);
@@ -84,22 +87,22 @@ async fn check(left: &Device, right: &Device) {
         for number in 0..25_u8 {
             a.send(right.node(), 7, vec![number; 50]).await.expect("sent");
         }
-        assert!(silent.try_receive().expect("works").is_none());
+        assert!(silent.try_recv().expect("works").is_none());
     }
     post(&silent, 1, 10);
     a.send(right.node(), 7, vec![1; 11]).await.expect("sent");
     a.send(right.node(), 7, vec![2; 10]).await.expect("sent");
-    assert_eq!(silent.receive().await.expect("a datagram").payload(), [2; 10]);
+    assert_eq!(silent.recv().await.expect("a datagram").payload(), [2; 10]);
     let counters = silent.counters();
     assert_eq!((counters.received, counters.no_buffer, counters.too_small), (1, 100, 1));
     // An answer.
     post(&a, 1, 20);
     b.send(left.node(), 1, b"answer".to_vec()).await.expect("sent");
-    assert_eq!(a.receive().await.expect("a datagram").payload(), b"answer");
+    assert_eq!(a.recv().await.expect("a datagram").payload(), b"answer");
     // A wait that is dropped loses nothing.
-    drop(timeout(Duration::from_millis(1), b.receive()).await);
+    drop(timeout(Duration::from_millis(1), b.recv()).await);
     a.send(right.node(), 255, b"later".to_vec()).await.expect("sent");
-    assert_eq!(b.receive().await.expect("a datagram").payload(), b"later");
+    assert_eq!(b.recv().await.expect("a datagram").payload(), b"later");
     // Buffers have a bound.
     let refused = (0..2000).filter(|_| silent.post(Vec::new()).is_err()).count();
     assert_eq!(refused, 2000 - 1024);
@@ -168,7 +171,7 @@ fn sends_wait_for_room() {
         let host = Server::spawn_thread().expect("a host");
         let settings = UdpSettings::new(Ipv4Addr::new(10, 8, 0, 1).into());
         let device = Device::over_udp(host.server(), settings).expect("a device");
-        let port = device.acquire(1).expect("free");
+        let port = device.acquire_port(1).expect("free");
         let to = NodeAddress::Ip(Ipv4Addr::new(10, 8, 0, 2).into());
         let (mut sends, mut refused) = (Vec::new(), None);
         for number in 0..2000_u32 {
@@ -198,11 +201,11 @@ fn sends_wait_for_room() {
             }
             // The last may have been one that no task waits for.
             while device.counters().expect("counters").sent < u64::from(count) {
-                drop(timeout(Duration::from_millis(1), port.receive()).await);
+                drop(timeout(Duration::from_millis(1), port.recv()).await);
             }
         });
         let mut numbers = Vec::new();
-        wire.receive(usize::MAX, |frame| {
+        wire.recv_each(usize::MAX, |frame| {
             let bytes = frame.to_vec();
             let payload = bytes.get(14 + 28 + HEADER_BYTES..).unwrap_or_default();
             if payload.len() == 1000 {
@@ -223,12 +226,12 @@ fn sends_wait_for_room() {
 #[test]
 fn groups_are_reached() {
     async fn reach(sender: &Device, members: [&Device; 1], group: NodeAddress) {
-        let port = sender.acquire(9).expect("free");
+        let port = sender.acquire_port(9).expect("free");
         post(&port, 5, 100);
         let ports = members.map(|member| {
-            let early = member.acquire(11).expect("free");
+            let early = member.acquire_port(11).expect("free");
             member.join(group).expect("joined");
-            let late = member.acquire(10).expect("free");
+            let late = member.acquire_port(10).expect("free");
             post(&early, 5, 100);
             post(&late, 5, 100);
             (early, late)
@@ -238,14 +241,14 @@ fn groups_are_reached() {
         }
         for (early, late) in &ports {
             for port in [early, late] {
-                let received = port.receive().await.expect("a datagram");
+                let received = port.recv().await.expect("a datagram");
                 assert_eq!(received.payload(), [port.number(); 5]);
                 assert!(received.is_multicast);
                 assert_eq!((received.from, received.from_port), (sender.node(), 9));
-                assert!(port.try_receive().expect("works").is_none());
+                assert!(port.try_recv().expect("works").is_none());
             }
         }
-        assert!(port.try_receive().expect("works").is_none(), "not the sender");
+        assert!(port.try_recv().expect("works").is_none(), "not the sender");
     }
     with_veth("groups_are_reached", || {
         let host = Server::spawn_thread().expect("a host");
@@ -279,7 +282,7 @@ fn good(to: u8, length: u16, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn malformed_datagrams_are_counted_over_udp() {
     let (_host, address, device) = udp();
-    let port = device.acquire(5).expect("free");
+    let port = device.acquire_port(5).expect("free");
     let foreign = UdpSocket::bind((address, 0)).expect("a socket");
     // The last three are well formed, but come from a UDP port that is not the device's.
     let bad = [
@@ -296,7 +299,7 @@ fn malformed_datagrams_are_counted_over_udp() {
         for (count, packet) in (1_u64..).zip(&bad) {
             foreign.send_to(packet, (address, BASE + 5)).expect("sent");
             port.send(device.node(), 5, b"true".to_vec()).await.expect("sent");
-            let received = port.receive().await.expect("a datagram");
+            let received = port.recv().await.expect("a datagram");
             assert_eq!(received.payload(), b"true");
             port.post(received.buffer).expect("room");
             assert_eq!(device.counters().expect("counters").malformed, count);
@@ -311,7 +314,7 @@ fn malformed_datagrams_are_counted_over_links() {
     with_veth("malformed_datagrams_are_counted_over_links", || {
         let host = Server::spawn_thread().expect("a host");
         let device = over(host.server(), "v1", BackEnd::Automatic);
-        let port = device.acquire(5).expect("free");
+        let port = device.acquire_port(5).expect("free");
         let mut foreign = Link::builder("v0").open().expect("a link");
         in_tokio(async {
             post(&port, 3, 1000);
@@ -321,7 +324,7 @@ fn malformed_datagrams_are_counted_over_links() {
             foreign.send(MacAddress::BROADCAST, &[&good(99, 4, b"lost")]).expect("room");
             foreign.send(MacAddress::BROADCAST, &[&good(5, 4, b"true")]).expect("room");
             foreign.flush().expect("sent");
-            let received = port.receive().await.expect("a datagram");
+            let received = port.recv().await.expect("a datagram");
             assert_eq!((received.payload(), received.from_port), (&b"true"[..], 6));
             assert!(received.is_multicast);
             let counters = device.counters().expect("counters");
@@ -344,7 +347,7 @@ fn a_port_has_one_owner() {
     if env::var_os(HOLD).is_some() {
         let host = Server::spawn_thread().expect("a host");
         let (link, udp) = devices(&host);
-        let _held = (link.acquire(8).expect("free"), udp.acquire(8).expect("free"));
+        let _held = (link.acquire_port(8).expect("free"), udp.acquire_port(8).expect("free"));
         println!("held");
         // Until it is killed, or its parent ends.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -365,20 +368,22 @@ fn a_port_has_one_owner() {
             std::io::BufRead::lines(said).any(|line| line.is_ok_and(|line| line.contains("held")));
         assert!(is_held, "the other process did not get its ports");
         let pid = i32::try_from(other.id()).expect("a process");
-        let error = link.acquire(8).expect_err("taken");
+        let error = link.acquire_port(8).expect_err("taken");
         assert!(
             matches!(error, DatagramError::PortTaken { number: 8, owner: Some(owner) } if owner == pid),
             "{error}"
         );
-        let error = udp.acquire(8).expect_err("taken");
+        let error = udp.acquire_port(8).expect_err("taken");
         assert!(matches!(error, DatagramError::PortTaken { number: 8, .. }), "{error}");
-        let _others = (link.acquire(9).expect("free"), udp.acquire(9).expect("free"));
+        let _others = (link.acquire_port(9).expect("free"), udp.acquire_port(9).expect("free"));
         other.kill().expect("killed");
         other.wait().expect("it has ended");
-        let again = (link.acquire(8).expect("free again"), udp.acquire(8).expect("free again"));
-        assert!(link.acquire(8).is_err() && udp.acquire(8).is_err());
+        let again =
+            (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
+        assert!(link.acquire_port(8).is_err() && udp.acquire_port(8).is_err());
         drop(again);
-        let _again = (link.acquire(8).expect("free again"), udp.acquire(8).expect("free again"));
+        let _again =
+            (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
     });
 }
 
@@ -390,13 +395,13 @@ fn what_is_gone_is_told() {
         let host = Server::spawn_thread().expect("a host");
         let device = over(host.server(), "v1", BackEnd::Automatic);
         in_tokio(async {
-            let port = device.acquire(1).expect("free");
+            let port = device.acquire_port(1).expect("free");
             post(&port, 1, 10);
             let removed = async {
                 tokio::task::yield_now().await;
                 ip("link del v0");
             };
-            let (error, ()) = tokio::join!(port.receive(), removed);
+            let (error, ()) = tokio::join!(port.recv(), removed);
             assert!(matches!(error, Err(DatagramError::Removed)), "{error:?}");
             let failed = port.send(MacAddress::BROADCAST.into(), 1, b"x".to_vec()).await;
             let failed = failed.expect_err("it is gone");
@@ -414,14 +419,14 @@ fn what_is_gone_is_told() {
 fn a_free_port_over_udp_is_told() {
     let (_host, _, device) = udp();
     in_tokio(async {
-        let port = device.acquire(1).expect("free");
+        let port = device.acquire_port(1).expect("free");
         post(&port, 1, 10);
         for _ in 0..5 {
             port.send(device.node(), 200, b"unbound".to_vec()).await.expect("sent");
         }
         // A later datagram shows that the answers were processed.
         port.send(device.node(), 1, b"bound".to_vec()).await.expect("sent");
-        assert_eq!(port.receive().await.expect("a datagram").payload(), b"bound");
+        assert_eq!(port.recv().await.expect("a datagram").payload(), b"bound");
         assert_eq!(device.counters().expect("counters").unreachable, 5);
         assert_eq!(device.counters().expect("counters").sent, 6);
     });

@@ -26,7 +26,7 @@ fn engines() -> (MessageEngine<Shm>, MessageEngine<Shm>) {
     for _ in 0..LOOKS_MAX {
         for engine in &mut engines {
             engine.progress(Instant::now());
-            while let Some(event) = engine.event() {
+            while let Some(event) = engine.next_event() {
                 match event {
                     EngineEvent::Requested { request, rank: Some(rank), .. } => {
                         engine.accept(request, rank).expect("accepts");
@@ -103,7 +103,7 @@ fn a_failure_that_nobody_asks_about_keeps_nobody_awake() {
     });
     assert!(armed.is_some(), "never asleep");
     let reason = Reason::Disconnected;
-    assert_eq!(other.event(), Some(EngineEvent::Failed { rank: 0, reason }));
+    assert_eq!(other.next_event(), Some(EngineEvent::Failed { rank: 0, reason }));
 }
 
 /// Goal: connection requests that are not answered do not accumulate. Method: far more callers than the
@@ -137,7 +137,7 @@ fn requests_that_nobody_answers_are_bounded() {
             engine.progress(Instant::now());
             caller.progress(Instant::now());
         }
-        while let Some(event) = caller.event() {
+        while let Some(event) = caller.next_event() {
             assert!(
                 matches!(event, NicEvent::Refused { reason: Reason::Rejected, .. }),
                 "{event:?}"
@@ -149,6 +149,6 @@ fn requests_that_nobody_answers_are_bounded() {
         }
     }
     assert!(rejected > 20, "{rejected} rejected");
-    let kept = std::iter::from_fn(|| engine.event()).count();
+    let kept = std::iter::from_fn(|| engine.next_event()).count();
     assert!((8..100).contains(&kept), "{kept} requests are kept");
 }

@@ -54,7 +54,7 @@ fn a_child_leaves_the_engine_alone() {
     let engine = MessageEngine::new(nic, 0, 1, Config::default()).expect("an engine");
     let endpoint = Endpoint::new(&server, engine).expect("registered");
     let all = endpoint.communicator();
-    let mut receive = all.start_receive(0, 1);
+    let mut receive = all.start_recv(0, 1);
     assert!(poll(receive.wait()).is_pending());
     let send = all.start_send(0, 2, Mode::Synchronous, vec![1]).expect("begun");
     let loan = all.loan(0, 8).expect("there is room");

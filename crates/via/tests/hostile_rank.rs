@@ -82,10 +82,11 @@ impl Attacker {
             let now = Instant::now();
             victim.progress(now);
             this.nic.progress(now);
-            if let Some(EngineEvent::Requested { request, rank: Some(1), .. }) = victim.event() {
+            if let Some(EngineEvent::Requested { request, rank: Some(1), .. }) = victim.next_event()
+            {
                 victim.accept(request, 1).expect("accepts");
             }
-            match this.nic.event() {
+            match this.nic.next_event() {
                 Some(NicEvent::Connected { greeting, .. }) => {
                     this.area = RemoteKey(number(&greeting, 28));
                     this.control = RemoteKey(number(&greeting, 36));
@@ -152,7 +153,7 @@ impl Attacker {
     }
 
     fn breathe(&mut self) {
-        while self.nic.completed(self.vi, Queue::Receive).is_some() {}
+        while self.nic.poll_queue(self.vi, Queue::Receive).is_some() {}
         self.post_receives();
         self.nic.progress(Instant::now());
     }
@@ -316,7 +317,7 @@ fn work(
     if rng.bool() {
         let _ = victim.probe(any);
     } else {
-        let _ = victim.receive_now(any, &mut Vec::new());
+        let _ = victim.try_recv(any, &mut Vec::new());
     }
     victim.progress(Instant::now());
 }
@@ -333,10 +334,10 @@ fn befriend(victim: &mut MessageEngine<Shm>, friend: &mut MessageEngine<Shm>) {
     for _ in 0..LOOKS_MAX {
         victim.progress(Instant::now());
         friend.progress(Instant::now());
-        if let Some(EngineEvent::Requested { request, .. }) = friend.event() {
+        if let Some(EngineEvent::Requested { request, .. }) = friend.next_event() {
             friend.accept(request, 0).expect("accepts");
         }
-        if let Some(EngineEvent::Connected { rank: 2 }) = victim.event() {
+        if let Some(EngineEvent::Connected { rank: 2 }) = victim.next_event() {
             return;
         }
     }

@@ -37,7 +37,7 @@ fn open(name: &str, back_end: BackEnd) -> Link {
 /// Takes all frames that are there.
 fn take(link: &mut Link) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
-    link.receive(usize::MAX, |frame| frames.push(frame.to_vec())).expect("frames");
+    link.recv_each(usize::MAX, |frame| frames.push(frame.to_vec())).expect("frames");
     frames
 }
 
@@ -140,10 +140,10 @@ fn what_becomes_of_the_interface_is_told() {
                 let receiving = tokio::spawn({
                     let (right, has_arrived) = (right.clone(), Arc::clone(&has_arrived));
                     async move {
-                        let frame = right.receive().await.expect("a frame after all that");
+                        let frame = right.recv().await.expect("a frame after all that");
                         has_arrived.store(true, Ordering::Relaxed);
                         loop {
-                            if let Err(error) = right.receive().await {
+                            if let Err(error) = right.recv().await {
                                 return (frame, error);
                             }
                         }
@@ -151,15 +151,15 @@ fn what_becomes_of_the_interface_is_told() {
                 });
                 tokio::task::yield_now().await;
                 ip("link set v1 down");
-                assert_eq!(right.event().await.expect("told"), LinkEvent::Down);
+                assert_eq!(right.next_event().await.expect("told"), LinkEvent::Down);
                 let error = right.send(to, b"x").await.expect_err("it is down");
                 assert!(matches!(error, LinkError::Down) && error.is_retryable(), "{error}");
                 ip("link set v1 mtu 900");
-                assert_eq!(right.event().await.expect("told"), LinkEvent::Mtu(900));
+                assert_eq!(right.next_event().await.expect("told"), LinkEvent::Mtu(900));
                 let error = right.send(to, &[0; 901]).await.expect_err("too long now");
                 assert!(matches!(error, LinkError::TooLong { max: 900, .. }), "{error}");
                 ip("link set v1 up");
-                assert_eq!(right.event().await.expect("told"), LinkEvent::Up);
+                assert_eq!(right.next_event().await.expect("told"), LinkEvent::Up);
                 // The kernel may report to this end that it was down for a moment, or not at all; and it
                 // drops frames sent before its work queue has reactivated the transmit queue.
                 while !has_arrived.load(Ordering::Relaxed) {
@@ -173,8 +173,8 @@ fn what_becomes_of_the_interface_is_told() {
                 let (frame, error) = receiving.await.expect("no panic");
                 assert_eq!(&frame.payload().expect("a frame")[..8], b"up again");
                 assert!(matches!(error, LinkError::Removed) && error.is_final(), "{error}");
-                while right.event().await.expect("told") != LinkEvent::Removed {}
-                let error = right.event().await.expect_err("nothing follows");
+                while right.next_event().await.expect("told") != LinkEvent::Removed {}
+                let error = right.next_event().await.expect_err("nothing follows");
                 assert!(matches!(error, LinkError::Removed), "{error}");
                 let error = right.send(to, b"x").await.expect_err("it is gone");
                 assert!(matches!(error, LinkError::Removed), "{error}");
@@ -204,7 +204,7 @@ fn tags_and_missing_checksums_are_told() {
             sender.flush().expect("sent");
             assert_eq!(take(&mut untagged), Vec::<Vec<u8>>::new(), "tags of others");
             let mut tags = Vec::new();
-            all.receive(99, |frame| {
+            all.recv_each(99, |frame| {
                 if frame.to_vec().ends_with(b"tagged") {
                     tags.push(frame.tag());
                 }
@@ -222,7 +222,7 @@ fn tags_and_missing_checksums_are_told() {
             socket.send_to(b"checked", "10.9.0.2:9").expect("sent");
             let mut frames = Vec::new();
             receiver
-                .receive(9, |frame| frames.push((frame.checksum(), frame.to_vec())))
+                .recv_each(9, |frame| frames.push((frame.checksum(), frame.to_vec())))
                 .expect("frames");
             let (checksum, mut frame) = frames.pop().expect("a packet");
             assert_eq!(checksum, Checksum::Missing);
@@ -250,13 +250,13 @@ fn waits_are_served() {
         let ping = async {
             for number in 0..300_u32 {
                 left.send(group, &number.to_be_bytes()).await.expect("sent");
-                let back = left.receive().await.expect("a frame");
+                let back = left.recv().await.expect("a frame");
                 assert_eq!(back.payload().expect("a frame")[..4], number.to_be_bytes());
             }
         };
         let pong = async {
             for _ in 0..300 {
-                let frame: OwnedFrame = right.receive().await.expect("a frame");
+                let frame: OwnedFrame = right.recv().await.expect("a frame");
                 assert_eq!(frame.header().expect("a header").destination, group);
                 right.send(address, &frame.bytes[14..18]).await.expect("sent");
             }
@@ -324,7 +324,7 @@ fn what_passes(host: &HostThread, left: &AsyncLink, right: &AsyncLink) {
     let (a, b) = (other("v0"), other("v1"));
     in_tokio(async {
         a.send(r, b"past the program").await.expect("sent");
-        let frame = b.receive().await.expect("a frame");
+        let frame = b.recv().await.expect("a frame");
         assert_eq!(&frame.payload().expect("a frame")[..16], b"past the program");
     });
     let all = Link::builder("v1").back_end(BackEnd::PacketRings).promiscuous().open();
@@ -332,12 +332,12 @@ fn what_passes(host: &HostThread, left: &AsyncLink, right: &AsyncLink) {
     in_tokio(async {
         left.send(r, b"for the queue alone").await.expect("sent");
         left.send(MacAddress([2; 6]), b"for another host!").await.expect("sent");
-        let frame = all.receive().await.expect("a frame");
+        let frame = all.recv().await.expect("a frame");
         assert_eq!(&frame.payload().expect("a frame")[..17], b"for another host!");
-        let frame = right.receive().await.expect("a frame");
+        let frame = right.recv().await.expect("a frame");
         assert_eq!(&frame.payload().expect("a frame")[..19], b"for the queue alone");
         left.send(MacAddress::group(7), b"for a group").await.expect("sent");
-        let frame = right.receive().await.expect("a frame");
+        let frame = right.recv().await.expect("a frame");
         assert_eq!(&frame.payload().expect("a frame")[..11], b"for a group");
     });
 }
@@ -370,18 +370,18 @@ fn xdp_queues_have_one_owner() {
         in_tokio(async {
             for length in [0, 1, 46, 1000, 1500] {
                 right.send(l, &vec![7; length]).await.expect("sent");
-                let frame = left.receive().await.expect("a frame");
+                let frame = left.recv().await.expect("a frame");
                 assert_eq!(frame.payload().expect("a frame")[..length], vec![7; length]);
                 left.send(MacAddress([2; 6]), b"for another host!").await.expect("sent");
                 left.send(r, &frame.bytes[14..]).await.expect("sent");
-                let back = right.receive().await.expect("a frame");
+                let back = right.recv().await.expect("a frame");
                 assert_eq!(back.bytes[14..], frame.bytes[14..]);
                 assert_eq!(back.header().expect("a header").source, l);
             }
             // More than the rings have.
             for number in 0..3000_u32 {
                 left.send(r, &number.to_be_bytes()).await.expect("sent");
-                let frame = right.receive().await.expect("a frame");
+                let frame = right.recv().await.expect("a frame");
                 assert_eq!(frame.payload().expect("a frame")[..4], number.to_be_bytes());
             }
             let error = left.send(r, &[0; 1501]).await.expect_err("too long");
@@ -397,7 +397,7 @@ fn xdp_queues_have_one_owner() {
                 tokio::task::yield_now().await;
                 ip("link del v0");
             };
-            let (error, ()) = tokio::join!(right.receive(), removed);
+            let (error, ()) = tokio::join!(right.recv(), removed);
             assert!(matches!(error, Err(LinkError::Removed)), "{error:?}");
         });
     });
@@ -554,7 +554,7 @@ fn xdp_has_a_generic_path() {
             in_tokio(async {
                 while !link.is_up() {
                     tokio::time::sleep(Duration::from_millis(1)).await;
-                    link.event().expect("the routing socket's");
+                    link.next_event().expect("the routing socket's");
                 }
             });
         }
@@ -598,7 +598,7 @@ fn wait_for_frame_of(link: &mut Link, count: usize) -> Vec<u8> {
     in_tokio(async {
         loop {
             let mut first = None;
-            link.receive(count, |frame| {
+            link.recv_each(count, |frame| {
                 first.get_or_insert_with(|| frame.to_vec());
             })
             .expect("frames");

@@ -50,11 +50,12 @@ fn a_message_comes_with_its_connection() {
         loop {
             assert!(Instant::now() < bound, "they do not meet");
             one.progress(Instant::now());
-            if !is_accepted && let Some(EngineEvent::Requested { request, .. }) = other.event() {
+            if !is_accepted && let Some(EngineEvent::Requested { request, .. }) = other.next_event()
+            {
                 other.accept(request, 0).expect("it is asked for");
                 is_accepted = true;
             }
-            match one.event() {
+            match one.next_event() {
                 Some(EngineEvent::Connected { rank: 1 }) => break,
                 None => {}
                 Some(event) => panic!("{event:?}"),
@@ -70,7 +71,7 @@ fn a_message_comes_with_its_connection() {
             let done = match request {
                 Some(request) => other.poll_receive(request, &mut found[..]).is_ready(),
                 None if way == 2 && other.probe(from).is_none() => false,
-                None => other.receive_now(from, &mut found[..]).is_some(),
+                None => other.try_recv(from, &mut found[..]).is_some(),
             };
             if done {
                 break;

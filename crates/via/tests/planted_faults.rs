@@ -238,8 +238,8 @@ impl Faulty {
             return Some(found);
         }
         let next = |nic: &mut SimNic| match (cq, vi) {
-            (Some(cq), _) => nic.poll(cq),
-            (None, Some((vi, queue))) => nic.completed(vi, queue),
+            (Some(cq), _) => nic.poll_cq(cq),
+            (None, Some((vi, queue))) => nic.poll_queue(vi, queue),
             (None, None) => None,
         };
         let found = next(&mut self.nic)?;
@@ -353,7 +353,7 @@ impl Provider for Faulty {
             && let Some(cq) = self.attached.get(&vi)
         {
             // Existing completions are kept, in order.
-            let kept: Vec<_> = std::iter::from_fn(|| self.nic.poll(*cq)).collect();
+            let kept: Vec<_> = std::iter::from_fn(|| self.nic.poll_cq(*cq)).collect();
             self.extra.entry((Some(*cq), None)).or_default().extend(kept);
         }
         self.nic.destroy_vi(vi)?;
@@ -407,8 +407,8 @@ impl Provider for Faulty {
         self.nic.disconnect(vi)
     }
 
-    fn event(&mut self) -> Option<NicEvent> {
-        let event = self.nic.event()?;
+    fn next_event(&mut self) -> Option<NicEvent> {
+        let event = self.nic.next_event()?;
         self.changed_event(event)
     }
 
@@ -489,11 +489,11 @@ impl Provider for Faulty {
         }
     }
 
-    fn poll(&mut self, cq: CqId) -> Option<Completion> {
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         self.take(Some(cq), None)
     }
 
-    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+    fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
         self.take(None, Some((vi, queue)))
     }
 

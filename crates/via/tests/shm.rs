@@ -91,16 +91,16 @@ impl End {
         true
     }
 
-    fn event(&mut self) -> NicEvent {
-        self.until(|end| end.nic.event())
+    fn next_event(&mut self) -> NicEvent {
+        self.until(|end| end.nic.next_event())
     }
 
     fn completion(&mut self, queue: Queue) -> Completion {
-        self.until(|end| end.nic.completed(end.vi, queue))
+        self.until(|end| end.nic.poll_queue(end.vi, queue))
     }
 
     fn connected(&mut self) {
-        match self.event() {
+        match self.next_event() {
             NicEvent::Connected { greeting, .. } => {
                 let key = |at: usize| {
                     let bytes = greeting[at..at + 8].try_into().expect("eight bytes");
@@ -179,7 +179,7 @@ impl Peer {
     /// Starts the peer and connects with it.
     fn connected(role: &str, end: &mut End) -> Self {
         let peer = Self::start(role, end);
-        match end.event() {
+        match end.next_event() {
             NicEvent::Requested { request, .. } => {
                 let greeting = end.greeting();
                 end.nic.accept(request, end.vi, &greeting).expect("asked for");
@@ -239,7 +239,7 @@ fn in_a_role() {
         // Mostly awake, so that its answer meets the other side on the way to sleep.
         Some("quick") => echo(&mut end, 20_000),
         // Asleep until it is killed.
-        _ => drop(end.event()),
+        _ => drop(end.next_event()),
     }
 }
 
@@ -269,7 +269,7 @@ fn mirror(end: &mut End) {
 fn echo(end: &mut End, spins: u32) {
     let mut last = 0;
     loop {
-        let found = (0..spins).find_map(|_| end.nic.completed(end.vi, Queue::Receive));
+        let found = (0..spins).find_map(|_| end.nic.poll_queue(end.vi, Queue::Receive));
         let received = found.unwrap_or_else(|| end.completion(Queue::Receive));
         if received.status == Status::Flushed {
             return;
@@ -360,11 +360,11 @@ fn a_killed_peer_is_noticed() {
             }
         }
         peer.kill();
-        let event = end.event();
+        let event = end.next_event();
         let expected = NicEvent::Broken { vi: end.vi, reason: Reason::PeerDied };
         assert_eq!(event, expected);
         let mut flushed = 0;
-        while let Some(found) = end.nic.completed(end.vi, Queue::Receive) {
+        while let Some(found) = end.nic.poll_queue(end.vi, Queue::Receive) {
             flushed += u64::from(found.status == Status::Flushed);
         }
         let answered = kill_after.saturating_sub(1);
@@ -412,7 +412,7 @@ fn nothing_is_left_behind() {
         assert!(!descriptors().is_empty() && mappings() > 0, "the test looks at the right place");
         if is_killed {
             peer.kill();
-            assert!(matches!(end.event(), NicEvent::Broken { .. }));
+            assert!(matches!(end.next_event(), NicEvent::Broken { .. }));
         } else {
             end.nic.disconnect(end.vi).expect("a VI");
             peer.finish();
@@ -450,7 +450,7 @@ fn sleep_and_wake(role: &str, rounds: u64) {
             std::hint::spin_loop();
         }
         let received = loop {
-            if let Some(received) = end.nic.completed(end.vi, Queue::Receive) {
+            if let Some(received) = end.nic.poll_queue(end.vi, Queue::Receive) {
                 break received;
             }
             slept += u64::from(end.sleep());
@@ -479,9 +479,9 @@ fn the_secret_is_needed() {
         let now = Instant::now();
         assert!(now < deadline);
         one.nic.progress(now);
-        assert_eq!(one.nic.event(), None, "the event is not announced");
+        assert_eq!(one.nic.next_event(), None, "the event is not announced");
         other.nic.progress(now);
-        if let Some(event) = other.nic.event() {
+        if let Some(event) = other.nic.next_event() {
             break event;
         }
     };
@@ -515,7 +515,7 @@ fn peers_meet_after_one_gave_up() {
         }
         let end = &mut ends[alone];
         end.nic.progress(soon);
-        let event = end.nic.event();
+        let event = end.nic.next_event();
         let is_late = matches!(event, Some(NicEvent::Refused { reason: Reason::TimedOut, .. }));
         assert!(is_late, "{event:?}");
 
@@ -531,7 +531,7 @@ fn peers_meet_after_one_gave_up() {
         for step in 1..1_000 {
             both(&mut ends, soon.saturating_add(Duration::from_micros(step)));
             for (end, connected) in ends.iter_mut().zip(&mut connected) {
-                match end.nic.event() {
+                match end.nic.next_event() {
                     Some(NicEvent::Connected { .. }) => *connected = true,
                     Some(event) => panic!("alone {alone}, hears {hears}: {event:?}"),
                     None => {}

@@ -81,7 +81,7 @@ struct End {
 impl End {
     /// Waits for the next completion, which must be of `queue`.
     async fn completed(&self, queue: Queue) {
-        let done = self.nic.completion(self.cq).await.expect("a server");
+        let done = self.nic.next_completion(self.cq).await.expect("a server");
         assert_eq!((done.queue, done.status), (queue, Status::Done));
         if queue == Queue::Receive {
             self.nic.post(|nic| receive(nic, self.vi)).expect("posted");
@@ -105,7 +105,7 @@ async fn pair(servers: [&Server; 2], network: &SimNetwork, receives: usize) -> [
     one.nic.with(|nic| nic.listen(b"pair")).expect("listens");
     let address = one.nic.with(|nic| nic.address());
     let accept = async {
-        let event = one.nic.event().await.expect("a server");
+        let event = one.nic.next_event().await.expect("a server");
         let NicEvent::Requested { request, .. } = event else { panic!("{event:?}") };
         one.nic.accept(request, one.vi, b"").await.expect("connected");
     };
@@ -197,7 +197,7 @@ fn seen_after(
         let seeing = async {
             let seen = tokio::select! {
                 biased;
-                event = ends[1].nic.event() => Seen::Event(event.expect("a server")),
+                event = ends[1].nic.next_event() => Seen::Event(event.expect("a server")),
                 () = ends[1].completed(Queue::Receive) => Seen::Message,
             };
             (seen, Instant::now())
@@ -285,7 +285,7 @@ fn hosts_by_the_real_clock_are_woken() {
             fall_asleep().await;
             send(&mut bare, bare_vi).expect("posted");
         };
-        let (found, ()) = tokio::join!(end.nic.completion(cq), sending);
+        let (found, ()) = tokio::join!(end.nic.next_completion(cq), sending);
         assert_eq!(found.expect("a server").status, Status::Done);
 
         network.set_plan(PLAN.latency(Duration::from_secs(3600)));
@@ -301,7 +301,7 @@ fn hosts_by_the_real_clock_are_woken() {
             fall_asleep().await;
             network.cut(end.id, bare.id());
         };
-        let (event, ()) = tokio::join!(end.nic.event(), cut);
+        let (event, ()) = tokio::join!(end.nic.next_event(), cut);
         let event = event.expect("a server");
         let reason = Reason::TransportFailed;
         assert_eq!(event, NicEvent::Broken { vi: own, reason });

@@ -114,7 +114,7 @@ fn call(one: &mut End, other: &End) {
 fn accept(one: &mut End, other: &mut End) {
     let mut connected = 0;
     until(one, other, |one, other| {
-        if let Some(event) = other.nic.event() {
+        if let Some(event) = other.nic.next_event() {
             match event {
                 NicEvent::Requested { request, .. } => {
                     other.nic.accept(request, other.vi, b"").expect("asked for");
@@ -123,7 +123,7 @@ fn accept(one: &mut End, other: &mut End) {
                 event => panic!("{event:?}"),
             }
         }
-        if let Some(event) = one.nic.event() {
+        if let Some(event) = one.nic.next_event() {
             assert!(matches!(event, NicEvent::Connected { .. }), "{event:?}");
             connected += 1;
         }
@@ -147,7 +147,7 @@ fn write(one: &mut End, other: &mut End, from: &Region, to: &Region, byte: u8) {
         data: Data::Segments(&segments),
     };
     one.nic.post_send(one.vi, &descriptor).expect("room");
-    let received = until(one, other, |_, other| other.nic.completed(other.vi, Queue::Receive));
+    let received = until(one, other, |_, other| other.nic.poll_queue(other.vi, Queue::Receive));
     assert_eq!((received.status, received.immediate), (Status::Done, Some(3)));
     assert!(to.memory.read_to_vec(0, 100_000).expect("inside") == [byte; 100_000]);
 }
@@ -188,7 +188,7 @@ fn in_a_role() {
         let deadline = Instant::now() + PATIENCE;
         end.nic.connect(Connect::new(end.vi, &Address(bytes), b"test", deadline)).expect("idle");
         end.nic.progress(Instant::now());
-        let event = end.nic.event();
+        let event = end.nic.next_event();
         assert!(matches!(event, Some(NicEvent::Refused { .. })), "{event:?}");
     }
 }
@@ -218,7 +218,11 @@ fn strangers_are_turned_away() {
         }
         let mut child = Caller(command.spawn().expect("this test, once more"));
         let status = until(&mut one, &mut other, |one, other| {
-            assert_eq!((one.nic.event(), other.nic.event()), (None, None), "no NIC hears of it");
+            assert_eq!(
+                (one.nic.next_event(), other.nic.next_event()),
+                (None, None),
+                "no NIC hears of it"
+            );
             child.0.try_wait().expect("a child")
         });
         assert!(status.success(), "{role}: {status}");
@@ -276,10 +280,10 @@ fn without_descriptors_nothing_breaks() {
     write(&mut one, &mut other, &from, &to, 1);
     drop(full);
     write(&mut one, &mut other, &from, &to, 2);
-    assert_eq!((one.nic.event(), other.nic.event()), (None, None), "nothing breaks");
+    assert_eq!((one.nic.next_event(), other.nic.next_event()), (None, None), "nothing breaks");
     other.nic.deregister(to.handle).expect("registered");
     until(&mut one, &mut other, |one, _| (one.nic.arm().ok()? == Armed::Armed).then_some(()));
-    assert_eq!(one.nic.event(), None, "nor when it is taken back");
+    assert_eq!(one.nic.next_event(), None, "nor when it is taken back");
     // A caller that cannot be accepted.
     let mut late = End::new();
     call(&mut late, &other);
@@ -291,7 +295,7 @@ fn without_descriptors_nothing_breaks() {
         quiet_count += u32::from(is_quiet && other.nic.next_deadline().is_some());
         (quiet_count > 10).then_some(())
     });
-    assert_eq!(other.nic.event(), None);
+    assert_eq!(other.nic.next_event(), None);
     drop(full);
     let vi = other.nic.create_vi(attributes(other.tag)).expect("a VI");
     other.vi = vi;
@@ -316,7 +320,7 @@ fn callers_that_nobody_answers_are_bounded() {
         call(&mut caller, &other);
     }
     until(&mut caller, &mut other, |caller, _| {
-        while let Some(event) = caller.nic.event() {
+        while let Some(event) = caller.nic.next_event() {
             assert!(matches!(event, NicEvent::Refused { .. }), "{event:?}");
             rejected += 1;
         }

@@ -251,7 +251,7 @@ impl Party {
     /// Takes the number of the next message, if there is one.
     fn receive(&mut self) -> Option<i32> {
         self.nic.progress(Instant::now());
-        let found = self.nic.completed(self.vi, Queue::Receive)?;
+        let found = self.nic.poll_queue(self.vi, Queue::Receive)?;
         assert_eq!(found.status, Status::Done, "what is lost fails no descriptor");
         self.nic
             .post_receive(self.vi, &ReceiveDescriptor { cookie: 0, segments: &[] })
@@ -305,7 +305,7 @@ fn write(one: &mut Party, two: &mut Party, key: RemoteKey, count: i32, length: u
         let mut is_sent = false;
         while !is_sent || (received.last() != Some(&number) && Instant::now() < end) {
             one.nic.progress(Instant::now());
-            if let Some(found) = one.nic.completed(one.vi, Queue::Send) {
+            if let Some(found) = one.nic.poll_queue(one.vi, Queue::Send) {
                 assert_eq!(
                     found.status,
                     Status::Done,
@@ -392,7 +392,7 @@ fn event_of(nics: &mut [&mut Verbs]) -> NicEvent {
         for nic in nics.iter_mut() {
             nic.progress(Instant::now());
         }
-        if let Some(event) = nics[0].event() {
+        if let Some(event) = nics[0].next_event() {
             return event;
         }
         thread::yield_now();
@@ -418,7 +418,7 @@ fn another_secret_does_not_connect() {
     );
     assert!(is_refused, "{event:?}");
     assert_eq!(stranger.state(vi).expect("it is there"), ViState::Idle);
-    assert!(server.event().is_none(), "the listener hears nothing of it");
+    assert!(server.next_event().is_none(), "the listener hears nothing of it");
 
     let mut friend = open(1, [2; 32]);
     friend.listen(b"door").expect("free");

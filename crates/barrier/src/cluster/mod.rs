@@ -65,7 +65,7 @@ use crate::packet::GroupId;
 use crate::schedule::{Network, Schedule, Step};
 
 pub use self::machine::MemberProgram;
-pub use self::parameters::{Batching, Completion, Deferral, Parameters, ParametersError};
+pub use self::parameters::{Completion, Deferral, FramesPerInterrupt, Parameters, ParametersError};
 pub use self::program::{Action, Program, StepProgram};
 pub use self::times::{Counts, MemberTimes, Runs, Times};
 

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use super::parameters::{Batching, Completion};
+use super::parameters::{Completion, FramesPerInterrupt};
 use super::program::{Action, Program};
 use super::world::{NodeReport, SimEvent, SimWorld};
 use super::{Destination, Frame, NodeIndex};
@@ -144,7 +144,7 @@ impl<P: Program> SimNode<P> {
                     self.answer(world);
                 }
                 if !self.rings[nic].is_empty() {
-                    if world.parameters.batching == Batching::UntilEmpty {
+                    if world.parameters.frames_per_interrupt == FramesPerInterrupt::UntilEmpty {
                         return self.begin(world, world.parameters.receive_frame_ns);
                     }
                     self.interrupts.push_back(Interrupt::Frames { nic });

@@ -7,7 +7,7 @@
 //! | `receive_interrupt_ns` + `receive_frame_ns` (o_r) | 4 + 5.5 µs | 9.5 µs | the sum measured, [eth-barrier, §5.1.1]; **the parts fitted** |
 //! | `completion_ns` | 6 µs | 0 | measured, [eth-barrier, §5.1.1]; not in the closed forms of [eth-barrier, §5.1.2] |
 //! | `completion` | awaited | not awaited | [eth-barrier, §2.2]: the buffer may not be reused earlier |
-//! | `batching` | until the ring is empty | one frame | [eth-barrier, §5.2] guesses it from figure 10 |
+//! | `frames_per_interrupt` | until the ring is empty | one frame | [eth-barrier, §5.2] guesses it from figure 10 |
 //! | `wait_ns` | 4.5 µs | 0 | **fitted** |
 //! | `frame_bytes` | 72 B | 64 B | **fitted**; the shortest frame has 64 [ieee802.3, §4.4.2] |
 //! | `dma_ns` | 1.6 µs | 1.6 µs | estimate of a PCI burst and its set-up; part of L, which stays the same |
@@ -42,7 +42,7 @@ pub struct Parameters {
     /// Processor time per frame within that handler: its header, its port, the copy to the user's buffer.
     pub receive_frame_ns: u64,
     /// How many frames one interrupt handles.
-    pub batching: Batching,
+    pub frames_per_interrupt: FramesPerInterrupt,
     /// Processor time of the interrupt that reports a sent frame.
     pub completion_ns: u64,
     /// Whether a sender waits for that interrupt.
@@ -76,11 +76,11 @@ pub struct Parameters {
 /// How many frames one interrupt handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "one or all")]
-pub enum Batching {
+pub enum FramesPerInterrupt {
     /// The handler takes frames until the ring is empty, including those that arrive meanwhile.
     UntilEmpty,
     /// Each frame has its own interrupt.
-    OneFrame,
+    One,
 }
 
 /// Whether a sender waits until its frames have been sent.
@@ -113,7 +113,7 @@ impl Parameters {
         latency_ns: 17_500,
         receive_interrupt_ns: 4_000,
         receive_frame_ns: 5_500,
-        batching: Batching::UntilEmpty,
+        frames_per_interrupt: FramesPerInterrupt::UntilEmpty,
         completion_ns: 6_000,
         completion: Completion::Awaited,
         wait_ns: 4_500,
@@ -137,7 +137,7 @@ impl Parameters {
     pub const BARE: Self = Self {
         receive_interrupt_ns: 0,
         receive_frame_ns: 9_500,
-        batching: Batching::OneFrame,
+        frames_per_interrupt: FramesPerInterrupt::One,
         completion_ns: 0,
         completion: Completion::Ignored,
         wait_ns: 0,

@@ -110,7 +110,7 @@ mod tests {
     use crate::{
         algorithm::Algorithm,
         group::Group,
-        logp::{Cores, plan},
+        logp::{CoreAllocation, plan},
     };
 
     /// Goal: the latest waits are observed. Method: more than are kept, then none.
@@ -134,7 +134,8 @@ mod tests {
     fn a_report_says_expected_and_observed() {
         let group = Group::new(32).expect("a size");
         let costs = LogP::OF_THE_PAPER;
-        let advice = plan(group, &costs, Cores::Own, &[Algorithm::ShuffleExchange]).expect("one");
+        let advice = plan(group, &costs, CoreAllocation::Dedicated, &[Algorithm::ShuffleExchange])
+            .expect("one");
         let report = Report::new(advice.clone(), (costs, false), None);
         assert_eq!(report.ratio(), None);
         let said = report.to_string();

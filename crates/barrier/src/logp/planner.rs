@@ -14,13 +14,13 @@ use crate::{
 /// The largest group whose waits are counted.
 const COUNTED_MAX: u32 = 256;
 
-/// How many processors the members have.
+/// Whether members have cores of their own or share some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Cores {
-    /// Each member has its own, like the nodes of a cluster.
-    Own,
-    /// All members share this many.
+pub enum CoreAllocation {
+    /// Each member has a core of its own, like the nodes of a cluster.
+    Dedicated,
+    /// All members share this many cores.
     Shared(NonZeroU32),
 }
 
@@ -134,20 +134,20 @@ pub fn candidates(group: Group, logp: &LogP, has_multicast: bool) -> Vec<Algorit
 pub fn plan(
     group: Group,
     logp: &LogP,
-    cores: Cores,
+    cores: CoreAllocation,
     candidates: &[Algorithm],
 ) -> Result<Advice, PlanError> {
     let mut found = Vec::new();
     for algorithm in candidates.iter().copied() {
         algorithm.check(group)?;
         let work = match cores {
-            Cores::Own => Duration::ZERO,
-            Cores::Shared(cores) => logp.work(algorithm, group) / cores.get(),
+            CoreAllocation::Dedicated => Duration::ZERO,
+            CoreAllocation::Shared(cores) => logp.work(algorithm, group) / cores.get(),
         };
         let predicted = logp.predict(algorithm, group);
         let in_turns = match cores {
-            Cores::Own => predicted,
-            Cores::Shared(cores) => logp.predict_sharing(algorithm, group, cores),
+            CoreAllocation::Dedicated => predicted,
+            CoreAllocation::Shared(cores) => logp.predict_sharing(algorithm, group, cores),
         };
         let waits = waits(algorithm, group);
         found.push(Candidate { algorithm, predicted, in_turns, work, waits });
@@ -175,15 +175,15 @@ fn waits(algorithm: Algorithm, group: Group) -> u64 {
     steps.filter(|step| matches!(step, Step::Receive(_))).map(|_| 1).sum()
 }
 
-fn reason(found: &[Candidate], best: Candidate, group: Group, cores: Cores) -> String {
+fn reason(found: &[Candidate], best: Candidate, group: Group, cores: CoreAllocation) -> String {
     let size = group.size();
     let mut reason = match cores {
-        Cores::Shared(cores) if best.work > best.in_turns => format!(
+        CoreAllocation::Shared(cores) if best.work > best.in_turns => format!(
             "{size} members share {cores} cores, and its messages are the least work, {} against {} by LogP alone",
             micros(best.work),
             micros(best.predicted)
         ),
-        Cores::Shared(cores) if best.in_turns > best.predicted => format!(
+        CoreAllocation::Shared(cores) if best.in_turns > best.predicted => format!(
             "the shortest chain of messages for {size} members that take turns on {cores} cores, {} if each had its own",
             micros(best.predicted)
         ),

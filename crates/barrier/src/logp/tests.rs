@@ -134,8 +134,8 @@ fn the_optimal_tree_obeys_its_recursion() {
     }
 }
 
-fn two() -> Cores {
-    Cores::Shared(NonZeroU32::new(2).expect("two"))
+fn two() -> CoreAllocation {
+    CoreAllocation::Shared(NonZeroU32::new(2).expect("two"))
 }
 
 /// A veth pair and a bridge on a machine of two cores: sending does all the work of the way.
@@ -151,7 +151,7 @@ fn few_cores_turn_the_order_round() {
     let logp = on_one_machine();
     let group = group(32);
     let considered = [Algorithm::ShuffleExchange, Algorithm::DISSEMINATION, CONCURRENT];
-    let cluster = plan(group, &logp, Cores::Own, &considered).expect("candidates");
+    let cluster = plan(group, &logp, CoreAllocation::Dedicated, &considered).expect("candidates");
     assert_eq!(cluster.algorithm, Algorithm::ShuffleExchange);
     assert_eq!(cluster.expected, Duration::from_micros(50));
     assert!(cluster.reason.contains("shortest chain"), "{}", cluster.reason);
@@ -188,7 +188,8 @@ fn turns_of_others_count() {
         found.in_turns - found.predicted
     });
     assert_eq!((tournament, concurrent), (nanos(6 * 3 * 990), nanos(2 * 3 * 990)));
-    let alone = plan(group, &polling.with_poll(nanos(990)), Cores::Own, &all).expect("candidates");
+    let alone = plan(group, &polling.with_poll(nanos(990)), CoreAllocation::Dedicated, &all)
+        .expect("candidates");
     assert!(alone.candidates.iter().all(|one| one.in_turns == one.predicted));
 }
 
@@ -199,7 +200,7 @@ fn plans_suit_every_group() {
     for size in 1..=130 {
         let group = group(size);
         for has_multicast in [false, true] {
-            for cores in [Cores::Own, two()] {
+            for cores in [CoreAllocation::Dedicated, two()] {
                 let logp = on_one_machine();
                 let all = candidates(group, &logp, has_multicast);
                 let advice = plan(group, &logp, cores, &all).expect("candidates");
@@ -216,8 +217,9 @@ fn plans_suit_every_group() {
         }
     }
     let logp = LogP::OF_THE_PAPER;
-    assert_eq!(plan(group(4), &logp, Cores::Own, &[]), Err(PlanError::Nothing));
-    let unsuitable = plan(group(5), &logp, Cores::Own, &[Algorithm::ShuffleExchange]);
+    assert_eq!(plan(group(4), &logp, CoreAllocation::Dedicated, &[]), Err(PlanError::Nothing));
+    let unsuitable =
+        plan(group(5), &logp, CoreAllocation::Dedicated, &[Algorithm::ShuffleExchange]);
     assert!(matches!(unsuitable, Err(PlanError::Unsuitable(_))));
 }
 
@@ -225,14 +227,19 @@ fn plans_suit_every_group() {
 #[test]
 fn expectation_and_observation_are_reported() {
     let logp = LogP::OF_THE_PAPER;
-    let mut advice =
-        plan(group(32), &logp, Cores::Own, &[Algorithm::ShuffleExchange, CONCURRENT]).expect("two");
+    let mut advice = plan(
+        group(32),
+        &logp,
+        CoreAllocation::Dedicated,
+        &[Algorithm::ShuffleExchange, CONCURRENT],
+    )
+    .expect("two");
     assert_eq!(advice.deviation(), None);
     assert!(advice.to_string().contains("expected 150.0 µs"), "{advice}");
     advice.observe(Duration::from_micros(300));
     assert_eq!(advice.deviation(), Some(2.0));
     assert!(advice.to_string().contains("observed 300.0 µs (2.00 times"), "{advice}");
-    let mut alone = plan(group(1), &logp, Cores::Own, &[CONCURRENT]).expect("one");
+    let mut alone = plan(group(1), &logp, CoreAllocation::Dedicated, &[CONCURRENT]).expect("one");
     alone.observe(Duration::from_nanos(10));
     assert_eq!(alone.deviation(), None, "nothing was expected of it");
 }

@@ -28,29 +28,29 @@ const BUFFERS: usize = 256;
 /// The longest encoding of an address, in bytes.
 const PEER_ADDRESS_BYTES_MAX: usize = 18;
 
-/// The interface through which a member reaches the others.
+/// What attaches a member to one network, on which it reaches the others.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Interface {
+pub enum NetworkAttachment {
     /// UDP, from an address of this host. Multicast needs an address that no other member of the group has.
     Udp(UdpSettings),
     /// Ethernet frames on an interface, one member per interface.
     Link(Box<Link>),
 }
 
-impl From<UdpSettings> for Interface {
+impl From<UdpSettings> for NetworkAttachment {
     fn from(settings: UdpSettings) -> Self {
         Self::Udp(settings)
     }
 }
 
-impl From<IpAddr> for Interface {
+impl From<IpAddr> for NetworkAttachment {
     fn from(address: IpAddr) -> Self {
         Self::Udp(UdpSettings::new(address))
     }
 }
 
-impl From<Link> for Interface {
+impl From<Link> for NetworkAttachment {
     fn from(link: Link) -> Self {
         Self::Link(Box::new(link))
     }
@@ -123,15 +123,15 @@ impl DatagramTransport {
     /// Opens a port on each of the interfaces.
     pub(super) fn open(
         own: Rank,
-        interfaces: Vec<Interface>,
+        attachments: Vec<NetworkAttachment>,
         port: u8,
     ) -> Result<Self, DatagramError> {
         let open = |interface| {
             let mut device = match interface {
-                Interface::Udp(settings) => PolledDevice::over_udp(settings)?,
-                Interface::Link(link) => PolledDevice::over_link(*link),
+                NetworkAttachment::Udp(settings) => PolledDevice::over_udp(settings)?,
+                NetworkAttachment::Link(link) => PolledDevice::over_link(*link),
             };
-            device.acquire(port)?;
+            device.acquire_port(port)?;
             let length = PACKET_BYTES_MAX.min(device.payload_max());
             for _ in 0..BUFFERS {
                 // It accepts four times as many.
@@ -139,7 +139,7 @@ impl DatagramTransport {
             }
             Ok(NetworkDevice { device, port, peers: Vec::new(), group: None })
         };
-        let devices: Result<_, DatagramError> = interfaces.into_iter().map(open).collect();
+        let devices: Result<_, DatagramError> = attachments.into_iter().map(open).collect();
         Ok(Self { own, devices: devices? })
     }
 
@@ -233,7 +233,7 @@ impl DatagramTransport {
         mut take: impl FnMut(usize, bool, &[u8]),
     ) -> Result<(), DatagramError> {
         for (index, net) in self.devices.iter_mut().enumerate() {
-            net.device.receive_each(net.port, |received| {
+            net.device.recv_each(net.port, |received| {
                 take(index, received.is_multicast, received.payload());
             })?;
         }
@@ -317,7 +317,7 @@ impl Transport for DatagramTransport {
     }
 
     #[inline]
-    fn receive(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         self.receive_all(|_, _, packet| take(packet)).map_err(failed)
     }
 

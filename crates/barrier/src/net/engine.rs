@@ -192,7 +192,7 @@ impl BarrierEngine {
             }
         };
 
-        if let Err(error) = transport.receive(waker, &mut take) {
+        if let Err(error) = transport.recv_each(waker, &mut take) {
             self.transport_error = Some(error);
         }
 
@@ -556,7 +556,7 @@ impl Transport for Closed {
         Err(io::ErrorKind::NotConnected.into())
     }
 
-    fn receive(&mut self, _: &Waker, _: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, _: &Waker, _: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         Err(io::ErrorKind::NotConnected.into())
     }
 

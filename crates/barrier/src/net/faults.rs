@@ -64,9 +64,9 @@ impl Transport for FaultyTransport {
         self.inner.send(to, network, packet)
     }
 
-    fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let Self { inner, random, faults, delayed_packets } = self;
-        inner.receive(waker, &mut |packet| {
+        inner.recv_each(waker, &mut |packet| {
             if happens(random, faults.lost) {
                 return;
             }

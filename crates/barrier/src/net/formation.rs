@@ -8,7 +8,7 @@ use vigie_via::{auth, datagram::NodeAddress, message::Communicator, vi::Provider
 use super::{
     barrier::{MulticastState, NetBarrier},
     bootstrap::{NetBootstrap, Secrets, TcpBootstrap},
-    datagrams::{DatagramTransport, Interface},
+    datagrams::{DatagramTransport, NetworkAttachment},
     error::FormationError,
     faults::{Faults, FaultyTransport},
     messages::MessageTransport,
@@ -20,7 +20,7 @@ use crate::{
     deadline::with_deadline,
     error::BarrierError,
     group::{Group, Rank},
-    logp::{self, Cores, LogP},
+    logp::{self, CoreAllocation, LogP},
     member::{Member, MemberSettings, Quorum},
     packet::{GroupId, HEADER_BYTES, Key},
     reduction::Reduction,
@@ -75,7 +75,7 @@ const TYPICAL: LogP = LogP::new(
 #[derive(Debug)]
 #[must_use = "a builder forms nothing by itself"]
 pub struct NetBuilder {
-    interfaces: Vec<Interface>,
+    attachments: Vec<NetworkAttachment>,
     port: u8,
     name: String,
     server: Option<Server>,
@@ -97,7 +97,7 @@ pub struct NetBuilder {
 impl NetBuilder {
     pub(super) const fn new() -> Self {
         Self {
-            interfaces: Vec::new(),
+            attachments: Vec::new(),
             port: PORT,
             name: String::new(),
             server: None,
@@ -118,8 +118,8 @@ impl NetBuilder {
     }
 
     /// Adds a network: the first one, and a second one for algorithms that can use it.
-    pub fn network(mut self, interface: impl Into<Interface>) -> Self {
-        self.interfaces.push(interface.into());
+    pub fn network(mut self, attachment: impl Into<NetworkAttachment>) -> Self {
+        self.attachments.push(attachment.into());
         self
     }
 
@@ -314,14 +314,14 @@ impl NetBuilder {
     ) -> Result<NetBarrier, FormationError> {
         let (own, size) = (bootstrap.rank(), bootstrap.size());
         let group = Group::new(size)?;
-        match self.interfaces.len() {
+        match self.attachments.len() {
             0 => return Err(FormationError::NoNetwork),
             1 | 2 => {}
             count => return Err(FormationError::Networks { count }),
         }
 
         let mut datagrams =
-            DatagramTransport::open(own, std::mem::take(&mut self.interfaces), self.port)?;
+            DatagramTransport::open(own, std::mem::take(&mut self.attachments), self.port)?;
         self.check_length(&datagrams)?;
 
         let own_info = MemberInfo::new(self.digest(), &datagrams);
@@ -366,7 +366,8 @@ impl NetBuilder {
 
         let is_one_host = all.iter().all(|other| other.host == own_info.host);
         let cores = all.iter().map(|other| other.cores).min().and_then(NonZeroU32::new);
-        let cores = cores.filter(|_| is_one_host).map_or(Cores::Own, Cores::Shared);
+        let cores =
+            cores.filter(|_| is_one_host).map_or(CoreAllocation::Dedicated, CoreAllocation::Shared);
         let planner_input = self.planner_input(multicast == MulticastState::Works, cores);
         let algorithm = self.choose(group, &planner_input)?;
 
@@ -402,7 +403,7 @@ impl NetBuilder {
         Ok(NetBarrier::new(host, (algorithm, multicast), planner_input, member, transport)?)
     }
 
-    fn planner_input(&self, has_multicast: bool, cores: Cores) -> PlannerInput {
+    fn planner_input(&self, has_multicast: bool, cores: CoreAllocation) -> PlannerInput {
         PlannerInput {
             costs: self.logp,
             is_measured: false,
@@ -430,13 +431,13 @@ impl NetBuilder {
         id: GroupId,
         key: Option<Key>,
         group: Group,
-        cores: Cores,
+        cores: CoreAllocation,
     ) -> MemberSettings {
         let mut settings = MemberSettings::new(id);
         // On one host, all members that wait for a late one would ask at once, and keep it from arriving.
         let crowd = match cores {
-            Cores::Shared(cores) => group.size().div_ceil(cores.get()).clamp(1, 20),
-            Cores::Own => 1,
+            CoreAllocation::Shared(cores) => group.size().div_ceil(cores.get()).clamp(1, 20),
+            CoreAllocation::Dedicated => 1,
         };
         let patient = settings.repeat_after * crowd;
         settings.key = key;
@@ -469,7 +470,7 @@ impl NetBuilder {
             self.reduction,
             self.uses_multicast,
             self.multicast_group,
-            self.interfaces.len(),
+            self.attachments.len(),
             self.logp,
             self.is_measured,
             self.wait_mode,
@@ -582,10 +583,10 @@ fn first_of(infos: &[Vec<u8>]) -> Option<String> {
     Some(format!("{rank}: {}", String::from_utf8_lossy(why)))
 }
 
-fn shared_cores() -> Cores {
+fn shared_cores() -> CoreAllocation {
     let cores = thread::available_parallelism().map_or(1, Into::into);
     let cores = u32::try_from(cores).ok().and_then(NonZeroU32::new);
-    cores.map_or(Cores::Own, Cores::Shared)
+    cores.map_or(CoreAllocation::Dedicated, CoreAllocation::Shared)
 }
 
 /// What a member tells the others about itself.

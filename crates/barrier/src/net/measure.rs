@@ -31,7 +31,7 @@ use crate::{
     algorithm::AlgorithmError,
     error::BarrierError,
     group::{Rank, next_group},
-    logp::{Advice, Cores, MeasuredCosts, PlanError, Report, Spread},
+    logp::{Advice, CoreAllocation, MeasuredCosts, PlanError, Report, Spread},
     member::MemberError,
     reduction::Reduction,
     schedule::Target,
@@ -392,10 +392,10 @@ impl ProbeChannel for Prober<'_> {
 }
 
 /// Encodes the results, and the cores by which all are to plan.
-fn encode(measured: &MeasuredCosts, cores: Cores) -> Vec<u8> {
+fn encode(measured: &MeasuredCosts, cores: CoreAllocation) -> Vec<u8> {
     let cores = match cores {
-        Cores::Own => 0,
-        Cores::Shared(cores) => cores.get(),
+        CoreAllocation::Dedicated => 0,
+        CoreAllocation::Shared(cores) => cores.get(),
     };
     let mut bytes = Vec::new();
     for number in [cores, measured.ports, measured.lost] {
@@ -411,7 +411,7 @@ fn encode(measured: &MeasuredCosts, cores: Cores) -> Vec<u8> {
 }
 
 /// Decodes what [`encode`] has written; an empty slice means no results.
-fn decode(bytes: &[u8]) -> Option<(MeasuredCosts, Cores)> {
+fn decode(bytes: &[u8]) -> Option<(MeasuredCosts, CoreAllocation)> {
     fn number(bytes: &mut &[u8]) -> Option<u32> {
         let (number, rest) = bytes.split_first_chunk()?;
         *bytes = rest;
@@ -429,7 +429,7 @@ fn decode(bytes: &[u8]) -> Option<(MeasuredCosts, Cores)> {
         *spread =
             Spread { median: time(&mut rest)?, p90: time(&mut rest)?, samples: number(&mut rest)? };
     }
-    let cores = NonZeroU32::new(cores).map_or(Cores::Own, Cores::Shared);
+    let cores = NonZeroU32::new(cores).map_or(CoreAllocation::Dedicated, CoreAllocation::Shared);
     rest.is_empty().then(|| (MeasuredCosts::of_parameters(spreads, ports, lost), cores))
 }
 
@@ -471,9 +471,9 @@ mod tests {
             self.inner.send(to, network, packet)
         }
 
-        fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
             let Self { inner, left } = self;
-            inner.receive(waker, &mut |packet| {
+            inner.recv_each(waker, &mut |packet| {
                 let is_found = is_probe(packet) && packet.get(3) == Some(&COSTS);
                 let lose = |left: u32| left.checked_sub(1);
                 if !is_found
@@ -598,7 +598,7 @@ mod tests {
         }
         let measured = MeasuredCosts::of_parameters(spreads, 7, 3);
         assert_eq!(measured.parameters().map(|(_, spread)| spread), spreads);
-        for cores in [Cores::Own, Cores::Shared(NonZeroU32::MIN)] {
+        for cores in [CoreAllocation::Dedicated, CoreAllocation::Shared(NonZeroU32::MIN)] {
             let mut bytes = encode(&measured, cores);
             assert_eq!(decode(&bytes), Some((measured, cores)));
             for end in 0..bytes.len() {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use vigie_via::{
-    message::{Communicator, Message, MessageError, Source},
+    message::{Communicator, Message, MessageError, SourceFilter},
     protocol::Status,
     vi::Provider,
 };
@@ -106,18 +106,19 @@ impl<P: Provider> Transport for MessageTransport<P> {
         }
     }
 
-    fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let mut cx = Context::from_waker(waker);
         for _ in 0..LOOK {
             if !self.poll_pending(&mut cx, take)? {
                 return Ok(());
             }
-            let Some(mut matched) = self.communicator.try_matched_probe(Source::Any, TAG) else {
+            let Some(mut matched) = self.communicator.try_matched_probe(SourceFilter::Any, TAG)
+            else {
                 return Ok(());
             };
             // The awaited message has come.
             self.probing = None;
-            self.receiving = Some(Box::pin(async move { matched.receive().await }));
+            self.receiving = Some(Box::pin(async move { matched.recv().await }));
         }
         Ok(())
     }
@@ -142,7 +143,7 @@ impl<P: Provider> Transport for MessageTransport<P> {
         let communicator = &self.communicator;
         let probing = self.probing.get_or_insert_with(|| {
             let communicator = communicator.clone();
-            Box::pin(async move { communicator.probe(Source::Any, TAG).await })
+            Box::pin(async move { communicator.probe(SourceFilter::Any, TAG).await })
         });
         let Poll::Ready(found) = probing.as_mut().poll(&mut cx) else { return Ok(false) };
         self.probing = None;

@@ -33,7 +33,7 @@ mod transport;
 
 pub use self::{
     barrier::{MulticastState, NetBarrier},
-    datagrams::Interface,
+    datagrams::NetworkAttachment,
     engine::NetCounters,
     error::FormationError,
     faults::Faults,

@@ -5,7 +5,7 @@ use std::slice;
 use crate::{
     algorithm::Algorithm,
     group::Group,
-    logp::{Advice, Cores, LogP, MeasuredCosts, PlanError, candidates, plan},
+    logp::{Advice, CoreAllocation, LogP, MeasuredCosts, PlanError, candidates, plan},
 };
 
 /// How a member waits.
@@ -28,7 +28,7 @@ pub enum WaitMode {
 pub(super) struct PlannerInput {
     pub(super) costs: LogP,
     pub(super) is_measured: bool,
-    pub(super) cores: Cores,
+    pub(super) cores: CoreAllocation,
     pub(super) has_multicast: bool,
     pub(super) has_reduction: bool,
     pub(super) wait_mode: WaitMode,
@@ -51,7 +51,7 @@ impl PlannerInput {
     }
 
     /// Adopts the measured costs, and the cores that rank 0 reports.
-    pub(super) fn learn(&mut self, measured: &MeasuredCosts, cores: Cores) {
+    pub(super) fn learn(&mut self, measured: &MeasuredCosts, cores: CoreAllocation) {
         self.costs = match self.wait_mode {
             WaitMode::Adaptive | WaitMode::Polling => measured.costs(),
             WaitMode::Sleeping => measured.costs_asleep(),

@@ -26,7 +26,7 @@ pub trait Transport: Send + 'static {
     ///
     /// # Errors
     /// Nothing will arrive any more.
-    fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()>;
+    fn recv_each(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()>;
 
     /// Prepares for sleep. Returns whether something may have arrived already.
     ///

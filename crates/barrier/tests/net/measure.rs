@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use vigie_barrier::{
     Algorithm, BarrierError,
-    logp::{Cores, LogP, MeasuredCosts},
+    logp::{CoreAllocation, LogP, MeasuredCosts},
     net::{Faults, MeasureError, NetBarrier, WaitMode},
     reduction::{Builtin, Element, Reduction},
 };
@@ -178,7 +178,8 @@ fn reports_say_by_which_costs() {
     // Nothing of a group is needed for the same prediction.
     let group = vigie_barrier::Group::new(2).expect("a size");
     let all = [Algorithm::ShuffleExchange];
-    let advice = vigie_barrier::logp::plan(group, &LogP::OF_THE_PAPER, Cores::Own, &all);
+    let advice =
+        vigie_barrier::logp::plan(group, &LogP::OF_THE_PAPER, CoreAllocation::Dedicated, &all);
     assert_eq!(advice.expect("one").expected, LogP::OF_THE_PAPER.hop());
 }
 

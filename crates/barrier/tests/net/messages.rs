@@ -56,7 +56,7 @@ fn carry<P: Provider + Send + 'static>(name: &'static str, nic: fn() -> P) {
                     entries.enter();
                     barrier.wait().await.expect("passed");
                     entries.check(turn, 4);
-                    communicator.receive((next + 2) % 4, 0).await.expect("received");
+                    communicator.recv((next + 2) % 4, 0).await.expect("received");
                 }
                 if barrier.rank() == Rank(2) {
                     return endpoint;

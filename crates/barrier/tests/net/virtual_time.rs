@@ -37,11 +37,11 @@ async fn ranks(
             let asked =
                 first.with(|engine| engine.connect(other, &address, b"ranks", Instant::MAX));
             asked.expect("asks");
-            let event = second.event().await.expect("a server");
+            let event = second.next_event().await.expect("a server");
             let EngineEvent::Requested { request, .. } = event else { panic!("{event:?}") };
             second.with(|engine| engine.accept(request, one)).expect("accepts");
             for end in [first, second] {
-                let event = end.event().await.expect("a server");
+                let event = end.next_event().await.expect("a server");
                 assert!(matches!(event, EngineEvent::Connected { .. }), "{event:?}");
             }
         }

@@ -10,7 +10,7 @@ use vigie_barrier::cluster::paper::{
     Case, CaseError, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
 use vigie_barrier::cluster::{
-    Arrival, BARRIERS, Batching, Completion, Counts, Medium, Parameters, Runs,
+    Arrival, BARRIERS, Completion, Counts, FramesPerInterrupt, Medium, Parameters, Runs,
 };
 use vigie_barrier::{Algorithm, Group};
 
@@ -89,7 +89,9 @@ impl ParameterSet {
             Self::Calibrated => calibrated,
             Self::Bare => Parameters::BARE,
             Self::NoCompletionWait => Parameters { completion: Completion::Ignored, ..calibrated },
-            Self::OneFrame => Parameters { batching: Batching::OneFrame, ..calibrated },
+            Self::OneFrame => {
+                Parameters { frames_per_interrupt: FramesPerInterrupt::One, ..calibrated }
+            }
         }
     }
 }

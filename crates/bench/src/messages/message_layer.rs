@@ -100,7 +100,7 @@ pub(crate) async fn connect<P: Provider + Send + 'static>(
             .map_err(Failure::runtime)?;
     }
     while !missing.is_empty() {
-        match endpoint.event().await.map_err(Failure::runtime)? {
+        match endpoint.next_event().await.map_err(Failure::runtime)? {
             EngineEvent::Requested { request, rank: Some(rank), .. } => {
                 endpoint.with(|engine| engine.accept(request, rank)).map_err(Failure::runtime)?
             }
@@ -144,12 +144,12 @@ impl<P: Provider + Send + 'static> RankState<P> {
     #[inline]
     async fn receive(&mut self, measure: Measure, length: usize) -> Result<(), BoxedFailure> {
         if let Measure::Loaned { .. } = measure {
-            let view = self.all.receive_view(self.before, 0).await?;
+            let view = self.all.recv_view(self.before, 0).await?;
             view.read_at(0, &mut self.incoming[..1]).map_err(Failure::runtime)?;
             return Ok(());
         }
         let into = &mut self.incoming[..length];
-        let status = self.all.receive_into(self.before, 0, into).await?;
+        let status = self.all.recv_into(self.before, 0, into).await?;
         if status.length != length as u64 {
             let reason = format!("{} bytes instead of {length}", status.length);
             return Err(Box::new(Failure::runtime(reason)));

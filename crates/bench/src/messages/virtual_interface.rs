@@ -160,7 +160,7 @@ impl<P: Provider> VirtualInterface<P> {
         let (mut has_next, mut has_before) = (false, is_pair);
         while !(has_next && has_before) {
             self.nic.progress(Instant::now());
-            match self.nic.event() {
+            match self.nic.next_event() {
                 Some(NicEvent::Requested { request, .. }) => {
                     self.nic.accept(request, self.before, &greeting).map_err(failed)?;
                 }
@@ -273,7 +273,7 @@ impl<P: Provider> Channel for VirtualInterface<P> {
     fn receive(&mut self, message: &mut [u8]) -> Result<(), Failure> {
         let mut looks = 0;
         let completion = loop {
-            if let Some(completion) = self.nic.poll(self.cq) {
+            if let Some(completion) = self.nic.poll_cq(self.cq) {
                 break completion;
             }
             looks += 1;

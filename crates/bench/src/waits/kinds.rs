@@ -151,10 +151,10 @@ fn datagrams(runtime: &Runtime) -> Result<Waits, Failure> {
     let mut tasks = Vec::new();
     for number in 0..WAITERS {
         let port = u8::try_from(number).map_err(Failure::runtime)?;
-        let port = device.acquire(port).map_err(Failure::runtime)?;
+        let port = device.acquire_port(port).map_err(Failure::runtime)?;
         port.post(vec![0; 64]).map_err(Failure::runtime)?;
         tasks.push(Box::pin(async move {
-            while let Ok(received) = port.receive().await {
+            while let Ok(received) = port.recv().await {
                 if port.post(received.buffer).is_err() {
                     break;
                 }
@@ -164,7 +164,7 @@ fn datagrams(runtime: &Runtime) -> Result<Waits, Failure> {
     let node: NodeAddress = device.node();
     let peer = Runtime::builder().flavor(Flavor::UserLevel).build().map_err(Failure::runtime)?;
     let sender = Device::over_udp(peer.server(), settings).map_err(Failure::runtime)?;
-    let port = sender.acquire(PEER_PORT).map_err(Failure::runtime)?;
+    let port = sender.acquire_port(PEER_PORT).map_err(Failure::runtime)?;
     let go = move || {
         peer.block_on(async {
             for number in 0..WAITERS {
@@ -192,7 +192,7 @@ fn messages(runtime: &Runtime) -> Result<Waits, Failure> {
     let tasks = (0..WAITERS)
         .map(|tag| {
             let all: Communicator<Shm> = own.communicator();
-            Box::pin(async move { while all.receive(1, tag).await.is_ok() {} }) as Task
+            Box::pin(async move { while all.recv(1, tag).await.is_ok() {} }) as Task
         })
         .collect();
     let all = other.communicator();
@@ -215,7 +215,7 @@ fn end(server: &Server, rank: u32) -> Result<Endpoint<Shm>, Failure> {
 
 async fn connected(end: &Endpoint<Shm>) -> Result<(), Failure> {
     loop {
-        match end.event().await.map_err(Failure::runtime)? {
+        match end.next_event().await.map_err(Failure::runtime)? {
             EngineEvent::Requested { request, rank: Some(rank), .. } => {
                 end.with(|engine| engine.accept(request, rank)).map_err(Failure::runtime)?;
             }

@@ -3,7 +3,7 @@
 //! Each timer has a *soft expiry*, its deadline, before which it never fires, and a *hard expiry*, its
 //! deadline plus its slack, up to which the host may delay it. A poll goes through the timers in the
 //! order of hard expiry and fires each one up to the first that has not reached its soft expiry, so
-//! timers close to one another share a wake-up. [`Detector::wakeup`] chooses its time: the last soft
+//! timers close to one another share a wake-up. [`Detector::wake_at`] chooses its time: the last soft
 //! expiry before the first hard one, which means no delay for a timer on its own. Linux's own timers have
 //! both expiries too (`hrtimer_set_expires_range`); there, the wake-up is at the hard one.
 //!
@@ -120,7 +120,7 @@ impl Detector for Timers {
         self.heap.first().map(|first| first.hard)
     }
 
-    fn wakeup(&self) -> Option<Instant> {
-        self.heap.wakeup()
+    fn wake_at(&self) -> Option<Instant> {
+        self.heap.wake_at()
     }
 }

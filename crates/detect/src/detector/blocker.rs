@@ -5,7 +5,7 @@ use std::{fmt, io, time::Duration};
 pub(crate) type Call = Box<dyn FnMut(Option<Duration>) -> io::Result<()> + Send>;
 pub(crate) type Interrupt = Box<dyn Fn() + Send + Sync>;
 
-/// A call that blocks until an event may be there: what [`Detector::block`](crate::Detector::block)
+/// A call that blocks until an event may be there: what [`Detector::blocker`](crate::Detector::blocker)
 /// returns.
 ///
 /// It runs on its own kernel thread, with no lock held, while requests are pending; the server polls the

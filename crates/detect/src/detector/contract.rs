@@ -88,7 +88,7 @@ pub enum Arming {
 /// 7. [`poll`](Self::poll) with nothing pending does no harm.
 /// 8. An event caused by time alone is announced by [`next_deadline`](Self::next_deadline), from `submit`
 ///    on, and reported by the first poll at that time; [`hard_deadline`](Self::hard_deadline) and
-///    [`wakeup`](Self::wakeup) say how long that poll may be delayed.
+///    [`wake_at`](Self::wake_at) say how long that poll may be delayed.
 /// 9. The events of one request are reported in the order in which they happened. An event that a full
 ///    waiter gave back ([`Emitted::Full`](crate::Emitted::Full)) is emitted in a later poll; no event
 ///    is skipped.
@@ -205,7 +205,7 @@ pub trait Detector: Sized + Send + 'static {
     /// Returns when a host that is about to sleep should wake up and poll: between
     /// [`next_deadline`](Self::next_deadline) and [`hard_deadline`](Self::hard_deadline), chosen so
     /// that one wake-up finds several events. Called once per sleep. Default: `next_deadline`.
-    fn wakeup(&self) -> Option<Instant> {
+    fn wake_at(&self) -> Option<Instant> {
         self.next_deadline()
     }
 
@@ -213,7 +213,7 @@ pub trait Detector: Sized + Send + 'static {
     /// [`attach`](Self::attach). The call runs on its own kernel thread while requests are pending; on
     /// the user-level flavor, if the detector can also be polled, only while there is nothing else to
     /// run. After each return the host [`poll`](Self::poll)s.
-    fn block(&mut self) -> Option<Blocker> {
+    fn blocker(&mut self) -> Option<Blocker> {
         None
     }
 

@@ -19,7 +19,7 @@ impl Methods {
     /// A watched descriptor or a [`Notifier`](crate::Notifier) announces events, after
     /// [`Detector::arm`](crate::Detector::arm) where [`Detector::arming`](crate::Detector::arming) says so.
     pub const NOTIFY: Self = Self(4);
-    /// [`Detector::block`](crate::Detector::block) returns a call that blocks until an event may be
+    /// [`Detector::blocker`](crate::Detector::blocker) returns a call that blocks until an event may be
     /// there.
     pub const BLOCK: Self = Self(8);
     /// [`Detector::signal`](crate::Detector::signal) names a POSIX signal that announces events.

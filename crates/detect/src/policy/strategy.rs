@@ -42,7 +42,7 @@ pub enum Strategy {
         /// How long to poll before sleeping when there is nothing to run.
         spin: Duration,
     },
-    /// Lets a kernel thread block in [`Detector::block`](crate::Detector::block).
+    /// Lets a kernel thread block in [`Detector::blocker`](crate::Detector::blocker).
     Block,
     /// Waits for the signal named by [`Detector::signal`](crate::Detector::signal).
     Signal,

@@ -158,7 +158,7 @@ impl<D: Detector> HandleInner<D> {
         let attached = caught("attach", || detector.attach(&self.driver)).map_err(panicked)?;
         attached.map_err(RegisterError::Attach)?;
         if self.methods.contains(Methods::BLOCK) {
-            let blocker = caught("block", || detector.block()).map_err(panicked)?;
+            let blocker = caught("blocker", || detector.blocker()).map_err(panicked)?;
             core.helper = Some(Helper::new(blocker.ok_or(RegisterError::NoBlocker)?, self.name));
         }
         Ok(())
@@ -656,10 +656,11 @@ impl<D: Detector> Registered for HandleInner<D> {
         (reported, due)
     }
 
-    fn wakeup(&self) -> Option<Instant> {
+    fn wake_at(&self) -> Option<Instant> {
         let core = self.lock_core();
         let detector = core.detector.as_ref()?;
-        let wakeup = caught("wakeup", || detector.wakeup()).unwrap_or(Some(Instant::from_nanos(0)));
+        let wakeup =
+            caught("wake_at", || detector.wake_at()).unwrap_or(Some(Instant::from_nanos(0)));
         wakeup.max(wakeup.and(core.rest_at).filter(|_| core.is_flooded()))
     }
 

@@ -354,7 +354,7 @@ impl ServerShared {
             let row = driver.rows.get(index as usize);
             let Some(handle) = row.and_then(|row| row.handle.as_ref()) else { continue };
             if handle.watch_state().known_count.load(Ordering::Acquire) > 0
-                && let Some(deadline) = handle.wakeup()
+                && let Some(deadline) = handle.wake_at()
             {
                 self.next_deadline.fetch_min(deadline.as_nanos(), Ordering::SeqCst);
             }

@@ -41,7 +41,7 @@ pub(crate) trait Registered: Send + Sync {
     /// Polls if a deadline has come. Returns how many events were reported, and the next deadline.
     fn poll_deadline(&self, now: Instant, batch: &mut WakeList) -> (usize, Option<Due>);
     /// Returns when the host should wake up for the next deadline.
-    fn wakeup(&self) -> Option<Instant>;
+    fn wake_at(&self) -> Option<Instant>;
     /// Asks the policy, if it is due at `now`.
     fn reconsider(&self, now: Instant);
     /// The host has polled for this handle, found nothing and goes to sleep.

@@ -121,7 +121,7 @@ impl<T: Send + 'static> Detector for Blocking<T> {
         Arming::Permanent
     }
 
-    fn block(&mut self) -> Option<Blocker> {
+    fn blocker(&mut self) -> Option<Blocker> {
         self.blocker.take()
     }
 

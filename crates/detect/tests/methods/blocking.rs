@@ -17,7 +17,8 @@ use vigie_detect::{
     Arming, Blocker, Detector, Driver, Emitted, Flavor, Handle, Key, Methods, Mode, PollContext,
     RegisterError, Registration, Server, Strategy, Submitted, WaitError,
     conformance::{
-        Harness, Hosts, Profile, Recognised, Rule, SetupError, Trigger, Unclaimed, Violation, World,
+        EventIdentity, Harness, Hosts, Profile, Rule, SetupError, Trigger, Unclaimed, Violation,
+        World,
     },
     stock::blocking::{Blocking, blocking, interruptible},
 };
@@ -87,10 +88,10 @@ impl Harness for ReadHarness {
         })
     }
 
-    fn recognise(&mut self, _: usize, read: io::Result<usize>) -> Recognised {
+    fn identify(&mut self, _: usize, read: io::Result<usize>) -> EventIdentity {
         match read {
-            Ok(mark) => Recognised::Events(vec![mark]),
-            Err(error) => Recognised::Nothing(error.to_string()),
+            Ok(mark) => EventIdentity::Events(vec![mark]),
+            Err(error) => EventIdentity::Nothing(error.to_string()),
         }
     }
 
@@ -179,7 +180,7 @@ impl Detector for Letterbox {
         Arming::Permanent
     }
 
-    fn block(&mut self) -> Option<Blocker> {
+    fn blocker(&mut self) -> Option<Blocker> {
         let (post, called) = (Arc::clone(&self.post), Arc::clone(&self.post));
         let fault = self.fault;
         Some(Blocker::interruptible(move |_| called.block(fault), move || post.interrupt()))
@@ -254,8 +255,8 @@ impl Harness for LetterboxHarness {
         Box::new(move || post.drop_in(index))
     }
 
-    fn recognise(&mut self, _: usize, letter: usize) -> Recognised {
-        Recognised::Events(vec![letter])
+    fn identify(&mut self, _: usize, letter: usize) -> EventIdentity {
+        EventIdentity::Events(vec![letter])
     }
 
     fn profile(&self) -> Profile {

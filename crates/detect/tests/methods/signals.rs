@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process,
 use vigie_detect::{
     Arming, Detected, Detector, DriverHandle, Emitted, Flavor, Handle, Key, Methods, Mode,
     PollContext, Ready, RegisterError, Registration, Server, Strategy, Submitted,
-    conformance::{Harness, Hosts, Profile, Recognised, Rule, Trigger, Unclaimed, World},
+    conformance::{EventIdentity, Harness, Hosts, Profile, Rule, Trigger, Unclaimed, World},
     stock::{
         readiness::Direction,
         signal::{Arrived, SignalKind, Signals, signal},
@@ -78,10 +78,10 @@ impl Harness for SignalHarness {
         Box::new(move || witness.send(signal))
     }
 
-    fn recognise(&mut self, _: usize, arrived: Arrived) -> Recognised {
+    fn identify(&mut self, _: usize, arrived: Arrived) -> EventIdentity {
         match arrived.count {
-            1 => Recognised::Unmarked,
-            count => Recognised::Nothing(format!("{count} arrivals for one wait")),
+            1 => EventIdentity::Unmarked,
+            count => EventIdentity::Nothing(format!("{count} arrivals for one wait")),
         }
     }
 
@@ -93,10 +93,10 @@ impl Harness for SignalHarness {
         Some(())
     }
 
-    fn recognise_stream(&mut self, arrived: Arrived) -> Recognised {
+    fn identify_stream(&mut self, arrived: Arrived) -> EventIdentity {
         let first = self.streamed;
         self.streamed += usize::try_from(arrived.count).expect("few arrivals");
-        Recognised::Events((first..self.streamed).collect())
+        EventIdentity::Events((first..self.streamed).collect())
     }
 }
 
@@ -151,11 +151,11 @@ impl Harness for SignalIoHarness {
         })
     }
 
-    fn recognise(&mut self, request: usize, ready: Ready) -> Recognised {
+    fn identify(&mut self, request: usize, ready: Ready) -> EventIdentity {
         let pair = self.pairs.remove(&request).expect("it was requested");
         match rustix::io::read(pair.descriptor.as_fd(), &mut [0; 8]) {
-            Ok(1) if ready.intersects(Ready::READABLE) => Recognised::Unmarked,
-            read => Recognised::Nothing(format!("{ready:?}, and a read gave {read:?}")),
+            Ok(1) if ready.intersects(Ready::READABLE) => EventIdentity::Unmarked,
+            read => EventIdentity::Nothing(format!("{ready:?}, and a read gave {read:?}")),
         }
     }
 
@@ -278,8 +278,8 @@ impl Harness for FaultyHarness {
         })
     }
 
-    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
-        Recognised::Unmarked
+    fn identify(&mut self, _: usize, (): ()) -> EventIdentity {
+        EventIdentity::Unmarked
     }
 
     fn profile(&self) -> Profile {

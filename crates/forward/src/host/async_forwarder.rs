@@ -116,7 +116,7 @@ impl Engine for HostEngine {
     type Output = HostEvent;
 
     fn take(&mut self, (): &()) -> Option<HostEvent> {
-        self.forwarder.as_mut()?.event()
+        self.forwarder.as_mut()?.next_event()
     }
 
     fn put_back(&mut self, (): &(), event: HostEvent) -> Option<HostEvent> {

@@ -370,7 +370,7 @@ impl Forwarder {
     }
 
     /// Returns the next unreported event of an interface, if any.
-    pub fn event(&mut self) -> Option<HostEvent> {
+    pub fn next_event(&mut self) -> Option<HostEvent> {
         self.events.pop_front()
     }
 

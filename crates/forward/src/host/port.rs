@@ -235,7 +235,7 @@ impl AttachedInterface {
         let (port, count) = (self.port, batch.len());
         let mut places = batch.iter_mut();
         let mut bytes = 0;
-        let received = link.receive(count, |frame| {
+        let received = link.recv_each(count, |frame| {
             if let Some(inbound) = places.next() {
                 bytes += inbound.take(port, frame);
             }
@@ -332,7 +332,7 @@ impl AttachedInterface {
         on_event: &mut dyn FnMut(HostEvent),
     ) {
         while let Some(link) = &mut self.link {
-            match link.event() {
+            match link.next_event() {
                 Ok(Some(event)) => {
                     on_event(HostEvent::Link(self.port, event));
                     match event {

@@ -98,8 +98,8 @@ impl<P: Provider> AsyncSink<P> {
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub async fn receive(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
-        let step = self.0.with(|sink| sink.receive_steps());
+    pub async fn next_event(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
+        let step = self.0.with(|sink| sink.event_steps());
         self.0.wait(step).await
     }
 }

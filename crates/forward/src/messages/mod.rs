@@ -37,7 +37,7 @@
 //! let other = std::thread::spawn(move || {
 //!     let mut received = Vec::new();
 //!     // Until the forwarder has gone, so that the last acknowledgement has left.
-//!     while let Ok(Some(event)) = sink.receive() {
+//!     while let Ok(Some(event)) = sink.next_event() {
 //!         match event {
 //!             SinkEvent::Message(message) => received.push(message.bytes),
 //!             SinkEvent::Lost { .. } => break,

@@ -344,11 +344,11 @@ impl<P: Provider> NodePort<P> {
         let now = self.now();
         let mut has_worked = self.nic.progress(now);
         // Process what a peer has sent even if it left right afterwards.
-        while let Some(completion) = self.nic.poll(self.cq) {
+        while let Some(completion) = self.nic.poll_cq(self.cq) {
             has_worked = true;
             self.handle_completion(completion)?;
         }
-        while let Some(event) = self.nic.event() {
+        while let Some(event) = self.nic.next_event() {
             has_worked = true;
             self.handle_event(event)?;
         }
@@ -360,7 +360,7 @@ impl<P: Provider> NodePort<P> {
         Ok(has_worked)
     }
 
-    pub(super) fn event(&mut self) -> Option<PortEvent> {
+    pub(super) fn next_event(&mut self) -> Option<PortEvent> {
         self.events.pop_front()
     }
 

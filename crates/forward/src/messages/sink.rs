@@ -62,7 +62,7 @@ struct SinkFlow {
 /// A destination of messages.
 ///
 /// The calling thread drives its provider, in each call. Only calls take messages from the interface: a sink that does
-/// not call [`receive`](Self::receive) fills the window and the buffers of the nodes before it, which wait. If it makes
+/// not call [`next_event`](Self::next_event) fills the window and the buffers of the nodes before it, which wait. If it makes
 /// no call for longer than the provider's peers tolerate, it is considered dead.
 pub struct Sink<P: Provider> {
     node: BlockingNode<SinkNode<P>>,
@@ -88,26 +88,28 @@ impl<P: Provider> Sink<P> {
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn receive(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
-        let step = self.node.with(|sink| sink.receive_steps());
+    pub fn next_event(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
+        let step = self.node.with(|sink| sink.event_steps());
         self.node.wait(step)
     }
 
-    /// As [`receive`](Self::receive), until an instant of the settings' clock.
+    /// As [`next_event`](Self::next_event), until an instant of the settings' clock.
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn receive_until(&mut self, deadline: Instant) -> Result<Option<SinkEvent>, MessagesError> {
-        self.node
-            .wait(SinkNode::receive_steps_while(move |now| (now < deadline).then_some(deadline)))
+    pub fn next_event_until(
+        &mut self,
+        deadline: Instant,
+    ) -> Result<Option<SinkEvent>, MessagesError> {
+        self.node.wait(SinkNode::event_steps_while(move |now| (now < deadline).then_some(deadline)))
     }
 
     /// Returns the next event if there is one, without waiting.
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn poll(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
-        self.node.with(SinkNode::poll)
+    pub fn try_next_event(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
+        self.node.with(SinkNode::try_next_event)
     }
 
     /// Sends what is pending, without receiving: for callers that are busy otherwise.
@@ -146,17 +148,15 @@ impl<P: Provider> SinkNode<P> {
     }
 
     /// Returns the steps until an event comes, or the wait budget is exhausted.
-    pub(super) fn receive_steps(
+    pub(super) fn event_steps(
         &self,
     ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Option<SinkEvent>> + use<P> {
         let mut budget = WaitBudget::new(self.settings.timeout, self.port.now());
-        Self::receive_steps_while(move |now| {
-            (!budget.is_exhausted(now)).then(|| budget.next_check())
-        })
+        Self::event_steps_while(move |now| (!budget.is_exhausted(now)).then(|| budget.next_check()))
     }
 
     /// The same, as long as there is an instant to wait for.
-    fn receive_steps_while(
+    fn event_steps_while(
         mut wait_until: impl FnMut(Instant) -> Option<Instant>,
     ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Option<SinkEvent>> {
         let mut has_turned = false;
@@ -177,7 +177,7 @@ impl<P: Provider> SinkNode<P> {
         }
     }
 
-    pub(super) fn poll(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
+    pub(super) fn try_next_event(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
         if let Some(event) = self.take()? {
             return Ok(Some(event));
         }
@@ -187,7 +187,7 @@ impl<P: Provider> SinkNode<P> {
 
     /// Takes the next event that has already arrived.
     fn take(&mut self) -> Result<Option<SinkEvent>, MessagesError> {
-        while let Some(event) = self.port.event() {
+        while let Some(event) = self.port.next_event() {
             match event {
                 PortEvent::Opened(vi, _) => self.connections.push_back(vi),
                 PortEvent::Closed(vi, reason) if self.connections.contains(&vi) => {

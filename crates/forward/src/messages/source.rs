@@ -343,7 +343,7 @@ impl<P: Provider> NodeMachine for SourceNode<P> {
 
     fn tick(&mut self) -> Result<bool, MessagesError> {
         let mut has_worked = self.port.tick()?;
-        while let Some(event) = self.port.event() {
+        while let Some(event) = self.port.next_event() {
             has_worked = true;
             match event {
                 PortEvent::Closed(_, reason) => self.lost = Some(reason),

@@ -109,7 +109,7 @@ impl World {
     /// Ticks every node, and steps the network.
     fn tick(&mut self) {
         while self.received.len() < self.appetite {
-            match self.sink.poll().expect("a sink") {
+            match self.sink.try_next_event().expect("a sink") {
                 Some(SinkEvent::Message(message)) => self.received.push(message),
                 Some(SinkEvent::Finished { source, messages }) => {
                     self.finished.push((source, messages));
@@ -169,7 +169,7 @@ impl World {
         let mut sending = None;
         for _ in 0..100_000 {
             loop {
-                match self.sink.poll() {
+                match self.sink.try_next_event() {
                     Ok(Some(SinkEvent::Message(message))) => self.received.push(message),
                     Ok(Some(SinkEvent::Lost { reason })) => self.lost.push(reason),
                     Ok(Some(_)) => {}
@@ -417,7 +417,7 @@ fn what_came_before_the_end_counts() {
     let mut source = SourceNode::begin(nic, &sink.address(), settings.clone()).expect("a source");
     while !source.is_open().expect("connected") {
         let _ = source.tick().expect("a source");
-        assert_eq!(sink.poll().expect("a sink"), None);
+        assert_eq!(sink.try_next_event().expect("a sink"), None);
         network.step();
     }
     send(&mut source);
@@ -425,7 +425,7 @@ fn what_came_before_the_end_counts() {
     network.crash(dies);
     quiet(&network);
     let mut found = Vec::new();
-    while let Some(event) = sink.poll().expect("a sink") {
+    while let Some(event) = sink.try_next_event().expect("a sink") {
         found.push(event);
     }
     assert!(matches!(found.pop(), Some(SinkEvent::Lost { .. })), "{found:?}");
@@ -461,14 +461,14 @@ fn credit_is_told_before_a_rest() {
     let mut source = SourceNode::begin(network.nic(), &sink.address(), settings).expect("a source");
     while !source.is_open().expect("connected") {
         let _ = source.tick().expect("a source");
-        assert_eq!(sink.poll().expect("a sink"), None);
+        assert_eq!(sink.try_next_event().expect("a sink"), None);
         network.step();
     }
     let bytes = vec![1; 64 * 13];
     let mut sending = source.begin_send(DESTINATION, 0, &bytes).expect("short");
     assert!(!source.pump(&mut sending, &bytes).expect("sent"), "eight packets have room");
     while network.step() {}
-    assert_eq!(sink.receive_until(network.now()).expect("a sink"), None);
+    assert_eq!(sink.next_event_until(network.now()).expect("a sink"), None);
     while network.step() {}
     let _ = source.tick().expect("a source");
     assert!(source.pump(&mut sending, &bytes).expect("sent"), "the rest has room now");

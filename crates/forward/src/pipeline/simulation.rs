@@ -16,10 +16,10 @@ use crate::packet::{Packet, Port};
 pub struct PipelineSimulation {
     seed: u64,
     packets: u64,
-    interval: Duration,
+    arrival_interval: Duration,
     loss_per_mille: u32,
     ports: Vec<Port>,
-    departure: Duration,
+    service_time: Duration,
     stall_per_mille: u32,
     stall: Duration,
 }
@@ -63,10 +63,10 @@ impl PipelineSimulation {
         Self {
             seed,
             packets,
-            interval: microsecond,
+            arrival_interval: microsecond,
             loss_per_mille: 0,
             ports: ports.to_vec(),
-            departure: microsecond,
+            service_time: microsecond,
             stall_per_mille: 0,
             stall: Duration::ZERO,
         }
@@ -74,13 +74,13 @@ impl PipelineSimulation {
 
     setters! {
         /// Sets the time between two packets.
-        interval: Duration,
+        arrival_interval: Duration,
 
         /// Sets how many packets in a thousand are lost before they arrive.
         loss_per_mille: u32,
 
         /// Sets the time that a port needs for a packet.
-        departure: Duration,
+        service_time: Duration,
     }
 
     /// Sets after how many packets in a thousand a port stalls, and the longest stall.
@@ -144,8 +144,10 @@ impl PipelineSimulation {
                         }
                     }
                     if (sent < self.packets || kept.is_some()) && idle <= IDLE_MAX {
-                        events
-                            .push(Reverse((time + nanos(self.interval), SimulationEvent::Arrival)));
+                        events.push(Reverse((
+                            time + nanos(self.arrival_interval),
+                            SimulationEvent::Arrival,
+                        )));
                     }
                 }
                 SimulationEvent::Departure(number) => {
@@ -176,7 +178,7 @@ impl PipelineSimulation {
         rng: &mut Rng,
         report: &mut PipelineSimulationReport,
     ) -> u64 {
-        let mut next = time + nanos(self.departure).max(1);
+        let mut next = time + nanos(self.service_time).max(1);
         let Some(packet) = self.ports.get(number).and_then(|port| pipeline.take(*port)) else {
             return next;
         };

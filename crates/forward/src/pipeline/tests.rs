@@ -223,10 +223,10 @@ fn descriptions_tell_what_cannot_leave_the_host() {
 fn rehearsals() -> impl Strategy<Value = (u64, PipelineSimulation, OnFull, Mode, usize, u32)> {
     let numbers = (any::<u64>(), 0..300_u32, 0..300_u32, 0..3_000_u64, 1..20_usize, 1..6_u32);
     (numbers, any::<bool>(), any::<bool>()).prop_map(
-        |((seed, loss, stalls, departure, buffer, parts), drops, cuts)| {
+        |((seed, loss, stalls, service_time, buffer, parts), drops, cuts)| {
             let simulation = PipelineSimulation::new(seed, 400, &[Port(0), Port(1), Port(2)])
                 .loss_per_mille(loss)
-                .departure(Duration::from_nanos(departure))
+                .service_time(Duration::from_nanos(service_time))
                 .stalls(stalls, Duration::from_micros(30));
             let on_full = if drops { OnFull::Drop } else { OnFull::Wait };
             let mode = if cuts { Mode::CutThrough } else { Mode::StoreAndForward };

@@ -13,7 +13,7 @@ use crate::{
 /// The treatment of checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ChecksumWork {
+pub enum ChecksumMode {
     /// Packets with a wrong checksum are dropped ([`Reason::ChecksumWrong`]).
     Verify,
     /// Checksums are recomputed.
@@ -27,24 +27,24 @@ pub enum ChecksumWork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Checksum {
-    work: ChecksumWork,
+    mode: ChecksumMode,
 }
 
 impl Checksum {
     /// Creates a stage that drops packets with wrong checksums.
     pub const fn verify() -> Self {
-        Self { work: ChecksumWork::Verify }
+        Self { mode: ChecksumMode::Verify }
     }
 
     /// Creates a stage that recomputes checksums.
     pub const fn fill() -> Self {
-        Self { work: ChecksumWork::Fill }
+        Self { mode: ChecksumMode::Fill }
     }
 
     /// Returns the treatment.
     #[must_use]
-    pub const fn work(&self) -> ChecksumWork {
-        self.work
+    pub const fn mode(&self) -> ChecksumMode {
+        self.mode
     }
 }
 
@@ -57,9 +57,9 @@ impl Stage for Checksum {
     }
 
     fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
-        let done = match self.work {
-            ChecksumWork::Verify => packet.verify(),
-            ChecksumWork::Fill => packet.fill_checksums().map(|_| Verified::Right),
+        let done = match self.mode {
+            ChecksumMode::Verify => packet.verify(),
+            ChecksumMode::Fill => packet.fill_checksums().map(|_| Verified::Right),
         };
         match done {
             Ok(Verified::Wrong) => Verdict::Drop(Reason::ChecksumWrong),

@@ -15,7 +15,7 @@ mod ttl;
 mod tests;
 
 pub use self::{
-    checksum::{Checksum, ChecksumWork},
+    checksum::{Checksum, ChecksumMode},
     closure::Closure,
     filter::{Action, Filter, Rule},
     meter::{Meter, MeterError},

@@ -197,7 +197,7 @@ impl<F: Fixture> Testbed<'_, F> {
         let mut last = 4;
         let mut ends = Vec::new();
         self.expect_both_broken(one, other)?;
-        while let Some(found) = self.nics[one.nic].completed(one.vi, Queue::Send) {
+        while let Some(found) = self.nics[one.nic].poll_queue(one.vi, Queue::Send) {
             let expected = [Status::Flushed, Status::TransportError];
             let may_be_done = !is_told && found.status.is_done();
             if !(expected.contains(&found.status) || may_be_done) {

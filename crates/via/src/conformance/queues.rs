@@ -77,7 +77,7 @@ fn shared<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     testbed.expect_no_completion(Clause::Once, any, Queue::Receive)?;
     for (_, other) in &pairs {
         for queue in [Queue::Send, Queue::Receive] {
-            if let Some(found) = testbed.nics[1].completed(other.vi, queue) {
+            if let Some(found) = testbed.nics[1].poll_queue(other.vi, queue) {
                 let saw = format!("{found:?} is found beside its completion queue");
                 return Err(testbed.broken(Clause::Once, saw));
             }
@@ -181,7 +181,7 @@ fn gone<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
             ("send by no VI", nic.post_send(vi, &send)),
             ("receive by no VI", nic.post_receive(vi, &received)),
         ];
-        let none = [nic.completed(vi, Queue::Send), nic.completed(vi, Queue::Receive)];
+        let none = [nic.poll_queue(vi, Queue::Send), nic.poll_queue(vi, Queue::Receive)];
         testbed.expect(Clause::Name, "completions of no VI", &none, &[None, None])?;
         for (what, result) in results {
             let is_right = |error: &ViError| matches!(error, ViError::UnknownVi(_));
@@ -193,7 +193,7 @@ fn gone<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
         let result = testbed.nics[0].destroy_cq(cq);
         let is_right = |error: &ViError| matches!(error, ViError::UnknownCq(_));
         testbed.refused(Clause::Name, "to destroy no queue", result, is_right)?;
-        let none = testbed.nics[0].poll(cq);
+        let none = testbed.nics[0].poll_cq(cq);
         testbed.expect(Clause::Name, "completions of no queue", &none, &None)?;
         let attributes = ViAttributes {
             reliability: testbed.level(),

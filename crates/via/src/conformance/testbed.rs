@@ -203,7 +203,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
 
     /// Returns the next event of a NIC, which must come.
     pub(super) fn event(&mut self, nic: usize) -> Result<NicEvent, Violation> {
-        let event = self.until(|nics| nics[nic].event());
+        let event = self.until(|nics| nics[nic].next_event());
         self.report.events += u64::from(event.is_some());
         event.ok_or_else(|| self.broken(Clause::Connection, "an event did not come"))
     }
@@ -219,7 +219,7 @@ impl<'f, F: Fixture> Testbed<'f, F> {
 
     pub(super) fn expect_no_event(&mut self, nic: usize) -> Result<(), Violation> {
         self.calm();
-        match self.nics[nic].event() {
+        match self.nics[nic].next_event() {
             Some(event) => Err(self.broken(Clause::Connection, format!("unasked for: {event:?}"))),
             None => Ok(()),
         }
@@ -264,8 +264,8 @@ impl<'f, F: Fixture> Testbed<'f, F> {
             Queue::Receive => party.receive_cq,
         };
         match cq {
-            Some(cq) => nic.poll(cq),
-            None => nic.completed(party.vi, queue),
+            Some(cq) => nic.poll_cq(cq),
+            None => nic.poll_queue(party.vi, queue),
         }
     }
 

@@ -517,7 +517,7 @@ fn read_words<F: Fixture>(testbed: &mut Testbed<'_, F>, one: &Party, other: &Par
         let found = testbed.until(|nics| {
             looks += 1;
             let is_stored = offset != 0 || memory.store(0, whole(looks)).is_ok();
-            nics[0].completed(vi, Queue::Send).filter(|_| is_stored)
+            nics[0].poll_queue(vi, Queue::Send).filter(|_| is_stored)
         });
         let Some(found) = found else {
             return Err(testbed.broken(Clause::End, format!("read {number} did not end")));

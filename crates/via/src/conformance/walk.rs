@@ -75,7 +75,7 @@ fn walk<F: Fixture>(testbed: &mut Testbed<'_, F>, seed: u64) -> CaseResult {
             _ => {
                 let nic = ends[index].party.nic;
                 let Some(cq) = ends[index].party.send_cq else { continue };
-                while let Some(found) = testbed.nics[nic].poll(cq) {
+                while let Some(found) = testbed.nics[nic].poll_cq(cq) {
                     judge(testbed, &mut ends, nic, &found)?;
                 }
             }

@@ -8,10 +8,10 @@
 //! let host = vigie_detect::Server::spawn_thread()?;
 //! let settings = UdpSettings::new(Ipv4Addr::LOCALHOST.into()).base_port(23_000);
 //! let device = Device::over_udp(host.server(), settings)?;
-//! let (left, right) = (device.acquire(1)?, device.acquire(2)?);
+//! let (left, right) = (device.acquire_port(1)?, device.acquire_port(2)?);
 //! right.post(vec![0; 100])?;
 //! left.send(device.node(), 2, b"hello".to_vec()).await?;
-//! let received = right.receive().await?;
+//! let received = right.recv().await?;
 //! assert_eq!((received.payload(), received.from_port), (&b"hello"[..], 1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
@@ -186,7 +186,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DatagramError::PortTaken`], by this process or another.
-    pub fn acquire(&self, number: u8) -> Result<Port, DatagramError> {
+    pub fn acquire_port(&self, number: u8) -> Result<Port, DatagramError> {
         self.host.with(|engine| engine.acquire(number))?;
         Ok(Port { host: self.host.clone(), number })
     }
@@ -250,7 +250,7 @@ impl Port {
     ///
     /// # Errors
     /// [`DatagramError::Removed`]. While the interface is down, the call keeps waiting.
-    pub async fn receive(&self) -> Result<Received, DatagramError> {
+    pub async fn recv(&self) -> Result<Received, DatagramError> {
         match self.host.wait(DatagramRequest::Received(self.number)).await? {
             DatagramOutput::Received(received) => Ok(received),
             DatagramOutput::Failed(error) => Err(error),
@@ -261,8 +261,8 @@ impl Port {
     /// Returns the next datagram if one is there.
     ///
     /// # Errors
-    /// As [`receive`](Self::receive).
-    pub fn try_receive(&self) -> Result<Option<Received>, DatagramError> {
+    /// As [`recv`](Self::recv).
+    pub fn try_recv(&self) -> Result<Option<Received>, DatagramError> {
         self.host.with(|engine| engine.receive(self.number))
     }
 

@@ -113,7 +113,7 @@ impl OverLink {
         if self.link.is_removed() {
             return Err(DatagramError::Removed);
         }
-        self.link.receive(POLL_BATCH, |frame| {
+        self.link.recv_each(POLL_BATCH, |frame| {
             let mut received_header = [0; ENCAP_BYTES];
             let count = frame.read(0, &mut received_header);
             let Some(incoming) = parse(&received_header[..count], frame.len()) else {

@@ -38,7 +38,7 @@ impl PolledDevice {
     ///
     /// # Errors
     /// [`DatagramError::PortTaken`], by this process or another.
-    pub fn acquire(&mut self, number: u8) -> Result<(), DatagramError> {
+    pub fn acquire_port(&mut self, number: u8) -> Result<(), DatagramError> {
         self.engine.acquire(number)
     }
 
@@ -103,7 +103,7 @@ impl PolledDevice {
     /// # Errors
     /// [`DatagramError::Removed`]. While the interface is down, there are no datagrams.
     #[inline]
-    pub fn receive_each(
+    pub fn recv_each(
         &mut self,
         number: u8,
         mut take: impl FnMut(&Received),

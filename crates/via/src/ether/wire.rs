@@ -206,7 +206,7 @@ impl EtherWire {
         let Self { link, fragments, counters, path, .. } = self;
         for _ in 0..LOOKS {
             let mut found = None;
-            let received = link.receive(1, |frame| {
+            let received = link.recv_each(1, |frame| {
                 let mut before = [0; BEFORE];
                 let is_whole = frame.read(0, &mut before) == BEFORE && !frame.is_cut();
                 let parsed = if is_whole { FragmentHeader::parse(&before) } else { None };
@@ -294,7 +294,7 @@ impl Wire for EtherWire {
         }
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, EtherPath)>> {
+    fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, EtherPath)>> {
         self.looks += 1;
         if self.looks < NEIGHBOURS_EVERY {
             let found = self.receive_frame(buffer)?;
@@ -327,7 +327,7 @@ impl Wire for EtherWire {
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        while self.link.event().map_err(io_error)?.is_some() {}
+        while self.link.next_event().map_err(io_error)?.is_some() {}
         let _ = self.flush();
         // While the interface is down, only the event that it is up again makes room.
         let awaits_room = self.link.has_unsent() && self.link.is_up();

@@ -85,7 +85,7 @@ impl Engine for LinkEngine {
             LinkRequest::Frame => {
                 if self.arrived.is_empty() {
                     let arrived = &mut self.arrived;
-                    let looked = self.link.receive(POLL_FRAMES, |frame| {
+                    let looked = self.link.recv_each(POLL_FRAMES, |frame| {
                         arrived.push_back(OwnedFrame::new(frame));
                     });
                     match looked {
@@ -106,7 +106,7 @@ impl Engine for LinkEngine {
                 _ if self.link.has_room() => Some(LinkOutput::Room),
                 _ => None,
             },
-            LinkRequest::Event => match self.link.event() {
+            LinkRequest::Event => match self.link.next_event() {
                 Ok(Some(event)) => Some(LinkOutput::Event(event)),
                 Ok(None) => {
                     self.link.is_removed().then_some(LinkOutput::Failed(LinkError::Removed))
@@ -174,7 +174,7 @@ impl AsyncLink {
     ///
     /// # Errors
     /// [`LinkError::Removed`]. While the interface is down, the call keeps waiting.
-    pub async fn receive(&self) -> Result<OwnedFrame, LinkError> {
+    pub async fn recv(&self) -> Result<OwnedFrame, LinkError> {
         match self.host.wait(LinkRequest::Frame).await? {
             LinkOutput::Frame(frame) => Ok(frame),
             LinkOutput::Failed(error) => Err(error),
@@ -213,7 +213,7 @@ impl AsyncLink {
     ///
     /// # Errors
     /// [`LinkError::Removed`], once [`LinkEvent::Removed`] was returned.
-    pub async fn event(&self) -> Result<LinkEvent, LinkError> {
+    pub async fn next_event(&self) -> Result<LinkEvent, LinkError> {
         match self.host.wait(LinkRequest::Event).await? {
             LinkOutput::Event(event) => Ok(event),
             LinkOutput::Failed(error) => Err(error),

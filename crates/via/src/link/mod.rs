@@ -7,7 +7,7 @@
 //! let host = vigie_detect::Server::spawn_thread()?;
 //! let link = AsyncLink::new(host.server(), link)?;
 //! link.send(MacAddress::BROADCAST, b"hello?").await?;
-//! let answer = link.receive().await?;
+//! let answer = link.recv().await?;
 //! println!("{} says {:?}", answer.header()?.source, answer.payload()?);
 //! # Ok(())
 //! # }
@@ -303,7 +303,7 @@ impl Link {
     /// # Errors
     /// [`LinkError::Down`] once when the interface goes down, [`LinkError::Removed`] for good.
     #[inline]
-    pub fn receive(
+    pub fn recv_each(
         &mut self,
         count: usize,
         mut take: impl FnMut(&Frame<'_>),
@@ -419,9 +419,9 @@ impl Link {
     ///
     /// # Errors
     /// The kernel's, from its routing socket.
-    pub fn event(&mut self) -> Result<Option<LinkEvent>, LinkError> {
+    pub fn next_event(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.look()?;
-        Ok(self.monitor.event())
+        Ok(self.monitor.next_event())
     }
 
     fn put_back(&mut self, event: LinkEvent) {

@@ -118,7 +118,7 @@ impl Monitor {
     }
 
     /// Returns the oldest change that was not reported yet.
-    pub(super) fn event(&mut self) -> Option<LinkEvent> {
+    pub(super) fn next_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }
 

@@ -22,14 +22,14 @@ const POLLS_PER_LOCK: u32 = 8;
 /// The rank a message may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one or any")]
-pub enum Source {
+pub enum SourceFilter {
     /// Any rank: `MPI_ANY_SOURCE`.
     Any,
     /// This rank.
     Rank(u32),
 }
 
-impl From<u32> for Source {
+impl From<u32> for SourceFilter {
     fn from(rank: u32) -> Self {
         Self::Rank(rank)
     }
@@ -38,14 +38,14 @@ impl From<u32> for Source {
 /// The tag a message may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one or any")]
-pub enum Tag {
+pub enum TagFilter {
     /// Any tag: `MPI_ANY_TAG`.
     Any,
     /// This tag.
     Is(u32),
 }
 
-impl From<u32> for Tag {
+impl From<u32> for TagFilter {
     fn from(tag: u32) -> Self {
         Self::Is(tag)
     }
@@ -109,16 +109,16 @@ impl<P: Provider> Communicator<P> {
         self.context
     }
 
-    pub(super) fn pattern(&self, source: Source, tag: Tag) -> Pattern {
+    pub(super) fn pattern(&self, source: SourceFilter, tag: TagFilter) -> Pattern {
         Pattern {
             context: self.context,
             source: match source {
-                Source::Any => None,
-                Source::Rank(rank) => Some(rank),
+                SourceFilter::Any => None,
+                SourceFilter::Rank(rank) => Some(rank),
             },
             tag: match tag {
-                Tag::Any => None,
-                Tag::Is(tag) => Some(tag),
+                TagFilter::Any => None,
+                TagFilter::Is(tag) => Some(tag),
             },
         }
     }
@@ -308,17 +308,17 @@ impl<P: Provider> Communicator<P> {
     ///
     /// # Cancel safety
     /// A message already matched to this receive is lost when the future is dropped: hold a
-    /// [`start_receive`](Self::start_receive) across a `select` instead, and wait for that.
+    /// [`start_recv`](Self::start_recv) across a `select` instead, and wait for that.
     ///
     /// # Errors
     /// [`MessageError`].
-    pub async fn receive(
+    pub async fn recv(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<Message, MessageError> {
         let mut bytes = Vec::new();
-        let status = self.receive_into(source, tag, &mut bytes).await?;
+        let status = self.recv_into(source, tag, &mut bytes).await?;
         Ok(Message { status, bytes })
     }
 
@@ -327,15 +327,15 @@ impl<P: Provider> Communicator<P> {
     /// [`Status::is_truncated`] is set.
     ///
     /// # Cancel safety
-    /// As [`receive`](Self::receive).
+    /// As [`recv`](Self::recv).
     ///
     /// # Errors
     /// [`MessageError`].
     #[inline]
-    pub async fn receive_into<S: Sink + ?Sized>(
+    pub async fn recv_into<S: Sink + ?Sized>(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
         sink: &mut S,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
@@ -354,18 +354,18 @@ impl<P: Provider> Communicator<P> {
         match looked {
             Poll::Ready(Some(Begun::Received(status))) => Ok(status),
             Poll::Ready(Some(Begun::Open(id))) => {
-                self.receive_rest(id, sink, (wait, WaitPhase::Polling)).await
+                self.recv_rest(id, sink, (wait, WaitPhase::Polling)).await
             }
             looked => {
                 let phase = WaitPhase::after(&looked);
-                self.receive_later(pattern, sink, (wait, phase)).await
+                self.recv_later(pattern, sink, (wait, phase)).await
             }
         }
     }
 
     /// Receives a message that has not arrived yet. The receive is posted before other tasks run, which may
     /// ask for the same message.
-    pub(super) async fn receive_later<S: Sink + ?Sized>(
+    pub(super) async fn recv_later<S: Sink + ?Sized>(
         &self,
         pattern: Pattern,
         sink: &mut S,
@@ -373,11 +373,11 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let limit = sink.limit();
         let id = self.inner.with(|engine| engine.post_receive_as(pattern, limit, true));
-        self.receive_rest(id, sink, goes_on).await
+        self.recv_rest(id, sink, goes_on).await
     }
 
     /// Receives the rest of a request's message.
-    async fn receive_rest<S: Sink + ?Sized>(
+    async fn recv_rest<S: Sink + ?Sized>(
         &self,
         id: RequestId,
         sink: &mut S,
@@ -394,10 +394,10 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Posts a receive: the next message that fits, now or later, belongs to it.
-    pub fn start_receive(
+    pub fn start_recv(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> ReceiveRequest<P> {
         let pattern = self.pattern(source.into(), tag.into());
         let id = self.inner.with(|engine| engine.post_receive_as(pattern, u64::MAX, false));
@@ -416,8 +416,8 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     pub async fn probe(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let failure_count = self.inner.with(|engine| engine.failure_count());
@@ -429,7 +429,11 @@ impl<P: Provider> Communicator<P> {
 
     /// Returns what [`probe`](Self::probe) would return, if a message has arrived.
     #[must_use]
-    pub fn try_probe(&self, source: impl Into<Source>, tag: impl Into<Tag>) -> Option<Status> {
+    pub fn try_probe(
+        &self,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
+    ) -> Option<Status> {
         let pattern = self.pattern(source.into(), tag.into());
         self.inner.with(|engine| engine.probe(pattern))
     }
@@ -443,8 +447,8 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     pub async fn matched_probe(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<Matched<P>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         loop {
@@ -458,8 +462,8 @@ impl<P: Provider> Communicator<P> {
     /// Returns what [`matched_probe`](Self::matched_probe) would return, if a message has arrived.
     pub fn try_matched_probe(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Option<Matched<P>> {
         let pattern = self.pattern(source.into(), tag.into());
         let (id, status) = self.inner.with(|engine| engine.matched_probe(pattern))?;
@@ -477,10 +481,10 @@ impl<P: Provider> Communicator<P> {
 
     /// Returns a receive that you can start any number of times: `MPI_Recv_init`.
     #[must_use]
-    pub fn persistent_receive(
+    pub fn persistent_recv(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> PersistentReceive<P> {
         PersistentReceive { communicator: self.clone(), source: source.into(), tag: tag.into() }
     }
@@ -534,24 +538,21 @@ impl<P: Provider> PersistentSend<P> {
 #[derive(Debug)]
 pub struct PersistentReceive<P: Provider> {
     communicator: Communicator<P>,
-    source: Source,
-    tag: Tag,
+    source: SourceFilter,
+    tag: TagFilter,
 }
 
 impl<P: Provider> PersistentReceive<P> {
-    /// Posts the receive: see [`Communicator::start_receive`].
+    /// Posts the receive: see [`Communicator::start_recv`].
     pub fn start(&self) -> ReceiveRequest<P> {
-        self.communicator.start_receive(self.source, self.tag)
+        self.communicator.start_recv(self.source, self.tag)
     }
 
-    /// Receives: see [`Communicator::receive_into`].
+    /// Receives: see [`Communicator::recv_into`].
     ///
     /// # Errors
     /// [`MessageError`].
-    pub async fn receive_into<S: Sink + ?Sized>(
-        &self,
-        sink: &mut S,
-    ) -> Result<Status, MessageError> {
-        self.communicator.receive_into(self.source, self.tag, sink).await
+    pub async fn recv_into<S: Sink + ?Sized>(&self, sink: &mut S) -> Result<Status, MessageError> {
+        self.communicator.recv_into(self.source, self.tag, sink).await
     }
 }

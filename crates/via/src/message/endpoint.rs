@@ -61,7 +61,7 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
     fn take(&mut self, want: &EndpointRequest) -> Option<EndpointOutput> {
         let Self { engine, .. } = self;
         match *want {
-            EndpointRequest::Event => engine.event().map(EndpointOutput::Event),
+            EndpointRequest::Event => engine.next_event().map(EndpointOutput::Event),
             EndpointRequest::Probe(pattern, failure_count) => {
                 let found = engine.probe(pattern).map(Ok);
                 found
@@ -202,7 +202,7 @@ impl<P: Provider> Endpoint<P> {
     ///
     /// # Errors
     /// [`WaitError`] when the server ends.
-    pub async fn event(&self) -> Result<EngineEvent, WaitError> {
+    pub async fn next_event(&self) -> Result<EngineEvent, WaitError> {
         match self.inner.host.wait(EndpointRequest::Event).await? {
             EndpointOutput::Event(event) => Ok(event),
             EndpointOutput::Probed(_) => unreachable!("invariant: a wait gets what it wants"),

@@ -3,7 +3,7 @@
 use std::{fmt, io, sync::Arc, task::Poll};
 
 use super::{
-    Communicator, MessageError, SendRequest, Source, Tag, endpoint::EndpointInner,
+    Communicator, MessageError, SendRequest, SourceFilter, TagFilter, endpoint::EndpointInner,
     request::WaitPhase,
 };
 use crate::{
@@ -83,7 +83,7 @@ impl<P: Provider> fmt::Debug for LoanedBuffer<P> {
 }
 
 /// A message that you read where its sender wrote it, if it could stay there: see
-/// [`Communicator::receive_view`]. Until it is dropped, it occupies space that its sender needs.
+/// [`Communicator::recv_view`]. Until it is dropped, it occupies space that its sender needs.
 pub struct MessageView<P: Provider> {
     inner: Arc<EndpointInner<P>>,
     status: Status,
@@ -222,14 +222,14 @@ impl<P: Provider> Communicator<P> {
     /// Receives a message and leaves it in place, if it arrived in one frame and did not have to be moved.
     ///
     /// # Cancel safety
-    /// As [`receive`](Self::receive).
+    /// As [`recv`](Self::recv).
     ///
     /// # Errors
     /// [`MessageError`].
-    pub async fn receive_view(
+    pub async fn recv_view(
         &self,
-        source: impl Into<Source>,
-        tag: impl Into<Tag>,
+        source: impl Into<SourceFilter>,
+        tag: impl Into<TagFilter>,
     ) -> Result<MessageView<P>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let pattern = self.pattern(source, tag);
@@ -237,7 +237,7 @@ impl<P: Provider> Communicator<P> {
         let owner = || Arc::clone(&self.inner);
         let mut wait = inner.waiter.wait();
         let looked = wait.look_first(|| {
-            let found = inner.with(|engine| match engine.receive_view(pattern) {
+            let found = inner.with(|engine| match engine.try_recv_view(pattern) {
                 Some(found) => Some(Some(found)),
                 None => engine.has_unexpected(pattern).then_some(None),
             });
@@ -248,10 +248,10 @@ impl<P: Provider> Communicator<P> {
             Poll::Ready(Some(Some((status, view)))) => {
                 return Ok(MessageView { inner: owner(), status, view: Some(view), bytes });
             }
-            Poll::Ready(Some(None)) => self.receive_into(source, tag, &mut bytes).await?,
+            Poll::Ready(Some(None)) => self.recv_into(source, tag, &mut bytes).await?,
             looked => {
                 let phase = WaitPhase::after(&looked);
-                self.receive_later(pattern, &mut bytes, (wait, phase)).await?
+                self.recv_later(pattern, &mut bytes, (wait, phase)).await?
             }
         };
         Ok(MessageView { inner: owner(), status, view: None, bytes })

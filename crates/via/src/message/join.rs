@@ -126,7 +126,7 @@ impl<P: Provider> Endpoint<P> {
 
         while let Some(&waited_for) = missing.first() {
             let happened = {
-                let mut event = pin!(endpoint.event());
+                let mut event = pin!(endpoint.next_event());
                 let mut loss = pin!(losses.next());
                 poll_fn(|cx| {
                     if let Poll::Ready(event) = event.as_mut().poll(cx) {

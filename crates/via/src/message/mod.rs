@@ -1,4 +1,4 @@
-//! Messages between ranks, awaited: `communicator.receive(source, tag).await`.
+//! Messages between ranks, awaited: `communicator.recv(source, tag).await`.
 //!
 //! An [`Endpoint`] is the message engine of one rank, hosted by a detection server; a [`Communicator`] sends
 //! and receives in one context of it. Every call first tries inline and spins briefly where that has paid off
@@ -9,7 +9,7 @@
 //! ```
 //! use std::time::Duration;
 //! use vigie_detect::{Instant, Server};
-//! use vigie_via::{message::{Endpoint, Source}, protocol::Config, shm::Shm, world::World};
+//! use vigie_via::{message::{Endpoint, SourceFilter}, protocol::Config, shm::Shm, world::World};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
 //! // Inside a vigie runtime `World::join` and `Endpoint::join` are enough: they use the scheduler's server.
@@ -20,7 +20,7 @@
 //! let endpoint = Endpoint::join_over(server, &world, nic, Config::default(), deadline).await?;
 //! let all = endpoint.communicator();
 //! // A request is posted and held: dropping a wait for it loses nothing.
-//! let mut request = all.start_receive(Source::Any, 7);
+//! let mut request = all.start_recv(SourceFilter::Any, 7);
 //! let early = tokio::time::timeout(Duration::from_millis(1), request.wait()).await;
 //! assert!(early.is_err(), "nothing has been sent");
 //! // Every rank sends to the next one; a single rank sends to itself.
@@ -36,21 +36,21 @@
 //! | MPI | here |
 //! | --- | --- |
 //! | `MPI_Send`, `MPI_Bsend`, `MPI_Ssend`, `MPI_Rsend` | [`send`](Communicator::send), [`send_buffered`](Communicator::send_buffered), [`send_sync`](Communicator::send_sync), [`send_ready`](Communicator::send_ready) |
-//! | `MPI_Recv` | [`receive`](Communicator::receive), [`receive_into`](Communicator::receive_into) |
-//! | `MPI_Isend`, `MPI_Irecv`, `MPI_Wait`, `MPI_Test`, `MPI_Cancel` | [`start_send`](Communicator::start_send), [`start_receive`](Communicator::start_receive): requests that you hold and wait for |
+//! | `MPI_Recv` | [`recv`](Communicator::recv), [`recv_into`](Communicator::recv_into) |
+//! | `MPI_Isend`, `MPI_Irecv`, `MPI_Wait`, `MPI_Test`, `MPI_Cancel` | [`start_send`](Communicator::start_send), [`start_recv`](Communicator::start_recv): requests that you hold and wait for |
 //! | `MPI_Send_init`, `MPI_Recv_init`, `MPI_Start` | [`PersistentSend`], [`PersistentReceive`] |
 //! | `MPI_Probe`, `MPI_Iprobe`, `MPI_Mprobe`, `MPI_Improbe` | [`probe`](Communicator::probe), [`try_probe`](Communicator::try_probe), [`matched_probe`](Communicator::matched_probe), [`try_matched_probe`](Communicator::try_matched_probe) |
 //! | `MPI_Comm_dup` | [`duplicate`](Communicator::duplicate) |
-//! | (none) | [`loan`](Communicator::loan), [`receive_view`](Communicator::receive_view): no copy |
+//! | (none) | [`loan`](Communicator::loan), [`recv_view`](Communicator::recv_view): no copy |
 //! | derived datatypes | [`Layout`](crate::protocol::Layout) |
 //!
 //! # Waiting for several
-//! [`SendRequest`], [`ReceiveRequest`] and [`Matched`] are not futures: their `wait` and `receive` borrow them, so
+//! [`SendRequest`], [`ReceiveRequest`] and [`Matched`] are not futures: their `wait` and `recv` borrow them, so
 //! that `select`, time-outs and `join` may drop the future and keep the request. Dropping a
-//! [`receive`](Communicator::receive) or a [`ReceiveRequest`] loses a message that was matched to it.
+//! [`recv`](Communicator::recv) or a [`ReceiveRequest`] loses a message that was matched to it.
 //!
 //! # Failures and flow control
-//! When a rank fails, everything that waits for it ends, as does every receive from [`Source::Any`] that is waiting
+//! When a rank fails, everything that waits for it ends, as does every receive from [`SourceFilter::Any`] that is waiting
 //! then. Once all other ranks have failed, receives from any source end at once, unless a message has already
 //! arrived for them: they do not wait for messages that a rank may still send to itself, which only receives from
 //! its own rank do.
@@ -80,7 +80,9 @@ mod in_place;
 mod join;
 mod request;
 
-pub use communicator::{Communicator, Message, PersistentReceive, PersistentSend, Source, Tag};
+pub use communicator::{
+    Communicator, Message, PersistentReceive, PersistentSend, SourceFilter, TagFilter,
+};
 pub use endpoint::Endpoint;
 pub use error::{MessageError, MessageErrorKind};
 pub use in_place::{LoanedBuffer, MessageView};

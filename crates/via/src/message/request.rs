@@ -354,7 +354,7 @@ impl<P: Provider> Matched<P> {
     ///
     /// # Errors
     /// As [`ReceiveRequest::wait`].
-    pub async fn receive(&mut self) -> Result<Message, MessageError> {
+    pub async fn recv(&mut self) -> Result<Message, MessageError> {
         self.request.wait().await
     }
 
@@ -365,7 +365,7 @@ impl<P: Provider> Matched<P> {
     ///
     /// # Errors
     /// As [`ReceiveRequest::wait`].
-    pub async fn receive_into<S: Sink + ?Sized>(
+    pub async fn recv_into<S: Sink + ?Sized>(
         &mut self,
         sink: &mut S,
     ) -> Result<Status, MessageError> {

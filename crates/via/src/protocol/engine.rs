@@ -403,7 +403,7 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Returns the next event of a connection.
-    pub fn event(&mut self) -> Option<EngineEvent> {
+    pub fn next_event(&mut self) -> Option<EngineEvent> {
         self.take_nic_events();
         let event = self.events.pop_front()?;
         self.events_reported = self.events_reported.saturating_sub(1);
@@ -412,7 +412,7 @@ impl<P: Provider> MessageEngine<P> {
 
     fn take_nic_events(&mut self) -> bool {
         let mut is_any = false;
-        while let Some(event) = self.nic.event() {
+        while let Some(event) = self.nic.next_event() {
             is_any = true;
             match event {
                 NicEvent::Requested { request, discriminator, greeting } => {
@@ -493,7 +493,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Takes one completion. Returns whether there was one.
     #[inline]
     pub(super) fn step<S: Sink + ?Sized>(&mut self, direct: &mut DirectReceive<'_, S>) -> bool {
-        if let Some(completion) = self.nic.poll(self.cq) {
+        if let Some(completion) = self.nic.poll_cq(self.cq) {
             self.worked = self.worked.wrapping_add(1);
             self.complete(&completion, direct);
             return true;

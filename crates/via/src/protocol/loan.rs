@@ -245,8 +245,8 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Receives a message in place, if it fits, comes in one frame and is the next that arrives. Messages that
-    /// arrived earlier are no longer in the area: [`receive_now`](Self::receive_now) gets those.
-    pub fn receive_view(&mut self, pattern: Pattern) -> Option<(Status, View)> {
+    /// arrived earlier are no longer in the area: [`try_recv`](Self::try_recv) gets those.
+    pub fn try_recv_view(&mut self, pattern: Pattern) -> Option<(Status, View)> {
         if self.unexpected.find(&pattern).is_some() {
             return None;
         }

@@ -39,11 +39,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Receives a message that fits, if one has wholly arrived: straight from the area, if it is the next
     /// that arrives. Receives that were posted before come first.
     #[inline]
-    pub fn receive_now<S: Sink + ?Sized>(
-        &mut self,
-        pattern: Pattern,
-        sink: &mut S,
-    ) -> Option<Status> {
+    pub fn try_recv<S: Sink + ?Sized>(&mut self, pattern: Pattern, sink: &mut S) -> Option<Status> {
         if self.unexpected.len() > 0
             && let Some(result) = self.receive_unexpected(&pattern, sink)
         {

@@ -56,7 +56,7 @@ impl Pair {
         for _ in 0..100 {
             for engine in &mut engines {
                 engine.progress(network.now());
-                while let Some(event) = engine.event() {
+                while let Some(event) = engine.next_event() {
                     match event {
                         EngineEvent::Requested { request, rank: Some(rank), .. } => {
                             engine.accept(request, rank).expect("accepts");

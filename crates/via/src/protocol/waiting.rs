@@ -25,7 +25,7 @@ impl<P: Provider> MessageEngine<P> {
         !self.ready.is_empty()
     }
 
-    /// As [`receive_now`](Self::receive_now), but a message in several frames of which the first has arrived
+    /// As [`try_recv`](Self::try_recv), but a message in several frames of which the first has arrived
     /// goes to `sink` from its beginning on; poll its request with the same sink for the rest.
     #[inline]
     pub(crate) fn receive_begun<S: Sink + ?Sized>(
@@ -86,7 +86,7 @@ impl<P: Provider> MessageEngine<P> {
         self.worked
     }
 
-    /// Returns whether [`event`](Self::event) would return one.
+    /// Returns whether [`next_event`](Self::next_event) would return one.
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty()
     }

@@ -197,11 +197,11 @@ impl Victim {
 
     fn take(&mut self, outcome: &mut AttackOutcome) {
         for queue in [Queue::Send, Queue::Receive] {
-            while self.nic.completed(self.vi, queue).is_some() {
+            while self.nic.poll_queue(self.vi, queue).is_some() {
                 outcome.completions += 1;
             }
         }
-        while let Some(event) = self.nic.event() {
+        while let Some(event) = self.nic.next_event() {
             if let NicEvent::Broken { reason, .. } = event {
                 outcome.broken = Some(reason);
             }
@@ -240,7 +240,7 @@ impl Attacker {
         let mut looks = 0;
         let request = loop {
             victim.nic.quiet();
-            if let Some(NicEvent::Requested { request, .. }) = victim.nic.event() {
+            if let Some(NicEvent::Requested { request, .. }) = victim.nic.next_event() {
                 break request;
             }
             looks += 1;
@@ -258,7 +258,7 @@ impl Attacker {
         let victims = sys::map_file(ring.as_fd(), size(RING_BYTES), true)?;
         sys::send(socket.as_fd(), &ControlPacket::Confirm.encode(), &[]).map_err(text)?;
         victim.nic.quiet();
-        if !matches!(victim.nic.event(), Some(NicEvent::Connected { .. })) {
+        if !matches!(victim.nic.next_event(), Some(NicEvent::Connected { .. })) {
             return Err("the victim does not connect".into());
         }
         Ok(Self { socket, producer: Producer::new(victims.clone()), victims, own })
@@ -528,14 +528,14 @@ fn reconnect(victim: &mut Victim, to: Address, mut now: Instant) -> Result<(), S
         now += std::time::Duration::from_millis(1);
         peer.progress(now);
         victim.nic.progress(now);
-        if let Some(NicEvent::Requested { request, .. }) = victim.nic.event() {
+        if let Some(NicEvent::Requested { request, .. }) = victim.nic.next_event() {
             victim.nic.accept(request, victim.vi, &[]).map_err(text)?;
         }
         if !is_sent && peer.state(vi).map_err(text)? == ViState::Connected {
             peer.post_send(vi, &sent).map_err(text)?;
             is_sent = true;
         }
-        if let Some(found) = victim.nic.completed(victim.vi, Queue::Receive)
+        if let Some(found) = victim.nic.poll_queue(victim.vi, Queue::Receive)
             && found.immediate == Some(9)
         {
             return Ok(());

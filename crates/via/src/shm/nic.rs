@@ -503,7 +503,7 @@ impl Provider for Shm {
         Ok(())
     }
 
-    fn event(&mut self) -> Option<NicEvent> {
+    fn next_event(&mut self) -> Option<NicEvent> {
         self.nic_state.events.pop_front()
     }
 
@@ -560,7 +560,7 @@ impl Provider for Shm {
     }
 
     #[inline]
-    fn poll(&mut self, cq: CqId) -> Option<Completion> {
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         let found = self.nic_state.cqs.get_mut(cq.0)?;
         let completion = match found.completions.pop_front() {
             Some(completion) => completion,
@@ -577,7 +577,7 @@ impl Provider for Shm {
         Some(completion)
     }
 
-    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+    fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
         let found = self.vis.get_mut(vi.0)?;
         if let Some(completion) = found.core.take(queue) {
             return Some(completion);

@@ -32,7 +32,7 @@
 //! let to = Connect::new(vi, &address, b"greeter", vigie_detect::Instant::MAX);
 //! client.connect(to.greeting(b"hello"))?;
 //! while network.step() {}
-//! assert!(matches!(server.event(), Some(NicEvent::Requested { greeting, .. }) if greeting == b"hello"));
+//! assert!(matches!(server.next_event(), Some(NicEvent::Requested { greeting, .. }) if greeting == b"hello"));
 //! # Ok::<(), vigie_via::vi::ViError>(())
 //! ```
 

@@ -211,7 +211,7 @@ impl Provider for SimNic {
         Ok(())
     }
 
-    fn event(&mut self) -> Option<NicEvent> {
+    fn next_event(&mut self) -> Option<NicEvent> {
         self.alive().ok()?.nics[self.id.0].events.pop_front()
     }
 
@@ -241,17 +241,17 @@ impl Provider for SimNic {
         Ok(())
     }
 
-    fn poll(&mut self, cq: CqId) -> Option<Completion> {
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         let mut world = self.alive().ok()?;
         let nic = &mut world.nics[self.id.0];
-        let completion = nic.objects.poll(cq)?;
+        let completion = nic.objects.poll_cq(cq)?;
         if let Some(vi) = nic.vis.get_mut(&completion.vi) {
             vi.core.release(completion.queue);
         }
         Some(completion)
     }
 
-    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+    fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
         self.alive().ok()?.vi(self.end(vi))?.core.take(queue)
     }
 

@@ -45,7 +45,7 @@ impl Pair {
         second.connect_peer(Connect::new(vis[1], &addresses[0], b"pair", Instant::MAX)).unwrap();
         while network.step() {}
         for nic in &mut nics {
-            assert!(matches!(nic.event(), Some(NicEvent::Connected { .. })));
+            assert!(matches!(nic.next_event(), Some(NicEvent::Connected { .. })));
         }
         network.set_plan(plan);
         let region = regions.pop().unwrap();
@@ -72,7 +72,7 @@ impl Pair {
     }
 
     fn completions(&mut self, side: usize, queue: Queue) -> Vec<Completion> {
-        std::iter::from_fn(|| self.nics[side].completed(self.vis[side], queue)).collect()
+        std::iter::from_fn(|| self.nics[side].poll_queue(self.vis[side], queue)).collect()
     }
 }
 
@@ -164,7 +164,7 @@ fn a_crash_is_at_its_point_and_is_noticed() {
         assert_eq!(u64::try_from(done).unwrap(), point);
         assert_eq!(received.len(), 10, "the rest is flushed");
         let reason = Reason::PeerDied;
-        assert_eq!(pair.nics[1].event(), Some(NicEvent::Broken { vi: pair.vis[1], reason }));
+        assert_eq!(pair.nics[1].next_event(), Some(NicEvent::Broken { vi: pair.vis[1], reason }));
         assert!(pair.nics[0].state(pair.vis[0]).is_err(), "it has crashed");
         // What it had sent arrived in microseconds; the last thing is the peer's notice.
         let noticed = pair.network.now();
@@ -201,7 +201,7 @@ fn a_cut_breaks_both_ends() {
     pair.network.cut(pair.nics[0].id(), pair.nics[1].id());
     for (nic, vi) in pair.nics.iter_mut().zip(pair.vis) {
         let reason = Reason::TransportFailed;
-        assert_eq!(nic.event(), Some(NicEvent::Broken { vi, reason }));
+        assert_eq!(nic.next_event(), Some(NicEvent::Broken { vi, reason }));
         assert_eq!(nic.state(vi).unwrap(), ViState::Error);
     }
     assert_eq!(pair.network.counts().cuts, 1);
@@ -268,7 +268,7 @@ fn a_nic_connects_to_itself() {
     nic.listen(b"self").unwrap();
     nic.connect(Connect::new(client, &address, b"self", Instant::MAX)).unwrap();
     while network.step() {}
-    let request = std::iter::from_fn(|| nic.event()).find_map(|event| match event {
+    let request = std::iter::from_fn(|| nic.next_event()).find_map(|event| match event {
         NicEvent::Requested { request, .. } => Some(request),
         _ => None,
     });
@@ -311,7 +311,7 @@ fn handshake_with_crash(is_peer: bool, victim: usize, point: u64) -> ViState {
     }
 
     while network.step() {
-        if let Some(NicEvent::Requested { request, .. }) = second.event() {
+        if let Some(NicEvent::Requested { request, .. }) = second.next_event() {
             second.accept(request, vis[1], b"").unwrap();
         }
     }

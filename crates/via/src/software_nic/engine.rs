@@ -602,15 +602,15 @@ impl<P: Path> SoftwareEngine<P> {
 
     // -------------------------------------------------------------- completions
 
-    pub(super) fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        let completion = self.objects.poll(cq)?;
+    pub(super) fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
+        let completion = self.objects.poll_cq(cq)?;
         if let Some(vi) = self.vis.get_mut(&completion.vi) {
             vi.core.release(completion.queue);
         }
         Some(completion)
     }
 
-    pub(super) fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+    pub(super) fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
         self.vis.get_mut(&vi)?.core.take(queue)
     }
 

@@ -132,7 +132,7 @@ pub trait Wire: Send + 'static {
     ///
     /// # Errors
     /// Any failure; the NIC tries again later.
-    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, Self::Path)>>;
+    fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, Self::Path)>>;
 
     /// Returns how many packets may be sent per call.
     fn packets_max(&self) -> usize;
@@ -268,7 +268,7 @@ impl<W: Wire> SoftwareNic<W> {
         let mut now = None;
         let mut found = None;
         for _ in 0..ARRIVALS_MAX {
-            match self.wire.receive(&mut self.arrivals) {
+            match self.wire.recv(&mut self.arrivals) {
                 Ok(Some((count, from))) => {
                     let now = *now.get_or_insert_with(|| self.wire.now().as_nanos());
                     let bytes = self.arrivals.get(..count).unwrap_or(&[]);

@@ -158,7 +158,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         Ok(())
     }
 
-    fn event(&mut self) -> Option<NicEvent> {
+    fn next_event(&mut self) -> Option<NicEvent> {
         if self.engine.events.is_empty() {
             self.pump();
         }
@@ -196,18 +196,18 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         Ok(())
     }
 
-    fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        if let Some(found) = self.engine.poll(cq) {
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
+        if let Some(found) = self.engine.poll_cq(cq) {
             return Some(found);
         }
-        self.pump_for(|engine| engine.poll(cq))
+        self.pump_for(|engine| engine.poll_cq(cq))
     }
 
-    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
-        if let Some(found) = self.engine.completed(vi, queue) {
+    fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+        if let Some(found) = self.engine.poll_queue(vi, queue) {
             return Some(found);
         }
-        self.pump_for(|engine| engine.completed(vi, queue))
+        self.pump_for(|engine| engine.poll_queue(vi, queue))
     }
 
     // ------------------------------------------------------------------ the engine, time and sleep

@@ -121,7 +121,7 @@ impl Wire for UdpWire {
         self.sockets.socket_to(to).send_gathered(to, packets, packet_bytes)
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+    fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
         self.sockets.receive(buffer)
     }
 
@@ -228,7 +228,7 @@ mod tests {
             one.send(to, &sent, packet_bytes).expect("sent");
             let mut found = Vec::new();
             let mut buffer = vec![0; 1 << 16];
-            while let Some((count, from)) = other.receive(&mut buffer).expect("readable") {
+            while let Some((count, from)) = other.recv(&mut buffer).expect("readable") {
                 assert_eq!(from, one.path());
                 found.extend_from_slice(&buffer[..count]);
             }

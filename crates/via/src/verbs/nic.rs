@@ -523,7 +523,7 @@ impl Provider for Verbs {
         Ok(())
     }
 
-    fn event(&mut self) -> Option<NicEvent> {
+    fn next_event(&mut self) -> Option<NicEvent> {
         self.nic_state.events.pop_front()
     }
 
@@ -574,7 +574,7 @@ impl Provider for Verbs {
         Ok(())
     }
 
-    fn poll(&mut self, cq: CqId) -> Option<Completion> {
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         let found = self.nic_state.cqs.get_mut(&cq.0)?;
         if let Some(completion) = found.completions.pop_front() {
             return Some(completion);
@@ -588,7 +588,7 @@ impl Provider for Verbs {
         self.nic_state.cqs.get_mut(&cq.0)?.completions.pop_front()
     }
 
-    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+    fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
         let found = self.vis.get_mut(&vi.0)?;
         if found.cq(queue).is_some() {
             return None;

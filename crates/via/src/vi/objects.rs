@@ -269,7 +269,7 @@ impl Objects {
     }
 
     /// Takes a completion; its VI has to be [told](ViCore::release).
-    pub(crate) fn poll(&mut self, cq: CqId) -> Option<Completion> {
+    pub(crate) fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
         self.queues.get_mut(&cq)?.pop_front()
     }
 

@@ -188,7 +188,7 @@ pub struct ViAttributes {
     pub reliability: Reliability,
     /// The tag of the memory that it reaches.
     pub tag: ProtectionTag,
-    /// The queue for completions of its send queue; if `None`, use [`Provider::completed`].
+    /// The queue for completions of its send queue; if `None`, use [`Provider::poll_queue`].
     pub send_cq: Option<CqId>,
     /// The queue for completions of its receive queue; likewise.
     pub receive_cq: Option<CqId>,
@@ -361,14 +361,14 @@ impl fmt::Display for ViId {
 ///    the memory keeps that mapping: such memory is never used for anything else afterwards.)
 /// 6. Every posted send descriptor ends: done, failed or flushed. One that is not signaled reports only
 ///    errors. Every receive descriptor that was not consumed is flushed when the VI breaks or disconnects.
-/// 7. A completion is returned once: by [`poll`](Self::poll) if the VI's queue is attached to a completion
-///    queue, otherwise by [`completed`](Self::completed).
+/// 7. A completion is returned once: by [`poll_cq`](Self::poll_cq) if the VI's queue is attached to a completion
+///    queue, otherwise by [`poll_queue`](Self::poll_queue).
 /// 8. After [`arm`](Self::arm) returned [`Armed::Armed`], new completions and events make
 ///    [`descriptor`](Self::descriptor) readable, notify the [attached](Self::attach) host, or come at
 ///    [`next_deadline`](Self::next_deadline). If an action of others makes that deadline earlier, they notify it, too.
 /// 9. Whatever a peer does, it can only harm VIs connected to it: they break, with
 ///    [`Reason::PeerFault`] where the peer's fault is known.
-/// 10. When a receive completion of a VI is returned, [`event`](Self::event) has reported, or reports when called next,
+/// 10. When a receive completion of a VI is returned, [`next_event`](Self::next_event) has reported, or reports when called next,
 ///     that the VI is connected.
 pub trait Provider: Send + 'static {
     /// Returns what this NIC can do; this never changes.
@@ -488,7 +488,7 @@ pub trait Provider: Send + 'static {
     fn disconnect(&mut self, vi: ViId) -> Result<(), ViError>;
 
     /// Returns the next event.
-    fn event(&mut self) -> Option<NicEvent>;
+    fn next_event(&mut self) -> Option<NicEvent>;
 
     // ------------------------------------------------------------------ descriptors
 
@@ -508,10 +508,10 @@ pub trait Provider: Send + 'static {
     -> Result<(), ViError>;
 
     /// Returns the next completion of a completion queue, after looking for new ones.
-    fn poll(&mut self, cq: CqId) -> Option<Completion>;
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion>;
 
     /// Returns the next completion of a VI's queue that is not attached to a completion queue.
-    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion>;
+    fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion>;
 
     // ------------------------------------------------------------------ the engine, time and sleep
 

@@ -124,8 +124,8 @@ impl Provider for Killer {
         self.inner.disconnect(vi)
     }
 
-    fn event(&mut self) -> Option<NicEvent> {
-        self.inner.event()
+    fn next_event(&mut self) -> Option<NicEvent> {
+        self.inner.next_event()
     }
 
     fn post_send(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
@@ -144,12 +144,12 @@ impl Provider for Killer {
         self.inner.post_receive(vi, descriptor)
     }
 
-    fn poll(&mut self, cq: CqId) -> Option<Completion> {
-        self.inner.poll(cq)
+    fn poll_cq(&mut self, cq: CqId) -> Option<Completion> {
+        self.inner.poll_cq(cq)
     }
 
-    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
-        self.inner.completed(vi, queue)
+    fn poll_queue(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+        self.inner.poll_queue(vi, queue)
     }
 
     fn progress(&mut self, now: Instant) -> bool {

@@ -115,7 +115,7 @@ impl Rank {
         }
         let mut missing: BTreeSet<u32> = self.peers().collect();
         self.until(|rank| {
-            while let Some(event) = rank.engine.event() {
+            while let Some(event) = rank.engine.next_event() {
                 match event {
                     EngineEvent::Requested { request, rank: Some(peer), .. } => {
                         rank.engine.accept(request, peer).expect("accepts");

@@ -145,7 +145,7 @@ fn an_interface_is_removed() {
         assert_eq!(client.broken, Some(Reason::TransportFailed));
         assert_eq!(echo.broken().0, Some(Reason::TransportFailed));
         assert!(client.nic.counters().wire_errors > 0);
-        assert!(client.nic.event().is_none());
+        assert!(client.nic.next_event().is_none());
         let _its_queues_have_what_was_flushed = client.nic.arm().expect("it may sleep");
         assert!(client.nic.wire().is_removed());
         assert!(!is_readable(&client.nic));

@@ -52,7 +52,7 @@ fn rubbish_is_dropped_and_not_answered() {
         }
         let mut answers = 0;
         while stranger
-            .receive(64, |frame| {
+            .recv_each(64, |frame| {
                 let mut front = [0; 22];
                 frame.read(0, &mut front);
                 answers += usize::from(front[18..20] == [0, 9]);

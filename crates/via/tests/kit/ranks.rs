@@ -61,7 +61,7 @@ pub(crate) async fn there_and_back<P: Provider>(ranks: Vec<Communicator<P>>) {
     let lengths = [0, 1, 8, 63, 64, 1000, 1473, 4096, 16_384, 70_000, 1 << 20];
     let echo = vigie_runtime::spawn(async move {
         for tag in 0..33 {
-            let message = other.receive(0, tag).await.expect("a message");
+            let message = other.recv(0, tag).await.expect("a message");
             other.send(0, tag, &message.bytes).await.expect("sent");
         }
     });
@@ -69,7 +69,7 @@ pub(crate) async fn there_and_back<P: Provider>(ranks: Vec<Communicator<P>>) {
     for (tag, length) in (0..33).zip(lengths.into_iter().cycle()) {
         let sent = pattern(length, length);
         one.send(1, tag, &sent).await.expect("sent");
-        let back = one.receive(1, tag).await.expect("a message");
+        let back = one.recv(1, tag).await.expect("a message");
         assert!(back.bytes == sent, "{length} bytes");
         if tag % 4 == 0 {
             let soon = Instant::now() + Duration::from_millis(3);
@@ -94,7 +94,7 @@ pub(crate) async fn all_to_all<P: Provider>(ranks: Vec<Communicator<P>>) {
                         sends.push(sent.expect("taken"));
                     }
                     for rank in (0..5).filter(|rank| *rank != own) {
-                        let found = all.receive(rank, round).await.expect("a message");
+                        let found = all.recv(rank, round).await.expect("a message");
                         let seed = usize::try_from(rank).expect("few");
                         assert!(found.bytes == pattern(length, seed), "{rank} to {own}");
                     }

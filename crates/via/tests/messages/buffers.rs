@@ -31,7 +31,7 @@ async fn loan<P: Provider>(ends: &[Endpoint<P>], seed: usize) {
     let mut loan = a.loan(1, u32::try_from(LENGTH).expect("short")).expect("a loan");
     loan.write_all(&bytes).expect("inside");
     assert!(!loan.is_in_place(), "it is longer than the area");
-    let (sent, received) = join!(a.send_loaned(loan, 1), b.receive(0, 1));
+    let (sent, received) = join!(a.send_loaned(loan, 1), b.recv(0, 1));
     sent.expect("sent");
     assert!(received.expect("received").bytes == bytes, "loan {seed}");
 }
@@ -43,7 +43,7 @@ async fn send<P: Provider>(ends: &[Endpoint<P>], memory: &Memory, seed: usize) {
     memory.write(0, &bytes).expect("inside");
     let piece = (memory, 0, LENGTH as u64);
     let mut sending = a.start_send_memory(1, 2, Mode::Standard, piece).expect("begun");
-    let (sent, received) = join!(sending.wait(), b.receive(0, 2));
+    let (sent, received) = join!(sending.wait(), b.recv(0, 2));
     sent.expect("sent");
     assert!(received.expect("received").bytes == bytes, "memory {seed}");
 }
@@ -117,7 +117,7 @@ async fn simulated(host: &Host) -> Vec<Endpoint<SimNic>> {
 
 async fn event(host: &Host, ends: &[Endpoint<SimNic>], rank: usize) -> EngineEvent {
     loop {
-        if let Some(event) = ends[rank].with(MessageEngine::event) {
+        if let Some(event) = ends[rank].with(MessageEngine::next_event) {
             return event;
         }
         host.pause().await;

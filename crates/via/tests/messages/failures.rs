@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie_detect::Instant;
 use vigie_via::{
-    message::{Endpoint, JoinError, MessageError, Source, Tag},
+    message::{Endpoint, JoinError, MessageError, SourceFilter, TagFilter},
     protocol::{Config, EngineEvent, Mode},
     shm::Shm,
     world::{World, local},
@@ -65,17 +65,17 @@ fn a_rank_that_goes_ends_all_waits() {
                 let all = all.clone();
                 let wait = async move {
                     match name {
-                        "receive" => all.receive(2, 1).await.map(drop),
-                        "any source" => all.receive(Source::Any, 2).await.map(drop),
+                        "receive" => all.recv(2, 1).await.map(drop),
+                        "any source" => all.recv(SourceFilter::Any, 2).await.map(drop),
                         "sync" => all.send_sync(2, 3, b"never matched").await,
                         "long" => all.send(2, 4, &vec![0; 8 << 20]).await,
                         "probe" => all.probe(2, 5).await.map(drop),
-                        "any probe" => all.matched_probe(Source::Any, 6).await.map(drop),
+                        "any probe" => all.matched_probe(SourceFilter::Any, 6).await.map(drop),
                         "request" => {
                             let mode = Mode::Synchronous;
                             all.start_send(2, 7, mode, vec![0; 100])?.wait().await
                         }
-                        _ => all.start_receive(2, Tag::Any).wait().await.map(drop),
+                        _ => all.start_recv(2, TagFilter::Any).wait().await.map(drop),
                     }
                 };
                 waits.push((name, host.spawn_waiting(wait).await));
@@ -85,7 +85,7 @@ fn a_rank_that_goes_ends_all_waits() {
             .iter()
             .map(|endpoint| {
                 let endpoint = endpoint.clone();
-                host.spawn(async move { endpoint.event().await.expect("an event") })
+                host.spawn(async move { endpoint.next_event().await.expect("an event") })
             })
             .collect();
         // All of them wait; now their hosts fall asleep.
@@ -101,9 +101,9 @@ fn a_rank_that_goes_ends_all_waits() {
         }
         let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
         names_rank_2(a.send(2, 0, b"").await);
-        names_rank_2(a.receive(2, 0).await);
+        names_rank_2(a.recv(2, 0).await);
         names_rank_2(a.probe(2, 0).await);
-        let receiving = host.spawn(async move { b.receive(Source::Any, Tag::Any).await });
+        let receiving = host.spawn(async move { b.recv(SourceFilter::Any, TagFilter::Any).await });
         a.send(1, 9, b"we are left").await.expect("sent");
         let message = receiving.await.expect("no panic").expect("received");
         assert_eq!(message.bytes, b"we are left");
@@ -120,10 +120,10 @@ fn what_has_arrived_stays() {
         let all = endpoints[0].communicator();
         all.probe(1, 1).await.expect("it has arrived");
         drop(gone);
-        let event = endpoints[0].event().await.expect("an event");
+        let event = endpoints[0].next_event().await.expect("an event");
         assert!(matches!(event, EngineEvent::Failed { rank: 1, .. }), "{event:?}");
-        assert_eq!(all.receive(1, 1).await.expect("received").bytes, b"farewell");
-        let error = all.receive(1, 1).await.expect_err("no more comes");
+        assert_eq!(all.recv(1, 1).await.expect("received").bytes, b"farewell");
+        let error = all.recv(1, 1).await.expect_err("no more comes");
         assert_eq!(error.failed_rank().map(|(rank, _)| rank), Some(1));
     });
 }
@@ -141,7 +141,7 @@ fn last_words_are_heard() {
             let listener = host.spawn(async move {
                 let mut heard = Vec::new();
                 loop {
-                    match all.receive(1, 0).await {
+                    match all.recv(1, 0).await {
                         Ok(message) => heard.extend(message.bytes),
                         Err(error) => return (heard, error.failed_rank().map(|(rank, _)| rank)),
                     }
@@ -170,7 +170,7 @@ fn events_that_nobody_takes_keep_nobody_awake() {
         let mut endpoints = host.endpoints(2, Config::default()).await;
         drop(endpoints.pop());
         let all = endpoints[0].communicator();
-        all.receive(1, 1).await.expect_err("rank 1 has gone");
+        all.recv(1, 1).await.expect_err("rank 1 has gone");
         host.wait(Duration::from_millis(5)).await;
         let rounds = || host.server(0).metrics().rounds;
         let before = rounds();

@@ -95,7 +95,7 @@ async fn pair(host: &Host) -> (End, End, [RemoteKey; 2]) {
     let deadline = Instant::now() + PATIENCE;
     let (from_a, from_b) = (a.greeting(), b.greeting());
     let accept = async {
-        let event = b.nic.event().await.expect("an event");
+        let event = b.nic.next_event().await.expect("an event");
         let NicEvent::Requested { request, greeting, .. } = event else {
             panic!("{event:?}");
         };
@@ -121,7 +121,7 @@ fn completions() {
             let (nic, cq) = (end.nic.clone(), end.sends);
             host.spawn(async move {
                 for number in 0..ROUNDS {
-                    let completion = nic.completion(cq).await.expect("a completion");
+                    let completion = nic.next_completion(cq).await.expect("a completion");
                     assert_eq!(completion.queue, Queue::Send);
                     assert_eq!(completion.status, Status::Done);
                     assert_eq!(completion.cookie, u64::from(number.unsigned_abs()));
@@ -131,7 +131,7 @@ fn completions() {
         let tasks = [sent(&a), sent(&b)];
         let echo = host.spawn(async move {
             for number in 0..ROUNDS {
-                let completion = b.nic.completion(b.receives).await.expect("a completion");
+                let completion = b.nic.next_completion(b.receives).await.expect("a completion");
                 assert_eq!(completion.immediate, Some(number));
                 b.repost();
                 b.write(key_of_a, 8, number);
@@ -144,7 +144,7 @@ fn completions() {
                 host.wait(Duration::from_micros(rng.u64(..500))).await;
             }
             a.write(key_of_b, 16, number);
-            let completion = a.nic.completion(a.receives).await.expect("a completion");
+            let completion = a.nic.next_completion(a.receives).await.expect("a completion");
             assert_eq!(completion.immediate, Some(number));
             a.repost();
             let mut word = [0; 8];
@@ -169,12 +169,16 @@ fn several_waiters() {
                 .map(|_| {
                     let (nic, cq) = (b.nic.clone(), b.receives);
                     host.spawn(async move {
-                        nic.completion(cq).await.expect("a completion").immediate.expect("a number")
+                        nic.next_completion(cq)
+                            .await
+                            .expect("a completion")
+                            .immediate
+                            .expect("a number")
                     })
                 })
                 .collect();
             let mut dropped: Vec<_> =
-                (0..5).map(|_| Box::pin(b.nic.completion(b.receives))).collect();
+                (0..5).map(|_| Box::pin(b.nic.next_completion(b.receives))).collect();
             let mut numbers = Vec::new();
             for wait in &mut dropped {
                 assert!(poll_once(wait.as_mut()).is_none(), "nothing was sent");
@@ -210,7 +214,7 @@ fn connections() {
         };
         b.nic.with(|nic| nic.listen(b"strict")).expect("listens");
         let reject = async {
-            let event = b.nic.event().await.expect("an event");
+            let event = b.nic.next_event().await.expect("an event");
             let NicEvent::Requested { request, .. } = event else { panic!("{event:?}") };
             b.nic.with(|nic| nic.reject(request)).expect("rejected");
         };
@@ -233,7 +237,7 @@ fn connections() {
         assert_eq!(to_a.expect("connected"), b"from a");
         let waiting = {
             let nic = a.nic.clone();
-            host.spawn(async move { nic.event().await.expect("an event") })
+            host.spawn(async move { nic.next_event().await.expect("an event") })
         };
         host.wait(Duration::from_millis(2)).await;
         let vi = a.vi;
@@ -257,7 +261,7 @@ fn a_dropped_connect_leaves_its_event() {
             // It may be refused at once; then there is nothing to drop.
             if poll_once(connect.as_mut()).is_none() {
                 drop(connect);
-                let event = a.nic.event().await.expect("an event");
+                let event = a.nic.next_event().await.expect("an event");
                 assert!(matches!(event, NicEvent::Refused { .. }), "{event:?}");
             }
         }

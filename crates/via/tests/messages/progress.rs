@@ -20,11 +20,11 @@ const LONG: usize = 1 << 20;
 async fn barrier(all: &Communicator<Shm>) {
     if all.rank() > 0 {
         all.send(0, 99, b"here").await.expect("sent");
-        all.receive(0, 99).await.expect("an answer");
+        all.recv(0, 99).await.expect("an answer");
         return;
     }
     for rank in 1..all.size() {
-        all.receive(rank, 99).await.expect("it is there");
+        all.recv(rank, 99).await.expect("it is there");
     }
     for rank in 1..all.size() {
         all.send(rank, 99, b"on").await.expect("sent");
@@ -42,16 +42,16 @@ fn posted_receives_take_their_messages() {
             for all in ranks {
                 tasks.push(host.spawn(async move {
                     let peer = 1 - all.rank();
-                    let mut request = all.start_receive(peer, 1);
+                    let mut request = all.start_recv(peer, 1);
                     all.send(peer, 1, &pattern(LONG, LONG)).await.expect("sent");
                     assert!(request.wait().await.expect("received").bytes == pattern(LONG, LONG));
 
-                    let mut request = all.start_receive(peer, 2);
+                    let mut request = all.start_recv(peer, 2);
                     all.send_sync(peer, 2, &pattern(LONG, 3)).await.expect("sent");
                     barrier(&all).await;
                     assert!(request.wait().await.expect("received").bytes == pattern(LONG, 3));
 
-                    let mut request = all.start_receive(peer, 3);
+                    let mut request = all.start_recv(peer, 3);
                     let memory = all.buffer(LONG).expect("memory");
                     memory.write(0, &pattern(LONG, 4)).expect("inside");
                     let whole = (&memory, 0, LONG as u64);
@@ -79,7 +79,7 @@ fn receives_that_are_left_alone_take_their_messages() {
                 let peer = 1 - all.rank();
                 let mut buffer = vec![0; LONG];
                 {
-                    let mut receive = pin!(all.receive_into(peer, 1, &mut buffer[..]));
+                    let mut receive = pin!(all.recv_into(peer, 1, &mut buffer[..]));
                     let first = poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx))).await;
                     assert!(first.is_pending());
                     all.send(peer, 1, &pattern(LONG, 5)).await.expect("sent");
@@ -87,7 +87,7 @@ fn receives_that_are_left_alone_take_their_messages() {
                 }
                 assert!(buffer == pattern(LONG, 5));
 
-                let mut request = all.start_receive(all.rank(), 2);
+                let mut request = all.start_recv(all.rank(), 2);
                 all.send(all.rank(), 2, &pattern(20 << 20, 6)).await.expect("sent");
                 assert!(request.wait().await.expect("received").bytes == pattern(20 << 20, 6));
             }));
@@ -115,7 +115,7 @@ fn a_flood_holds_no_barrier_up() {
         let receive = async {
             barrier(&other[1]).await;
             for number in 0..floods {
-                let message = ranks[1].receive(0, 0).await.expect("a message");
+                let message = ranks[1].recv(0, 0).await.expect("a message");
                 assert_eq!(message.bytes, number.to_le_bytes(), "in order");
             }
         };

@@ -20,7 +20,7 @@ fn a_thousand_receives() {
             .iter()
             .map(|&tag| {
                 let all = ranks[1].clone();
-                host.spawn(async move { all.receive(0, tag).await.expect("received").bytes })
+                host.spawn(async move { all.recv(0, tag).await.expect("received").bytes })
             })
             .collect();
         Rng::with_seed(3).shuffle(&mut tags);
@@ -57,7 +57,7 @@ fn dropped_receives() {
         // Anything sent before the end has arrived when the end has.
         while all.try_probe(0, 1).is_none() || all.try_probe(0, 0).is_some() {
             polls = (polls + 1) % 4;
-            let Some(message) = poll_and_drop(&host, polls, all.receive(0, 0)).await else {
+            let Some(message) = poll_and_drop(&host, polls, all.recv(0, 0)).await else {
                 host.pause().await;
                 continue;
             };
@@ -68,11 +68,11 @@ fn dropped_receives() {
             assert!(rest == &pattern(message.bytes.len(), 0)[4..], "of {number}");
             last = Some(number);
         }
-        assert_eq!(all.receive(0, 1).await.expect("received").bytes, b"end");
+        assert_eq!(all.recv(0, 1).await.expect("received").bytes, b"end");
         sender.await.expect("no panic");
         // Dropped requests do not get in the way of others.
         ranks[0].send(1, 0, b"after").await.expect("sent");
-        assert_eq!(all.receive(0, 0).await.expect("received").bytes, b"after");
+        assert_eq!(all.recv(0, 0).await.expect("received").bytes, b"after");
     });
 }
 
@@ -85,7 +85,7 @@ fn long_messages_keep_the_order_of_receives() {
     with_ranks(2, Config::default(), |host, ranks| async move {
         const LENGTH: usize = 300_000;
         for looks_first in [true, false] {
-            let mut posted = ranks[1].start_receive(0, 7);
+            let mut posted = ranks[1].start_recv(0, 7);
             let sender = {
                 let (all, host) = (ranks[0].clone(), host.clone());
                 host.clone().spawn(async move {
@@ -100,7 +100,7 @@ fn long_messages_keep_the_order_of_receives() {
                 let all = ranks[1].clone();
                 host.spawn(async move {
                     let mut clipped = vec![0; 100_001];
-                    let status = all.receive_into(0, 7, &mut clipped[..]).await.expect("received");
+                    let status = all.recv_into(0, 7, &mut clipped[..]).await.expect("received");
                     (status, clipped)
                 })
             };
@@ -145,9 +145,10 @@ fn dropped_sends() {
 
 async fn receive_until_told(all: &Communicator<Shm>) {
     loop {
-        let mut matched = all.matched_probe(0, vigie_via::message::Tag::Any).await.expect("probed");
+        let mut matched =
+            all.matched_probe(0, vigie_via::message::TagFilter::Any).await.expect("probed");
         let status = matched.status();
-        match matched.receive().await {
+        match matched.recv().await {
             Ok(message) if status.tag == 1 => {
                 assert_eq!(message.bytes, b"end");
                 return;
@@ -187,11 +188,11 @@ fn send_requests_outlive_their_waits() {
             drop(ranks[0].start_send(1, 0, Mode::Standard, b"next".to_vec()).expect("begun"));
             assert!(poll_and_drop(&host, polls, request.wait()).await.is_none(), "unmatched");
             assert!(!request.test().expect("no error"));
-            let (sent, message) = tokio::join!(request.wait(), ranks[1].receive(0, 0));
+            let (sent, message) = tokio::join!(request.wait(), ranks[1].recv(0, 0));
             sent.expect("matched");
             assert!(message.expect("received").bytes == bytes);
             assert!(request.test().expect("no error"), "over");
-            assert_eq!(ranks[1].receive(0, 0).await.expect("received").bytes, b"next");
+            assert_eq!(ranks[1].recv(0, 0).await.expect("received").bytes, b"next");
         }
     });
 }
@@ -206,7 +207,7 @@ fn receive_requests_outlive_their_waits() {
         const LENGTH: usize = 60_000;
         for round in 0..48usize {
             let (polls, way) = (round / 4, round % 4);
-            let mut request = ranks[1].start_receive(0, 0);
+            let mut request = ranks[1].start_recv(0, 0);
             assert!(poll_and_drop(&host, polls, request.wait()).await.is_none(), "unsent");
             assert_eq!(request.test().expect("no error"), None, "unsent");
             let bytes = pattern(LENGTH, round);
@@ -263,7 +264,7 @@ fn dropped_loans() {
             loan.write_at(0, &bytes).expect("inside");
             let given_up = poll_and_drop(&host, polls, a.send_loaned(loan, 0)).await;
             assert!(given_up.is_none(), "not yet received");
-            assert!(b.receive(0, 0).await.expect("received").bytes == bytes, "it came whole");
+            assert!(b.recv(0, 0).await.expect("received").bytes == bytes, "it came whole");
         }
         for (rank, endpoint) in endpoints.iter().enumerate() {
             settled(&host, rank, endpoint).await;
@@ -278,12 +279,12 @@ fn futures_are_send() {
     fn check(all: &Communicator<Shm>, nic: &vigie_via::Nic<Shm>, cq: vigie_via::vi::CqId) {
         is_send(all.send(0, 0, b""));
         is_send(all.send_sync(0, 0, b""));
-        is_send(all.receive(0, 0));
-        is_send(all.start_receive(0, 0).wait());
+        is_send(all.recv(0, 0));
+        is_send(all.start_recv(0, 0).wait());
         is_send(all.probe(0, 0));
         is_send(all.matched_probe(0, 0));
-        is_send(nic.completion(cq));
-        is_send(nic.event());
+        is_send(nic.next_completion(cq));
+        is_send(nic.next_event());
     }
     // Only its type matters.
     let _: fn(&Communicator<Shm>, &vigie_via::Nic<Shm>, vigie_via::vi::CqId) = check;

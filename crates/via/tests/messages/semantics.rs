@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use tokio::join;
 use vigie_via::{
-    message::{Communicator, Source, Tag},
+    message::{Communicator, SourceFilter, TagFilter},
     protocol::{Config, Layout, Mode},
     shm::Shm,
 };
@@ -50,7 +50,7 @@ fn all_modes_carry_all_lengths() {
             let receive = async {
                 for mode in MODES {
                     for (tag, length) in (0..).zip(lengths) {
-                        let message = b.receive(0, tag).await.expect("a message");
+                        let message = b.recv(0, tag).await.expect("a message");
                         assert_eq!(message.status.source, 0);
                         assert_eq!(message.status.tag, tag);
                         assert_eq!(message.status.length, length as u64);
@@ -78,30 +78,30 @@ fn wildcards_tags_and_communicators() {
             other[usize::from(rank)].send(0, 0, &[rank, 20]).await.expect("sent");
         }
         let (all, other) = (&ranks[0], &other[0]);
-        let by_tag = all.receive(2, 1).await.expect("a message");
+        let by_tag = all.recv(2, 1).await.expect("a message");
         assert_eq!((by_tag.status.tag, by_tag.bytes), (1, vec![2, 10]));
         let mut tags_of_rank_2 = Vec::new();
         for _ in 0..2 {
-            let message = all.receive(2, Tag::Any).await.expect("a message");
+            let message = all.recv(2, TagFilter::Any).await.expect("a message");
             tags_of_rank_2.push(message.status.tag);
         }
         assert_eq!(tags_of_rank_2, [0, 2], "in the order in which they were sent");
         let mut left = [Vec::new(), Vec::new()];
         for _ in 0..6 {
-            let message = all.receive(Source::Any, Tag::Any).await.expect("a message");
+            let message = all.recv(SourceFilter::Any, TagFilter::Any).await.expect("a message");
             assert_eq!(message.bytes[1], 10, "of this communicator");
             left[message.status.source as usize].push(message.status.tag);
         }
         assert_eq!(left, [[0, 1, 2], [0, 1, 2]]);
         let mut senders = Vec::new();
         for _ in 0..3 {
-            let message = other.receive(Source::Any, 0).await.expect("a message");
+            let message = other.recv(SourceFilter::Any, 0).await.expect("a message");
             assert_eq!(message.bytes[1], 20, "of the other communicator");
             senders.push(message.status.source);
         }
         senders.sort_unstable();
         assert_eq!(senders, [0, 1, 2]);
-        assert_eq!(all.try_probe(Source::Any, Tag::Any), None, "nothing is left");
+        assert_eq!(all.try_probe(SourceFilter::Any, TagFilter::Any), None, "nothing is left");
     });
 }
 
@@ -116,7 +116,7 @@ fn probes() {
         assert!(b.try_matched_probe(0, 5).is_none());
         let waiting = {
             let b = b.clone();
-            host.spawn(async move { b.probe(Source::Any, 5).await })
+            host.spawn(async move { b.probe(SourceFilter::Any, 5).await })
         };
         let matching = {
             let b = b.clone();
@@ -128,20 +128,20 @@ fn probes() {
         let taken = async {
             let mut matched = matching.await.expect("it ran").expect("matched");
             assert_eq!(matched.status().length, 100_000);
-            assert!(matched.receive().await.expect("received").bytes == pattern(100_000, 6));
+            assert!(matched.recv().await.expect("received").bytes == pattern(100_000, 6));
         };
         let (sent, ()) = join!(a.send(1, 6, &long), taken);
         sent.expect("sent");
         let status = waiting.await.expect("it ran").expect("probed");
         assert_eq!((status.source, status.tag, status.length), (0, 5, 4));
-        let again = b.probe(0, Tag::Any).await.expect("still there");
+        let again = b.probe(0, TagFilter::Any).await.expect("still there");
         assert_eq!(again, status);
         let mut matched = b.matched_probe(0, 5).await.expect("taken");
         assert_eq!(matched.status(), status);
         assert_eq!(b.try_probe(0, 5), None, "invisible to others");
         a.send(1, 5, b"next").await.expect("sent");
-        assert_eq!(b.receive(0, 5).await.expect("received").bytes, b"next");
-        assert_eq!(matched.receive().await.expect("received").bytes, b"five");
+        assert_eq!(b.recv(0, 5).await.expect("received").bytes, b"next");
+        assert_eq!(matched.recv().await.expect("received").bytes, b"five");
     });
 }
 
@@ -151,8 +151,8 @@ fn probes() {
 fn cancelling() {
     with_ranks(2, Config::default(), |_, ranks| async move {
         let (a, b) = two(ranks);
-        b.start_receive(0, 1).cancel().expect("nothing was matched");
-        let request = b.start_receive(0, 1);
+        b.start_recv(0, 1).cancel().expect("nothing was matched");
+        let request = b.start_recv(0, 1);
         a.send_sync(1, 1, b"one").await.expect("matched");
         let mut request = request.cancel().expect_err("too late");
         assert_eq!(request.wait().await.expect("the message").bytes, b"one");
@@ -160,10 +160,10 @@ fn cancelling() {
         let send = a.start_send(1, 2, Mode::Synchronous, b"two".to_vec()).expect("begun");
         assert!(send.cancel().await.expect("answered"), "not yet matched");
         a.send(1, 2, b"three").await.expect("sent");
-        assert_eq!(b.receive(0, 2).await.expect("received").bytes, b"three", "not the other");
+        assert_eq!(b.recv(0, 2).await.expect("received").bytes, b"three", "not the other");
 
         let mut send = a.start_send(1, 3, Mode::Synchronous, b"four".to_vec()).expect("begun");
-        let (sent, received) = join!(send.wait(), b.receive(0, 3));
+        let (sent, received) = join!(send.wait(), b.recv(0, 3));
         sent.expect("matched");
         assert_eq!(received.expect("received").bytes, b"four");
         assert!(!send.cancel().await.expect("answered"), "it was delivered");
@@ -177,7 +177,7 @@ fn persistent_requests() {
     with_ranks(2, Config::default(), |_, ranks| async move {
         let (a, b) = two(ranks);
         let sender = a.persistent_send(1, 4, Mode::Standard);
-        let receiver = b.persistent_receive(0, 4);
+        let receiver = b.persistent_recv(0, 4);
         for round in 0..50u8 {
             let mut early = receiver.start();
             let mut sending = sender.start(vec![round, 1]).expect("begun");
@@ -200,7 +200,7 @@ fn truncation_and_layouts() {
         for length in [100, 300_000] {
             let bytes = pattern(length, 1);
             let mut short = vec![0; length / 2];
-            let (sent, status) = join!(a.send(1, 1, &bytes), b.receive_into(0, 1, &mut short[..]));
+            let (sent, status) = join!(a.send(1, 1, &bytes), b.recv_into(0, 1, &mut short[..]));
             sent.expect("sent");
             let status = status.expect("received");
             assert!(status.is_truncated());
@@ -214,10 +214,8 @@ fn truncation_and_layouts() {
             let mut target = vec![0; count * block * 3];
             let slices: Vec<IoSlice<'_>> = from.slices(&source).expect("inside");
             let mut sink = to.sink(&mut target);
-            let (sent, status) = join!(
-                a.send_slices(1, 2, Mode::Standard, &slices),
-                b.receive_into(0, 2, &mut sink)
-            );
+            let (sent, status) =
+                join!(a.send_slices(1, 2, Mode::Standard, &slices), b.recv_into(0, 2, &mut sink));
             sent.expect("sent");
             assert_eq!(status.expect("received").length, (count * block) as u64);
             for index in 0..count {
@@ -237,12 +235,12 @@ fn to_oneself() {
         let all = ranks[1].clone();
         for length in [0, 8, 5000, 1 << 20] {
             let bytes = pattern(length, 3);
-            let (sent, message) = join!(all.send_sync(1, 1, &bytes), all.receive(1, 1));
+            let (sent, message) = join!(all.send_sync(1, 1, &bytes), all.recv(1, 1));
             sent.expect("matched");
             assert!(message.expect("received").bytes == bytes);
             let waiting = {
                 let all = all.clone();
-                host.spawn(async move { all.receive(Source::Any, 2).await })
+                host.spawn(async move { all.recv(SourceFilter::Any, 2).await })
             };
             let probing = {
                 let all = all.clone();
@@ -256,7 +254,7 @@ fn to_oneself() {
             let mut sending = all.start_send(1, 3, Mode::Standard, bytes.clone()).expect("begun");
             let status = probing.await.expect("it ran").expect("probed");
             assert_eq!(status.length, length as u64);
-            assert!(all.receive(1, 3).await.expect("received").bytes == bytes);
+            assert!(all.recv(1, 3).await.expect("received").bytes == bytes);
             sending.wait().await.expect("sent");
         }
     });
@@ -279,7 +277,7 @@ fn regions() {
         for (offset, length) in [(0, 1 << 20), (4096, 100_000), (64, 8)] {
             let piece = (&region, offset as u64, length as u64);
             let mut sending = a.start_send_region(1, 1, Mode::Standard, piece).expect("begun");
-            let message = b.receive(0, 1).await.expect("received");
+            let message = b.recv(0, 1).await.expect("received");
             assert!(message.bytes == bytes[offset..offset + length]);
             sending.wait().await.expect("read");
         }

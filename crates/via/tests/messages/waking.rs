@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use fastrand::Rng;
 use vigie_via::{
-    message::{Source, Tag},
+    message::{SourceFilter, TagFilter},
     protocol::{Config, Mode},
 };
 
@@ -34,7 +34,7 @@ fn sleepers_are_woken() {
         let b = ranks[1].clone();
         let receiver = host.spawn(async move {
             for round in 0..ROUNDS {
-                let message = b.receive(Source::Any, Tag::Any).await.expect("received");
+                let message = b.recv(SourceFilter::Any, TagFilter::Any).await.expect("received");
                 assert_eq!(message.status.tag, round);
                 b.send(0, round, &message.bytes).await.expect("sent");
             }
@@ -43,7 +43,7 @@ fn sleepers_are_woken() {
             host.wait(Duration::from_millis(1)).await;
             let bytes = pattern([0, 8, 3000, 50_000][round as usize % 4], 0);
             ranks[0].send(1, round, &bytes).await.expect("sent");
-            assert!(ranks[0].receive(1, round).await.expect("received").bytes == bytes);
+            assert!(ranks[0].recv(1, round).await.expect("received").bytes == bytes);
         }
         receiver.await.expect("no panic");
     });
@@ -72,14 +72,14 @@ fn no_wake_up_is_lost() {
                         let message = match rng.u32(..4) {
                             0 => {
                                 own.probe(peer, channel).await.expect("probed");
-                                own.receive(peer, channel).await
+                                own.recv(peer, channel).await
                             }
-                            1 => own.start_receive(peer, channel).wait().await,
+                            1 => own.start_recv(peer, channel).wait().await,
                             2 => {
                                 let matched = own.matched_probe(peer, channel).await;
-                                matched.expect("matched").receive().await
+                                matched.expect("matched").recv().await
                             }
-                            _ => own.receive(peer, channel).await,
+                            _ => own.recv(peer, channel).await,
                         };
                         assert_eq!(message.expect("received").bytes, bytes, "round {round}");
                         dawdle(&host, &mut rng).await;
@@ -112,7 +112,7 @@ fn forgotten_sends_go_on() {
             }
             host.wait(Duration::from_millis(2)).await;
             for tag in 0..count {
-                let message = ranks[1].receive(0, tag).await.expect("received");
+                let message = ranks[1].recv(0, tag).await.expect("received");
                 assert!(message.bytes == pattern(900, tag as usize + round), "tag {tag}");
             }
         }
@@ -148,7 +148,7 @@ fn scarce_credit() {
             tasks.push(host.spawn(async move {
                 let mut rng = Rng::with_seed(100 + u64::from(rank));
                 for &length in &*order {
-                    let message = all.receive(peer, 0).await.expect("received");
+                    let message = all.recv(peer, 0).await.expect("received");
                     assert!(message.bytes == pattern(length, length));
                     dawdle(&own, &mut rng).await;
                 }

@@ -76,7 +76,7 @@ impl Cluster {
         for _ in 0..TURNS_MAX {
             cluster.turn();
             for rank in 0..size {
-                while let Some(event) = cluster.engine(rank).event() {
+                while let Some(event) = cluster.engine(rank).next_event() {
                     match event {
                         EngineEvent::Requested { request, rank: Some(peer), .. } => {
                             cluster.engine(rank).accept(request, peer).expect("accepts");
@@ -114,7 +114,7 @@ impl Cluster {
                 has_worked = true;
             }
             if self.is_up {
-                while let Some(event) = engine.event() {
+                while let Some(event) = engine.next_event() {
                     assert!(matches!(event, EngineEvent::Failed { .. }), "{event:?}");
                 }
             }

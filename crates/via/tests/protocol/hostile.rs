@@ -125,12 +125,12 @@ fn forger(seed: u64) -> (SimNetwork, MessageEngine<SimNic>, Forger) {
     for _ in 0..100 {
         network.step();
         engine.progress(network.now());
-        while let Some(event) = engine.event() {
+        while let Some(event) = engine.next_event() {
             if let EngineEvent::Requested { request, rank: Some(1), .. } = event {
                 engine.accept(request, 1).expect("accepts");
             }
         }
-        while let Some(event) = nic.event() {
+        while let Some(event) = nic.next_event() {
             if let vigie_via::vi::NicEvent::Connected { greeting, .. } = event {
                 answer = Some(greeting);
             }

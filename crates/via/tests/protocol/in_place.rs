@@ -196,7 +196,7 @@ fn a_view_is_released_in_any_order() {
         while cluster.network.step() {}
         let mut views = Vec::new();
         for body in &bodies {
-            let (status, view) = cluster.engine(1).receive_view(from(0, 5)).expect("arrived");
+            let (status, view) = cluster.engine(1).try_recv_view(from(0, 5)).expect("arrived");
             let mut found = vec![0; 1500];
             view.read(0, &mut found).expect("inside");
             assert!(found == *body && status.length == 1500);

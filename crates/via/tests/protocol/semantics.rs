@@ -496,7 +496,7 @@ fn announced_messages_are_bounded() {
     assert_eq!(again, SendState::Done);
 
     let mut found = Vec::new();
-    while cluster.engine(1).receive_now(from(0, 2), &mut found).is_none() {
+    while cluster.engine(1).try_recv(from(0, 2), &mut found).is_none() {
         assert!(cluster.turn(), "what is only announced is asked for");
     }
     assert_eq!(found, b"ready");
@@ -700,11 +700,11 @@ fn what_is_received_at_once_is_the_first_that_fits() {
     while cluster.network.step() {}
     let mut found = Vec::new();
     for _ in 0..2 {
-        assert_eq!(cluster.engine(1).receive_now(from(0, 1), &mut found), None);
+        assert_eq!(cluster.engine(1).try_recv(from(0, 1), &mut found), None);
         assert!(found.is_empty());
     }
     // Three arrived before it, two of which were not looked at.
-    assert!(cluster.engine(1).receive_now(from(0, 4), &mut found).is_some());
+    assert!(cluster.engine(1).try_recv(from(0, 4), &mut found).is_some());
     assert_eq!(found, [4]);
     for tag in [2, 3] {
         assert_eq!(cluster.receive(1, from(None, tag)).0.length, 1);
@@ -729,7 +729,7 @@ fn a_match_of_a_waiting_message_is_told() {
         let pattern = from(0, 2);
         let mut found = Vec::new();
         let status = match way {
-            0 => cluster.engine(1).receive_now(pattern, &mut found),
+            0 => cluster.engine(1).try_recv(pattern, &mut found),
             1 => {
                 let (id, _) = cluster.engine(1).matched_probe(pattern).expect("it is there");
                 cluster.receive_into(1, id, &mut found).ok()
@@ -742,7 +742,7 @@ fn a_match_of_a_waiting_message_is_told() {
         assert_eq!((status.map(|one| one.length), &found[..]), (Some(2), &[1, 2][..]));
         cluster.settle();
         assert!(cluster.is_done(0, id, &[1, 2]), "{way}");
-        assert!(cluster.engine(1).receive_now(pattern, &mut found).is_some());
+        assert!(cluster.engine(1).try_recv(pattern, &mut found).is_some());
         cluster.settle();
         assert_eq!((cluster.engine(0).failure(1), cluster.engine(1).failure(0)), (None, None));
         assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));

@@ -213,7 +213,7 @@ impl Traffic {
         match self.random.u32(0..4) {
             0 => {
                 let mut buffer = Vec::new();
-                let status = self.cluster.engine(rank).receive_now(pattern, &mut buffer);
+                let status = self.cluster.engine(rank).try_recv(pattern, &mut buffer);
                 if let Some(status) = status {
                     self.posted += 1;
                     let order = self.posted;

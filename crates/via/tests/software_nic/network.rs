@@ -211,7 +211,7 @@ impl Wire for SimWire {
         Ok(())
     }
 
-    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, Node)>> {
+    fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, Node)>> {
         let found = self.network.lock().arrived.get_mut(&self.node).and_then(VecDeque::pop_front);
         Ok(found.map(|(from, packet)| {
             buffer[..packet.len()].copy_from_slice(&packet);

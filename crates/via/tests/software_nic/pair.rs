@@ -41,7 +41,7 @@ impl Cluster {
         let now = Instant::from_nanos(self.network.now());
         for (nic, events) in self.nics.iter_mut().zip(&mut self.events) {
             nic.progress(now);
-            events.extend(std::iter::from_fn(|| nic.event()));
+            events.extend(std::iter::from_fn(|| nic.next_event()));
         }
         self.network.step(MILLISECOND / 2);
     }
@@ -120,13 +120,13 @@ impl Cluster {
         let (nic, vi) = (to.nic, to.vi);
         let mut found = None;
         self.until(60 * SECOND, |cluster| {
-            found = cluster.nics[nic].completed(vi, Queue::Receive);
+            found = cluster.nics[nic].poll_queue(vi, Queue::Receive);
             found.is_some()
         });
         let (nic, vi) = (from.nic, from.vi);
         let mut sent = None;
         self.until(60 * SECOND, |cluster| {
-            sent = cluster.nics[nic].completed(vi, Queue::Send);
+            sent = cluster.nics[nic].poll_queue(vi, Queue::Send);
             sent.is_some()
         });
         let is_done = |found: &vigie_via::vi::Completion| found.status == Status::Done;

@@ -123,7 +123,7 @@ impl Direction {
 
     /// Compares what has arrived with what is due.
     fn judge(&mut self, cluster: &mut Cluster) {
-        while let Some(found) = cluster.nics[self.to.nic].completed(self.to.vi, Queue::Receive) {
+        while let Some(found) = cluster.nics[self.to.nic].poll_queue(self.to.vi, Queue::Receive) {
             assert_eq!((found.status, found.cookie), (Status::Done, self.received));
             let place = RECEIVE_AT + self.received % SLOTS * SLOT_BYTES;
             self.received += 1;
@@ -145,7 +145,7 @@ impl Direction {
                 assert!(bytes.expect("inside") == owed.bytes, "the data of {}", owed.immediate);
             }
         }
-        while let Some(found) = cluster.nics[self.from.nic].completed(self.from.vi, Queue::Send) {
+        while let Some(found) = cluster.nics[self.from.nic].poll_queue(self.from.vi, Queue::Send) {
             assert_eq!((found.status, found.cookie), (Status::Done, self.told));
             self.told += 1;
             if let Some((_, bytes)) = self.reads.pop_front_if(|(read, _)| *read == found.cookie) {

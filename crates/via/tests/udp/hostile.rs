@@ -73,7 +73,7 @@ fn another_secret_is_not_answered() {
     let event = loop {
         assert!(Instant::now() < bound, "a call has no end");
         nic.progress(Instant::now());
-        if let Some(event) = nic.event() {
+        if let Some(event) = nic.next_event() {
             break event;
         }
         std::thread::yield_now();

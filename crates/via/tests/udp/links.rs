@@ -123,6 +123,6 @@ fn an_interface_is_removed() {
         assert_eq!(client.broken, Some(Reason::TransportFailed));
         assert_eq!(echo.broken().0, Some(Reason::TransportFailed));
         assert!(client.nic.counters().wire_errors > 0);
-        assert!(client.nic.event().is_none());
+        assert!(client.nic.next_event().is_none());
     });
 }

@@ -107,7 +107,7 @@ impl<W: Wire> End<W> {
 
     pub(crate) fn turn(&mut self) {
         self.nic.progress(Instant::now());
-        while let Some(event) = self.nic.event() {
+        while let Some(event) = self.nic.next_event() {
             match event {
                 NicEvent::Requested { request, greeting, .. } => {
                     self.request = Some(request);
@@ -162,7 +162,7 @@ impl<W: Wire> End<W> {
     /// Takes the peer's `number`th write, if it has arrived: its length, or why there will be none.
     fn take(&mut self, number: usize) -> Option<Result<usize, Status>> {
         let number = self.before + number;
-        let found = self.nic.poll(self.cq)?;
+        let found = self.nic.poll_cq(self.cq)?;
         if !found.status.is_done() {
             return Some(Err(found.status));
         }

@@ -85,7 +85,7 @@ fn by_link(link: &mut Link, size: usize) -> io::Result<Duration> {
     let mut received = 0;
     let mut looks = 0;
     while received < BATCH {
-        received += link.receive(BATCH, |_| {}).map_err(io::Error::other)?;
+        received += link.recv_each(BATCH, |_| {}).map_err(io::Error::other)?;
         looks += 1;
         if looks > LOOKS_MAX {
             return Err(io::Error::other("frames on lo do not arrive"));

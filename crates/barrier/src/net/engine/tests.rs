@@ -30,7 +30,7 @@ impl Transport for Script {
         Ok(())
     }
 
-    fn receive(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let packets = std::mem::take(&mut self.0.lock().expect("no panic").0);
         packets.iter().for_each(|packet| take(packet));
         Ok(())

@@ -142,7 +142,7 @@ fn latency(plan: &LoadPlan, frames: u32) -> Result<LoadResult, Failure> {
         link.flush().map_err(failed)?;
         let mut is_here = false;
         while !is_here && begin.elapsed_at() < TIMEOUT {
-            sink.receive(16, |frame| {
+            sink.recv_each(16, |frame| {
                 let mut placement = [0; 8];
                 frame.read(42, &mut placement);
                 is_here |= u64::from_be_bytes(placement) == number;

@@ -225,7 +225,7 @@ fn sink<P: Provider>(nic: P, settings: NodeSettings) -> Result<NodeCosts, Failur
     let mut costs = NodeCosts::default();
     let before = thread_cpu_time();
     loop {
-        match sink.receive().map_err(Failure::runtime)? {
+        match sink.next_event().map_err(Failure::runtime)? {
             Some(SinkEvent::Message(_)) => costs.messages += 1,
             Some(SinkEvent::Lost { .. }) | None => break,
             Some(_) => {}

@@ -118,7 +118,7 @@ impl PortEndpoint {
         own: impl FnOnce() -> Result<(u64, NodeAddress), Failure>,
     ) -> Result<Self, Failure> {
         let number = |rank: u32| u8::try_from(rank).map_err(Failure::runtime);
-        let port = device.acquire(number(context.rank)?).map_err(failed)?;
+        let port = device.acquire_port(number(context.rank)?).map_err(failed)?;
         for _ in 0..2 * WINDOW {
             let buffer = vec![0; usize::try_from(BYTES_MAX).map_err(Failure::runtime)?];
             port.post(buffer).map_err(Failure::runtime)?;
@@ -161,7 +161,7 @@ impl Channel for PortEndpoint {
 
     #[inline]
     fn receive(&mut self, message: &mut [u8]) -> Result<(), Failure> {
-        let received = polling(TIMEOUT, || self.port.try_receive().map_err(failed))?;
+        let received = polling(TIMEOUT, || self.port.try_recv().map_err(failed))?;
         let datagram = received.payload();
         if datagram.len() != message.len() {
             return Err(Failure::runtime(format!("a datagram of {} bytes", datagram.len())));

@@ -8,7 +8,7 @@ const ABSENT: u32 = u32::MAX;
 /// The number of places kept when the heap empties.
 const KEPT: usize = 1024;
 
-/// The most timers that [`DeadlineHeap::wakeup`] looks at. If more are that close together, the last of
+/// The most timers that [`DeadlineHeap::wake_at`] looks at. If more are that close together, the last of
 /// them expires near the first one's hard expiry.
 const VISITED_MAX: usize = 32;
 
@@ -37,7 +37,7 @@ impl DeadlineHeap {
 
     /// Returns the latest soft expiry found that is not after the first hard one: a host that wakes
     /// up then delays no timer beyond its slack and finds all that have expired by then.
-    pub(super) fn wakeup(&self) -> Option<Instant> {
+    pub(super) fn wake_at(&self) -> Option<Instant> {
         let first = self.nodes.first()?;
         let mut latest = first.soft;
         if first.hard == first.soft {
@@ -187,10 +187,10 @@ mod tests {
                 prop_assert_eq!(heap.first(), oracle.first().copied());
                 prop_assert_eq!(heap.nodes.len(), oracle.len());
                 let Some(first) = oracle.first() else {
-                    prop_assert_eq!(heap.wakeup(), None);
+                    prop_assert_eq!(heap.wake_at(), None);
                     continue;
                 };
-                let wakeup = heap.wakeup().expect("there is a timer");
+                let wakeup = heap.wake_at().expect("there is a timer");
                 prop_assert!(first.soft <= wakeup && wakeup <= first.hard);
             }
         }
@@ -206,7 +206,7 @@ mod tests {
             let hard = softs.iter().min().expect("not empty") + slack;
             let within = softs.iter().copied().filter(|&soft| soft <= hard);
             let expected = if slack > 0 && within.clone().count() > VISITED_MAX { Some(hard) } else { within.max() };
-            prop_assert_eq!(heap.wakeup().map(Instant::as_nanos), expected);
+            prop_assert_eq!(heap.wake_at().map(Instant::as_nanos), expected);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use super::{
-    At, Harness, Recognised, Rule, SetupError, Suite, Violation, World,
+    At, EventIdentity, Harness, Rule, SetupError, Suite, Violation, World,
     stage::{CaseRunner, Host, Slept},
 };
 use crate::error::WaitError;
@@ -345,9 +345,9 @@ fn expect_closed<H: Harness>(
         Poll::Ready(Err(WaitError::ServerClosed)) => stage.inspect(),
         Poll::Ready(Err(error)) => Err(super::stage::failed(waiter.index, error, stage.at)),
         Poll::Ready(Ok(event)) => {
-            match stage.harness.recognise(waiter.index, event) {
+            match stage.harness.identify(waiter.index, event) {
                 // A request in flight came back with its memory, not an event.
-                Recognised::Nothing(_) => stage.inspect(),
+                EventIdentity::Nothing(_) => stage.inspect(),
                 _ => Err(not_ended(stage, waiter.index, "an event that had not happened")),
             }
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    At, Harness, Hosts, Options, Profile, Recognised, Report, Rule, SetupError, Suite, Trigger,
+    At, EventIdentity, Harness, Hosts, Options, Profile, Report, Rule, SetupError, Suite, Trigger,
     Unclaimed, Violation, World, check_with,
     stage::{CaseRunner, Flag, Host},
 };
@@ -38,7 +38,7 @@ pub trait EngineHarness: Sized + 'static {
     fn trigger(&mut self, index: usize) -> Trigger;
 
     /// Returns which event want number `want` received.
-    fn recognise(&mut self, want: usize, found: <Self::Engine as Engine>::Output) -> Recognised;
+    fn identify(&mut self, want: usize, found: <Self::Engine as Engine>::Output) -> EventIdentity;
 
     /// Returns what the suite may expect. Default: any event is for any want, and the engine takes back what a waiter has
     /// left.
@@ -363,8 +363,8 @@ impl<H: EngineHarness> Harness for OnHost<H> {
         self.0.trigger(index)
     }
 
-    fn recognise(&mut self, request: usize, event: EngineEvent<H::Engine>) -> Recognised {
-        self.0.recognise(request, event.into_output())
+    fn identify(&mut self, request: usize, event: EngineEvent<H::Engine>) -> EventIdentity {
+        self.0.identify(request, event.into_output())
     }
 
     fn profile(&self) -> Profile {

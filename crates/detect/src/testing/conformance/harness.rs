@@ -19,7 +19,7 @@ pub type SetupError = Box<dyn Error + Send + Sync>;
 /// happen.
 ///
 /// Requests and events are numbered from 0. The suite makes events happen in numerical order and skips none. It makes each
-/// request at most once (if events are [shared](Delivery::Shared), the number of a request means nothing and may repeat),
+/// request at most once (if events are [shared](Addressing::Shared), the number of a request means nothing and may repeat),
 /// in any order, before or after the event of the same number, and drops some before their event. Each case starts with
 /// its own harness. A trigger may be called after the server was shut down; requests and triggers are made before.
 pub trait Harness: Sized + 'static {
@@ -41,11 +41,11 @@ pub trait Harness: Sized + 'static {
 
     /// Returns which event request number `request` received, and consumes it: what a program would
     /// read, it reads.
-    fn recognise(
+    fn identify(
         &mut self,
         request: usize,
         event: <Self::Detector as Detector>::Event,
-    ) -> Recognised;
+    ) -> EventIdentity;
 
     /// Returns what the suite may expect. Default: [`Profile::addressed`].
     fn profile(&self) -> Profile {
@@ -70,9 +70,9 @@ pub trait Harness: Sized + 'static {
     }
 
     /// Returns which events of the stream it is, and consumes them. Default:
-    /// [`recognise`](Self::recognise) as request 0.
-    fn recognise_stream(&mut self, event: <Self::Detector as Detector>::Event) -> Recognised {
-        self.recognise(0, event)
+    /// [`identify`](Self::identify) as request 0.
+    fn identify_stream(&mut self, event: <Self::Detector as Detector>::Event) -> EventIdentity {
+        self.identify(0, event)
     }
 
     /// Returns a call that ends the stream; `None`, the default, if it never ends.
@@ -134,7 +134,7 @@ pub enum Hosts {
 /// Which event it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
-pub enum Recognised {
+pub enum EventIdentity {
     /// These, in this order: more than one if the detector merges events.
     Events(Vec<usize>),
     /// One event that looks like any other.
@@ -148,7 +148,7 @@ pub enum Recognised {
 /// Which request an event is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "an event is for one request, or for any")]
-pub enum Delivery {
+pub enum Addressing {
     /// Event `i` is for request `i`.
     Addressed,
     /// Any event is for any request: the first to wait gets it.
@@ -169,7 +169,7 @@ pub enum Unclaimed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a profile says something only to the suite"]
 pub struct Profile {
-    pub(super) delivery: Delivery,
+    pub(super) raddressing: Addressing,
     pub(super) unclaimed: Unclaimed,
     pub(super) stream_capacity: usize,
     pub(super) index_count_max: usize,
@@ -179,7 +179,7 @@ impl Profile {
     /// Event `i` is for request `i`; events left by a waiter are dropped.
     pub const fn addressed() -> Self {
         Self {
-            delivery: Delivery::Addressed,
+            raddressing: Addressing::Addressed,
             unclaimed: Unclaimed::Dropped,
             stream_capacity: 1024,
             index_count_max: 512,
@@ -188,7 +188,7 @@ impl Profile {
 
     /// Any event is for any request.
     pub const fn shared(unclaimed: Unclaimed) -> Self {
-        Self { delivery: Delivery::Shared, unclaimed, ..Self::addressed() }
+        Self { raddressing: Addressing::Shared, unclaimed, ..Self::addressed() }
     }
 
     /// Sets the capacity with which the handle was registered

@@ -1,6 +1,6 @@
 //! The oracle: which events have happened, which request received them, and which are still owed.
 
-use super::{At, Delivery, Profile, Recognised, Rule, Unclaimed, Violation};
+use super::{Addressing, At, EventIdentity, Profile, Rule, Unclaimed, Violation};
 
 #[derive(Debug)]
 pub(super) struct Ledger {
@@ -20,7 +20,7 @@ impl Ledger {
     }
 
     pub(super) fn is_shared(&self) -> bool {
-        self.profile.delivery == Delivery::Shared
+        self.profile.raddressing == Addressing::Shared
     }
 
     pub(super) fn delivered_count(&self) -> usize {
@@ -30,9 +30,9 @@ impl Ledger {
     /// Returns whether request `index` must have an event by now. If events are shared, `older`
     /// requests are served first.
     pub(super) fn is_wakeup_deferred(&self, index: usize, older: usize) -> bool {
-        match self.profile.delivery {
-            Delivery::Addressed => index < self.happened,
-            Delivery::Shared => older < self.outstanding(),
+        match self.profile.raddressing {
+            Addressing::Addressed => index < self.happened,
+            Addressing::Shared => older < self.outstanding(),
         }
     }
 
@@ -48,32 +48,33 @@ impl Ledger {
         }
     }
 
-    /// Request `request` got `recognised`.
+    /// Request `request` got `identity`.
     pub(super) fn deliver(
         &mut self,
         request: usize,
-        recognised: Recognised,
+        identity: EventIdentity,
         at: At,
     ) -> Result<(), Violation> {
-        match recognised {
-            Recognised::Events(events) if events.is_empty() => {
+        match identity {
+            EventIdentity::Events(events) if events.is_empty() => {
                 Err(Violation::Spurious { request, saw: "an empty event".to_owned(), at })
             }
-            Recognised::Events(events) => {
+            EventIdentity::Events(events) => {
                 events.into_iter().try_for_each(|event| self.deliver_one(request, event, at))
             }
-            Recognised::Unmarked if !self.is_shared() => self.deliver_one(request, request, at),
-            Recognised::Unmarked if self.delivered_count >= self.happened => match self.happened {
+            EventIdentity::Unmarked if !self.is_shared() => self.deliver_one(request, request, at),
+            EventIdentity::Unmarked if self.delivered_count >= self.happened => match self.happened
+            {
                 0 => Err(Violation::Spurious { request, saw: "none has".to_owned(), at }),
                 // They look alike: the last one stands for the duplicate.
                 happened => Err(Violation::Twice { event: happened - 1, request, at }),
             },
-            Recognised::Unmarked => {
+            EventIdentity::Unmarked => {
                 self.delivered_count += 1;
                 Ok(())
             }
-            Recognised::Nothing(saw) => Err(Violation::Spurious { request, saw, at }),
-            Recognised::End => {
+            EventIdentity::Nothing(saw) => Err(Violation::Spurious { request, saw, at }),
+            EventIdentity::End => {
                 let saw = "the end of all events".to_owned();
                 Err(Violation::Spurious { request, saw, at })
             }

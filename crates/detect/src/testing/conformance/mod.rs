@@ -36,7 +36,8 @@ mod walk;
 
 pub use engines::{EngineHarness, Named, check_engine, check_engine_with};
 pub use harness::{
-    Delivery, Harness, Hosts, Memory, Profile, Recognised, SetupError, Trigger, Unclaimed, World,
+    Addressing, EventIdentity, Harness, Hosts, Memory, Profile, SetupError, Trigger, Unclaimed,
+    World,
 };
 use suite::Suite;
 pub use suite::{Options, Report};

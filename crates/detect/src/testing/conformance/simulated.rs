@@ -233,8 +233,8 @@ async fn wait<H: Harness>(scene: &SharedScene<H>, index: usize) -> Result<(), Vi
         return Err(Violation::DeadlineMissed { request: index, due, saw, at });
     }
     scene.catch_up();
-    let recognised = scene.harness.recognise(index, event);
-    scene.ledger.deliver(index, recognised, at)
+    let identity = scene.harness.identify(index, event);
+    scene.ledger.deliver(index, identity, at)
 }
 
 /// Makes all events happen, with pauses; those of a detector of time happen on their own.

@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use super::{At, Harness, Recognised, Rule, SetupError, Trigger, Violation, World, ledger::Ledger};
+use super::{
+    At, EventIdentity, Harness, Rule, SetupError, Trigger, Violation, World, ledger::Ledger,
+};
 use crate::{
     clock::{Clock, Instant, VirtualClock},
     detector::{Detector, Flavor},
@@ -188,8 +190,8 @@ impl<H: Harness> CaseRunner<H> {
         ended: Result<<H::Detector as Detector>::Event, WaitError>,
     ) -> Result<(), Violation> {
         let event = ended.map_err(|error| failed(index, error, self.at))?;
-        let recognised = self.harness.recognise(index, event);
-        self.ledger.deliver(index, recognised, self.at)
+        let identity = self.harness.identify(index, event);
+        self.ledger.deliver(index, identity, self.at)
     }
 
     /// Makes the next event happen.
@@ -378,11 +380,11 @@ impl<H: Harness> CaseRunner<H> {
         self.sleep(Some(happens(trigger)), until_next)
     }
 
-    pub(super) fn recognise_stream(
+    pub(super) fn identify_stream(
         &mut self,
         event: <H::Detector as Detector>::Event,
-    ) -> Recognised {
-        self.harness.recognise_stream(event)
+    ) -> EventIdentity {
+        self.harness.identify_stream(event)
     }
 }
 

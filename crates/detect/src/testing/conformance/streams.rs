@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, Waker};
 
 use super::{
-    Delivery, Harness, Recognised, Rule, SetupError, Suite, Unclaimed, Violation, World,
+    Addressing, EventIdentity, Harness, Rule, SetupError, Suite, Unclaimed, Violation, World,
     stage::{CaseRunner, Flag, Host, Slept, failed, happens},
 };
 use crate::{error::WaitError, server::EventStream, sync::Arc};
@@ -77,8 +77,8 @@ impl<H: Harness> CaseRunner<H> {
                 }
                 Poll::Ready(Some(Err(error))) => return Err(failed(0, error, self.at)),
                 Poll::Ready(Some(Ok(event))) => {
-                    let recognised = self.recognise_stream(event);
-                    self.enter_stream(reader, recognised)?;
+                    let identity = self.identify_stream(event);
+                    self.enter_stream(reader, identity)?;
                 }
             }
         }
@@ -87,15 +87,15 @@ impl<H: Harness> CaseRunner<H> {
     fn enter_stream(
         &mut self,
         reader: &mut Reader<H>,
-        recognised: Recognised,
+        identity: EventIdentity,
     ) -> Result<(), Violation> {
         let at = self.at;
         let happened = self.ledger.happened;
-        let events = match recognised {
-            Recognised::Events(events) => events,
-            Recognised::Unmarked => vec![reader.next],
-            Recognised::Nothing(saw) => return Err(Violation::Spurious { request: 0, saw, at }),
-            Recognised::End => {
+        let events = match identity {
+            EventIdentity::Events(events) => events,
+            EventIdentity::Unmarked => vec![reader.next],
+            EventIdentity::Nothing(saw) => return Err(Violation::Spurious { request: 0, saw, at }),
+            EventIdentity::End => {
                 reader.has_end = true;
                 return Ok(());
             }
@@ -240,7 +240,7 @@ fn dropped_with_events<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Viol
     stage.cancelled += 1;
     stage.look()?;
     let profile = stage.ledger.profile;
-    if profile.delivery == Delivery::Shared && profile.unclaimed == Unclaimed::Returned {
+    if profile.raddressing == Addressing::Shared && profile.unclaimed == Unclaimed::Returned {
         let mut reader = stage.stream()?;
         stage.read_all(&mut reader, Rule::Cancelled)?;
     } else {

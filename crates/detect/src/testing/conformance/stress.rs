@@ -131,7 +131,7 @@ impl<H: Harness> Episode<H> {
                 drop(sender.send((spins, trigger)));
             }
             // Cancellation, if no other request's event can be lost with it.
-            if self.random.u32(..6) == 0 && profile.delivery == super::Delivery::Addressed {
+            if self.random.u32(..6) == 0 && profile.raddressing == super::Addressing::Addressed {
                 let place = self.random.usize(..self.pending.len());
                 self.pending.remove(place);
                 self.cancelled += 1;
@@ -149,8 +149,8 @@ impl<H: Harness> Episode<H> {
             match Pin::new(&mut wait).poll(&mut cx) {
                 Poll::Pending => self.pending.push_back((index, wait)),
                 Poll::Ready(Ok(event)) => {
-                    let recognised = self.harness.recognise(index, event);
-                    self.ledger.deliver(index, recognised, self.at)?;
+                    let identity = self.harness.identify(index, event);
+                    self.ledger.deliver(index, identity, self.at)?;
                 }
                 Poll::Ready(Err(error)) => return Err(failed(index, error, self.at)),
             }

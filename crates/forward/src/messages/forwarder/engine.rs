@@ -171,7 +171,7 @@ impl<P: Provider> ForwarderEngine<P> {
     /// Continues connecting; once done, listens for sources. Returns whether it does.
     pub(in crate::messages) fn is_ready(&mut self) -> Result<bool, MessagesError> {
         self.port.tick()?;
-        while let Some(event) = self.port.event() {
+        while let Some(event) = self.port.next_event() {
             match event {
                 PortEvent::Opened(vi, greeting) => {
                     if greeting.role != Role::Sink {
@@ -203,7 +203,7 @@ impl<P: Provider> ForwarderEngine<P> {
     /// Takes packets that have arrived, and sends those that can leave. Returns whether anything was done.
     fn forward(&mut self) -> Result<bool, MessagesError> {
         let mut has_worked = self.port.tick()?;
-        while let Some(event) = self.port.event() {
+        while let Some(event) = self.port.next_event() {
             has_worked = true;
             match event {
                 PortEvent::Opened(vi, _) => self.add_source(vi),

@@ -93,11 +93,11 @@ fn unanswered_requests_are_bounded() {
     assert!(!engine.take_nic_events());
     while network.step() {}
     let mut requested = 0;
-    while let Some(EngineEvent::Requested { rank: Some(1), .. }) = engine.event() {
+    while let Some(EngineEvent::Requested { rank: Some(1), .. }) = engine.next_event() {
         requested += 1;
     }
     let is_refused = |caller: &mut MessageEngine<SimNic>| {
-        matches!(caller.event(), Some(EngineEvent::Refused { rank: 0, .. }))
+        matches!(caller.next_event(), Some(EngineEvent::Refused { rank: 0, .. }))
     };
     let refused = callers.iter_mut().map(is_refused).filter(|is_refused| *is_refused).count();
     assert_eq!((requested, refused), (64 + 4 * 3, 4));
@@ -186,7 +186,7 @@ fn an_engine_sleeps_without_work() {
     event(&mut engine, broken);
     event(&mut engine, broken);
     assert_eq!(engine.arm().expect("arms"), Armed::Ready);
-    assert!(engine.event().is_some());
+    assert!(engine.next_event().is_some());
     assert_eq!(engine.arm().expect("arms"), Armed::Armed);
     event(&mut engine, broken);
     assert_eq!(engine.arm().expect("arms"), Armed::Ready);

@@ -398,7 +398,7 @@ fn answers_are_bounded_by_what_is_on_its_way() {
     assert!(engine.failure(1).is_some());
     engine.queue_control(1, Control::Resume);
     assert!(told(&mut engine).is_empty(), "nothing is kept for it");
-    assert!(matches!(engine.event(), Some(EngineEvent::Failed { rank: 1, .. })));
+    assert!(matches!(engine.next_event(), Some(EngineEvent::Failed { rank: 1, .. })));
 }
 
 /// Goal: a frame that the caller does not want is read, and that is reported. Method: a message to oneself.

@@ -320,7 +320,7 @@ fn a_sleeper_is_rung_for_credit() {
         assert_eq!(pair.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
         pair.serve(1);
         pair.serve(0);
-        let receives = (0..100).map(|_| pair.engine(1).receive_now(tagged(5), &mut Vec::new()));
+        let receives = (0..100).map(|_| pair.engine(1).try_recv(tagged(5), &mut Vec::new()));
         assert_eq!(receives.take_while(Option::is_some).count(), 17);
         pair.serve(1);
         pair.serve(0);

@@ -111,7 +111,7 @@ fn a_poll_looks_for_itself() {
     pair.travel(0);
     assert!(pair.engine(1).probe(tagged(4)).is_none());
     assert!(pair.engine(1).probe(tagged(3)).is_some(), "it has been looked for");
-    assert!(pair.engine(1).receive_now(tagged(3), &mut Vec::new()).is_some());
+    assert!(pair.engine(1).try_recv(tagged(3), &mut Vec::new()).is_some());
     assert_eq!(pair.engine(0).poll_send(id, None), Poll::Pending);
     pair.travel(1);
     assert_eq!(pair.engine(0).poll_send(id, None), Poll::Ready(Ok(())));

@@ -55,7 +55,7 @@ impl Transport for InboxPort {
         Ok(())
     }
 
-    fn receive(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let packets = std::mem::take(&mut *self.inbox.lock().expect("no panic"));
         packets.iter().for_each(|packet| take(packet));
         Ok(())

@@ -40,7 +40,7 @@ impl Transport for HubPort {
         Ok(())
     }
 
-    fn receive(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    fn recv_each(&mut self, _: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let packets = self.hub.lock().expect("no panic").inboxes.remove(&self.own);
         packets.iter().flatten().for_each(|packet| take(packet));
         Ok(())
