@@ -1,6 +1,11 @@
 //! Clients of databases: redis's, which needs tokio's context, and that of PostgreSQL, which takes vigie's sockets.
 
-use std::{env, fs, path::{Path, PathBuf}, process::Command, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use redis::AsyncCommands;
 use tokio_postgres::NoTls;
