@@ -27,7 +27,7 @@
 
 #[cfg(feature = "hyper-client")]
 mod client;
-mod opening;
+mod connection;
 
 use std::{
     collections::BTreeMap,
@@ -45,18 +45,15 @@ use hyper::{
     Request, Response,
     body::{Body, Incoming},
 };
-use hyper_util::{
-    rt::TokioIo,
-    server::{conn::auto, graceful::GracefulShutdown},
-    service::TowerToHyperService,
-};
+use hyper_util::{server::conn::auto, service::TowerToHyperService};
+use tokio::sync::watch;
 use tower_service::Service;
-use vigie_detect::net::{Listener, ListenerSocket};
+use vigie_detect::net::{Listener, ListenerSocket, Stream};
 
 #[cfg(feature = "hyper-client")]
 pub use self::client::{ClientStream, Connector, client};
-use self::opening::Opening;
-use crate::{task::AbortHandle, time};
+use self::connection::ServerStream;
+use crate::{Instant, task::AbortHandle, time};
 
 /// How long a client may take to send the head of a request, unless set otherwise.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -66,6 +63,12 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long nothing is accepted after the kernel has refused to, for example for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The time between two warnings of that.
+const WARNING_PAUSE: Duration = Duration::from_secs(10);
+
+/// How many connections are accepted at most after the shutdown has begun: more than wait in a queue of the usual length.
+const LAST_ACCEPTED_MAX: u32 = 5_000;
 
 /// Serves `service` on the connections that `listener` accepts, each in a task of the current runtime.
 ///
@@ -85,6 +88,7 @@ pub fn serve<L: ListenerSocket, S>(listener: Listener<L>, service: S) -> Serve<L
         shutdown: future::pending(),
         head_timeout: HEAD_TIMEOUT,
         drain_timeout: DRAIN_TIMEOUT,
+        half_close: false,
     }
 }
 
@@ -97,20 +101,29 @@ pub struct Serve<L: ListenerSocket, S, F = future::Pending<()>> {
     shutdown: F,
     head_timeout: Duration,
     drain_timeout: Duration,
+    half_close: bool,
 }
 
 impl<L: ListenerSocket, S, F> Serve<L, S, F> {
-    /// Begins to shut down when `signal` is ready: accepts no more connections, lets requests that have begun end, and
-    /// closes idle connections.
+    /// Begins to shut down when `signal` is ready: accepts no more connections than those that wait in the kernel's queue, answers
+    /// the requests that have come to this host, and closes idle connections.
     pub fn with_graceful_shutdown<G: Future<Output = ()>>(self, signal: G) -> Serve<L, S, G> {
-        let Self { listener, service, head_timeout, drain_timeout, .. } = self;
-        Serve { listener, service, shutdown: signal, head_timeout, drain_timeout }
+        let Self { listener, service, head_timeout, drain_timeout, half_close, .. } = self;
+        Serve { listener, service, shutdown: signal, head_timeout, drain_timeout, half_close }
     }
 
     /// Sets how long a client may take to send the head of a request, from when one could begin: so an idle connection is closed
     /// after this time, too. Default 30 s.
     pub fn head_timeout(mut self, time: Duration) -> Self {
         self.head_timeout = time;
+        self
+    }
+
+    /// Sets whether a client of HTTP/1 that has closed its sending side still gets the answer to its request. Default `false`: it is
+    /// taken to have left, since a closed connection looks the same, and the handler's future is dropped, as by hyper and axum's own
+    /// server. With `true` (for clients such as `nc -N`), the handlers of clients that have left run to their end.
+    pub fn half_close(mut self, keep: bool) -> Self {
+        self.half_close = keep;
         self
     }
 
@@ -195,33 +208,22 @@ where
     B::Error: Into<BoxError>,
 {
     async fn run(self) -> Result<(), ServeError> {
-        let Self { listener, service, shutdown, head_timeout, drain_timeout } = self;
+        let Self { listener, service, shutdown, head_timeout, drain_timeout, half_close } = self;
         let mut builder = auto::Builder::new(Executor);
-        builder.http1().timer(Timer).header_read_timeout(head_timeout);
+        builder.http1().timer(Timer).header_read_timeout(head_timeout).half_close(half_close);
         // The head of a request in HTTP/2 has no limit of its own: a client is asked whether it is still there.
         builder.http2().timer(Timer);
         builder.http2().keep_alive_interval(head_timeout).keep_alive_timeout(head_timeout);
-        let graceful = GracefulShutdown::new();
+        let (begin_shutdown, _) = watch::channel(());
         let open = OpenConnections::default();
-
-        let mut shutdown = pin!(shutdown);
-        while let Some(accepted) = unless(shutdown.as_mut(), listener.accept()).await {
-            let (stream, peer) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => {
-                    return Err(ServeError::Closed(error));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "no connection is accepted for the moment");
-                    time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
-            let stream = Opening::new(TokioIo::new(stream), head_timeout);
+        let (opened, shutdown_begins) = (open.clone(), begin_shutdown.clone());
+        let serve = move |(stream, peer)| {
+            let stream = ServerStream::new(stream, head_timeout);
             let service = WithPeer { service: TowerToHyperService::new(service.clone()), peer };
-            let entry = open.enter(format!("{:?}", service.peer));
+            let entry = opened.enter(format!("{:?}", service.peer));
+            let unread = Arc::clone(stream.unread());
             let connection = builder.serve_connection_with_upgrades(stream, service).into_owned();
-            let connection = graceful.watch(connection);
+            let connection = connection::serve(connection, unread, shutdown_begins.subscribe());
             let id = entry.id;
             let task = crate::spawn(async move {
                 let _entry = entry;
@@ -229,12 +231,31 @@ where
                     tracing::debug!(error, "a connection has failed");
                 }
             });
-            open.set_abort(id, task.abort_handle());
+            opened.set_abort(id, task.abort_handle());
             task.detach();
-        }
+        };
 
-        drop(listener);
-        match time::timeout(drain_timeout, graceful.shutdown()).await {
+        let mut shutdown = pin!(shutdown);
+        let mut refusals = Refusals::default();
+        while let Some(accepted) = unless(shutdown.as_mut(), listener.accept()).await {
+            match accepted {
+                Ok(accepted) => serve(accepted),
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                    return Err(ServeError::Closed(error));
+                }
+                Err(error) => {
+                    if let Some(times) = refusals.add(Instant::now()) {
+                        tracing::warn!(%error, times, "no connection is accepted for the moment");
+                    }
+                    time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        accept_last(listener).for_each(serve);
+
+        // A message to those that are there, and none to later ones: so all of them must be.
+        begin_shutdown.send_replace(());
+        match time::timeout(drain_timeout, begin_shutdown.closed()).await {
             Ok(()) => Ok(()),
             Err(_elapsed) => {
                 let peers = open.cut_off();
@@ -244,6 +265,34 @@ where
                 Err(ServeError::Undrained { time: drain_timeout, peers })
             }
         }
+    }
+}
+
+/// Accepts the connections that wait in the kernel's queue: closing the listener would reset them, and some have sent a request.
+fn accept_last<L: ListenerSocket>(
+    listener: Listener<L>,
+) -> impl Iterator<Item = (Stream<L::Stream>, L::Address)> {
+    // Watched anew, it is tried before the scheduler has heard of a connection.
+    let listener = listener.into_std().and_then(Listener::from_std);
+    (0..LAST_ACCEPTED_MAX).map_while(move |_| listener.as_ref().ok()?.try_accept().ok())
+}
+
+/// How often the kernel has refused to accept since that was last said.
+#[derive(Default)]
+struct Refusals {
+    said_at: Option<Instant>,
+    unsaid: u32,
+}
+
+impl Refusals {
+    /// Returns how many have come since the last time that this was not `None`, if it is time to say so.
+    fn add(&mut self, now: Instant) -> Option<u32> {
+        self.unsaid += 1;
+        if self.said_at.is_some_and(|at| now.saturating_duration_since(at) < WARNING_PAUSE) {
+            return None;
+        }
+        self.said_at = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
     }
 }
 
@@ -401,7 +450,7 @@ impl hyper::rt::Timer for Timer {
     }
 
     fn now(&self) -> std::time::Instant {
-        crate::Instant::now().into_std()
+        Instant::now().into_std()
     }
 
     fn reset(&self, sleep: &mut Pin<Box<dyn hyper::rt::Sleep>>, deadline: std::time::Instant) {
@@ -423,3 +472,22 @@ impl Future for HyperSleep {
 }
 
 impl hyper::rt::Sleep for HyperSleep {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the first refusal is said at once, and a later one only after the pause, with those in between. Method: times by hand.
+    #[test]
+    fn refusals_are_said_rarely() {
+        let mut refusals = Refusals::default();
+        let begin = Instant::now();
+        assert_eq!(refusals.add(begin), Some(1));
+        for number in 1..200 {
+            assert_eq!(refusals.add(begin + ACCEPT_PAUSE * number), None, "{number}");
+        }
+        assert_eq!(refusals.add(begin + WARNING_PAUSE), Some(200));
+        assert_eq!(refusals.add(begin + WARNING_PAUSE + ACCEPT_PAUSE), None);
+        assert_eq!(refusals.add(begin + 2 * WARNING_PAUSE), Some(2));
+    }
+}

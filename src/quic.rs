@@ -18,7 +18,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! (The crate `quinn` needs a feature for its cryptography, such as `rustls-ring`; `tests/ecosystem/tests/quic.rs` runs this.)
+//! (The crate `quinn` needs a feature for its cryptography, such as `rustls-ring`; `tests/ecosystem/src/bin/quic.rs` is a whole program.)
 //!
 //! quinn spawns a task for each connection and one for each endpoint; as tasks of this runtime they answer in time whatever other
 //! tasks compute. Segmentation offload (GSO, GRO) and ECN are used where the kernel has them.

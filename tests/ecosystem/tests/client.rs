@@ -1,14 +1,18 @@
 //! hyper's pooled client on vigie's sockets.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use http_body_util::BodyExt;
 use hyper::{Response, service::service_fn};
 use hyper_util::{rt::TokioIo, server::conn::auto};
 use vigie::{Runtime, http, net::TcpListener};
+use vigie_ecosystem::Service;
 
 #[test]
 fn connections_are_kept_for_the_next_request() {
@@ -47,4 +51,21 @@ fn connections_are_kept_for_the_next_request() {
         let refused = client.get("http://127.0.0.1:1/".parse().unwrap()).await.unwrap_err();
         assert!(refused.is_connect(), "{refused}");
     });
+}
+
+#[test]
+fn many_answers_are_counted() {
+    let server = Service::start(env!("CARGO_BIN_EXE_axum"), &[]);
+    let (hello, missing) =
+        (format!("http://{}/", server.address), format!("http://{}/missing", server.address));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_client"));
+    command.args(vec![&hello; 200]).args(vec![&missing; 3]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(
+        text,
+        "200 OK: 200 answers, 1000 bytes\n404 Not Found: 3 answers, 0 bytes\n",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -1,6 +1,11 @@
 //! Clients of databases: redis's, which needs tokio's context, and that of PostgreSQL, which takes vigie's sockets.
 
-use std::{env, fs, path::PathBuf, process::Command, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use redis::AsyncCommands;
 use tokio_postgres::NoTls;
@@ -50,7 +55,7 @@ struct Postgres {
 }
 
 impl Postgres {
-    fn run(bin: &PathBuf, program: &str, arguments: &[&str]) -> bool {
+    fn run(bin: &Path, program: &str, arguments: &[&str]) -> bool {
         let mut command = Command::new("runuser");
         command.args(["-u", "postgres", "--"]).arg(bin.join(program)).args(arguments);
         command.current_dir("/").output().is_ok_and(|output| output.status.success())

@@ -1,65 +1,56 @@
-//! QUIC by quinn on vigie's sockets: many streams, with megabytes each.
+//! QUIC by quinn on vigie's sockets: many streams, with megabytes each, of which a client on vigie's and one on tokio's sockets are echoed.
 
 use std::{net::UdpSocket, sync::Arc};
 
-use quinn::{ClientConfig, Endpoint, EndpointConfig, ServerConfig, rustls::RootCertStore};
-use rustls::pki_types::PrivateKeyDer;
-use vigie::{Runtime, quic::QuinnRuntime, task::JoinSet};
+use quinn::{ClientConfig, Endpoint, EndpointConfig, TokioRuntime, rustls::RootCertStore};
+use vigie::quic::QuinnRuntime;
+use vigie_ecosystem::{PemFiles, Service};
 
 const BYTES: usize = 1 << 20;
 
-fn endpoint(server: Option<ServerConfig>) -> Endpoint {
+/// Starts the server. Returns it, and what its clients must know.
+fn start() -> (Service, ClientConfig) {
+    let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let files = PemFiles::write(key.cert.pem(), key.signing_key.serialize_pem());
+    let mut roots = RootCertStore::empty();
+    roots.add(key.cert.der().clone()).unwrap();
+    let program = env!("CARGO_BIN_EXE_quic");
+    let service = Service::start(program, &[files.certificate.as_ref(), files.key.as_ref()]);
+    (service, ClientConfig::with_root_certificates(Arc::new(roots)).unwrap())
+}
+
+/// Twenty streams at once.
+async fn check_echoes(service: &Service, config: ClientConfig, runtime: impl quinn::Runtime) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    Endpoint::new(EndpointConfig::default(), server, socket, Arc::new(QuinnRuntime)).unwrap()
+    let mut endpoint =
+        Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(runtime)).unwrap();
+    endpoint.set_default_client_config(config);
+    let address = service.address.parse().unwrap();
+    let connection = endpoint.connect(address, "localhost").unwrap().await.unwrap();
+    let echoes = (0..20).map(|number| stream(&connection, number));
+    futures_util::future::join_all(echoes).await;
+    connection.close(0_u32.into(), b"done");
+    endpoint.wait_idle().await;
+}
+
+async fn stream(connection: &quinn::Connection, number: u8) {
+    let (mut send, mut receive) = connection.open_bi().await.unwrap();
+    let sent = vec![number; BYTES];
+    send.write_all(&sent).await.unwrap();
+    send.finish().unwrap();
+    assert_eq!(receive.read_to_end(BYTES).await.unwrap(), sent);
 }
 
 #[test]
 fn streams_are_echoed() {
-    let key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let private = PrivateKeyDer::Pkcs8(key.signing_key.serialize_der().into());
-    let chain = vec![key.cert.der().clone()];
-    let server = ServerConfig::with_single_cert(chain, private).unwrap();
-    let mut roots = RootCertStore::empty();
-    roots.add(key.cert.der().clone()).unwrap();
-    let client = ClientConfig::with_root_certificates(Arc::new(roots)).unwrap();
+    let (service, config) = start();
+    let runtime = vigie::Runtime::new().unwrap();
+    runtime.block_on(check_echoes(&service, config, QuinnRuntime));
+}
 
-    Runtime::new().unwrap().block_on(async {
-        let server = endpoint(Some(server));
-        let address = server.local_addr().unwrap();
-        vigie::spawn(async move {
-            while let Some(incoming) = server.accept().await {
-                let connection = incoming.await.unwrap();
-                while let Ok((mut send, mut receive)) = connection.accept_bi().await {
-                    vigie::spawn(async move {
-                        let bytes = receive.read_to_end(BYTES).await.unwrap();
-                        send.write_all(&bytes).await.unwrap();
-                        send.finish().unwrap();
-                    })
-                    .detach();
-                }
-            }
-        })
-        .detach();
-
-        let mut endpoint = endpoint(None);
-        endpoint.set_default_client_config(client);
-        let connection = endpoint.connect(address, "localhost").unwrap().await.unwrap();
-        let mut streams = JoinSet::new();
-        for number in 0..20 {
-            let connection = connection.clone();
-            streams.spawn(async move {
-                let (mut send, mut receive) = connection.open_bi().await.unwrap();
-                let sent = vec![number; BYTES];
-                let echo = vigie::spawn(async move { receive.read_to_end(BYTES).await.unwrap() });
-                send.write_all(&sent).await.unwrap();
-                send.finish().unwrap();
-                assert_eq!(echo.await.unwrap(), sent);
-            });
-        }
-        while let Some(stream) = streams.join_next().await {
-            stream.unwrap();
-        }
-        connection.close(0_u32.into(), b"done");
-        endpoint.wait_idle().await;
-    });
+#[test]
+fn a_client_on_tokio_is_echoed() {
+    let (service, config) = start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(check_echoes(&service, config, TokioRuntime));
 }

@@ -1,21 +1,17 @@
 //! TLS by rustls: hyper behind it, asked by curl; clients that speak something else; a certificate that has expired.
 
-use std::{fs, io::ErrorKind, process::Command, sync::Arc};
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::TcpStream,
+    sync::Arc,
+};
 
-use hyper::{Request, Response, body::Incoming, service::service_fn};
-use hyper_util::{rt::TokioIo, server::conn::auto};
 use rcgen::{CertificateParams, CertifiedKey, KeyPair, date_time_ymd};
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer},
+    ClientConfig, ClientConnection, RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
 };
-use tokio_rustls::{TlsAcceptor, TlsConnector};
-use vigie::{
-    Runtime, http,
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    task,
-};
+use vigie_ecosystem::{PemFiles, Service, curl};
 
 fn certificate(is_expired: bool) -> CertifiedKey<KeyPair> {
     let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
@@ -27,84 +23,71 @@ fn certificate(is_expired: bool) -> CertifiedKey<KeyPair> {
     CertifiedKey { cert: params.self_signed(&signing_key).unwrap(), signing_key }
 }
 
-async fn answer(_: Request<Incoming>) -> Result<Response<String>, hyper::Error> {
-    Ok(Response::new("secret".to_owned()))
-}
-
-/// Serves HTTPS: a task for each connection, in which the handshake runs, too. Returns the address.
-async fn start(key: &CertifiedKey<KeyPair>) -> String {
-    let chain: Vec<CertificateDer<'static>> = vec![key.cert.der().clone()];
-    let private = PrivateKeyDer::Pkcs8(key.signing_key.serialize_der().into());
-    let config =
-        ServerConfig::builder().with_no_client_auth().with_single_cert(chain, private).unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    vigie::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let acceptor = acceptor.clone();
-            vigie::spawn(async move {
-                let Ok(stream) = acceptor.accept(stream).await else { return };
-                let server = auto::Builder::new(http::Executor::default());
-                let _ = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
-            })
-            .detach();
-        }
-    })
-    .detach();
-    address
+/// Starts the server with this certificate.
+fn start(key: &CertifiedKey<KeyPair>) -> (Service, PemFiles) {
+    let files = PemFiles::write(key.cert.pem(), key.signing_key.serialize_pem());
+    let service = Service::start(
+        env!("CARGO_BIN_EXE_tls"),
+        &[files.certificate.as_ref(), files.key.as_ref()],
+    );
+    (service, files)
 }
 
 #[test]
 fn curl_speaks_https() {
-    Runtime::new().unwrap().block_on(async {
-        let key = certificate(false);
-        let address = start(&key).await;
-        let file = std::env::temp_dir().join(format!("vigie-{}.pem", std::process::id()));
-        fs::write(&file, key.cert.pem()).unwrap();
-        let port = address.rsplit_once(':').unwrap().1.to_owned();
-        let output = task::spawn_blocking(move || {
-            let mut curl = Command::new("curl");
-            curl.args(["-sS", "--max-time", "30", "--cacert"]).arg(&file);
-            curl.args(["--resolve", &format!("localhost:{port}:127.0.0.1")]);
-            let output =
-                curl.arg(format!("https://localhost:{port}/")).output().expect("curl is installed");
-            fs::remove_file(file).unwrap();
-            output
-        });
-        let output = output.await.unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "secret", "{output:?}");
-    });
+    let (service, files) = start(&certificate(false));
+    let name = format!("localhost:{}", service.port());
+    let resolve = format!("{name}:127.0.0.1");
+    for version in ["--http1.1", "--http2"] {
+        let (text, _) = curl(&[
+            version.as_ref(),
+            "--cacert".as_ref(),
+            files.certificate.as_os_str(),
+            "--resolve".as_ref(),
+            resolve.as_ref(),
+            format!("https://{name}/").as_ref(),
+        ]);
+        assert_eq!(text, "secret");
+    }
+    let (text, is_trusted) = curl(&[format!("https://{}/", service.address)]);
+    assert!(!is_trusted && text.contains("certificate"), "{text}");
 }
 
 #[test]
 fn garbage_and_silence_end_their_connection_alone() {
-    Runtime::new().unwrap().block_on(async {
-        let address = start(&certificate(false)).await;
-        let mut silent = TcpStream::connect(&*address).await.unwrap();
-        let mut rude = TcpStream::connect(&*address).await.unwrap();
-        rude.write_all(&[0x47; 4096]).await.unwrap();
-        let mut rest = Vec::new();
-        match rude.read_to_end(&mut rest).await {
-            Ok(_) => {}
-            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
-        }
-        silent.write_all(b"\x16\x03").await.unwrap();
-    });
+    let (service, files) = start(&certificate(false));
+    let mut silent = TcpStream::connect(&service.address).unwrap();
+    silent.write_all(b"\x16\x03").unwrap();
+    let mut rude = TcpStream::connect(&service.address).unwrap();
+    rude.write_all(&[0x47; 4096]).unwrap();
+    match rude.read_to_end(&mut Vec::new()) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&files.certificate).unwrap()).unwrap();
+    assert!(handshake(&service, roots).is_ok());
+    silent.write_all(b"\x01").unwrap();
+}
+
+/// Shakes hands as rustls's own client does, on a plain thread.
+fn handshake(service: &Service, roots: RootCertStore) -> std::io::Result<()> {
+    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let name = "localhost".try_into().unwrap();
+    let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = TcpStream::connect(&service.address).unwrap();
+    while client.is_handshaking() {
+        client.complete_io(&mut stream)?;
+    }
+    Ok(())
 }
 
 #[test]
 fn an_expired_certificate_is_refused() {
-    Runtime::new().unwrap().block_on(async {
-        let key = certificate(true);
-        let address = start(&key).await;
-        let mut roots = RootCertStore::empty();
-        roots.add(key.cert.der().clone()).unwrap();
-        let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        let stream = TcpStream::connect(&*address).await.unwrap();
-        let connector = TlsConnector::from(Arc::new(config));
-        let refused = connector.connect("localhost".try_into().unwrap(), stream).await.unwrap_err();
-        assert!(refused.to_string().contains("expired"), "{refused}");
-    });
+    let key = certificate(true);
+    let (service, _files) = start(&key);
+    let mut roots = RootCertStore::empty();
+    roots.add(key.cert.der().clone()).unwrap();
+    let refused = handshake(&service, roots).unwrap_err();
+    assert!(refused.to_string().contains("expired"), "{refused}");
 }
