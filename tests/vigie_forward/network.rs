@@ -8,103 +8,38 @@
 //! packet sockets work and programs at interfaces do not. Where neither is possible it is skipped, and says so on the
 //! standard error of the whole run.
 
-use std::{
-    env,
-    fs::File,
-    io::{BufRead, BufReader, Write},
-    net::UdpSocket,
-    os::fd::AsFd,
-    process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
+use std::{net::UdpSocket, process::Command, thread, time::Duration};
+
+use crate::{
+    instance::{BOUND, Folder, Instance, PROGRAM},
+    kit::namespace::{Namespace, inside},
 };
-
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-
-use crate::instance::{BOUND, Folder, Instance, PROGRAM};
-
-const MARK: &str = "VIGIE_FORWARD_IN_NAMESPACE";
-/// No test lasts longer, in seconds.
-const TEST_S: &str = "200";
-
-/// Says that a test was not made: also when the output of tests that pass is not shown.
-pub(crate) fn skip(test: &str, needs: &str) {
-    let said = format!("SKIPPED: {test} needs {needs}\n");
-    std::io::stderr().write_all(said.as_bytes()).expect("standard error");
-}
 
 /// Runs `body` with a network; `test` is the name of the test that calls.
 #[track_caller]
 pub(crate) fn with_network(test: &str, body: impl FnOnce(&Network)) {
-    if env::var_os(MARK).is_some() {
-        return body(&Network::new());
-    }
-    let works = |way: &&[&str]| {
-        let output = Command::new("unshare").args(*way).args(["--", "true"]).output();
-        output.is_ok_and(|output| output.status.success())
-    };
-    let ways: [&[&str]; 2] = [&["-n"], &["-Urn"]];
-    let Some(way) = ways.into_iter().find(works) else {
-        return skip(
-            test,
-            "a network namespace: user namespaces, or CAP_SYS_ADMIN and CAP_NET_ADMIN",
-        );
-    };
-    let output = Command::new("unshare")
-        .args(way)
-        .args(["--", "timeout", "--kill-after=5", TEST_S])
-        .arg(env::current_exe().expect("this test's program"))
-        .args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"])
-        .env(MARK, "1")
-        .output()
-        .expect("unshare");
-    let (said, errors) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "in a namespace, {}:\n{said}{errors}", output.status);
-    assert!(said.contains("1 passed"), "it did not run in its namespace:\n{said}{errors}");
-    if errors.contains("SKIPPED") {
-        std::io::stderr().write_all(errors.as_bytes()).expect("standard error");
-    }
+    // As root first: programs at interfaces need it.
+    inside(test, &[&["-n"], &["-Urn"]], || body(&Network::new()));
 }
 
-/// A namespace, and the process that keeps it.
-pub(crate) struct Host {
-    keeper: Child,
-}
+/// A namespace.
+pub(crate) struct Host(Namespace);
 
 impl Host {
     fn new() -> Self {
-        let mut keeper = Command::new("unshare")
-            .args(["-n", "sh", "-c", "echo here; exec sleep 300"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare");
-        let mut line = String::new();
-        let output = keeper.stdout.take().expect("piped");
-        BufReader::new(output).read_line(&mut line).expect("a line");
-        assert_eq!(line, "here\n");
-        let host = Self { keeper };
+        let host = Self(Namespace::new());
         host.run("ip link set dev lo up");
         host
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.keeper.id()
+        self.0.id()
     }
 
     /// Runs a command there, which succeeds.
     #[track_caller]
     pub(crate) fn run(&self, command: &str) -> String {
-        let id = self.keeper.id().to_string();
-        let output = Command::new("nsenter")
-            .args(["-t", &id, "-n", "--"])
-            .args(command.split_whitespace())
-            .output()
-            .unwrap_or_else(|error| panic!("nsenter: {error}; install util-linux"));
-        let (said, errors) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{command}: {errors}");
-        said.into_owned()
+        self.0.run(command)
     }
 
     /// Sets one of the kernel's settings there.
@@ -121,30 +56,15 @@ impl Host {
 
     /// Calls a function on a thread that is there.
     pub(crate) fn inside<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
-        let door = File::open(format!("/proc/{}/ns/net", self.keeper.id())).expect("a namespace");
-        thread::scope(|scope| {
-            let there = scope.spawn(move || {
-                move_into_link_name_space(door.as_fd(), Some(LinkNameSpaceType::Network))
-                    .expect("this process made it");
-                body()
-            });
-            there.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))
-        })
+        self.0.enter(body)
     }
 
     /// Starts a forwarder there.
     pub(crate) fn forwarder(&self, folder: &Folder, arguments: &[&str]) -> Instance {
-        let id = self.keeper.id().to_string();
+        let id = self.id().to_string();
         let mut command = Command::new("nsenter");
         command.args(["-t", &id, "-n", "--", PROGRAM]).args(arguments);
         Instance::of(&mut command, folder)
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = self.keeper.kill();
-        let _ = self.keeper.wait();
     }
 }
 

@@ -10,7 +10,8 @@ use rustix::process::Signal;
 
 use crate::{
     instance::{BOUND, Folder, Instance, PROGRAM, counter, report, run},
-    network::{CLIENT, Network, SERVER, call, calls_through, skip, with_network},
+    kit::skip::skip,
+    network::{CLIENT, Network, SERVER, call, calls_through, with_network},
 };
 
 /// Starts a forwarder on the router whose stats are at `stats` in the folder.

@@ -1,11 +1,11 @@
 //! Forked children and the members that they inherit. Each child is a real one.
 
 #![cfg(not(loom))]
-#![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
+#[path = "../../../tests/kit/forked.rs"]
+mod forked;
 
 use std::{
     future::Future,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::{Mutex, PoisonError},
     task::{Context, Poll, Waker},
@@ -18,31 +18,10 @@ use vigie_barrier::{
 };
 use vigie_detect::{Driver, Flavor, Instant, Server, WaitError};
 
-/// After this many seconds a child that hangs is ended by a signal.
-const HANG_SECONDS: u32 = 60;
+use crate::forked::ends_in_fork;
 
 /// Held by each test: a child must not inherit a lock that the thread of another test holds.
 static ALONE: Mutex<()> = Mutex::new(());
-
-/// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
-fn ends_in_fork(body: impl FnOnce()) -> bool {
-    // SAFETY: the child calls `body` and `_exit`; glibc makes its allocator usable in the child, and `body` takes no lock
-    // that another thread of the parent may have held.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "no fork");
-    if child == 0 {
-        // SAFETY: no memory is concerned.
-        unsafe { libc::alarm(HANG_SECONDS) };
-        let ended = catch_unwind(AssertUnwindSafe(body));
-        // SAFETY: ends the process at once, without destructors that belong to the parent.
-        unsafe { libc::_exit(i32::from(ended.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: the child was just made, and `status` is valid for a write.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(waited, child);
-    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-}
 
 fn server() -> (Server, Driver) {
     let server = Server::new(Flavor::UserLevel).expect("an epoll");

@@ -5,11 +5,9 @@
 #[cfg(not(loom))]
 #[path = "fuzz/formation.rs"]
 mod formation;
-#[path = "../../via/tests/kit/fuzz.rs"]
-mod fuzz;
-#[expect(dead_code, reason = "what tests with seeds use")]
-#[path = "../../via/tests/kit/seeds.rs"]
-mod seeds;
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -22,7 +20,7 @@ use vigie_barrier::{
 };
 use vigie_detect::Instant;
 
-use crate::fuzz::fuzz;
+use crate::kit::fuzz::fuzz;
 
 /// Goal: no bytes hurt the parser, and what it takes is what would be sent. Method: mutated packets; each that is taken
 /// is written again, and must be the same.

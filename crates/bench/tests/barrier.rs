@@ -2,11 +2,16 @@
 //!
 //! Nothing here asserts how long anything takes.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+
+use crate::kit::folder::Folder;
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new("timeout");
@@ -16,7 +21,8 @@ fn bench(arguments: &[&str]) -> Output {
 
 /// Runs the command and returns the rows that it wrote, and what it printed.
 fn rows(name: &str, arguments: &[&str]) -> (Vec<Value>, String) {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("barrier-{name}.json"));
+    let folder = Folder::new();
+    let path = folder.path(format!("barrier-{name}.json"));
     let path_text = path.to_str().expect("the target directory is UTF-8");
     let output = bench(&[arguments, &["--json", path_text]].concat());
     let shown = String::from_utf8_lossy(&output.stderr).into_owned();

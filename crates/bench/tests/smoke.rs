@@ -2,10 +2,15 @@
 //!
 //! Nothing here asserts how long anything takes.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::fs;
+
+use crate::kit::folder::Folder;
 #[cfg(feature = "hyper")]
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -19,7 +24,8 @@ fn bench(arguments: &[&str]) -> Output {
 
 /// Runs a measurement and returns the JSON object that it wrote.
 fn measure(name: &str, arguments: &[&str]) -> Value {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.json"));
+    let folder = Folder::new();
+    let path = folder.path(format!("{name}.json"));
     let path_text = path.to_str().expect("the target directory is UTF-8");
     let output = bench(&[arguments, &["--json", path_text]].concat());
     let shown = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -277,8 +283,8 @@ fn echo_counts_processor_time() {
 fn limits_and_sockets_carry_messages() {
     // Goal: every system that needs nothing but this program measures all that it has, between two
     // processes and around rings, and the result file and the plots hold it. Method: short runs of all.
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let plot = folder.join("pingpong.svg");
+    let folder = Folder::new();
+    let plot = folder.path("pingpong.svg");
     let own = own_carriers().iter().map(|own| own.name).collect::<Vec<_>>().join(",");
     let arguments = ["pingpong", "--only", &own, "--sizes", "1,8,70000", "--ranks", "3,5"];
     let plot_text = plot.to_str().expect("the target directory is UTF-8");
@@ -297,7 +303,7 @@ fn limits_and_sockets_carry_messages() {
     }
     let drawn = fs::read_to_string(&plot).expect("the plot was written");
     assert!(drawn.contains(">copy-ring<"), "{drawn}");
-    assert!(fs::read_to_string(folder.join("pingpong.rings.svg")).is_ok());
+    assert!(fs::read_to_string(folder.path("pingpong.rings.svg")).is_ok());
 }
 
 #[test]
@@ -402,7 +408,8 @@ fn bad_input_is_refused_with_advice() {
 fn the_forwarding_model_is_shown_and_drawn() {
     // Goal: one command gives tables, rows and three plots, and without `--model` says what it lacks.
     // Method: both, and the files.
-    let plot = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("forward.svg");
+    let folder = Folder::new();
+    let plot = folder.path("forward.svg");
     let plot_text = plot.to_str().expect("the target directory is UTF-8");
     let report = measure("forward", &["forward", "--model", "--plot", plot_text]);
     let rows = report["rows"].as_array().expect("rows are a list");

@@ -1,14 +1,16 @@
 //! A process that forks without exec: how its child uses inherited objects, and the effect on the
 //! parent's. Each child is a real one.
 
-#![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
+#![expect(unsafe_code, reason = "a signal is raised")]
+
+#[path = "../../../tests/kit/forked.rs"]
+mod forked;
 
 use std::{
     fs,
     future::Future,
     io::{self, Read, Write},
     os::{fd::AsRawFd, unix::net::UnixStream},
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -21,28 +23,7 @@ use vigie_detect::{
     stock::{channel::channel, doorbell::doorbell, readiness::Direction, signal},
 };
 
-/// After this many seconds a hanging child is ended by a signal.
-const HANG_SECONDS: u32 = 20;
-
-/// Runs `body` in a forked child. Returns whether it finished without a panic.
-fn ends_in_fork(body: impl FnOnce()) -> bool {
-    // SAFETY: the child calls `body` and `_exit`; glibc makes its allocator usable in the child, and what
-    // else other threads may have held at the moment of the fork is what the test is about.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "no fork");
-    if child == 0 {
-        // SAFETY: no memory is concerned.
-        unsafe { libc::alarm(HANG_SECONDS) };
-        let ended = catch_unwind(AssertUnwindSafe(body));
-        // SAFETY: ends the process at once, without destructors that belong to the parent.
-        unsafe { libc::_exit(i32::from(ended.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: the child was just made, and `status` is valid for a write.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(waited, child);
-    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-}
+use crate::forked::ends_in_fork;
 
 /// Returns the descriptors that the server's epoll watches, and their events, as reported by the
 /// kernel.

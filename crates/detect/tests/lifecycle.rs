@@ -1,6 +1,9 @@
 //! The lives of servers, handles, requests and their contents: created, dropped and ended at every
 //! point, nothing hangs and nothing is left behind.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
 
@@ -10,7 +13,6 @@ use std::{
     io,
     os::unix::net::UnixStream,
     pin::{Pin, pin},
-    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -33,24 +35,13 @@ use vigie_detect::{
     },
 };
 
+use crate::kit::{child::in_child, guard::against_hang};
+
 /// How long a test waits for operations that must not hang.
 const GUARD: Duration = Duration::from_secs(30);
 
 fn named() -> Registration {
     Registration::named("scripted")
-}
-
-/// Runs `test` on its own thread; a hang becomes a failure.
-fn guarded(test: impl FnOnce() + Send + 'static) {
-    let (sender, receiver) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        test();
-        sender.send(()).expect("the test waits");
-    });
-    match receiver.recv_timeout(GUARD) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => thread.join().expect("the test failed"),
-    }
 }
 
 /// Runs a future on this thread.
@@ -219,7 +210,7 @@ mod requests {
                 self.1.fetch_add(1, Ordering::SeqCst);
             }
         }
-        guarded(|| {
+        against_hang(|| {
             for cancel in [Cancel::Released, Cancel::InFlight] {
                 let mut stage = Stage::new();
                 let (author, handle) =
@@ -473,7 +464,7 @@ mod servers {
     /// all kinds on other threads.
     #[test]
     fn shutdown_from_another_thread_ends_waits() {
-        guarded(|| {
+        against_hang(|| {
             for is_dropped in [false, true] {
                 let host = Server::spawn_thread().expect("a host");
                 let server = host.server().clone();
@@ -642,7 +633,7 @@ mod servers {
                 self.1.send(()).expect("the test listens");
             }
         }
-        guarded(|| {
+        against_hang(|| {
             let host = Server::spawn_thread().expect("a host");
             let (button, bell) = doorbell(host.server()).expect("a doorbell");
             let (sender, receiver) = mpsc::channel();
@@ -664,7 +655,7 @@ mod servers {
                 panic!("a waker panicked");
             }
         }
-        guarded(|| {
+        against_hang(|| {
             let host = Server::spawn_thread().expect("a host");
             let (button, bell) = doorbell(host.server()).expect("a doorbell");
             let mut bad = bell.wait(());
@@ -748,21 +739,19 @@ mod current {
 mod descriptors {
     use super::*;
 
-    /// Set for the child process of [`no_descriptor_is_left`].
-    const CHILD: &str = "VIGIE_LIFECYCLE_CHILD";
-
     /// Goal: servers leave no descriptor behind, however they end. Method: a process of its own, so that
     /// no other test opens any, which counts `/proc/self/fd`.
     #[test]
     fn no_descriptor_is_left() {
-        let output = Command::new(std::env::current_exe().expect("a path"))
-            .args(["--exact", "descriptors::child", "--nocapture", "--test-threads", "1"])
-            .env(CHILD, "1")
-            .output()
-            .expect("a child process");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert!(text.contains("counted"), "the child ran nothing: {text}");
+        in_child("descriptors::no_descriptor_is_left", || {
+            // Everything that std and the test harness open once and keep.
+            lives();
+            let before = (open_count(), thread_count());
+            for _ in 0..25 {
+                lives();
+            }
+            assert_eq!((open_count(), thread_count()), before);
+        });
     }
 
     fn open_count() -> usize {
@@ -771,21 +760,6 @@ mod descriptors {
 
     fn thread_count() -> usize {
         fs::read_dir("/proc/self/task").expect("procfs").count()
-    }
-
-    #[test]
-    fn child() {
-        if std::env::var_os(CHILD).is_none() {
-            return;
-        }
-        // Everything that std and the test harness open once and keep.
-        lives();
-        let before = (open_count(), thread_count());
-        for _ in 0..25 {
-            lives();
-        }
-        assert_eq!((open_count(), thread_count()), before);
-        println!("counted {before:?}");
     }
 
     /// One server for each way to end.

@@ -1,19 +1,20 @@
 //! The sockets of `net` on a host thread, in tokio: data sent arrives.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
     future::Future,
     io::{self, IoSlice, IoSliceMut, Read, Write},
     net::{Ipv4Addr, Shutdown, SocketAddr},
     os::fd::AsFd,
-    path::PathBuf,
     pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
-        mpsc,
     },
     task::Poll,
-    thread,
     time::Duration,
 };
 
@@ -28,6 +29,8 @@ use vigie_detect::{
     },
 };
 
+use crate::kit::{folder::Folder, guard::against_hang};
+
 const HANG: Duration = Duration::from_secs(30);
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -37,8 +40,7 @@ fn run<F>(test: impl FnOnce(Server) -> F + Send + 'static)
 where
     F: Future<Output = ()>,
 {
-    let (done, is_done) = mpsc::channel();
-    let body = thread::spawn(move || {
+    against_hang(move || {
         let host = Server::spawn_thread().expect("a host thread");
         let _entered = host.server().enter();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -48,14 +50,7 @@ where
         runtime.block_on(async {
             tokio::time::timeout(HANG, test(host.server().clone())).await.expect("no hang");
         });
-        let _ = done.send(());
     });
-    if is_done.recv_timeout(2 * HANG) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("the test hangs without yielding");
-    }
-    if let Err(panic) = body.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 async fn tcp_pair() -> (TcpStream, TcpStream) {
@@ -73,29 +68,6 @@ fn narrow(stream: &impl AsFd, size_bytes: usize) {
     let socket = SockRef::from(stream);
     socket.set_send_buffer_size(size_bytes).expect("SO_SNDBUF");
     socket.set_recv_buffer_size(size_bytes).expect("SO_RCVBUF");
-}
-
-/// A directory for the paths of Unix sockets, removed with what is in it.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("vigie-net-{}-{count}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Bytes that depend on their place: no two neighbouring blocks are alike.
@@ -681,7 +653,7 @@ fn dropped_receivers_leave_datagrams_to_others() {
 fn unix_streams_connect_by_path() {
     // Goal: listener and stream meet at a path, and know each other.
     run(|_| async {
-        let directory = Directory::new();
+        let directory = Folder::new();
         let path = directory.path("listener");
         let listener = UnixListener::bind(&path).expect("bind");
         assert_eq!(listener.local_addr().expect("an address").as_pathname(), Some(&*path));
@@ -710,7 +682,7 @@ fn unix_streams_connect_by_path() {
 fn unix_datagrams_wait_for_room() {
     // Goal: a connected sender waits for a full receiver; an unconnected one gets an error.
     run(|_| async {
-        let directory = Directory::new();
+        let directory = Folder::new();
         let path = directory.path("receiver");
         let receiver = UnixDatagram::bind(&path).expect("bind");
         let sender = UnixDatagram::bind(directory.path("sender")).expect("bind");

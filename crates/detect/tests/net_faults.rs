@@ -1,22 +1,19 @@
 //! The sockets of `net` under failures: typed errors, nothing hangs, and everything that can continue
 //! does.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
     future::{Future, poll_fn},
     io::{self, ErrorKind, IoSlice, Read, Write},
     mem::MaybeUninit,
     net::{Ipv4Addr, SocketAddr},
     os::{fd::AsFd, unix::net},
-    path::PathBuf,
     pin::pin,
-    process::Command,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::Arc,
     task::Poll,
-    thread,
     time::Duration,
 };
 
@@ -37,6 +34,12 @@ use vigie_detect::{
     stock::readiness::{Direction, ReadinessRequest},
 };
 
+use crate::kit::{
+    child::{command, is_child, run as run_child},
+    folder::Folder,
+    guard::against_hang,
+};
+
 const HANG: Duration = Duration::from_secs(30);
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -54,8 +57,7 @@ fn run_with<F>(reactivity: Reactivity, test: impl FnOnce(Server) -> F + Send + '
 where
     F: Future<Output = ()>,
 {
-    let (done, is_done) = mpsc::channel();
-    let body = thread::spawn(move || {
+    against_hang(move || {
         let policy = || Adaptive::new(reactivity);
         let server = Server::with_policies(Flavor::KernelLevel, policy(), policy());
         let host = HostThread::spawn(server.expect("a server")).expect("a host thread");
@@ -67,14 +69,7 @@ where
         runtime.block_on(async {
             tokio::time::timeout(HANG, test(host.server().clone())).await.expect("no hang");
         });
-        let _ = done.send(());
     });
-    if is_done.recv_timeout(2 * HANG) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("the test hangs without yielding");
-    }
-    if let Err(panic) = body.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// Polls `future` once and drops it. Returns whether it was pending.
@@ -115,30 +110,6 @@ fn fill<S: StreamSocket>(stream: &Stream<S>) {
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
 }
 
-/// A directory for the paths of Unix sockets, removed with what is in it.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path =
-            std::env::temp_dir().join(format!("vigie-faults-{}-{count}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn a_refused_connection_is_told() {
     // Goal: connecting without a listener is refused. Method: ports that are bound, but do not
@@ -150,7 +121,7 @@ fn a_refused_connection_is_told() {
         let error = TcpStream::connect(address).await.expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
 
-        let directory = Directory::new();
+        let directory = Folder::new();
         let path = directory.path("socket");
         let error = UnixStream::connect(&path).await.expect_err("no file");
         assert_eq!(error.kind(), ErrorKind::NotFound);
@@ -172,7 +143,7 @@ fn an_address_in_use_is_told() {
         let error =
             UdpSocket::bind(socket.local_addr().expect("an address")).await.expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
-        let directory = Directory::new();
+        let directory = Folder::new();
         let path = directory.path("socket");
         let _listener = UnixListener::bind(&path).expect("bind");
         for error in [
@@ -381,11 +352,11 @@ fn a_short_read_before_urgent_data_is_not_the_end() {
 fn a_client_with_the_longest_path_is_accepted() {
     // Goal: a path that fills its field, without an end mark, neither panics nor loses a connection.
     run(|_| async {
-        let directory = Directory::new();
+        let directory = Folder::new();
         let path = directory.path("listener");
         let listener = UnixListener::bind(&path).expect("bind");
         let room = 108 - directory.path("").as_os_str().len();
-        let longest = directory.path(&"x".repeat(room));
+        let longest = directory.path("x".repeat(room));
         assert_eq!(longest.as_os_str().len(), 108);
         let client = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
         rustix::net::bind(&client, &SocketAddrUnix::new(&longest).expect("it fits")).expect("bind");
@@ -403,7 +374,7 @@ fn a_full_listener_is_told_at_once() {
     // Goal: the kernel has no readiness for room in a Unix listener's queue, so connecting does not
     // wait for it.
     run(|_| async {
-        let directory = Directory::new();
+        let directory = Folder::new();
         let path = directory.path("listener");
         let listener = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
         listener.bind(&SockAddr::unix(&path).expect("an address")).expect("bind");
@@ -608,17 +579,9 @@ fn a_listener_out_of_descriptors_goes_on() {
     // Goal: EMFILE is returned on each try, without a hang; the connection stays queued, and is
     // accepted once a descriptor is free. Method: in its own process, with a lowered limit and a host
     // that never polls before it sleeps, since it would open files to measure the load.
-    const CHILD: &str = "VIGIE_OUT_OF_DESCRIPTORS";
-    if std::env::var_os(CHILD).is_none() {
-        let child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "a_listener_out_of_descriptors_goes_on", "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .expect("a child");
-        let output = String::from_utf8_lossy(&child.stdout);
-        let errors = String::from_utf8_lossy(&child.stderr);
-        assert!(child.status.success() && output.contains("1 passed"), "{output}{errors}");
-        return;
+    const TEST: &str = "a_listener_out_of_descriptors_goes_on";
+    if !is_child(TEST) {
+        return run_child(command(&[], TEST), TEST);
     }
     run_with(Reactivity::LowCpu, |_| async {
         let listener = TcpListener::bind(ANY_PORT).await.expect("bind");

@@ -1,11 +1,14 @@
 //! Hosts that poll before they sleep, and the purpose of looks.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
     future::Future,
     io::Write,
     os::{fd::AsFd, unix::net::UnixStream},
     pin::pin,
-    sync::mpsc,
     task::{Context, Waker},
     thread,
     time::Duration,
@@ -16,21 +19,7 @@ use vigie_detect::{
     stock::readiness::{Direction, ReadinessRequest},
 };
 
-/// How long a test waits for operations that must not hang.
-const GUARD: Duration = Duration::from_secs(30);
-
-/// Runs `test` on its own thread; a hang becomes a failure.
-fn guarded(test: impl FnOnce() + Send + 'static) {
-    let (sender, receiver) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        test();
-        sender.send(()).expect("the test waits");
-    });
-    match receiver.recv_timeout(GUARD) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => thread.join().expect("the test failed"),
-    }
-}
+use crate::kit::guard::against_hang;
 
 /// Polls for an hour before it sleeps.
 fn poll_long() -> Fixed {
@@ -44,7 +33,7 @@ fn poll_long() -> Fixed {
 fn a_polling_host_is_called_away() {
     let calls: [fn(&Server); 2] = [Server::unpark, Server::shutdown];
     for call in calls {
-        guarded(move || {
+        against_hang(move || {
             let server =
                 Server::with_readiness_policy(Flavor::Hybrid, poll_long()).expect("a server");
             let mut driver = server.driver();
@@ -61,7 +50,7 @@ fn a_polling_host_is_called_away() {
 /// socket that is written to while the host polls for an hour.
 #[test]
 fn a_polling_host_sees_events() {
-    guarded(|| {
+    against_hang(|| {
         let server = Server::with_readiness_policy(Flavor::Hybrid, poll_long()).expect("a server");
         let entered = server.enter();
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
@@ -114,7 +103,7 @@ fn looks_are_for_what_is_watched() {
 /// nothing to come.
 #[test]
 fn a_poll_in_vain_is_recorded() {
-    guarded(|| {
+    against_hang(|| {
         let every = Frequency::Time(Duration::from_micros(50));
         let policy = Fixed(Strategy::PollThenSleep { every, spin: Duration::from_nanos(1) });
         let server = Server::with_readiness_policy(Flavor::UserLevel, policy).expect("a server");

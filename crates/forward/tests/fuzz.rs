@@ -6,10 +6,13 @@
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test fuzz`.
 
-use std::{collections::BTreeSet, env, fs, path::Path, time::Duration};
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
-use fastrand::Rng;
-use vigie_detect::{Instant, clock::monotonic_now};
+use std::{collections::BTreeSet, time::Duration};
+
+use vigie_detect::Instant;
 use vigie_forward::{
     Bandwidth,
     packet::{Ethernet, Fragment, Headers, Packet, Port, TAGS_MAX, Tag, UDP, Verified},
@@ -21,81 +24,7 @@ use vigie_forward::{
 };
 use vigie_via::link::MacAddress;
 
-const LENGTH_MAX: usize = 2048;
-
-fn number(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
-}
-
-/// Runs a target over the corpus and its mutations. Returns the outcomes.
-fn fuzz(
-    target: &str,
-    count: u64,
-    run: impl Fn(&[u8]) -> Result<String, String>,
-) -> BTreeSet<String> {
-    let seed = number("VIGIE_FUZZ_SEED").unwrap_or(1);
-    let end =
-        number("VIGIE_FUZZ_SECONDS").map(|seconds| monotonic_now() + Duration::from_secs(seconds));
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(target);
-    let mut files: Vec<_> =
-        fs::read_dir(folder).expect("a corpus").map(|file| file.expect("a file").path()).collect();
-    files.sort();
-    let mut inputs: Vec<Vec<u8>> =
-        files.iter().map(|file| fs::read(file).expect("a file")).collect();
-    assert!(!inputs.is_empty(), "the corpus of {target} is empty");
-    let mut rng = Rng::with_seed(seed);
-    let mut outcomes = BTreeSet::new();
-    let mut tried = 0_u64;
-    let mut queue = inputs.clone();
-    loop {
-        let input = queue.pop().unwrap_or_else(|| mutate(&inputs, &mut rng));
-        match run(&input) {
-            Ok(outcome) => {
-                if outcomes.insert(outcome) {
-                    save(target, outcomes.len(), &input);
-                    inputs.push(input);
-                }
-            }
-            Err(what) => panic!("{target}, seed {seed}, input {tried}: {what}\n{input:?}"),
-        }
-        tried += 1;
-        if end.map_or(tried >= count, |end| tried.is_multiple_of(64) && monotonic_now() >= end) {
-            println!("{target}: {tried} inputs, {} outcomes", outcomes.len());
-            return outcomes;
-        }
-    }
-}
-
-fn save(target: &str, number: usize, input: &[u8]) {
-    let Ok(folder) = env::var("VIGIE_FUZZ_SAVE") else { return };
-    let folder = Path::new(&folder).join(target);
-    fs::create_dir_all(&folder).expect("a folder");
-    fs::write(folder.join(format!("{number:03}")), input).expect("a file");
-}
-
-fn mutate(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
-    let mut bytes = inputs[rng.usize(..inputs.len())].clone();
-    for _ in 0..rng.usize(1..6) {
-        let at = rng.usize(..=bytes.len());
-        match rng.u8(..6) {
-            0 if at < bytes.len() => bytes[at] ^= 1 << rng.u8(..8),
-            1 if at < bytes.len() => bytes[at] = rng.u8(..),
-            2 if at < bytes.len() => bytes[at] = [0, 1, 5, 0x45, 0x7f, 0xff][rng.usize(..6)],
-            3 => bytes.truncate(at),
-            4 => {
-                let more: Vec<u8> = (0..rng.usize(..24)).map(|_| rng.u8(..)).collect();
-                bytes.splice(at..at, more);
-            }
-            _ => {
-                let other = &inputs[rng.usize(..inputs.len())];
-                let from = rng.usize(..=other.len());
-                bytes.splice(at.., other[from..].iter().copied());
-            }
-        }
-        bytes.truncate(LENGTH_MAX);
-    }
-    bytes
-}
+use crate::kit::fuzz::fuzz;
 
 /// Goal: no bytes make reading, changing or cutting frames fail badly, and changes keep right checksums right. Method:
 /// mutated frames; each through every reader and editor, checksums verified before and after.

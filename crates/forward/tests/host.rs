@@ -4,6 +4,9 @@
 //!   a0 ═══ a1 │ forwarder │ b1 ═══ b0
 //! ```
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[path = "../../via/tests/link/namespace.rs"]
 #[expect(dead_code, reason = "pairs are made here in another way")]
 mod namespace;
@@ -28,12 +31,13 @@ use vigie_forward::{
 };
 use vigie_via::link::{BackEnd, Checksum, EtherType, Link, LinkBuilder, LinkEvent, MacAddress};
 
-use crate::namespace::{inside, ip};
+use crate::{
+    kit::namespace::{Namespace, PRIVILEGED, WAYS, inside},
+    namespace::ip,
+};
 
 /// Longer than anything here takes; ends whatever hangs.
 const BOUND: Duration = Duration::from_secs(20);
-const WAYS: &[&[&str]] = &[&["-Urn"], &["-n"]];
-const PRIVILEGED: &[&[&str]] = &[&["-n"]];
 
 /// Makes both pairs, up.
 fn make_wires() {
@@ -311,8 +315,8 @@ fn await_event_or_open(forwarder: &mut Forwarder, mtu: usize) {
 fn deleted_namespaces_are_told() {
     inside("deleted_namespaces_are_told", WAYS, || {
         make_wires();
-        let far = Namespace::make();
-        ip(&format!("link set b0 netns {}", far.process()));
+        let far = Namespace::new();
+        ip(&format!("link set b0 netns {}", far.id()));
         let host = Server::spawn_thread().expect("a host");
         let forwarder = forwarder(rewriting(), BackEnd::PacketRings);
         let async_forwarder = AsyncForwarder::new(host.server(), forwarder).expect("registered");
@@ -343,47 +347,11 @@ fn deleted_namespaces_are_told() {
     });
 }
 
-/// A network namespace, as long as this lives.
-struct Namespace(Child);
-
-impl Namespace {
-    fn make() -> Self {
-        let mut holder = Command::new("unshare")
-            .args(["-n", "--", "sh", "-c", "echo ready; exec cat"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare");
-        let mut said = String::new();
-        let output = holder.stdout.take().expect("its output");
-        BufReader::new(output).read_line(&mut said).expect("a line");
-        assert_eq!(said.trim(), "ready");
-        Self(holder)
-    }
-
-    fn process(&self) -> u32 {
-        self.0.id()
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args(["-t", &self.process().to_string(), "-n", "--", program]);
-        command
-    }
-
-    #[track_caller]
-    fn ip(&self, arguments: &str) {
-        let status = self.command("ip").args(arguments.split_whitespace()).status();
-        assert!(status.expect("nsenter").success(), "ip {arguments}");
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Returns the command that runs a program in a namespace.
+fn there(namespace: &Namespace, program: &str) -> Command {
+    let mut command = Command::new("nsenter");
+    command.args(["-t", &namespace.id().to_string(), "-n", "--", program]);
+    command
 }
 
 const ROLE: &str = "VIGIE_FORWARD_ROLE";
@@ -423,17 +391,16 @@ struct Talk {
 impl Talk {
     /// Puts the far ends into namespaces, and starts. The named test must `play` when asked to.
     fn begin(test: &str) -> Self {
-        let (left, right) = (Namespace::make(), Namespace::make());
+        let (left, right) = (Namespace::new(), Namespace::new());
         for (end, namespace, address) in
             [("a0", &left, "10.9.8.1/24"), ("b0", &right, "10.9.8.2/24")]
         {
-            ip(&format!("link set {end} netns {}", namespace.process()));
-            namespace.ip(&format!("addr add {address} dev {end}"));
-            namespace.ip(&format!("link set {end} up"));
+            ip(&format!("link set {end} netns {}", namespace.id()));
+            namespace.run(&format!("ip addr add {address} dev {end}"));
+            namespace.run(&format!("ip link set {end} up"));
         }
         let role = |namespace: &Namespace, role: &str| {
-            namespace
-                .command("env")
+            there(namespace, "env")
                 .arg(format!("{ROLE}={role}"))
                 .arg(env::current_exe().expect("this test's program"))
                 .args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"])

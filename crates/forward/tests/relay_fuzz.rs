@@ -6,46 +6,20 @@
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test relay_fuzz`.
 
-use std::{env, net::SocketAddr, time::Duration};
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
+use std::net::SocketAddr;
 
 use fastrand::Rng;
-use vigie_detect::Instant;
 use vigie_forward::relay::{LengthFormat, ProxyHeader, ProxyParse};
 
-fn number(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
-}
+use crate::kit::seeds::fuzz_seeds;
 
 /// Runs `target` on random inputs; each has its own seed.
 fn fuzz(target: impl Fn(&mut Rng)) {
-    let first = number("VIGIE_FUZZ_SEED");
-    let deadline =
-        number("VIGIE_FUZZ_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let begin = first.unwrap_or(0);
-    let count = if first.is_some() { 1 } else { 200_000 };
-    for seed in begin.. {
-        let is_over = match deadline {
-            Some(end) => Instant::now() >= end,
-            None => seed - begin >= count,
-        };
-        if is_over {
-            break;
-        }
-        let told = Told(seed);
-        target(&mut Rng::with_seed(seed));
-        drop(told);
-    }
-}
-
-/// Prints its seed when the input fails.
-struct Told(u64);
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("replay with VIGIE_FUZZ_SEED={}", self.0);
-        }
-    }
+    fuzz_seeds(200_000, |seed| target(&mut Rng::with_seed(seed)));
 }
 
 fn bytes(rng: &mut Rng) -> Vec<u8> {

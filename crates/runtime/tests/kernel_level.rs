@@ -1,11 +1,9 @@
 //! Features of the kernel-level flavor only: a thread for each task, which the kernel wakes for
 //! its own descriptors, and the bounds of that.
 
-#[path = "guard/mod.rs"]
-mod guard;
-
-#[path = "child/mod.rs"]
-mod child;
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
 use std::{
     future::{Future, poll_fn},
@@ -28,7 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, UnixStream};
 use vigie_runtime::{BuildError, Flavor, Runtime, RuntimeBuilder, spawn, time};
 
-use crate::{child::in_child, guard::against_hang};
+use crate::kit::{child::in_child, guard::against_hang};
 
 fn builder() -> RuntimeBuilder {
     Runtime::builder().flavor(Flavor::KernelLevel)

@@ -1,11 +1,10 @@
 //! Files, child processes, signals and the standard streams.
 
-use std::{
-    fs, io,
-    path::PathBuf,
-    process::Stdio,
-    sync::atomic::{AtomicU32, Ordering},
-};
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
+use std::{fs, io, process::Stdio};
 
 use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 use vigie_runtime::{
@@ -16,28 +15,7 @@ use vigie_runtime::{
     spawn, time,
 };
 
-/// A directory that is removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("vigie-os-{}-{number}", std::process::id()));
-        fs::create_dir(&path).expect("a new directory");
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use crate::kit::folder::Folder;
 
 /// Runs the test on each flavor.
 fn on_each_flavor(test: impl AsyncFn(&Folder) -> io::Result<()>) {
@@ -171,13 +149,13 @@ fn errors_of_files_come_to_their_owner() {
 fn a_directory_is_read_whole() {
     on_each_flavor(async |folder| {
         for number in 0..100 {
-            vfs::write(folder.path(&format!("{number}")), "").await?;
+            vfs::write(folder.path(format!("{number}")), "").await?;
         }
         vfs::create_dir(folder.path("directory")).await?;
         let (mut files, mut directories) = (0, 0);
-        let mut entries = vfs::read_dir(&folder.0).await?;
+        let mut entries = vfs::read_dir(folder.path("")).await?;
         while let Some(entry) = entries.next_entry().await? {
-            assert_eq!(entry.path(), folder.path(&entry.file_name().to_string_lossy()));
+            assert_eq!(entry.path(), folder.path(entry.file_name()));
             match entry.file_type().await?.is_dir() {
                 true => directories += 1,
                 false => files += 1,

@@ -4,8 +4,9 @@
 
 #[path = "flavors/mod.rs"]
 mod flavors;
-#[path = "guard/mod.rs"]
-mod guard;
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
 use std::{
     io,
@@ -22,7 +23,7 @@ use vigie_runtime::{Flavor, Runtime, RuntimeBuilder, spawn, spawn_blocking, yiel
 
 use self::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
 };
 
 fn builder(flavor: Flavor) -> RuntimeBuilder {

@@ -2,11 +2,11 @@
 //! touching the engine.
 
 #![cfg(not(loom))]
-#![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
+#[path = "../../../tests/kit/forked.rs"]
+mod forked;
 
 use std::{
     future::Future,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     task::{Context, Poll, Waker},
 };
@@ -18,28 +18,7 @@ use vigie_via::{
     shm::Shm,
 };
 
-/// After this many seconds a signal ends a child that hangs.
-const HANG_SECONDS: u32 = 20;
-
-/// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
-fn ends_in_fork(body: impl FnOnce()) -> bool {
-    // SAFETY: the child calls `body` and `_exit`; glibc makes its allocator usable in the child, and this process has no
-    // other thread that the child would need.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "no fork");
-    if child == 0 {
-        // SAFETY: no memory is concerned.
-        unsafe { libc::alarm(HANG_SECONDS) };
-        let ended = catch_unwind(AssertUnwindSafe(body));
-        // SAFETY: ends the process at once, without destructors that belong to the parent.
-        unsafe { libc::_exit(i32::from(ended.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: the child was just made, and `status` is valid for a write.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(waited, child);
-    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-}
+use crate::forked::ends_in_fork;
 
 fn poll<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))

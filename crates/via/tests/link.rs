@@ -1,5 +1,8 @@
 //! Links over real veth pairs, in network namespaces of their own.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[path = "link/namespace.rs"]
 mod namespace;
 
@@ -22,7 +25,10 @@ use vigie_via::link::{
     MacAddress, OpenError, OwnedFrame, XdpMode, complete_checksum,
 };
 
-use crate::namespace::{inside, ip, make_veth, with_veth};
+use crate::{
+    kit::namespace::inside,
+    namespace::{ip, make_veth, with_veth},
+};
 
 const BACK_ENDS: [BackEnd; 2] = [BackEnd::PacketRings, BackEnd::PacketCalls];
 /// A bound for each test, much longer than it takes.

@@ -1,7 +1,8 @@
 //! Messages over UDP: ranks in one process, each with a NIC of its own on the loopback interface.
 
-#[path = "kit/bounded.rs"]
-mod bounded;
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[path = "kit/pattern.rs"]
 mod pattern;
 #[path = "kit/ranks.rs"]

@@ -2,18 +2,16 @@
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-via --test shm_fuzz`.
 
-#[path = "kit/fuzz.rs"]
-mod fuzz;
-#[expect(dead_code, reason = "what tests with seeds use")]
-#[path = "kit/seeds.rs"]
-mod seeds;
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
 use vigie_via::{
     shm::hostile::{Flood, attack, flood, try_entry, try_packet},
     vi::Reason,
 };
 
-use crate::fuzz::fuzz;
+use crate::kit::fuzz::fuzz;
 
 /// Goal: no bytes on the socket crash the decoder, and an accepted packet encodes to the same bytes.
 /// Method: mutated packets.

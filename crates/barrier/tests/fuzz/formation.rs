@@ -20,7 +20,7 @@ use vigie_barrier::{
 use vigie_detect::{HostThread, Server};
 use vigie_via::datagram::UdpSettings;
 
-use crate::fuzz::fuzz;
+use crate::kit::fuzz::fuzz;
 
 /// No attempt takes longer, whatever was changed.
 const BOUND: Duration = Duration::from_secs(60);

@@ -3,8 +3,8 @@
 use vigie_barrier::Rank;
 
 use crate::{
+    kit::seeds::for_each_seed,
     quiet::algorithms,
-    seeds::for_each_seed,
     world::{CLASSES, MILLISECOND, SECOND, World, settings},
 };
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use vigie_barrier::{Rank, member::DeathReason};
 
 use crate::{
+    kit::seeds::for_each_seed,
     quiet::algorithms,
-    seeds::for_each_seed,
     world::{CLASSES, Faults, MILLISECOND, SECOND, World, settings},
 };
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use vigie_barrier::{Algorithm, Member, Network, Rank, algorithm::Networks, packet::Key};
 
 use crate::{
+    kit::seeds::for_each_seed,
     quiet::algorithms,
-    seeds::for_each_seed,
     world::{CLASSES, Class, Faults, MILLISECOND, SECOND, Seen, World, schedule, settings, sums},
 };
 

@@ -6,8 +6,8 @@ use vigie_barrier::{
 };
 
 use crate::{
+    kit::seeds::for_each_seed,
     quiet::algorithms,
-    seeds::for_each_seed,
     world::{MILLISECOND, SECOND, World, schedule, settings, sums},
 };
 

@@ -13,8 +13,8 @@ use vigie_barrier::{
 use vigie_detect::Instant;
 
 use crate::{
+    kit::seeds::for_each_seed,
     quiet::algorithms,
-    seeds::for_each_seed,
     world::{MICROSECOND, MILLISECOND, SECOND, schedule, settings},
 };
 

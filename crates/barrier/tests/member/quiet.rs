@@ -12,7 +12,7 @@ use vigie_barrier::{
 use vigie_detect::Instant;
 
 use crate::{
-    seeds::for_each_seed,
+    kit::seeds::for_each_seed,
     world::{SECOND, World, schedule, settings, sums},
 };
 

@@ -11,11 +11,12 @@ mod failures;
 mod faults;
 mod formation;
 mod hostile;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 mod leaving;
 mod measure;
 mod messages;
-#[path = "../../../via/tests/kit/namespace.rs"]
-mod namespace;
 mod namespaces;
 mod stage;
 mod virtual_time;

@@ -23,7 +23,7 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{Namespace, WAYS, inside, near},
+    kit::namespace::{Namespace, WAYS, inside, near},
     stage::Failed,
 };
 

@@ -23,7 +23,7 @@ use vigie_detect::{
     stock::blocking::{Blocking, blocking, interruptible},
 };
 
-use crate::{child::in_child, pass, seen};
+use crate::{kit::child::in_child, pass, seen};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

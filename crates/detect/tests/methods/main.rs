@@ -2,7 +2,9 @@
 //! in edge cases, and planted faults are detected.
 
 mod blocking;
-mod child;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 mod signals;
 
 use std::process::Command;

@@ -25,7 +25,7 @@ use vigie_detect::{
     },
 };
 
-use crate::{child::in_child, pass, seen};
+use crate::{kit::child::in_child, pass, seen};
 
 /// Detects that the handler of a signal has finished, on any thread: its action was registered last,
 /// and therefore runs last.

@@ -27,8 +27,8 @@ use vigie_detect::{
 use vigie_runtime::{Runtime, spawn, time, yield_now};
 
 use crate::{
-    child::in_child,
     flavors::{FLAVORS, runtime},
+    kit::child::in_child,
 };
 
 struct Counting;

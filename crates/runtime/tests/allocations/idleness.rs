@@ -14,9 +14,11 @@ use vigie_detect::net::TcpListener;
 use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, time};
 
 use crate::{
-    child::{command, is_child},
     flavors::runtime,
-    guard::against_hang,
+    kit::{
+        child::{command, is_child},
+        guard::against_hang,
+    },
 };
 
 /// For how long nothing may happen.

@@ -1,11 +1,10 @@
 //! The hot paths cost no allocations, system calls or wake-ups. Counts, not times.
 
-#[path = "../child/mod.rs"]
-mod child;
 #[path = "../flavors/mod.rs"]
 mod flavors;
-#[path = "../guard/mod.rs"]
-mod guard;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
 mod allocations;
 mod idleness;

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::TcpListener;
 use vigie_runtime::{Runtime, spawn};
 
-use crate::{
+use crate::kit::{
     child::{command, is_child, run},
     guard::against_hang,
 };

@@ -10,7 +10,7 @@ use std::{
 use vigie_detect::clock::monotonic_now;
 use vigie_runtime::{Flavor, Runtime, spawn, yield_now};
 
-use crate::{
+use crate::kit::{
     child::{command, is_child, run},
     guard::against_hang,
 };

@@ -13,7 +13,7 @@ use std::{
 use vigie_detect::clock::monotonic_now;
 use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, time};
 
-use crate::{
+use crate::kit::{
     child::{command, is_child, run},
     guard::against_hang,
 };

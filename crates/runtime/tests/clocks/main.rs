@@ -1,11 +1,8 @@
 //! Clocks: setting the machine's clock changes nothing, large times are times like others, and a monotonic
 //! clock that jumps loses no timer. What detection makes of jumps is in `vigie-detect`'s own tests.
 
-#[expect(dead_code, reason = "these tests use a part of it")]
-#[path = "../child/mod.rs"]
-mod child;
-#[path = "../guard/mod.rs"]
-mod guard;
-
 mod jumps;
 mod kernel;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;

@@ -12,7 +12,7 @@ use vigie_detect::net::UnixStream;
 use vigie_runtime::{Flavor, Runtime};
 
 use super::alive::assert_alive;
-use crate::{flavors::FLAVORS, guard::against_hang};
+use crate::{flavors::FLAVORS, kit::guard::against_hang};
 
 /// Goal: while a task blocks its thread, the event of another one is delivered on the hybrid and the
 /// kernel-level flavor, and waits on the user-level one, which has one thread; a panic of the first harms

@@ -25,8 +25,7 @@ use vigie_runtime::{Flavor, JoinHandle, Runtime, spawn, spawn_blocking, time, yi
 use crate::{
     census::Census,
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
-    seed,
+    kit::{guard::against_hang, seeds},
     settle::until,
 };
 
@@ -314,7 +313,7 @@ async fn wander(mut random: fastrand::Rng, census: Census, steps: Arc<AtomicUsiz
 /// steps by other threads and by tasks.
 #[test]
 fn abort_at_any_point() {
-    let mut random = seed::random("abort_at_any_point");
+    let mut random = seeds::random("abort_at_any_point");
     let seeds: [u64; 2] = [random.u64(..), random.u64(..)];
     for (flavor, seed) in FLAVORS.into_iter().zip(seeds) {
         against_hang(move || {

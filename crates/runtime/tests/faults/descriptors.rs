@@ -9,8 +9,8 @@ use vigie_runtime::{BuildError, Flavor, Runtime, spawn};
 
 use super::alive::assert_alive;
 use crate::{
-    child::in_child,
     flavors::{FLAVORS, runtime},
+    kit::child::in_child,
 };
 
 const EMFILE: i32 = 24;

@@ -24,7 +24,7 @@ use vigie_runtime::{Flavor, Runtime, spawn, yield_now};
 use super::alive::assert_alive;
 use crate::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
 };
 
 /// Where to panic.

@@ -20,7 +20,7 @@ use vigie_detect::{
 };
 use vigie_runtime::{Flavor, Handle, Runtime, spawn, time, yield_now};
 
-use crate::{flavors::runtime, guard::against_hang, settle};
+use crate::{flavors::runtime, kit::guard::against_hang, settle};
 
 /// Those that decide whose turn it is; on the kernel-level flavor, the kernel does.
 const FLAVORS: [Flavor; 2] = [Flavor::UserLevel, Flavor::Hybrid];

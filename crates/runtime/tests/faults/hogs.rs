@@ -15,7 +15,7 @@ use std::{
 use vigie_detect::{Server, stock::doorbell::doorbell};
 use vigie_runtime::{Flavor, Runtime, spawn, time};
 
-use crate::guard::against_hang;
+use crate::kit::guard::against_hang;
 
 fn two_workers() -> Runtime {
     Runtime::builder().flavor(Flavor::Hybrid).workers(2).build().expect("a runtime")

@@ -18,7 +18,7 @@ use vigie_detect::{
 };
 use vigie_runtime::{Runtime, spawn, time, yield_now};
 
-use crate::guard::against_hang;
+use crate::kit::guard::against_hang;
 
 /// Those that decide whose turn it is; on the kernel-level flavor, the kernel does.
 const FLAVORS: [vigie_runtime::Flavor; 2] =

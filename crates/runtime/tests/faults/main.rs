@@ -2,14 +2,11 @@
 
 #[path = "../census/mod.rs"]
 mod census;
-#[path = "../child/mod.rs"]
-mod child;
 #[path = "../flavors/mod.rs"]
 mod flavors;
-#[path = "../guard/mod.rs"]
-mod guard;
-#[path = "../seed/mod.rs"]
-mod seed;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[path = "../settle/mod.rs"]
 mod settle;
 

@@ -12,7 +12,7 @@ use vigie_runtime::{Runtime, spawn, spawn_blocking};
 use super::alive::assert_alive;
 use crate::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
 };
 
 /// Echoes bytes to anybody who connects.

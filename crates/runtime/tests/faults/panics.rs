@@ -14,8 +14,7 @@ use super::alive::assert_alive;
 use crate::{
     census::Census,
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
-    seed,
+    kit::{guard::against_hang, seeds},
 };
 
 /// The action of a task.
@@ -81,7 +80,7 @@ fn tasks_panic_under_load() {
             }
         }
     }));
-    let mut random = seed::random("tasks_panic_under_load");
+    let mut random = seeds::random("tasks_panic_under_load");
     for flavor in FLAVORS {
         let mut random = random.fork();
         against_hang(move || {

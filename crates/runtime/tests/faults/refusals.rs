@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vigie_runtime::{BuildError, Flavor};
 
 use super::alive::assert_alive;
-use crate::{child::in_child, flavors::runtime};
+use crate::{flavors::runtime, kit::child::in_child};
 
 /// Goal: a closure for which there is no thread at all is refused, not just cancelled, and says why; it is
 /// dropped, and the next one runs. Method: a process whose address space has no room for another stack,

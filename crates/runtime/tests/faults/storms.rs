@@ -15,7 +15,7 @@ use vigie_runtime::{JoinHandle, Runtime};
 use super::alive::assert_alive;
 use crate::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
     settle::until,
 };
 

@@ -22,7 +22,7 @@ use vigie_runtime::{Flavor, spawn, spawn_blocking, time, yield_now};
 
 use crate::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
 };
 
 fn for_each_flavor(test: fn(Flavor)) {

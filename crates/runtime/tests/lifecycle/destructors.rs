@@ -20,7 +20,7 @@ use vigie_runtime::{Flavor, JoinHandle, Runtime, spawn, spawn_blocking, spawn_lo
 use crate::{
     census::{Census, Witness},
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
     leftovers::alone_for_each_flavor,
     tasks::{poll_once, run_until_polled},
 };

@@ -1,7 +1,5 @@
 //! A process that forks without exec: what becomes of the runtime in the child, where no thread of it runs.
 
-#![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
-
 use std::{
     env, fs,
     future::{Future, poll_fn},
@@ -16,30 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net;
 use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, time::sleep, yield_now};
 
-use crate::{child::in_child, flavors::FLAVORS};
-
-/// After this many seconds a forked child that hangs is ended by a signal.
-const HANG_SECONDS: u32 = 20;
-
-/// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
-fn ends_in_fork(body: impl FnOnce()) -> bool {
-    // SAFETY: the child calls `body` and `_exit`; glibc makes its allocator usable in the child, and what
-    // else other threads may have held at the moment of the fork is what the test is about.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "no fork");
-    if child == 0 {
-        // SAFETY: no memory is concerned.
-        unsafe { libc::alarm(HANG_SECONDS) };
-        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-        // SAFETY: ends the process at once, without destructors that belong to the parent.
-        unsafe { libc::_exit(i32::from(ended.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: the child was just made, and `status` is valid for a write.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(waited, child);
-    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-}
+use crate::{flavors::FLAVORS, forked::ends_in_fork, kit::child::in_child};
 
 fn build(flavor: Flavor) -> Runtime {
     // A wait for threads that are not there lasts an hour.

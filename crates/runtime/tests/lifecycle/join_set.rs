@@ -18,7 +18,7 @@ use vigie_runtime::{Flavor, Handle, spawn, task::JoinSet, time, yield_now};
 
 use crate::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
     tasks::{assert_cancelled, poll_once},
 };
 

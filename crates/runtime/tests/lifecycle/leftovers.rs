@@ -4,7 +4,7 @@ use std::fs;
 
 use vigie_runtime::Flavor;
 
-use crate::{child::in_child, flavors::FLAVORS, settle::until};
+use crate::{flavors::FLAVORS, kit::child::in_child, settle::until};
 
 /// Runs `test` for each flavor, in a process that only this test uses, and checks that no thread and no
 /// descriptor is left behind.

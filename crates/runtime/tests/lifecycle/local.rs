@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::oneshot;
 use vigie_runtime::{Flavor, spawn, spawn_local, yield_now};
 
-use crate::{flavors::runtime, guard::against_hang};
+use crate::{flavors::runtime, kit::guard::against_hang};
 
 /// Goal: a local task survives that its runtime runs on another thread meanwhile, and is polled by its own
 /// thread alone. Method: it waits, and another one is ready, when its thread leaves; another thread wakes

@@ -18,7 +18,7 @@ use vigie_runtime::{
 
 use crate::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
 };
 
 /// Goal: tasks of a set run on its thread on every flavor, wherever they are woken from, and keep what is not

@@ -23,8 +23,8 @@ use vigie_runtime::{Flavor, Handle, Runtime, spawn, spawn_blocking, time, yield_
 
 use crate::{
     census::Census,
-    child::in_child,
     flavors::{FLAVORS, runtime},
+    kit::child::in_child,
     leftovers::alone_for_each_flavor,
     settle::until,
     tasks::{assert_cancelled, poll_once, run_until_polled},

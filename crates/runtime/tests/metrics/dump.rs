@@ -14,7 +14,7 @@ use vigie_runtime::{
     spawn, task, time,
 };
 
-use crate::{flavors::runtime, guard::against_hang};
+use crate::{flavors::runtime, kit::guard::against_hang};
 
 fn of<'a>(dump: &'a Dump, name: &str) -> &'a TaskReport {
     let is_it = |task: &&TaskReport| task.name.as_deref() == Some(name);

@@ -14,7 +14,7 @@ use tracing::{
 use vigie_detect::clock::monotonic_now;
 use vigie_runtime::{Flavor, Runtime, task};
 
-use crate::guard::against_hang;
+use crate::kit::guard::against_hang;
 
 /// Keeps the text of each event about hogs.
 #[derive(Clone, Default)]

@@ -2,8 +2,9 @@
 
 #[path = "../flavors/mod.rs"]
 mod flavors;
-#[path = "../guard/mod.rs"]
-mod guard;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[path = "../settle/mod.rs"]
 mod settle;
 

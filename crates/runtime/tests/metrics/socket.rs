@@ -15,7 +15,7 @@ use vigie_runtime::{
 
 use crate::{
     flavors::{FLAVORS, runtime},
-    guard::against_hang,
+    kit::guard::against_hang,
 };
 
 /// A path of its own for each test.

@@ -17,7 +17,7 @@ use vigie_runtime::{
     task::{checkpoint, need_yield, yield_now},
 };
 
-use crate::guard::against_hang;
+use crate::kit::guard::against_hang;
 
 /// Runtimes on which only checkpoints help: one thread and no reserve.
 fn each_alone(test: fn(&Runtime)) {

@@ -15,7 +15,7 @@ use std::{
 use vigie_detect::clock::monotonic_now;
 use vigie_runtime::{Runtime, metrics::ReserveMetrics, time, yield_now};
 
-use crate::child::{command, is_child};
+use crate::kit::child::{command, is_child};
 
 fn two_workers() -> Runtime {
     Runtime::builder().workers(2).build().expect("a runtime")

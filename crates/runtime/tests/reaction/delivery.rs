@@ -19,8 +19,8 @@ use vigie_detect::{
 use vigie_runtime::{spawn, spawn_blocking, time};
 
 use crate::{
-    guard::against_hang,
     hogs::{Hogs, each},
+    kit::guard::against_hang,
 };
 
 /// Sends a byte and waits for its echo, `count` times.

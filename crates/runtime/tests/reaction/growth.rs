@@ -16,9 +16,8 @@ use vigie_detect::{clock::monotonic_now, net::UnixStream};
 use vigie_runtime::{Runtime, time, yield_now};
 
 use crate::{
-    child::in_child,
-    guard::against_hang,
     hogs::{Hogs, each_with, eventually, threads_named},
+    kit::{child::in_child, guard::against_hang},
     settle,
 };
 

@@ -25,9 +25,11 @@ use vigie_detect::{
 use vigie_runtime::{KernelHelp, Runtime, RuntimeBuilder, time};
 
 use crate::{
-    child::{command, in_child, is_child, run},
-    guard::against_hang,
     hogs::{Hogs, each_with, eventually},
+    kit::{
+        child::{command, in_child, is_child, run},
+        guard::against_hang,
+    },
     settle,
 };
 

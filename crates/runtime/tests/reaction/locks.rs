@@ -21,9 +21,8 @@ use vigie_detect::net::UnixStream;
 use vigie_runtime::{JoinHandle, Runtime, task, time, yield_now};
 
 use crate::{
-    child::in_child,
-    guard::against_hang,
     hogs::{Hogs, each, each_with, eventually},
+    kit::{child::in_child, guard::against_hang},
     settle,
 };
 

@@ -1,10 +1,9 @@
 //! The reaction guarantee: a task that does not yield delays no other task's event. The hogs here spin
 //! until what they must not delay has happened, so that a test hangs where the guarantee is broken.
 
-#[path = "../child/mod.rs"]
-mod child;
-#[path = "../guard/mod.rs"]
-mod guard;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[path = "../settle/mod.rs"]
 mod settle;
 

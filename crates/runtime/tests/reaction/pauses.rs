@@ -13,7 +13,7 @@ use std::{
 use vigie_detect::Waiter;
 use vigie_runtime::{Flavor, Runtime, spawn};
 
-use crate::guard::against_hang;
+use crate::kit::guard::against_hang;
 
 /// More than any machine has cores: such a wait gives the core away after its first look.
 const PEERS: u32 = 1_000;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie_runtime::{Runtime, ShutdownTimeout};
 
-use crate::{guard::against_hang, hogs::Hogs};
+use crate::{hogs::Hogs, kit::guard::against_hang};
 
 /// Goal: a shutdown while tasks hog ends after its time, and names where they were spawned. Method: two
 /// hogs, which go on until they are released.

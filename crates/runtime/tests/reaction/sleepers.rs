@@ -12,7 +12,7 @@ use std::{
 
 use vigie_runtime::{JoinHandle, Runtime, spawn, yield_now};
 
-use crate::{guard::against_hang, settle};
+use crate::{kit::guard::against_hang, settle};
 
 const SLEEPERS: usize = 60;
 const COMPUTERS: u64 = 30;

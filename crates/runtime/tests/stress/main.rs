@@ -4,10 +4,9 @@
 
 #[path = "../census/mod.rs"]
 mod census;
-#[path = "../guard/mod.rs"]
-mod guard;
-#[path = "../seed/mod.rs"]
-mod seed;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
 mod clients;
 mod ledger;
@@ -17,7 +16,7 @@ mod sleepers;
 use std::{panic, sync::Arc, time::Duration};
 
 use census::Census;
-use guard::against_hang;
+use kit::guard::against_hang;
 use ledger::Ledger;
 use vigie_detect::{Adaptive, Fixed, Frequency, Strategy};
 use vigie_runtime::{Flavor, JoinError, JoinHandle, Runtime, RuntimeBuilder, yield_now};
@@ -38,7 +37,7 @@ const RUNS: usize = 4;
 #[test]
 fn everything_at_once() {
     hide_planted_panics();
-    let mut random = seed::random("everything_at_once");
+    let mut random = kit::seeds::random("everything_at_once");
     for run in 0..RUNS {
         let mut random = random.fork();
         against_hang(move || {

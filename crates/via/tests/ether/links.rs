@@ -10,7 +10,7 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{inside, near},
+    kit::namespace::{inside, near},
     nics::{LENGTHS, Settings, connected, near_nic},
     pair::{Echo, End},
     veth::{Far, with_veth},

@@ -2,13 +2,12 @@
 //!
 //! All tests run in their own namespaces, and report where that is not possible.
 
-#[path = "../kit/bounded.rs"]
-mod bounded;
 mod conforming;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 mod links;
 mod messages;
-#[path = "../kit/namespace.rs"]
-mod namespace;
 mod nics;
 mod opening;
 #[expect(dead_code, reason = "what else the tests of UDP use")]

@@ -7,7 +7,7 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{inside, near},
+    kit::namespace::{inside, near},
     nics::secret,
     veth::with_veth,
 };

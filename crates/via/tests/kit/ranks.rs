@@ -11,7 +11,7 @@ use vigie_via::{
     world::local,
 };
 
-use crate::{bounded::bounded, pattern::pattern};
+use crate::{kit::guard::against_hang, pattern::pattern};
 
 /// A bound for each test, longer than it takes on a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(120);
@@ -45,7 +45,8 @@ pub(crate) fn with_ranks<P: Provider, F: Future<Output = ()> + Send + 'static>(
 ) {
     for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
         let nics = nics();
-        bounded(&format!("{flavor:?}"), BOUND, move || {
+        println!("{flavor:?}");
+        against_hang(move || {
             let runtime = Runtime::builder().flavor(flavor).build().expect("a runtime");
             runtime.block_on(async move {
                 let endpoints = endpoints(nics).await;

@@ -1,6 +1,6 @@
 //! Two network namespaces with a veth pair between them.
 
-use crate::namespace::{Door, Namespace, WAYS, inside, near};
+use crate::kit::namespace::{Door, Namespace, WAYS, inside, near};
 
 /// The addresses of the near and the far end of the pair.
 pub(crate) const NEAR: &str = "10.77.0.1";
@@ -32,7 +32,7 @@ impl Far {
     /// Runs a command there.
     #[track_caller]
     pub(crate) fn run(&self, command: &str) {
-        near(&format!("nsenter -t {} -n {command}", self.0.id()));
+        self.0.run(command);
     }
 
     /// Returns what a thread needs to enter it.

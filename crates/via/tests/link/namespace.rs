@@ -1,15 +1,11 @@
 //! A network namespace for a single test, with a veth pair in it.
 
-#[expect(dead_code, reason = "what tests with several namespaces use")]
-#[path = "../kit/namespace.rs"]
-mod kit;
-
-pub(crate) use self::kit::inside;
+use crate::kit::namespace::{WAYS, inside, near};
 
 /// Runs `body` in a network namespace with a veth pair `v0`, `v1`, both up.
 #[track_caller]
 pub(crate) fn with_veth(test: &str, body: impl FnOnce()) {
-    inside(test, kit::WAYS, || {
+    inside(test, WAYS, || {
         ip("link set lo up");
         make_veth();
         body();
@@ -26,5 +22,5 @@ pub(crate) fn make_veth() {
 /// Calls `ip` with arguments. Returns its output.
 #[track_caller]
 pub(crate) fn ip(arguments: &str) -> String {
-    kit::near(&format!("ip {arguments}"))
+    near(&format!("ip {arguments}"))
 }

@@ -3,9 +3,10 @@
 mod cluster;
 mod hostile;
 mod in_place;
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 mod programs;
-#[path = "../kit/seeds.rs"]
-mod seeds;
 mod semantics;
 mod sim;
 mod traffic;

@@ -11,7 +11,7 @@ use vigie_via::{
 
 use crate::{
     cluster::{Cluster, bytes_of, scarce, small},
-    seeds::for_each_seed,
+    kit::seeds::for_each_seed,
 };
 
 /// A run that takes more steps hangs.

@@ -2,7 +2,7 @@
 
 use crate::{
     cluster::{Cluster, scarce, small},
-    seeds::for_each_seed,
+    kit::seeds::for_each_seed,
     traffic::{Outcome, Traffic},
 };
 use vigie_via::{

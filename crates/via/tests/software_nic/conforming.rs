@@ -9,8 +9,8 @@ use vigie_via::{
 };
 
 use crate::{
+    kit::seeds::for_each_seed,
     network::{Faults, MILLISECOND, Network, SimNic},
-    seeds::for_each_seed,
 };
 
 struct Simulated(Network);

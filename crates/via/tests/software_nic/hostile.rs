@@ -8,9 +8,9 @@ use vigie_via::{
 };
 
 use crate::{
+    kit::seeds::for_each_seed,
     network::{Faults, Network, Node, SECOND},
     pair::{Cluster, End},
-    seeds::for_each_seed,
 };
 
 /// A node without a NIC.

@@ -12,9 +12,9 @@ use vigie_via::{
 };
 
 use crate::{
+    kit::seeds::for_each_seed,
     network::{Faults, Network, SECOND, Seen},
     pair::{Cluster, End},
-    seeds::for_each_seed,
 };
 
 /// The parts of a region: for sends, receives, writes, read sources and read destinations; each has this

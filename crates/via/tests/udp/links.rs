@@ -9,7 +9,10 @@ use vigie_via::{
 };
 
 use crate::{
-    namespace::{near, skip, try_near},
+    kit::{
+        namespace::{near, try_near},
+        skip::skip,
+    },
     pair::{Echo, End, bind},
     veth::{FAR, Far, NEAR, with_veth},
 };

@@ -1,4 +1,4 @@
-//! Tests that need a process of their own: they count threads, descriptors, system calls or
+//! Tests that need a process of their own: they change what a process has once, or count threads, descriptors, system calls or
 //! allocations, which tests beside them would disturb.
 
 use std::{
@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::guard;
+use super::guard;
 
 const VARIABLE: &str = "VIGIE_TEST_CHILD";
 
@@ -27,7 +27,8 @@ pub(crate) fn is_child(test: &str) -> bool {
     env::var_os(VARIABLE).is_some_and(|value| value == test)
 }
 
-/// Returns the command of the child of `test`, under a program that is given the child's command line.
+/// Returns the command of the child of `test`, under a program that is given the child's command line. The test runs even if it is
+/// ignored.
 pub(crate) fn command(program: &[&str], test: &str) -> Command {
     let this = env::current_exe().expect("this binary has a path");
     let mut command = match program {
@@ -38,19 +39,25 @@ pub(crate) fn command(program: &[&str], test: &str) -> Command {
             command
         }
     };
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"]);
     command.env(VARIABLE, test).stdin(Stdio::null());
     command
 }
 
-/// Runs the child of `test` to its end.
+/// Runs the child of `test` to its end, and passes on what it says.
 ///
 /// # Panics
 /// Panics if the child fails.
+#[track_caller]
 pub(crate) fn run(mut command: Command, test: &str) {
     let output = command.output().expect("it starts");
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "the child of `{test}`: {}\n{text}\n{errors}", output.status);
-    assert!(text.contains("1 passed"), "there is no test `{test}` in this binary: {text}");
+    assert!(
+        text.contains("1 passed"),
+        "there is no test `{test}` in this binary: {text}\n{errors}"
+    );
+    print!("{text}");
+    super::skip::pass_on(&errors);
 }

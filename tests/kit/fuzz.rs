@@ -4,12 +4,11 @@
 //! `VIGIE_FUZZ_SECONDS` says, by default for a number of inputs. An input with a new outcome is kept for further
 //! mutation, and written to `VIGIE_FUZZ_SAVE` if that names a folder. A failure prints the seed and the input.
 
-use std::{collections::BTreeSet, env, fs, path::Path, time::Duration};
+use std::{collections::BTreeSet, env, fs, path::Path};
 
 use fastrand::Rng;
-use vigie_detect::Instant;
 
-use crate::seeds::number;
+use super::seeds::{number, within_budget};
 
 /// The longest input, in bytes.
 const LENGTH_MAX: usize = 4096;
@@ -21,8 +20,6 @@ pub(crate) fn fuzz(
     run: impl Fn(&[u8]) -> Result<String, String>,
 ) -> BTreeSet<String> {
     let seed = number("VIGIE_FUZZ_SEED").unwrap_or(1);
-    let end =
-        number("VIGIE_FUZZ_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder);
     let mut files: Vec<_> =
         fs::read_dir(corpus).expect("a corpus").map(|file| file.expect("a file").path()).collect();
@@ -32,9 +29,8 @@ pub(crate) fn fuzz(
     assert!(!inputs.is_empty(), "the corpus of {folder} is empty");
     let mut rng = Rng::with_seed(seed);
     let mut outcomes = BTreeSet::new();
-    let mut tried = 0_u64;
     let mut queue = inputs.clone();
-    loop {
+    for tried in within_budget(count) {
         let input = queue.pop().unwrap_or_else(|| mutate(&inputs, &mut rng));
         match run(&input) {
             Ok(outcome) => {
@@ -45,12 +41,9 @@ pub(crate) fn fuzz(
             }
             Err(what) => panic!("{folder}, seed {seed}, input {tried}: {what}\n{input:?}"),
         }
-        tried += 1;
-        if end.map_or(tried >= count, |end| tried.is_multiple_of(64) && Instant::now() >= end) {
-            println!("{folder}: {tried} inputs, {} outcomes", outcomes.len());
-            return outcomes;
-        }
     }
+    println!("{folder}: {} outcomes", outcomes.len());
+    outcomes
 }
 
 fn save(folder: &str, number: usize, input: &[u8]) {
@@ -67,7 +60,7 @@ fn mutate(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
         match rng.u8(..7) {
             0 if at < bytes.len() => bytes[at] ^= 1 << rng.u8(..8),
             1 if at < bytes.len() => bytes[at] = rng.u8(..),
-            2 if at < bytes.len() => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][rng.usize(..5)],
+            2 if at < bytes.len() => bytes[at] = [0, 1, 5, 0x45, 0x7f, 0x80, 0xff][rng.usize(..7)],
             3 => bytes.truncate(at),
             4 => {
                 let more: Vec<u8> = (0..rng.usize(..40)).map(|_| rng.u8(..)).collect();

@@ -1,14 +1,14 @@
-//! Bounds for tests that would otherwise hang.
+//! A bound for tests that would otherwise hang.
 
 use std::{panic, sync::mpsc, thread, time::Duration};
 
-/// Nothing here takes a second on an idle machine; this is for loaded ones.
-pub(crate) const HANG: Duration = Duration::from_secs(30);
+/// Nothing takes a tenth of this on an idle machine; the rest is for loaded ones.
+const HANG: Duration = Duration::from_secs(120);
 
 /// Runs `body` on a thread of its own.
 ///
 /// # Panics
-/// Panics with what `body` panics with, or if it takes longer than [`HANG`].
+/// Panics with what `body` panics with, or if it hangs.
 pub(crate) fn against_hang<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, is_done) = mpsc::channel();
     let thread = thread::Builder::new()

@@ -1,40 +1,34 @@
-//! Network namespaces for a single test, without privileges if the host allows it.
+//! Network namespaces of a test's own, without privileges if the host allows it.
 //!
 //! A test runs itself again under `unshare`: in its own user and network namespaces or, as root where
-//! user namespaces are forbidden, in a network namespace. If neither is possible, the test is skipped,
-//! which is reported on standard error.
+//! user namespaces are forbidden, in a network namespace. If neither is possible, the test is skipped.
 
 use std::{
-    env,
     fs::File,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader},
     os::fd::AsFd,
     process::{Child, Command, Stdio},
+    thread,
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-const MARK: &str = "VIGIE_IN_NAMESPACE";
+use super::{child, skip::skip};
 
 /// The longest duration of a test, in seconds.
 const BOUND: &str = "240";
 
 /// The ways of `unshare` to a network namespace.
 pub(crate) const WAYS: &[&[&str]] = &[&["-Urn"], &["-n"]];
-
-/// Reports that a test was skipped, even if the output of passing tests is hidden.
-pub(crate) fn skip(test: &str, needs: &str) {
-    let said = format!("SKIPPED: {test} needs {needs}\n");
-    std::io::stderr().write_all(said.as_bytes()).expect("standard error");
-}
+/// The ways to one in which this process keeps its capabilities over the kernel.
+pub(crate) const PRIVILEGED: &[&[&str]] = &[&["-n"]];
 
 /// Runs `body` in its own namespaces; `test` is the name of the calling test. `ways` are arguments of
 /// `unshare`, of which the first that works is used.
 #[track_caller]
 pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
-    if env::var_os(MARK).is_some() {
-        body();
-        return;
+    if child::is_child(test) {
+        return body();
     }
     let works = |way: &&[&str]| {
         let output = Command::new("unshare").args(*way).args(["--", "true"]).output();
@@ -44,21 +38,8 @@ pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
         skip(test, "a network namespace: user namespaces, or CAP_SYS_ADMIN and CAP_NET_ADMIN");
         return;
     };
-    let output = Command::new("unshare")
-        .args(way)
-        .args(["--", "timeout", "--kill-after=5", BOUND])
-        .arg(env::current_exe().expect("this test's program"))
-        .args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"])
-        .env(MARK, "1")
-        .output()
-        .expect("unshare");
-    let (said, errors) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "in a namespace, {}:\n{said}{errors}", output.status);
-    assert!(said.contains("1 passed"), "it did not run in its namespace:\n{said}{errors}");
-    if errors.contains("SKIPPED") {
-        std::io::stderr().write_all(errors.as_bytes()).expect("standard error");
-    }
+    let bound = &["--", "timeout", "--kill-after=5", BOUND];
+    child::run(child::command(&[&["unshare"], way, bound].concat(), test), test);
 }
 
 /// Another network namespace, which a process keeps alive.
@@ -67,7 +48,9 @@ pub(crate) struct Namespace(Child);
 impl Namespace {
     pub(crate) fn new() -> Self {
         let mut keeper = Command::new("unshare")
-            .args(["-n", "sh", "-c", "echo here; exec sleep 300"])
+            .args(["-n", "sh", "-c", "echo here; exec cat"])
+            // It ends with this process, at the latest.
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare");
@@ -81,6 +64,25 @@ impl Namespace {
     /// Returns the id of the process, by which commands name the namespace.
     pub(crate) fn id(&self) -> u32 {
         self.0.id()
+    }
+
+    /// Runs a shell command there that must succeed. Returns its output.
+    #[track_caller]
+    pub(crate) fn run(&self, command: &str) -> String {
+        let quoted = command.replace('\'', "'\\''");
+        near(&format!("nsenter -t {} -n sh -ec '{quoted}'", self.id()))
+    }
+
+    /// Runs `body` there, on a thread of its own.
+    pub(crate) fn enter<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        let door = self.door();
+        thread::scope(|scope| {
+            let there = scope.spawn(move || {
+                door.enter();
+                body()
+            });
+            there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     /// Returns what a thread needs to enter it.
@@ -97,7 +99,7 @@ impl Drop for Namespace {
     }
 }
 
-pub(crate) struct Door(File);
+pub(crate) struct Door(pub(crate) File);
 
 impl Door {
     /// Moves this thread into the namespace.
@@ -107,15 +109,15 @@ impl Door {
     }
 }
 
-/// Runs a command that must succeed. Returns its output.
+/// Runs a shell command that must succeed. Returns its output.
 #[track_caller]
 pub(crate) fn near(command: &str) -> String {
     try_near(command).unwrap_or_else(|said| panic!("{command}: {said}"))
 }
 
-/// Runs a command. Returns its output, or what it says if it fails.
+/// Runs a shell command. Returns its output, or what it says if it fails.
 pub(crate) fn try_near(command: &str) -> Result<String, String> {
-    let output = Command::new("sh").args(["-c", command]).output().expect("a shell");
+    let output = Command::new("sh").args(["-ec", command]).output().expect("a shell");
     let said = if output.status.success() { output.stdout } else { output.stderr };
     let said = String::from_utf8_lossy(&said).into_owned();
     if output.status.success() { Ok(said) } else { Err(said) }
