@@ -34,6 +34,20 @@ async fn an_hour_takes_no_time() {
     assert_eq!(begin.elapsed().as_secs(), 3600);
 }
 
+/// Goal: tasks, channels and blocking closures work in virtual time. Method: a task that answers after a day.
+#[vigie::test(simulated)]
+async fn a_simulated_test_has_tasks() {
+    let begin = vigie::Instant::now();
+    let (sender, receiver) = vigie::sync::oneshot::channel();
+    let task = vigie::spawn(async {
+        vigie::time::sleep(vigie::time::Duration::from_secs(86_400)).await;
+        sender.send(vigie::task::spawn_blocking(|| 6).await)
+    });
+    assert_eq!(receiver.await.expect("it is sent").expect("it ends"), 6);
+    assert!(task.await.expect("it ends").is_ok());
+    assert_eq!(begin.elapsed().as_secs(), 86_400);
+}
+
 vigie::task_local! {
     static NUMBER: u32;
 }

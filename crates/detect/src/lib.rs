@@ -101,5 +101,5 @@ pub use server::{
     WaiterId,
 };
 pub use stock::AsyncFd;
-pub use testing::{Deadlock, Simulated, Simulation, conformance};
+pub use testing::{Deadlock, Simulated, Simulation, VirtualHost, conformance};
 pub use waiting::{Bursts, Probe, SharedWait, SharedWaiter, Waiter, sleep_thread};

@@ -41,9 +41,11 @@ pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// Those of [`macro@main`], except that the default is `flavor = "user_level"`: everything on the thread of the test. Beside
 /// them:
 ///
-/// - `simulated`: virtual time, in which a sleep of an hour takes no time, on `vigie::detect::Simulation`. There,
-///   timers and detectors work, and tasks of a runtime and sockets do not.
-/// - `seed = 7`: the seed of a simulated test, which decides the order of events that happen at the same time. Default 0.
+/// - `simulated`: virtual time, in which a sleep of an hour takes no time, on a runtime of `vigie::Flavor::Simulated`.
+///   There, tasks, timers, channels and closures of `spawn_blocking` work; sockets, files, child processes and signals are
+///   refused with an error.
+/// - `seed = 7`: the seed of a simulated test, which decides the order of what is ready at the same time. Default 0. The
+///   environment variable `VIGIE_SEED` overrides it.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(arguments, item, Kind::Test).unwrap_or_else(Problem::into_tokens)
@@ -218,8 +220,12 @@ impl Arguments {
         code.extend(parse(";"));
         code.extend(if *is_simulated {
             parse(&format!(
-                "{path}::detect::Simulation::new({seed}).block_on(body)\
-                 .expect(\"everything waits, and nothing will happen\")"
+                "let seed = match ::std::env::var(\"VIGIE_SEED\") {{\
+                     ::core::result::Result::Ok(seed) => seed.parse().expect(\"`VIGIE_SEED` is a number\"),\
+                     ::core::result::Result::Err(_) => {seed},\
+                 }};\
+                 {path}::Runtime::builder().flavor({path}::Flavor::Simulated {{ seed }}).build()\
+                 .expect(\"a runtime can be built\").block_on(body)"
             ))
         } else {
             let workers = workers.as_ref().map(|count| format!(".workers({count})"));

@@ -8,7 +8,7 @@ use crate::{
     context::Enter,
     flavor::{
         hybrid::{self, RESERVES_MAX},
-        kernel_level, user_level,
+        kernel_level, simulated, user_level,
     },
     handle::{Handle, Scheduler},
     kernel_help::KernelHelp,
@@ -86,6 +86,11 @@ pub enum BuildError {
     Server(io::Error),
     /// The metrics socket could not be created.
     MetricsSocket(ServeError),
+    /// The option has no meaning in a simulation.
+    NotSimulated {
+        /// The name of the option.
+        option: &'static str,
+    },
     /// The tokio runtime of `tokio_context` could not be started.
     Tokio(io::Error),
     /// The kernel refused to create a thread.
@@ -130,6 +135,12 @@ impl fmt::Display for BuildError {
             }
             Self::MetricsSocket(error) => {
                 write!(f, "the metrics socket could not be created: {error}")
+            }
+            Self::NotSimulated { option } => {
+                write!(
+                    f,
+                    "`{option}` has no meaning on the simulated flavor: it needs real threads and sockets"
+                )
             }
             Self::Tokio(_) => f.write_str("the tokio runtime beside could not be started"),
             Self::Thread(error) => write!(
@@ -462,6 +473,16 @@ impl RuntimeBuilder {
             tracing::warn!(flavor = ?self.flavor, "`workers` is for the hybrid flavor, and ignored");
         }
 
+        if let Flavor::Simulated { .. } = self.flavor {
+            let refused = [
+                (self.has_tokio_context, "tokio_context"),
+                (options.metrics_socket.is_some(), "metrics_socket"),
+            ];
+            if let Some((_, option)) = refused.into_iter().find(|(is_set, _)| *is_set) {
+                return Err(BuildError::NotSimulated { option });
+            }
+        }
+
         let tokio = if self.has_tokio_context {
             let tokio = TokioRuntime::start(&options.thread_name).map_err(BuildError::Tokio)?;
             options.tokio = Some(tokio.context());
@@ -492,6 +513,11 @@ impl RuntimeBuilder {
                 let (shared, host) =
                     kernel_level::start(server, options, enter).map_err(BuildError::Thread)?;
                 Runtime::assemble(Scheduler::KernelLevel(shared).into(), vec![host])
+            }
+            Flavor::Simulated { seed } => {
+                let enter = |shared| Handle::from(Scheduler::Simulated(shared)).enter();
+                let shared = Arc::new(simulated::SimulatedShared::new(seed, options, enter));
+                Runtime::assemble(Scheduler::Simulated(shared).into(), Vec::new())
             }
         };
 

@@ -39,7 +39,9 @@ impl Runtime {
     pub fn embed(self) -> Result<EmbeddedRuntime, NotEmbeddable> {
         match &self.handle().scheduler {
             Scheduler::UserLevel(_) => Ok(EmbeddedRuntime { runtime: self }),
-            Scheduler::Hybrid(_) | Scheduler::KernelLevel(_) => Err(NotEmbeddable),
+            Scheduler::Hybrid(_) | Scheduler::KernelLevel(_) | Scheduler::Simulated(_) => {
+                Err(NotEmbeddable)
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     blocking_pool::BlockingPool,
     context::{self, Enter, EnteredContext},
     dump::Dump,
-    flavor::{hybrid, kernel_level, user_level},
+    flavor::{hybrid, kernel_level, simulated, user_level},
     measure::Metrics,
     options::Options,
     sync::{Arc, Weak},
@@ -29,6 +29,7 @@ pub(crate) enum Scheduler {
     UserLevel(Arc<user_level::UserLevelShared>),
     Hybrid(Arc<hybrid::HybridShared>),
     KernelLevel(Arc<kernel_level::KernelLevelShared>),
+    Simulated(Arc<simulated::SimulatedShared>),
 }
 
 /// A reference to a scheduler that does not keep it in memory.
@@ -36,6 +37,7 @@ enum WeakScheduler {
     UserLevel(Weak<user_level::UserLevelShared>),
     Hybrid(Weak<hybrid::HybridShared>),
     KernelLevel(Weak<kernel_level::KernelLevelShared>),
+    Simulated(Weak<simulated::SimulatedShared>),
 }
 
 impl Scheduler {
@@ -44,6 +46,7 @@ impl Scheduler {
             Self::UserLevel(shared) => WeakScheduler::UserLevel(Arc::downgrade(shared)),
             Self::Hybrid(shared) => WeakScheduler::Hybrid(Arc::downgrade(shared)),
             Self::KernelLevel(shared) => WeakScheduler::KernelLevel(Arc::downgrade(shared)),
+            Self::Simulated(shared) => WeakScheduler::Simulated(Arc::downgrade(shared)),
         }
     }
 }
@@ -54,6 +57,7 @@ impl WeakScheduler {
             Self::UserLevel(shared) => shared.upgrade().map(Scheduler::UserLevel),
             Self::Hybrid(shared) => shared.upgrade().map(Scheduler::Hybrid),
             Self::KernelLevel(shared) => shared.upgrade().map(Scheduler::KernelLevel),
+            Self::Simulated(shared) => shared.upgrade().map(Scheduler::Simulated),
         }
     }
 }
@@ -165,6 +169,10 @@ impl Handle {
                 task_cell::queue(task_cell::spawn(&shared.live, label, future, schedule))
             }
             Scheduler::KernelLevel(shared) => kernel_level::spawn(shared, label, future),
+            Scheduler::Simulated(shared) => {
+                let schedule = simulated::schedule(shared);
+                task_cell::queue(task_cell::spawn(&shared.live, label, future, schedule))
+            }
         }
     }
 
@@ -194,6 +202,10 @@ impl Handle {
         F: FnOnce() -> T + Send + 'static,
     {
         self.refuse_fork();
+        if let Scheduler::Simulated(_) = &self.scheduler {
+            // In line, when the seed draws it.
+            return self.spawn_at(site.into(), async move { work() });
+        }
         BlockingPool::spawn(self.pool(), site, self.clone(), work)
     }
 
@@ -206,7 +218,10 @@ impl Handle {
     #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(
-            !hybrid::is_worker() && !user_level::runs_here(None) && !kernel_level::runs_here(),
+            !hybrid::is_worker()
+                && !user_level::runs_here(None)
+                && !kernel_level::runs_here()
+                && !simulated::runs_here(None),
             "`block_on` inside a task, or inside another `block_on` of the user-level flavor, would stop the tasks of \
              its thread: spawn the future, or await it"
         );
@@ -215,6 +230,7 @@ impl Handle {
             Scheduler::UserLevel(shared) => shared.block_on(future),
             Scheduler::Hybrid(shared) => shared.block_on(future),
             Scheduler::KernelLevel(shared) => shared.block_on(future),
+            Scheduler::Simulated(shared) => shared.block_on(future),
         }
     }
 
@@ -247,6 +263,7 @@ impl Handle {
             Scheduler::UserLevel(shared) => &shared.server,
             Scheduler::Hybrid(shared) => &shared.server,
             Scheduler::KernelLevel(shared) => &shared.server,
+            Scheduler::Simulated(shared) => &shared.server,
         }
     }
 
@@ -270,6 +287,8 @@ impl Handle {
             Scheduler::Hybrid(shared) => shared.fill_metrics(&mut metrics),
             // The kernel schedules; what it knows of the threads is its own to tell.
             Scheduler::KernelLevel(_) => {}
+            // Nothing is measured in virtual time.
+            Scheduler::Simulated(_) => {}
         }
         metrics
     }
@@ -300,13 +319,24 @@ impl Handle {
             Scheduler::UserLevel(shared) => &shared.live,
             Scheduler::Hybrid(shared) => &shared.live,
             Scheduler::KernelLevel(shared) => &shared.live,
+            Scheduler::Simulated(shared) => &shared.live,
         };
         Dump::new(live, self.server())
     }
 
+    /// Returns a hash of everything that [`block_on`](Self::block_on) has run in a simulation so far: which task ran when,
+    /// and what was detected. Two runs with the same seed have the same hash. `None` on the other flavors.
+    #[must_use]
+    pub fn simulation_trace(&self) -> Option<u64> {
+        match &self.scheduler {
+            Scheduler::Simulated(shared) => Some(shared.trace_hash()),
+            _ => None,
+        }
+    }
+
     fn worker_count(&self) -> usize {
         match &self.scheduler {
-            Scheduler::UserLevel(_) => 1,
+            Scheduler::UserLevel(_) | Scheduler::Simulated(_) => 1,
             Scheduler::Hybrid(shared) => shared.options.workers,
             Scheduler::KernelLevel(shared) => shared.thread_count(),
         }
@@ -317,6 +347,7 @@ impl Handle {
             Scheduler::UserLevel(shared) => &shared.options,
             Scheduler::Hybrid(shared) => &shared.options,
             Scheduler::KernelLevel(shared) => &shared.options,
+            Scheduler::Simulated(shared) => &shared.options,
         }
     }
 
@@ -325,6 +356,7 @@ impl Handle {
             Scheduler::UserLevel(shared) => &shared.pool,
             Scheduler::Hybrid(shared) => &shared.pool,
             Scheduler::KernelLevel(shared) => &shared.pool,
+            Scheduler::Simulated(shared) => &shared.pool,
         }
     }
 
@@ -335,6 +367,7 @@ impl Handle {
             Scheduler::UserLevel(shared) => shared.live.count(),
             Scheduler::Hybrid(shared) => shared.live.count(),
             Scheduler::KernelLevel(shared) => shared.live.count(),
+            Scheduler::Simulated(shared) => shared.live.count(),
         }
     }
 }

@@ -28,6 +28,7 @@ use vigie_detect::{
 
 use crate::{
     Handle,
+    flavor::simulated,
     signal::unix::{Signal, signal},
     sync::{PoisonError, RealMutex},
 };
@@ -114,6 +115,7 @@ impl Command {
     pub fn spawn(&mut self) -> io::Result<Child> {
         reap_orphans();
         // Before there is a child which would have to be killed.
+        simulated::refuse("child processes")?;
         let server = Server::current()?;
         let mut child = self.std.spawn()?;
         let streams = (|| {

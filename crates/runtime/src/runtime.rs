@@ -205,7 +205,7 @@ impl Runtime {
 
     /// Returns whether this thread may be one of those that would have to end.
     fn leaves_threads(&self) -> bool {
-        !matches!(self.handle.scheduler, Scheduler::UserLevel(_))
+        !matches!(self.handle.scheduler, Scheduler::UserLevel(_) | Scheduler::Simulated(_))
             && (hybrid::is_worker() || kernel_level::runs_here())
     }
 
@@ -228,6 +228,7 @@ impl Runtime {
                 }
                 Shutdown::TimedOut => left += 1,
             },
+            Scheduler::Simulated(shared) => shared.shutdown(),
             Scheduler::Hybrid(shared) => {
                 shared.shutdown();
                 if leaves_threads {

@@ -51,6 +51,7 @@ pub mod unix {
     /// [`io::ErrorKind::NotConnected`] outside a runtime, or after its shutdown; an error that names the signal if it cannot be
     /// caught, reports a fault, or does not exist.
     pub fn signal(kind: SignalKind) -> io::Result<Signal> {
+        crate::flavor::simulated::refuse("signals")?;
         let handle = signal::signal(&Server::current()?, kind)?;
         Ok(Signal { stream: handle.stream(())? })
     }

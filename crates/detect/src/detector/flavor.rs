@@ -4,7 +4,7 @@ use std::fmt;
 
 /// How the host of a server schedules its tasks [bouge02, §3.3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "there are these three")]
+#[expect(clippy::exhaustive_enums, reason = "there are these four")]
 pub enum Flavor {
     /// One kernel thread runs every task. A blocking call stops them all.
     UserLevel,
@@ -12,6 +12,12 @@ pub enum Flavor {
     Hybrid,
     /// Each task has its own kernel thread.
     KernelLevel,
+    /// A simulation: one kernel thread runs every task in virtual time, in an order that `seed` draws. The same seed
+    /// gives the same run.
+    Simulated {
+        /// What all randomness of the simulation comes from.
+        seed: u64,
+    },
 }
 
 impl fmt::Display for Flavor {
@@ -20,6 +26,7 @@ impl fmt::Display for Flavor {
             Self::UserLevel => "user-level",
             Self::Hybrid => "hybrid",
             Self::KernelLevel => "kernel-level",
+            Self::Simulated { .. } => "simulated",
         })
     }
 }

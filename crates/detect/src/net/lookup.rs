@@ -157,7 +157,7 @@ impl<T: Resolve + ?Sized> Resolve for &T {
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for a string without a port; the resolver's error for a name that it does not know;
-/// the host's, if it has no thread for the lookup or is shut down.
+/// [`io::ErrorKind::Unsupported`] in virtual time; the host's, if it has no thread for the lookup or is shut down.
 ///
 /// # Examples
 /// ```
@@ -185,6 +185,11 @@ pub(super) async fn resolve(
         Target::Known(addresses) => return Ok(addresses),
         Target::Name(name, port) => (name, port),
     };
+    let current = Server::current().ok();
+    if server.or(current.as_ref()).is_some_and(Server::is_virtual) {
+        let text = "the system's resolver would leave the simulation: use an address";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
     let lookup = Arc::new(Lookup::default());
     let filler = Fill(Arc::clone(&lookup));
     let job = move || {
@@ -194,7 +199,6 @@ pub(super) async fn resolve(
         };
         filler.0.finish(found);
     };
-    let current = Server::current().ok();
     match server.or(current.as_ref()) {
         Some(server) => server.run_blocking(Box::new(job))?,
         None => blocking_executor::on_a_thread(Box::new(job))?,

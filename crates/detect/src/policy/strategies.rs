@@ -103,6 +103,8 @@ impl Strategies {
 /// | block | block | block | block |
 /// | signal | signal | signal | signal |
 ///
+/// The simulated flavor has the strategies of the user-level one.
+///
 /// If a detector offers several methods, their cells are joined in this order:
 /// - methods that announce events come first: *notify*, announced by the poller, which wakes the
 ///   scheduler directly; then the *signal*, "preferred to active polling" on every flavor;
@@ -130,8 +132,10 @@ impl Strategies {
 #[must_use]
 pub fn strategies(flavor: Flavor, methods: Methods) -> Strategies {
     let block = match flavor {
-        Flavor::UserLevel if methods.can_poll() => StrategyKind::BlockWhenIdle,
-        Flavor::UserLevel | Flavor::Hybrid | Flavor::KernelLevel => StrategyKind::Block,
+        Flavor::UserLevel | Flavor::Simulated { .. } if methods.can_poll() => {
+            StrategyKind::BlockWhenIdle
+        }
+        _ => StrategyKind::Block,
     };
     let polling = if methods.contains(Methods::GROUP) {
         [StrategyKind::PollGroup, StrategyKind::CheckEach]

@@ -2,5 +2,7 @@
 
 pub mod conformance;
 mod simulation;
+mod virtual_host;
 
-pub use simulation::{Deadlock, Simulated, Simulation};
+pub use simulation::{Simulated, Simulation};
+pub use virtual_host::{Deadlock, VirtualHost};

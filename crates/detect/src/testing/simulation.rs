@@ -6,7 +6,6 @@
 
 use std::{
     cell::RefCell,
-    error::Error,
     fmt,
     future::Future,
     pin::{Pin, pin},
@@ -15,11 +14,11 @@ use std::{
     time::Duration,
 };
 
+use super::virtual_host::{Deadlock, VirtualHost};
 use crate::{
-    clock::{Clock, Instant, VirtualClock},
-    detector::Flavor,
+    clock::{Instant, VirtualClock},
     policy::Adaptive,
-    server::{Detected, Driver, Server},
+    server::Server,
     sync::{Arc, AtomicBool, Mutex, Ordering, lock},
 };
 
@@ -42,29 +41,10 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Simulation {
-    server: Server,
-    driver: Driver,
-    clock: Arc<VirtualClock>,
+    host: VirtualHost,
     tasks: Vec<Option<SimulatedTask>>,
     woken: Arc<Mutex<Vec<usize>>>,
-    random: fastrand::Rng,
-    seed: u64,
-    trace: u64,
-    /// Steps since a task could last run.
-    idle_steps: u32,
-    /// Notifications answered since then, and since the clock last moved.
-    rings: u32,
 }
-
-/// The cost of a look in virtual time if nothing else lets time pass: for a host that polls without
-/// a pause.
-const LOOK_COST: Duration = Duration::from_micros(1);
-
-/// After this many steps in which only polls moved the clock, nothing will come of them.
-const IDLE_STEPS_MAX: u32 = 100_000;
-
-/// After this many notifications in a row without a task being woken, the clock moves anyway: a notifier may never stop.
-const RINGS_MAX: u32 = 10_000;
 
 struct SimulatedTask {
     future: Pin<Box<dyn Future<Output = ()>>>,
@@ -94,28 +74,6 @@ impl Wake for TaskWaker {
         }
     }
 }
-
-/// Nothing can happen any more, and the simulation has not reached its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Deadlock {
-    /// The time at which nothing could happen any more.
-    pub now: Instant,
-    /// The seed that leads here.
-    pub seed: u64,
-}
-
-impl fmt::Display for Deadlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { now, seed } = self;
-        write!(
-            f,
-            "deadlock at {now:?} of the simulation with seed {seed}: no task can run, no event can come"
-        )
-    }
-}
-
-impl Error for Deadlock {}
 
 /// The result of a simulated task, once it has one.
 #[derive(Debug)]
@@ -158,52 +116,41 @@ impl Simulation {
     /// Never in practice: a virtual server needs no descriptor.
     #[must_use]
     pub fn with_policy(seed: u64, policy: impl Into<Adaptive>) -> Self {
-        let clock = Arc::new(VirtualClock::new());
-        let shared: Arc<dyn Clock> = Arc::<VirtualClock>::clone(&clock);
-        let server = Server::new_virtual_with(Flavor::UserLevel, shared, policy.into())
-            .expect("invariant: a virtual server asks the kernel for nothing");
         Self {
-            driver: server.driver(),
-            server,
-            clock,
+            host: VirtualHost::with_policy(seed, policy),
             tasks: Vec::new(),
             woken: Arc::new(Mutex::new(Vec::new())),
-            random: fastrand::Rng::with_seed(seed),
-            seed,
-            trace: seed,
-            idle_steps: 0,
-            rings: 0,
         }
     }
 
     /// Returns the simulated server.
     #[must_use]
     pub fn server(&self) -> &Server {
-        &self.server
+        self.host.server()
     }
 
     /// Returns the virtual time.
     #[must_use]
     pub fn now(&self) -> Instant {
-        self.clock.now()
+        self.host.now()
     }
 
     /// Returns the clock, for detectors that need their own.
     #[must_use]
     pub fn clock(&self) -> Arc<VirtualClock> {
-        Arc::clone(&self.clock)
+        self.host.clock()
     }
 
     /// Returns the simulation's random numbers: values drawn from here are replayed with the seed.
     pub fn random(&mut self) -> &mut fastrand::Rng {
-        &mut self.random
+        self.host.random()
     }
 
     /// Returns a hash of everything that has happened: which task ran when, and what was detected.
     /// Two runs with the same seed have the same hash.
     #[must_use]
     pub const fn trace_hash(&self) -> u64 {
-        self.trace
+        self.host.trace_hash()
     }
 
     /// Adds a task. It runs within [`block_on`](Self::block_on) and [`run`](Self::run).
@@ -232,13 +179,13 @@ impl Simulation {
     /// # Errors
     /// [`Deadlock`] if it can never become ready.
     pub fn block_on<T>(&mut self, future: impl Future<Output = T>) -> Result<T, Deadlock> {
-        let _entered = self.server.enter();
+        let _entered = self.host.server().enter();
         let mut future = pin!(future);
         let main = self.waker(MAIN);
         main.wake_by_ref();
         loop {
             let Some(index) = self.next_woken() else {
-                self.advance()?;
+                self.host.advance(|| !lock(&self.woken).is_empty())?;
                 continue;
             };
             if index == MAIN {
@@ -257,7 +204,7 @@ impl Simulation {
 
     /// Runs everything until no task can run and no deadline is left, or for `duration`.
     pub fn run(&mut self, duration: Duration) {
-        let timers = self.server.timers().clone();
+        let timers = self.server().timers().clone();
         let deadline = self.now() + duration;
         // The timer's own deadline ends the run; everything else happens before.
         let ended = self.block_on(async move { timers.wait(deadline).await });
@@ -271,17 +218,15 @@ impl Simulation {
 
     /// Draws one of the woken tasks, and sometimes a poll before it.
     fn next_woken(&mut self) -> Option<usize> {
-        if self.random.bool() {
-            self.detect();
+        if self.host.random().bool() {
+            self.host.detect();
         }
         let mut woken = lock(&self.woken);
         let count = woken.len();
-        let drawn = (count > 0).then(|| woken.swap_remove(self.random.usize(..count)));
+        let drawn = (count > 0).then(|| woken.swap_remove(self.host.random().usize(..count)));
         drop(woken);
         if let Some(index) = drawn {
-            self.note(index as u64);
-            self.idle_steps = 0;
-            self.rings = 0;
+            self.host.note_run(index as u64);
         }
         drawn
     }
@@ -293,53 +238,5 @@ impl Simulation {
         if task.future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
             self.tasks[index] = Some(task);
         }
-    }
-
-    fn detect(&mut self) {
-        if let Detected::Events(count) = self.driver.detect() {
-            self.note(count as u64);
-        }
-    }
-
-    /// With nothing to run: arms, polls once more, and jumps to the next deadline.
-    fn advance(&mut self) -> Result<(), Deadlock> {
-        let prepared = self.driver.prepare();
-        match prepared {
-            Err(_) => Ok(()),
-            // It would not sleep: there was a notification before, or while the others were armed.
-            Ok(_) if self.driver.is_notified() && self.rings < RINGS_MAX => {
-                self.rings += 1;
-                self.detect();
-                Ok(())
-            }
-            Ok(Some(deadline)) => {
-                // An endless self-notifier gets no more polls without time passing, until a task
-                // runs.
-                if self.rings < RINGS_MAX {
-                    self.rings = 0;
-                }
-                let now = self.now();
-                let next = self.driver.next_deadline().filter(|&next| next > now);
-                self.idle_steps += 1;
-                if self.idle_steps > IDLE_STEPS_MAX && next.is_none() {
-                    return Err(Deadlock { now, seed: self.seed });
-                }
-                self.clock.advance_to(deadline);
-                if deadline <= now && self.idle_steps > 2 {
-                    // Not notified, but polled without a pause.
-                    self.clock.advance_to(next.unwrap_or(Instant::MAX).min(now + LOOK_COST));
-                }
-                self.note(self.now().as_nanos());
-                self.detect();
-                Ok(())
-            }
-            Ok(None) if !lock(&self.woken).is_empty() => Ok(()),
-            Ok(None) => Err(Deadlock { now: self.now(), seed: self.seed }),
-        }
-    }
-
-    fn note(&mut self, value: u64) {
-        // FNV-1a over words: only the order and the values matter.
-        self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01B3);
     }
 }

@@ -3,6 +3,7 @@
 mod home;
 pub(crate) mod hybrid;
 pub(crate) mod kernel_level;
+pub(crate) mod simulated;
 pub(crate) mod user_level;
 
 /// Returns whether an event waits for the calling thread because no other thread serves it. For a task that

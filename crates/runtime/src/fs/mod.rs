@@ -9,7 +9,8 @@
 //! Unless a method says otherwise: a dropped future has begun its operation, or has not; what began ends on its thread.
 //!
 //! # Errors
-//! Those of the function of the same name in [`std::fs`]; [`io::ErrorKind::Other`] if the runtime is shut down meanwhile.
+//! Those of the function of the same name in [`std::fs`]; [`io::ErrorKind::Other`] if the runtime is shut down meanwhile;
+//! [`io::ErrorKind::Unsupported`] in a simulation.
 //!
 //! # Panics
 //! Outside a runtime.
@@ -28,12 +29,13 @@ pub use dir::{DirBuilder, DirEntry, ReadDir, read_dir};
 pub use file::File;
 pub use open_options::OpenOptions;
 
-use crate::spawn_blocking;
+use crate::{flavor::simulated, spawn_blocking};
 
 /// Runs `call` on the blocking pool.
 async fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
+    simulated::refuse("files")?;
     spawn_blocking(call).await.unwrap_or_else(|_| Err(io::Error::other("background task failed")))
 }
 

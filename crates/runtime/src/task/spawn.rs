@@ -9,7 +9,7 @@ use std::{
 
 use super::local_set;
 use crate::{
-    flavor::user_level,
+    flavor::{simulated, user_level},
     handle::{Handle, Scheduler},
     sync::Arc,
     task_cell::{JoinHandle, Label},
@@ -60,6 +60,9 @@ where
     match &Handle::expect_current().scheduler {
         Scheduler::UserLevel(shared) if user_level::runs_here(Some(&**shared)) => {
             user_level::spawn_local(shared, label, future)
+        }
+        Scheduler::Simulated(shared) if simulated::runs_here(Some(&**shared)) => {
+            simulated::spawn_local(shared, label, future)
         }
         _ => panic!(
             "`spawn_local` needs a `LocalSet` or a `block_on` of the user-level flavor around it"

@@ -1,0 +1,165 @@
+//! Runtimes of the simulated flavor: what a seed decides, and what a simulation refuses.
+
+use std::{
+    io,
+    panic::{self, AssertUnwindSafe},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now};
+
+fn simulation(seed: u64) -> Runtime {
+    Runtime::builder().flavor(Flavor::Simulated { seed }).build().expect("it needs no descriptor")
+}
+
+/// Runs tasks that meet in a channel, timers and blocking closures; returns the order in which they got on, and the trace.
+fn race(seed: u64) -> (Vec<u32>, u64) {
+    let runtime = simulation(seed);
+    let order = runtime.block_on(async {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        for number in 0..6_u32 {
+            let sender = sender.clone();
+            spawn(async move {
+                if number % 2 == 0 {
+                    time::sleep(Duration::from_millis(5)).await;
+                }
+                let number = spawn_blocking(move || number).await.expect("it does not panic");
+                yield_now().await;
+                sender.send(number).expect("it is read");
+            })
+            .detach();
+        }
+        drop(sender);
+        let mut order = Vec::new();
+        while let Some(number) = receiver.recv().await {
+            order.push(number);
+        }
+        order
+    });
+    let trace = runtime.handle().simulation_trace().expect("it is a simulation");
+    (order, trace)
+}
+
+/// Goal: a run is a function of its seed, and the seed draws the order. Method: the same race twice by each of 64 seeds, and
+/// the number of different orders and traces.
+#[test]
+fn a_seed_replays() {
+    let mut runs = Vec::new();
+    for seed in 0..64 {
+        let run = race(seed);
+        assert_eq!(run, race(seed), "seed {seed}");
+        let mut sorted = run.0.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, [0, 1, 2, 3, 4, 5], "seed {seed}");
+        assert!(run.0[..3].iter().all(|number| number % 2 == 1), "no timer is early: {:?}", run.0);
+        runs.push(run);
+    }
+    let distinct = |mut all: Vec<String>| {
+        all.sort();
+        all.dedup();
+        all.len()
+    };
+    assert!(distinct(runs.iter().map(|run| format!("{:?}", run.0)).collect()) > 10);
+    assert_eq!(distinct(runs.iter().map(|run| run.1.to_string()).collect()), 64);
+}
+
+/// Goal: time moves only while nothing is ready, and to the deadline exactly. Method: sleeps of an hour and of a day, at
+/// once and in turn; a task that yields until time has passed.
+#[test]
+fn time_jumps_to_deadlines() {
+    simulation(1).block_on(async {
+        let begin = time::Instant::now();
+        let hour = spawn(time::sleep(Duration::from_secs(3600)));
+        time::sleep(Duration::from_secs(86_400)).await;
+        assert_eq!(begin.elapsed(), Duration::from_secs(86_400));
+        assert!(hour.is_finished());
+
+        let begin = time::Instant::now();
+        while begin.elapsed() < Duration::from_micros(50) {
+            yield_now().await;
+        }
+        assert!(begin.elapsed() < Duration::from_millis(1));
+    });
+}
+
+/// Goal: a deadlock is an error that says the seed and who waits. Method: a task and a future that wait for each other; the
+/// message of the panic.
+#[test]
+fn a_deadlock_says_who_waits() {
+    let runtime = simulation(77);
+    let run = || {
+        runtime.block_on(async {
+            vigie_runtime::task::Builder::new()
+                .name("stuck")
+                .spawn(std::future::pending::<()>())
+                .await
+        })
+    };
+    let payload = panic::catch_unwind(AssertUnwindSafe(run)).expect_err("nothing can happen");
+    let message = payload.downcast_ref::<String>().expect("a text");
+    for part in ["seed 77", "waiting", "stuck", "tests/simulated.rs"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    // The runtime is still there.
+    assert_eq!(runtime.block_on(async { spawn(async { 42 }).await.expect("it ends") }), 42);
+}
+
+/// Goal: panics, aborts, local tasks and the end of the runtime are those of the other flavors. Method: one of each.
+#[test]
+fn tasks_end_as_elsewhere() {
+    struct Noting(Arc<Mutex<u32>>);
+    impl Drop for Noting {
+        fn drop(&mut self) {
+            *self.0.lock().expect("no panic") += 1;
+        }
+    }
+    let dropped = Arc::new(Mutex::new(0));
+    let runtime = simulation(3);
+    runtime.block_on(async {
+        let failed = spawn(async { panic!("seen") }).await;
+        assert!(failed.expect_err("it panics").is_panic());
+        let aborted = spawn(std::future::pending::<()>());
+        aborted.abort();
+        assert!(aborted.await.expect_err("it never ends").is_cancelled());
+        let local = std::rc::Rc::new(5);
+        assert_eq!(spawn_local(async move { *local }).await.expect("it ends"), 5);
+        let noting = Noting(Arc::clone(&dropped));
+        spawn(async move {
+            let _noting = noting;
+            std::future::pending::<()>().await;
+        })
+        .detach();
+        yield_now().await;
+    });
+    assert_eq!(*dropped.lock().expect("no panic"), 0);
+    drop(runtime);
+    assert_eq!(*dropped.lock().expect("no panic"), 1);
+}
+
+/// Goal: what would leave the simulation is refused with a typed error, and the same program runs on a real flavor. Method:
+/// sockets, names, files, processes and signals, in both.
+#[test]
+fn what_would_leave_the_simulation_is_refused() {
+    async fn kinds() -> Vec<Option<io::ErrorKind>> {
+        let kind = |result: io::Result<()>| result.err().map(|error| error.kind());
+        let socket = vigie_detect::net::TcpListener::bind("127.0.0.1:0").await;
+        let name = vigie_detect::net::lookup_host("localhost:1").await;
+        let file = vigie_runtime::fs::metadata("/").await;
+        let child = vigie_runtime::process::Command::new("true").status().await;
+        vec![
+            kind(socket.map(drop)),
+            kind(name.map(drop)),
+            kind(file.map(drop)),
+            kind(child.map(drop)),
+        ]
+    }
+    assert_eq!(simulation(0).block_on(kinds()), [Some(io::ErrorKind::Unsupported); 4]);
+    let real = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
+    assert_eq!(real.block_on(kinds()), [None; 4]);
+
+    let refused =
+        Runtime::builder().flavor(Flavor::Simulated { seed: 0 }).metrics_socket("/nowhere").build();
+    assert!(refused.expect_err("no real socket").to_string().contains("metrics_socket"));
+}
