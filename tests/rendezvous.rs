@@ -89,7 +89,7 @@ impl Server {
     /// Starts one that also runs `program` as its own ranks.
     fn start_program(test: &str, flags: &[&str], program: &[&str]) -> Self {
         let name = format!("secret-{test}-{}", std::process::id());
-        let secret_file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let secret_file = env::temp_dir().join(name);
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         let mut file = options.open(&secret_file).expect("a file");
@@ -350,7 +350,7 @@ fn a_listening_launcher_ends_when_told() {
 #[test]
 fn a_secret_that_everybody_can_read() {
     let name = format!("secret-public-{}", std::process::id());
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let path = env::temp_dir().join(name);
     fs::write(&path, SECRET).expect("it is written");
     for (mode, is_warned) in [(0o644, true), (0o640, false), (0o600, false)] {
         fs::set_permissions(&path, Permissions::from_mode(mode)).expect("it is ours");

@@ -26,6 +26,14 @@ const BOUND: Duration = Duration::from_secs(60);
 /// Says to this binary, as a rank, which test it is a rank of.
 const ROLE: &str = "VIGIE_TEST_ROLE";
 
+/// Returns the command of the launcher. A script that starts the tests by `&` ignores SIGINT, and all children with it: `env` gives
+/// the launcher and its ranks a terminal's signals.
+fn launcher() -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_vigie-run")]);
+    command
+}
+
 /// A launcher that runs. Killed when it is dropped.
 struct Job {
     child: Child,
@@ -44,7 +52,7 @@ struct Ended {
 
 impl Job {
     fn start(arguments: &[&str]) -> Self {
-        Self::of(Command::new(env!("CARGO_BIN_EXE_vigie-run")).args(arguments))
+        Self::of(launcher().args(arguments))
     }
 
     fn of(command: &mut Command) -> Self {
@@ -150,19 +158,6 @@ fn pidfd_of(number: &str) -> OwnedFd {
     let number = number.parse().expect("a number");
     let pid = Pid::from_raw(number).expect("of a process");
     pidfd_open(pid, PidfdFlags::empty()).expect("that lives")
-}
-
-/// Says so, and returns true, if this process was started with SIGINT ignored, as a shell's script does with what it starts by
-/// `&`: its children ignore it, too.
-fn is_deaf_to_interrupts(test: &str) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").expect("there is a /proc");
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
-    let mask = u64::from_str_radix(ignored.trim(), 16).expect("hexadecimal");
-    let is_deaf = mask & 1 << (Signal::INT.as_raw() - 1) != 0;
-    if is_deaf {
-        eprintln!("SKIPPED {test}: SIGINT is ignored here; start the tests in the foreground");
-    }
-    is_deaf
 }
 
 /// Is the rank, if this process is one of `test`; and then ends.
@@ -273,7 +268,8 @@ fn bad_input() {
         (&["-n", "2", "/"], 126, "Permission denied"),
         (&["-n", "2", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")], 126, "Cargo.toml"),
     ] {
-        let ended = run(arguments);
+        // A folder of PATH that this user may not enter would be what is reported.
+        let ended = Job::of(launcher().env("PATH", "/usr/bin:/bin").args(arguments)).wait();
         assert_eq!(ended.code(), code, "{arguments:?}: {}", ended.stderr);
         assert!(ended.stderr.contains(message), "{arguments:?}: {}", ended.stderr);
         assert!(ended.stdout.is_empty(), "{arguments:?}");
@@ -353,9 +349,6 @@ fn signals_are_passed_on() {
 /// Goal: a second SIGINT kills. Method: ranks that survive the first and say so.
 #[test]
 fn second_interrupt_kills() {
-    if is_deaf_to_interrupts("second_interrupt_kills") {
-        return;
-    }
     let script = "trap 'echo @one' INT; echo @ready; while :; do sleep 1000 & wait; done";
     let job = Job::start(&["-n", "2", "sh", "-c", script]);
     assert_eq!([job.marked(), job.marked()], ["ready", "ready"]);
@@ -523,11 +516,8 @@ fn stopped_rank_ends() {
 /// taken too long. Method: a pipe that is read from only when the launcher has ended.
 #[test]
 fn reader_that_does_not_read() {
-    if is_deaf_to_interrupts("reader_that_does_not_read") {
-        return;
-    }
     for flags in [&["--timeout", "1000"][..], &["--timeout", "0.05"]] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        let mut command = launcher();
         command.args(["-n", "2"]).args(flags).args(["sh", "-c", "echo @$$ >&2; exec yes"]);
         let mut child = command
             .stdin(Stdio::null())
