@@ -17,8 +17,9 @@
 //! ```
 //!
 //! # The parts
-//! - [`Runtime`] and its [builder](Runtime::builder), with three flavors: user-level (one kernel thread runs
-//!   everything), hybrid (work-stealing workers) and kernel-level (a thread per task, which may block).
+//! - [`Runtime`] and its [builder](Runtime::builder), with four flavors: user-level (one kernel thread runs
+//!   everything), hybrid (work-stealing workers), kernel-level (a thread per task, which may block) and simulated
+//!   (virtual time, in an order that a seed draws).
 //! - [`spawn`], [`spawn_local`], [`spawn_blocking`] and the [`JoinHandle`]: tasks. A panic ends only its own
 //!   task.
 //! - [`time`]: sleeping, time-outs, periods.

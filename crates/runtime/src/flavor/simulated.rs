@@ -119,7 +119,7 @@ impl SimulatedShared {
             "a simulation runs on one thread: call `block_on` where it was called first"
         );
         let _entered = (self.enter)(Arc::clone(self));
-        let mut run = Run::new(self);
+        let mut run = SimulatedRun::new(self);
         let main = Arc::new(MainWaker { is_woken: AtomicBool::new(true) });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
@@ -245,12 +245,12 @@ enum Drawn {
 }
 
 /// The thread inside `block_on`, which has the host.
-struct Run<'a> {
+struct SimulatedRun<'a> {
     shared: &'a SimulatedShared,
     host: RealGuard<'a, VirtualHost>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SimulatedRun<'a> {
     fn new(shared: &'a Arc<SimulatedShared>) -> Self {
         let host = match shared.host.try_lock() {
             Ok(host) => host,
@@ -281,7 +281,7 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Drop for Run<'_> {
+impl Drop for SimulatedRun<'_> {
     fn drop(&mut self) {
         self.shared.trace.store(self.host.trace_hash(), RELAXED);
         // Outside the borrow: it may be the last reference.

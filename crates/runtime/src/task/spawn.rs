@@ -37,7 +37,7 @@ where
 /// future is leaked.
 ///
 /// # Panics
-/// Panics outside a `LocalSet` and outside a `block_on` of the user-level flavor.
+/// Panics outside a `LocalSet` and outside a `block_on` of the user-level or the simulated flavor.
 #[track_caller]
 pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
 where
@@ -144,7 +144,7 @@ impl Builder {
     /// Spawns a task that stays on this thread, like [`spawn_local`].
     ///
     /// # Panics
-    /// Panics outside a `LocalSet` and outside a `block_on` of the user-level flavor.
+    /// Panics outside a `LocalSet` and outside a `block_on` of the user-level or the simulated flavor.
     #[track_caller]
     pub fn spawn_local<F>(self, future: F) -> JoinHandle<F::Output>
     where

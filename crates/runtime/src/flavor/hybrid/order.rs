@@ -361,8 +361,7 @@ pub(crate) fn has_short_polls(account: &Account, is_trusted: bool) -> bool {
     is_trusted && account.usual_ns().is_some_and(|usual| usual <= SHORT_NS)
 }
 
-/// Returns whether the threads that run tasks look for events as often as the policies want, given when a look last came, and when
-/// one last came late.
+/// Returns whether the threads that run tasks look for events often enough, given when a look last came, and when one last came late.
 pub(crate) fn is_steady(
     now: Instant,
     last_look: Instant,
@@ -476,8 +475,7 @@ impl Turns {
 
     // -------------------------------------------------------------------------------- a worker
 
-    /// The next task of this worker's own queues or of the injected ones; before a computation, also a reaction that waits at
-    /// another thread.
+    /// The next task of its own queues or of the injected ones; before a computation, also a reaction that waits at another thread.
     pub(crate) fn next<P: Parts>(
         &mut self,
         parts: &P,
