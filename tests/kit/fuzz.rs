@@ -60,7 +60,7 @@ fn mutate(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
         match rng.u8(..7) {
             0 if at < bytes.len() => bytes[at] ^= 1 << rng.u8(..8),
             1 if at < bytes.len() => bytes[at] = rng.u8(..),
-            2 if at < bytes.len() => bytes[at] = [0, 1, 5, 0x45, 0x7f, 0x80, 0xff][rng.usize(..7)],
+            2 if at < bytes.len() => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][rng.usize(..5)],
             3 => bytes.truncate(at),
             4 => {
                 let more: Vec<u8> = (0..rng.usize(..40)).map(|_| rng.u8(..)).collect();
