@@ -170,7 +170,7 @@ async fn ping_pong(rank: Communicator<Verbs>) {
             if own == 0 {
                 rank.send(1, tag, &bytes).await.expect("sent");
             }
-            let message = rank.receive(1 - own, tag).await.expect("received");
+            let message = rank.recv(1 - own, tag).await.expect("received");
             assert_eq!(message.bytes, bytes, "{length} bytes, round {round}");
             if own == 1 {
                 rank.send(0, tag, &bytes).await.expect("sent");
@@ -190,7 +190,7 @@ async fn all_to_all(rank: Communicator<Verbs>) {
             sends.push(rank.start_send(*to, 5, Mode::Standard, bytes).expect("begun"));
         }
         for from in &others {
-            let message = rank.receive(*from, 5).await.expect("received");
+            let message = rank.recv(*from, 5).await.expect("received");
             let expected = pattern(length, seed(*from, own, round).expect("small"));
             assert_eq!(message.bytes, expected, "{length} bytes from {from} to {own}");
         }
