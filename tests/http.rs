@@ -397,8 +397,8 @@ fn clients_that_leave_are_forgotten() {
     server.stop().expect("nothing is left");
 }
 
-/// Goal: if asked for, who has closed only his sending side gets his answer, and the connection is closed after it. Method: it is closed
-/// before the handler has answered.
+/// Goal: with `half_close`, a client that has closed only its sending side gets its answer, and the connection is closed after it.
+/// Method: the client closes that side before the handler has answered.
 #[test]
 fn half_closed_connections_are_answered() {
     let runtime = Runtime::builder().workers(1).build().expect("a runtime");

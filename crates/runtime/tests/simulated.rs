@@ -84,7 +84,7 @@ fn time_jumps_to_deadlines() {
     });
 }
 
-/// Goal: a deadlock is an error that says the seed and who waits. Method: a task and a future that wait for each other; the
+/// Goal: a deadlock panics with the seed and the tasks that wait. Method: a task and a future that wait for each other; the
 /// message of the panic.
 #[test]
 fn a_deadlock_says_who_waits() {
