@@ -73,6 +73,9 @@ impl<T> Default for RankedQueue<T> {
     }
 }
 
+/// Among this many tasks near the head of the lane one is tried.
+const TRIED_AMONG: usize = 64;
+
 /// A heap that uses less than a quarter of its memory gives it back, down to this capacity.
 const KEPT: usize = 256;
 
@@ -130,6 +133,15 @@ impl<T> RankedQueue<T> {
         let (short, other): (Vec<_>, Vec<_>) = all.partition(|entry| is_short(&entry.item));
         self.other = other.into();
         self.short.extend(short.into_iter().map(QueueEntry::turned_short));
+    }
+
+    /// Counts one task as short that `is_tried` grants a trial, among the first of those that are not; at most [`TRIED_AMONG`] are asked.
+    fn try_one(&mut self, is_tried: impl Fn(&T) -> bool) {
+        let first = self.other.iter().take(TRIED_AMONG);
+        let Some(at) = first.map(|entry| &entry.item).position(is_tried) else { return };
+        let mut all = mem::take(&mut self.other).into_vec();
+        self.short.push(all.swap_remove(at).turned_short());
+        self.other = all.into();
     }
 
     /// Returns the place of the first task with short polls.
@@ -229,8 +241,14 @@ impl<T> ComputeQueue<T> {
     }
 
     /// Counts tasks as short that were not when they were queued, and are known to `is_short` by now: those at the head, or all if
-    /// the number of kinds that have turned short, `turned`, has changed since that was last done.
-    pub(crate) fn reconsider(&self, turned: u64, is_short: impl Fn(&T) -> bool) {
+    /// the number of kinds that have turned short, `turned`, has changed since that was last done. If there are none, one is tried
+    /// that `is_tried` grants a trial.
+    pub(crate) fn reconsider(
+        &self,
+        turned: u64,
+        is_short: impl Fn(&T) -> bool,
+        is_tried: impl Fn(&T) -> bool,
+    ) {
         if self.len() == self.short_len() {
             return;
         }
@@ -239,6 +257,9 @@ impl<T> ComputeQueue<T> {
                 ranked.reconsider_head(is_short);
             } else {
                 ranked.reconsider_all(is_short);
+            }
+            if ranked.short.is_empty() {
+                ranked.try_one(is_tried);
             }
         });
     }
@@ -363,6 +384,25 @@ mod tests {
         }
     }
 
+    /// Goal: if no task is known to be short, one near the head is tried, without the time that others of its kind took, and no other beside
+    /// it. Method: tasks that compute, and one that may be tried, near the head and far behind.
+    #[test]
+    fn one_of_those_that_may_be_short_is_tried() {
+        let queue = ComputeQueue::new();
+        let needs = |place| Rank { place, needs_ns: 1_000, is_short: false };
+        (0..200).for_each(|place| queue.push(place, needs(place)));
+        let tries = |which: u64| queue.reconsider(0, |_| false, |&place| place == which);
+        tries(199);
+        assert_eq!(queue.short_len(), 0, "too far behind");
+        tries(3);
+        tries(4);
+        assert_eq!((queue.short_len(), queue.len()), (1, 200));
+        assert_eq!(queue.pop_short(3), Some(3), "at its own place");
+        tries(4);
+        assert_eq!(queue.pop(), Some(4), "before those that wait for their time");
+        assert_eq!(queue.len(), 198);
+    }
+
     /// Goal: tasks at the head count as short once they are known to be, in their places, and no others. Method: tasks of both kinds,
     /// of which those below a number become known, and those above that are too far behind.
     #[test]
@@ -371,13 +411,13 @@ mod tests {
         for place in 0..40 {
             queue.push(place, Rank { place, needs_ns: 0, is_short: place == 5 });
         }
-        queue.reconsider(0, |&place| place != 0);
+        queue.reconsider(0, |&place| place != 0, |_| false);
         assert_eq!(queue.short_len(), 1, "the head is not known to be short");
-        queue.reconsider(0, |&place| place < 8);
+        queue.reconsider(0, |&place| place < 8, |_| false);
         assert_eq!((queue.short_len(), queue.len()), (8, 40));
         let short: Vec<u64> = std::iter::from_fn(|| queue.pop_short(6)).collect();
         assert_eq!(short, [0, 1, 2, 3, 4, 5, 6]);
-        queue.reconsider(0, |_| true);
+        queue.reconsider(0, |_| true, |_| false);
         assert_eq!(queue.short_len(), 1 + BATCH_MAX, "a few at a time");
     }
 
@@ -391,9 +431,9 @@ mod tests {
             queue.push(number, long(number));
         }
         let is_of_kind = |number: &u64| number % 3 == 1;
-        queue.reconsider(0, is_of_kind);
+        queue.reconsider(0, is_of_kind, |_| false);
         assert_eq!(queue.short_len(), 0, "the head is of another kind");
-        queue.reconsider(1, is_of_kind);
+        queue.reconsider(1, is_of_kind, |_| false);
         assert_eq!(queue.short_len(), 20);
         let short: Vec<u64> = std::iter::from_fn(|| queue.pop_short(59)).collect();
         assert_eq!(short, (0..60).filter(is_of_kind).collect::<Vec<_>>());

@@ -250,7 +250,12 @@ impl TaskInfo {
     /// it is one of the first and not tried.
     pub(crate) fn expected_ns(&self) -> Option<u32> {
         let is_tried = self.is_tried.load(Ordering::Relaxed);
-        self.early().filter(|_| !is_tried).and_then(|(kind, early)| kind.expected_ns(early))
+        self.expected_of_kind_ns().filter(|_| !is_tried)
+    }
+
+    /// Returns the same for a poll that is tried, too: a trial that was granted may wait so long for credit that its answer is known.
+    pub(crate) fn expected_of_kind_ns(&self) -> Option<u32> {
+        self.early().and_then(|(kind, early)| kind.expected_ns(early))
     }
 
     /// The next poll is not tried, if others of its kind were long.

@@ -213,6 +213,10 @@ impl Parts for HybridShared {
         false
     }
 
+    fn is_tried_now(&self, _: &Self::Task) -> bool {
+        false
+    }
+
     fn turned_short(&self) -> u64 {
         0
     }

@@ -204,6 +204,10 @@ impl<T> Parts for Model<T> {
         false
     }
 
+    fn is_tried_now(&self, _: &Self::Task) -> bool {
+        false
+    }
+
     fn turned_short(&self) -> u64 {
         0
     }

@@ -157,7 +157,7 @@ impl Thread {
         }
         let expected = world.expected_ns(cell);
         let rank = order::rank_of_late(&cell.account, expected, now, world.options.quantum);
-        let Some(rank) = rank.filter(|_| !(may_try && world.is_tried_now(cell))) else {
+        let Some(rank) = rank.filter(|_| !(may_try && world.may_try_now(cell))) else {
             return false;
         };
         cell.lane.set(Lane::Compute);

@@ -14,6 +14,7 @@ use vigie_detect::Instant;
 use super::{
     checks::Checks,
     hybrid::{
+        census,
         order::{self, Injected, Limits, OwnQueues, Parts, ReserveMode, WakeContext},
         sentinel::Sentinel,
         worker_slot::{Blocked, WorkerSlot},
@@ -165,7 +166,12 @@ impl Parts for World {
 
     fn is_short_now(&self, task: &usize) -> bool {
         let cell = self.task(*task);
-        order::is_short_now(&cell.account, self.expected_ns(&cell))
+        census::is_short_now(&cell.account, self.expected_of_kind_ns(&cell))
+    }
+
+    fn is_tried_now(&self, task: &usize) -> bool {
+        let cell = self.task(*task);
+        census::may_be_short(&cell.account) && self.may_try_now(&cell)
     }
 
     fn turned_short(&self) -> u64 {
@@ -324,12 +330,15 @@ impl World {
 
     /// The time that others of its kind have used in the poll that comes next, if that is one of the first.
     pub(crate) fn expected_ns(&self, task: &Task) -> Option<u32> {
-        let early = task.trust.early().filter(|_| !task.is_tried.get())?;
-        self.kinds.expected_ns(task.kind.borrow().of_future(), early)
+        self.expected_of_kind_ns(task).filter(|_| !task.is_tried.get())
+    }
+
+    fn expected_of_kind_ns(&self, task: &Task) -> Option<u32> {
+        self.kinds.expected_ns(task.kind.borrow().of_future(), task.trust.early()?)
     }
 
     /// `TaskInfo::is_tried_now`.
-    pub(crate) fn is_tried_now(&self, task: &Task) -> bool {
+    pub(crate) fn may_try_now(&self, task: &Task) -> bool {
         let of_future = task.kind.borrow().of_future();
         let may_try = |early| self.kinds.may_try(of_future, early, || self.now());
         let is_tried = task.trust.early().is_some_and(may_try);
@@ -348,7 +357,7 @@ impl World {
         }
         task.trust.note_poll(used > self.options.long_poll_ns());
         if early.is_some() {
-            self.is_tried_now(task);
+            self.may_try_now(task);
             task.account.expect(self.expected_ns(task));
         }
     }

@@ -6,9 +6,10 @@ use vigie_detect::Instant;
 
 use super::{
     need::{self, Situation, WakePlan},
-    order::{self, Parts, ReserveMode},
+    order::{self, BRIEF_NS, Parts, ReserveMode},
     worker_slot::ASK_AGAIN_NS,
 };
+use crate::lane::Account;
 
 /// How often the supervisor looks while threads are inside long polls, another thread watches, and nothing
 /// waits: as late as the watchdog for a brief poll of a reserve thread may fire, so that such polls do not
@@ -81,6 +82,17 @@ pub(crate) fn caught_beside(
             other != place && parts.worker_slot(other).is_long_like(word, now, long_poll)
         })
         .count()
+}
+
+/// Returns whether a task's next poll is one of the first and expected to be brief by now, and its own polls were not longer.
+pub(crate) fn is_short_now(account: &Account, expected_ns: Option<u32>) -> bool {
+    let is_brief = |nanos: u32| u64::from(nanos) <= BRIEF_NS;
+    expected_ns.is_some_and(is_brief) && may_be_short(account)
+}
+
+/// Returns whether a task's own polls were brief, if it had any.
+pub(crate) fn may_be_short(account: &Account) -> bool {
+    account.own_usual_ns().is_none_or(|nanos| u64::from(nanos) <= BRIEF_NS)
 }
 
 impl Census {
@@ -173,13 +185,18 @@ impl Census {
     ) -> (WakePlan, bool) {
         let mut computing = parts.computing().iter().chain([&parts.injected().compute]);
         let serves = self.serves(parts, since.any, quantum);
+        let may_try = need::may_try(parts.computing().len(), parts.serving_count());
         let short_waits = match serves {
             ReserveMode::Short => {
                 let limit = order::short_limit(parts.injected(), self.now);
                 // Only where no task waits that was known before: each that is taken for short and is not holds a thread.
                 computing.clone().any(|queue| queue.has_short(limit))
                     || computing.any(|queue| {
-                        queue.reconsider(parts.turned_short(), |task| parts.is_short_now(task));
+                        queue.reconsider(
+                            parts.turned_short(),
+                            |task| parts.is_short_now(task),
+                            |task| may_try && parts.is_tried_now(task),
+                        );
                         queue.has_short(limit)
                     })
             }

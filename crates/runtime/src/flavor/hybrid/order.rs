@@ -36,7 +36,7 @@ const ROB_EVERY: Duration = Duration::from_micros(50);
 const SHORT_NS: u32 = 20_000;
 
 /// A task whose usual poll is no longer than this, and than half a long poll, is brief: the supervisor checks its polls later.
-const BRIEF_NS: u64 = 100_000;
+pub(crate) const BRIEF_NS: u64 = 100_000;
 
 /// Other workers take what waits behind a poll that has lasted longer than this: twice a brief one. Earlier they would only mix up
 /// the order in which events came.
@@ -170,8 +170,10 @@ pub(crate) trait Parts {
     fn reacting(&self) -> &[Stealer<Self::Task>];
     /// The workers' compute lanes.
     fn computing(&self) -> &[ComputeQueue<Self::Task>];
-    /// See [`is_short_now`].
+    /// Returns whether a waiting task is known to be short by now.
     fn is_short_now(&self, task: &Self::Task) -> bool;
+    /// Grants a waiting task a trial, if it only waits because others of its kind were long.
+    fn is_tried_now(&self, task: &Self::Task) -> bool;
     /// How often a kind of tasks has turned out to be short after all.
     fn turned_short(&self) -> u64;
     fn worker_slot(&self, place: usize) -> &WorkerSlot;
@@ -336,12 +338,6 @@ pub(crate) fn rank_of_late(
 ) -> Option<Rank> {
     account.expect(expected_ns);
     (!account.is_credit_sufficient(now)).then(|| rank(account, false, now, quantum))
-}
-
-/// Returns whether a task's next poll is one of the first and expected to be brief by now, and its own polls were not longer.
-pub(crate) fn is_short_now(account: &Account, expected_ns: Option<u32>) -> bool {
-    let is_brief = |nanos: u32| u64::from(nanos) <= BRIEF_NS;
-    expected_ns.is_some_and(is_brief) && account.own_usual_ns().is_none_or(is_brief)
 }
 
 /// Returns whether a task's polls have shown that they end before the supervisor would look.

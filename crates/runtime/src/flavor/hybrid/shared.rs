@@ -13,6 +13,7 @@ use crossbeam::deque::Stealer;
 use vigie_detect::{Instant, Server, budget, clock::monotonic_now};
 
 use super::{
+    census,
     deadlock::Standstill,
     local::{Local, Remote, Woken},
     order::{self, Injected, Limits, Parts, ReserveMode, SOON, WakeContext, take},
@@ -105,7 +106,12 @@ impl Parts for HybridShared {
 
     fn is_short_now(&self, task: &Runnable) -> bool {
         let info = task.metadata();
-        order::is_short_now(&info.account, info.expected_ns())
+        census::is_short_now(&info.account, info.expected_of_kind_ns())
+    }
+
+    fn is_tried_now(&self, task: &Runnable) -> bool {
+        let info = task.metadata();
+        census::may_be_short(&info.account) && info.is_tried_now()
     }
 
     fn turned_short(&self) -> u64 {
