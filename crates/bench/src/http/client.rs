@@ -2,8 +2,8 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -143,15 +143,23 @@ impl HttpClient {
     }
 }
 
-/// Has `clients` threads ask the service to compute, again and again, until the service is gone.
+/// Has `clients` threads ask the service to compute, again and again, until the service is gone. Returns when each of them has had
+/// an answer, or has failed: what comes before is a start, at which all of them compute at the same time.
 pub(super) fn keep_busy(address: SocketAddr, clients: u32) {
+    let (answered, all_answered) = mpsc::channel::<()>();
     for _ in 0..clients {
+        let mut first = Some(answered.clone());
         thread::spawn(move || {
             let mut stream = connect(address, TIMEOUT)?;
-            while ask(&mut stream, WORK).is_ok() {}
+            while ask(&mut stream, WORK).is_ok() {
+                drop(first.take());
+            }
             Ok::<(), Failure>(())
         });
     }
+    drop(answered);
+    // Nothing is sent: the channel ends when the last thread has dropped its end.
+    let _ = all_answered.recv();
 }
 
 /// Sends one request and reads its answer.

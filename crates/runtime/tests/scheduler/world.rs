@@ -171,7 +171,7 @@ impl Parts for World {
 
     fn is_tried_now(&self, task: &usize) -> bool {
         let cell = self.task(*task);
-        census::may_be_short(&cell.account) && self.may_try_now(&cell)
+        census::was_brief(&cell.account) && self.may_try_now(&cell)
     }
 
     fn turned_short(&self) -> u64 {

@@ -87,12 +87,12 @@ pub(crate) fn caught_beside(
 /// Returns whether a task's next poll is one of the first and expected to be brief by now, and its own polls were not longer.
 pub(crate) fn is_short_now(account: &Account, expected_ns: Option<u32>) -> bool {
     let is_brief = |nanos: u32| u64::from(nanos) <= BRIEF_NS;
-    expected_ns.is_some_and(is_brief) && may_be_short(account)
+    expected_ns.is_some_and(is_brief) && account.own_usual_ns().is_none_or(is_brief)
 }
 
-/// Returns whether a task's own polls were brief, if it had any.
-pub(crate) fn may_be_short(account: &Account) -> bool {
-    account.own_usual_ns().is_none_or(|nanos| u64::from(nanos) <= BRIEF_NS)
+/// Returns whether a task's own polls were brief. One that had none may have been tried when it was spawned.
+pub(crate) fn was_brief(account: &Account) -> bool {
+    account.own_usual_ns().is_some_and(|nanos| u64::from(nanos) <= BRIEF_NS)
 }
 
 impl Census {

@@ -111,7 +111,7 @@ impl Parts for HybridShared {
 
     fn is_tried_now(&self, task: &Runnable) -> bool {
         let info = task.metadata();
-        census::may_be_short(&info.account) && info.is_tried_now()
+        census::was_brief(&info.account) && info.is_tried_now()
     }
 
     fn turned_short(&self) -> u64 {
