@@ -72,6 +72,7 @@ pub mod net;
 mod policy;
 mod request;
 mod server;
+mod setters;
 pub mod stock;
 mod sync;
 mod testing;
