@@ -20,7 +20,7 @@ use std::{
 use vigie::detect::Server;
 use vigie::via::software_nic::{self, Secret};
 use vigie::via::{
-    message::Endpoint, protocol::Config, shm::Shm, udp::Udp, vi::Provider, world::World,
+    message::Endpoint, protocol::EngineConfig, shm::Shm, udp::Udp, vi::Provider, world::World,
 };
 use vigie::{Flavor, Instant, Runtime};
 
@@ -49,7 +49,7 @@ fn udp(world: &World, there: IpAddr) -> Result<Udp, Box<dyn Error>> {
     way.connect(SocketAddr::new(there, 9))?;
     let here = SocketAddr::new(way.local_addr()?.ip(), 0);
     let (secret, _) = world.identity().secret.split_first_chunk().ok_or("secrets are longer")?;
-    Ok(Udp::bind(here, Secret::new(*secret), software_nic::Config::default())?)
+    Ok(Udp::bind(here, Secret::new(*secret), software_nic::SoftwareNicConfig::default())?)
 }
 
 /// Sends to all and receives from all.
@@ -58,7 +58,8 @@ async fn exchange<P: Provider + Send + 'static>(
     nic: P,
 ) -> Result<(), Box<dyn Error>> {
     let (server, deadline) = (Server::current()?, Instant::now() + Duration::from_secs(60));
-    let endpoint = Endpoint::join_over(&server, world, nic, Config::default(), deadline).await?;
+    let endpoint =
+        Endpoint::join_over(&server, world, nic, EngineConfig::default(), deadline).await?;
     let (all, own, size) = (endpoint.communicator(), world.rank().0, world.size());
     for round in 0..ROUNDS {
         for to in (0..size).filter(|to| *to != own) {

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use vigie::barrier::{Algorithm, Rank, net::NetBarrier};
-use vigie::via::datagram::UdpSettings;
+use vigie::via::datagram::UdpConfig;
 use vigie::{Flavor, Instant, Runtime};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -43,7 +43,7 @@ fn run(rank: u32, port: u16, algorithm: Algorithm) -> Result<Duration> {
     let own = Ipv4Addr::new(127, high, low, u8::try_from(rank + 1)?);
     Runtime::builder().flavor(Flavor::UserLevel).build()?.block_on(async {
         let builder =
-            NetBarrier::builder().network(UdpSettings::new(own.into())).algorithm(algorithm);
+            NetBarrier::builder().network(UdpConfig::new(own.into())).algorithm(algorithm);
         let place = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
         let mut barrier = builder.form_at(place, Rank(rank), MEMBERS).await?;
         let began = Instant::now();

@@ -45,6 +45,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<String>, Infallib
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    let drawing = drawing(env::args().skip(1))?;
     println!(
         "/health beside {WORKING_CLIENTS} clients that keep /work busy, {WORK:?} of computing each"
     );
@@ -62,11 +63,22 @@ fn main() -> Result<(), Box<dyn Error>> {
             at(100)
         );
     }
-    if let Some(path) = env::args().nth(1) {
+    if let Some(path) = drawing {
         fs::write(&path, draw(&runs)).map_err(|error| format!("{path}: {error}"))?;
         println!("drawn to {path}");
     }
     Ok(())
+}
+
+/// Takes the file to draw to from the arguments, before five seconds of measuring. Another argument is not a file to overwrite.
+fn drawing(mut arguments: impl Iterator<Item = String>) -> Result<Option<String>, String> {
+    match (arguments.next(), arguments.next()) {
+        (None, _) => Ok(None),
+        (Some(path), None) if path.ends_with(".svg") => Ok(Some(path)),
+        (Some(other), _) => Err(format!(
+            "`{other}`: the only argument is the name of a file to draw to, and ends in .svg"
+        )),
+    }
 }
 
 fn on_vigie() -> Result<Vec<Probe>, Box<dyn Error>> {
@@ -163,4 +175,20 @@ fn draw(runs: &[(&str, Vec<Probe>)]) -> String {
         );
     }
     svg + "<text x='370' y='330' text-anchor='middle'>time of a /health probe over 5 s, beside 8 clients of /work (200 ms of computing each)</text>\n</svg>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a word that is not a drawing's name is refused, and never a file to overwrite. Method: lists of arguments.
+    #[test]
+    fn arguments() {
+        let parse = |words: &[&str]| drawing(words.iter().map(|&word| word.to_owned()));
+        assert_eq!(parse(&[]), Ok(None));
+        assert_eq!(parse(&["health.svg"]), Ok(Some("health.svg".to_owned())));
+        for refused in [&["--help"][..], &["Cargo.toml"], &["a.svg", "b.svg"], &[""]] {
+            assert!(parse(refused).is_err_and(|message| message.contains(".svg")), "{refused:?}");
+        }
+    }
 }

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (tag, cq) = nic.with(|nic| (nic.create_tag(), nic.create_cq()));
         let cq = cq?;
         let vi = nic.with(|nic| nic.create_vi(attributes(tag, cq)))?;
-        if world.rank().0 == 1 {
+        if world.rank() == 1 {
             let rights = MemoryAttributes { tag, allows_write: true, allows_read: false };
             let region = nic.with(|nic| nic.allocate(AREA_BYTES, rights))?;
             // A write with immediate data consumes a descriptor; its data does not need one.

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use vigie::Instant;
 use vigie::detect::Server;
 use vigie::via::message::{Communicator, Endpoint, MessageError, SourceFilter, TagFilter};
-use vigie::via::{protocol::Config, shm::Shm, world::World};
+use vigie::via::{protocol::EngineConfig, shm::Shm, world::World};
 
 const TASKS: u32 = 100;
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let deadline = Instant::now() + Duration::from_secs(30);
         let world = World::join_on(host.server(), deadline).await?;
         assert_eq!(world.size(), 2, "start two of me: vigie-run -n 2 via_inside_tokio");
-        let (nic, config) = (Shm::open()?, Config::default());
+        let (nic, config) = (Shm::open()?, EngineConfig::default());
         let endpoint = Endpoint::join_over(host.server(), &world, nic, config, deadline).await?;
         let all = endpoint.communicator();
         if all.rank() == 1 {

@@ -22,7 +22,7 @@ use vigie::{
     detect::Server,
     via::{
         message::Endpoint,
-        protocol::Config,
+        protocol::EngineConfig,
         software_nic::{self, Secret},
         udp::Udp,
         world::{Rank, World, WorldError},
@@ -281,9 +281,9 @@ async fn exchange_over_network(world: World, deadline: Instant) {
     way.connect(SocketAddr::new(home, 9)).expect("there is a way");
     let here = SocketAddr::new(way.local_addr().expect("it has one").ip(), 0);
     let (secret, _) = world.identity().secret.split_first_chunk().expect("it is longer");
-    let nic = Udp::bind(here, Secret::new(*secret), software_nic::Config::default());
+    let nic = Udp::bind(here, Secret::new(*secret), software_nic::SoftwareNicConfig::default());
     let server = Server::current().expect("in a runtime");
-    let (nic, config) = (nic.expect("a NIC"), Config::default());
+    let (nic, config) = (nic.expect("a NIC"), EngineConfig::default());
     let endpoint = Endpoint::join_over(&server, &world, nic, config, deadline).await;
     let (endpoint, own, size) = (endpoint.expect("all connect"), world.rank().0, world.size());
     let all = endpoint.communicator();

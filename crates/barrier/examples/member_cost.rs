@@ -13,7 +13,7 @@ use std::{collections::VecDeque, error::Error, sync::Arc, time::Duration};
 
 use vigie_barrier::{
     Algorithm, Group, Member, Rank, Schedule, Step, Target,
-    member::{Event, MemberSettings},
+    member::{Event, MemberConfig},
     packet::{Body, GroupId, Packet},
 };
 use vigie_detect::Instant;
@@ -130,10 +130,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                     arrived: Vec::new(),
                 })
                 .collect();
-            let settings = MemberSettings::new(GROUP);
+            let config = MemberConfig::new(GROUP);
             let mut full: Vec<Member> = group
                 .ranks()
-                .map(|rank| Member::new(Arc::clone(&schedule), rank, settings.clone()))
+                .map(|rank| Member::new(Arc::clone(&schedule), rank, config.clone()))
                 .collect::<Result<_, _>>()?;
             let (mut best_plain, mut best_full, mut messages) = (Duration::MAX, Duration::MAX, 0);
             for _ in 0..RUNS {

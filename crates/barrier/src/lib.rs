@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use vigie_barrier::{Algorithm, Group, Member, Rank, checker, member::{Event, MemberSettings}, packet::GroupId};
+//! use vigie_barrier::{Algorithm, Group, Member, Rank, checker, member::{Event, MemberConfig}, packet::GroupId};
 //! use vigie_detect::Instant;
 //!
 //! // An algorithm is a value that can be checked before it is used.
@@ -10,7 +10,7 @@
 //! assert_eq!(checker::prove(&schedule)?.hops, 1);
 //!
 //! // A member is a state machine; the caller carries its packets.
-//! let settings = MemberSettings::new(GroupId(0x1234_5678_9abc_def0));
+//! let settings = MemberConfig::new(GroupId(0x1234_5678_9abc_def0));
 //! let mut one = Member::new(Arc::clone(&schedule), Rank(0), settings.clone())?;
 //! let mut other = Member::new(schedule, Rank(1), settings)?;
 //! let now = Instant::from_nanos(0);

@@ -7,7 +7,8 @@ use vigie_barrier::cluster::paper::{
     Case, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
 use vigie_barrier::cluster::{
-    Arrival, Cluster, Completion, Deferral, FramesPerInterrupt, Medium, Parameters, SimulationError,
+    Arrival, Cluster, ClusterConfig, Completion, Deferral, FramesPerInterrupt, Medium,
+    SimulationError,
 };
 use vigie_barrier::logp::LogP;
 use vigie_barrier::{Group, Network, Rank, Round, Schedule, Source, Step, Target};
@@ -17,11 +18,11 @@ fn group(size: u32) -> Group {
 }
 
 /// The mean of a case, in microseconds.
-fn mean_us(case: &Case, set: Parameters) -> f64 {
+fn mean_us(case: &Case, set: ClusterConfig) -> f64 {
     case.run(set, 0, SEEDS).expect("it runs").mean_ns() / 1e3
 }
 
-fn on_switch(algorithm: Algorithm, members: u32, set: Parameters) -> f64 {
+fn on_switch(algorithm: Algorithm, members: u32, set: ClusterConfig) -> f64 {
     mean_us(&Case::new(0, algorithm, members, Medium::Switch), set)
 }
 
@@ -29,7 +30,7 @@ fn on_switch(algorithm: Algorithm, members: u32, set: Parameters) -> f64 {
 /// simulation goes unnoticed. Method: the goals' bounds, and stored sums.
 #[test]
 fn the_paper_is_reproduced() {
-    let set = Parameters::CALIBRATED;
+    let set = ClusterConfig::CALIBRATED;
     let mut means = Vec::new();
     let mut errors = Vec::new();
     for case in QUOTED {
@@ -65,12 +66,12 @@ fn the_paper_is_reproduced() {
 /// are off by up to a third. Method: the rows on switches.
 #[test]
 fn the_bare_parameters_give_the_closed_forms() {
-    let set = Parameters::BARE;
+    let set = ClusterConfig::BARE;
     let hop = 30.0;
     assert_eq!(on_switch(Algorithm::ShuffleExchange, 32, set), 5.0 * hop);
     // Only in the first barrier does the master leave early: later ones begin later for it.
     let us = |ns| Duration::from_nanos(ns);
-    let logp = LogP::new(us(set.send_ns), us(set.latency_ns), us(set.receive_ns()));
+    let logp = LogP::new(us(3_000), us(17_500), us(9_500));
     for (algorithm, members, closed) in [
         (Algorithm::BINARY, 32, 6.0 * hop),
         (Algorithm::TERNARY, 31, 4.0 * (hop + 9.5) + hop),
@@ -93,19 +94,19 @@ fn the_bare_parameters_give_the_closed_forms() {
 /// Goal: each part of the nodes' structure matters. Method: leave out one part after the other.
 #[test]
 fn each_part_of_the_structure_matters() {
-    let set = Parameters::CALIBRATED;
+    let set = ClusterConfig::CALIBRATED;
     let hub_exchange = QUOTED[8];
     let us = mean_us(&hub_exchange, set);
-    let ignored = Parameters { completion: Completion::Ignored, ..set };
+    let ignored = set.completion(Completion::Ignored);
     let saved = 1.0 - mean_us(&hub_exchange, ignored) / us;
     assert!((0.13..=0.2).contains(&saved), "completion: {saved}");
     // Which is so only where a station may send twice in a row; the figure itself is the same.
-    let fair = Parameters { deferral: Deferral::TwoParts, ..set };
+    let fair = set.deferral(Deferral::TwoParts);
     assert_eq!(mean_us(&hub_exchange, fair), us);
-    let fair_ignored = Parameters { completion: Completion::Ignored, ..fair };
+    let fair_ignored = fair.completion(Completion::Ignored);
     assert!(1.0 - mean_us(&hub_exchange, fair_ignored) / us < 0.05);
 
-    let single = Parameters { frames_per_interrupt: FramesPerInterrupt::One, ..set };
+    let single = set.frames_per_interrupt(FramesPerInterrupt::One);
     for case in [QUOTED[3], QUOTED[6], QUOTED[7]] {
         let added = mean_us(&case, single) / mean_us(&case, set) - 1.0;
         assert!((0.12..=0.37).contains(&added), "one frame per interrupt, {case:?}: {added}");
@@ -122,11 +123,11 @@ fn each_part_of_the_structure_matters() {
 /// paper.
 #[test]
 fn a_four_ary_tree_needs_a_fast_link() {
-    let fast = Parameters { rate_mbps: 1_000, ..Parameters::BARE };
+    let fast = ClusterConfig::BARE.rate_mbps(1_000);
     assert!(fast.gap_ns() <= 700);
     let crossing_ns = four_ary_crossing(1_000).expect("it runs").expect("it crosses");
     assert!((6_630..=7_030).contains(&crossing_ns), "{crossing_ns}");
-    assert_eq!(Parameters::BARE.gap_ns(), 6_720);
+    assert_eq!(ClusterConfig::BARE.gap_ns(), 6_720);
     // Below 6 µs every tenth says the same as a whole microsecond.
     let tenths = [0, 10, 20, 30, 40, 50].into_iter().chain(60..=75).chain([85, 95]);
     let gains = tenths.map(|tenths| four_ary_gain(tenths * 100, 100).expect("it runs"));
@@ -137,7 +138,7 @@ fn a_four_ary_tree_needs_a_fast_link() {
 /// Goal: the algorithms from theory are faster than shuffle exchange. Method: the goals' bounds, in both sets.
 #[test]
 fn better_algorithms_are_better() {
-    for (set, least) in [(Parameters::BARE, 0.08), (Parameters::CALIBRATED, 0.15)] {
+    for (set, least) in [(ClusterConfig::BARE, 0.08), (ClusterConfig::CALIBRATED, 0.15)] {
         let three_way = Algorithm::Dissemination { ways: 3 };
         for (algorithm, members) in
             [(optimal(&set), 32), (three_way, 16), (three_way, 32), (three_way, 64)]
@@ -158,7 +159,7 @@ fn every_algorithm_runs_on_every_medium() {
         Algorithm::DISSEMINATION,
         Algorithm::Dissemination { ways: 3 },
         Algorithm::Nomial { k: 4 },
-        optimal(&Parameters::CALIBRATED),
+        optimal(&ClusterConfig::CALIBRATED),
         Algorithm::Tournament,
         Algorithm::Central,
     ]);
@@ -167,7 +168,7 @@ fn every_algorithm_runs_on_every_medium() {
             let Ok(schedule) = algorithm.schedule(group(members)) else { continue };
             for medium in [Medium::Switch, Medium::Hub] {
                 let cluster = Case::new(0, algorithm, members, medium)
-                    .cluster(Parameters::CALIBRATED)
+                    .cluster(ClusterConfig::CALIBRATED)
                     .barriers(5)
                     .arrival(Arrival::Spread(50_000))
                     .seed(u64::from(members));
@@ -191,7 +192,7 @@ fn recovery_costs_nothing_while_nothing_is_lost() {
         Algorithm::Pairwise,
         Algorithm::Dissemination { ways: 3 },
         Algorithm::Nomial { k: 3 },
-        optimal(&Parameters::CALIBRATED),
+        optimal(&ClusterConfig::CALIBRATED),
         Algorithm::Tournament,
         Algorithm::Central,
     ]);
@@ -199,7 +200,7 @@ fn recovery_costs_nothing_while_nothing_is_lost() {
         for (members, medium) in [(13, Medium::Switch), (32, Medium::Switch), (16, Medium::Hub)] {
             let Ok(schedule) = algorithm.schedule(group(members)) else { continue };
             let case = Case::new(0, algorithm, members, medium);
-            let cluster = case.cluster(Parameters::CALIBRATED).barriers(20).seed(3);
+            let cluster = case.cluster(ClusterConfig::CALIBRATED).barriers(20).seed(3);
             let steps = cluster.run(&schedule).expect("it runs");
             let machine = cluster.run_members(&schedule, Duration::from_millis(100));
             assert_eq!(machine.expect("it runs"), steps, "{algorithm}, {members} on {medium:?}");
@@ -221,7 +222,7 @@ fn the_machine_gets_over_loss() {
         for medium in [Medium::Switch, Medium::Hub] {
             for (seed, loss) in [(1, 0.01), (2, 0.1), (3, 0.3), (4, 0.3)] {
                 let case = Case::new(0, algorithm, 16, medium);
-                let cluster = case.cluster(Parameters::CALIBRATED).barriers(30);
+                let cluster = case.cluster(ClusterConfig::CALIBRATED).barriers(30);
                 let cluster = cluster.loss(loss).seed(seed).arrival(Arrival::Spread(100_000));
                 let times = cluster
                     .run_members(&schedule, Duration::from_millis(2))
@@ -293,8 +294,8 @@ fn what_cannot_be_simulated_is_refused() {
     assert!(error(switch().loss(1.5)).contains("1.5"));
     assert!(error(switch().loss(f64::NAN)).contains("NaN"));
     assert!(error(switch().barriers(0)).contains("at least one"));
-    let impossible = Parameters { latency_ns: 1, ..Parameters::CALIBRATED };
-    assert!(error(switch().parameters(impossible)).contains("raise L"));
+    let impossible = ClusterConfig::CALIBRATED.latency_ns(1);
+    assert!(error(switch().config(impossible)).contains("raise L"));
     let two = Algorithm::Concurrent { networks: Networks::Two }.schedule(group(4)).expect("suits");
     assert_eq!(switch().run(&two), Err(SimulationError::NoNetwork));
 }

@@ -24,7 +24,7 @@ use vigie_barrier::{
     net::{FormationError, NetBarrier},
 };
 use vigie_detect::{Flavor, Instant, Server};
-use vigie_via::datagram::UdpSettings;
+use vigie_via::datagram::UdpConfig;
 
 /// Returns the output of a future that need not wait for others.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
@@ -92,7 +92,7 @@ fn a_member_without_descriptors_is_an_error() {
     let [_, high, middle, low] = process::id().to_be_bytes();
     let own = Ipv4Addr::new(127, 128 | high, middle, low.max(1));
     let failed = with_few_descriptors(|| -> Result<NetBarrier, FormationError> {
-        let builder = NetBarrier::builder().server(&server).network(UdpSettings::new(own.into()));
+        let builder = NetBarrier::builder().server(&server).network(UdpConfig::new(own.into()));
         at_once(builder.form_at(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), Rank(0), 1))
     });
     assert!(failed >= 1, "a socket: {failed}");

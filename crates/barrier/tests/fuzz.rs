@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use vigie_barrier::{
     Algorithm, Group, Member, Rank, Round,
     algorithm::Networks,
-    member::{Event, MemberSettings, Quorum},
+    member::{Event, MemberConfig, Quorum},
     packet::{Body, GroupId, Key, PACKET_BYTES_MAX, Packet},
     reduction::{Builtin, Element, Reduction},
 };
@@ -116,13 +116,13 @@ fn play(input: &[u8]) -> Result<String, String> {
     let mut script = Script(input);
     let algorithm = script.byte().unwrap_or(0);
     let group = GroupId(0x5eed);
-    let mut settings = MemberSettings::new(group);
-    settings.failure_timeout = Some(Duration::from_secs(1));
-    settings.quorum = if algorithm < 128 { Quorum::Majority } else { Quorum::Any };
-    settings.reduction = Some(Reduction::builtin(Builtin::Max, Element::U64, 1).expect("short"));
+    let config = MemberConfig::new(group)
+        .failure_timeout(Duration::from_secs(1))
+        .quorum(if algorithm < 128 { Quorum::Majority } else { Quorum::Any })
+        .reduction(Reduction::builtin(Builtin::Max, Element::U64, 1).expect("short"));
     let rank = Rank(u32::from(script.byte().unwrap_or(0)) % SIZE);
-    let mut member = Member::new(schedule(algorithm, SIZE), rank, settings)
-        .map_err(|error| error.to_string())?;
+    let mut member =
+        Member::new(schedule(algorithm, SIZE), rank, config).map_err(|error| error.to_string())?;
     let mut now = Instant::from_nanos(1_000_000_000);
     let mut tally = Tally::default();
     while let Some(action) = script.byte() {

@@ -10,7 +10,7 @@
 //! let host = Server::spawn_thread()?;
 //! let (button, bell) = doorbell(host.server())?;
 //! std::thread::spawn(move || button.press());
-//! bell.wait(()).await?;
+//! bell.rung().await?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -72,6 +72,7 @@ pub mod net;
 mod policy;
 mod request;
 mod server;
+mod setters;
 pub mod stock;
 mod sync;
 mod testing;

@@ -115,7 +115,7 @@ fn a_wait_for_an_event_that_is_there_allocates_nothing() {
     let (button, doorbell) = doorbell(&stage.server).expect("a doorbell");
     let count = allocations(|| {
         button.press();
-        let mut wait = doorbell.wait(());
+        let mut wait = doorbell.rung();
         assert!(matches!(stage.poll(&mut wait), Poll::Ready(Ok(()))));
         drop(wait);
         stage.driver.detect();
@@ -128,8 +128,8 @@ fn a_wait_allocates_nothing() {
     let mut stage = Stage::new();
     let (button, doorbell) = doorbell(&stage.server).expect("a doorbell");
     let count = allocations(|| {
-        let mut first = doorbell.wait(());
-        let mut second = doorbell.wait(());
+        let mut first = doorbell.rung();
+        let mut second = doorbell.rung();
         assert!(stage.poll(&mut first).is_pending());
         assert!(stage.poll(&mut second).is_pending());
         button.press();
@@ -146,8 +146,8 @@ fn a_cancelled_wait_allocates_nothing() {
     let mut stage = Stage::new();
     let (button, doorbell) = doorbell(&stage.server).expect("a doorbell");
     let count = allocations(|| {
-        let mut early = doorbell.wait(());
-        let mut late = doorbell.wait(());
+        let mut early = doorbell.rung();
+        let mut late = doorbell.rung();
         assert!(stage.poll(&mut early).is_pending());
         assert!(stage.poll(&mut late).is_pending());
         drop(early);
@@ -155,7 +155,7 @@ fn a_cancelled_wait_allocates_nothing() {
         stage.driver.detect();
         // Its event was reported; it is given back, and taken by the next wait.
         drop(late);
-        let mut next = doorbell.wait(());
+        let mut next = doorbell.rung();
         assert!(matches!(stage.poll(&mut next), Poll::Ready(Ok(()))));
         drop(next);
         stage.driver.detect();
@@ -207,7 +207,7 @@ fn a_sleep_allocates_nothing() {
     let timers = stage.server.timers().clone();
     let count = allocations(|| {
         let mut timer = timers.wait(stage.server.now() + Duration::from_micros(20));
-        let mut ring = doorbell.wait(());
+        let mut ring = doorbell.rung();
         assert!(stage.poll(&mut ring).is_pending());
         while stage.poll(&mut timer).is_pending() {
             stage.driver.park(None);

@@ -62,7 +62,7 @@ fn a_channel_keeps_its_values_while_its_receiver_gives_way() {
     for value in 0..3 {
         let (wakes, waker) = counting_waker();
         let cx = &mut Context::from_waker(&waker);
-        let mut wait = pin!(receiver.wait(()));
+        let mut wait = pin!(receiver.recv());
         begin_ended();
         assert!(wait.as_mut().poll(cx).is_pending());
         assert_eq!(wakes.get(), 1, "woken at once");
@@ -83,16 +83,14 @@ fn a_dropped_wait_gives_its_value_back() {
     sender.try_send(2).expect("there is room");
     let cx = &mut Context::from_waker(Waker::noop());
     {
-        let mut wait = pin!(receiver.wait(()));
+        let mut wait = pin!(receiver.recv());
         begin_ended();
         assert!(wait.as_mut().poll(cx).is_pending());
         budget::end();
     }
     assert_eq!(receiver.pending_count(), 0);
     for value in [1, 2] {
-        let Poll::Ready(received) = pin!(receiver.wait(())).poll(cx) else {
-            panic!("it was there")
-        };
+        let Poll::Ready(received) = pin!(receiver.recv()).poll(cx) else { panic!("it was there") };
         assert_eq!(received.expect("no error"), Some(value));
     }
 }
@@ -105,7 +103,7 @@ fn a_wait_that_finds_nothing_is_submitted_whatever_the_budget() {
     let (button, bell) = doorbell(host.server()).expect("registered");
     let (wakes, waker) = counting_waker();
     let cx = &mut Context::from_waker(&waker);
-    let mut wait = pin!(bell.wait(()));
+    let mut wait = pin!(bell.rung());
     begin_ended();
     assert!(wait.as_mut().poll(cx).is_pending());
     assert_eq!(wakes.get(), 0, "nothing is there: no reason to poll again");

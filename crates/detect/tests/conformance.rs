@@ -443,7 +443,7 @@ mod uring {
         fn request(&mut self, index: usize) -> Operation {
             let near = Arc::clone(&self.pair(index).0);
             match self.into {
-                Into::Provided => Operation::receive(near),
+                Into::Provided => Operation::recv_provided(near),
                 Into::Owned => Operation::recv(near, Vec::with_capacity(8)),
             }
         }

@@ -89,7 +89,7 @@ fn everything_is_detected_inside_tokio() {
             });
             tasks.spawn(async move {
                 for expected in 0..2_000 {
-                    assert_eq!(receiver.wait(()).await.expect("a value"), Some(expected));
+                    assert_eq!(receiver.recv().await.expect("a value"), Some(expected));
                 }
             });
             while let Some(task) = tasks.join_next().await {
@@ -133,7 +133,7 @@ fn a_loop_around_poll_needs_no_timeout() {
             let deadline = monotonic_now() + Duration::from_millis(2);
             server.timers().wait(deadline).await.expect("a timer");
             assert!(monotonic_now() >= deadline);
-            assert_eq!(receiver.wait(()).await.expect("a value"), Some(value));
+            assert_eq!(receiver.recv().await.expect("a value"), Some(value));
         }
     });
     let woken = Arc::new(Loop(AtomicBool::new(true)));

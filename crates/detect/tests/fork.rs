@@ -220,7 +220,7 @@ fn a_child_leaves_the_host_thread() {
     assert!(!host.server().is_closed() && !host.server().is_inherited());
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     button.press();
-    runtime.block_on(bell.wait(())).expect("the thread runs");
+    runtime.block_on(bell.rung()).expect("the thread runs");
 }
 
 /// Goal: a child does not end the parent's connection. Method: it drops the write half; the peer finds no

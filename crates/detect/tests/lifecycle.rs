@@ -473,8 +473,8 @@ mod servers {
                 let timers = server.timers().clone();
                 let (started, starts) = mpsc::channel();
                 let waits: Vec<thread::JoinHandle<WaitError>> = vec![
-                    waiter(&started, move || async move { bell.wait(()).await.map(drop) }),
-                    waiter(&started, move || async move { receiver.wait(()).await.map(drop) }),
+                    waiter(&started, move || async move { bell.rung().await.map(drop) }),
+                    waiter(&started, move || async move { receiver.recv().await.map(drop) }),
                     waiter(&started, move || async move { timers.wait(Instant::MAX).await }),
                 ];
                 for _ in 0..waits.len() {
@@ -637,7 +637,7 @@ mod servers {
             let host = Server::spawn_thread().expect("a host");
             let (button, bell) = doorbell(host.server()).expect("a doorbell");
             let (sender, receiver) = mpsc::channel();
-            let mut wait = bell.wait(());
+            let mut wait = bell.rung();
             let waker = Waker::from(Arc::new(DropsHost(Mutex::new(Some(host)), sender)));
             assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
             button.press();
@@ -658,7 +658,7 @@ mod servers {
         against_hang(|| {
             let host = Server::spawn_thread().expect("a host");
             let (button, bell) = doorbell(host.server()).expect("a doorbell");
-            let mut bad = bell.wait(());
+            let mut bad = bell.rung();
             let waker = Waker::from(Arc::new(Panicking));
             assert!(Pin::new(&mut bad).poll(&mut Context::from_waker(&waker)).is_pending());
             button.press();
@@ -666,7 +666,7 @@ mod servers {
             block_on(async {
                 timers.wait(host.server().now() + Duration::from_millis(1)).await?;
                 button.press();
-                bell.wait(()).await
+                bell.rung().await
             })
             .expect("the host lives");
         });
@@ -725,7 +725,7 @@ mod current {
     fn the_bracket_may_be_the_last_user() {
         let server = Server::new(Flavor::Hybrid).expect("an epoll");
         let (_button, bell) = doorbell(&server).expect("a doorbell");
-        let mut wait = bell.wait(());
+        let mut wait = bell.rung();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut wait).poll(&mut cx).is_pending());
         let entered = server.enter();
@@ -781,7 +781,7 @@ mod descriptors {
         let host = Server::spawn_thread().expect("a host");
         let (button, bell) = doorbell(host.server()).expect("a doorbell");
         button.press();
-        block_on(bell.wait(())).expect("a ring");
+        block_on(bell.rung()).expect("a ring");
         let (sender, receiver) = channel::<u8>(host.server(), 1).expect("a channel");
         drop(host);
         drop((button, bell, sender, receiver));

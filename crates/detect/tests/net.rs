@@ -7,7 +7,7 @@ mod kit;
 use std::{
     future::Future,
     io::{self, IoSlice, IoSliceMut, Read, Write},
-    net::{Ipv4Addr, Shutdown, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     os::fd::AsFd,
     pin::pin,
     sync::{
@@ -19,6 +19,7 @@ use std::{
 };
 
 use proptest::{prelude::*, test_runner::FileFailurePersistence};
+use rustix::net::Shutdown;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
 use vigie_detect::{
@@ -197,7 +198,7 @@ fn a_local_shutdown_wakes_the_reader() {
         let reader = Arc::clone(&one);
         let task = tokio::spawn(async move { reader.peek(&mut [0; 8]).await });
         tokio::task::yield_now().await;
-        one.shutdown_std(Shutdown::Read).expect("shut down");
+        rustix::net::shutdown(&*one, Shutdown::Read).expect("shut down");
         assert_eq!(task.await.expect("the task ends well").expect("the end"), 0);
     });
 }

@@ -133,7 +133,8 @@ fn a_refused_connection_is_told() {
 
 #[test]
 fn an_address_in_use_is_told() {
-    // Goal: the second bind is refused, in every family.
+    // Goal: the second bind is refused, in every family; for ports the error says where and what to do, also as `main` prints it, and
+    // the kernel's error is its source. Method: bind twice.
     run(|_| async {
         let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
         let address = listener.local_addr().expect("an address");
@@ -143,6 +144,13 @@ fn an_address_in_use_is_told() {
         let error =
             UdpSocket::bind(socket.local_addr().expect("an address")).await.expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
+        let message = format!("cannot bind to {}: ", socket.local_addr().expect("an address"));
+        for printed in [error.to_string(), format!("{error:?}")] {
+            assert!(printed.contains(&message) && printed.contains("ss -tulpn"), "{printed}");
+        }
+        let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
+        let code = source.and_then(io::Error::raw_os_error);
+        assert_eq!(code, Some(Errno::ADDRINUSE.raw_os_error()));
         let directory = Folder::new();
         let path = directory.path("socket");
         let _listener = UnixListener::bind(&path).expect("bind");

@@ -231,7 +231,7 @@ impl Stage {
 
     /// The server and its other handles continue.
     fn expect_alive(&mut self) {
-        let mut ring = self.doorbell.wait(());
+        let mut ring = self.doorbell.rung();
         assert!(self.poll(&mut ring).is_pending());
         let timers = self.server.timers().clone();
         let mut timer = timers.wait(self.server.now() + Duration::from_micros(10));

@@ -15,7 +15,7 @@ use vigie_detect::{
     Armed, Arming, Cancel, Detector, DriverHandle, Emitted, Handle, Instant, Key, Methods, Mode,
     Notifier, PollContext, Registration, Submitted, VirtualClock,
     conformance::{
-        EventIdentity, Harness, Hosts, Memory, Options, Profile, Rule, SetupError, Trigger,
+        EventIdentity, Harness, Hosts, Memory, Profile, Rule, SetupError, SuiteConfig, Trigger,
         Unclaimed, Violation, World, check_with,
     },
 };
@@ -25,8 +25,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Eight seeds, and a short guard for lost events.
-fn options() -> Options {
-    Options::from_env().seeds(0..8).guard(Duration::from_secs(2)).stress_waits(200)
+fn options() -> SuiteConfig {
+    SuiteConfig::from_env().seeds(0..8).guard(Duration::from_secs(2)).stress_waits(200)
 }
 
 fn seen<H: Harness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) -> Violation {

@@ -144,7 +144,7 @@ mod time {
         let deadlock = simulation
             .block_on(async {
                 timers.wait(Instant::from_nanos(30)).await?;
-                bell.wait(()).await
+                bell.rung().await
             })
             .expect_err("no one rings");
         assert_eq!((deadlock.seed, deadlock.now), (77, Instant::from_nanos(30)));
@@ -184,7 +184,7 @@ mod time {
                         if index % 2 == 0 {
                             button.press();
                         } else {
-                            bell.wait(()).await?;
+                            bell.rung().await?;
                         }
                         log.borrow_mut().push((index, Instant::now()));
                     }

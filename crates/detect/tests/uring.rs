@@ -132,7 +132,7 @@ fn few_buffers_carry_a_long_stream() {
     let expected = sent.clone();
     let sender = thread::spawn(move || far.write_all(&sent));
     let received = in_tokio(async {
-        let mut stream = handle.stream(Operation::receive(near)).expect("a stream");
+        let mut stream = handle.stream(Operation::recv_provided(near)).expect("a stream");
         let mut kept = Vec::new();
         let mut bytes = Vec::new();
         while let Some(event) = stream.next().await {
@@ -168,7 +168,7 @@ fn datagrams_keep_their_bounds_and_order() {
     });
     in_tokio(async {
         let mut stream =
-            handle.stream(Operation::receive(Arc::new(near.into()))).expect("a stream");
+            handle.stream(Operation::recv_provided(Arc::new(near.into()))).expect("a stream");
         for number in 0..2000u32 {
             let event = stream.next().await.expect("not at its end").expect("received");
             let message = event.into_received().expect("bytes");
@@ -191,7 +191,8 @@ fn a_reader_that_lags_pauses_its_stream() {
     let handle = hand.server.register(uring, registration).expect("registers");
     let (near, far) = UnixDatagram::pair().expect("a pair of sockets");
     far.set_nonblocking(true).expect("set");
-    let mut stream = handle.stream(Operation::receive(Arc::new(near.into()))).expect("a stream");
+    let mut stream =
+        handle.stream(Operation::recv_provided(Arc::new(near.into()))).expect("a stream");
     let mut sent = 0u8;
     let mut send = |limit: u8| {
         while sent < limit && far.send(&[sent]).is_ok() {
@@ -225,7 +226,8 @@ fn a_sleeping_server_learns_that_its_reader_is_back() {
     let registration = Registration::named("uring").stream_capacity(2);
     let handle = host.server().register(uring, registration).expect("registers");
     let (near, far) = UnixDatagram::pair().expect("a pair of sockets");
-    let mut stream = handle.stream(Operation::receive(Arc::new(near.into()))).expect("a stream");
+    let mut stream =
+        handle.stream(Operation::recv_provided(Arc::new(near.into()))).expect("a stream");
     let sender = thread::spawn(move || (0..50u8).all(|number| far.send(&[number]).is_ok()));
     in_tokio(async {
         while statistics(&handle).lent_buffers < 3 || statistics(&handle).in_flight > 0 {
@@ -271,13 +273,13 @@ fn a_single_receive_takes_one_buffer() {
     let Some((_host, handle)) = hosted(small()) else { return };
     let (near, mut far) = pair();
     in_tokio(async {
-        let mut wait = pin!(handle.wait(Operation::receive(Arc::clone(&near))));
+        let mut wait = pin!(handle.wait(Operation::recv_provided(Arc::clone(&near))));
         assert!(poll_once(wait.as_mut()).is_pending());
         far.write_all(b"abc").expect("written");
         let event = wait.await.expect("an event");
         assert_eq!(&event.into_received().expect("bytes")[..], b"abc");
         drop(far);
-        let event = handle.wait(Operation::receive(near)).await.expect("an event");
+        let event = handle.wait(Operation::recv_provided(near)).await.expect("an event");
         assert!(matches!(event, Completion::End));
     });
 }
@@ -412,7 +414,7 @@ fn a_request_that_the_kernel_never_saw_is_dropped_at_once() {
     let shared = Arc::downgrade(&near);
     let mut wait = Box::pin(handle.wait(Operation::recv(Arc::clone(&near), vec![0; 64])));
     assert!(poll_once(wait.as_mut()).is_pending());
-    let stream = handle.stream(Operation::receive(near)).expect("a stream");
+    let stream = handle.stream(Operation::recv_provided(near)).expect("a stream");
     assert_eq!(statistics(&handle).operations, 2);
     drop((wait, stream));
     assert_eq!(statistics(&handle).operations, 0);
@@ -427,8 +429,9 @@ fn a_closing_server_ends_what_is_in_flight() {
     let (quiet, _far) = pair();
     let (full, _idle) = pair();
     let event_and_error = in_tokio(async {
-        let mut stream = handle.stream(Operation::receive(Arc::clone(&quiet))).expect("a stream");
-        let mut once = Box::pin(handle.wait_owned(Operation::receive(Arc::clone(&quiet))));
+        let mut stream =
+            handle.stream(Operation::recv_provided(Arc::clone(&quiet))).expect("a stream");
+        let mut once = Box::pin(handle.wait_owned(Operation::recv_provided(Arc::clone(&quiet))));
         let mut recv =
             Box::pin(handle.wait_owned(Operation::recv(quiet, Vec::with_capacity(1000))));
         let mut send = Box::pin(handle.wait_owned(Operation::send_all(full, pattern(2_000_000))));
@@ -455,7 +458,10 @@ fn a_closing_server_ends_what_is_in_flight() {
         let error = transfer.error.expect("it was cut off");
         assert_eq!(error.raw_os_error(), Some(libc::ECANCELED), "{error}");
     }
-    assert!(matches!(handle.stream(Operation::receive(pair().0)), Err(WaitError::ServerClosed)));
+    assert!(matches!(
+        handle.stream(Operation::recv_provided(pair().0)),
+        Err(WaitError::ServerClosed)
+    ));
 }
 
 #[test]
@@ -465,7 +471,7 @@ fn buffers_outlive_the_detector() {
     let (near, mut far) = pair();
     far.write_all(b"kept").expect("written");
     let kept = in_tokio(async {
-        let event = handle.wait(Operation::receive(near)).await.expect("an event");
+        let event = handle.wait(Operation::recv_provided(near)).await.expect("an event");
         event.into_received().expect("bytes")
     });
     drop(handle);
@@ -504,7 +510,7 @@ fn a_host_thread_may_go() {
     let mut hand = Hand::new();
     let handle = register(&hand.server, uring);
     let (near, mut far) = pair();
-    let mut stream = handle.stream(Operation::receive(Arc::clone(&near))).expect("a stream");
+    let mut stream = handle.stream(Operation::recv_provided(Arc::clone(&near))).expect("a stream");
     let (other, mut peer) = pair();
     let mut recv = Box::pin(handle.wait(Operation::recv(other, Vec::with_capacity(16))));
     assert!(poll_once(recv.as_mut()).is_pending());
@@ -536,7 +542,7 @@ fn short_rings_hold_back_and_overflow_without_loss() {
     let (streams, mut peers): (Vec<_>, Vec<_>) = (0..40)
         .map(|_| {
             let (near, far) = pair();
-            (handle.stream(Operation::receive(near)).expect("a stream"), far)
+            (handle.stream(Operation::recv_provided(near)).expect("a stream"), far)
         })
         .unzip();
     hand.until(|| statistics(&handle).in_flight == 40);
@@ -562,7 +568,7 @@ fn what_cannot_be_served_is_refused_with_its_buffer() {
     let Err(WaitError::Failed(error)) = refused else { panic!("a send is no stream") };
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
 
-    let stream = handle.stream(Operation::receive(Arc::clone(&near))).expect("a stream");
+    let stream = handle.stream(Operation::recv_provided(Arc::clone(&near))).expect("a stream");
     let send = handle.wait(Operation::send(Arc::clone(&near), vec![1, 2, 3]));
     let transfer = in_tokio(send).expect("an event").into_transfer().expect("a transfer");
     assert_eq!(transfer.error.expect("refused").kind(), io::ErrorKind::QuotaExceeded);
@@ -684,7 +690,7 @@ fn futures_may_be_dropped_at_any_point() {
         // The handle is as good as new.
         let (near, mut far) = pair();
         far.write_all(b"fresh").expect("written");
-        let event = hand.drive(handle.wait(Operation::receive(near))).expect("an event");
+        let event = hand.drive(handle.wait(Operation::recv_provided(near))).expect("an event");
         assert_eq!(&event.into_received().expect("bytes")[..], b"fresh", "SIM_SEED={seed}");
     }
 }
@@ -724,7 +730,7 @@ async fn chaos(handle: &Handle<Uring>, mut random: fastrand::Rng, bytes: &[u8]) 
                 }
                 1..7 => {
                     let stream = stream.get_or_insert_with(|| {
-                        handle.stream(Operation::receive(Arc::clone(&far))).expect("a stream")
+                        handle.stream(Operation::recv_provided(Arc::clone(&far))).expect("a stream")
                     });
                     match for_polls(stream.next(), random.usize(..20)).await {
                         Some(Some(event)) => {

@@ -14,34 +14,34 @@ use std::time::Duration;
 use vigie_detect::clock::monotonic_now;
 use vigie_detect::{Clock, Instant, Reactivity};
 use vigie_forward::messages::{
-    Basic, Busy, Finished, Forwarder, ForwarderReport, MessageVerdict, MessagesError, NodeSettings,
+    Basic, Busy, Finished, Forwarder, ForwarderReport, MessageVerdict, MessagesError, NodeConfig,
     Sink, SinkEvent, Source, closure,
 };
 use vigie_forward::{Bandwidth, Path, Sees};
 use vigie_via::shm::Shm;
-use vigie_via::software_nic::{Config, Secret, SoftwareNic, Wire};
+use vigie_via::software_nic::{Secret, SoftwareNic, SoftwareNicConfig, Wire};
 use vigie_via::udp::{Udp, UdpWire};
 use vigie_via::vi::{Address, Provider};
 
 const PATHS: [Path; 3] = [Path::HOST, Path::NIC, Path::NIC_CUT_THROUGH];
 
 fn udp() -> Udp {
-    let mut config = Config::default();
-    (config.keep_alive, config.dead_after) = (Duration::from_millis(200), Duration::from_secs(1));
+    let config = SoftwareNicConfig::default().keep_alive(Duration::from_millis(200));
+    let config = config.dead_after(Duration::from_secs(1));
     let here = "127.0.0.1:0".parse().expect("an address");
     Udp::bind(here, Secret::new([9; 16]), config).expect("a NIC")
 }
 
-fn settings() -> NodeSettings {
-    NodeSettings::new().window(8).timeout(Duration::from_secs(20))
+fn config() -> NodeConfig {
+    NodeConfig::new().window(8).timeout(Duration::from_secs(20))
 }
 
 /// A sink on a thread of its own, until its last connection is over.
 fn sink_on_a_thread<P: Provider>(
     nic: P,
-    settings: NodeSettings,
+    config: NodeConfig,
 ) -> (Address, thread::JoinHandle<Vec<Vec<u8>>>) {
-    let mut sink = Sink::open(nic, settings).expect("a sink");
+    let mut sink = Sink::open(nic, config).expect("a sink");
     let address = sink.address();
     let thread = thread::spawn(move || {
         let mut received = Vec::new();
@@ -68,20 +68,20 @@ fn messages(seed: u64, count: usize) -> Vec<Vec<u8>> {
 
 fn through<P: Provider>(
     nic: impl Fn() -> P,
-    settings: &NodeSettings,
+    config: &NodeConfig,
     path: Path,
     sent: &[Vec<u8>],
 ) -> (Vec<Vec<u8>>, Finished, ForwarderReport) {
-    let (address, sink) = sink_on_a_thread(nic(), settings.clone());
+    let (address, sink) = sink_on_a_thread(nic(), config.clone());
     let stamp = closure(Sees::Header, |envelope, bytes: &mut [u8]| {
         envelope.set_tag(envelope.tag().rotate_left(8));
         bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
         MessageVerdict::Forward
     });
     let routes = [(5, address)];
-    let forwarder = Forwarder::start(nic(), settings.clone(), &routes, path, stamp).expect("one");
+    let forwarder = Forwarder::start(nic(), config.clone(), &routes, path, stamp).expect("one");
     let mut source =
-        Source::connect(nic(), forwarder.address(), settings.clone()).expect("connected");
+        Source::connect(nic(), forwarder.address(), config.clone()).expect("connected");
     for (tag, bytes) in (0..).zip(sent) {
         source.send_forward(5, tag, bytes).expect("sent");
     }
@@ -105,12 +105,12 @@ fn all_ways_give_the_same_bytes() {
             bytes
         })
         .collect();
-    let spinning = settings().reactivity(Reactivity::LowLatency);
+    let spinning = config().reactivity(Reactivity::LowLatency);
     let paced = Bandwidth::new(200_000_000).ok();
     for path in PATHS {
         let runs = [
-            through(udp, &settings(), path, &sent),
-            through(udp, &settings().pace(paced).window(1), path, &sent),
+            through(udp, &config(), path, &sent),
+            through(udp, &config().pace(paced).window(1), path, &sent),
             through(|| Shm::open().expect("a NIC"), &spinning, path, &sent),
         ];
         for (received, finished, report) in runs {
@@ -180,10 +180,10 @@ fn lost_packets_are_not_noticed() {
         let wire = UdpWire::bind("127.0.0.1:0".parse().expect("an address")).expect("a wire");
         let random = fastrand::Rng::with_seed(6);
         let wire = Lossy { wire, random, lost: Arc::clone(&lost) };
-        SoftwareNic::new(wire, Secret::new([9; 16]), Config::default(), [4; 16])
+        SoftwareNic::new(wire, Secret::new([9; 16]), SoftwareNicConfig::default(), [4; 16])
     };
     for path in PATHS {
-        let (received, finished, _) = through(nic, &settings(), path, &sent);
+        let (received, finished, _) = through(nic, &config(), path, &sent);
         assert_eq!((received.len(), finished.delivered), (120, 120), "{path}");
         for (found, sent) in received.iter().zip(&sent) {
             assert!(found.len() == sent.len() && found.get(64..) == sent.get(64..), "{path}");
@@ -197,11 +197,11 @@ fn lost_packets_are_not_noticed() {
 #[test]
 fn busy_time_is_spent_where_it_is_said() {
     for path in [Path::HOST, Path::NIC] {
-        let (address, sink) = sink_on_a_thread(udp(), settings());
+        let (address, sink) = sink_on_a_thread(udp(), config());
         let busy = Busy::new(Duration::from_micros(300));
         let forwarder =
-            Forwarder::start(udp(), settings(), &[(1, address)], path, busy).expect("one");
-        let mut source = Source::connect(udp(), forwarder.address(), settings()).expect("one");
+            Forwarder::start(udp(), config(), &[(1, address)], path, busy).expect("one");
+        let mut source = Source::connect(udp(), forwarder.address(), config()).expect("one");
         for tag in 0..50 {
             source.send_forward(1, tag, &[0; 100]).expect("sent");
         }
@@ -239,9 +239,9 @@ fn unhex(text: &str) -> Vec<u8> {
 fn the_forwarders_process() {
     let Ok(next) = env::var(NEXT) else { return };
     let routes = [(1, Address(unhex(&next)))];
-    let settings = settings().ends_with_sources(true);
+    let config = config().ends_with_sources(true);
     let forwarder =
-        Forwarder::start(udp(), settings, &routes, Path::NIC_CUT_THROUGH, Basic::default());
+        Forwarder::start(udp(), config, &routes, Path::NIC_CUT_THROUGH, Basic::default());
     let forwarder = forwarder.expect("a forwarder");
     println!("\nforwards at {}", hex(&forwarder.address().0));
     forwarder.join().expect("no error");
@@ -278,9 +278,9 @@ fn forwarder_process(sink: &Address) -> (Killed, Address) {
 #[test]
 fn a_killed_forwarder_is_noticed() {
     for is_killed in [true, false] {
-        let (address, sink) = sink_on_a_thread(udp(), settings());
+        let (address, sink) = sink_on_a_thread(udp(), config());
         let (mut process, next) = forwarder_process(&address);
-        let mut source = Source::connect(udp(), &next, settings()).expect("connected");
+        let mut source = Source::connect(udp(), &next, config()).expect("connected");
         let bytes = vec![3; 9_000];
         for tag in 0..100 {
             source.send_forward(1, tag, &bytes).expect("sent");
@@ -305,7 +305,7 @@ fn a_killed_forwarder_is_noticed() {
 /// more. Method: an address where no node is; a sink that only waits.
 #[test]
 fn nothing_waits_for_ever() {
-    let soon = settings().timeout(Duration::from_millis(300)).window(2);
+    let soon = config().timeout(Duration::from_millis(300)).window(2);
     let nobody = udp().address();
     let error = Source::connect(udp(), &nobody, soon.clone()).expect_err("no node is there");
     assert!(matches!(error, MessagesError::Refused(_)), "{error}");
@@ -357,10 +357,10 @@ impl Leaping {
 #[test]
 fn a_stop_of_all_nodes_is_no_stall() {
     let clock = Arc::new(Leaping::default());
-    let mut sink = Sink::open(Shm::open().expect("a NIC"), settings()).expect("a sink");
+    let mut sink = Sink::open(Shm::open().expect("a NIC"), config()).expect("a sink");
     let address = sink.address();
     let (is_connected, connected) = mpsc::channel();
-    let of_source = settings().clock(clock.clone());
+    let of_source = config().clock(clock.clone());
     let source = thread::spawn(move || {
         let nic = Shm::open().expect("a NIC");
         let mut source = Source::connect(nic, &address, of_source)?;

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use vigie_detect::Instant;
 use vigie_forward::{
     bpf::PacketBuffer,
-    nic::{Emulator, EmulatorError, EmulatorVerdict, NicCounters, NicSettings},
+    nic::{Emulator, EmulatorError, EmulatorVerdict, NicConfig, NicCounters},
     packet::Port,
     pipeline::{Offload, Reason, Stage, StockStage},
 };
@@ -104,9 +104,9 @@ fn run(seed: u64, seen: &mut Seen) {
     let (mut host, fib) = stages(seed);
     // With and without a default port.
     let default_port = (!seed.is_multiple_of(3)).then_some(Port(2));
-    let settings =
-        default_port.map_or_else(NicSettings::new, |port| NicSettings::new().default_port(port));
-    let mut emulator = match Emulator::new(&borrowed(&host), &PORTS, &settings) {
+    let config =
+        default_port.map_or_else(NicConfig::new, |port| NicConfig::new().default_port(port));
+    let mut emulator = match Emulator::new(&borrowed(&host), &PORTS, &config) {
         Ok(emulator) => emulator,
         Err(EmulatorError::Compile(_)) => {
             seen.refused += 1;
@@ -188,7 +188,7 @@ proptest! {
     ) {
         frame[12..14].copy_from_slice(&ether_type.to_be_bytes());
         let (mut host, _) = stages(seed);
-        let emulator = Emulator::new(&borrowed(&host), &PORTS, &NicSettings::new());
+        let emulator = Emulator::new(&borrowed(&host), &PORTS, &NicConfig::new());
         let Ok(mut emulator) = emulator else { return Ok(()) };
         let packet = (PORTS[0], &frame[..], Instant::from_nanos(1_000_000_000), None);
         let same = compare(&mut emulator, &mut host, packet, &mut Seen::default());

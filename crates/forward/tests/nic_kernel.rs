@@ -20,7 +20,7 @@ use vigie_forward::{
         Assembler, AttachMode, Attachment, BpfMap, Condition, Generator, Helper, LoadedProgram,
         MapSpec, Program, ProgramKind, Register::*, Size, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
-    nic::{FollowError, MapSizes, Nic, NicBuilder, NicCounters, NicError, NicSettings, PassAll},
+    nic::{FollowError, Nic, NicBuilder, NicConfig, NicCounters, NicError, PassAll},
     packet::{Packet, Port},
     pipeline::{Offload, Reason, Stage, StockStage},
     stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
@@ -54,10 +54,8 @@ fn interfaces() -> [u32; 3] {
 }
 
 /// Maps that are created quickly.
-fn small() -> NicSettings {
-    let mut sizes = MapSizes::default();
-    (sizes.ports, sizes.routes, sizes.neighbours, sizes.flows) = (3, 128, 128, 128);
-    NicSettings::new().sizes(sizes)
+fn small() -> NicConfig {
+    NicConfig::new().ports(3).routes(128).neighbours(128).flows(128)
 }
 
 /// The outcomes so far, so that a test that covers nothing fails.
@@ -76,7 +74,7 @@ fn compare_in_kernel(seed: u64, interfaces: [u32; 3], seen: &mut Seen) {
     if has(&host, |stock| matches!(stock, StockStage::Meter(_))) {
         return;
     }
-    let mut builder = Nic::builder().settings(small()).attach_modes(&[AttachMode::Generic]);
+    let mut builder = Nic::builder().config(small()).attach_modes(&[AttachMode::Generic]);
     for (port, interface) in PORTS.into_iter().zip(interfaces) {
         builder = builder.port(port, interface);
     }
@@ -253,8 +251,8 @@ impl Line {
         found.split(':').next().expect("an index").parse().expect("a number")
     }
 
-    fn nic(settings: NicSettings) -> NicBuilder {
-        let builder = Nic::builder().settings(settings);
+    fn nic(config: NicConfig) -> NicBuilder {
+        let builder = Nic::builder().config(config);
         builder.port(Port(0), index("f0")).port(Port(1), index("f1"))
     }
 
@@ -328,7 +326,7 @@ fn datagrams_are_routed() {
         let stages: [&dyn Stage; 2] = [&Ttl::new(), &RouteStage::new(fib.clone())];
         for place in AttachMode::ALL {
             let up = [Reason::NotIp, Reason::NoRoute, Reason::NoNeighbour, Reason::TtlExpired];
-            let builder = Line::nic(NicSettings::new().pass_up(&up)).attach_modes(&[place]);
+            let builder = Line::nic(NicConfig::new().pass_up(&up)).attach_modes(&[place]);
             let nic = builder.start(&stages).unwrap_or_else(|error| panic!("{place}: {error}"));
             assert_eq!(nic.attach_mode(Port(0)), Some(place));
             let got = line.received("10.2.0.2:4000", || {
@@ -364,7 +362,7 @@ fn datagrams_are_translated() {
         let nat =
             Nat::new(table.clone()).rule(NatRule::Source { ingress: Port(0), from, external });
         let stages: [&dyn Stage; 3] = [&nat, &Ttl::new(), &RouteStage::new(router())];
-        let mut nic = Line::nic(NicSettings::new()).start(&stages).expect("started");
+        let mut nic = Line::nic(NicConfig::new()).start(&stages).expect("started");
         let send = || line.send(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         send();
         run("sleep 0.1");
@@ -416,9 +414,7 @@ fn interfaces_go_and_maps_fill() {
         let fib = router();
         let route = RouteStage::new(fib.clone());
         let stages: [&dyn Stage; 2] = [&Ttl::new(), &route];
-        let mut sizes = MapSizes::default();
-        sizes.routes = 3;
-        let mut nic = Line::nic(NicSettings::new().sizes(sizes)).start(&stages).expect("started");
+        let mut nic = Line::nic(NicConfig::new().routes(3)).start(&stages).expect("started");
         let send = || line.send(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         assert!(line.received("10.2.0.2:4000", send).is_some());
         let dropped = |nic: &Nic, reason| nic.counters().expect("counters").traffic.of(reason);
@@ -493,7 +489,7 @@ fn changes_lose_nothing() {
         let mut line = Line::new();
         let fib = router();
         let stages: [&dyn Stage; 2] = [&Rewrite::new(), &RouteStage::new(fib.clone())];
-        let mut nic = Line::nic(NicSettings::new()).start(&stages).expect("started");
+        let mut nic = Line::nic(NicConfig::new()).start(&stages).expect("started");
         // In place of the program that passes everything: one that counts IPv4 frames.
         line.pass.pop();
         let counter = LoadedProgram::load(&counting()).expect("loaded");

@@ -13,12 +13,12 @@ use vigie_forward::{
     Path, Sees,
     messages::{
         AsyncForwarder, AsyncSink, AsyncSource, Finished, MessageVerdict, MessagesError,
-        NodeSettings, SinkEvent, closure,
+        NodeConfig, SinkEvent, closure,
     },
 };
 use vigie_via::{
     message::Endpoint,
-    protocol::{Config, EngineEvent, MessageEngine},
+    protocol::{EngineConfig, EngineEvent, MessageEngine},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Provider, Reliability},
 };
@@ -52,8 +52,7 @@ fn bytes_of(tag: u32) -> Vec<u8> {
 
 /// Connects ranks with each other, over VIs that may lose, duplicate and reorder.
 async fn ranks(server: &Server, network: &SimNetwork) -> Vec<Endpoint<SimNic>> {
-    let mut config = Config::default();
-    config.reliability = Reliability::Unreliable;
+    let config = EngineConfig::default().reliability(Reliability::Unreliable);
     let ends: Vec<_> = (0..RANKS)
         .map(|rank| {
             let mut nic = network.nic();
@@ -141,7 +140,7 @@ fn run(seed: u64, path: Path) -> Run {
     };
     let members: Vec<Simulated<_>> = ends.iter().map(&mut member).collect();
 
-    let settings = NodeSettings::new().packet_bytes(64).packets(16).window(4).clock(clock);
+    let settings = NodeConfig::new().packet_bytes(64).packets(16).window(4).clock(clock);
     let settings = settings.ends_with_sources(true);
     let net = network.clone();
     let sink = AsyncSink::open(&server, net.nic(), settings.clone()).expect("a sink");

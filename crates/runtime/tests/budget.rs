@@ -111,7 +111,7 @@ fn a_receiver_gives_way() {
         let mut next = 0;
         let mut receive = async || {
             sender.try_send(next + 1).expect("there is room");
-            assert_eq!(receiver.wait(()).await.expect("no error"), Some(next));
+            assert_eq!(receiver.recv().await.expect("no error"), Some(next));
             next += 1;
         };
         beside_another(&mut receive).await;

@@ -23,7 +23,7 @@ use std::{
 use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::{Config, Secret},
+    software_nic::{Secret, SoftwareNicConfig},
     udp::Udp,
     vi::{
         Address, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
@@ -107,12 +107,11 @@ fn flood() -> usize {
     number("FLOOD", 1000)
 }
 
-fn config() -> Config {
-    let mut config = Config::default();
-    config.packet_bytes_max = number("PACKET_BYTES", config.packet_bytes_max);
-    config.window_bytes = number("WINDOW_BYTES", config.window_bytes);
-    config.is_tagged = env::var_os("TAGGED").is_some();
-    config
+fn config() -> SoftwareNicConfig {
+    SoftwareNicConfig::default()
+        .packet_bytes_max(number("PACKET_BYTES", 65_000))
+        .window_bytes(number("WINDOW_BYTES", 128 << 10))
+        .is_tagged(env::var_os("TAGGED").is_some())
 }
 
 /// What the second end tells the first: where its bare socket, its NIC and its listener for TCP are.
@@ -120,7 +119,7 @@ type Places = ([SocketAddr; 2], Address, SocketAddr);
 
 fn echo(
     (to, to_one): (SocketAddr, Address),
-    config: Config,
+    config: SoftwareNicConfig,
     places: &Sender<Places>,
 ) -> Result<()> {
     if let Some(path) = env::var_os("NETNS") {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vigie_detect::Instant;
 use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
-    software_nic::{Config, Secret},
+    software_nic::{Secret, SoftwareNicConfig},
     udp::Udp,
 };
 
@@ -15,8 +15,7 @@ impl Fixture for Loopback {
     type Nic = Udp;
 
     fn nic(&mut self) -> Result<Udp, SetupError> {
-        let mut config = Config::default();
-        config.is_tagged = self.0;
+        let config = SoftwareNicConfig::default().is_tagged(self.0);
         Ok(Udp::bind("127.0.0.1:0".parse()?, Secret::new([5; 16]), config)?)
     }
 

@@ -19,7 +19,7 @@ use std::{
 use tokio::time::timeout;
 use vigie_detect::{HostThread, Server};
 use vigie_via::{
-    datagram::{DatagramError, Device, HEADER_BYTES, Header, NodeAddress, Port, UdpSettings},
+    datagram::{DatagramError, Device, HEADER_BYTES, Header, NodeAddress, Port, UdpConfig},
     link::{BackEnd, EtherType, Link, MacAddress},
 };
 
@@ -36,8 +36,7 @@ fn udp() -> (HostThread, Ipv4Addr, Device) {
     let own = NEXT.fetch_add(1, Ordering::Relaxed);
     let address = Ipv4Addr::new(127, high, low, own);
     let host = Server::spawn_thread().expect("a host");
-    let device =
-        Device::over_udp(host.server(), UdpSettings::new(address.into())).expect("a device");
+    let device = Device::over_udp(host.server(), UdpConfig::new(address.into())).expect("a device");
     (host, address, device)
 }
 
@@ -120,8 +119,8 @@ fn datagrams_travel_over_udp() {
     if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         return kit::skip::skip("datagrams_travel_over_udp", "a loopback address of IPv6");
     }
-    let settings = UdpSettings::new(Ipv6Addr::LOCALHOST.into()).base_port(base);
-    let device = Device::over_udp(host.server(), settings).expect("a device");
+    let config = UdpConfig::new(Ipv6Addr::LOCALHOST.into()).base_port(base);
+    let device = Device::over_udp(host.server(), config).expect("a device");
     assert_eq!(device.payload_max(), 1500 - 48 - HEADER_BYTES);
     in_tokio(check(&device, &device));
 }
@@ -175,8 +174,8 @@ fn sends_wait_for_room() {
         let builder = Link::builder("v1").ether_type(EtherType::IPV4).receive_frames(2048);
         let mut wire = builder.open().expect("a link");
         let host = Server::spawn_thread().expect("a host");
-        let settings = UdpSettings::new(Ipv4Addr::new(10, 8, 0, 1).into());
-        let device = Device::over_udp(host.server(), settings).expect("a device");
+        let config = UdpConfig::new(Ipv4Addr::new(10, 8, 0, 1).into());
+        let device = Device::over_udp(host.server(), config).expect("a device");
         let port = device.acquire_port(1).expect("free");
         let to = NodeAddress::Ip(Ipv4Addr::new(10, 8, 0, 2).into());
         let (mut sends, mut refused) = (Vec::new(), None);
@@ -267,8 +266,8 @@ fn groups_are_reached() {
         }
         ip("addr add 10.7.0.1/24 dev v0");
         let udp = |address: [u8; 4]| {
-            let settings = UdpSettings::new(Ipv4Addr::from(address).into());
-            Device::over_udp(server, settings).expect("a device")
+            let config = UdpConfig::new(Ipv4Addr::from(address).into());
+            Device::over_udp(server, config).expect("a device")
         };
         ip("addr add 10.7.0.2/24 dev v0");
         let (left, right) = (udp([10, 7, 0, 1]), udp([10, 7, 0, 2]));
@@ -346,8 +345,8 @@ fn malformed_datagrams_are_counted_over_links() {
 fn a_port_has_one_owner() {
     const HOLD: &str = "VIGIE_HOLD_PORTS";
     let devices = |host: &HostThread| {
-        let settings = UdpSettings::new(Ipv4Addr::LOCALHOST.into());
-        let udp = Device::over_udp(host.server(), settings).expect("a device");
+        let config = UdpConfig::new(Ipv4Addr::LOCALHOST.into());
+        let udp = Device::over_udp(host.server(), config).expect("a device");
         (over(host.server(), "v1", BackEnd::Automatic), udp)
     };
     if env::var_os(HOLD).is_some() {
@@ -442,11 +441,11 @@ fn a_free_port_over_udp_is_told() {
 #[test]
 fn settings_are_checked() {
     let host = Server::spawn_thread().expect("a host");
-    let settings = UdpSettings::new(Ipv4Addr::LOCALHOST.into());
-    for settings in
-        [settings.base_port(0), settings.base_port(65_281), settings.mtu(575), settings.mtu(65_536)]
+    let config = UdpConfig::new(Ipv4Addr::LOCALHOST.into());
+    for config in
+        [config.base_port(0), config.base_port(65_281), config.mtu(575), config.mtu(65_536)]
     {
-        let error = Device::over_udp(host.server(), settings).expect_err("out of range");
+        let error = Device::over_udp(host.server(), config).expect_err("out of range");
         assert!(matches!(error, DatagramError::Setting { .. }), "{error}");
     }
 }

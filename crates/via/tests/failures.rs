@@ -5,7 +5,7 @@ use std::{io::IoSlice, task::Poll};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, SendError,
+        EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, SendError,
         SendState,
     },
     shm::Shm,
@@ -18,7 +18,7 @@ fn engines() -> (MessageEngine<Shm>, MessageEngine<Shm>) {
     let mut engines = [0, 1].map(|rank| {
         let mut nic = Shm::open().expect("a NIC");
         nic.listen(b"messages").expect("no other listener");
-        MessageEngine::new(nic, rank, 2, Config::default()).expect("an engine")
+        MessageEngine::new(nic, rank, 2, EngineConfig::default()).expect("an engine")
     });
     let address = engines[1].nic().address();
     engines[0].connect(1, &address, b"messages", Instant::MAX).expect("asks");
@@ -113,7 +113,7 @@ fn requests_that_nobody_answers_are_bounded() {
     let mut nic = Shm::open().expect("a NIC");
     nic.listen(b"messages").expect("no other listener");
     let address = nic.address();
-    let mut engine = MessageEngine::new(nic, 0, 2, Config::default()).expect("an engine");
+    let mut engine = MessageEngine::new(nic, 0, 2, EngineConfig::default()).expect("an engine");
     let mut caller = Shm::open().expect("a NIC");
     let tag = caller.create_tag();
     let attributes = ViAttributes {

@@ -14,7 +14,7 @@ use std::{
 use vigie_detect::{Flavor, Server, WaitError};
 use vigie_via::{
     message::{Endpoint, MessageErrorKind},
-    protocol::{Config, MessageEngine, Mode},
+    protocol::{EngineConfig, MessageEngine, Mode},
     shm::Shm,
 };
 
@@ -30,7 +30,7 @@ fn poll<F: Future>(future: F) -> Poll<F::Output> {
 fn a_child_leaves_the_engine_alone() {
     let server = Server::new(Flavor::UserLevel).expect("the kernel gives a server");
     let nic = Shm::open().expect("a NIC");
-    let engine = MessageEngine::new(nic, 0, 1, Config::default()).expect("an engine");
+    let engine = MessageEngine::new(nic, 0, 1, EngineConfig::default()).expect("an engine");
     let endpoint = Endpoint::new(&server, engine).expect("registered");
     let all = endpoint.communicator();
     let mut receive = all.start_recv(0, 1);

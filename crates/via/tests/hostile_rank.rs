@@ -7,8 +7,8 @@ use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_via::{
     protocol::{
-        Config, Control, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening, Pattern,
-        Payload, RequestId, SendState,
+        Control, EngineConfig, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening,
+        Pattern, Payload, RequestId, SendState,
     },
     shm::Shm,
     vi::{
@@ -325,7 +325,7 @@ fn work(
 fn engine(rank: u32) -> MessageEngine<Shm> {
     let mut nic = Shm::open().expect("a NIC");
     nic.listen(b"messages").expect("no other listener");
-    MessageEngine::new(nic, rank, 3, Config::default()).expect("an engine")
+    MessageEngine::new(nic, rank, 3, EngineConfig::default()).expect("an engine")
 }
 
 fn befriend(victim: &mut MessageEngine<Shm>, friend: &mut MessageEngine<Shm>) {

@@ -10,8 +10,8 @@ mod ranks;
 
 use vigie_detect::Instant;
 use vigie_via::{
-    protocol::{Config as Protocol, EngineEvent, MessageEngine, Mode, Pattern, SendState},
-    software_nic::{Config, Secret},
+    protocol::{EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, SendState},
+    software_nic::{Secret, SoftwareNicConfig},
     udp::Udp,
     vi::Provider,
 };
@@ -23,7 +23,7 @@ use crate::{
 
 fn nic() -> Udp {
     let address = "127.0.0.1:0".parse().expect("an address");
-    Udp::bind(address, Secret::new([6; 16]), Config::default()).expect("a NIC")
+    Udp::bind(address, Secret::new([6; 16]), SoftwareNicConfig::default()).expect("a NIC")
 }
 
 /// Goal: messages of all lengths arrive whole and in order. Method: there and back, with pauses in which both
@@ -38,7 +38,8 @@ fn messages_go_there_and_back() {
 /// the other is connected and has sent; then it receives in each of the ways that take arrivals.
 #[test]
 fn a_message_comes_with_its_connection() {
-    let engine = |rank| MessageEngine::new(nic(), rank, 2, Protocol::default()).expect("an engine");
+    let engine =
+        |rank| MessageEngine::new(nic(), rank, 2, EngineConfig::default()).expect("an engine");
     let whole = pattern(1000, 7);
     let from = Pattern { context: 0, source: Some(0), tag: Some(1) };
     for way in 0..3 {

@@ -18,7 +18,7 @@ use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
     message::{Communicator, Endpoint},
-    protocol::{Config, Mode},
+    protocol::{EngineConfig, Mode},
     verbs::{OpenError, Verbs, VerbsConfig, VerbsSecret},
     vi::{
         Address, Connect, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, ProtectionTag,
@@ -122,7 +122,7 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
 /// Runs `body` in a task for each of `size` ranks, with that rank's communicator.
 fn on_ranks<F>(
     size: u32,
-    config: Config,
+    config: EngineConfig,
     body: impl Fn(Communicator<Verbs>) -> F + Clone + Send + Sync + 'static,
 ) where
     F: Future<Output = ()> + Send + 'static,
@@ -153,7 +153,12 @@ fn on_ranks<F>(
     });
 }
 
-async fn join(server: &Server, rank: usize, world: &World, config: Config) -> Endpoint<Verbs> {
+async fn join(
+    server: &Server,
+    rank: usize,
+    world: &World,
+    config: EngineConfig,
+) -> Endpoint<Verbs> {
     let nic = open(rank, world.identity().secret);
     let deadline = Instant::now() + BOUND;
     Endpoint::join_over(server, world, nic, config, deadline).await.expect("all ranks come")
@@ -205,7 +210,7 @@ async fn all_to_all(rank: Communicator<Verbs>) {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn two_ranks_play_ping_pong() {
-    on_ranks(2, Config::default(), ping_pong);
+    on_ranks(2, EngineConfig::default(), ping_pong);
 }
 
 /// Goal: many connections of one NIC do not disturb each other. Method: four ranks send each other three rounds of
@@ -213,7 +218,7 @@ fn two_ranks_play_ping_pong() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn all_ranks_send_to_all() {
-    on_ranks(4, Config::default(), all_to_all);
+    on_ranks(4, EngineConfig::default(), all_to_all);
 }
 
 /// Goal: over unreliable queue pairs the engine's own error control repairs losses. Method: both
@@ -221,10 +226,9 @@ fn all_ranks_send_to_all() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn messages_over_unreliable_vis() {
-    let mut config = Config::default();
-    config.reliability = Reliability::Unreliable;
+    let mut config = EngineConfig::default().reliability(Reliability::Unreliable);
     // An emulated processor answers late.
-    config.retransmit_after = Duration::from_millis(50);
+    config = config.retransmit_after(Duration::from_millis(50));
     on_ranks(2, config, ping_pong);
     on_ranks(3, config, all_to_all);
 }

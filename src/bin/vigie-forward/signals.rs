@@ -23,7 +23,7 @@ pub(crate) fn listen(
         let handle: Handle<Signals> = signal(server, kind).map_err(io::Error::other)?;
         let mailbox = std::rc::Rc::clone(mailbox);
         let listener = spawn_local(async move {
-            while handle.wait(()).await.is_ok() {
+            while handle.recv().await.is_ok() {
                 mailbox.post(InstanceEvent::Signal { name, number });
             }
         });

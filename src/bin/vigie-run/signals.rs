@@ -47,7 +47,7 @@ pub(crate) fn pass_to(mailbox: &Rc<Mailbox<JobEvent>>, handles: Vec<(i32, Handle
     for (number, handle) in handles {
         let mailbox = Rc::clone(mailbox);
         let listener = spawn_local(async move {
-            while handle.wait(()).await.is_ok() {
+            while handle.recv().await.is_ok() {
                 let is_signal = |event: &&JobEvent| matches!(event, JobEvent::Signal(_));
                 mailbox.post_unless(JobEvent::Signal(number), |events| {
                     events.iter().filter(is_signal).count() >= SIGNALS_MAX

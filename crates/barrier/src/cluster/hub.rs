@@ -18,7 +18,7 @@
 
 use std::collections::VecDeque;
 
-use super::parameters::Deferral;
+use super::config::Deferral;
 use super::world::{SimEvent, SimWorld};
 use super::{Frame, NodeIndex};
 
@@ -124,7 +124,7 @@ impl<M> Hub<M> {
     }
 
     fn attempt(&mut self, world: &mut SimWorld<M>, from: NodeIndex) {
-        let set = &world.parameters;
+        let set = &world.config;
         let (delay_ns, sent_ns) = (set.hub_delay_ns, set.transmission_ns());
         let station = &mut self.stations[from];
         let free_ns = station.quiet_since_ns + set.silence_ns();
@@ -168,8 +168,8 @@ impl<M> Hub<M> {
         // Everything planned for the end of this attempt is void.
         station.attempt += 1;
         world.counts.collisions += 1;
-        let preamble_ns = since_ns + world.parameters.preamble_ns();
-        let jammed_ns = preamble_ns.saturating_sub(world.now_ns) + world.parameters.jam_ns();
+        let preamble_ns = since_ns + world.config.preamble_ns();
+        let jammed_ns = preamble_ns.saturating_sub(world.now_ns) + world.config.jam_ns();
         self.schedule_event(world, jammed_ns, HubEvent::Jammed(index));
     }
 
@@ -183,7 +183,7 @@ impl<M> Hub<M> {
             station.quiet_since_ns = station.quiet_since_ns.max(world.now_ns);
             if station.state == StationState::Deferring {
                 station.state = StationState::Ready;
-                self.schedule_event(world, world.parameters.silence_ns(), HubEvent::Attempt(index));
+                self.schedule_event(world, world.config.silence_ns(), HubEvent::Attempt(index));
             }
         }
     }
@@ -197,23 +197,23 @@ impl<M> Hub<M> {
         if self.stations[from].attempt != attempt {
             return None;
         }
-        self.schedule_event(world, world.parameters.hub_delay_ns, HubEvent::Fade(from));
+        self.schedule_event(world, world.config.hub_delay_ns, HubEvent::Fade(from));
         self.take(world, from).map(TransmitOutcome::Sent)
     }
 
     fn jammed(&mut self, world: &mut SimWorld<M>, from: NodeIndex) -> Option<TransmitOutcome<M>> {
-        self.schedule_event(world, world.parameters.hub_delay_ns, HubEvent::Fade(from));
+        self.schedule_event(world, world.config.hub_delay_ns, HubEvent::Fade(from));
         let station = &mut self.stations[from];
         station.collisions += 1;
-        if station.collisions >= world.parameters.attempts_max {
+        if station.collisions >= world.config.attempts_max {
             return self.take(world, from).map(TransmitOutcome::GivenUp);
         }
         station.state = StationState::Ready;
         station.quiet_since_ns = world.now_ns;
         // A random number of slots r with 0 ≤ r < 2^k [ieee802.3, §4.2.3].
-        let exponent = station.collisions.min(world.parameters.backoff_exponent_max).min(63);
+        let exponent = station.collisions.min(world.config.backoff_exponent_max).min(63);
         let slots = world.random.u64(0..1 << exponent);
-        let pause_ns = slots.saturating_mul(world.parameters.slot_ns());
+        let pause_ns = slots.saturating_mul(world.config.slot_ns());
         self.schedule_event(world, pause_ns, HubEvent::Attempt(from));
         None
     }
@@ -240,12 +240,12 @@ impl<M> Hub<M> {
 #[cfg(test)]
 mod tests {
     use super::super::Destination;
-    use super::super::parameters::Parameters;
+    use super::super::config::ClusterConfig;
     use super::*;
 
     /// Offers frames to a hub of four stations; returns which station has sent when, in order.
     fn sent(
-        set: Parameters,
+        set: ClusterConfig,
         seed: u64,
         frames: &[(u64, NodeIndex)],
     ) -> (Vec<(u64, NodeIndex)>, u64) {
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn who_comes_later_waits_for_the_gap() {
         // Goal: carrier sense and the gap between frames. Method: a second station begins while it hears the first.
-        let set = Parameters::CALIBRATED;
+        let set = ClusterConfig::CALIBRATED;
         let first_ns = 10_000 + set.transmission_ns();
         let second_ns = first_ns + set.hub_delay_ns + set.silence_ns() + set.transmission_ns();
         let frames = [(10_000, 0), (10_000 + set.hub_delay_ns, 1)];
@@ -285,7 +285,7 @@ mod tests {
     fn who_cannot_hear_yet_collides() {
         // Goal: all frames come through in the end, after collisions, and never two at once. Method: four stations within the
         // delay, many seeds.
-        let set = Parameters::CALIBRATED;
+        let set = ClusterConfig::CALIBRATED;
         for seed in 0..64 {
             let frames = [(10_000, 0), (10_000, 1), (10_300, 2), (10_849, 3)];
             let (sent, collisions) = sent(set, seed, &frames);
@@ -301,17 +301,17 @@ mod tests {
         // Goal: with the whole gap, the first station sends again at once; with two parts, those that waited collide with it.
         // Method: two frames of one station, and one of another that waits.
         let frames = [(10_000, 0), (10_000, 0), (12_000, 1)];
-        let whole = sent(Parameters::CALIBRATED, 0, &frames);
+        let whole = sent(ClusterConfig::CALIBRATED, 0, &frames);
         assert_eq!(whole.0.iter().map(|one| one.1).collect::<Vec<_>>(), [0, 0, 1]);
         assert_eq!(whole.1, 0);
-        let parts = Parameters { deferral: Deferral::TwoParts, ..Parameters::CALIBRATED };
+        let parts = ClusterConfig { deferral: Deferral::TwoParts, ..ClusterConfig::CALIBRATED };
         assert!(sent(parts, 0, &frames).1 >= 2);
     }
 
     #[test]
     fn a_frame_is_given_up_after_so_many_collisions() {
         // Goal: nothing tries for ever. Method: one attempt allowed, two stations at once.
-        let set = Parameters { attempts_max: 1, ..Parameters::CALIBRATED };
+        let set = ClusterConfig { attempts_max: 1, ..ClusterConfig::CALIBRATED };
         assert_eq!(sent(set, 0, &[(10_000, 0), (10_000, 1)]), (Vec::new(), 2_000_002));
     }
 }

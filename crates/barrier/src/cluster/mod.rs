@@ -1,7 +1,7 @@
 //! The paper's cluster, simulated: it reproduces the figures of [eth-barrier, §4] to the nanosecond on every machine.
 //!
 //! ```
-//! use vigie_barrier::cluster::{Cluster, Medium, Parameters};
+//! use vigie_barrier::cluster::{Cluster, Medium, ClusterConfig};
 //! use vigie_barrier::{Group, Network, Rank, Round, Schedule, Source, Step, Target};
 //!
 //! // Two members that tell each other.
@@ -11,10 +11,10 @@
 //! };
 //! let schedule = Schedule::from_steps(Group::new(2)?, vec![tell(1), tell(0)]);
 //!
-//! let set = Parameters::CALIBRATED;
-//! let times = Cluster::new([Medium::Switch]).parameters(set).run(&schedule)?;
-//! let one_way_ns = set.send_ns + set.latency_ns + set.receive_ns();
-//! assert_eq!(times.mean_ns(), (one_way_ns + set.wait_ns) as f64);
+//! // LogP's o_s, L and o_r, and the time to notice the message.
+//! let config = ClusterConfig::CALIBRATED.send_ns(3_000).latency_ns(17_500).receive_ns(9_500).wait_ns(4_500);
+//! let times = Cluster::new([Medium::Switch]).config(config).run(&schedule)?;
+//! assert_eq!(times.mean_ns(), 34_500.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -28,7 +28,7 @@
 //! | hub | one wire; carrier sense, collisions, jam, truncated binary exponential backoff | `hub.rs` |
 //! | program | the steps of a schedule, or any other member ([`Program`]) | `program.rs` |
 //! | member state machine | the one that real transports drive, with its recovery ([`MemberProgram`]) | `machine.rs` |
-//! | numbers | all of them, with their sources | `parameters.rs` |
+//! | numbers | all of them, with their sources | `config.rs` |
 //! | the paper | its figures, and what must be reached | `paper.rs` |
 //!
 //! # The method
@@ -40,11 +40,11 @@
 //! messages in some milliseconds. There is no clock drift, no cache and no other program; the fitted constants cover
 //! other activity of the paper's machines.
 
+mod config;
 mod hub;
 mod machine;
 mod node;
 pub mod paper;
-mod parameters;
 mod program;
 mod switch;
 mod times;
@@ -60,12 +60,12 @@ use self::node::SimNode;
 use self::switch::Switch;
 use self::world::{NodeReport, SimEvent, SimWorld};
 use crate::group::{Group, Rank};
-use crate::member::{Member, MemberError, MemberSettings};
+use crate::member::{Member, MemberConfig, MemberError};
 use crate::packet::GroupId;
 use crate::schedule::{Network, Schedule, Step};
 
+pub use self::config::{ClusterConfig, Completion, Deferral, FramesPerInterrupt, ParametersError};
 pub use self::machine::MemberProgram;
-pub use self::parameters::{Completion, Deferral, FramesPerInterrupt, Parameters, ParametersError};
 pub use self::program::{Action, Program, StepProgram};
 pub use self::times::{Counts, MemberTimes, Runs, Times};
 
@@ -106,13 +106,13 @@ pub enum Arrival {
 
 /// A cluster to simulate: how nodes are connected, and what they run.
 ///
-/// By default it has the calibrated [`Parameters`], and follows the paper's method ([`BARRIERS`], [`LOOP_NS`])
+/// By default it has the calibrated [`ClusterConfig`], and follows the paper's method ([`BARRIERS`], [`LOOP_NS`])
 /// without loss, with seed 0.
 #[derive(Clone, Debug)]
 #[must_use = "a cluster does nothing until it runs"]
 pub struct Cluster {
     media: Vec<Medium>,
-    parameters: Parameters,
+    config: ClusterConfig,
     barriers: u32,
     loop_ns: u64,
     arrival: Arrival,
@@ -125,7 +125,7 @@ impl Cluster {
     pub fn new(media: impl IntoIterator<Item = Medium>) -> Self {
         Self {
             media: media.into_iter().collect(),
-            parameters: Parameters::CALIBRATED,
+            config: ClusterConfig::CALIBRATED,
             barriers: BARRIERS,
             loop_ns: LOOP_NS,
             arrival: Arrival::Together,
@@ -135,8 +135,8 @@ impl Cluster {
     }
 
     /// Sets all costs.
-    pub const fn parameters(mut self, parameters: Parameters) -> Self {
-        self.parameters = parameters;
+    pub const fn config(mut self, config: ClusterConfig) -> Self {
+        self.config = config;
         self
     }
 
@@ -199,12 +199,11 @@ impl Cluster {
         schedule: &Schedule,
         repeat_after: Duration,
     ) -> Result<Times, SimulationError> {
-        let mut settings = MemberSettings::new(GroupId(self.seed));
-        settings.repeat_after = repeat_after;
+        let mut config = MemberConfig::new(GroupId(self.seed)).repeat_after(repeat_after);
         // No member dies here, however much is lost.
-        settings.failure_timeout = None;
+        config = config.failure_timeout(None);
         let shared = Arc::new(schedule.clone());
-        let member = |rank| Member::new(Arc::clone(&shared), rank, settings.clone());
+        let member = |rank| Member::new(Arc::clone(&shared), rank, config.clone());
         let members: Result<Vec<_>, _> = schedule.group().ranks().map(member).collect();
         self.run_programs(members?.into_iter().map(MemberProgram::new).collect())
     }
@@ -224,7 +223,7 @@ impl Cluster {
     /// # Errors
     /// [`SimulationError`].
     pub fn run_programs<P: Program>(&self, programs: Vec<P>) -> Result<Times, SimulationError> {
-        self.parameters.check(&self.media)?;
+        self.config.check(&self.media)?;
         if !(1..=2).contains(&self.media.len()) {
             return Err(SimulationError::Media { count: self.media.len() });
         }
@@ -369,7 +368,7 @@ impl<'a, P: Program> Simulation<'a, P> {
         let node = |(index, program)| SimNode::new(index, program, nics);
         Self {
             plan,
-            world: SimWorld::new(plan.parameters, plan.loss, plan.seed),
+            world: SimWorld::new(plan.config, plan.loss, plan.seed),
             nodes: programs.into_iter().enumerate().map(node).collect(),
             wirings: plan.media.iter().enumerate().map(wiring).collect(),
             entered_ns: vec![0; size],
@@ -421,7 +420,7 @@ impl<'a, P: Program> Simulation<'a, P> {
                 match hub.handle(world, what) {
                     None => {}
                     Some(TransmitOutcome::Sent(frame)) => {
-                        let delay_ns = world.parameters.hub_delay_ns;
+                        let delay_ns = world.config.hub_delay_ns;
                         for node in (0..self.nodes.len()).filter(|node| frame.is_for(*node)) {
                             world.land(delay_ns, nic, node, &frame);
                         }

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use super::parameters::{Completion, FramesPerInterrupt};
+use super::config::{Completion, FramesPerInterrupt};
 use super::program::{Action, Program};
 use super::world::{NodeReport, SimEvent, SimWorld};
 use super::{Destination, Frame, NodeIndex};
@@ -144,8 +144,8 @@ impl<P: Program> SimNode<P> {
                     self.answer(world);
                 }
                 if !self.rings[nic].is_empty() {
-                    if world.parameters.frames_per_interrupt == FramesPerInterrupt::UntilEmpty {
-                        return self.begin(world, world.parameters.receive_frame_ns);
+                    if world.config.frames_per_interrupt == FramesPerInterrupt::UntilEmpty {
+                        return self.begin(world, world.config.receive_frame_ns);
                     }
                     self.interrupts.push_back(Interrupt::Frames { nic });
                 }
@@ -189,9 +189,9 @@ impl<P: Program> SimNode<P> {
         while self.processor == Processor::Idle {
             if let Some(interrupt) = self.interrupts.pop_front() {
                 self.processor = Processor::Handles(interrupt);
-                let costs = &world.parameters;
+                let costs = &world.config;
                 let handler_ns = match interrupt {
-                    Interrupt::Frames { .. } => costs.receive_ns(),
+                    Interrupt::Frames { .. } => costs.receive_one_ns(),
                     Interrupt::Completion => costs.completion_ns,
                     Interrupt::Answer => costs.send_ns,
                 };
@@ -246,7 +246,7 @@ impl<P: Program> SimNode<P> {
         self.leaving += 1;
         world.counts.sent += 1;
         let frame = Frame { from: self.index, to, message };
-        world.schedule_event(world.parameters.dma_ns, SimEvent::Offer { nic, frame });
+        world.schedule_event(world.config.dma_ns, SimEvent::Offer { nic, frame });
     }
 
     /// Outside a barrier, a program only answers.
@@ -268,7 +268,7 @@ impl<P: Program> SimNode<P> {
         let action = self.action.take().unwrap_or_else(|| self.program.next(world.now_ns));
         // Frames are posted one after the other, and a blocked program waits anyway.
         let is_free = matches!(action, Action::Send { .. } | Action::Blocked);
-        let is_awaited = world.parameters.completion == Completion::Awaited;
+        let is_awaited = world.config.completion == Completion::Awaited;
         if is_awaited && self.leaving > 0 && !is_free {
             // The next message reuses the buffer of the last one [eth-barrier, §2.2].
             self.action = Some(action);
@@ -277,14 +277,12 @@ impl<P: Program> SimNode<P> {
         match action {
             Action::Send { to, network, message } => {
                 let then = Continuation::Post { to, network, message };
-                self.task = Some(CpuTask { left_ns: world.parameters.send_ns, then });
+                self.task = Some(CpuTask { left_ns: world.config.send_ns, then });
                 true
             }
             Action::Waited => {
-                self.task = Some(CpuTask {
-                    left_ns: world.parameters.wait_ns,
-                    then: Continuation::Continue,
-                });
+                self.task =
+                    Some(CpuTask { left_ns: world.config.wait_ns, then: Continuation::Continue });
                 true
             }
             Action::Blocked => self.rest(world),

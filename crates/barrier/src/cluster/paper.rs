@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::{Cluster, Medium, Parameters, Runs, SimulationError};
+use super::{Cluster, ClusterConfig, Medium, Runs, SimulationError};
 use crate::algorithm::{Algorithm, AlgorithmError, HopTiming, Networks};
 use crate::group::{Group, GroupError};
 
@@ -74,23 +74,23 @@ impl Case {
     }
 
     /// Returns the cluster that it runs on, with seed 0.
-    pub fn cluster(&self, parameters: Parameters) -> Cluster {
+    pub fn cluster(&self, config: ClusterConfig) -> Cluster {
         let networks = match self.algorithm.networks() {
             Networks::One => 1,
             Networks::Two => 2,
         };
-        Cluster::new(vec![self.medium; networks]).parameters(parameters)
+        Cluster::new(vec![self.medium; networks]).config(config)
     }
 
     /// Simulates it: once on a switch, on a hub with `seeds` seeds from `seed` on.
     ///
     /// # Errors
     /// [`CaseError`].
-    pub fn run(&self, parameters: Parameters, seed: u64, seeds: u32) -> Result<Runs, CaseError> {
+    pub fn run(&self, config: ClusterConfig, seed: u64, seeds: u32) -> Result<Runs, CaseError> {
         let group = Group::new(self.members)?;
         let schedule = self.algorithm.schedule(group)?;
         let seeds = if self.medium == Medium::Hub { seeds } else { 1 };
-        Ok(self.cluster(parameters).seed(seed).run_seeds(&schedule, seeds)?)
+        Ok(self.cluster(config).seed(seed).run_seeds(&schedule, seeds)?)
     }
 }
 
@@ -112,10 +112,9 @@ pub enum CaseError {
 /// Returns the tree that is optimal for these parameters: a hop is o_s + L + o_r and a wait; messages for one member
 /// follow each other as fast as its wire allows or, if that is slower, its processor.
 #[must_use]
-pub fn optimal(parameters: &Parameters) -> Algorithm {
-    let hop_ns =
-        parameters.send_ns + parameters.latency_ns + parameters.receive_ns() + parameters.wait_ns;
-    let gap_ns = parameters.gap_ns().max(parameters.receive_frame_ns);
+pub fn optimal(config: &ClusterConfig) -> Algorithm {
+    let hop_ns = config.send_ns + config.latency_ns + config.receive_one_ns() + config.wait_ns;
+    let gap_ns = config.gap_ns().max(config.receive_frame_ns);
     Algorithm::Optimal(HopTiming::new(Duration::from_nanos(hop_ns), Duration::from_nanos(gap_ns)))
 }
 
@@ -125,7 +124,7 @@ pub fn optimal(parameters: &Parameters) -> Algorithm {
 /// # Errors
 /// [`CaseError`] if the rate is too low for L.
 pub fn four_ary_gain(receive_ns: u64, rate_mbps: u64) -> Result<f64, CaseError> {
-    let set = Parameters { rate_mbps, ..Parameters::BARE }.with_receive_ns(receive_ns);
+    let set = ClusterConfig { rate_mbps, ..ClusterConfig::BARE }.receive_ns(receive_ns);
     let mean_ns = |algorithm| {
         let case = Case::new(0, algorithm, 16, Medium::Switch);
         case.run(set, 0, 1).map(|runs| runs.mean_ns())

@@ -1,6 +1,6 @@
 //! A store-and-forward switch: it receives a whole frame before it sends it on, in order of arrival at each port.
 
-use super::parameters::Parameters;
+use super::config::ClusterConfig;
 use super::world::{SimEvent, SimWorld};
 use super::{Frame, NodeIndex};
 
@@ -22,9 +22,9 @@ impl Switch {
     /// A frame is in the transmit memory of its NIC.
     pub(super) fn offer<M>(&mut self, world: &mut SimWorld<M>, frame: Frame<M>) {
         let sender = frame.from;
-        let sent_ns = occupy(&mut self.up_free_ns[sender], world.now_ns, &world.parameters);
+        let sent_ns = occupy(&mut self.up_free_ns[sender], world.now_ns, &world.config);
         world.schedule_event(sent_ns, SimEvent::Sent { node: sender });
-        let forward_ns = sent_ns + world.parameters.switch_ns();
+        let forward_ns = sent_ns + world.config.switch_ns();
         world.schedule_event(forward_ns, SimEvent::Forward { nic: self.nic, frame });
     }
 
@@ -33,16 +33,16 @@ impl Switch {
         let ports: NodeIndex = self.down_free_ns.len();
         for node in (0..ports).filter(|node| frame.is_for(*node)) {
             let port_ns = &mut self.down_free_ns[node];
-            let arrived_ns = occupy(port_ns, world.now_ns, &world.parameters);
+            let arrived_ns = occupy(port_ns, world.now_ns, &world.config);
             world.land(arrived_ns, self.nic, node, frame);
         }
     }
 }
 
 /// Sends a frame over a link as soon as that is free; returns the number of nanoseconds until its last bit arrives.
-fn occupy(free_ns: &mut u64, now_ns: u64, parameters: &Parameters) -> u64 {
-    let sent_ns = now_ns.max(*free_ns) + parameters.transmission_ns();
-    *free_ns = sent_ns + parameters.silence_ns();
+fn occupy(free_ns: &mut u64, now_ns: u64, config: &ClusterConfig) -> u64 {
+    let sent_ns = now_ns.max(*free_ns) + config.transmission_ns();
+    *free_ns = sent_ns + config.silence_ns();
     sent_ns - now_ns
 }
 
@@ -53,7 +53,7 @@ mod tests {
 
     /// Offers frames to a switch of four ports, and returns when they land, and where.
     fn landed(frames: &[(u64, NodeIndex, Destination)]) -> Vec<(u64, NodeIndex)> {
-        let mut world = SimWorld::new(Parameters::CALIBRATED, 0.0, 0);
+        let mut world = SimWorld::new(ClusterConfig::CALIBRATED, 0.0, 0);
         let mut switch = Switch::new(0, 4);
         for &(at_ns, from, to) in frames {
             world.schedule_event(
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn an_idle_switch_takes_the_rest_of_the_latency() {
         // Goal: from the end of o_s to the receiver's memory it is L. Method: one frame; DMA of the sender is before the offer.
-        let set = Parameters::CALIBRATED;
+        let set = ClusterConfig::CALIBRATED;
         let frame = [(set.dma_ns, 0, Destination::Node(2))];
         assert_eq!(landed(&frame), [(set.latency_ns, 2)]);
     }
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn frames_for_one_port_queue() {
         // Goal: the wire of a port is the bottleneck, those of others are not. Method: three at once, two of them for one.
-        let first_ns = Parameters::CALIBRATED.latency_ns - 1_600;
+        let first_ns = ClusterConfig::CALIBRATED.latency_ns - 1_600;
         let to = Destination::Node;
         let frames = [(0, 0, to(3)), (0, 1, to(3)), (0, 2, to(1))];
         assert_eq!(landed(&frames), [(first_ns, 3), (first_ns, 1), (first_ns + 7_360, 3)]);
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_multicast_goes_to_all_others() {
         // Goal: one frame up, one down each port but the sender's. Method: a multicast, and one frame behind it.
-        let first_ns = Parameters::CALIBRATED.latency_ns - 1_600;
+        let first_ns = ClusterConfig::CALIBRATED.latency_ns - 1_600;
         let frames = [(0, 1, Destination::Others), (0, 1, Destination::Node(0))];
         let all = [(first_ns, 0), (first_ns, 2), (first_ns, 3), (first_ns + 7_360, 0)];
         assert_eq!(landed(&frames), all);

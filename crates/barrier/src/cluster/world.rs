@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::config::ClusterConfig;
 use super::hub::HubEvent;
-use super::parameters::Parameters;
 use super::{Counts, Frame, NodeIndex};
 
 /// An event that happens at its time.
@@ -36,7 +36,7 @@ pub(super) enum NodeReport {
 #[derive(Debug)]
 pub(super) struct SimWorld<M> {
     pub(super) now_ns: u64,
-    pub(super) parameters: Parameters,
+    pub(super) config: ClusterConfig,
     pub(super) random: fastrand::Rng,
     /// The probability that a copy of a frame does not arrive.
     pub(super) loss: f64,
@@ -50,10 +50,10 @@ pub(super) struct SimWorld<M> {
 }
 
 impl<M> SimWorld<M> {
-    pub(super) fn new(parameters: Parameters, loss: f64, seed: u64) -> Self {
+    pub(super) fn new(config: ClusterConfig, loss: f64, seed: u64) -> Self {
         Self {
             now_ns: 0,
-            parameters,
+            config,
             random: fastrand::Rng::with_seed(seed),
             loss,
             counts: Counts::default(),
@@ -88,7 +88,7 @@ impl<M: Clone> SimWorld<M> {
             return;
         }
         self.counts.delivered += 1;
-        let landed_ns = delay_ns + self.parameters.dma_ns;
+        let landed_ns = delay_ns + self.config.dma_ns;
         self.schedule_event(
             landed_ns,
             SimEvent::Land { nic, node, message: frame.message.clone() },

@@ -23,7 +23,7 @@ use std::{
 
 use vigie_detect::Instant;
 
-use super::{Transmit, retry::earlier, settings::MemberSettings};
+use super::{Transmit, config::MemberConfig, retry::earlier};
 use crate::{
     group::{Group, Rank},
     packet::{Body, DEAD_MAX, GroupId, Key, Packet, encode_ranks},
@@ -67,7 +67,7 @@ pub(super) struct Agreement {
     /// Members whose end the transport has seen after the decision.
     late_dead: BTreeSet<Rank>,
     state: AgreementState,
-    settings: MemberSettings,
+    config: MemberConfig,
     interval_min: Duration,
     interval_max: Duration,
     silence_max: Option<Duration>,
@@ -77,23 +77,23 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    pub(super) fn new(group: Group, own: Rank, epoch: u32, settings: &MemberSettings) -> Self {
+    pub(super) fn new(group: Group, own: Rank, epoch: u32, config: &MemberConfig) -> Self {
         Self {
             group,
             own,
-            id: settings.group,
-            key: settings.key.clone(),
+            id: config.group,
+            key: config.key.clone(),
             epoch,
             dead: BTreeSet::new(),
             views: BTreeMap::new(),
             silent: BTreeMap::new(),
             late_dead: BTreeSet::new(),
             state: AgreementState::Undecided,
-            settings: settings.clone(),
-            interval_min: settings.repeat_after,
-            interval_max: settings.interval_max(),
-            silence_max: settings.silence_max(),
-            interval: settings.repeat_after,
+            config: config.clone(),
+            interval_min: config.repeat_after,
+            interval_max: config.interval_max(),
+            silence_max: config.silence_max(),
+            interval: config.repeat_after,
             deadline: None,
             transmits: Vec::new(),
         }
@@ -117,7 +117,7 @@ impl Agreement {
 
     /// Returns whether enough members are left to continue.
     pub(super) fn has_quorum(&self) -> bool {
-        self.settings.may_go_on(self.group, &self.dead)
+        self.config.may_go_on(self.group, &self.dead)
     }
 
     /// Returns whether more members are dead than a packet can name.

@@ -20,7 +20,7 @@
 //! stores. Packets carry 32 bits of the epoch, so packets that the network has held back for long are recognised as old.
 //!
 //! While nothing is lost, only the schedule's messages are sent: by entering the next barrier, a member acknowledges everything
-//! before. A member that waits for longer than [`MemberSettings::repeat_after`] asks for the messages that it misses, at
+//! before. A member that waits for longer than [`MemberConfig::repeat_after`] asks for the messages that it misses, at
 //! growing intervals. A member that has sent such a message sends it again to the one that asks; one that has not says that it
 //! is alive, and sends the message twice when it gets that far. A lossy network rarely answers, so a few questions in a row
 //! without an answer do not lengthen the interval, nor does a question after which something came. Each member keeps what it
@@ -28,7 +28,7 @@
 //! them, since one may be down.
 //!
 //! # Failures
-//! A member is dead if it does not answer for half of [`MemberSettings::failure_timeout`] while another one waits for its
+//! A member is dead if it does not answer for half of [`MemberConfig::failure_timeout`] while another one waits for its
 //! message; transports that know earlier [report](Member::report_dead) it. Silence is counted in intervals between questions,
 //! not in time: a clock that jumps, or a process that was stopped, kills no member. A clock that leaps ahead costs one
 //! question; one that goes back takes the deadlines along as soon as the state machine is called. To be believed dead wrongly,
@@ -43,10 +43,10 @@
 //! process. If the network splits, each part believes the others dead; the [`Quorum`] decides which part may continue.
 
 mod agreement;
+mod config;
 mod counters;
 mod plan;
 mod retry;
-mod settings;
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -63,8 +63,8 @@ use self::{
     retry::RetryTimer,
 };
 pub use self::{
+    config::{MemberConfig, MemberError, Quorum},
     counters::{DropReason, MemberCounters},
-    settings::{MemberError, MemberSettings, Quorum},
 };
 use crate::{
     checker::Join,
@@ -236,7 +236,7 @@ struct Colour {
 pub struct Member {
     schedule: Arc<Schedule>,
     rank: Rank,
-    settings: MemberSettings,
+    config: MemberConfig,
     plan: MemberPlan,
     /// The barrier that it is in, or enters next.
     epoch: u32,
@@ -263,17 +263,17 @@ impl Member {
     pub fn new(
         schedule: Arc<Schedule>,
         rank: Rank,
-        settings: MemberSettings,
+        config: MemberConfig,
     ) -> Result<Self, MemberError> {
-        settings.check()?;
-        let plan = MemberPlan::new(&schedule, rank, settings.reduction.as_ref())?;
+        config.check()?;
+        let plan = MemberPlan::new(&schedule, rank, config.reduction.as_ref())?;
         let colour =
             Colour { arrived: vec![None; plan.sources.len()], sent: vec![None; plan.sends.len()] };
         Ok(Self {
-            retry_timer: RetryTimer::new(&settings),
+            retry_timer: RetryTimer::new(&config),
             schedule,
             rank,
-            settings,
+            config,
             plan,
             epoch: 0,
             phase: Phase::Outside,
@@ -294,8 +294,8 @@ impl Member {
     }
 
     /// Returns its settings; shrinking changes the group's name.
-    pub(crate) const fn settings(&self) -> &MemberSettings {
-        &self.settings
+    pub(crate) const fn config(&self) -> &MemberConfig {
+        &self.config
     }
 
     /// Returns its schedule.
@@ -373,7 +373,7 @@ impl Member {
             Phase::Failing(_) => return Err(EnterError::Failed { ranks: self.dead() }),
             Phase::Outside => {}
         }
-        let expected = self.settings.value_bytes();
+        let expected = self.config.value_bytes();
         if value.len() != expected {
             return Err(EnterError::Value { expected, found: value.len() });
         }
@@ -462,7 +462,7 @@ impl Member {
         let Some((survivors, id)) = agreement.outcome() else { return Err(ShrinkError::Undecided) };
         let expected = u32::try_from(survivors.len()).unwrap_or(u32::MAX);
         if !agreement.has_quorum() {
-            let size = self.settings.size_at_first(self.schedule.group());
+            let size = self.config.size_at_first(self.schedule.group());
             return Err(ShrinkError::Minority { survivors: expected, size });
         }
         let found = schedule.group().size();
@@ -472,11 +472,11 @@ impl Member {
         let place = survivors.iter().position(|rank| *rank == self.rank);
         let place = place.and_then(|place| u32::try_from(place).ok());
         let rank = Rank(place.ok_or(ShrinkError::Excluded)?);
-        let mut settings = self.settings.clone();
-        settings.group = id;
-        settings.lost += agreement.dead().len();
-        settings.has_first &= !agreement.dead().contains(&Rank(0));
-        let mut smaller = Self::new(schedule, rank, settings)?;
+        let mut config = self.config.clone();
+        config.group = id;
+        config.lost += agreement.dead().len();
+        config.has_first &= !agreement.dead().contains(&Rank(0));
+        let mut smaller = Self::new(schedule, rank, config)?;
         smaller.now = self.now;
         smaller.counters = self.counters;
         // Packets that are not sent yet are for the larger group, with its ranks.
@@ -535,7 +535,7 @@ impl Member {
                     if arrived.iter().any(Option::is_none) {
                         return;
                     }
-                    if let Some(reduction) = &self.settings.reduction {
+                    if let Some(reduction) = &self.config.reduction {
                         for (other, join) in arrived.iter().flatten().zip(self.plan.joins(range)) {
                             match join {
                                 Join::Adds | Join::Overlaps => reduction.reduce(value, other),
@@ -590,8 +590,8 @@ impl Member {
     }
 
     fn send(&mut self, to: Target, network: Network, epoch: u32, body: Body<'_>) {
-        let packet = Packet::new(self.settings.group, epoch, self.rank, body);
-        let packet = packet.encode(self.settings.key.as_ref());
+        let packet = Packet::new(self.config.group, epoch, self.rank, body);
+        let packet = packet.encode(self.config.key.as_ref());
         self.outbox.push_back(Transmit { to, network, packet });
     }
 
@@ -634,8 +634,8 @@ impl Member {
     // ------------------------------------------------------------ packets
 
     fn handle_packet(&mut self, packet: &[u8]) -> Result<(), DropReason> {
-        let packet = Packet::parse(packet, self.settings.key.as_ref())?;
-        if packet.group != self.settings.group {
+        let packet = Packet::parse(packet, self.config.key.as_ref())?;
+        if packet.group != self.config.group {
             return self.handle_other_group(&packet);
         }
         if packet.sender == self.rank || !self.schedule.group().contains(packet.sender) {
@@ -679,7 +679,7 @@ impl Member {
         value: &[u8],
     ) -> Result<(), DropReason> {
         let index = self.plan.source(packet.sender, round).ok_or(DropReason::Unexpected)?;
-        if value.len() != self.settings.value_bytes() {
+        if value.len() != self.config.value_bytes() {
             return Err(DropReason::Value);
         }
         match (&self.phase, packet.epoch.wrapping_sub(self.epoch)) {
@@ -767,7 +767,7 @@ impl Member {
                 && let Ok(own) = u32::try_from(own)
             {
                 let here = Packet::new(id, packet.epoch, Rank(own), Body::Alive { attempt });
-                let packet = here.encode(self.settings.key.as_ref());
+                let packet = here.encode(self.config.key.as_ref());
                 let to = Target::Member(*asker);
                 self.outbox.push_back(Transmit { to, network: Network::First, packet });
                 self.counters.alive_replies += 1;
@@ -785,7 +785,7 @@ impl Member {
             return Err(DropReason::Unexpected);
         }
         // A member that believes this one dead, but has too few left to continue without it, does not stop it.
-        if dead.contains(&self.rank) && !self.settings.may_go_on(group, dead) {
+        if dead.contains(&self.rank) && !self.config.may_go_on(group, dead) {
             return Err(DropReason::Minority);
         }
         Ok(())
@@ -818,7 +818,7 @@ impl Member {
     fn fail_quietly(&mut self, own: &BTreeSet<Rank>) {
         if !matches!(self.phase, Phase::Failing(_)) {
             let group = self.schedule.group();
-            let agreement = Agreement::new(group, self.rank, self.epoch, &self.settings);
+            let agreement = Agreement::new(group, self.rank, self.epoch, &self.config);
             self.phase = Phase::Failing(Box::new(agreement));
         }
         if let Phase::Failing(agreement) = &mut self.phase
@@ -881,12 +881,6 @@ impl Member {
             self.counters.views += u64::try_from(transmits.len()).unwrap_or(u64::MAX);
             self.outbox.extend(transmits);
         }
-    }
-}
-
-impl MemberSettings {
-    fn value_bytes(&self) -> usize {
-        self.reduction.as_ref().map_or(0, crate::reduction::Reduction::bytes)
     }
 }
 

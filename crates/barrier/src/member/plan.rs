@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::settings::MemberError;
+use super::config::MemberError;
 use crate::{
     checker::{Join, prove},
     group::Rank,

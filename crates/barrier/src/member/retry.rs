@@ -7,7 +7,7 @@ use std::{
 
 use vigie_detect::Instant;
 
-use super::settings::MemberSettings;
+use super::config::MemberConfig;
 use crate::group::Rank;
 
 /// This many questions in a row without an answer do not lengthen the interval.
@@ -47,12 +47,12 @@ pub(super) struct RetryTimer {
 }
 
 impl RetryTimer {
-    pub(super) fn new(settings: &MemberSettings) -> Self {
+    pub(super) fn new(config: &MemberConfig) -> Self {
         Self {
-            interval_min: settings.repeat_after,
-            interval_max: settings.interval_max(),
-            silence_max: settings.silence_max(),
-            interval: settings.repeat_after,
+            interval_min: config.repeat_after,
+            interval_max: config.interval_max(),
+            silence_max: config.silence_max(),
+            interval: config.repeat_after,
             deadline: None,
             silent: BTreeMap::new(),
             attempt: 0,

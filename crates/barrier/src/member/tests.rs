@@ -1,10 +1,10 @@
 use super::*;
 use crate::{algorithm::Algorithm, group::Group, packet::GroupId, reduction::Reduction};
 
-fn members(algorithm: Algorithm, size: u32, settings: &MemberSettings) -> Vec<Member> {
+fn members(algorithm: Algorithm, size: u32, config: &MemberConfig) -> Vec<Member> {
     let group = Group::new(size).expect("a size");
     let schedule = Arc::new(algorithm.schedule(group).expect("suits"));
-    let new = |rank| Member::new(Arc::clone(&schedule), rank, settings.clone());
+    let new = |rank| Member::new(Arc::clone(&schedule), rank, config.clone());
     group.ranks().map(|rank| new(rank).expect("a member")).collect()
 }
 
@@ -37,7 +37,7 @@ fn carry(members: &mut [Member], is_lost: impl Fn(usize, usize, &[u8]) -> bool) 
 /// each, one misses the exit, and asks a master that is one epoch further.
 #[test]
 fn epochs_go_round_the_corner() {
-    let mut members = members(Algorithm::BINARY, 4, &MemberSettings::new(GroupId(1)));
+    let mut members = members(Algorithm::BINARY, 4, &MemberConfig::new(GroupId(1)));
     for member in &mut members {
         member.epoch = u32::MAX - 2;
     }
@@ -66,7 +66,7 @@ fn epochs_go_round_the_corner() {
 /// that ask for ever.
 #[test]
 fn questions_do_not_pile_up() {
-    let mut members = members(Algorithm::Central, 4, &MemberSettings::new(GroupId(1)));
+    let mut members = members(Algorithm::Central, 4, &MemberConfig::new(GroupId(1)));
     let ask = Packet::new(GroupId(1), 0, Rank(1), Body::Nack { round: Round(0), attempt: 0 });
     let ask = ask.encode(None);
     for _ in 0..10_000 {
@@ -85,7 +85,7 @@ fn questions_do_not_pile_up() {
 /// Goal: errors say what to do, in words. Method: the failure of a group.
 #[test]
 fn failures_name_ranks() {
-    let mut members = members(Algorithm::Central, 4, &MemberSettings::new(GroupId(1)));
+    let mut members = members(Algorithm::Central, 4, &MemberConfig::new(GroupId(1)));
     members[0].report_dead(NOW, Rank(3));
     members[0].report_dead(NOW, Rank(1));
     members[0].report_dead(NOW, Rank(9));

@@ -10,7 +10,7 @@ use std::{
 
 use vigie_via::{
     auth,
-    datagram::{DatagramError, NodeAddress, PolledDevice, UdpSettings},
+    datagram::{DatagramError, NodeAddress, PolledDevice, UdpConfig},
     link::{Link, MacAddress},
 };
 
@@ -33,20 +33,20 @@ const PEER_ADDRESS_BYTES_MAX: usize = 18;
 #[non_exhaustive]
 pub enum NetworkAttachment {
     /// UDP, from an address of this host. Multicast needs an address that no other member of the group has.
-    Udp(UdpSettings),
+    Udp(UdpConfig),
     /// Ethernet frames on an interface, one member per interface.
     Link(Box<Link>),
 }
 
-impl From<UdpSettings> for NetworkAttachment {
-    fn from(settings: UdpSettings) -> Self {
-        Self::Udp(settings)
+impl From<UdpConfig> for NetworkAttachment {
+    fn from(config: UdpConfig) -> Self {
+        Self::Udp(config)
     }
 }
 
 impl From<IpAddr> for NetworkAttachment {
     fn from(address: IpAddr) -> Self {
-        Self::Udp(UdpSettings::new(address))
+        Self::Udp(UdpConfig::new(address))
     }
 }
 
@@ -128,7 +128,7 @@ impl DatagramTransport {
     ) -> Result<Self, DatagramError> {
         let open = |interface| {
             let mut device = match interface {
-                NetworkAttachment::Udp(settings) => PolledDevice::over_udp(settings)?,
+                NetworkAttachment::Udp(config) => PolledDevice::over_udp(config)?,
                 NetworkAttachment::Link(link) => PolledDevice::over_link(*link),
             };
             device.acquire_port(port)?;

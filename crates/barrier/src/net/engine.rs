@@ -164,9 +164,9 @@ impl BarrierEngine {
 
         let mut take = |packet: &[u8]| {
             if is_probe(packet) {
-                let settings = member.settings();
+                let config = member.config();
                 let own = (member.rank(), member.schedule().group().size());
-                probes.take(packet, (settings.group, settings.key.as_ref()), own);
+                probes.take(packet, (config.group, config.key.as_ref()), own);
                 return;
             }
             if let Some(old) = previous
@@ -347,8 +347,8 @@ impl BarrierEngine {
                 }
             }
         }
-        let settings = member.settings();
-        probes.reply((settings.group, settings.key.as_ref()), member.rank(), |to, packet| {
+        let config = member.config();
+        probes.reply((config.group, config.key.as_ref()), member.rank(), |to, packet| {
             send(Target::Member(to), packet);
         });
         if !failed.is_empty()
@@ -369,9 +369,9 @@ impl BarrierEngine {
 
     /// Sends a probe.
     pub(super) fn send_probe(&mut self, to: Target, number: u32, body: ProbeBody<'_>) {
-        let settings = self.member.settings();
-        let probe = Probe { group: settings.group, number, sender: self.member.rank(), body };
-        let packet = probe.encode(settings.key.as_ref());
+        let config = self.member.config();
+        let probe = Probe { group: config.group, number, sender: self.member.rank(), body };
+        let packet = probe.encode(config.key.as_ref());
         self.send_out_of_band(to, &packet);
     }
 
@@ -382,9 +382,9 @@ impl BarrierEngine {
         algorithm: Algorithm,
         schedule: Arc<Schedule>,
     ) -> Result<(), MemberError> {
-        let mut settings = self.member.settings().clone();
-        settings.group = settings.group.without(&BTreeSet::new());
-        let member = Member::new(schedule, self.member.rank(), settings)?;
+        let mut config = self.member.config().clone();
+        config.group = config.group.without(&BTreeSet::new());
+        let member = Member::new(schedule, self.member.rank(), config)?;
         let member = std::mem::replace(&mut self.member, member);
         let algorithm = std::mem::replace(&mut self.algorithm, algorithm);
         self.previous = Some(Box::new(PreviousMember { member, algorithm }));
@@ -449,7 +449,7 @@ impl BarrierEngine {
         match self.minority {
             Some(survivors) if !self.is_excluded() => {
                 let group = self.member.schedule().group();
-                let size = self.member.settings().size_at_first(group);
+                let size = self.member.config().size_at_first(group);
                 BarrierError::Minority { survivors, size }
             }
             _ => self.lost(self.member.epoch()),
@@ -538,9 +538,9 @@ impl BarrierEngine {
 /// Returns whether a packet is another member's view in the barrier after this member's present one: by then all have
 /// entered this one.
 fn is_ahead(member: &Member, packet: &[u8]) -> bool {
-    let settings = member.settings();
-    let Ok(packet) = Packet::parse(packet, settings.key.as_ref()) else { return false };
-    packet.group == settings.group
+    let config = member.config();
+    let Ok(packet) = Packet::parse(packet, config.key.as_ref()) else { return false };
+    packet.group == config.group
         && packet.epoch == member.epoch().wrapping_add(1)
         && matches!(packet.body, Body::View { .. })
 }

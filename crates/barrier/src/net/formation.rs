@@ -21,7 +21,7 @@ use crate::{
     error::BarrierError,
     group::{Group, Rank},
     logp::{self, CoreAllocation, LogP},
-    member::{Member, MemberSettings, Quorum},
+    member::{Member, MemberConfig, Quorum},
     packet::{GroupId, HEADER_BYTES, Key},
     reduction::Reduction,
 };
@@ -51,13 +51,13 @@ const TYPICAL: LogP = LogP::new(
 /// # Examples
 /// ```
 /// use vigie_barrier::net::NetBarrier;
-/// use vigie_via::{datagram::UdpSettings, world};
+/// use vigie_via::{datagram::UdpConfig, world};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// let host = vigie_detect::Server::spawn_thread()?;
 /// let (_launcher, worlds) = world::local(host.server(), 2)?;
 /// let members = worlds.into_iter().zip(1..).map(|(world, last)| {
-///     let address = UdpSettings::new([127, 44, 0, last].into()).base_port(24_000);
+///     let address = UdpConfig::new([127, 44, 0, last].into()).base_port(24_000);
 ///     let builder = NetBarrier::builder().server(host.server()).network(address);
 ///     async move {
 ///         let mut barrier = builder.form(&world).await?;
@@ -185,7 +185,7 @@ impl NetBuilder {
         self
     }
 
-    /// Sets how long a member waits before it asks for what it misses, as [`MemberSettings::repeat_after`]. By
+    /// Sets how long a member waits before it asks for what it misses, as [`MemberConfig::repeat_after`]. By
     /// default 10 ms; on one host, 10 ms for each member that shares a processor, up to 200 ms, and at most a 32nd of
     /// the failure timeout.
     pub const fn repeat_after(mut self, time: Duration) -> Self {
@@ -193,7 +193,7 @@ impl NetBuilder {
         self
     }
 
-    /// Sets the time within which a dead member is known to all others, as [`MemberSettings::failure_timeout`]: 10 s
+    /// Sets the time within which a dead member is known to all others, as [`MemberConfig::failure_timeout`]: 10 s
     /// by default.
     pub const fn failure_timeout(mut self, time: Duration) -> Self {
         self.failure_timeout = Some(time);
@@ -285,12 +285,12 @@ impl NetBuilder {
         let planner_input = self.planner_input(false, cores);
         let algorithm = self.choose(group, &planner_input)?;
         // Only the connected ranks send messages, and other communicators are separate.
-        let settings = self.settings(GroupId(0), None, group, cores);
+        let config = self.config(GroupId(0), None, group, cores);
         self.finish(
             host,
             (own, group),
             (algorithm, MulticastState::Unused, planner_input),
-            settings,
+            config,
             Box::new(messages),
         )
     }
@@ -372,11 +372,11 @@ impl NetBuilder {
         let algorithm = self.choose(group, &planner_input)?;
 
         let Secrets { id, key } = secrets;
-        let settings = self.settings(id, Some(key), group, cores);
+        let config = self.config(id, Some(key), group, cores);
         let (is_measured, is_fixed) = (self.is_measured && size > 1, self.algorithm.is_some());
         let planned = (algorithm, multicast, planner_input);
         let datagrams = Box::new(datagrams);
-        let mut barrier = self.finish(host, (own, group), planned, settings, datagrams)?;
+        let mut barrier = self.finish(host, (own, group), planned, config, datagrams)?;
 
         match (is_measured, is_fixed) {
             (true, true) => drop(barrier.measure().await?),
@@ -391,11 +391,11 @@ impl NetBuilder {
         host: (Server, Option<HostThread>),
         (own, group): (Rank, Group),
         (algorithm, multicast, planner_input): (Algorithm, MulticastState, PlannerInput),
-        settings: MemberSettings,
+        config: MemberConfig,
         transport: Box<dyn Transport>,
     ) -> Result<NetBarrier, FormationError> {
         let schedule = Arc::new(algorithm.schedule(group)?);
-        let member = Member::new(schedule, own, settings)?;
+        let member = Member::new(schedule, own, config)?;
         let transport = match self.faults {
             Some(faults) => Box::new(FaultyTransport::new(transport, faults, own)),
             None => transport,
@@ -426,29 +426,29 @@ impl NetBuilder {
         Ok(planner_input.plan(group).map_or(Algorithm::Central, |advice| advice.algorithm))
     }
 
-    fn settings(
+    fn config(
         &self,
         id: GroupId,
         key: Option<Key>,
         group: Group,
         cores: CoreAllocation,
-    ) -> MemberSettings {
-        let mut settings = MemberSettings::new(id);
+    ) -> MemberConfig {
+        let mut config = MemberConfig::new(id);
         // On one host, all members that wait for a late one would ask at once, and keep it from arriving.
         let crowd = match cores {
             CoreAllocation::Shared(cores) => group.size().div_ceil(cores.get()).clamp(1, 20),
             CoreAllocation::Dedicated => 1,
         };
-        let patient = settings.repeat_after * crowd;
-        settings.key = key;
-        settings.repeat_after = self.repeat_after.unwrap_or_else(|| {
+        let patient = config.repeat_after * crowd;
+        config = config.key(key);
+        config = config.repeat_after(self.repeat_after.unwrap_or_else(|| {
             // The state machine needs some questions within the timeout.
             self.failure_timeout.map_or(patient, |timeout| patient.min(timeout / 32))
-        });
-        settings.failure_timeout = self.failure_timeout;
-        settings.quorum = self.quorum;
-        settings.reduction = self.reduction.clone();
-        settings
+        }));
+        config = config.failure_timeout(self.failure_timeout);
+        config = config.quorum(self.quorum);
+        config = config.reduction(self.reduction.clone());
+        config
     }
 
     fn check_length(&self, datagrams: &DatagramTransport) -> Result<(), FormationError> {

@@ -23,7 +23,7 @@ use vigie_detect::Instant;
 
 use crate::{
     group::Rank,
-    member::{Member, MemberSettings},
+    member::{Member, MemberConfig},
     packet::{Body, Packet, encode_ranks, is_view},
     schedule::{Network, Target},
 };
@@ -67,7 +67,7 @@ impl Leaving {
         now: Instant,
         first: u32,
         (receivers, sources): (BTreeSet<Rank>, BTreeSet<Rank>),
-        settings: &MemberSettings,
+        config: &MemberConfig,
     ) -> Self {
         Self {
             first,
@@ -75,10 +75,10 @@ impl Leaving {
             served: receivers,
             informed: sources,
             silent: BTreeMap::new(),
-            interval: settings.repeat_after,
-            interval_max: settings.interval_max().min(settings.repeat_after * INTERVALS_MAX),
-            silence_max: settings.silence_max(),
-            deadline: now.saturating_add(settings.repeat_after),
+            interval: config.repeat_after,
+            interval_max: config.interval_max().min(config.repeat_after * INTERVALS_MAX),
+            silence_max: config.silence_max(),
+            deadline: now.saturating_add(config.repeat_after),
         }
     }
 
@@ -165,11 +165,11 @@ impl LeaveTracker {
 
     #[cold]
     fn take_cold(&mut self, member: &Member, packet: &[u8]) -> bool {
-        let settings = member.settings();
-        let Ok(packet) = Packet::parse(packet, settings.key.as_ref()) else { return false };
+        let config = member.config();
+        let Ok(packet) = Packet::parse(packet, config.key.as_ref()) else { return false };
         let (sender, epoch) = (packet.sender, packet.epoch);
         let is_other = sender != member.rank() && member.schedule().group().contains(sender);
-        if packet.group != settings.group || !is_other || !member.dead().is_empty() {
+        if packet.group != config.group || !is_other || !member.dead().is_empty() {
             return false;
         }
 
@@ -240,7 +240,7 @@ impl LeaveTracker {
         }
         let entered = u32::from(member.is_inside());
         let first = member.epoch().wrapping_add(entered);
-        let mut leaving = Leaving::new(now, first, (receivers, sources), member.settings());
+        let mut leaving = Leaving::new(now, first, (receivers, sources), member.config());
         for rank in self.leavers.keys() {
             leaving.mark_leaver(*rank, !self.gone.contains(rank));
         }
@@ -270,11 +270,11 @@ impl LeaveTracker {
         member: &Member,
         mut send: impl FnMut(Rank, Network, &[u8]),
     ) {
-        let settings = member.settings();
+        let config = member.config();
         for rank in std::mem::take(&mut self.confirm) {
             let (epoch, own) = (member.epoch(), member.rank());
-            let ack = Packet::new(settings.group, epoch, own, Body::LeaveAck);
-            send(rank, self.network, &ack.encode(settings.key.as_ref()));
+            let ack = Packet::new(config.group, epoch, own, Body::LeaveAck);
+            send(rank, self.network, &ack.encode(config.key.as_ref()));
             self.network = match self.network {
                 Network::First => Network::Second,
                 Network::Second => Network::First,
@@ -311,11 +311,11 @@ impl LeaveTracker {
 /// though messages of a barrier that it has entered may still be under way. If it wants a reply, it stays until it
 /// has one.
 fn encode_leave(member: &Member, first: u32, wants_reply: bool) -> Option<Vec<u8>> {
-    let settings = member.settings();
+    let config = member.config();
     let list = encode_ranks(&BTreeSet::from([member.rank()]))?;
     let body = Body::view(&list, wants_reply);
-    let packet = Packet::new(settings.group, first, member.rank(), body);
-    Some(packet.encode(settings.key.as_ref()))
+    let packet = Packet::new(config.group, first, member.rank(), body);
+    Some(packet.encode(config.key.as_ref()))
 }
 
 #[cfg(test)]
@@ -328,8 +328,8 @@ mod tests {
     }
 
     fn leaving(served: &[u32], informed: &[u32]) -> Leaving {
-        let settings = MemberSettings::new(GroupId(1));
-        Leaving::new(Instant::from_nanos(0), 5, (ranks(served), ranks(informed)), &settings)
+        let config = MemberConfig::new(GroupId(1));
+        Leaving::new(Instant::from_nanos(0), 5, (ranks(served), ranks(informed)), &config)
     }
 
     /// Lets time pass until no member is waited for. Returns how long that takes, and how often each was asked.
@@ -380,9 +380,9 @@ mod tests {
     /// Goal: epochs count round the corner. Method: the last barrier before it.
     #[test]
     fn epochs_go_round() {
-        let settings = MemberSettings::new(GroupId(1));
+        let config = MemberConfig::new(GroupId(1));
         let sets = (ranks(&[1]), ranks(&[]));
-        let mut one = Leaving::new(Instant::from_nanos(0), 0, sets, &settings);
+        let mut one = Leaving::new(Instant::from_nanos(0), 0, sets, &config);
         assert!(!one.passed(Rank(1), u32::MAX));
         assert!(one.passed(Rank(1), 0) && one.is_done());
     }

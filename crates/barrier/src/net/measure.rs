@@ -33,7 +33,6 @@ use crate::{
     group::{Rank, next_group},
     logp::{Advice, CoreAllocation, MeasuredCosts, PlanError, Report, Spread},
     member::MemberError,
-    reduction::Reduction,
     schedule::Target,
 };
 
@@ -272,8 +271,8 @@ impl NetBarrier {
         let _guard = PollGuard::begin(&self.host, true);
         let mut prober = Prober::new(self);
         let (silence_max, step) = self.with(|engine| {
-            let settings = engine.member.settings();
-            (settings.silence_max(), RETRY_INTERVAL.min(settings.interval_max()))
+            let config = engine.member.config();
+            (config.silence_max(), RETRY_INTERVAL.min(config.interval_max()))
         });
         // Like a barrier, it counts by questions and not by the clock: a process that was stopped has asked nothing
         // meanwhile.
@@ -330,8 +329,7 @@ impl NetBarrier {
 
     /// Enters with a value of zeros if the group reduces.
     fn enter_empty(&mut self) -> Result<u32, BarrierError> {
-        let bytes = self
-            .with(|engine| engine.member.settings().reduction.as_ref().map_or(0, Reduction::bytes));
+        let bytes = self.with(|engine| engine.member.config().value_bytes());
         self.enter(self.server.now(), &vec![0; bytes])
     }
 }
@@ -445,7 +443,7 @@ mod tests {
     };
 
     use vigie_detect::Server;
-    use vigie_via::{datagram::UdpSettings, world};
+    use vigie_via::{datagram::UdpConfig, world};
 
     use super::*;
     use crate::{
@@ -518,7 +516,7 @@ mod tests {
                 .zip(worlds)
                 .map(|(own, world)| {
                     let address = Ipv4Addr::new(127, third, fourth, place + own);
-                    let network = UdpSettings::new(IpAddr::V4(address)).base_port(16_000);
+                    let network = UdpConfig::new(IpAddr::V4(address)).base_port(16_000);
                     let builder = NetBarrier::builder().server(host.server()).network(network);
                     let builder =
                         builder.quorum(Quorum::Any).failure_timeout(Duration::from_secs(4));

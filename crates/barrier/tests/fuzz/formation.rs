@@ -18,7 +18,7 @@ use vigie_barrier::{
     net::{FormationError, NetBarrier},
 };
 use vigie_detect::{HostThread, Server};
-use vigie_via::datagram::UdpSettings;
+use vigie_via::datagram::UdpConfig;
 
 use crate::kit::fuzz::fuzz;
 
@@ -128,7 +128,7 @@ fn play(runtime: &Runtime, host: &HostThread, input: &[u8]) -> Result<String, St
     let [.., high, low] = process::id().to_be_bytes();
     let meet = |rank: u8, place| {
         let address = Ipv4Addr::new(127, high | 1, low, rank + 1).into();
-        let network = UdpSettings::new(address).base_port(19_000);
+        let network = UdpConfig::new(address).base_port(19_000);
         let builder = NetBarrier::builder().server(host.server()).network(network);
         let builder = builder.unicast_only().formation_timeout(patience);
         timeout(BOUND, builder.form_at(place, Rank(rank.into()), 2))

@@ -5,7 +5,7 @@ use vigie_barrier::Rank;
 use crate::{
     kit::seeds::for_each_seed,
     quiet::algorithms,
-    world::{CLASSES, MILLISECOND, SECOND, World, settings},
+    world::{CLASSES, MILLISECOND, SECOND, World, config},
 };
 
 const HOUR: u64 = 3600 * SECOND;
@@ -16,7 +16,7 @@ fn world(seed: u64) -> World {
     let size = random.u32(2..=9);
     let of_size = algorithms(size);
     let algorithm = of_size[random.usize(..of_size.len())];
-    let mut world = World::new(seed, algorithm, size, &settings(seed));
+    let mut world = World::new(seed, algorithm, size, &config(seed));
     for node in 0..world.nodes.len() {
         world.leap(node, 1000 * HOUR, true);
     }

@@ -7,7 +7,7 @@ use vigie_barrier::{Rank, member::DeathReason};
 use crate::{
     kit::seeds::for_each_seed,
     quiet::algorithms,
-    world::{CLASSES, Faults, MILLISECOND, SECOND, World, settings},
+    world::{CLASSES, Faults, MILLISECOND, SECOND, World, config},
 };
 
 /// The failure time-out of [`settings`].
@@ -66,7 +66,7 @@ fn any_member_may_die_at_every_step() {
                     for packet in 0.. {
                         let seed = seed * 1_000_003 + deaths;
                         let what = format!("{algorithm}, {size}, {victim} at {packet}, {seed}");
-                        let mut world = World::new(seed, algorithm, size, &settings(seed));
+                        let mut world = World::new(seed, algorithm, size, &config(seed));
                         if seed.is_multiple_of(3) {
                             world.faults.lost = CLASSES.map(|class| (class, 100)).into();
                         }
@@ -97,7 +97,7 @@ fn several_may_die_while_others_agree() {
         let size = random.u32(3..=9);
         let of_size = algorithms(size);
         let algorithm = of_size[random.usize(..of_size.len())];
-        let mut world = World::new(seed, algorithm, size, &settings(seed));
+        let mut world = World::new(seed, algorithm, size, &config(seed));
         world.faults = Faults::default();
         world.faults.lost =
             CLASSES.map(|class| (class, [0, 10, 100, 300][random.usize(..4)])).into();
@@ -187,7 +187,7 @@ fn departures_and_reports_take_no_time() {
         for algorithm in algorithms(5) {
             for way in 0..3 {
                 let what = format!("{algorithm}, {way}");
-                let mut world = World::new(seed, algorithm, 5, &settings(seed));
+                let mut world = World::new(seed, algorithm, 5, &config(seed));
                 world.begin(u32::MAX);
                 world.run(5 * MILLISECOND, |_| false);
                 let victim = world.random.usize(..5);
@@ -235,9 +235,8 @@ fn departures_and_reports_take_no_time() {
 fn the_last_one_goes_on_alone() {
     for_each_seed(3, |seed| {
         for algorithm in algorithms(3) {
-            let mut settings = settings(seed);
-            settings.failure_timeout = Some(Duration::from_secs(4));
-            let mut world = World::new(seed, algorithm, 3, &settings);
+            let config = config(seed).failure_timeout(Duration::from_secs(4));
+            let mut world = World::new(seed, algorithm, 3, &config);
             world.kill(0);
             world.kill(2);
             world.begin(1);

@@ -7,7 +7,7 @@ use vigie_barrier::{Algorithm, Member, Network, Rank, algorithm::Networks, packe
 use crate::{
     kit::seeds::for_each_seed,
     quiet::algorithms,
-    world::{CLASSES, Class, Faults, MILLISECOND, SECOND, Seen, World, schedule, settings, sums},
+    world::{CLASSES, Class, Faults, MILLISECOND, SECOND, Seen, World, config, schedule, sums},
 };
 
 /// Runs barriers under faults, with an algorithm and a size that the seed chooses.
@@ -16,13 +16,13 @@ fn run(seed: u64, faults: Faults, is_tagged: bool) -> Seen {
     let size = random.u32(2..=9);
     let of_size = algorithms(size);
     let algorithm = of_size[random.usize(..of_size.len())];
-    let mut settings = settings(seed);
-    settings.key = is_tagged.then(|| Key::new([7; 16]));
-    settings.reduction = Some(sums());
-    if Member::new(schedule(algorithm, size), Rank(0), settings.clone()).is_err() {
-        settings.reduction = None;
+    let mut config = config(seed);
+    config = config.key(is_tagged.then(|| Key::new([7; 16])));
+    config = config.reduction(sums());
+    if Member::new(schedule(algorithm, size), Rank(0), config.clone()).is_err() {
+        config = config.reduction(None);
     }
-    let mut world = World::new(seed, algorithm, size, &settings);
+    let mut world = World::new(seed, algorithm, size, &config);
     world.faults = faults;
     world.begin(8);
     let is_done = world.run(120 * SECOND, World::is_done);
@@ -111,11 +111,11 @@ fn messages_of_the_next_barrier_are_kept() {
     let mut total = Seen::default();
     for_each_seed(40, |seed| {
         for algorithm in algorithms(8) {
-            let mut settings = settings(seed);
+            let mut config = config(seed);
             // Disorder delays each of at most six hops in a row by 20 ms.
-            settings.repeat_after = Duration::from_millis(200);
-            settings.failure_timeout = Some(Duration::from_secs(8));
-            let mut world = World::new(seed, algorithm, 8, &settings);
+            config = config.repeat_after(Duration::from_millis(200));
+            config = config.failure_timeout(Duration::from_secs(8));
+            let mut world = World::new(seed, algorithm, 8, &config);
             world.faults.late = 300;
             world.skew = 5 * MILLISECOND;
             world.begin(4);
@@ -137,7 +137,7 @@ fn one_of_two_networks_may_be_down() {
             [Algorithm::Heap { children: 2, networks }, Algorithm::Concurrent { networks }]
         {
             for down in [Network::First, Network::Second] {
-                let mut world = World::new(seed, algorithm, 7, &settings(seed));
+                let mut world = World::new(seed, algorithm, 7, &config(seed));
                 world.down = Some(down);
                 world.faults.lost = CLASSES.map(|class| (class, 100)).into();
                 world.begin(5);

@@ -8,7 +8,7 @@ use vigie_barrier::{
 use crate::{
     kit::seeds::for_each_seed,
     quiet::algorithms,
-    world::{MILLISECOND, SECOND, World, schedule, settings, sums},
+    world::{MILLISECOND, SECOND, World, config, group, schedule, sums},
 };
 
 /// Goal: strangers that can hear everything, but have no key, neither hurry nor stop any member: forged, cut, prolonged and
@@ -19,9 +19,9 @@ fn strangers_are_ignored() {
     let mut totals = [0_u64; 6];
     for_each_seed(30, |seed| {
         let of_size = algorithms(5);
-        let mut settings = settings(seed);
+        let mut config = config(seed);
         let key = Key::new([9; 16]);
-        settings.key = Some(key.clone());
+        config = config.key(key.clone());
         let mut random = fastrand::Rng::with_seed(seed);
         let mut algorithm = of_size[random.usize(..of_size.len())];
         if vigie_barrier::checker::prove(&schedule(algorithm, 5))
@@ -29,8 +29,8 @@ fn strangers_are_ignored() {
         {
             algorithm = Algorithm::Pairwise;
         }
-        settings.reduction = Some(sums());
-        let mut world = World::new(seed, algorithm, 5, &settings);
+        config = config.reduction(sums());
+        let mut world = World::new(seed, algorithm, 5, &config);
         world.record = Some(Vec::new());
         world.begin(20);
         for _ in 0..40 {
@@ -50,7 +50,7 @@ fn strangers_are_ignored() {
                     3 => {}
                     4 => {
                         let body = Body::Signal { round: Round(0), value: &[1; 8] };
-                        forged = Packet::new(settings.group, random.u32(..40), Rank(1), body)
+                        forged = Packet::new(group(seed), random.u32(..40), Rank(1), body)
                             .encode(Some(&Key::new([8; 16])));
                     }
                     _ => {
@@ -86,9 +86,8 @@ fn strangers_are_ignored() {
 /// inside its first barrier; nothing changes but one counter.
 #[test]
 fn what_cannot_be_is_dropped() {
-    let mut settings = settings(1);
-    settings.reduction = Some(sums());
-    let mut world = World::new(1, Algorithm::BINARY, 4, &settings);
+    let config = config(1).reduction(sums());
+    let mut world = World::new(1, Algorithm::BINARY, 4, &config);
     let now = world.instant(0);
     world.nodes[0].member.enter(now, &[0; 8]).expect("outside");
     let member = &mut world.nodes[0].member;
@@ -98,12 +97,11 @@ fn what_cannot_be_is_dropped() {
     }
     let view = |bytes: &[u8]| {
         // A packet of that kind, with its list behind the header.
-        let mut packet = Packet::new(settings.group, 0, Rank(1), signal(0, bytes)).encode(None);
+        let mut packet = Packet::new(group(1), 0, Rank(1), signal(0, bytes)).encode(None);
         packet[3] = 4;
         packet
     };
-    let of =
-        |epoch, sender, body| Packet::new(settings.group, epoch, Rank(sender), body).encode(None);
+    let of = |epoch, sender, body| Packet::new(group(1), epoch, Rank(sender), body).encode(None);
     let cases = [
         (of(0, 0, signal(0, &[0; 8])), "not in the group"),
         (of(0, 4, signal(0, &[0; 8])), "not in the group"),
@@ -138,7 +136,7 @@ fn what_cannot_be_is_dropped() {
 #[test]
 fn replays_do_not_revive_the_dead() {
     for_each_seed(5, |seed| {
-        let mut world = World::new(seed, Algorithm::Central, 3, &settings(seed));
+        let mut world = World::new(seed, Algorithm::Central, 3, &config(seed));
         world.record = Some(Vec::new());
         // The victim answers for a while that it is alive.
         world.begin(1);
@@ -164,8 +162,8 @@ fn replays_do_not_revive_the_dead() {
 /// both ways; both come to their end, with nothing asked and everything foreign counted.
 #[test]
 fn two_groups_on_one_address_are_apart() {
-    let mut one = World::new(1, Algorithm::BINARY, 4, &settings(1));
-    let mut other = World::new(2, Algorithm::TERNARY, 4, &settings(2));
+    let mut one = World::new(1, Algorithm::BINARY, 4, &config(1));
+    let mut other = World::new(2, Algorithm::TERNARY, 4, &config(2));
     for world in [&mut one, &mut other] {
         world.record = Some(Vec::new());
         world.begin(10);

@@ -15,7 +15,7 @@ use vigie_detect::Instant;
 use crate::{
     kit::seeds::for_each_seed,
     quiet::algorithms,
-    world::{MICROSECOND, MILLISECOND, SECOND, schedule, settings},
+    world::{MICROSECOND, MILLISECOND, SECOND, config, schedule},
 };
 
 /// Nodes, by their ranks in the first group.
@@ -63,12 +63,11 @@ struct Country {
 impl Country {
     fn new(seed: u64, size: u32, quorum: Quorum) -> Self {
         let mut random = Rng::with_seed(seed);
-        let mut settings = settings(seed);
-        settings.quorum = quorum;
+        let config = config(seed).quorum(quorum);
         let schedule = schedule(any(&mut random, size), size);
         let ranks: Vec<usize> = (0..usize::try_from(size).expect("small")).collect();
         let site = |rank| Site {
-            member: Member::new(Arc::clone(&schedule), Rank(rank), settings.clone())
+            member: Member::new(Arc::clone(&schedule), Rank(rank), config.clone())
                 .expect("a member"),
             verdict: Verdict::Working,
             ranks: ranks.clone(),

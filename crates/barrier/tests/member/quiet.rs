@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use vigie_barrier::{
     Algorithm, Group, Member, Rank, Target,
     algorithm::{HopTiming, Networks},
-    member::{EnterError, Event, MemberError, MemberSettings, ShrinkError},
+    member::{EnterError, Event, MemberConfig, MemberError, ShrinkError},
     packet::GroupId,
     reduction::{Builtin, Counting, Element, Reduction},
 };
@@ -13,7 +13,7 @@ use vigie_detect::Instant;
 
 use crate::{
     kit::seeds::for_each_seed,
-    world::{SECOND, World, schedule, settings, sums},
+    world::{SECOND, World, config, schedule, sums},
 };
 
 /// Every algorithm that suits the size.
@@ -42,12 +42,11 @@ fn nothing_extra_is_sent_while_nothing_is_lost() {
     for_each_seed(3, |seed| {
         for size in (1..=9).chain([16]) {
             for algorithm in algorithms(size) {
-                let mut settings = settings(seed);
-                settings.reduction = Some(sums());
-                if Member::new(schedule(algorithm, size), Rank(0), settings.clone()).is_err() {
-                    settings.reduction = None;
+                let mut config = config(seed).reduction(sums());
+                if Member::new(schedule(algorithm, size), Rank(0), config.clone()).is_err() {
+                    config = config.reduction(None);
                 }
-                let mut world = World::new(seed, algorithm, size, &settings);
+                let mut world = World::new(seed, algorithm, size, &config);
                 world.begin(5);
                 assert!(world.run(SECOND, World::is_done), "{algorithm}, {size}: no end");
                 let messages = algorithm.messages(Group::new(size).expect("a size"));
@@ -69,7 +68,7 @@ fn nothing_extra_is_sent_while_nothing_is_lost() {
 fn late_members_are_waited_for() {
     for_each_seed(3, |seed| {
         for algorithm in algorithms(8) {
-            let mut world = World::new(seed, algorithm, 8, &settings(seed));
+            let mut world = World::new(seed, algorithm, 8, &config(seed));
             world.begin(1);
             let late = world.random.usize(..8);
             world.nodes[late].entered = 1;
@@ -92,7 +91,7 @@ fn arrival_and_departure_are_apart() {
     let schedule = schedule(Algorithm::ShuffleExchange, 2);
     let now = Instant::from_nanos(5);
     let member =
-        |rank| Member::new(Arc::clone(&schedule), Rank(rank), MemberSettings::new(GroupId(1)));
+        |rank| Member::new(Arc::clone(&schedule), Rank(rank), MemberConfig::new(GroupId(1)));
     let mut one = member(0).expect("a member");
     let mut other = member(1).expect("a member");
     one.enter(now, &[]).expect("arrives");
@@ -115,24 +114,24 @@ fn arrival_and_departure_are_apart() {
 /// Goal: incompatible settings are refused, with advice. Method: each such setting.
 #[test]
 fn wrong_settings_are_refused() {
-    let new = |algorithm, size, settings: &MemberSettings| {
-        Member::new(schedule(algorithm, size), Rank(0), settings.clone())
+    let new = |algorithm, size, config: &MemberConfig| {
+        Member::new(schedule(algorithm, size), Rank(0), config.clone())
     };
-    let mut settings = MemberSettings::new(GroupId(1));
-    let outsider = Member::new(schedule(Algorithm::Central, 4), Rank(4), settings.clone());
+    let mut config = MemberConfig::new(GroupId(1));
+    let outsider = Member::new(schedule(Algorithm::Central, 4), Rank(4), config.clone());
     assert!(matches!(outsider, Err(MemberError::Rank { rank: Rank(4), size: 4 })));
-    settings.repeat_after = Duration::ZERO;
-    assert!(matches!(new(Algorithm::Central, 4, &settings), Err(MemberError::Setting { .. })));
-    settings.repeat_after = Duration::from_secs(1);
-    assert!(matches!(new(Algorithm::Central, 4, &settings), Err(MemberError::Setting { .. })));
-    settings.failure_timeout = None;
-    settings.reduction = Some(sums());
-    assert!(new(Algorithm::DISSEMINATION, 8, &settings).is_ok());
-    let twice = new(Algorithm::DISSEMINATION, 7, &settings).expect_err("counts twice");
+    config = config.repeat_after(Duration::ZERO);
+    assert!(matches!(new(Algorithm::Central, 4, &config), Err(MemberError::Setting { .. })));
+    config = config.repeat_after(Duration::from_secs(1));
+    assert!(matches!(new(Algorithm::Central, 4, &config), Err(MemberError::Setting { .. })));
+    config = config.failure_timeout(None);
+    config = config.reduction(sums());
+    assert!(new(Algorithm::DISSEMINATION, 8, &config).is_ok());
+    let twice = new(Algorithm::DISSEMINATION, 7, &config).expect_err("counts twice");
     assert!(twice.to_string().contains("pairwise"), "{twice}");
     let min = Reduction::builtin(Builtin::Min, Element::I64, 2).expect("short");
-    settings.reduction = Some(min);
-    let mut member = new(Algorithm::DISSEMINATION, 7, &settings).expect("counts as it likes");
+    config = config.reduction(min);
+    let mut member = new(Algorithm::DISSEMINATION, 7, &config).expect("counts as it likes");
     let wrong = member.enter(Instant::from_nanos(0), &[0; 8]);
     assert_eq!(wrong, Err(EnterError::Value { expected: 16, found: 8 }));
 }
@@ -156,13 +155,12 @@ fn functions_of_users_are_applied() {
         let reduction = Reduction::user(1024, counting, on_words(function)).expect("short");
         for size in [1, 2, 3, 5, 7, 8] {
             for algorithm in algorithms(size) {
-                let mut settings = settings(1);
-                settings.reduction = Some(reduction.clone());
-                if Member::new(schedule(algorithm, size), Rank(0), settings.clone()).is_err() {
+                let config = config(1).reduction(reduction.clone());
+                if Member::new(schedule(algorithm, size), Rank(0), config.clone()).is_err() {
                     refused.push((algorithm, size, counting));
                     continue;
                 }
-                let mut world = World::new(1, algorithm, size, &settings);
+                let mut world = World::new(1, algorithm, size, &config);
                 world.fold = function;
                 world.begin(3);
                 assert!(world.run(SECOND, World::is_done), "{algorithm}, {size}");

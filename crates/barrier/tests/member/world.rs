@@ -9,7 +9,7 @@ use std::{
 use fastrand::Rng;
 use vigie_barrier::{
     Algorithm, Group, Network, Rank, Schedule, Target,
-    member::{DeathReason, Event, Member, MemberSettings, Quorum},
+    member::{DeathReason, Event, Member, MemberConfig, Quorum},
     packet::{Body, GroupId, Packet},
     reduction::{Builtin, Element, Reduction},
 };
@@ -152,14 +152,19 @@ pub(crate) struct World {
     pub(crate) record: Option<Vec<Vec<u8>>>,
 }
 
-/// The settings of a group, with time-outs that are short for the network's delay.
-pub(crate) fn settings(seed: u64) -> MemberSettings {
-    let mut settings = MemberSettings::new(GroupId(seed ^ 0x5eed_5eed_5eed_5eed));
-    settings.repeat_after = Duration::from_millis(10);
-    settings.failure_timeout = Some(Duration::from_secs(4));
+/// The name of a group.
+pub(crate) const fn group(seed: u64) -> GroupId {
+    GroupId(seed ^ 0x5eed_5eed_5eed_5eed)
+}
+
+/// The configuration of a group, with time-outs that are short for the network's delay.
+pub(crate) fn config(seed: u64) -> MemberConfig {
+    let mut config = MemberConfig::new(group(seed))
+        .repeat_after(Duration::from_millis(10))
+        .failure_timeout(Duration::from_secs(4));
     // Most tests continue with any number of survivors; those of partitions set it.
-    settings.quorum = Quorum::Any;
-    settings
+    config = config.quorum(Quorum::Any);
+    config
 }
 
 pub(crate) fn sums() -> Reduction {
@@ -172,17 +177,12 @@ pub(crate) fn schedule(algorithm: Algorithm, size: u32) -> Arc<Schedule> {
 }
 
 impl World {
-    pub(crate) fn new(
-        seed: u64,
-        algorithm: Algorithm,
-        size: u32,
-        settings: &MemberSettings,
-    ) -> Self {
+    pub(crate) fn new(seed: u64, algorithm: Algorithm, size: u32, config: &MemberConfig) -> Self {
         let schedule = schedule(algorithm, size);
         let mut random = Rng::with_seed(seed);
         let nodes: Vec<Node> = (0..size)
             .map(|rank| Node {
-                member: Member::new(Arc::clone(&schedule), Rank(rank), settings.clone())
+                member: Member::new(Arc::clone(&schedule), Rank(rank), config.clone())
                     .expect("a member"),
                 is_alive: true,
                 clock: random.u64(..SECOND),
@@ -206,7 +206,7 @@ impl World {
             nodes,
             barriers: 0,
             skew: 2 * MILLISECOND,
-            value_bytes: settings.reduction.as_ref().map_or(0, Reduction::bytes),
+            value_bytes: config.value_bytes(),
             fold: |one, other| one + other,
             died_at: 0,
             reasons: Vec::new(),

@@ -43,7 +43,7 @@ fn every_algorithm_keeps_all_in() {
             let has_second = algorithm.networks() == vigie_barrier::algorithm::Networks::Two;
             let builder = |rank, mut builder: vigie_barrier::net::NetBuilder| {
                 if has_second {
-                    builder = builder.network(second.settings(rank));
+                    builder = builder.network(second.config(rank));
                 }
                 builder.algorithm(algorithm)
             };

@@ -29,7 +29,7 @@ async fn play(
     place: Place,
     algorithm: Option<Algorithm>,
 ) -> Result<(), Failed> {
-    let mut builder = NetBarrier::builder().network(place.settings(rank.0));
+    let mut builder = NetBarrier::builder().network(place.config(rank.0));
     if let Some(algorithm) = algorithm {
         builder = builder.algorithm(algorithm);
     }

@@ -30,7 +30,7 @@ fn members_meet_at_an_address() {
     let builder = |rank: u32, secret: u8| {
         NetBarrier::builder()
             .server(host.server())
-            .network(place.settings(rank))
+            .network(place.config(rank))
             .secret([secret; 32])
             .formation_timeout(Duration::from_secs(20))
     };
@@ -112,7 +112,7 @@ fn without_multicast_there_is_unicast() {
 #[test]
 fn what_is_no_group_is_refused() {
     let (place, host) = (Place::new(), Server::spawn_thread().expect("a host thread"));
-    let base = |rank| NetBarrier::builder().server(host.server()).network(place.settings(rank));
+    let base = |rank| NetBarrier::builder().server(host.server()).network(place.config(rank));
     on_threads(async {
         let form = |builders: [vigie_barrier::net::NetBuilder; 2]| {
             let (_launcher, worlds) = world::local(host.server(), 2).expect("a world");
@@ -133,7 +133,7 @@ fn what_is_no_group_is_refused() {
         let none = || NetBarrier::builder().server(host.server());
         let [one, _] = form([none(), none()]).await;
         assert!(matches!(one, FormationError::NoNetwork), "{one}");
-        let many = |rank| base(rank).network(place.settings(rank)).network(place.settings(rank));
+        let many = |rank| base(rank).network(place.config(rank)).network(place.config(rank));
         let [one, _] = form([many(0), many(1)]).await;
         assert!(matches!(one, FormationError::Networks { count: 3 }), "{one}");
         let [one, _] = form([
@@ -166,7 +166,7 @@ fn two_barriers_in_one_world() {
         let tasks = worlds.into_iter().zip(0..).map(|(world, rank)| {
             let base = |name: &str, port| {
                 let base = NetBarrier::builder().server(host.server()).name(name).port(port);
-                base.network(place.settings(rank))
+                base.network(place.config(rank))
             };
             let (one, other) = (base("one", 1), base("other", 2));
             tokio::spawn(async move {
@@ -191,7 +191,7 @@ fn a_barrier_hosts_itself() {
     let (place, at) = (Place::new(), free());
     on_threads(async {
         let tasks = (0..2).map(|rank| {
-            let builder = NetBarrier::builder().network(place.settings(rank));
+            let builder = NetBarrier::builder().network(place.config(rank));
             tokio::spawn(async move {
                 let mut barrier = builder.form_at(at, Rank(rank), 2).await?;
                 for _ in 0..20 {
@@ -213,7 +213,7 @@ fn a_barrier_hosts_itself() {
 fn a_meeting_that_fails_names_whom_it_misses() {
     let (place, host) = (Place::new(), Server::spawn_thread().expect("a host thread"));
     let base = |own: u32, millis| {
-        let base = NetBarrier::builder().server(host.server()).network(place.settings(own));
+        let base = NetBarrier::builder().server(host.server()).network(place.config(own));
         base.formation_timeout(Duration::from_millis(millis))
     };
     let (short, long) = (700, 60_000);

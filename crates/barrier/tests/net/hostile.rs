@@ -42,7 +42,7 @@ fn strangers_are_dropped_and_counted() {
     let builders = (0..size).map(|rank| {
         NetBarrier::builder()
             .server(host.server())
-            .network(place.settings(rank))
+            .network(place.config(rank))
             .port(PORT)
             .algorithm(algorithm)
             .multicast_group(NodeAddress::Ip(group.into()))
@@ -104,7 +104,7 @@ fn two_groups_share_an_address() {
         let builders = (0..3).map(|rank| {
             NetBarrier::builder()
                 .server(host.server())
-                .network(place.settings(rank))
+                .network(place.config(rank))
                 .algorithm("concurrent".parse().expect("a name"))
                 .multicast_group(NodeAddress::Ip(group.into()))
         });

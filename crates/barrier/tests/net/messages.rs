@@ -9,7 +9,7 @@ use vigie_barrier::{
 use vigie_detect::Server;
 use vigie_via::{
     message::Endpoint,
-    protocol::Config,
+    protocol::EngineConfig,
     shm::Shm,
     software_nic::{self, Secret},
     udp::Udp,
@@ -29,7 +29,8 @@ fn shm() -> Shm {
 /// A NIC on the loopback interface, of one group with all others that have this secret.
 fn udp() -> Udp {
     let at = (Ipv4Addr::LOCALHOST, 0).into();
-    Udp::bind(at, Secret::new([9; 16]), software_nic::Config::default()).expect("a socket")
+    Udp::bind(at, Secret::new([9; 16]), software_nic::SoftwareNicConfig::default())
+        .expect("a socket")
 }
 
 /// Lets members meet, over NICs of one kind, beside the user's own messages; the third leaves then.
@@ -44,7 +45,7 @@ fn carry<P: Provider + Send + 'static>(name: &'static str, nic: fn() -> P) {
             tokio::spawn(async move {
                 let deadline = server.now() + Duration::from_secs(30);
                 let endpoint =
-                    Endpoint::join_over(&server, &world, nic(), Config::default(), deadline)
+                    Endpoint::join_over(&server, &world, nic(), EngineConfig::default(), deadline)
                         .await
                         .expect("joined");
                 let communicator = endpoint.communicator();
@@ -106,7 +107,7 @@ fn sleep_often<P: Provider + Send + 'static>(nic: fn() -> P, waiting: WaitMode) 
                 let server = host.server();
                 let deadline = server.now() + Duration::from_secs(30);
                 let endpoint =
-                    Endpoint::join_over(server, &world, nic(), Config::default(), deadline)
+                    Endpoint::join_over(server, &world, nic(), EngineConfig::default(), deadline)
                         .await
                         .expect("joined");
                 let mut barrier = NetBarrier::builder()
@@ -152,7 +153,7 @@ fn measure<P: Provider + Send + 'static>(nic: fn() -> P) {
             tokio::spawn(async move {
                 let deadline = server.now() + Duration::from_secs(30);
                 let endpoint =
-                    Endpoint::join_over(&server, &world, nic(), Config::default(), deadline)
+                    Endpoint::join_over(&server, &world, nic(), EngineConfig::default(), deadline)
                         .await
                         .expect("joined");
                 let builder = NetBarrier::builder().server(&server);
@@ -192,9 +193,10 @@ fn messages_are_measured() {
     on_threads(async {
         let server = host.server();
         let deadline = server.now() + Duration::from_secs(30);
-        let endpoint = Endpoint::join_over(server, &worlds[0], shm(), Config::default(), deadline)
-            .await
-            .expect("joined");
+        let endpoint =
+            Endpoint::join_over(server, &worlds[0], shm(), EngineConfig::default(), deadline)
+                .await
+                .expect("joined");
         let builder = NetBarrier::builder().server(server);
         let mut barrier = builder.over(&endpoint.communicator()).expect("a barrier");
         assert!(matches!(barrier.replan().await, Err(MeasureError::Alone)));

@@ -13,11 +13,11 @@ use vigie_barrier::{
 };
 use vigie_detect::Server;
 use vigie_via::{
-    datagram::UdpSettings,
+    datagram::UdpConfig,
     ether::Ether,
     link::{BackEnd, Link},
     message::Endpoint,
-    protocol::Config,
+    protocol::EngineConfig,
     software_nic::Secret,
     world::{self, World},
 };
@@ -100,7 +100,7 @@ fn meet(
 }
 
 fn over_udp(rank: u32, name: &str) -> Result<MulticastState, Failed> {
-    meet(rank, NetBarrier::builder().network(UdpSettings::new(address(rank).into())), name)
+    meet(rank, NetBarrier::builder().network(UdpConfig::new(address(rank).into())), name)
 }
 
 fn over_ether(rank: u32, name: &str) -> Result<MulticastState, Failed> {
@@ -136,7 +136,7 @@ fn over_ether_messages(rank: u32) -> Result<(), Failed> {
         let server = host.server();
         let deadline = server.now() + Duration::from_secs(30);
         let endpoint =
-            Endpoint::join_over(server, &world, nic, Config::default(), deadline).await?;
+            Endpoint::join_over(server, &world, nic, EngineConfig::default(), deadline).await?;
         let builder = NetBarrier::builder().server(server);
         let mut barrier = builder.over(&endpoint.communicator())?;
         for _ in 0..50 {

@@ -13,7 +13,7 @@ use std::{
 
 use vigie_barrier::net::{NetBarrier, NetBuilder};
 use vigie_detect::{HostThread, Server};
-use vigie_via::{datagram::UdpSettings, world};
+use vigie_via::{datagram::UdpConfig, world};
 
 /// No test takes longer.
 const BOUND: Duration = Duration::from_secs(120);
@@ -43,8 +43,8 @@ impl Place {
         Ipv4Addr::new(127, high, low, u8::try_from(rank + 1).expect("small")).into()
     }
 
-    pub(crate) fn settings(self, rank: u32) -> UdpSettings {
-        UdpSettings::new(self.address(rank)).base_port(self.base_port)
+    pub(crate) fn config(self, rank: u32) -> UdpConfig {
+        UdpConfig::new(self.address(rank)).base_port(self.base_port)
     }
 
     pub(crate) const fn udp_port(self, port: u8) -> u16 {
@@ -67,7 +67,7 @@ where
     let place = Place::new();
     let host = Server::spawn_thread().expect("a host thread");
     let builders = (0..size).map(|rank| {
-        let base = NetBarrier::builder().server(host.server()).network(place.settings(rank));
+        let base = NetBarrier::builder().server(host.server()).network(place.config(rank));
         builder(rank, base)
     });
     play_with(&host, builders.collect(), body)

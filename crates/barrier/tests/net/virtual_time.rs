@@ -9,7 +9,7 @@ use vigie_barrier::{
 use vigie_detect::{Instant, Server, Simulation};
 use vigie_via::{
     message::Endpoint,
-    protocol::{Config, EngineEvent, MessageEngine},
+    protocol::{EngineConfig, EngineEvent, MessageEngine},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Provider, Reliability},
 };
@@ -21,7 +21,7 @@ async fn ranks(
     server: &Server,
     network: &SimNetwork,
     size: u32,
-    config: Config,
+    config: EngineConfig,
 ) -> Vec<Endpoint<SimNic>> {
     let ends: Vec<_> = (0..size)
         .map(|rank| {
@@ -58,7 +58,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(seed: u64, size: u32, plan: FaultPlan, config: Config) -> Self {
+    fn new(seed: u64, size: u32, plan: FaultPlan, config: EngineConfig) -> Self {
         let mut simulation = Simulation::new(seed);
         let network = SimNetwork::in_simulation(&mut simulation, FaultPlan::reliable());
         let server = simulation.server().clone();
@@ -108,8 +108,7 @@ struct Run {
 }
 
 fn run(seed: u64, algorithm: Algorithm) -> Run {
-    let mut config = Config::default();
-    config.reliability = Reliability::Unreliable;
+    let config = EngineConfig::default().reliability(Reliability::Unreliable);
     let mut stage = Stage::new(seed, MEMBERS, FaultPlan::lossy(0.03), config);
     let entries = Entries::default();
     let members = stage.play(
@@ -169,7 +168,7 @@ fn a_barrier_is_a_function_of_its_seed() {
 fn who_is_late_is_waited_for() {
     let timeout = Duration::from_millis(500);
     for late in 0..3 {
-        let mut stage = Stage::new(late, 3, FaultPlan::reliable(), Config::default());
+        let mut stage = Stage::new(late, 3, FaultPlan::reliable(), EngineConfig::default());
         let answered = stage.play(
             |builder| builder.failure_timeout(timeout).repeat_after(Duration::from_millis(10)),
             |mut barrier, server| async move {
@@ -197,7 +196,7 @@ fn who_is_late_is_waited_for() {
 fn who_falls_silent_is_named_in_time() {
     let timeout = Duration::from_secs(2);
     for silent in 0..4 {
-        let mut stage = Stage::new(7, 4, FaultPlan::reliable(), Config::default());
+        let mut stage = Stage::new(7, 4, FaultPlan::reliable(), EngineConfig::default());
         let network = stage.network.clone();
         let nics: Vec<_> =
             stage.ends.iter().map(|end| end.with(|engine| engine.nic().id())).collect();

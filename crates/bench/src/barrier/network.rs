@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use vigie_barrier::Rank;
 use vigie_barrier::net::{MeasureError, MulticastState, NetBarrier, WaitMode};
 use vigie_runtime::{Flavor, Runtime};
-use vigie_via::datagram::UdpSettings;
+use vigie_via::datagram::UdpConfig;
 use vigie_via::link::{BackEnd, Link};
 
 use super::bridge::{Bridge, address};
@@ -175,7 +175,7 @@ async fn form(plan: &NetPlan) -> Result<(NetBarrier, Option<Connections>), Failu
     }
     builder = match plan.medium {
         Medium::Udp | Medium::Loopback => {
-            builder.network(UdpSettings::new(plan.medium.address(plan.rank).into()))
+            builder.network(UdpConfig::new(plan.medium.address(plan.rank).into()))
         }
         Medium::Ether => {
             let link = Link::builder(INTERFACE).back_end(BackEnd::PacketRings).bypass_queue();

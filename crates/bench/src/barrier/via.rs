@@ -6,7 +6,7 @@ use vigie_barrier::net::{NetBarrier, NetBuilder};
 use vigie_via::ether::Ether;
 use vigie_via::message::Endpoint;
 use vigie_via::shm::Shm;
-use vigie_via::software_nic::{Config, Secret};
+use vigie_via::software_nic::{Secret, SoftwareNicConfig};
 use vigie_via::udp::Udp;
 use vigie_via::vi::Provider as Nic;
 
@@ -43,7 +43,7 @@ pub(super) async fn form(
         Provider::Shm => over(builder, Shm::open().map_err(Failure::runtime)?, context).await,
         Provider::Udp => {
             let at = (std::net::Ipv4Addr::LOCALHOST, 0).into();
-            let nic = Udp::bind(at, secret, Config::default());
+            let nic = Udp::bind(at, secret, SoftwareNicConfig::default());
             over(builder, nic.map_err(Failure::io("opening a NIC over UDP"))?, context).await
         }
         Provider::Ether => {

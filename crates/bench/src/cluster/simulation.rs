@@ -10,7 +10,7 @@ use vigie_barrier::cluster::paper::{
     Case, CaseError, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
 use vigie_barrier::cluster::{
-    Arrival, BARRIERS, Completion, Counts, FramesPerInterrupt, Medium, Parameters, Runs,
+    Arrival, BARRIERS, ClusterConfig, Completion, Counts, FramesPerInterrupt, Medium, Runs,
 };
 use vigie_barrier::{Algorithm, Group};
 
@@ -83,15 +83,13 @@ impl ParameterSet {
     }
 
     /// Returns the parameters.
-    pub(crate) const fn parameters(self) -> Parameters {
-        let calibrated = Parameters::CALIBRATED;
+    pub(crate) const fn parameters(self) -> ClusterConfig {
+        let calibrated = ClusterConfig::CALIBRATED;
         match self {
             Self::Calibrated => calibrated,
-            Self::Bare => Parameters::BARE,
-            Self::NoCompletionWait => Parameters { completion: Completion::Ignored, ..calibrated },
-            Self::OneFrame => {
-                Parameters { frames_per_interrupt: FramesPerInterrupt::One, ..calibrated }
-            }
+            Self::Bare => ClusterConfig::BARE,
+            Self::NoCompletionWait => calibrated.completion(Completion::Ignored),
+            Self::OneFrame => calibrated.frames_per_interrupt(FramesPerInterrupt::One),
         }
     }
 }

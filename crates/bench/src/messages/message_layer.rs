@@ -7,7 +7,7 @@ use std::time::Duration;
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::message::{Communicator, Endpoint, MessageError};
-use vigie_via::protocol::{Config, EngineEvent, MessageEngine, Mode};
+use vigie_via::protocol::{EngineConfig, EngineEvent, MessageEngine, Mode};
 use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
 
@@ -89,7 +89,7 @@ pub(crate) async fn connect<P: Provider + Send + 'static>(
     mut missing: Vec<u32>,
 ) -> Result<Endpoint<P>, Failure> {
     let server = Server::current().map_err(Failure::runtime)?;
-    let engine = MessageEngine::new(nic, context.rank, context.ranks, Config::default());
+    let engine = MessageEngine::new(nic, context.rank, context.ranks, EngineConfig::default());
     let engine = engine.map_err(Failure::runtime)?;
     let endpoint = Endpoint::new(&server, engine).map_err(Failure::runtime)?;
     let deadline = Instant::now() + MEETING;

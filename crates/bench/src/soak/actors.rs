@@ -191,7 +191,7 @@ fn exchange(
         let messages = context_.tally.count("messages");
         let mut expected = [0; SENDERS];
         loop {
-            match receiver.wait(()).await {
+            match receiver.recv().await {
                 Ok(Some((index, number))) => {
                     if number != expected[index] {
                         let expected = expected[index];
@@ -396,7 +396,7 @@ fn ring(context: &ActorContext, handles: &mut ActorHandles) -> io::Result<()> {
         let rings = context_.tally.count("rings");
         let mut taken = 0;
         while !(is_last.load(Ordering::SeqCst) && taken == pressed.load(Ordering::SeqCst)) {
-            if let Err(error) = bell.wait(()).await {
+            if let Err(error) = bell.rung().await {
                 return context_.tally.violate(format!("a bell: {error}"));
             }
             taken += 1;

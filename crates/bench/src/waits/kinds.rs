@@ -14,9 +14,9 @@ use vigie_barrier::local::shm::{BootstrapPoint, ShmBootstrap};
 use vigie_detect::net::UnixDatagram;
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
-use vigie_via::datagram::{Device, NodeAddress, UdpSettings};
+use vigie_via::datagram::{Device, NodeAddress, UdpConfig};
 use vigie_via::message::{Communicator, Endpoint};
-use vigie_via::protocol::{Config, EngineEvent, MessageEngine};
+use vigie_via::protocol::{EngineConfig, EngineEvent, MessageEngine};
 use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
 
@@ -145,9 +145,9 @@ fn of_shared_memory(runtime: &Runtime) -> Result<Waits, Failure> {
 
 fn datagrams(runtime: &Runtime) -> Result<Waits, Failure> {
     let base = BASE_PORT + process::id() % 40 * 512;
-    let settings = UdpSettings::new(Ipv4Addr::LOCALHOST.into());
-    let settings = settings.base_port(u16::try_from(base).map_err(Failure::runtime)?);
-    let device = Device::over_udp(runtime.server(), settings).map_err(Failure::runtime)?;
+    let config = UdpConfig::new(Ipv4Addr::LOCALHOST.into());
+    let config = config.base_port(u16::try_from(base).map_err(Failure::runtime)?);
+    let device = Device::over_udp(runtime.server(), config).map_err(Failure::runtime)?;
     let mut tasks = Vec::new();
     for number in 0..WAITERS {
         let port = u8::try_from(number).map_err(Failure::runtime)?;
@@ -163,7 +163,7 @@ fn datagrams(runtime: &Runtime) -> Result<Waits, Failure> {
     }
     let node: NodeAddress = device.node();
     let peer = Runtime::builder().flavor(Flavor::UserLevel).build().map_err(Failure::runtime)?;
-    let sender = Device::over_udp(peer.server(), settings).map_err(Failure::runtime)?;
+    let sender = Device::over_udp(peer.server(), config).map_err(Failure::runtime)?;
     let port = sender.acquire_port(PEER_PORT).map_err(Failure::runtime)?;
     let go = move || {
         peer.block_on(async {
@@ -209,7 +209,8 @@ fn messages(runtime: &Runtime) -> Result<Waits, Failure> {
 fn end(server: &Server, rank: u32) -> Result<Endpoint<Shm>, Failure> {
     let mut nic = Shm::open().map_err(Failure::runtime)?;
     nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
-    let engine = MessageEngine::new(nic, rank, 2, Config::default()).map_err(Failure::runtime)?;
+    let engine =
+        MessageEngine::new(nic, rank, 2, EngineConfig::default()).map_err(Failure::runtime)?;
     Endpoint::new(server, engine).map_err(Failure::runtime)
 }
 

@@ -3,14 +3,14 @@
 use std::{
     fmt,
     io::{self, IoSlice, IoSliceMut},
-    net::Shutdown,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     pin::Pin,
     task::{Context, Poll},
 };
 
-use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown as ShutdownHow, recv, send, sendmsg,
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg},
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -233,22 +233,6 @@ impl<S: StreamSocket> Stream<S> {
             .poll_io(Direction::Read, cx, |socket| fill::receive(socket, buffer, RecvFlags::PEEK))
     }
 
-    /// Shuts the connection down in one direction or both. Wakes tasks that wait to read or write
-    /// there. (`shutdown` without an argument is
-    /// [`AsyncWriteExt`](https://docs.rs/tokio/1/tokio/io/trait.AsyncWriteExt.html)'s, which ends
-    /// writing.)
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::NotConnected`] if the connection has already ended.
-    pub fn shutdown_std(&self, how: Shutdown) -> io::Result<()> {
-        let how = match how {
-            Shutdown::Read => ShutdownHow::Read,
-            Shutdown::Write => ShutdownHow::Write,
-            Shutdown::Both => ShutdownHow::Both,
-        };
-        Ok(rustix::net::shutdown(&self.fd, how)?)
-    }
-
     /// Splits the stream into a read half and a write half, for two futures of one task. Free.
     pub const fn split(&mut self) -> (ReadHalf<'_, S>, WriteHalf<'_, S>) {
         (ReadHalf::new(self), WriteHalf::new(self))
@@ -316,9 +300,9 @@ impl<S: StreamSocket> Stream<S> {
 
     /// Ends writing. Does nothing if the connection has already ended.
     pub(super) fn finish_writing(&self) -> io::Result<()> {
-        match self.shutdown_std(Shutdown::Write) {
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
-            result => result,
+        match rustix::net::shutdown(&self.fd, Shutdown::Write) {
+            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 }

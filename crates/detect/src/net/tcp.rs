@@ -49,7 +49,7 @@ impl TcpListener {
     ///
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
-    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. Also the errors of [`lookup_host`](super::lookup_host)
+    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024; the message of these names the address and the remedy. Also the errors of [`lookup_host`](super::lookup_host)
     /// and [`AsyncFd::new`](crate::AsyncFd::new).
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
         let server = Server::current()?;
@@ -60,7 +60,7 @@ impl TcpListener {
     /// Like [`bind`](Self::bind), watched at `server`, and for an address that is known.
     ///
     /// # Errors
-    /// The kernel's error; those of [`AsyncFd::new`](crate::AsyncFd::new).
+    /// Same as [`bind`](Self::bind), apart from the lookup.
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
         let socket = TcpSocket::for_address(address)?;
         socket.set_reuseaddr(true)?;

@@ -12,7 +12,10 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, sockopt},
 };
 
-use super::tcp::{TcpListener, TcpStream};
+use super::{
+    lookup,
+    tcp::{TcpListener, TcpStream},
+};
 use crate::server::Server;
 
 /// A TCP socket that is not yet connected and does not listen, for options that must be set before.
@@ -189,9 +192,9 @@ impl TcpSocket {
     ///
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
-    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024.
+    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024; the message of these names the address and the remedy.
     pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
-        Ok(rustix::net::bind(&self.fd, &address)?)
+        rustix::net::bind(&self.fd, &address).map_err(|error| lookup::refused_bind(address, error))
     }
 
     /// Connects to `address`, on the server that is current at the first poll.

@@ -45,7 +45,7 @@ impl Server {
     /// let mut driver = server.embed();
     /// let (sender, receiver) = channel(&server, 8)?;
     /// std::thread::spawn(move || sender.try_send(42));
-    /// let mut wait = pin!(receiver.wait(()));
+    /// let mut wait = pin!(receiver.recv());
     /// let mut cx = Context::from_waker(Waker::noop());
     /// while wait.as_mut().poll(&mut cx).is_pending() {
     ///     // Beside the descriptors of the program's own.

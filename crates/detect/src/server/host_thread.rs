@@ -32,7 +32,7 @@ impl Server {
     /// let host = Server::spawn_thread()?;
     /// let (sender, receiver) = channel(host.server(), 8)?;
     /// std::thread::spawn(move || sender.try_send("seen from the crow's nest"));
-    /// assert_eq!(receiver.wait(()).await?, Some("seen from the crow's nest"));
+    /// assert_eq!(receiver.recv().await?, Some("seen from the crow's nest"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

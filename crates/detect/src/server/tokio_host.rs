@@ -45,7 +45,7 @@ impl Server {
     /// let host = Server::spawn_in_tokio()?;
     /// let (sender, receiver) = channel(host.server(), 8)?;
     /// std::thread::spawn(move || sender.try_send(42));
-    /// assert_eq!(receiver.wait(()).await?, Some(42));
+    /// assert_eq!(receiver.recv().await?, Some(42));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -16,7 +16,7 @@
 //! let host = Server::spawn_thread()?;
 //! let mut child = std::process::Command::new("true").spawn()?;
 //! let ended = blocking(host.server(), move || child.wait())?;
-//! assert!(ended.wait(()).await??.success());
+//! assert!(ended.recv().await??.success());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -27,7 +27,7 @@ use std::{collections::VecDeque, fmt, io};
 use crate::{
     detector::{Arming, Blocker, Detector, Emitted, Key, Methods, Mode, PollContext, Submitted},
     error::RegisterError,
-    server::{Handle, Registration, Server},
+    server::{Handle, Registration, Server, Wait},
     sync::{Arc, PoisonError, RealGuard, RealMutex},
 };
 
@@ -36,6 +36,19 @@ pub struct Blocking<T> {
     returned: Arc<Returned<T>>,
     /// Until the server asks for it.
     blocker: Option<Blocker>,
+}
+
+impl<T: Send + 'static> Handle<Blocking<T>> {
+    /// Receives what the next call returns.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the value of a dropped wait goes to the next one.
+    ///
+    /// # Errors
+    /// [`WaitError`](crate::WaitError); inside, the error of the call.
+    pub fn recv(&self) -> Wait<Blocking<T>, &Self> {
+        self.wait(())
+    }
 }
 
 /// Values that calls have returned and no waiter has taken, oldest first.

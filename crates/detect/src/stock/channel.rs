@@ -1,4 +1,4 @@
-//! A channel into tasks: plain threads send, tasks receive by waiting on a handle.
+//! A channel into tasks: plain threads send, tasks receive.
 //!
 //! The queue is that of [`std::sync::mpsc`]. Waits are served in the order in which they were made; with several
 //! waiters each value goes to one. The receiving side exists until its handle and the server are
@@ -12,7 +12,7 @@ use crate::{
         Submitted,
     },
     error::RegisterError,
-    server::{Handle, Registration, Server},
+    server::{Handle, Registration, Server, Wait},
     sync::{
         Arc,
         mpsc::{self, SendError, TryRecvError, TrySendError},
@@ -54,7 +54,7 @@ impl Drop for NotifyOnDrop {
 /// # let mut simulation = Simulation::new(7);
 /// let (sender, receiver) = channel(simulation.server(), 8)?;
 /// sender.try_send(42)?;
-/// let received = simulation.block_on(async move { receiver.wait(()).await })??;
+/// let received = simulation.block_on(async move { receiver.recv().await })??;
 /// assert_eq!(received, Some(42));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -121,6 +121,19 @@ impl<T> Receiver<T> {
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => Some(None),
         }
+    }
+}
+
+impl<T: Send + 'static> Handle<Receiver<T>> {
+    /// Receives the next value; `None` once all senders are gone and all values are received.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no value is lost, and the order is kept.
+    ///
+    /// # Errors
+    /// [`WaitError`](crate::WaitError).
+    pub fn recv(&self) -> Wait<Receiver<T>, &Self> {
+        self.wait(())
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
         Arming, Detector, DriverHandle, Key, Methods, Mode, Notifier, PollContext, Submitted,
     },
     error::RegisterError,
-    server::{Handle, Registration, Server},
+    server::{Handle, Registration, Server, Wait},
     sync::{Arc, AtomicU64, Ordering},
 };
 
@@ -46,6 +46,19 @@ pub fn doorbell(server: &Server) -> Result<(Button, Handle<Doorbell>), RegisterE
     let notifier = handle.with_detector(|doorbell| doorbell.notifier.clone()).flatten();
     let notifier = notifier.ok_or(RegisterError::ServerClosed)?;
     Ok((Button { rings, notifier }, handle))
+}
+
+impl Handle<Doorbell> {
+    /// Waits until the doorbell has rung, and takes one ring.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no ring is lost.
+    ///
+    /// # Errors
+    /// [`WaitError`](crate::WaitError).
+    pub fn rung(&self) -> Wait<Doorbell, &Self> {
+        self.wait(())
+    }
 }
 
 impl Doorbell {

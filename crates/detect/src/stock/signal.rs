@@ -1,5 +1,9 @@
 //! POSIX signals as events: the detector whose only method is a signal.
 //!
+//! Inside a vigie runtime use `vigie::signal` (`vigie_runtime::signal`), which has tokio's names and finds the server itself. This module
+//! is for you if you have a server without a runtime, or if several tasks wait through clones of one handle, or if you need the number
+//! of arrivals.
+//!
 //! Arrivals are counted, and each wait takes one; an arrival before the wait is not lost. A stream
 //! merges unread arrivals into one event with a count. Each handle counts separately, so several
 //! handles for one signal all see every arrival.
@@ -25,7 +29,7 @@
 //! let host = Server::spawn_thread()?;
 //! let reload = signal(host.server(), SignalKind::HANGUP)?;
 //! kill_process(getpid(), Signal::HUP)?;
-//! assert_eq!(reload.wait(()).await?.count, 1);
+//! assert_eq!(reload.recv().await?.count, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -38,7 +42,7 @@ use crate::{
         Arming, Detector, DriverHandle, Emitted, Key, Methods, Mode, PollContext, Submitted,
     },
     error::RegisterError,
-    server::{Handle, Registration, Server},
+    server::{Handle, Registration, Server, Wait},
 };
 
 /// A POSIX signal to wait for.
@@ -140,6 +144,19 @@ pub struct Signals {
 pub fn signal(server: &Server, kind: SignalKind) -> Result<Handle<Signals>, RegisterError> {
     let signals = Signals { kind, taken: 0, driver: None };
     server.register(signals, Registration::named("signal"))
+}
+
+impl Handle<Signals> {
+    /// Waits for the next arrival, and takes it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no arrival is lost.
+    ///
+    /// # Errors
+    /// [`WaitError`](crate::WaitError).
+    pub fn recv(&self) -> Wait<Signals, &Self> {
+        self.wait(())
+    }
 }
 
 impl Signals {

@@ -9,7 +9,7 @@ mod signals;
 
 use std::process::Command;
 
-use vigie_detect::conformance::{self, Harness, Options, SetupError, Violation, World};
+use vigie_detect::conformance::{self, Harness, SetupError, SuiteConfig, Violation, World};
 
 /// Runs the suite, and prints how to reproduce a violation.
 fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
@@ -30,7 +30,7 @@ fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, Set
 
 /// Runs the suite on a detector with a fault. Few seeds, and a short guard for lost events.
 fn seen<H: Harness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) -> Violation {
-    let options = Options::from_env().seeds(0..8).guard(std::time::Duration::from_secs(2));
+    let options = SuiteConfig::from_env().seeds(0..8).guard(std::time::Duration::from_secs(2));
     conformance::check_with(&options.stress_waits(200), &mut factory)
         .expect_err("the fault was not seen")
 }

@@ -149,7 +149,7 @@ impl ForwarderBuilder {
         self
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets how many frames are taken from an interface before it is the next one's turn. Default: 32.
         batch: usize,
 

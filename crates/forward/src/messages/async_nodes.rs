@@ -7,10 +7,10 @@ use vigie_via::vi::{Address, Provider};
 
 use super::{
     algorithm::Algorithm,
+    config::NodeConfig,
     error::MessagesError,
     forwarder::{ForwarderEngine, ForwarderReport, assemble_nic},
     node::AsyncNode,
-    settings::NodeSettings,
     sink::{SinkEvent, SinkNode},
     source::{Finished, SourceNode},
 };
@@ -21,7 +21,7 @@ use crate::model::Path;
 pub struct AsyncSource<P: Provider>(AsyncNode<SourceNode<P>>);
 
 impl<P: Provider> AsyncSource<P> {
-    /// Connects to the next node, within [`NodeSettings::timeout`].
+    /// Connects to the next node, within [`NodeConfig::timeout`].
     ///
     /// # Errors
     /// [`MessagesError`].
@@ -29,9 +29,9 @@ impl<P: Provider> AsyncSource<P> {
         server: &Server,
         nic: P,
         address: &Address,
-        settings: NodeSettings,
+        config: NodeConfig,
     ) -> Result<Self, MessagesError> {
-        let source = SourceNode::begin(nic, address, settings)?;
+        let source = SourceNode::begin(nic, address, config)?;
         let connect_steps = source.connect_steps();
         let node = AsyncNode::new(server, source)?;
         node.wait(connect_steps).await?;
@@ -81,8 +81,8 @@ impl<P: Provider> AsyncSink<P> {
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn open(server: &Server, nic: P, settings: NodeSettings) -> Result<Self, MessagesError> {
-        Ok(Self(AsyncNode::new(server, SinkNode::open(nic, settings)?)?))
+    pub fn open(server: &Server, nic: P, config: NodeConfig) -> Result<Self, MessagesError> {
+        Ok(Self(AsyncNode::new(server, SinkNode::open(nic, config)?)?))
     }
 
     /// Returns the address that other nodes connect to.
@@ -91,7 +91,7 @@ impl<P: Provider> AsyncSink<P> {
         self.0.with(|sink| sink.address())
     }
 
-    /// Waits for the next event, within [`NodeSettings::timeout`]: `None` if there is none.
+    /// Waits for the next event, within [`NodeConfig::timeout`]: `None` if there is none.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -120,12 +120,12 @@ impl<P: Provider> AsyncForwarder<P> {
     pub async fn start(
         server: &Server,
         nic: P,
-        settings: NodeSettings,
+        config: NodeConfig,
         routes: &[(u32, Address)],
         path: Path,
         algorithm: impl Algorithm,
     ) -> Result<Self, MessagesError> {
-        let mut engine = assemble_nic(nic, &settings, path, Box::new(algorithm))?;
+        let mut engine = assemble_nic(nic, &config, path, Box::new(algorithm))?;
         engine.connect(routes)?;
         let (address, connect_steps) = (engine.address(), engine.connect_steps());
         let node = AsyncNode::new(server, engine)?;
@@ -145,7 +145,7 @@ impl<P: Provider> AsyncForwarder<P> {
         self.node.with(|engine| engine.report())
     }
 
-    /// Waits until it has ended: see [`NodeSettings::ends_with_sources`].
+    /// Waits until it has ended: see [`NodeConfig::ends_with_sources`].
     ///
     /// # Cancel safety
     /// Cancel safe.

@@ -18,21 +18,21 @@
 //! - Messages of one source to one destination arrive once, complete and in order, or an error says that they do not:
 //!   the provider's connections are reliable, and the node discards a message only if the algorithm says so or the
 //!   destination is gone; the source is told of both.
-//! - Memory is bounded: packets by [`NodeSettings::packets`] for each peer, messages in the program by 64, the window
-//!   by [`NodeSettings::window`]. A node without room grants no credit, which propagates back to the source, whose call
+//! - Memory is bounded: packets by [`NodeConfig::packets`] for each peer, messages in the program by 64, the window
+//!   by [`NodeConfig::window`]. A node without room grants no credit, which propagates back to the source, whose call
 //!   waits.
 //! - Whatever a peer sends, only its own connection suffers.
-//! - No call waits longer than [`NodeSettings::timeout`] without progress.
+//! - No call waits longer than [`NodeConfig::timeout`] without progress.
 //!
 //! # Examples
 //! ```
 //! # use std::time::Duration;
-//! use vigie_forward::{Path, messages::{Basic, Forwarder, NodeSettings, Sink, SinkEvent, Source}};
-//! use vigie_via::{software_nic::{Config, Secret}, udp::Udp};
+//! use vigie_forward::{Path, messages::{Basic, Forwarder, NodeConfig, Sink, SinkEvent, Source}};
+//! use vigie_via::{software_nic::{SoftwareNicConfig, Secret}, udp::Udp};
 //!
 //! let secret = Secret::new([7; 16]); // of 16 random bytes that all nodes have been given
-//! let nic = || Udp::bind("127.0.0.1:0".parse().expect("an address"), secret.clone(), Config::default());
-//! let mut sink = Sink::open(nic()?, NodeSettings::new())?;
+//! let nic = || Udp::bind("127.0.0.1:0".parse().expect("an address"), secret.clone(), SoftwareNicConfig::default());
+//! let mut sink = Sink::open(nic()?, NodeConfig::new())?;
 //! let address = sink.address();
 //! let other = std::thread::spawn(move || {
 //!     let mut received = Vec::new();
@@ -47,8 +47,8 @@
 //!     received
 //! });
 //! let routes = [(1, address)];
-//! let forwarder = Forwarder::start(nic()?, NodeSettings::new(), &routes, Path::NIC_CUT_THROUGH, Basic::default())?;
-//! let mut source = Source::connect(nic()?, forwarder.address(), NodeSettings::new())?;
+//! let forwarder = Forwarder::start(nic()?, NodeConfig::new(), &routes, Path::NIC_CUT_THROUGH, Basic::default())?;
+//! let mut source = Source::connect(nic()?, forwarder.address(), NodeConfig::new())?;
 //! source.send_forward(1, 42, b"through the node")?;
 //! assert_eq!(source.finish(1)?.delivered, 1);
 //! assert_eq!(forwarder.stop()?.forwarded, 1);
@@ -58,6 +58,7 @@
 
 mod algorithm;
 mod async_nodes;
+mod config;
 mod error;
 mod forwarder;
 mod node;
@@ -65,7 +66,6 @@ mod packet;
 mod port;
 mod program_channel;
 mod reassembly;
-mod settings;
 mod sink;
 mod source;
 #[cfg(test)]
@@ -76,10 +76,10 @@ pub use self::algorithm::{
     Algorithm, Basic, Busy, Closure, Envelope, HEAD_BYTES, MessageVerdict, closure,
 };
 pub use self::async_nodes::{AsyncForwarder, AsyncSink, AsyncSource};
+pub use self::config::NodeConfig;
 pub use self::error::MessagesError;
 pub use self::forwarder::{Forwarder, ForwarderReport};
 pub use self::program_channel::ChannelTimes;
-pub use self::settings::NodeSettings;
 pub use self::sink::{Received, Sink, SinkEvent};
 pub use self::source::{Finished, Source};
 

@@ -7,12 +7,12 @@ use vigie_detect::Instant;
 use vigie_via::vi::{Address, Provider, Reason, ViId};
 
 use super::DISCRIMINATOR;
+use super::config::NodeConfig;
 use super::error::MessagesError;
 use super::node::{BlockingNode, NodeMachine, StepResult};
 use super::packet::{PacketHeader, PacketKind, Role};
 use super::port::{Arrival, NodePort, PortEvent};
 use super::reassembly::Reassembly;
-use super::settings::NodeSettings;
 use super::wait_budget::WaitBudget;
 
 /// A received message.
@@ -73,9 +73,9 @@ impl<P: Provider> Sink<P> {
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn open(nic: P, settings: NodeSettings) -> Result<Self, MessagesError> {
-        let reactivity = settings.reactivity;
-        Ok(Self { node: BlockingNode::new(SinkNode::open(nic, settings)?, reactivity)? })
+    pub fn open(nic: P, config: NodeConfig) -> Result<Self, MessagesError> {
+        let reactivity = config.reactivity;
+        Ok(Self { node: BlockingNode::new(SinkNode::open(nic, config)?, reactivity)? })
     }
 
     /// Returns the address that other nodes connect to.
@@ -84,7 +84,7 @@ impl<P: Provider> Sink<P> {
         self.node.with(|sink| sink.address())
     }
 
-    /// Waits for the next event, within [`NodeSettings::timeout`]: `None` if there is none.
+    /// Waits for the next event, within [`NodeConfig::timeout`]: `None` if there is none.
     ///
     /// # Errors
     /// [`MessagesError`].
@@ -124,7 +124,7 @@ impl<P: Provider> Sink<P> {
 /// A sink without a thread to drive it.
 pub(super) struct SinkNode<P: Provider> {
     port: NodePort<P>,
-    settings: NodeSettings,
+    config: NodeConfig,
     /// Connections, in round-robin order.
     connections: VecDeque<ViId>,
     /// Those that have ended: what they received before is taken first.
@@ -134,13 +134,13 @@ pub(super) struct SinkNode<P: Provider> {
 }
 
 impl<P: Provider> SinkNode<P> {
-    pub(super) fn open(nic: P, settings: NodeSettings) -> Result<Self, MessagesError> {
+    pub(super) fn open(nic: P, config: NodeConfig) -> Result<Self, MessagesError> {
         let accepts = &[Role::Forwarder, Role::Source];
-        let config = settings.port(Role::Sink, accepts, settings.longest())?;
-        let mut port = NodePort::new(nic, settings.clock.clone(), config)?;
+        let port_config = config.port(Role::Sink, accepts, config.longest())?;
+        let mut port = NodePort::new(nic, config.clock.clone(), port_config)?;
         port.listen(DISCRIMINATOR)?;
         let (connections, ended, flows) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
-        Ok(Self { port, settings, connections, ended, flows, events: VecDeque::new() })
+        Ok(Self { port, config, connections, ended, flows, events: VecDeque::new() })
     }
 
     pub(super) fn address(&self) -> Address {
@@ -151,7 +151,7 @@ impl<P: Provider> SinkNode<P> {
     pub(super) fn event_steps(
         &self,
     ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<Option<SinkEvent>> + use<P> {
-        let mut budget = WaitBudget::new(self.settings.timeout, self.port.now());
+        let mut budget = WaitBudget::new(self.config.timeout, self.port.now());
         Self::event_steps_while(move |now| (!budget.is_exhausted(now)).then(|| budget.next_check()))
     }
 
@@ -251,7 +251,7 @@ impl<P: Provider> SinkNode<P> {
         let flow = self.flows.entry((vi, source, destination)).or_default();
         match header.kind {
             PacketKind::Data => {
-                let longest = self.settings.longest();
+                let longest = self.config.longest();
                 let fragment =
                     match flow.reassembly.take(header, self.port.payload_bytes(), longest) {
                         Ok(fragment) => fragment,
@@ -321,7 +321,7 @@ impl<P: Provider> fmt::Debug for Sink<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.node.with(|sink| {
             f.debug_struct("Sink")
-                .field("settings", &sink.settings)
+                .field("config", &sink.config)
                 .field("flows", &sink.flows.len())
                 .finish_non_exhaustive()
         })

@@ -7,11 +7,11 @@ use vigie_detect::Instant;
 use vigie_via::vi::{Address, Provider, Reason, ViId};
 
 use super::DISCRIMINATOR;
+use super::config::NodeConfig;
 use super::error::MessagesError;
 use super::node::{BlockingNode, NodeMachine, StepResult};
 use super::packet::{Greeting, PacketHeader, PacketKind, Role};
 use super::port::{NodePort, PortEvent};
-use super::settings::NodeSettings;
 use super::wait_budget::{STOPPED_MAX, WaitBudget};
 
 /// The content of the final acknowledgement.
@@ -59,17 +59,13 @@ pub struct Source<P: Provider> {
 }
 
 impl<P: Provider> Source<P> {
-    /// Connects to the next node, within [`NodeSettings::timeout`].
+    /// Connects to the next node, within [`NodeConfig::timeout`].
     ///
     /// # Errors
     /// [`MessagesError`].
-    pub fn connect(
-        nic: P,
-        address: &Address,
-        settings: NodeSettings,
-    ) -> Result<Self, MessagesError> {
-        let reactivity = settings.reactivity;
-        let source = SourceNode::begin(nic, address, settings)?;
+    pub fn connect(nic: P, address: &Address, config: NodeConfig) -> Result<Self, MessagesError> {
+        let reactivity = config.reactivity;
+        let source = SourceNode::begin(nic, address, config)?;
         let connect_steps = source.connect_steps();
         let mut node = BlockingNode::new(source, reactivity)?;
         node.wait(connect_steps)?;
@@ -90,7 +86,7 @@ impl<P: Provider> Source<P> {
     ///
     /// # Errors
     /// [`MessagesError::TooLong`], before anything is sent; [`MessagesError::Gone`], [`MessagesError::Lost`],
-    /// [`MessagesError::Stalled`] after [`NodeSettings::timeout`] without any room. After an error part of the message
+    /// [`MessagesError::Stalled`] after [`NodeConfig::timeout`] without any room. After an error part of the message
     /// may have been sent, and the source is unusable, except after `TooLong` and, for other destinations, `Gone`.
     pub fn send_forward(
         &mut self,
@@ -119,7 +115,7 @@ pub(super) struct SourceNode<P: Provider> {
     port: NodePort<P>,
     connection: ViId,
     peer: Greeting,
-    settings: NodeSettings,
+    config: NodeConfig,
     flows: BTreeMap<u32, SourceFlow>,
     is_open: bool,
     lost: Option<Reason>,
@@ -130,15 +126,15 @@ impl<P: Provider> SourceNode<P> {
     pub(super) fn begin(
         nic: P,
         address: &Address,
-        settings: NodeSettings,
+        config: NodeConfig,
     ) -> Result<Self, MessagesError> {
-        let config = settings.port(Role::Source, &[Role::Forwarder, Role::Sink], 0)?;
-        let peer = config.greeting;
-        let mut port = NodePort::new(nic, settings.clock.clone(), config)?;
-        let deadline = port.now() + settings.timeout + STOPPED_MAX;
+        let port_config = config.port(Role::Source, &[Role::Forwarder, Role::Sink], 0)?;
+        let peer = port_config.greeting;
+        let mut port = NodePort::new(nic, config.clock.clone(), port_config)?;
+        let deadline = port.now() + config.timeout + STOPPED_MAX;
         let connection = port.connect(address, DISCRIMINATOR, deadline)?;
         let (flows, is_open, lost) = (BTreeMap::new(), false, None);
-        Ok(Self { port, connection, peer, settings, flows, is_open, lost })
+        Ok(Self { port, connection, peer, config, flows, is_open, lost })
     }
 
     /// Returns whether the connection is established.
@@ -158,7 +154,7 @@ impl<P: Provider> SourceNode<P> {
     pub(super) fn connect_steps(
         &self,
     ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<()> + use<P> {
-        let mut budget = WaitBudget::new(self.settings.timeout, self.port.now());
+        let mut budget = WaitBudget::new(self.config.timeout, self.port.now());
         move |source, until| {
             if source.is_open()? {
                 return Ok(Some(()));
@@ -211,14 +207,14 @@ impl<P: Provider> SourceNode<P> {
         position: u64,
     ) -> Result<Instant, MessagesError> {
         let now = self.port.now();
-        let budget = WaitBudget::new(self.settings.timeout, now);
+        let budget = WaitBudget::new(self.config.timeout, now);
         // Signs of life from the peer are not progress.
         let is_same = waiting.is_some_and(|waiting| waiting.position == position);
         let waiting = waiting.get_or_insert(WaitState { position, budget });
         if !is_same {
             *waiting = WaitState { position, budget };
         } else if waiting.budget.is_exhausted(now) {
-            return Err(MessagesError::Stalled { waited: self.settings.timeout });
+            return Err(MessagesError::Stalled { waited: self.config.timeout });
         }
         Ok(waiting.budget.next_check())
     }
@@ -246,7 +242,7 @@ impl<P: Provider> SourceNode<P> {
         bytes: &[u8],
     ) -> Result<bool, MessagesError> {
         self.check(sending.header.destination)?;
-        let window = self.settings.window_messages();
+        let window = self.config.window_messages();
         let flow = self.flows.entry(sending.header.destination).or_default();
         if !sending.is_begun {
             if flow.sent.wrapping_sub(flow.delivered) >= window {
@@ -367,7 +363,7 @@ impl<P: Provider> fmt::Debug for Source<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.node.with(|source| {
             f.debug_struct("Source")
-                .field("settings", &source.settings)
+                .field("config", &source.config)
                 .field("flows", &source.flows)
                 .field("lost", &source.lost)
                 .finish_non_exhaustive()

@@ -43,9 +43,9 @@ struct World {
 
 const DESTINATION: u32 = 9;
 
-fn settings(network: &SimNetwork) -> NodeSettings {
+fn config(network: &SimNetwork) -> NodeConfig {
     let clock = Arc::new(Virtual(network.clone()));
-    NodeSettings::new().packet_bytes(64).packets(8).window(4).clock(clock)
+    NodeConfig::new().packet_bytes(64).packets(8).window(4).clock(clock)
 }
 
 /// An algorithm that sees and changes the header: both modes must give the same bytes.
@@ -60,16 +60,16 @@ fn stamp() -> impl Algorithm {
 impl World {
     fn new(
         network: SimNetwork,
-        settings: &NodeSettings,
+        config: &NodeConfig,
         path: Path,
         algorithm: impl Algorithm,
         sources: usize,
     ) -> Self {
         let (sink_nic, nic) = (network.nic(), network.nic());
         let mut nics = vec![sink_nic.id(), nic.id()];
-        let sink = SinkNode::open(sink_nic, settings.clone()).expect("a sink");
+        let sink = SinkNode::open(sink_nic, config.clone()).expect("a sink");
         let (mut engine, program) =
-            assemble(nic, settings, path, Box::new(algorithm)).expect("an engine");
+            assemble(nic, config, path, Box::new(algorithm)).expect("an engine");
         engine.connect(&[(DESTINATION, sink.address())]).expect("a route");
         let address = engine.address();
         let mut world = Self {
@@ -90,14 +90,14 @@ impl World {
         for _ in 0..sources {
             let nic = world.network.nic();
             nics.push(nic.id());
-            world.connect(nic, &address, settings);
+            world.connect(nic, &address, config);
         }
         world.nics = nics;
         world
     }
 
-    fn connect(&mut self, nic: SimNic, address: &Address, settings: &NodeSettings) {
-        let mut source = SourceNode::begin(nic, address, settings.clone()).expect("a source");
+    fn connect(&mut self, nic: SimNic, address: &Address, config: &NodeConfig) {
+        let mut source = SourceNode::begin(nic, address, config.clone()).expect("a source");
         self.until("a source is connected", |world| {
             world.tick();
             let _ = source.tick().expect("a source");
@@ -240,8 +240,8 @@ fn every_path_forwards_every_message_once_and_in_order() {
         for path in PATHS {
             let plan = FaultPlan::reliable().jitter(std::time::Duration::from_micros(5));
             let network = SimNetwork::new(seed, plan);
-            let settings = settings(&network);
-            let mut world = World::new(network, &settings, path, stamp(), 3);
+            let config = config(&network);
+            let mut world = World::new(network, &config, path, stamp(), 3);
             world.send_all(&sent);
             for finished in world.finish_all() {
                 assert_eq!((finished.delivered, finished.dropped), (60, 0), "{path} {seed}");
@@ -276,11 +276,11 @@ fn dropped_messages_are_counted_and_hold_no_window() {
     let sent = messages(7, 41);
     for path in PATHS {
         let network = SimNetwork::new(3, FaultPlan::reliable());
-        let settings = settings(&network);
+        let config = config(&network);
         let algorithm = closure(Sees::Nothing, |envelope, _| {
             if envelope.tag() % 2 == 0 { MessageVerdict::Drop } else { MessageVerdict::Forward }
         });
-        let mut world = World::new(network, &settings, path, algorithm, 1);
+        let mut world = World::new(network, &config, path, algorithm, 1);
         world.send_all(std::slice::from_ref(&sent));
         let finished = world.finish_all();
         assert_eq!((finished[0].delivered, finished[0].dropped), (20, 21), "{path}");
@@ -306,8 +306,8 @@ fn an_algorithm_may_see_everything() {
     let sent = messages(11, 40);
     for path in [Path::HOST, Path::NIC] {
         let network = SimNetwork::new(5, FaultPlan::reliable());
-        let settings = settings(&network);
-        let mut world = World::new(network, &settings, path, algorithm(), 1);
+        let config = config(&network);
+        let mut world = World::new(network, &config, path, algorithm(), 1);
         world.send_all(std::slice::from_ref(&sent));
         world.finish_all();
         for (message, sent) in world.received.iter().zip(&sent) {
@@ -319,9 +319,9 @@ fn an_algorithm_may_see_everything() {
         assert_eq!(world.received.len(), 40);
     }
     let network = SimNetwork::new(5, FaultPlan::reliable());
-    let settings = settings(&network);
+    let config = config(&network);
     let refused = |path| {
-        assemble(network.nic(), &settings, path, Box::new(algorithm())).err().expect("refused")
+        assemble(network.nic(), &config, path, Box::new(algorithm())).err().expect("refused")
     };
     assert!(matches!(refused(Path::NIC_CUT_THROUGH), MessagesError::WholeMessage));
     assert!(matches!(refused(Path::HOST_CUT_THROUGH), MessagesError::HostCutThrough));
@@ -335,8 +335,8 @@ fn a_slow_sink_stops_the_source() {
     for path in PATHS {
         let network = SimNetwork::new(1, FaultPlan::reliable());
         // The window exceeds all buffers, so that credit runs out first.
-        let settings = settings(&network).window(1000);
-        let mut world = World::new(network, &settings, path, Basic, 1);
+        let config = config(&network).window(1000);
+        let mut world = World::new(network, &config, path, Basic, 1);
         world.appetite = 3;
         let bytes = vec![7; 200];
         let mut sent = 0;
@@ -369,8 +369,8 @@ fn a_slow_sink_stops_the_source() {
 #[test]
 fn a_message_that_is_too_long_is_refused() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let settings = settings(&network);
-    let mut world = World::new(network, &settings, Path::NIC, Basic, 1);
+    let config = config(&network);
+    let mut world = World::new(network, &config, Path::NIC, Basic, 1);
     let most = world.sources[0].message_bytes_max();
     assert_eq!(most, 4 * 64);
     let bytes = vec![1; 257];
@@ -384,8 +384,8 @@ fn a_message_that_is_too_long_is_refused() {
 #[test]
 fn an_unknown_destination_is_told() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let settings = settings(&network);
-    let mut world = World::new(network, &settings, Path::NIC_CUT_THROUGH, Basic, 2);
+    let config = config(&network);
+    let mut world = World::new(network, &config, Path::NIC_CUT_THROUGH, Basic, 2);
     let mut sending = world.sources[0].begin_send(77, 0, b"lost").expect("short");
     assert!(world.sources[0].pump(&mut sending, b"lost").expect("sent"));
     world.until("the source knows", |world| {
@@ -410,11 +410,11 @@ fn what_came_before_the_end_counts() {
         }
     };
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let settings = settings(&network).ends_with_sources(true);
-    let mut sink = SinkNode::open(network.nic(), settings.clone()).expect("a sink");
+    let config = config(&network).ends_with_sources(true);
+    let mut sink = SinkNode::open(network.nic(), config.clone()).expect("a sink");
     let nic = network.nic();
     let dies = nic.id();
-    let mut source = SourceNode::begin(nic, &sink.address(), settings.clone()).expect("a source");
+    let mut source = SourceNode::begin(nic, &sink.address(), config.clone()).expect("a source");
     while !source.is_open().expect("connected") {
         let _ = source.tick().expect("a source");
         assert_eq!(sink.try_next_event().expect("a sink"), None);
@@ -438,8 +438,8 @@ fn what_came_before_the_end_counts() {
     for path in PATHS {
         let network = SimNetwork::new(1, FaultPlan::reliable());
         let clock = Arc::new(Virtual(network.clone()));
-        let settings = settings.clone().clock(clock);
-        let mut world = World::new(network, &settings, path, Basic, 1);
+        let config = config.clone().clock(clock);
+        let mut world = World::new(network, &config, path, Basic, 1);
         send(&mut world.sources[0]);
         quiet(&world.network);
         world.network.crash(world.nics[2]);
@@ -456,9 +456,9 @@ fn what_came_before_the_end_counts() {
 #[test]
 fn credit_is_told_before_a_rest() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let settings = settings(&network);
-    let mut sink = Sink::open(network.nic(), settings.clone()).expect("a sink");
-    let mut source = SourceNode::begin(network.nic(), &sink.address(), settings).expect("a source");
+    let config = config(&network);
+    let mut sink = Sink::open(network.nic(), config.clone()).expect("a sink");
+    let mut source = SourceNode::begin(network.nic(), &sink.address(), config).expect("a source");
     while !source.is_open().expect("connected") {
         let _ = source.tick().expect("a source");
         assert_eq!(sink.try_next_event().expect("a sink"), None);
@@ -483,8 +483,8 @@ fn a_node_that_dies_is_noticed() {
         for victim in 0..3_usize {
             for moment in [5, 30, 31, 32, 33, 60, 90] {
                 let network = SimNetwork::new(moment, FaultPlan::reliable());
-                let settings = settings(&network);
-                let mut world = World::new(network, &settings, path, Basic, 1);
+                let config = config(&network);
+                let mut world = World::new(network, &config, path, Basic, 1);
                 let sent = messages(moment, 200);
                 let nic = world.nics[victim];
                 let before = world.network.transmissions(nic);

@@ -152,7 +152,7 @@ impl ParametersBuilder {
         self.t_rcv(time).t_snd(time)
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets T_rcv(sz(ℓ)), the time to receive a packet. 1 ns to [`TIME_MAX`]; required.
         t_rcv: Duration => Some,
 
@@ -179,7 +179,7 @@ impl ParametersBuilder {
         self
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets the kind of bus. Default: half-duplex.
         bus: Bus,
 
@@ -270,7 +270,7 @@ impl Node {
         }
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets T_snd, if the link to the next node differs from that of T_net.
         t_snd: Cost,
 

@@ -49,7 +49,7 @@ impl StageModel {
         }
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets the part of a message that it must see. Default: the header.
         sees: Sees,
 

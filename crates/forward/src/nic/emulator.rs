@@ -7,7 +7,7 @@ use vigie_detect::Instant;
 
 use super::{
     NicCounters,
-    compile::{CompileError, Compiled, NicSettings, compile},
+    compile::{CompileError, Compiled, NicConfig, compile},
     follow::{FollowError, Follower, counters},
     layout::{Layout, port_key},
 };
@@ -86,9 +86,9 @@ impl Emulator {
     pub fn new(
         stages: &[&dyn Stage],
         ports: &[Port],
-        settings: &NicSettings,
+        config: &NicConfig,
     ) -> Result<Self, EmulatorError> {
-        let Compiled { layout, programs } = compile(stages, ports, settings, ProgramKind::Xdp)?;
+        let Compiled { layout, programs } = compile(stages, ports, config, ProgramKind::Xdp)?;
         let maps = layout.specs.iter().map(|spec| UserMap::new(*spec));
         let mut maps: Vec<UserMap> = maps.collect::<Result<_, _>>()?;
         for port in ports {

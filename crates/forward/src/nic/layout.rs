@@ -13,16 +13,15 @@ use crate::{
 
 /// The sizes of the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MapSizes {
-    /// Ports, starting at 0: at most 64. Default: 16.
-    pub ports: u16,
-    /// Routes, for each version of IP. Default: 65 536.
-    pub routes: u32,
-    /// Neighbours on the links themselves, for each version of IP, and routers. Default: 8192.
-    pub neighbours: u32,
-    /// Translated flows, for each version of IP. Default: 65 536.
-    pub flows: u32,
+pub(super) struct MapSizes {
+    /// Ports, starting at 0.
+    pub(super) ports: u16,
+    /// Routes, for each version of IP.
+    pub(super) routes: u32,
+    /// Neighbours on the links themselves, for each version of IP, and routers.
+    pub(super) neighbours: u32,
+    /// Translated flows, for each version of IP.
+    pub(super) flows: u32,
 }
 
 impl Default for MapSizes {

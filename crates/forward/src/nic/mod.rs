@@ -8,7 +8,7 @@
 //! # Main types
 //! - [`Nic`]: the program in the kernel. [`Nic::follow`] keeps its maps in step with the tables.
 //! - [`Emulator`]: the same program interpreted, without privilege.
-//! - [`NicSettings`]: sizes, and the treatment of packets that a program cannot handle.
+//! - [`NicConfig`]: sizes, and the treatment of packets that a program cannot handle.
 //!
 //! # Equality
 //! A packet gets the same verdict here as on the host, byte by byte and reason by reason, except for those that go up
@@ -21,10 +21,10 @@ mod layout;
 mod processor;
 
 pub use self::{
-    compile::{CompileError, Exceptions, NicSettings},
+    compile::{CompileError, Exceptions, NicConfig},
     emulator::{Emulator, EmulatorError, EmulatorVerdict},
     follow::FollowError,
-    layout::{MapSizes, PORTS_MAX},
+    layout::PORTS_MAX,
     processor::{Nic, NicBuilder, NicError, PassAll},
 };
 use crate::{

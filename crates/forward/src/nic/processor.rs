@@ -9,7 +9,7 @@ use vigie_via::link::Capability;
 
 use super::{
     NicCounters,
-    compile::{CompileError, Compiled, NicSettings, compile},
+    compile::{CompileError, Compiled, NicConfig, compile},
     follow::{FollowError, Follower, counters},
     layout::{Layout, port_key},
 };
@@ -89,15 +89,15 @@ struct NicPort {
 #[derive(Clone, Debug, Default)]
 #[must_use = "`start` makes the processor"]
 pub struct NicBuilder {
-    settings: NicSettings,
+    config: NicConfig,
     ports: BTreeMap<Port, u32>,
     modes: Option<Vec<AttachMode>>,
 }
 
 impl NicBuilder {
     /// Sets how the pipeline is compiled.
-    pub fn settings(mut self, settings: NicSettings) -> Self {
-        self.settings = settings;
+    pub fn config(mut self, config: NicConfig) -> Self {
+        self.config = config;
         self
     }
 
@@ -150,7 +150,7 @@ impl NicBuilder {
         modes: Vec<AttachMode>,
     ) -> Result<Nic, NicError> {
         let ports: Vec<Port> = self.ports.keys().copied().collect();
-        let Compiled { layout, programs } = compile(stages, &ports, &self.settings, kind)?;
+        let Compiled { layout, programs } = compile(stages, &ports, &self.config, kind)?;
         let maps = layout.specs.iter().map(|spec| KernelMap::new(*spec, "vigie_nic"));
         let maps: Vec<KernelMap> = maps.collect::<Result<_, _>>()?;
         let follower = Follower::new(stages, layout.clone());

@@ -129,7 +129,7 @@ impl PipelineBuilder {
         self
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets the port of packets for which no stage names one. Default: they are dropped ([`Reason::NoPort`]).
         default_port: Port => Some,
 

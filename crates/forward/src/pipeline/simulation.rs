@@ -72,7 +72,7 @@ impl PipelineSimulation {
         }
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets the time between two packets.
         arrival_interval: Duration,
 

@@ -2,7 +2,11 @@
 
 use std::{io, net::SocketAddr, task::Context, task::Poll, time::Duration};
 
-use rustix::pipe::{SpliceFlags, splice};
+use rustix::{
+    io::Errno,
+    net::Shutdown,
+    pipe::{SpliceFlags, splice},
+};
 use vigie_detect::{
     Server,
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
@@ -112,9 +116,9 @@ impl RelayStream for Connection {
     }
 
     fn finish_writing(&self) -> io::Result<()> {
-        match either!(self, stream => stream.shutdown_std(std::net::Shutdown::Write)) {
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
-            ended => ended,
+        match either!(self, stream => rustix::net::shutdown(stream, Shutdown::Write)) {
+            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 

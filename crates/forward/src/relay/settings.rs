@@ -61,7 +61,7 @@ impl RelayBuilder {
         self
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets the time limit for connecting to one upstream, and for a client to send its PROXY protocol header.
         /// Default 5 s; at least 1 ms.
         connect_timeout: Duration,

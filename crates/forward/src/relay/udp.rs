@@ -53,7 +53,7 @@ pub struct UdpRelayBuilder {
 }
 
 impl UdpRelayBuilder {
-    setters! {
+    vigie_detect::setters! {
         /// Sets the time without a datagram in either direction after which a session ends. Default 60 s; at least 1
         /// ms.
         expire_after: Duration,

@@ -52,7 +52,7 @@ impl Rule {
         }
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Matches packets that arrived on a port.
         ingress: Port => Some,
 

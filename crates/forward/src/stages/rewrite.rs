@@ -33,7 +33,7 @@ impl Rewrite {
         Self::default()
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets the Ethernet source address.
         source_mac: MacAddress => Some,
 

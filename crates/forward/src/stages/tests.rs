@@ -14,7 +14,7 @@ use crate::{
         Reason, Stage, Verdict,
         conformance::{self, Violation},
     },
-    tables::{Fib, Interface, NatEndpoint, NatTable, NatTimeouts, NatTuple, Prefix, Route},
+    tables::{Fib, Interface, NatEndpoint, NatTable, NatTuple, Prefix, Route},
 };
 
 const START: Instant = Instant::from_nanos(0);
@@ -200,7 +200,7 @@ fn connections_live_by_their_state() {
         is_echo_reply: false,
     };
     use crate::packet::TcpFlags;
-    let times = NatTimeouts::default();
+    let times = crate::tables::NatTimeouts::default();
     let seconds = Duration::from_secs;
     let there = |now| table.translate(&flow, Some(TcpFlags::ACK), now);
     let open = |now| {

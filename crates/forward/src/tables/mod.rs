@@ -13,12 +13,13 @@ mod prefix;
 mod routes;
 mod trie;
 
+#[cfg(test)]
+pub(crate) use self::nat::NatTimeouts;
 pub use self::{
     counters::{CounterSnapshot, Traffic, TrafficCounters},
     feed::{Feed, Update},
     nat::{
-        NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatTable, NatTableBuilder, NatTimeouts,
-        NatTuple,
+        NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatTable, NatTableBuilder, NatTuple,
     },
     prefix::{Prefix, PrefixError},
     routes::{

@@ -256,7 +256,7 @@ fn waits() {
         while rounds.go_on() {
             for _ in 0..5000 {
                 asked.notify_one();
-                bell.wait(()).await.expect("it rings");
+                bell.rung().await.expect("it rings");
             }
         }
         other.abort();

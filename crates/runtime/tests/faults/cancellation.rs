@@ -109,7 +109,7 @@ fn dropped_bell(polls: usize, is_early: bool) -> Boxed<()> {
             assert_eq!(attempt.await.expect("no panic"), Some(true));
             button.press();
         }
-        bell.wait(()).await.expect("the ring is not lost");
+        bell.rung().await.expect("the ring is not lost");
         assert_eq!(bell.pending_count(), 0);
     })
 }
@@ -136,7 +136,7 @@ fn dropped_value(polls: usize, is_early: bool) -> Boxed<()> {
         }
         sender.try_send(sent).expect("there is room");
         for expected in received..=sent {
-            assert_eq!(receiver.wait(()).await.expect("open"), Some(expected), "in order, once");
+            assert_eq!(receiver.recv().await.expect("open"), Some(expected), "in order, once");
         }
         assert_eq!(receiver.pending_count(), 0);
     })
@@ -257,7 +257,7 @@ async fn wander(mut random: fastrand::Rng, census: Census, steps: Arc<AtomicUsiz
             1 => time::sleep(Duration::from_micros(random.u64(..200))).await,
             2 => {
                 button.press();
-                bell.wait(()).await.expect("it rings");
+                bell.rung().await.expect("it rings");
             }
             3 => {
                 peer.write_u8(1).await.expect("open");

@@ -36,13 +36,13 @@ fn somebody_watches_while_a_reaction_hogs() {
             let polled = Arc::clone(&waiting);
             let second = runtime.spawn(async move {
                 polled.fetch_add(1, Ordering::SeqCst);
-                second_bell.wait(()).await.expect("it rings");
+                second_bell.rung().await.expect("it rings");
                 done.send(()).expect("the hog waits");
             });
             let polled = Arc::clone(&waiting);
             let hog = runtime.spawn(async move {
                 polled.fetch_add(1, Ordering::SeqCst);
-                bell.wait(()).await.expect("it rings");
+                bell.rung().await.expect("it rings");
                 second_button.press();
                 is_done.recv().expect("the other task runs");
                 over.send(()).expect("the test waits");

@@ -99,7 +99,7 @@ fn reactions_go_first() {
         let (notify, reacting) = (Arc::clone(&woken), log.clone());
         spawn(async move {
             loop {
-                bell.wait(()).await.expect("it rings");
+                bell.rung().await.expect("it rings");
                 reacting.add("reaction");
                 notify.notify_one();
                 let child = reacting.clone();
@@ -143,7 +143,7 @@ fn who_wakes_itself_computes() {
         let reacting = log.clone();
         spawn(async move {
             loop {
-                bell.wait(()).await.expect("it rings");
+                bell.rung().await.expect("it rings");
                 reacting.add("reaction");
             }
         })
@@ -178,7 +178,7 @@ fn a_hog_leaves_the_reaction_lane_and_comes_back() {
             let is_hogging = Arc::clone(&is_hogging);
             spawn(async move {
                 loop {
-                    bell.wait(()).await.expect("it rings");
+                    bell.rung().await.expect("it rings");
                     log.add(name);
                     if name == "hog" && is_hogging.swap(false, Ordering::SeqCst) {
                         burn(2 * QUANTUM);
@@ -240,7 +240,7 @@ fn reactions_do_not_starve_computation() {
         let is_over = Arc::new(AtomicBool::new(false));
         let (their_ping, their_pong) = (Arc::clone(&ping), Arc::clone(&pong));
         spawn(async move {
-            bell.wait(()).await.expect("it rings");
+            bell.rung().await.expect("it rings");
             loop {
                 their_pong.notify_one();
                 their_ping.notified().await;

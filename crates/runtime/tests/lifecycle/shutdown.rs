@@ -83,11 +83,11 @@ fn waiting_tasks(runtime: &Runtime) -> Vec<Boxed> {
         }),
         Box::pin(async move {
             let _button = button;
-            let _ = bell.wait(()).await;
+            let _ = bell.rung().await;
         }),
         Box::pin(async move {
             let _sender = sender;
-            let _ = receiver.wait(()).await;
+            let _ = receiver.recv().await;
         }),
         Box::pin(async move {
             let _sender = their_sender;

@@ -119,7 +119,7 @@ fn events_are_counted_for_their_handle() {
             });
             let (bell, metrics) = runtime.block_on(async {
                 let waiting = vigie_runtime::spawn(async move {
-                    bell.wait(()).await.expect("it rings");
+                    bell.rung().await.expect("it rings");
                     (bell, here())
                 });
                 waiting.await.expect("no panic")
@@ -180,7 +180,7 @@ fn a_hog_is_seen_while_it_lasts() {
         let (served, is_served) = mpsc::channel::<()>();
         let (seen, is_seen) = mpsc::channel::<()>();
         let serving = runtime.spawn(async move {
-            bell.wait(()).await.expect("it rings");
+            bell.rung().await.expect("it rings");
             served.send(()).expect("the hog waits");
         });
         let hog = task::Builder::new().name("the hog").spawn_on(runtime.handle(), async move {

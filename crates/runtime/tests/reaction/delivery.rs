@@ -162,7 +162,7 @@ fn wakes_from_outside() {
             let told_of_ring = tell.clone();
             runtime
                 .spawn(async move {
-                    while bell.wait(()).await.is_ok() {
+                    while bell.rung().await.is_ok() {
                         told_of_ring.send("rung").expect("the test waits");
                     }
                 })

@@ -71,7 +71,7 @@ async fn relay(
     world: World,
 ) {
     let _witness = world.census.witness();
-    while let Some(number) = receiver.wait(()).await.expect("the server lives") {
+    while let Some(number) = receiver.recv().await.expect("the server lives") {
         forward.send(number).await.expect("a task collects");
     }
 }
@@ -93,7 +93,7 @@ async fn receive(receiver: Handle<Receiver<u32>>, world: World, streams: bool) {
             world.ledger.receive(number);
         }
     } else {
-        while let Some(number) = receiver.wait(()).await.expect("the server lives") {
+        while let Some(number) = receiver.recv().await.expect("the server lives") {
             world.ledger.receive(number);
         }
     }

@@ -2,12 +2,12 @@
 //!
 //! ```
 //! use std::net::Ipv4Addr;
-//! use vigie_via::datagram::{Device, UdpSettings};
+//! use vigie_via::datagram::{Device, UdpConfig};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! let host = vigie_detect::Server::spawn_thread()?;
-//! let settings = UdpSettings::new(Ipv4Addr::LOCALHOST.into()).base_port(23_000);
-//! let device = Device::over_udp(host.server(), settings)?;
+//! let config = UdpConfig::new(Ipv4Addr::LOCALHOST.into()).base_port(23_000);
+//! let device = Device::over_udp(host.server(), config)?;
 //! let (left, right) = (device.acquire_port(1)?, device.acquire_port(2)?);
 //! right.post(vec![0; 100])?;
 //! left.send(device.node(), 2, b"hello".to_vec()).await?;
@@ -58,7 +58,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use vigie_detect::Server;
+use vigie_detect::{Server, setters};
 
 use self::{
     engine::{DatagramEngine, DatagramOutput, DatagramRequest, DatagramRoute, DatagramTransport},
@@ -129,29 +129,26 @@ impl Received {
 
 /// The addresses of datagrams over UDP.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "settings do nothing until a device is opened with them"]
-pub struct UdpSettings {
+#[non_exhaustive]
+#[must_use = "a configuration does nothing until a device is opened with it"]
+pub struct UdpConfig {
     address: IpAddr,
     base_port: u16,
     mtu: u32,
 }
 
-impl UdpSettings {
-    /// Makes settings with an address of this host, the only one on which the device listens.
+impl UdpConfig {
+    /// Makes a configuration with an address of this host, the only one on which the device listens.
     pub const fn new(address: IpAddr) -> Self {
         Self { address, base_port: 22_016, mtu: 1500 }
     }
 
-    /// Sets the UDP port of port 0: 1 to 65 280, 22 016 by default. All nodes must use the same.
-    pub const fn base_port(mut self, port: u16) -> Self {
-        self.base_port = port;
-        self
-    }
+    setters! {
+        /// Sets the UDP port of port 0: 1 to 65 280, 22 016 by default. All nodes must use the same.
+        base_port: u16,
 
-    /// Sets the MTU of the network in bytes, including IP headers: 576 to 65 535, 1500 by default.
-    pub const fn mtu(mut self, bytes: u32) -> Self {
-        self.mtu = bytes;
-        self
+        /// Sets the MTU of the network in bytes, including IP headers: 576 to 65 535, 1500 by default.
+        mtu: u32,
     }
 }
 
@@ -174,8 +171,8 @@ impl Device {
     ///
     /// # Errors
     /// [`DatagramError::Setting`]; as [`Server::register`].
-    pub fn over_udp(server: &Server, settings: UdpSettings) -> Result<Self, DatagramError> {
-        Self::new(server, DatagramTransport::Udp(OverUdp::new(settings)?))
+    pub fn over_udp(server: &Server, config: UdpConfig) -> Result<Self, DatagramError> {
+        Self::new(server, DatagramTransport::Udp(OverUdp::new(config)?))
     }
 
     fn new(server: &Server, transport: DatagramTransport) -> Result<Self, DatagramError> {

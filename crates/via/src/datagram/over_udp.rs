@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use super::{
-    HEADER_BYTES, Header, UdpSettings,
+    HEADER_BYTES, Header, UdpConfig,
     batch::{self, BATCH, FEW, ReceivedHeader},
     engine::{DatagramRoute, IncomingDatagram, POLL_BATCH, Ports},
     error::{DatagramError, NodeAddress},
@@ -37,7 +37,7 @@ const FULL_POLL_EVERY: u32 = 8;
 
 #[derive(Debug)]
 pub(super) struct OverUdp {
-    settings: UdpSettings,
+    config: UdpConfig,
     epoll_fd: OwnedFd,
     sockets: BTreeMap<u8, PortSockets>,
     groups: Vec<Ipv4Addr>,
@@ -80,29 +80,29 @@ fn family(address: IpAddr) -> AddressFamily {
 }
 
 impl OverUdp {
-    pub(super) fn new(settings: UdpSettings) -> Result<Self, DatagramError> {
-        if settings.base_port == 0 || settings.base_port > u16::MAX - 255 {
+    pub(super) fn new(config: UdpConfig) -> Result<Self, DatagramError> {
+        if config.base_port == 0 || config.base_port > u16::MAX - 255 {
             let range = "between 1 and 65280";
-            let value = settings.base_port.into();
+            let value = config.base_port.into();
             return Err(DatagramError::Setting { name: "base_port", value, range });
         }
-        if !(576..=65_535).contains(&settings.mtu) {
+        if !(576..=65_535).contains(&config.mtu) {
             let range = "between 576 and 65535";
-            return Err(DatagramError::Setting { name: "mtu", value: settings.mtu, range });
+            return Err(DatagramError::Setting { name: "mtu", value: config.mtu, range });
         }
         let epoll_fd = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| DatagramError::kernel("creating an epoll instance", error))?;
         let sockets = BTreeMap::new();
-        Ok(Self { settings, epoll_fd, sockets, groups: Vec::new(), awaits_room: None })
+        Ok(Self { config, epoll_fd, sockets, groups: Vec::new(), awaits_room: None })
     }
 
     fn udp_port(&self, number: u8) -> u16 {
-        self.settings.base_port + u16::from(number)
+        self.config.base_port + u16::from(number)
     }
 
     fn make(&self) -> Result<OwnedFd, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        socket_with(family(self.settings.address), SocketType::DGRAM, flags, None)
+        socket_with(family(self.config.address), SocketType::DGRAM, flags, None)
     }
 
     /// Makes the socket of a port, which the kernel gives to only one process.
@@ -110,7 +110,7 @@ impl OverUdp {
         let socket = self.make()?;
         // Datagrams are not fragmented: one that is too long for the path is an error, and so is a port
         // without an owner, which the peer's kernel reports.
-        match self.settings.address {
+        match self.config.address {
             IpAddr::V4(address) => {
                 sockopt::set_ip_mtu_discover(&socket, sockopt::Ipv4PathMtuDiscovery::DO)?;
                 sockopt::set_ip_multicast_if(&socket, &address)?;
@@ -121,13 +121,13 @@ impl OverUdp {
                 set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
             }
         }
-        bind(&socket, &SocketAddr::new(self.settings.address, self.udp_port(number)))?;
+        bind(&socket, &SocketAddr::new(self.config.address, self.udp_port(number)))?;
         self.watch(&socket, number)?;
         Ok(socket)
     }
 
     fn group_socket(&self, group: Ipv4Addr, number: u8) -> Result<OwnedFd, Errno> {
-        let IpAddr::V4(own) = self.settings.address else { return Err(Errno::AFNOSUPPORT) };
+        let IpAddr::V4(own) = self.config.address else { return Err(Errno::AFNOSUPPORT) };
         let socket = self.make()?;
         // Other nodes on this host are members too.
         sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -202,12 +202,12 @@ impl OverUdp {
     }
 
     pub(super) const fn node(&self) -> NodeAddress {
-        NodeAddress::Ip(self.settings.address)
+        NodeAddress::Ip(self.config.address)
     }
 
     pub(super) fn payload_max(&self) -> usize {
-        let headers = if self.settings.address.is_ipv4() { 20 + 8 } else { 40 + 8 };
-        usize::try_from(self.settings.mtu).unwrap_or(0).saturating_sub(headers + HEADER_BYTES)
+        let headers = if self.config.address.is_ipv4() { 20 + 8 } else { 40 + 8 };
+        usize::try_from(self.config.mtu).unwrap_or(0).saturating_sub(headers + HEADER_BYTES)
     }
 
     #[inline]
@@ -250,7 +250,7 @@ impl OverUdp {
     /// Takes in the datagrams of one port.
     #[inline]
     pub(super) fn look(&mut self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
-        let base = self.settings.base_port;
+        let base = self.config.base_port;
         let place = PortAddress { node: self.node(), base, number };
         let Some(sockets) = self.sockets.get_mut(&number) else { return Ok(()) };
         sockets.turn = sockets.turn.wrapping_add(1);

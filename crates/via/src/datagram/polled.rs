@@ -3,7 +3,7 @@
 use std::{io, os::fd::BorrowedFd};
 
 use super::{
-    DatagramCounters, PortCounters, Received, UdpSettings,
+    DatagramCounters, PortCounters, Received, UdpConfig,
     engine::{DatagramEngine, DatagramRoute, DatagramTransport},
     error::{DatagramError, NodeAddress, PostError},
     over_link::OverLink,
@@ -30,8 +30,8 @@ impl PolledDevice {
     ///
     /// # Errors
     /// [`DatagramError::Setting`].
-    pub fn over_udp(settings: UdpSettings) -> Result<Self, DatagramError> {
-        Ok(Self { engine: DatagramEngine::new(DatagramTransport::Udp(OverUdp::new(settings)?)) })
+    pub fn over_udp(config: UdpConfig) -> Result<Self, DatagramError> {
+        Ok(Self { engine: DatagramEngine::new(DatagramTransport::Udp(OverUdp::new(config)?)) })
     }
 
     /// Acquires a port until the device is dropped.

@@ -22,7 +22,7 @@
 //! | event | effect |
 //! | --- | --- |
 //! | down, then up | packets meanwhile are lost, and sent again later; a peer that is silent for
-//! [`dead_after`](Config::dead_after) is dead |
+//! [`dead_after`](SoftwareNicConfig::dead_after) is dead |
 //! | MTU changes | packets become shorter at once, but longer only after a peer was silent or for new
 //! connections; an MTU above that at opening is not used |
 //! | removed | as down, but for good: connections end with
@@ -58,7 +58,7 @@ use vigie_detect::Instant;
 use crate::{
     auth::random,
     link::{BackEnd, EtherType, Link, LinkBuilder, OpenError},
-    software_nic::{Config, Secret, SoftwareNic},
+    software_nic::{Secret, SoftwareNic, SoftwareNicConfig},
 };
 
 use self::neighbours::Neighbours;
@@ -84,7 +84,7 @@ impl Ether {
             .ether_type(EtherType::EXPERIMENTAL_2)
             .receive_frames(1024)
             .send_frames(256);
-        EtherBuilder { link, port: 0, config: Config::default() }
+        EtherBuilder { link, port: 0, config: SoftwareNicConfig::default() }
     }
 }
 
@@ -94,7 +94,7 @@ impl Ether {
 pub struct EtherBuilder {
     link: LinkBuilder,
     port: u16,
-    config: Config,
+    config: SoftwareNicConfig,
 }
 
 impl EtherBuilder {
@@ -126,7 +126,7 @@ impl EtherBuilder {
     }
 
     /// Sets how many frames the kernel keeps until they are taken: 1 to 65 536, 1024 by default. Each
-    /// connection may have [`window_bytes`](Config::window_bytes) in flight to this NIC; what does not
+    /// connection may have [`window_bytes`](SoftwareNicConfig::window_bytes) in flight to this NIC; what does not
     /// fit is lost, and sent again.
     pub const fn receive_frames(mut self, frames: u32) -> Self {
         self.link.receive_frames = frames;
@@ -146,8 +146,8 @@ impl EtherBuilder {
         self
     }
 
-    /// Sets the configuration of the software NIC. Default: [`Config::default`].
-    pub const fn config(mut self, config: Config) -> Self {
+    /// Sets the configuration of the software NIC. Default: [`SoftwareNicConfig::default`].
+    pub const fn config(mut self, config: SoftwareNicConfig) -> Self {
         self.config = config;
         self
     }

@@ -14,6 +14,7 @@ use crate::{
         Begun, MessageEngine, Mode, Pattern, Payload, RequestId, SendError, SendState, Sink, Status,
     },
     vi::{Provider, Region},
+    world::Rank,
 };
 
 /// Polls under one lock, without a pause in between: taking the lock costs as much as a poll.
@@ -32,6 +33,12 @@ pub enum SourceFilter {
 impl From<u32> for SourceFilter {
     fn from(rank: u32) -> Self {
         Self::Rank(rank)
+    }
+}
+
+impl From<Rank> for SourceFilter {
+    fn from(rank: Rank) -> Self {
+        Self::Rank(rank.0)
     }
 }
 

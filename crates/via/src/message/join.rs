@@ -12,7 +12,7 @@ use vigie_detect::{Instant, NoServer, RegisterError, Server, WaitError};
 
 use super::Endpoint;
 use crate::{
-    protocol::{Config, EngineError, EngineEvent, MessageEngine},
+    protocol::{EngineConfig, EngineError, EngineEvent, MessageEngine},
     shm::Shm,
     vi::{Address, Provider, Reason, ViError},
     world::{World, WorldError, WorldEvent},
@@ -71,7 +71,7 @@ impl Endpoint<Shm> {
     /// [`JoinError`].
     pub async fn join(world: &World, deadline: Instant) -> Result<Self, JoinError> {
         let server = Server::current()?;
-        Self::join_over(&server, world, Shm::open()?, Config::default(), deadline).await
+        Self::join_over(&server, world, Shm::open()?, EngineConfig::default(), deadline).await
     }
 }
 
@@ -88,7 +88,7 @@ impl<P: Provider> Endpoint<P> {
         server: &Server,
         world: &World,
         mut nic: P,
-        config: Config,
+        config: EngineConfig,
         deadline: Instant,
     ) -> Result<Self, JoinError> {
         let (own, size) = (world.rank().0, world.size());

@@ -9,7 +9,7 @@
 //! ```
 //! use std::time::Duration;
 //! use vigie_detect::{Instant, Server};
-//! use vigie_via::{message::{Endpoint, SourceFilter}, protocol::Config, shm::Shm, world::World};
+//! use vigie_via::{message::{Endpoint, SourceFilter}, protocol::EngineConfig, shm::Shm, world::World};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
 //! // Inside a vigie runtime `World::join` and `Endpoint::join` are enough: they use the scheduler's server.
@@ -17,7 +17,7 @@
 //! let (server, deadline) = (host.server(), Instant::now() + Duration::from_secs(10));
 //! let world = World::join_on(server, deadline).await?;
 //! let nic = Shm::open()?;
-//! let endpoint = Endpoint::join_over(server, &world, nic, Config::default(), deadline).await?;
+//! let endpoint = Endpoint::join_over(server, &world, nic, EngineConfig::default(), deadline).await?;
 //! let all = endpoint.communicator();
 //! // A request is posted and held: dropping a wait for it loses nothing.
 //! let mut request = all.start_recv(SourceFilter::Any, 7);
@@ -56,14 +56,14 @@
 //! its own rank do.
 //!
 //! Of one rank's messages that are not received,
-//! [`Config::unexpected_bytes_max`](crate::protocol::Config::unexpected_bytes_max) are accepted, 1 MiB by default.
+//! [`EngineConfig::unexpected_bytes_max`](crate::protocol::EngineConfig::unexpected_bytes_max) are accepted, 1 MiB by default.
 //! Then the rank announces its further messages and keeps their bytes until a receive matches them, so that no message
 //! holds up another, in the same communicator or in another. Sends of short messages in standard mode are still done at
-//! once, up to [`Config::held_bytes_max`](crate::protocol::Config::held_bytes_max); other sends wait for their receives.
+//! once, up to [`EngineConfig::held_bytes_max`](crate::protocol::EngineConfig::held_bytes_max); other sends wait for their receives.
 //! Such messages take a round trip more: receive in about the order of sending, or raise the limit.
 //! [`MessageCounters::pauses`](crate::protocol::MessageCounters::pauses) tells the receiver how often that happened.
 //! A rank whose peer leaves more than
-//! [`Config::announced_messages_max`](crate::protocol::Config::announced_messages_max) unreceived gets
+//! [`EngineConfig::announced_messages_max`](crate::protocol::EngineConfig::announced_messages_max) unreceived gets
 //! [`SendError::TooManyUnmatched`](crate::protocol::SendError::TooManyUnmatched).
 //!
 //! # Progress

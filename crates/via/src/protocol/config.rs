@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use thiserror::Error;
+use vigie_detect::setters;
 
 use super::{
     area::{AREA_BYTES_MAX, longest_frame},
@@ -16,55 +17,30 @@ pub(super) const FRAME_BYTES_MIN: u32 = 128;
 /// The most announced messages that a configuration may allow.
 pub(super) const ANNOUNCED_MAX: u32 = 1 << 20;
 
-/// The configuration of an engine. The two ends of a connection may differ in everything but the reliability.
+/// The configuration of an engine. The two ends of a connection may differ in everything but the reliability. An engine refuses a value
+/// outside its range with [`EngineError::Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Config {
-    /// The RDMA area for each peer, in bytes: a multiple of 64, from 4 KiB to 64 MiB. Default 512 KiB.
-    pub area_bytes: u32,
-    /// Receive descriptors that are preposted for each peer: more than `control_entries` plus 8. Default 512,
-    /// or as many as the provider holds.
-    pub descriptors: u32,
-    /// Entries of the ring for control messages of each peer, 4 to 1024. Default 64.
-    pub control_entries: u32,
-    /// The longest frame, in bytes with its envelope, at most 48 less than half the area: longer messages are sent in
-    /// several, so that both sides copy at the same time. Default 32 KiB and 64 bytes. Over unreliable VIs, frames are
-    /// no longer than what the provider carries in [one packet](crate::vi::Attributes::unreliable_bytes).
-    pub frame_bytes_max: u32,
-    /// How much of a message is sent before a receive matches it, and how much is under way to a receive, in bytes.
-    /// Default 128 KiB.
-    pub window_bytes: u32,
-    /// How much heap one peer's unmatched messages may occupy, in bytes, before the peer is told to pause;
-    /// what is under way then is accepted too. A peer that has paused still announces each message, and sends its
-    /// bytes when a receive matches it. Default 1 MiB.
-    pub unexpected_bytes_max: u64,
-    /// How many messages of one peer may be announced and not matched, 1 to 1 048 576: some 300 bytes of heap each.
-    /// Beyond, its sends fail with [`SendError::TooManyUnmatched`]. Default 262 144.
-    pub announced_messages_max: u32,
-    /// How many bytes of announced messages in standard mode are copied, so that the send is done although its message
-    /// waits here. Beyond, such sends wait for their receives. Only messages that fit into a frame are copied. Default
-    /// 16 MiB.
-    pub held_bytes_max: u64,
-    /// The buffer for sends in buffered mode, in bytes. Default 1 MiB.
-    pub buffered_bytes_max: u64,
-    /// Registered buffers for frames that are too long to be sent inline. Default 16.
-    pub staging_frames: u32,
-    /// How many bytes of pooled buffers and of registrations of users' memory are kept for reuse, beside
-    /// those in use. Default 64 MiB: the longest messages that were measured.
-    pub cache_bytes_max: u64,
-    /// As `cache_bytes_max`, as a number of registrations. Default 64, each of which may take a descriptor.
-    pub cache_entries_max: u32,
-    /// The reliability asked of the VIs. Over [`Reliability::Unreliable`] the engine does the error control
-    /// itself.
-    pub reliability: Reliability,
-    /// The first time-out after which a frame is retransmitted over an unreliable VI; it doubles, up to 64
-    /// times the first. Default 2 ms.
-    pub retransmit_after: Duration,
-    /// A peer that has not answered for this long over an unreliable VI has failed. Default 30 s.
-    pub give_up_after: Duration,
+#[must_use = "an engine takes it"]
+pub struct EngineConfig {
+    pub(super) area_bytes: u32,
+    pub(super) descriptors: u32,
+    pub(super) control_entries: u32,
+    pub(super) frame_bytes_max: u32,
+    pub(super) window_bytes: u32,
+    pub(super) unexpected_bytes_max: u64,
+    pub(super) announced_messages_max: u32,
+    pub(super) held_bytes_max: u64,
+    pub(super) buffered_bytes_max: u64,
+    pub(super) staging_frames: u32,
+    pub(super) cache_bytes_max: u64,
+    pub(super) cache_entries_max: u32,
+    pub(super) reliability: Reliability,
+    pub(super) retransmit_after: Duration,
+    pub(super) give_up_after: Duration,
 }
 
-impl Default for Config {
+impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             area_bytes: 512 << 10,
@@ -86,7 +62,64 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl EngineConfig {
+    setters! {
+        /// Sets the RDMA area for each peer, in bytes: a multiple of 64, from 4 KiB to 64 MiB. Default 512 KiB.
+        area_bytes: u32,
+
+        /// Sets how many receive descriptors are preposted for each peer: more than `control_entries` plus 8. Default 512, or as many as the
+        /// provider holds.
+        descriptors: u32,
+
+        /// Sets the entries of the ring for control messages of each peer, 4 to 1024. Default 64.
+        control_entries: u32,
+
+        /// Sets the longest frame, in bytes with its envelope: from 128 to 48 less than half the area. Longer messages are sent in several,
+        /// so that both sides copy at the same time. Default 32 KiB and 64 bytes. Over unreliable VIs, frames are no longer than what the
+        /// provider carries in [one packet](crate::vi::Attributes::unreliable_bytes).
+        frame_bytes_max: u32,
+
+        /// Sets the bytes of a message that are sent before a receive matches it, and that are under way to a receive: at least 128. Default
+        /// 128 KiB.
+        window_bytes: u32,
+
+        /// Sets the heap, in bytes, that one peer's unmatched messages may occupy before the peer is told to pause; what is under way then is
+        /// accepted too. A peer that has paused still announces each message, and sends its bytes when a receive matches it. Default 1 MiB.
+        unexpected_bytes_max: u64,
+
+        /// Sets the number of messages of one peer that may be announced and not matched, 1 to 1 048 576: some 300 bytes of heap each. Beyond,
+        /// its sends fail with [`SendError::TooManyUnmatched`]. Default 262 144.
+        announced_messages_max: u32,
+
+        /// Sets the bytes of announced messages in standard mode that are copied, so that the send is done although its message waits here.
+        /// Beyond, such sends wait for their receives. Only messages that fit into a frame are copied. Default 16 MiB.
+        held_bytes_max: u64,
+
+        /// Sets the buffer for sends in buffered mode, in bytes. Default 1 MiB.
+        buffered_bytes_max: u64,
+
+        /// Sets the number of registered buffers for frames that are too long to be sent inline, at least 1. Default 16.
+        staging_frames: u32,
+
+        /// Sets the bytes of pooled buffers and of registrations of users' memory that are kept for reuse, beside those in use. Default
+        /// 64 MiB: the longest messages that were measured.
+        cache_bytes_max: u64,
+
+        /// Sets the same limit as `cache_bytes_max` as a number of registrations. Default 64, each of which may take a descriptor.
+        cache_entries_max: u32,
+
+        /// Sets the reliability asked of the VIs. Over [`Reliability::Unreliable`] the engine does the error control itself. Default
+        /// [`Reliability::ReliableDelivery`].
+        reliability: Reliability,
+
+        /// Sets the first time-out after which a frame is retransmitted over an unreliable VI; it doubles, up to 64 times the first. Default
+        /// 2 ms.
+        retransmit_after: Duration,
+
+        /// Sets the time without an answer after which a peer over an unreliable VI has failed. Default 30 s.
+        give_up_after: Duration,
+    }
+
     pub(super) const fn is_unreliable(&self) -> bool {
         matches!(self.reliability, Reliability::Unreliable)
     }
@@ -121,7 +154,7 @@ impl Config {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A value of [`Config`] is out of its range.
+    /// A value of [`EngineConfig`] is out of its range.
     #[error("the configuration is invalid: {what}")]
     Config {
         /// The requirement.
@@ -195,7 +228,7 @@ pub enum SendError {
     /// The rank has not received so many earlier messages that no more are announced to it.
     #[error(
         "rank {rank} has not received {max} earlier messages: receive some, or raise \
-         `Config::announced_messages_max`"
+         `EngineConfig::announced_messages_max`"
     )]
     TooManyUnmatched {
         /// The rank.

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, io, os::fd::BorrowedFd};
 use vigie_detect::{Armed, Instant};
 
 use super::{
-    Config, EngineError, RequestId,
+    EngineConfig, EngineError, RequestId,
     config::FRAME_BYTES_MIN,
     greeting,
     incoming::{ArrivedFrame, DirectReceive, Origin},
@@ -97,7 +97,7 @@ pub struct MessageEngine<P: Provider> {
     pub(super) cq: CqId,
     tag: ProtectionTag,
     pub(super) rank: u32,
-    pub(super) config: Config,
+    pub(super) config: EngineConfig,
     pub(super) attributes: Attributes,
     pub(super) peers: Vec<Peer>,
     pub(super) staging: Staging,
@@ -148,7 +148,12 @@ impl<P: Provider> MessageEngine<P> {
     ///
     /// # Errors
     /// [`EngineError`]: a value is out of range, the NIC cannot carry the protocol, or the NIC failed.
-    pub fn new(mut nic: P, rank: u32, size: u32, mut config: Config) -> Result<Self, EngineError> {
+    pub fn new(
+        mut nic: P,
+        rank: u32,
+        size: u32,
+        mut config: EngineConfig,
+    ) -> Result<Self, EngineError> {
         config.check()?;
         if rank >= size || size > 1 << 24 {
             return Err(EngineError::NoSuchRank { rank, size });

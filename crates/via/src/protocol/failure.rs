@@ -146,7 +146,7 @@ impl<P: Provider> MessageEngine<P> {
 mod tests {
     use super::*;
     use crate::{
-        protocol::{Config, Control, incoming::CONTROLS_WAITING_MAX},
+        protocol::{Control, EngineConfig, incoming::CONTROLS_WAITING_MAX},
         sim::{FaultPlan, SimNetwork},
     };
 
@@ -156,7 +156,7 @@ mod tests {
     fn answers_that_nobody_takes_are_bounded() {
         let network = SimNetwork::new(1, FaultPlan::reliable());
         let mut engine =
-            MessageEngine::new(network.nic(), 0, 3, Config::default()).expect("an engine");
+            MessageEngine::new(network.nic(), 0, 3, EngineConfig::default()).expect("an engine");
         for _ in 0..CONTROLS_WAITING_MAX {
             engine.queue_control(1, Control::Cancelled { request: 1, is_cancelled: false });
         }

@@ -3,7 +3,7 @@
 use super::{
     EngineError,
     area::{AREA_BYTES_MAX, longest_frame},
-    config::{ANNOUNCED_MAX, Config},
+    config::{ANNOUNCED_MAX, EngineConfig},
     credits::DESCRIPTORS_MAX,
     link::{LocalResources, PeerParameters},
 };
@@ -15,7 +15,7 @@ const MAGIC: u32 = u32::from_be_bytes(*b"vgm2");
 const GREETING_BYTES: usize = 56;
 
 /// Returns the greeting of `rank` for a peer.
-pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &LocalResources) -> Vec<u8> {
+pub(super) fn encode(rank: u32, size: u32, config: &EngineConfig, own: &LocalResources) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(GREETING_BYTES);
     for word in [MAGIC, rank, size] {
         bytes.extend_from_slice(&word.to_le_bytes());
@@ -54,7 +54,7 @@ pub(super) fn decode(
     bytes: &[u8],
     rank: u32,
     size: u32,
-    config: &Config,
+    config: &EngineConfig,
 ) -> Result<PeerParameters, EngineError> {
     let bad = |what| Err(EngineError::Greeting { rank, what });
     match self::rank(bytes) {

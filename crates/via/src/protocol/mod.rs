@@ -18,9 +18,9 @@
 //!
 //! # Bounds
 //! Credits bound the area, the descriptors and the ring of control entries. Messages without a receive are
-//! moved to the heap, so that they block no others; beyond [`Config::unexpected_bytes_max`] their sender is
+//! moved to the heap, so that they block no others; beyond [`EngineConfig::unexpected_bytes_max`] their sender is
 //! told to pause: it announces its messages, and sends the bytes of each when a receive matches it. Announcements are
-//! bounded by [`Config::announced_messages_max`], and a send beyond fails.
+//! bounded by [`EngineConfig::announced_messages_max`], and a send beyond fails.
 //!
 //! # Progress
 //! Every call moves what can move [MPI 5.0, section 3.5]. A receive that is posted takes its message to the heap if its
@@ -54,7 +54,7 @@ mod send;
 mod waiting;
 
 pub use area::{AREA_BYTES_MAX, AreaFrame, AreaReader, AreaWriter, FrameSlot, Hold, UNIT};
-pub use config::{Config, EngineError, RequestError, SendError};
+pub use config::{EngineConfig, EngineError, RequestError, SendError};
 pub use engine::{EngineEvent, MessageCounters, MessageEngine};
 pub use envelope::{
     CONTROL_BYTES, Control, ENVELOPE_BYTES, Envelope, FrameKind, OPENING_BYTES, Opening,

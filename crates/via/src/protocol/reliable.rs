@@ -11,7 +11,7 @@ use std::{collections::VecDeque, io::IoSlice, time::Duration};
 use vigie_detect::Instant;
 
 use super::{
-    Config,
+    EngineConfig,
     envelope::{CONTROL_BYTES, Control},
     link::{LocalResources, PeerParameters, SendOutcome, Staging},
     peer::LoopbackItem,
@@ -160,7 +160,11 @@ fn slot_bytes(frame_bytes: u32) -> u64 {
 }
 
 impl UnreliableLink {
-    pub(super) fn new(own: LocalResources, parameters: PeerParameters, config: &Config) -> Self {
+    pub(super) fn new(
+        own: LocalResources,
+        parameters: PeerParameters,
+        config: &EngineConfig,
+    ) -> Self {
         let count = |area: u32, slot: u64| (u64::from(area) / slot).clamp(1, WINDOW_MAX);
         let slot_bytes_out = slot_bytes(parameters.frame_bytes_max);
         let slot_bytes_in = slot_bytes(config.frame_bytes_max);

@@ -3,7 +3,7 @@
 use vigie_detect::Instant;
 
 use super::{
-    Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestId, SendState,
+    EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestId, SendState,
     incoming::DirectReceive,
     payload::Discard,
     request::{RequestEntry, SendRequest},
@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// A configuration whose limits are soon reached: an area of 64 units, eight frames of eight units.
-pub(super) fn small() -> Config {
-    Config {
+pub(super) fn small() -> EngineConfig {
+    EngineConfig {
         area_bytes: 4096,
         frame_bytes_max: 512,
         window_bytes: 2048,
@@ -23,7 +23,7 @@ pub(super) fn small() -> Config {
         control_entries: 8,
         unexpected_bytes_max: 8192,
         staging_frames: 2,
-        ..Config::default()
+        ..EngineConfig::default()
     }
 }
 
@@ -39,11 +39,11 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn new(config: Config) -> Self {
+    pub(super) fn new(config: EngineConfig) -> Self {
         Self::with(config, Attributes::named("sim"))
     }
 
-    pub(super) fn with(config: Config, attributes: Attributes) -> Self {
+    pub(super) fn with(config: EngineConfig, attributes: Attributes) -> Self {
         let network = SimNetwork::new(1, FaultPlan::reliable());
         let mut engines = [0, 1].map(|rank| {
             let mut nic = network.nic_with(attributes);

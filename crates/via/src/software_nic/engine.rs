@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Config, Path, SoftwareNicCounters,
+    Path, SoftwareNicConfig, SoftwareNicCounters,
     calls::{Caller, ConnectAttempt, PendingClose},
     congestion::{MILLISECOND, Nanos},
     connection::SoftwareConnection,
@@ -14,7 +14,10 @@ use super::{
     inbound::FragmentArrival,
     mtu_discovery::MtuPacket,
     outbound::{Ack, Departure, FRAGMENTS_MAX},
-    packet::{self, ACK_WORDS, CloseNotice, ControlPacket, DataHeader, PACKET_BYTES_MIN, low_u32},
+    packet::{
+        self, ACK_WORDS, CloseNotice, ControlPacket, DataHeader, PACKET_BYTES_MAX,
+        PACKET_BYTES_MIN, low_u32,
+    },
     transfer::{self, ConnectionFailure},
     vi::SoftwareVi,
 };
@@ -60,7 +63,7 @@ pub(super) enum NotifyPeer {
 #[derive(Debug)]
 pub(super) struct SoftwareEngine<P> {
     pub(super) attributes: Attributes,
-    pub(super) config: Config,
+    pub(super) config: SoftwareNicConfig,
     pub(super) secret: Secret,
     pub(super) names: Names,
     /// This NIC's name, which is part of its address.
@@ -91,7 +94,15 @@ pub(super) struct SoftwareEngine<P> {
 }
 
 impl<P: Path> SoftwareEngine<P> {
-    pub(super) fn new(name: &'static str, config: Config, secret: Secret, seed: [u8; 16]) -> Self {
+    pub(super) fn new(
+        name: &'static str,
+        config: SoftwareNicConfig,
+        secret: Secret,
+        seed: [u8; 16],
+    ) -> Self {
+        // A longer packet would not fit into a datagram, a shorter one not hold a header.
+        let packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
+        let config = config.packet_bytes_max(packet_bytes_max);
         let mut attributes = Attributes::named(name);
         attributes.max_transfer = transfer::TRANSFER_MAX;
         attributes.max_inline = attributes.max_inline.min(transfer::TRANSFER_MAX);
@@ -417,7 +428,7 @@ impl<P: Path> SoftwareEngine<P> {
     /// Ensures that a timer is set for when the VI needs one, or earlier. A timer that fires early finds
     /// nothing to do and sets the next one: that is cheaper than moving it with every packet.
     pub(super) fn set_timer(&mut self, id: ViId) {
-        let Config { keep_alive, dead_after, .. } = self.config;
+        let SoftwareNicConfig { keep_alive, dead_after, .. } = self.config;
         let Some(vi) = self.vis.get_mut(&id) else { return };
         let at = match (&vi.attempt, &vi.connection) {
             (Some(attempt), _) => attempt.deadline(),
@@ -453,7 +464,7 @@ impl<P: Path> SoftwareEngine<P> {
     }
 
     fn expire_vi(&mut self, now: Nanos, id: ViId) {
-        let Config { keep_alive, dead_after, .. } = self.config;
+        let SoftwareNicConfig { keep_alive, dead_after, .. } = self.config;
         let Some(vi) = self.vis.get_mut(&id) else { return };
         vi.timer = None;
         if vi.attempt.is_some() {
@@ -791,7 +802,7 @@ mod tests {
     /// when it becomes shorter.
     #[test]
     fn the_window_follows_the_path() {
-        let config = Config::default();
+        let config = SoftwareNicConfig::default();
         let own_window = window(config.window_bytes, config.packet_bytes_max);
         let mut connection = SoftwareConnection::new(
             ConnectionParameters {

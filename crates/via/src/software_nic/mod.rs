@@ -25,7 +25,7 @@
 //! # Trust
 //! A sender that does not know the world's [`Secret`] gets no answer to anything. Calls carry a tag
 //! under it, and a cookie that proves the caller's path; connection names are 64 unguessable bits,
-//! carried in each packet. With [`Config::is_tagged`] each packet also has a tag under a key of its
+//! carried in each packet. With [`SoftwareNicConfig::is_tagged`] each packet also has a tag under a key of its
 //! connection, which keeps out attackers that can read the packets of others; data is not encrypted
 //! either way. Peers that know the secret must still follow the protocol
 //! ([`Reason::PeerFault`](crate::vi::Reason::PeerFault)), and reach only memory that is registered for
@@ -50,9 +50,12 @@ mod vi;
 
 use std::{fmt, io, mem, os::fd::BorrowedFd, time::Duration};
 
-use vigie_detect::Instant;
+use vigie_detect::{Instant, setters};
 
-use self::engine::{PacketBatch, SoftwareEngine};
+use self::{
+    engine::{PacketBatch, SoftwareEngine},
+    packet::PACKET_BYTES_MAX,
+};
 
 pub use crate::auth::Secret;
 pub use gather::{Gather, GatherPart};
@@ -157,28 +160,41 @@ pub trait Wire: Send + 'static {
 /// The configuration of a software NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Config {
-    /// After how much silence a peer is asked whether it is there. Default 2 s.
-    pub keep_alive: Duration,
-    /// After how long without an answer a peer counts as dead. Default 10 s.
-    pub dead_after: Duration,
-    /// The longest packet, whatever the path takes, in bytes: 1200 to 65 000. Default 65 000.
-    pub packet_bytes_max: usize,
-    /// How many bytes of one connection may be in flight to this NIC, or four packets if that is more.
-    /// Default 128 KiB; a wire with smaller buffers loses what does not fit.
-    pub window_bytes: usize,
-    /// Whether each packet has a tag under a key of its connection: 8 bytes, and about a nanosecond per
-    /// byte, on either side. Both ends of a connection must agree. Default `false`: only calls have
-    /// tags, and an attacker that can read packets in transit can forge some.
-    pub is_tagged: bool,
+pub struct SoftwareNicConfig {
+    pub(crate) keep_alive: Duration,
+    pub(crate) dead_after: Duration,
+    pub(crate) packet_bytes_max: usize,
+    pub(crate) window_bytes: usize,
+    pub(crate) is_tagged: bool,
 }
 
-impl Default for Config {
+impl SoftwareNicConfig {
+    setters! {
+        /// Sets the silence after which a peer is asked whether it is there. Default 2 s.
+        keep_alive: Duration,
+
+        /// Sets the time without an answer after which a peer counts as dead. Default 10 s.
+        dead_after: Duration,
+
+        /// Sets the longest packet, whatever the path takes, in bytes: 1200 to 65 000, other values count as the nearest. Default 65 000.
+        packet_bytes_max: usize,
+
+        /// Sets the bytes of one connection that may be in flight to this NIC; four packets if that is more. Default 128 KiB; a wire with
+        /// smaller buffers loses what does not fit.
+        window_bytes: usize,
+
+        /// Gives each packet a tag under a key of its connection: 8 bytes, and about a nanosecond per byte, on either side. Both ends of a
+        /// connection must agree. Default `false`: only calls have tags, and an attacker that can read packets in transit can forge some.
+        is_tagged: bool,
+    }
+}
+
+impl Default for SoftwareNicConfig {
     fn default() -> Self {
         Self {
             keep_alive: Duration::from_secs(2),
             dead_after: Duration::from_secs(10),
-            packet_bytes_max: 65_000,
+            packet_bytes_max: PACKET_BYTES_MAX,
             window_bytes: 128 << 10,
             is_tagged: false,
         }
@@ -210,7 +226,7 @@ pub struct SoftwareNicCounters {
 /// A NIC in software over a [`Wire`]: a [`Provider`](crate::vi::Provider).
 ///
 /// Dropping it tells all peers once that it has ended; peers that the packet does not reach notice by
-/// their own [`Config::dead_after`].
+/// their own [`SoftwareNicConfig::dead_after`].
 pub struct SoftwareNic<W: Wire> {
     engine: SoftwareEngine<W::Path>,
     wire: W,
@@ -228,7 +244,7 @@ pub struct SoftwareNic<W: Wire> {
 impl<W: Wire> SoftwareNic<W> {
     /// Makes a NIC over a wire. `seed`: secret random bytes from which its names are derived.
     #[must_use]
-    pub fn new(wire: W, secret: Secret, config: Config, seed: [u8; 16]) -> Self {
+    pub fn new(wire: W, secret: Secret, config: SoftwareNicConfig, seed: [u8; 16]) -> Self {
         Self {
             engine: SoftwareEngine::new(W::NAME, config, secret, seed),
             wire,

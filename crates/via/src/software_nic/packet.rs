@@ -29,6 +29,9 @@ pub(super) const ACK_WORDS: usize = 4;
 /// The shortest packet limit that any path is assumed to have, in bytes [rfc9000, §14].
 pub(super) const PACKET_BYTES_MIN: usize = 1200;
 
+/// The most bytes that a configuration lets a packet have: it fits into a UDP datagram.
+pub(super) const PACKET_BYTES_MAX: usize = 65_000;
+
 const DATA: u8 = 1;
 const HELLO: u8 = 2;
 const CHALLENGE: u8 = 3;

@@ -14,12 +14,12 @@
 //!
 //! # Examples
 //! ```
-//! use vigie_via::{software_nic::{Config, Secret}, udp::Udp, vi::Provider};
+//! use vigie_via::{software_nic::{SoftwareNicConfig, Secret}, udp::Udp, vi::Provider};
 //!
 //! let secret = Secret::new([7; 16]); // of 16 random bytes that all ranks have been given
-//! let mut server = Udp::bind("127.0.0.1:0".parse()?, secret.clone(), Config::default())?;
+//! let mut server = Udp::bind("127.0.0.1:0".parse()?, secret.clone(), SoftwareNicConfig::default())?;
 //! server.listen(b"greeter")?;
-//! let client = Udp::bind("127.0.0.1:0".parse()?, secret, Config::default())?;
+//! let client = Udp::bind("127.0.0.1:0".parse()?, secret, SoftwareNicConfig::default())?;
 //! assert_ne!(client.address(), server.address());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -38,7 +38,7 @@ use vigie_detect::Instant;
 use self::sockets::SocketSet;
 use crate::{
     auth::random,
-    software_nic::{Config, Gather, Path, Secret, SoftwareNic, Wire},
+    software_nic::{Gather, Path, Secret, SoftwareNic, SoftwareNicConfig, Wire},
 };
 
 /// The size requested for either buffer, in bytes; the kernel limits it to `net.core.rmem_max`.
@@ -64,7 +64,11 @@ impl Udp {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a wildcard address (name the one that peers use);
     /// [`io::ErrorKind::AddrInUse`] and other errors from the kernel.
-    pub fn bind(address: SocketAddr, secret: Secret, config: Config) -> io::Result<Self> {
+    pub fn bind(
+        address: SocketAddr,
+        secret: Secret,
+        config: SoftwareNicConfig,
+    ) -> io::Result<Self> {
         let wire = UdpWire::bind(address)?;
         Ok(Self::new(wire, secret, config, random()?))
     }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use thiserror::Error;
+use vigie_detect::setters;
 
 use super::secret::VerbsSecret;
 
@@ -20,6 +21,7 @@ use super::secret::VerbsSecret;
 /// # Ok::<(), vigie_via::verbs::OpenError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[must_use = "a configuration does nothing until a NIC is opened with it"]
 pub struct VerbsConfig {
     pub(super) ip: IpAddr,
@@ -45,23 +47,16 @@ impl VerbsConfig {
         self
     }
 
-    /// Sets the port of the device, from 1. Default 1.
-    pub const fn port(mut self, port: u8) -> Self {
-        self.port = port;
-        self
-    }
+    setters! {
+        /// Sets the port of the device, from 1. Default 1.
+        port: u8,
 
-    /// Sets which of the port's global identifiers is the source of packets. Default: the one that
-    /// equals the address; over Ethernet, the one for RoCE version 2.
-    pub const fn gid_index(mut self, index: u8) -> Self {
-        self.gid_index = Some(index);
-        self
-    }
+        /// Sets which of the port's global identifiers is the source of packets. Default: the one that equals the address; over
+        /// Ethernet, the one for RoCE version 2.
+        gid_index: u8 => Some,
 
-    /// Sets the TCP port for callers. Default 0: the kernel chooses.
-    pub const fn tcp_port(mut self, port: u16) -> Self {
-        self.tcp_port = port;
-        self
+        /// Sets the TCP port for callers. Default 0: the kernel chooses.
+        tcp_port: u16,
     }
 }
 

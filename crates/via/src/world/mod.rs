@@ -89,6 +89,15 @@ pub const SECRET_VARIABLE: &str = "VIGIE_SECRET";
 pub const SECRET_FILE_VARIABLE: &str = "VIGIE_SECRET_FILE";
 
 /// One of the processes of a world, counted from 0.
+///
+/// ```
+/// use vigie_via::{message::SourceFilter, world::Rank};
+///
+/// let rank = Rank::from(3);
+/// assert!(rank == 3 && u32::from(rank) == 3);
+/// assert_eq!(rank.to_string(), "rank 3");
+/// assert_eq!(SourceFilter::from(rank), SourceFilter::Rank(3));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "programs compute with ranks")]
 pub struct Rank(pub u32);
@@ -98,6 +107,30 @@ impl Rank {
     #[must_use]
     pub fn index(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+impl From<u32> for Rank {
+    fn from(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+impl From<Rank> for u32 {
+    fn from(rank: Rank) -> Self {
+        rank.0
+    }
+}
+
+impl PartialEq<u32> for Rank {
+    fn eq(&self, number: &u32) -> bool {
+        self.0 == *number
+    }
+}
+
+impl PartialEq<Rank> for u32 {
+    fn eq(&self, rank: &Rank) -> bool {
+        *self == rank.0
     }
 }
 

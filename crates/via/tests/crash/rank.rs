@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
+        EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
         SendError, SendState,
     },
     shm::Shm,
@@ -67,10 +67,8 @@ impl Rank {
     pub(crate) fn new(rank: u32, size: u32) -> Self {
         let mut nic = Killer::new(Shm::open().expect("a NIC"));
         nic.listen(b"crash").expect("no other listener");
-        let mut config = Config::default();
-        config.area_bytes = 32 << 10;
-        config.frame_bytes_max = 4096;
-        config.window_bytes = 8192;
+        let config =
+            EngineConfig::default().area_bytes(32 << 10).frame_bytes_max(4096).window_bytes(8192);
         let engine = MessageEngine::new(nic, rank, size, config).expect("an engine");
         Self { engine, rank, size, failed: BTreeSet::new() }
     }

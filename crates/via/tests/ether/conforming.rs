@@ -66,7 +66,7 @@ fn the_contract_is_kept() {
 fn the_contract_is_kept_without_rings() {
     with_veth("conforming::the_contract_is_kept_without_rings", |far| {
         let mut settings = Settings { back_end: BackEnd::PacketCalls, ..Settings::default() };
-        settings.config.is_tagged = true;
+        settings.config = settings.config.is_tagged(true);
         conforms(far, settings);
     });
 }

@@ -134,8 +134,8 @@ fn the_mtu_changes() {
 fn an_interface_is_removed() {
     with_veth("links::an_interface_is_removed", |far| {
         let mut settings = Settings::default();
-        settings.config.keep_alive = Duration::from_millis(100);
-        settings.config.dead_after = Duration::from_millis(500);
+        settings.config = settings.config.keep_alive(Duration::from_millis(100));
+        settings.config = settings.config.dead_after(Duration::from_millis(500));
         let level = Reliability::ReliableDelivery;
         let (mut client, echo) = connected(far, level, [settings; 2]);
         client.exchange(&LENGTHS);

@@ -5,7 +5,7 @@ use std::thread;
 use vigie_via::{
     ether::{Ether, EtherBuilder},
     link::BackEnd,
-    software_nic::{Config, Secret},
+    software_nic::{Secret, SoftwareNicConfig},
     vi::Reliability,
 };
 
@@ -23,12 +23,12 @@ pub(crate) const LENGTHS: [usize; 8] = [8, 1000, 65_536, 0, 40_000, 1472, 65_535
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) back_end: BackEnd,
-    pub(crate) config: Config,
+    pub(crate) config: SoftwareNicConfig,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { back_end: BackEnd::Automatic, config: Config::default() }
+        Self { back_end: BackEnd::Automatic, config: SoftwareNicConfig::default() }
     }
 }
 

@@ -6,7 +6,7 @@ use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     message::{Communicator, Endpoint},
-    protocol::{Config, Mode},
+    protocol::{EngineConfig, Mode},
     vi::Provider,
     world::local,
 };
@@ -27,7 +27,7 @@ async fn endpoints<P: Provider>(nics: Vec<P>) -> Vec<Endpoint<P>> {
             let server = server.clone();
             vigie_runtime::spawn(async move {
                 let deadline = Instant::now() + BOUND;
-                Endpoint::join_over(&server, &world, nic, Config::default(), deadline).await
+                Endpoint::join_over(&server, &world, nic, EngineConfig::default(), deadline).await
             })
         })
         .collect();

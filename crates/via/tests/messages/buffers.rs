@@ -6,7 +6,7 @@ use tokio::join;
 use vigie_detect::Instant;
 use vigie_via::{
     message::{Endpoint, MessageErrorKind},
-    protocol::{Config, EngineEvent, MessageEngine, Mode, SendError},
+    protocol::{EngineConfig, EngineEvent, MessageEngine, Mode, SendError},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, CacheCounters, Memory, Provider},
 };
@@ -53,7 +53,7 @@ async fn send<P: Provider>(ends: &[Endpoint<P>], memory: &Memory, seed: usize) {
 #[test]
 fn over_shared_memory() {
     on_each_host(|host| async move {
-        let ends = host.endpoints(2, Config::default()).await;
+        let ends = host.endpoints(2, EngineConfig::default()).await;
         for seed in 0..8 {
             loan(&ends, seed).await;
         }
@@ -96,7 +96,7 @@ async fn simulated(host: &Host) -> Vec<Endpoint<SimNic>> {
     let end = |rank: u32| {
         let mut nic = network.nic_with(attributes);
         nic.listen(b"buffers").expect("listens");
-        let engine = MessageEngine::new(nic, rank, 2, Config::default()).expect("an engine");
+        let engine = MessageEngine::new(nic, rank, 2, EngineConfig::default()).expect("an engine");
         Endpoint::new(host.server(rank as usize), engine).expect("an endpoint")
     };
     let ends = vec![end(0), end(1)];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vigie_detect::Instant;
 use vigie_via::{
     message::{Endpoint, JoinError, MessageError, SourceFilter, TagFilter},
-    protocol::{Config, EngineEvent, Mode},
+    protocol::{EngineConfig, EngineEvent, Mode},
     shm::Shm,
     world::{World, local},
 };
@@ -28,7 +28,7 @@ fn joining_alone_or_twice() {
         let join = async |world: &World, patience: Duration| {
             let nic = Shm::open().expect("a NIC");
             let deadline = Instant::now() + patience;
-            Endpoint::join_over(&server, world, nic, Config::default(), deadline).await
+            Endpoint::join_over(&server, world, nic, EngineConfig::default(), deadline).await
         };
         let (_launcher, pair) = local(&server, 2).expect("a world");
         let alone = join(&pair[0], Duration::from_millis(20)).await.expect_err("no other rank");
@@ -46,7 +46,7 @@ fn joining_alone_or_twice() {
 #[test]
 fn a_rank_that_goes_ends_all_waits() {
     on_each_host(|host| async move {
-        let mut endpoints = host.endpoints(3, Config::default()).await;
+        let mut endpoints = host.endpoints(3, EngineConfig::default()).await;
         let gone = endpoints.pop().expect("rank 2");
         let mut waits = Vec::new();
         for endpoint in &endpoints {
@@ -114,7 +114,7 @@ fn a_rank_that_goes_ends_all_waits() {
 #[test]
 fn what_has_arrived_stays() {
     on_each_host(|host| async move {
-        let mut endpoints = host.endpoints(2, Config::default()).await;
+        let mut endpoints = host.endpoints(2, EngineConfig::default()).await;
         let gone = endpoints.pop().expect("rank 1");
         gone.communicator().send(0, 1, b"farewell").await.expect("sent");
         let all = endpoints[0].communicator();
@@ -135,7 +135,7 @@ fn what_has_arrived_stays() {
 fn last_words_are_heard() {
     on_each_host(|host| async move {
         for round in 0..20 {
-            let mut endpoints = host.endpoints(2, Config::default()).await;
+            let mut endpoints = host.endpoints(2, EngineConfig::default()).await;
             let leaver = endpoints.pop().expect("rank 1");
             let all = endpoints[0].communicator();
             let listener = host.spawn(async move {
@@ -167,7 +167,7 @@ fn last_words_are_heard() {
 #[test]
 fn events_that_nobody_takes_keep_nobody_awake() {
     on_each_host(|host| async move {
-        let mut endpoints = host.endpoints(2, Config::default()).await;
+        let mut endpoints = host.endpoints(2, EngineConfig::default()).await;
         drop(endpoints.pop());
         let all = endpoints[0].communicator();
         all.recv(1, 1).await.expect_err("rank 1 has gone");

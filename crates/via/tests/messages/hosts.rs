@@ -12,7 +12,7 @@ use vigie_detect::{HostThread, Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     message::{Communicator, Endpoint},
-    protocol::Config,
+    protocol::EngineConfig,
     shm::Shm,
     world::local,
 };
@@ -95,7 +95,7 @@ impl Host {
     }
 
     /// Connects `size` ranks of one world.
-    pub(crate) async fn endpoints(&self, size: u32, config: Config) -> Vec<Endpoint<Shm>> {
+    pub(crate) async fn endpoints(&self, size: u32, config: EngineConfig) -> Vec<Endpoint<Shm>> {
         let (_, worlds) = local(self.server(0), size).expect("a world");
         let joins: Vec<_> = worlds
             .into_iter()
@@ -132,7 +132,7 @@ where
 /// Runs `body` with the communicators of `size` ranks, in a task of each host.
 pub(crate) fn with_ranks<F>(
     size: u32,
-    config: Config,
+    config: EngineConfig,
     body: impl Fn(Host, Ranks) -> F + Clone + Send + Sync + 'static,
 ) where
     F: Future<Output = ()> + Send + 'static,
@@ -175,14 +175,13 @@ where
 }
 
 /// Returns a configuration with little credit, so that every send has to wait for it.
-pub(crate) fn scarce() -> Config {
-    let mut config = Config::default();
-    config.area_bytes = 4096;
-    config.frame_bytes_max = 1024;
-    config.window_bytes = 2048;
-    config.descriptors = 16;
-    config.control_entries = 8;
-    config
+pub(crate) fn scarce() -> EngineConfig {
+    EngineConfig::default()
+        .area_bytes(4096)
+        .frame_bytes_max(1024)
+        .window_bytes(2048)
+        .descriptors(16)
+        .control_entries(8)
 }
 
 /// Polls a future this many times, with a waker that wakes no task, and drops it. Returns its result if

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::join;
-use vigie_via::{message::Communicator, protocol::Config, shm::Shm};
+use vigie_via::{message::Communicator, protocol::EngineConfig, shm::Shm};
 
 use super::hosts::{scarce, with_ranks};
 use crate::pattern::pattern;
@@ -36,7 +36,7 @@ async fn barrier(all: &Communicator<Shm>) {
 /// receiver reads itself.
 #[test]
 fn posted_receives_take_their_messages() {
-    for config in [Config::default(), scarce()] {
+    for config in [EngineConfig::default(), scarce()] {
         with_ranks(2, config, |host, ranks| async move {
             let mut tasks = Vec::new();
             for all in ranks {
@@ -72,7 +72,7 @@ fn posted_receives_take_their_messages() {
 /// to itself. Method: one poll, then a long send; 20 MiB.
 #[test]
 fn receives_that_are_left_alone_take_their_messages() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         let mut tasks = Vec::new();
         for all in ranks {
             tasks.push(host.spawn(async move {
@@ -103,7 +103,7 @@ fn receives_that_are_left_alone_take_their_messages() {
 /// received, in order.
 #[test]
 fn a_flood_holds_no_barrier_up() {
-    with_ranks(2, Config::default(), |_, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |_, ranks| async move {
         let floods = 20_000_u32;
         let other: Vec<_> = ranks.iter().map(|all| all.duplicate().expect("a context")).collect();
         let send = async {

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use vigie_via::{
     message::{Communicator, Endpoint, MessageErrorKind},
-    protocol::{Config, Mode, RequestError},
+    protocol::{EngineConfig, Mode, RequestError},
     shm::Shm,
 };
 
@@ -14,7 +14,7 @@ use crate::pattern::pattern;
 /// each; the messages are sent in random order.
 #[test]
 fn a_thousand_receives() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         let mut tags: Vec<u32> = (0..1000).collect();
         let tasks: Vec<_> = tags
             .iter()
@@ -40,7 +40,7 @@ fn a_thousand_receives() {
 /// arrive; then check that the last one, received properly, is the last.
 #[test]
 fn dropped_receives() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         const COUNT: u32 = 300;
         let sender = {
             let all = ranks[0].clone();
@@ -82,7 +82,7 @@ fn dropped_receives() {
 /// and receiving.
 #[test]
 fn long_messages_keep_the_order_of_receives() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         const LENGTH: usize = 300_000;
         for looks_first in [true, false] {
             let mut posted = ranks[1].start_recv(0, 7);
@@ -120,7 +120,7 @@ fn long_messages_keep_the_order_of_receives() {
 #[test]
 fn dropped_sends() {
     on_each_host(|host| async move {
-        for config in [Config::default(), scarce()] {
+        for config in [EngineConfig::default(), scarce()] {
             let endpoints = host.endpoints(2, config).await;
             let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
             let receiver = host.spawn(async move { receive_until_told(&b).await });
@@ -256,7 +256,7 @@ fn receive_requests_outlive_their_waits() {
 fn dropped_loans() {
     on_each_host(|host| async move {
         const LENGTH: u32 = 700_000;
-        let endpoints = host.endpoints(2, Config::default()).await;
+        let endpoints = host.endpoints(2, EngineConfig::default()).await;
         let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
         for polls in 1..5 {
             let loan = a.loan(1, LENGTH).expect("a loan");

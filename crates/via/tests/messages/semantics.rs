@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use tokio::join;
 use vigie_via::{
     message::{Communicator, SourceFilter, TagFilter},
-    protocol::{Config, Layout, Mode},
+    protocol::{EngineConfig, Layout, Mode},
     shm::Shm,
 };
 
@@ -34,9 +34,9 @@ async fn send_in(all: &Communicator<Shm>, mode: Mode, tag: u32, bytes: &[u8]) {
 /// receives.
 #[test]
 fn all_modes_carry_all_lengths() {
-    for mut config in [Config::default(), scarce()] {
+    for mut config in [EngineConfig::default(), scarce()] {
         // Enough for all of them at once.
-        config.buffered_bytes_max = 4 << 20;
+        config = config.buffered_bytes_max(4 << 20);
         with_ranks(2, config, |_, ranks| async move {
             let (a, b) = two(ranks);
             let lengths = [0, 1, 7, 8, 40, 41, 63, 64, 1000, 1024, 4096, 70_000, 1 << 20];
@@ -69,7 +69,7 @@ fn all_modes_carry_all_lengths() {
 /// pattern.
 #[test]
 fn wildcards_tags_and_communicators() {
-    with_ranks(3, Config::default(), |_, ranks| async move {
+    with_ranks(3, EngineConfig::default(), |_, ranks| async move {
         let other: Vec<_> = ranks.iter().map(|all| all.duplicate().expect("a context")).collect();
         for (all, rank) in ranks.iter().zip(0u8..) {
             for round in 0..3 {
@@ -110,7 +110,7 @@ fn wildcards_tags_and_communicators() {
 /// taken.
 #[test]
 fn probes() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         let (a, b) = two(ranks);
         assert_eq!(b.try_probe(0, 5), None);
         assert!(b.try_matched_probe(0, 5).is_none());
@@ -149,7 +149,7 @@ fn probes() {
 /// their message, and a synchronous send before and after it was received.
 #[test]
 fn cancelling() {
-    with_ranks(2, Config::default(), |_, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |_, ranks| async move {
         let (a, b) = two(ranks);
         b.start_recv(0, 1).cancel().expect("nothing was matched");
         let request = b.start_recv(0, 1);
@@ -174,7 +174,7 @@ fn cancelling() {
 /// and after their counterparts.
 #[test]
 fn persistent_requests() {
-    with_ranks(2, Config::default(), |_, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |_, ranks| async move {
         let (a, b) = two(ranks);
         let sender = a.persistent_send(1, 4, Mode::Standard);
         let receiver = b.persistent_recv(0, 4);
@@ -195,7 +195,7 @@ fn persistent_requests() {
 /// buffer into every third of another, in one frame and in many.
 #[test]
 fn truncation_and_layouts() {
-    with_ranks(2, Config::default(), |_, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |_, ranks| async move {
         let (a, b) = two(ranks);
         for length in [100, 300_000] {
             let bytes = pattern(length, 1);
@@ -231,7 +231,7 @@ fn truncation_and_layouts() {
 /// another task already waits. Method: do so.
 #[test]
 fn to_oneself() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         let all = ranks[1].clone();
         for length in [0, 8, 5000, 1 << 20] {
             let bytes = pattern(length, 3);
@@ -265,7 +265,7 @@ fn to_oneself() {
 fn regions() {
     super::hosts::on_each_host(|host| async move {
         use vigie_via::vi::{MemoryAttributes, Provider};
-        let endpoints = host.endpoints(2, Config::default()).await;
+        let endpoints = host.endpoints(2, EngineConfig::default()).await;
         let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
         let bytes = pattern(1 << 20, 4);
         let region = endpoints[0].with(|engine| {

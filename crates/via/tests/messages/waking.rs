@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use fastrand::Rng;
 use vigie_via::{
     message::{SourceFilter, TagFilter},
-    protocol::{Config, Mode},
+    protocol::{EngineConfig, Mode},
 };
 
 use super::hosts::{Host, scarce, with_ranks};
@@ -29,7 +29,7 @@ async fn dawdle(host: &Host, rng: &mut Rng) {
 /// before the message is sent, for longer than any host polls.
 #[test]
 fn sleepers_are_woken() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         const ROUNDS: u32 = 100;
         let b = ranks[1].clone();
         let receiver = host.spawn(async move {
@@ -53,7 +53,7 @@ fn sleepers_are_woken() {
 /// fro thousands of times, with short random delays, waiting by receives, requests and probes.
 #[test]
 fn no_wake_up_is_lost() {
-    with_ranks(2, Config::default(), |host, ranks| async move {
+    with_ranks(2, EngineConfig::default(), |host, ranks| async move {
         const ROUNDS: u32 = 3000;
         let tasks: Vec<_> = (0..4u32)
             .map(|task| {

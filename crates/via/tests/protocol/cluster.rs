@@ -5,7 +5,7 @@ use std::{io::IoSlice, task::Poll, time::Duration};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        Config, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
+        EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
         SendState, Sink, Status,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
@@ -30,19 +30,18 @@ pub(crate) fn scarce() -> Attributes {
 }
 
 /// Returns a configuration with tight limits.
-pub(crate) fn small() -> Config {
-    let mut config = Config::default();
-    config.area_bytes = 4096;
-    config.frame_bytes_max = 512;
-    config.window_bytes = 2048;
-    config.descriptors = 32;
-    config.control_entries = 8;
-    config.unexpected_bytes_max = 8192;
-    config
+pub(crate) fn small() -> EngineConfig {
+    EngineConfig::default()
+        .area_bytes(4096)
+        .frame_bytes_max(512)
+        .window_bytes(2048)
+        .descriptors(32)
+        .control_entries(8)
+        .unexpected_bytes_max(8192)
 }
 
 impl Cluster {
-    pub(crate) fn new(seed: u64, plan: FaultPlan, size: u32, config: Config) -> Self {
+    pub(crate) fn new(seed: u64, plan: FaultPlan, size: u32, config: EngineConfig) -> Self {
         Self::with(seed, plan, size, config, Attributes::named("sim"))
     }
 
@@ -51,7 +50,7 @@ impl Cluster {
         seed: u64,
         plan: FaultPlan,
         size: u32,
-        config: Config,
+        config: EngineConfig,
         attributes: Attributes,
     ) -> Self {
         let network = SimNetwork::new(seed, plan);

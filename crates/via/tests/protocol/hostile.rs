@@ -5,8 +5,8 @@ use std::{io::IoSlice, time::Duration};
 use vigie_detect::Instant;
 use vigie_via::{
     protocol::{
-        Config, Control, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening, Payload,
-        RequestError,
+        Control, EngineConfig, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening,
+        Payload, RequestError,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{
@@ -95,9 +95,7 @@ impl Forger {
 /// Connects a forger as rank 1 of 2. Returns it with the engine it attacks.
 fn forger(seed: u64) -> (SimNetwork, MessageEngine<SimNic>, Forger) {
     let network = SimNetwork::new(seed, FaultPlan::reliable());
-    let mut config = Config::default();
-    config.area_bytes = 16 << 10;
-    config.frame_bytes_max = 512;
+    let config = EngineConfig::default().area_bytes(16 << 10).frame_bytes_max(512);
     let mut nic = network.nic();
     nic.listen(b"messages").expect("listens");
     let mut engine = MessageEngine::new(nic, 0, 2, config).expect("an engine");
@@ -107,7 +105,7 @@ fn forger(seed: u64) -> (SimNetwork, MessageEngine<SimNic>, Forger) {
     let (tag, cq) = (nic.create_tag(), nic.create_cq().expect("a queue"));
     let vi = nic
         .create_vi(ViAttributes {
-            reliability: config.reliability,
+            reliability: Reliability::ReliableDelivery,
             tag,
             send_cq: Some(cq),
             receive_cq: Some(cq),
@@ -197,12 +195,13 @@ fn a_forger_hurts_only_its_own_connection() {
 #[test]
 fn damaged_greetings_are_refused_or_harmless() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let mut other = MessageEngine::new(network.nic(), 1, 2, Config::default()).expect("an engine");
+    let mut other =
+        MessageEngine::new(network.nic(), 1, 2, EngineConfig::default()).expect("an engine");
     let (_, good) = other.greeting(0).expect("a greeting");
     for index in 0..=good.len() {
         for value in [0, 1, 127, 255] {
             let mut engine =
-                MessageEngine::new(network.nic(), 0, 2, Config::default()).expect("one");
+                MessageEngine::new(network.nic(), 0, 2, EngineConfig::default()).expect("one");
             engine.greeting(1).expect("prepares");
             let mut bytes = good.clone();
             match bytes.get_mut(index) {
@@ -220,9 +219,9 @@ fn damaged_greetings_are_refused_or_harmless() {
 /// it says so. Method: freeze it, and send.
 #[test]
 fn silence_over_an_unreliable_vi_has_an_end() {
-    let mut config = Config::default();
-    config.reliability = Reliability::Unreliable;
-    config.give_up_after = Duration::from_millis(500);
+    let config = EngineConfig::default()
+        .reliability(Reliability::Unreliable)
+        .give_up_after(Duration::from_millis(500));
     let mut cluster = Cluster::new(1, FaultPlan::lossy(0.1), 2, config);
     let silent = cluster.engine(1).nic().id();
     cluster.network.freeze(silent);

@@ -5,7 +5,7 @@ use std::task::Poll;
 use crate::cluster::{Cluster, bytes_of, from};
 use vigie_detect::Armed;
 use vigie_via::{
-    protocol::{Committed, Config, Loan, Mode, Payload, RequestId, SendError, SendState},
+    protocol::{Committed, EngineConfig, Loan, Mode, Payload, RequestId, SendError, SendState},
     sim::FaultPlan,
     vi::{Attributes, Memory, MemoryAttributes, Provider, RemoteKey},
 };
@@ -13,9 +13,7 @@ use vigie_via::{
 fn pair(has_window: bool) -> Cluster {
     let mut attributes = Attributes::named("sim");
     attributes.has_window = has_window;
-    let mut config = Config::default();
-    config.area_bytes = 16 << 10;
-    config.frame_bytes_max = 4 << 10;
+    let config = EngineConfig::default().area_bytes(16 << 10).frame_bytes_max(4 << 10);
     Cluster::with(1, FaultPlan::reliable(), 2, config, attributes)
 }
 

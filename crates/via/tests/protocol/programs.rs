@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, io::IoSlice, task::Poll};
 
 use vigie_via::{
-    protocol::{Config, Mode, Pattern, Payload, RequestId, SendState},
+    protocol::{EngineConfig, Mode, Pattern, Payload, RequestId, SendState},
     sim::FaultPlan,
     vi::{Attributes, Reliability},
 };
@@ -229,17 +229,17 @@ impl Programs {
 fn random_legal_programs_end() {
     for_each_seed(150, |seed| {
         let random = &mut fastrand::Rng::with_seed(seed);
-        let (mut config, mut attributes) = (Config::default(), Attributes::named("sim"));
+        let (mut config, mut attributes) = (EngineConfig::default(), Attributes::named("sim"));
         if random.bool() {
             (config, attributes) = (small(), scarce());
-            config.staging_frames = 2;
-            config.unexpected_bytes_max = random.u64(0..4000);
-            config.held_bytes_max = random.u64(0..4000);
+            config = config.staging_frames(2);
+            config = config.unexpected_bytes_max(random.u64(0..4000));
+            config = config.held_bytes_max(random.u64(0..4000));
         }
         attributes.has_window = random.bool();
         let mut plan = FaultPlan::reliable();
         if random.u32(0..4) == 0 {
-            config.reliability = Reliability::Unreliable;
+            config = config.reliability(Reliability::Unreliable);
             plan = FaultPlan::lossy(0.05);
         }
         let size = random.u32(1..5);

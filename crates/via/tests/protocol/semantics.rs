@@ -5,14 +5,14 @@ use std::{io::IoSlice, task::Poll};
 use crate::cluster::{Cluster, bytes_of, from, scarce, small};
 use vigie_via::{
     protocol::{
-        CancelState, Config, Layout, Mode, Pattern, Payload, RequestError, SendError, SendState,
-        Sink,
+        CancelState, EngineConfig, Layout, Mode, Pattern, Payload, RequestError, SendError,
+        SendState, Sink,
     },
     sim::FaultPlan,
 };
 
 fn pair() -> Cluster {
-    Cluster::new(1, FaultPlan::reliable(), 2, Config::default())
+    Cluster::new(1, FaultPlan::reliable(), 2, EngineConfig::default())
 }
 
 /// Goal: messages of all lengths around the limits of a frame and of the window arrive whole, through
@@ -20,13 +20,18 @@ fn pair() -> Cluster {
 /// the receive is posted.
 #[test]
 fn lengths_around_every_limit() {
-    for (config, attributes) in
-        [(Config::default(), vigie_via::vi::Attributes::named("sim")), (small(), scarce())]
-    {
+    // With the longest frame and the window of each configuration.
+    for (config, attributes, frame, window) in [
+        (
+            EngineConfig::default(),
+            vigie_via::vi::Attributes::named("sim"),
+            (32 << 10) + 64,
+            128 << 10,
+        ),
+        (small(), scarce(), 512, 2048),
+    ] {
         let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, config, attributes);
-        let frame = config.frame_bytes_max as usize;
-        let window = config.window_bytes as usize;
-        let limits = [0, 1, 24, 48, 64, frame - 16, frame, 2 * frame, window, 3 * window + 5];
+        let limits = [0_usize, 1, 24, 48, 64, frame - 16, frame, 2 * frame, window, 3 * window + 5];
         let lengths = limits.iter().flat_map(|one| [one.saturating_sub(1), *one, one + 1]);
         for (number, length) in (0_u64..).zip(lengths) {
             let body = bytes_of(number, length);
@@ -274,8 +279,7 @@ fn synchronous_mode_completes_at_the_match() {
 /// Method: a peer without credit; fill the buffer to the last byte, and one more; then let it drain.
 #[test]
 fn buffered_mode_completes_locally_within_its_buffer() {
-    let mut config = small();
-    config.buffered_bytes_max = 10_000;
+    let config = small().buffered_bytes_max(10_000);
     let mut cluster = Cluster::new(1, FaultPlan::reliable(), 2, config);
     let body = bytes_of(1, 400);
     let mut count = 0;
@@ -410,8 +414,7 @@ fn rendezvous_head_to_head() {
 /// both hold; meanwhile a rendezvous the other way, and a message that is received at once, in another context too.
 #[test]
 fn unexpected_floods_hold_no_other_message_up() {
-    let mut config = small();
-    config.held_bytes_max = 30_000;
+    let config = small().held_bytes_max(30_000);
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, config, scarce());
     let body = bytes_of(6, 300);
     let mut pending = Vec::new();
@@ -459,9 +462,7 @@ fn unexpected_floods_hold_no_other_message_up() {
 /// bound of ten, to the message, of all modes, and of no bytes.
 #[test]
 fn announced_messages_are_bounded() {
-    let mut config = small();
-    config.unexpected_bytes_max = 0;
-    config.announced_messages_max = 10;
+    let config = small().unexpected_bytes_max(0).announced_messages_max(10);
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, config, scarce());
     cluster.finish(0, SendState::Done, b"").expect("nothing");
     let first = cluster.send(0, 1, 100, Mode::Standard, b"it pauses");
@@ -605,10 +606,8 @@ impl Sink for Sum {
 /// Goal: lengths above 4 GiB work. Method: one buffer many times, into a sink that keeps nothing.
 #[test]
 fn more_than_four_gibibytes() {
-    let mut config = Config::default();
-    config.area_bytes = 16 << 20;
-    config.frame_bytes_max = 4 << 20;
-    config.window_bytes = 8 << 20;
+    let config =
+        EngineConfig::default().area_bytes(16 << 20).frame_bytes_max(4 << 20).window_bytes(8 << 20);
     let mut cluster = Cluster::new(1, FaultPlan::reliable(), 2, config);
     let buffer = vec![7; 1 << 26];
     let slices = vec![IoSlice::new(&buffer); 65];
@@ -753,8 +752,7 @@ fn a_match_of_a_waiting_message_is_told() {
 /// messages of its length, shorter and longer.
 #[test]
 fn a_window_may_be_shorter_than_a_frame() {
-    let mut config = small();
-    config.window_bytes = 128;
+    let config = small().window_bytes(128);
     let mut cluster = Cluster::new(1, FaultPlan::reliable(), 2, config);
     for (number, length) in (0_u64..).zip([100, 128, 496, 497, 600, 624, 5000]) {
         let body = bytes_of(number, length);

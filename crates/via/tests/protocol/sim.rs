@@ -6,29 +6,29 @@ use crate::{
     traffic::{Outcome, Traffic},
 };
 use vigie_via::{
-    protocol::Config,
+    protocol::EngineConfig,
     sim::FaultPlan,
     vi::{Attributes, Reliability},
 };
 
 /// Returns a configuration with tight limits for every second seed, and mapped memory for every third.
-fn config(seed: u64) -> (Config, Attributes) {
-    let mut config = Config::default();
+fn config(seed: u64) -> (EngineConfig, Attributes) {
+    let mut config = EngineConfig::default();
     let mut attributes = if seed.is_multiple_of(2) { Attributes::named("sim") } else { scarce() };
     attributes.has_window = seed.is_multiple_of(3);
     if seed.is_multiple_of(2) {
         return (config, attributes);
     }
     config = small();
-    config.staging_frames = 2;
-    config.unexpected_bytes_max = 16 << 10;
-    config.buffered_bytes_max = 8 << 10;
+    config = config.staging_frames(2);
+    config = config.unexpected_bytes_max(16 << 10);
+    config = config.buffered_bytes_max(8 << 10);
     (config, attributes)
 }
 
 const LENGTHS: [usize; 6] = [8, 64, 500, 2000, 20_000, 60_000];
 
-fn traffic(seed: u64, plan: FaultPlan, size: u32, config: (Config, Attributes)) -> Traffic {
+fn traffic(seed: u64, plan: FaultPlan, size: u32, config: (EngineConfig, Attributes)) -> Traffic {
     Traffic::new(seed, Cluster::with(seed, plan, size, config.0, config.1), LENGTHS)
 }
 
@@ -59,7 +59,7 @@ fn random_traffic_whose_owners_go() {
         let (mut config, attributes) = config(seed);
         let mut plan = FaultPlan::reliable();
         if seed % 4 == 3 {
-            config.reliability = Reliability::Unreliable;
+            config = config.reliability(Reliability::Unreliable);
             plan = FaultPlan::lossy(0.05);
         }
         let size = u32::try_from(seed % 3).expect("small") + 1;
@@ -97,7 +97,7 @@ fn a_crash_at_every_transmission() {
             let mut plan = FaultPlan::reliable();
             // On every third seed, also over lossy VIs.
             if seed % 3 == 2 {
-                config.reliability = Reliability::Unreliable;
+                config = config.reliability(Reliability::Unreliable);
                 plan = FaultPlan::lossy(0.05);
             }
             let cluster = Cluster::with(seed, plan, 3, config, attributes);
@@ -126,8 +126,7 @@ fn a_crash_at_every_transmission() {
 fn frames_fit_one_packet_of_an_unreliable_vi() {
     const LIMIT: u64 = 1000;
     let longest = |limit| {
-        let mut config = Config::default();
-        config.reliability = Reliability::Unreliable;
+        let config = EngineConfig::default().reliability(Reliability::Unreliable);
         let mut attributes = Attributes::named("sim");
         attributes.unreliable_bytes = limit;
         let cluster = Cluster::with(1, FaultPlan::lossy(0.01), 2, config, attributes);
@@ -150,7 +149,7 @@ fn random_traffic_over_unreliable_vis() {
         let mut all = [0_u64; 7];
         for_each_seed(8, |seed| {
             let (mut config, attributes) = config(seed);
-            config.reliability = Reliability::Unreliable;
+            config = config.reliability(Reliability::Unreliable);
             let plan = FaultPlan::lossy(share);
             let cluster = Cluster::with(
                 seed,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vigie_detect::Instant;
 use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
-    software_nic::Config,
+    software_nic::SoftwareNicConfig,
 };
 
 use crate::{
@@ -19,7 +19,7 @@ impl Fixture for Simulated {
     type Nic = SimNic;
 
     fn nic(&mut self) -> Result<SimNic, SetupError> {
-        Ok(self.0.nic(3, Config::default()))
+        Ok(self.0.nic(3, SoftwareNicConfig::default()))
     }
 
     fn now(&self) -> Instant {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vigie_via::{
-    software_nic::Config,
+    software_nic::SoftwareNicConfig,
     vi::{Provider, Reason, Reliability},
 };
 
@@ -13,9 +13,9 @@ use crate::{
 };
 
 fn cluster(count: usize) -> Cluster {
-    let mut config = Config::default();
-    config.keep_alive = Duration::from_secs(1);
-    config.dead_after = Duration::from_secs(3);
+    let config = SoftwareNicConfig::default()
+        .keep_alive(Duration::from_secs(1))
+        .dead_after(Duration::from_secs(3));
     Cluster::new(Network::new(1, Faults::default()), count, config)
 }
 

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::Config,
+    software_nic::SoftwareNicConfig,
     vi::{Connect, NicEvent, Provider, Reliability, ViState},
 };
 
@@ -17,8 +17,7 @@ use crate::{
 const STRANGER: Node = Node(99);
 
 fn cluster(seed: u64, is_tagged: bool) -> (Cluster, [End; 2], [End; 2]) {
-    let mut config = Config::default();
-    config.is_tagged = is_tagged;
+    let config = SoftwareNicConfig::default().is_tagged(is_tagged);
     let network = Network::new(seed, Faults::default());
     network.lock().record = Some(Vec::new());
     let mut cluster = Cluster::new(network, 3, config);
@@ -202,8 +201,8 @@ fn replays_change_nothing() {
 #[test]
 fn another_secret_gets_no_answer() {
     let network = Network::new(1, Faults::default());
-    let mut cluster = Cluster::new(network.clone(), 1, Config::default());
-    cluster.nics.push(network.nic(4, Config::default()));
+    let mut cluster = Cluster::new(network.clone(), 1, SoftwareNicConfig::default());
+    cluster.nics.push(network.nic(4, SoftwareNicConfig::default()));
     cluster.events.push(Vec::new());
     cluster.nics[0].listen(b"door").expect("listens");
     let caller = cluster.end(1, Reliability::ReliableDelivery);

@@ -9,7 +9,7 @@ use std::{
 
 use fastrand::Rng;
 use vigie_detect::Instant;
-use vigie_via::software_nic::{Config, Path, Secret, SoftwareNic, Wire};
+use vigie_via::software_nic::{Path, Secret, SoftwareNic, SoftwareNicConfig, Wire};
 
 pub(crate) const MICROSECOND: u64 = 1000;
 pub(crate) const MILLISECOND: u64 = 1000 * MICROSECOND;
@@ -158,7 +158,7 @@ impl Network {
         SimWire { network: self.clone(), node: Node(world.nodes) }
     }
 
-    pub(crate) fn nic(&self, secret: u8, config: Config) -> SimNic {
+    pub(crate) fn nic(&self, secret: u8, config: SoftwareNicConfig) -> SimNic {
         let wire = self.wire();
         let mut seed = [secret; 16];
         seed[..4].copy_from_slice(&wire.node.0.to_le_bytes());

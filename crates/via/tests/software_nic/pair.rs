@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::Config,
+    software_nic::SoftwareNicConfig,
     vi::{
         Connect, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue, Reason,
         ReceiveDescriptor, Region, Reliability, RemoteSegment, SendDescriptor, Status,
@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub(crate) fn new(network: Network, count: usize, config: Config) -> Self {
+    pub(crate) fn new(network: Network, count: usize, config: SoftwareNicConfig) -> Self {
         let nics = (0..count).map(|_| network.nic(3, config)).collect();
         Self { network, nics, events: vec![Vec::new(); count] }
     }

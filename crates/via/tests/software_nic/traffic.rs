@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use fastrand::Rng;
 use vigie_via::{
-    software_nic::Config,
+    software_nic::SoftwareNicConfig,
     vi::{
         Data, LocalSegment, Operation, Provider, Queue, ReceiveDescriptor, Reliability,
         RemoteSegment, SendDescriptor, Status,
@@ -163,9 +163,11 @@ fn wide(count: usize) -> u64 {
 
 /// Runs traffic over three connections between two NICs, in both directions at once.
 fn traffic(seed: u64, faults: Faults, count: u64) -> (Seen, u64) {
+    traffic_with(SoftwareNicConfig::default().is_tagged(true), seed, faults, count)
+}
+
+fn traffic_with(config: SoftwareNicConfig, seed: u64, faults: Faults, count: u64) -> (Seen, u64) {
     let network = Network::new(seed, faults);
-    let mut config = Config::default();
-    config.is_tagged = true;
     let mut cluster = Cluster::new(network, 2, config);
     let mut random = Rng::with_seed(seed);
     let mut directions = Vec::new();
@@ -188,6 +190,16 @@ fn traffic(seed: u64, faults: Faults, count: u64) -> (Seen, u64) {
     let again = cluster.nics.iter().map(|nic| nic.counters().fragments_sent_again).sum();
     let seen = cluster.network.lock().seen;
     (seen, again)
+}
+
+/// Goal: a limit of packets beyond its range counts as the nearest one, and nothing else suffers. Method: traffic with the extremes.
+#[test]
+fn extreme_limits_of_packets_carry_traffic() {
+    for bytes in [0, usize::MAX] {
+        let config = SoftwareNicConfig::default().packet_bytes_max(bytes);
+        // It checks all bytes, and that all arrive.
+        traffic_with(config, 1, Faults::default(), 20);
+    }
 }
 
 /// Goal: reliable VIs deliver everything once, in order and whole, and unreliable ones nothing wrong,

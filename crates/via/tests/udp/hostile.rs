@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::{Config, Secret, Wire},
+    software_nic::{Secret, SoftwareNicConfig, Wire},
     udp::Udp,
     vi::{Connect, Provider, Reliability},
 };
@@ -17,11 +17,11 @@ use crate::pair::{Echo, End, bind};
 /// stranger listens for answers.
 #[test]
 fn rubbish_is_counted_and_not_answered() {
-    let server = bind("127.0.0.1:0", Config::default());
+    let server = bind("127.0.0.1:0", SoftwareNicConfig::default());
     let to: SocketAddr = server.wire().path();
     let echo = Echo::new(Reliability::ReliableDelivery, move || server);
     let mut client =
-        End::new(bind("127.0.0.1:0", Config::default()), Reliability::ReliableDelivery);
+        End::new(bind("127.0.0.1:0", SoftwareNicConfig::default()), Reliability::ReliableDelivery);
     client.call(&echo.address);
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     stranger.set_nonblocking(true).expect("a socket");
@@ -52,10 +52,11 @@ fn rubbish_is_counted_and_not_answered() {
 /// Goal: the calls of a NIC with another secret are not answered. Method: such a NIC calls until its deadline.
 #[test]
 fn another_secret_is_not_answered() {
-    let server = bind("127.0.0.1:0", Config::default());
+    let server = bind("127.0.0.1:0", SoftwareNicConfig::default());
     let echo = Echo::new(Reliability::ReliableDelivery, move || server);
     let other = "127.0.0.1:0".parse().expect("an address");
-    let mut nic = Udp::bind(other, Secret::new([3; 16]), Config::default()).expect("a NIC");
+    let mut nic =
+        Udp::bind(other, Secret::new([3; 16]), SoftwareNicConfig::default()).expect("a NIC");
     let tag = nic.create_tag();
     let vi = nic
         .create_vi(vigie_via::vi::ViAttributes {
@@ -90,7 +91,7 @@ fn another_secret_is_not_answered() {
 /// refuses datagrams.
 #[test]
 fn only_the_address_asked_for_is_open() {
-    let nic = bind("127.0.0.1:0", Config::default());
+    let nic = bind("127.0.0.1:0", SoftwareNicConfig::default());
     let mut other = nic.wire().path();
     other.set_ip([127, 0, 0, 2].into());
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");

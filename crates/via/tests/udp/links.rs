@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::Config,
+    software_nic::SoftwareNicConfig,
     vi::{Provider, Reason, Reliability},
 };
 
@@ -19,7 +19,7 @@ use crate::{
 
 const LENGTHS: [usize; 8] = [8, 1000, 65_536, 0, 40_000, 1472, 65_535, 9000];
 
-fn connected(far: &Far, level: Reliability, config: Config) -> (End, Echo) {
+fn connected(far: &Far, level: Reliability, config: SoftwareNicConfig) -> (End, Echo) {
     let door = far.door();
     let echo = Echo::new(level, move || {
         door.enter();
@@ -38,7 +38,8 @@ fn a_slow_link_with_a_short_queue() {
         let shape = "root tbf rate 200mbit burst 16kb limit 20kb";
         near(&format!("tc qdisc add dev v0 {shape}"));
         far.run(&format!("tc qdisc add dev v1 {shape}"));
-        let (mut client, echo) = connected(far, Reliability::ReliableReception, Config::default());
+        let (mut client, echo) =
+            connected(far, Reliability::ReliableReception, SoftwareNicConfig::default());
         for _ in 0..20 {
             client.exchange(&LENGTHS);
         }
@@ -63,7 +64,7 @@ fn a_link_with_netem() {
             }
             far.run(&format!("tc qdisc replace dev v1 root netem {faults}"));
             let (mut client, echo) =
-                connected(far, Reliability::ReliableReception, Config::default());
+                connected(far, Reliability::ReliableReception, SoftwareNicConfig::default());
             for _ in 0..10 {
                 client.exchange(&LENGTHS);
             }
@@ -79,7 +80,8 @@ fn the_mtu_changes() {
     with_veth("links::the_mtu_changes", |far| {
         near("ip link set v0 mtu 9000");
         far.run("ip link set v1 mtu 9000");
-        let (mut client, echo) = connected(far, Reliability::ReliableReception, Config::default());
+        let (mut client, echo) =
+            connected(far, Reliability::ReliableReception, SoftwareNicConfig::default());
         client.exchange(&LENGTHS);
         for mtu in [1500, 1300, 9000] {
             client.write(0, LENGTHS[0]);
@@ -97,7 +99,8 @@ fn the_mtu_changes() {
 #[test]
 fn a_link_goes_down_and_up() {
     with_veth("links::a_link_goes_down_and_up", |far| {
-        let (mut client, echo) = connected(far, Reliability::ReliableDelivery, Config::default());
+        let (mut client, echo) =
+            connected(far, Reliability::ReliableDelivery, SoftwareNicConfig::default());
         for _ in 0..2 {
             client.exchange(&LENGTHS);
             near("ip link set v0 down");
@@ -115,9 +118,9 @@ fn a_link_goes_down_and_up() {
 #[test]
 fn an_interface_is_removed() {
     with_veth("links::an_interface_is_removed", |far| {
-        let mut config = Config::default();
-        config.keep_alive = Duration::from_millis(100);
-        config.dead_after = Duration::from_millis(500);
+        let config = SoftwareNicConfig::default()
+            .keep_alive(Duration::from_millis(100))
+            .dead_after(Duration::from_millis(500));
         let (mut client, echo) = connected(far, Reliability::ReliableDelivery, config);
         client.exchange(&LENGTHS);
         near("ip link del v0");

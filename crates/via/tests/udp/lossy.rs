@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use vigie_via::{
-    software_nic::{Config, Wire},
+    software_nic::{SoftwareNicConfig, Wire},
     vi::{Provider, Reason, Reliability},
 };
 
@@ -16,15 +16,12 @@ use crate::{
 const LENGTHS: [usize; 16] =
     [0, 8, 64, 65, 1000, 1472, 4096, 65_536, 1, 1200, 3000, 9000, 30_000, 65_535, 0, 40_000];
 
-fn config(is_tagged: bool) -> Config {
-    let mut config = Config::default();
-    config.packet_bytes_max = 1472;
-    config.is_tagged = is_tagged;
-    config
+fn config(is_tagged: bool) -> SoftwareNicConfig {
+    SoftwareNicConfig::default().packet_bytes_max(1472).is_tagged(is_tagged)
 }
 
 /// A client and a server with a relay between them.
-fn connected(level: Reliability, config: Config, faults: Faults) -> (End, Echo, Relay) {
+fn connected(level: Reliability, config: SoftwareNicConfig, faults: Faults) -> (End, Echo, Relay) {
     let server = bind("127.0.0.1:0", config);
     let own = server.wire().path();
     let echo = Echo::new(level, move || server);
@@ -66,9 +63,8 @@ fn everything_arrives_over_lossy_networks() {
 /// while neither does.
 #[test]
 fn a_peer_that_vanishes_is_noticed() {
-    let mut config = config(false);
-    config.keep_alive = Duration::from_millis(100);
-    config.dead_after = Duration::from_millis(500);
+    let config =
+        config(false).keep_alive(Duration::from_millis(100)).dead_after(Duration::from_millis(500));
     for (from_client, to_client, writes) in
         [(true, true, true), (true, true, false), (true, false, false), (false, true, false)]
     {
@@ -115,7 +111,7 @@ fn a_path_that_is_shorter_than_it_looks() {
     for longest in [1200, 1400, 1500, 9000] {
         let faults = Faults { longest, ..Faults::default() };
         let level = Reliability::ReliableReception;
-        let (mut client, echo, relay) = connected(level, Config::default(), faults);
+        let (mut client, echo, relay) = connected(level, SoftwareNicConfig::default(), faults);
         for _ in 0..3 {
             client.exchange(&LENGTHS);
         }

@@ -13,7 +13,7 @@ use std::{
 
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::{Config, Secret, SoftwareNic, SoftwareNicCounters, Wire},
+    software_nic::{Secret, SoftwareNic, SoftwareNicConfig, SoftwareNicCounters, Wire},
     udp::{Udp, UdpWire},
     vi::{
         Address, Connect, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
@@ -31,7 +31,7 @@ const SLOTS: usize = 8;
 
 pub(crate) const DOOR: &[u8] = b"echo";
 
-pub(crate) fn bind(address: &str, config: Config) -> Udp {
+pub(crate) fn bind(address: &str, config: SoftwareNicConfig) -> Udp {
     let address: SocketAddr = address.parse().expect("an address");
     Udp::bind(address, Secret::new([4; 16]), config).expect("a NIC")
 }

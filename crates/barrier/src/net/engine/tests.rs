@@ -4,7 +4,7 @@ mod renewal;
 use std::{collections::VecDeque, sync::Mutex};
 
 use super::*;
-use crate::{member::MemberSettings, packet::GroupId};
+use crate::{member::MemberConfig, packet::GroupId};
 
 /// The packets that a transport will deliver and the members whose end it will see, one after the other; and the
 /// packets that were sent.
@@ -60,7 +60,7 @@ fn entered(rank: Rank) -> (BarrierEngine, Script) {
     let group = Group::new(4).expect("a size");
     let schedule = Arc::new(Algorithm::Central.schedule(group).expect("suits"));
     let script = Script::default();
-    let member = Member::new(schedule, rank, MemberSettings::new(GROUP)).expect("a member");
+    let member = Member::new(schedule, rank, MemberConfig::new(GROUP)).expect("a member");
     let mut engine = BarrierEngine::new(member, Algorithm::Central, Box::new(script.clone()));
     engine.enter(NOW, &[]).expect("outside");
     (engine, script)

@@ -10,12 +10,12 @@ use vigie_detect::{
     clock::{monotonic_now, thread_cpu_time},
 };
 use vigie_forward::messages::{
-    Busy, Forwarder, ForwarderReport, NodeSettings, Sink, SinkEvent, Source,
+    Busy, Forwarder, ForwarderReport, NodeConfig, Sink, SinkEvent, Source,
 };
 use vigie_forward::{Bandwidth, Path};
 use vigie_via::ether::Ether;
 use vigie_via::shm::Shm;
-use vigie_via::software_nic::{Config, Secret};
+use vigie_via::software_nic::{Secret, SoftwareNicConfig};
 use vigie_via::udp::Udp;
 use vigie_via::vi::{Address, Provider};
 
@@ -143,9 +143,9 @@ const WARM_UP: u32 = 100;
 
 const DESTINATION: u32 = 1;
 
-fn settings(cell: &CellPlan) -> NodeSettings {
+fn settings(cell: &CellPlan) -> NodeConfig {
     let reactivity = if cell.spins { Reactivity::LowLatency } else { Reactivity::LowCpu };
-    NodeSettings::new()
+    NodeConfig::new()
         .packet_bytes(cell.packet_bytes)
         .packets(256)
         .window(cell.window)
@@ -165,7 +165,8 @@ pub(crate) fn play(plan: &NodePlan) -> Result<(), Failure> {
                 _ => address(plan.role.rank()),
             };
             let here = SocketAddr::from((ip, 0));
-            let nic = Udp::bind(here, secret, Config::default()).map_err(Failure::runtime)?;
+            let nic =
+                Udp::bind(here, secret, SoftwareNicConfig::default()).map_err(Failure::runtime)?;
             play_on(nic, plan)
         }
         ViaCarrier::Ether => {
@@ -219,7 +220,7 @@ fn forwarder_costs(report: &ForwarderReport) -> NodeCosts {
     }
 }
 
-fn sink<P: Provider>(nic: P, settings: NodeSettings) -> Result<NodeCosts, Failure> {
+fn sink<P: Provider>(nic: P, settings: NodeConfig) -> Result<NodeCosts, Failure> {
     let mut sink = Sink::open(nic, settings).map_err(Failure::runtime)?;
     print_result(&NodeMessage::At(sink.address().0));
     let mut costs = NodeCosts::default();
@@ -237,7 +238,7 @@ fn sink<P: Provider>(nic: P, settings: NodeSettings) -> Result<NodeCosts, Failur
 
 fn source<P: Provider>(
     nic: P,
-    settings: NodeSettings,
+    settings: NodeConfig,
     cell: &CellPlan,
     next: &Address,
 ) -> Result<NodeCosts, Failure> {

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use vigie_detect::{HostThread, Server};
-use vigie_via::datagram::{DatagramError, Device, NodeAddress, Port, UdpSettings};
+use vigie_via::datagram::{DatagramError, Device, NodeAddress, Port, UdpConfig};
 use vigie_via::link::{BackEnd, Link, MacAddress};
 
 use super::polling::{BYTES_MAX, TIMEOUT, WINDOW, has, polling};
@@ -90,8 +90,8 @@ impl PortEndpoint {
     fn over_udp(context: &RankContext, address: impl Fn(u32) -> Ipv4Addr) -> Result<Self, Failure> {
         let arena = Arena::open(&context.memory)?;
         let host = Server::spawn_thread().map_err(Failure::io("starting a detection server"))?;
-        let settings = UdpSettings::new(address(context.rank).into());
-        let device = Device::over_udp(host.server(), settings).map_err(failed)?;
+        let config = UdpConfig::new(address(context.rank).into());
+        let device = Device::over_udp(host.server(), config).map_err(failed)?;
         let to = NodeAddress::Ip(address(context.next()).into());
         Self::open(context, &arena, host, device, || Ok((1, to)))
     }

@@ -1,7 +1,7 @@
 //! vigie's layers over the providers that leave the host.
 
 use vigie_via::ether::Ether;
-use vigie_via::software_nic::{Config, Secret};
+use vigie_via::software_nic::{Secret, SoftwareNicConfig};
 use vigie_via::udp::Udp;
 
 use super::{BULK, BULK_WINDOW, VIGIE_ETHER, VIGIE_UDP, VIGIE_VI_ETHER, VIGIE_VI_UDP};
@@ -71,7 +71,8 @@ fn secret(context: &RankContext) -> Secret {
 
 fn udp(context: &RankContext) -> Result<Udp, Failure> {
     let at = (address(context.rank), 0).into();
-    Udp::bind(at, secret(context), Config::default()).map_err(Failure::io("opening a NIC over UDP"))
+    Udp::bind(at, secret(context), SoftwareNicConfig::default())
+        .map_err(Failure::io("opening a NIC over UDP"))
 }
 
 fn ether(context: &RankContext) -> Result<Ether, Failure> {

@@ -38,7 +38,7 @@
 //! let (near, far) = UnixStream::pair()?;
 //! let (near, far) = (Arc::new(OwnedFd::from(near)), Arc::new(OwnedFd::from(far)));
 //!
-//! let mut received = uring.stream(Operation::receive(near))?;
+//! let mut received = uring.stream(Operation::recv_provided(near))?;
 //! let sent = uring.wait(Operation::send_all(far, b"ahoy".to_vec())).await?;
 //! assert_eq!(sent.into_transfer().map(|transfer| transfer.count), Some(4));
 //! let bytes = received.next().await.transpose()?.and_then(|event| event.into_received());
@@ -171,7 +171,7 @@ impl Uring {
         if mode == Mode::Stream && matches!(action.kind, OperationKind::Move(_)) {
             return Some(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "only `Operation::receive` can be a stream: a transfer of a buffer has one event",
+                "only `Operation::recv_provided` can be a stream: a transfer of a buffer has one event",
             ));
         }
         let is_taken = self.flows.get(key.index()).is_some_and(Option::is_some);

@@ -29,7 +29,7 @@ impl Operation {
     /// [stream](crate::Handle::stream) it is one multishot request for everything that arrives, and
     /// ends when the peer has closed; as a [wait](crate::Handle::wait) it is one
     /// [`Received`](Completion::Received), or [`End`](Completion::End).
-    pub const fn receive(socket: Arc<OwnedFd>) -> Self {
+    pub const fn recv_provided(socket: Arc<OwnedFd>) -> Self {
         Self::new(Action { fd: socket, kind: OperationKind::Receive { multishot: false } })
     }
 
@@ -85,9 +85,9 @@ impl Operation {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Completion {
-    /// Of [`Operation::receive`]: bytes arrived.
+    /// Of [`Operation::recv_provided`]: bytes arrived.
     Received(ProvidedBuffer),
-    /// Of [`Operation::receive`] as a wait: the peer has closed. A stream just ends.
+    /// Of [`Operation::recv_provided`] as a wait: the peer has closed. A stream just ends.
     End,
     /// Of all others: the buffer is returned.
     Transferred(Transfer),

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    At, EventIdentity, Harness, Hosts, Options, Profile, Report, Rule, SetupError, Suite, Trigger,
-    Unclaimed, Violation, World, check_with,
+    At, EventIdentity, Harness, Hosts, Profile, Report, Rule, SetupError, Suite, SuiteConfig,
+    Trigger, Unclaimed, Violation, World, check_with,
     stage::{CaseRunner, Flag, Host},
 };
 use crate::{
@@ -92,14 +92,14 @@ impl<E> fmt::Debug for Named<E> {
     }
 }
 
-/// Tests the contract of [`Engine`] on the engine that `factory` makes, on its host, with [`Options::from_env`].
+/// Tests the contract of [`Engine`] on the engine that `factory` makes, on its host, with [`SuiteConfig::from_env`].
 ///
 /// # Errors
 /// The first [`Violation`]. It names the rules of [`Detector`](crate::Detector), since an engine on its host is one.
 pub fn check_engine<H: EngineHarness>(
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
-    check_engine_with(&Options::from_env(), factory)
+    check_engine_with(&SuiteConfig::from_env(), factory)
 }
 
 /// Like [`check_engine`], with options.
@@ -107,7 +107,7 @@ pub fn check_engine<H: EngineHarness>(
 /// # Errors
 /// Those of [`check_engine`].
 pub fn check_engine_with<H: EngineHarness>(
-    options: &Options,
+    options: &SuiteConfig,
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
     let factory = &mut |world: &World| factory(world).map(OnHost);

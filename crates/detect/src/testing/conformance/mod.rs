@@ -40,17 +40,17 @@ pub use harness::{
     World,
 };
 use suite::Suite;
-pub use suite::{Options, Report};
+pub use suite::{Report, SuiteConfig};
 pub use violation::{At, Rule, Violation};
 
-/// Tests the contract on the detector that `factory` makes, with [`Options::from_env`].
+/// Tests the contract on the detector that `factory` makes, with [`SuiteConfig::from_env`].
 ///
 /// # Errors
 /// The first [`Violation`].
 pub fn check<H: Harness>(
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
-    check_with(&Options::from_env(), factory)
+    check_with(&SuiteConfig::from_env(), factory)
 }
 
 /// Like [`check`], with options.
@@ -58,7 +58,7 @@ pub fn check<H: Harness>(
 /// # Errors
 /// The first [`Violation`].
 pub fn check_with<H: Harness>(
-    options: &Options,
+    options: &SuiteConfig,
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
     let mut suite = Suite { options, factory, report: Report::default() };

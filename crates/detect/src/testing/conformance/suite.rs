@@ -1,17 +1,20 @@
-//! One run of the suite: its options, and its report.
+//! One run of the suite: its configuration, and its report.
 
 use std::{env, fmt, ops::Range, time::Duration};
 
-/// How thoroughly to look.
+use crate::setters;
+
+/// The thoroughness of a run of the suite.
 #[derive(Clone, Debug)]
-#[must_use = "options do nothing before they are given to `check_with`"]
-pub struct Options {
+#[non_exhaustive]
+#[must_use = "a configuration does nothing before it is given to `check_with`"]
+pub struct SuiteConfig {
     pub(super) seeds: Range<u64>,
     pub(super) guard: Duration,
     pub(super) stress_waits: usize,
 }
 
-impl Options {
+impl SuiteConfig {
     /// Takes the seeds from the environment: `SIM_SEED` (default 0) is the first one, `SIM_RUNS` their
     /// number (default 64, or 1 if `SIM_SEED` is set). A value that is not a number is ignored.
     pub fn from_env() -> Self {
@@ -27,23 +30,16 @@ impl Options {
         }
     }
 
-    /// Sets the seeds.
-    pub const fn seeds(mut self, seeds: Range<u64>) -> Self {
-        self.seeds = seeds;
-        self
-    }
+    setters! {
+        /// Sets the seeds.
+        seeds: Range<u64>,
 
-    /// Sets the real time after which an event counts as lost. Default 10 s. Conforming detectors
-    /// never reach it, and neither does anything in virtual time.
-    pub const fn guard(mut self, guard: Duration) -> Self {
-        self.guard = guard;
-        self
-    }
+        /// Sets the real time after which an event counts as lost. Default 10 s. Conforming detectors never reach it, and neither
+        /// does anything in virtual time.
+        guard: Duration,
 
-    /// Sets how many waits the stress test on two threads makes; zero skips it. Default 1000.
-    pub const fn stress_waits(mut self, count: usize) -> Self {
-        self.stress_waits = count;
-        self
+        /// Sets how many waits the stress test on two threads makes; zero skips it. Default 1000.
+        stress_waits: usize,
     }
 }
 
@@ -82,7 +78,7 @@ impl fmt::Display for Report {
 
 /// One run of the suite.
 pub(super) struct Suite<'a, F> {
-    pub(super) options: &'a Options,
+    pub(super) options: &'a SuiteConfig,
     pub(super) factory: &'a mut F,
     pub(super) report: Report,
 }

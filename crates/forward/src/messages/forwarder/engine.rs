@@ -18,13 +18,13 @@ use super::ForwarderReport;
 use super::route_queue::{Outbound, RouteQueue};
 use crate::messages::DISCRIMINATOR;
 use crate::messages::algorithm::{Algorithm, Envelope, HEAD_BYTES, MessageVerdict};
+use crate::messages::config::NodeConfig;
 use crate::messages::error::MessagesError;
 use crate::messages::node::{NodeMachine, StepResult};
 use crate::messages::packet::{PacketHeader, PacketKind, Role};
 use crate::messages::port::{Arrival, NodePort, PortEvent};
 use crate::messages::program_channel::{ProgramChannel, ProgramMessage};
 use crate::messages::reassembly::{FragmentPosition, Reassembly};
-use crate::messages::settings::NodeSettings;
 use crate::messages::wait_budget::{STOPPED_MAX, WaitBudget};
 use crate::model::Sees;
 
@@ -68,7 +68,7 @@ pub(in crate::messages) struct ForwarderEngine<P: Provider> {
     execution: Execution,
     longest: u32,
     connect_deadline: Instant,
-    settings: NodeSettings,
+    config: NodeConfig,
     is_listening: bool,
     routes: BTreeMap<u32, RouteQueue>,
     sources: BTreeMap<ViId, SourceState>,
@@ -91,24 +91,24 @@ struct DataPacket {
 impl<P: Provider> ForwarderEngine<P> {
     pub(in crate::messages) fn new(
         nic: P,
-        settings: &NodeSettings,
+        config: &NodeConfig,
         execution: Execution,
     ) -> Result<Self, MessagesError> {
         // A stored message must fit into the interface.
         let longest = match execution {
-            Execution::Nic { is_cut: false, .. } => settings.half_bytes(),
-            _ => settings.longest(),
+            Execution::Nic { is_cut: false, .. } => config.half_bytes(),
+            _ => config.longest(),
         };
         let accepts = &[Role::Source, Role::Sink];
-        let config = settings.port(Role::Forwarder, accepts, longest)?;
-        let port = NodePort::new(nic, settings.clock.clone(), config)?;
-        let connect_deadline = port.now() + settings.timeout + STOPPED_MAX;
+        let port_config = config.port(Role::Forwarder, accepts, longest)?;
+        let port = NodePort::new(nic, config.clock.clone(), port_config)?;
+        let connect_deadline = port.now() + config.timeout + STOPPED_MAX;
         Ok(Self {
             port,
             execution,
             longest,
             connect_deadline,
-            settings: settings.clone(),
+            config: config.clone(),
             is_listening: false,
             routes: BTreeMap::new(),
             sources: BTreeMap::new(),
@@ -124,14 +124,14 @@ impl<P: Provider> ForwarderEngine<P> {
     }
 
     pub(in crate::messages) fn now(&self) -> Instant {
-        self.settings.clock.now()
+        self.config.clock.now()
     }
 
     /// Returns the steps until it accepts sources: until it is connected to all sinks.
     pub(in crate::messages) fn connect_steps(
         &self,
     ) -> impl FnMut(&mut Self, &mut Option<Instant>) -> StepResult<()> + use<P> {
-        let mut budget = WaitBudget::new(self.settings.timeout, self.now());
+        let mut budget = WaitBudget::new(self.config.timeout, self.now());
         move |engine, until| {
             if engine.is_listening {
                 return Ok(Some(()));
@@ -257,7 +257,7 @@ impl<P: Provider> ForwarderEngine<P> {
             for destination in destinations {
                 self.enqueue(destination, ProgramMessage::new(mark(destination), Vec::new()));
             }
-            self.is_over = self.settings.ends_with_sources && self.sources.is_empty();
+            self.is_over = self.config.ends_with_sources && self.sources.is_empty();
             return;
         }
         let lost = self.routes.iter_mut().filter(|(_, route)| route.connection == vi);

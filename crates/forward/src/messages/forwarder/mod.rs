@@ -15,10 +15,10 @@ use vigie_via::vi::{Address, Provider};
 
 pub(super) use self::engine::ForwarderEngine;
 use super::algorithm::Algorithm;
+use super::config::NodeConfig;
 use super::error::MessagesError;
 use super::node::BlockingNode;
 use super::program_channel::{ChannelTimes, mean, program_channel};
-use super::settings::NodeSettings;
 use crate::model::{Mode, Path, Placement};
 
 /// The maximum number of messages in the program, or returned by it and not yet sent.
@@ -78,15 +78,15 @@ impl Forwarder {
     /// path; otherwise any error of connecting.
     pub fn start<P: Provider>(
         nic: P,
-        settings: NodeSettings,
+        config: NodeConfig,
         routes: &[(u32, Address)],
         path: Path,
         algorithm: impl Algorithm,
     ) -> Result<Self, MessagesError> {
-        let (mut engine, program) = assemble(nic, &settings, path, Box::new(algorithm))?;
+        let (mut engine, program) = assemble(nic, &config, path, Box::new(algorithm))?;
         engine.connect(routes)?;
         let (address, connect_steps) = (engine.address(), engine.connect_steps());
-        let mut node = BlockingNode::new(engine, settings.reactivity)?;
+        let mut node = BlockingNode::new(engine, config.reactivity)?;
         node.wait(connect_steps)?;
         let program = match program {
             None => None,
@@ -137,7 +137,7 @@ impl Forwarder {
         self.join()
     }
 
-    /// Waits until it ends without [`stop`](Self::stop): see [`NodeSettings::ends_with_sources`].
+    /// Waits until it ends without [`stop`](Self::stop): see [`NodeConfig::ends_with_sources`].
     ///
     /// # Errors
     /// The error that ended the engine.
@@ -163,7 +163,7 @@ impl fmt::Debug for Forwarder {
 /// Builds an engine, and the program if the path needs one.
 pub(super) fn assemble<P: Provider>(
     nic: P,
-    settings: &NodeSettings,
+    config: &NodeConfig,
     path: Path,
     algorithm: Box<dyn Algorithm>,
 ) -> Result<(ForwarderEngine<P>, Option<super::program_channel::HostProgram>), MessagesError> {
@@ -171,16 +171,16 @@ pub(super) fn assemble<P: Provider>(
         return Err(MessagesError::HostCutThrough);
     }
     if path.placement == Placement::Nic {
-        return Ok((assemble_nic(nic, settings, path, algorithm)?, None));
+        return Ok((assemble_nic(nic, config, path, algorithm)?, None));
     }
     let (host, program) = program_channel(algorithm, HOST_MESSAGES_MAX);
-    Ok((ForwarderEngine::new(nic, settings, engine::Execution::Host(host))?, Some(program)))
+    Ok((ForwarderEngine::new(nic, config, engine::Execution::Host(host))?, Some(program)))
 }
 
 /// Builds an engine that runs the algorithm itself.
 pub(super) fn assemble_nic<P: Provider>(
     nic: P,
-    settings: &NodeSettings,
+    config: &NodeConfig,
     path: Path,
     algorithm: Box<dyn Algorithm>,
 ) -> Result<ForwarderEngine<P>, MessagesError> {
@@ -191,5 +191,5 @@ pub(super) fn assemble_nic<P: Provider>(
     if is_cut && algorithm.sees() == crate::model::Sees::Everything {
         return Err(MessagesError::WholeMessage);
     }
-    ForwarderEngine::new(nic, settings, engine::Execution::Nic { algorithm, is_cut })
+    ForwarderEngine::new(nic, config, engine::Execution::Nic { algorithm, is_cut })
 }

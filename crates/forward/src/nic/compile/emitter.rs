@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Exceptions, NicSettings};
+use super::{Exceptions, NicConfig};
 use crate::{
     bpf::{
         AssembleError, Assembler, Condition, Helper, Label, MapId, Operand, Operation, Program,
@@ -86,7 +86,7 @@ pub(super) struct Emitter<'a> {
     pub(super) a: Assembler,
     pub(super) maps: Vec<MapId>,
     pub(super) ingress: Port,
-    pub(super) settings: &'a NicSettings,
+    pub(super) config: &'a NicConfig,
     pub(super) layout: &'a Layout,
     program: ProgramKind,
     /// The exits for dropping, by reason.
@@ -103,7 +103,7 @@ pub(super) struct Emitter<'a> {
 impl<'a> Emitter<'a> {
     pub(super) fn new(
         ingress: Port,
-        settings: &'a NicSettings,
+        config: &'a NicConfig,
         layout: &'a Layout,
         program: ProgramKind,
     ) -> Self {
@@ -111,20 +111,7 @@ impl<'a> Emitter<'a> {
         let maps = layout.put(&mut a);
         let [up_unread, pass, send, abort] = [(); 4].map(|()| a.label());
         let (drops, up) = (BTreeMap::new(), pass);
-        Self {
-            a,
-            maps,
-            ingress,
-            settings,
-            layout,
-            program,
-            drops,
-            up,
-            up_unread,
-            pass,
-            send,
-            abort,
-        }
+        Self { a, maps, ingress, config, layout, program, drops, up, up_unread, pass, send, abort }
     }
 
     pub(super) fn map(&self, place: usize) -> MapId {
@@ -227,7 +214,7 @@ impl<'a> Emitter<'a> {
 
     /// The exit where packets are dropped, or go up, for a reason.
     pub(super) fn drop_label(&mut self, reason: Reason) -> Label {
-        if self.settings.pass_up.contains(&reason) {
+        if self.config.pass_up.contains(&reason) {
             return self.up;
         }
         let a = &mut self.a;
@@ -242,7 +229,7 @@ impl<'a> Emitter<'a> {
 
     /// The exit for exceptions.
     pub(super) fn exception(&mut self, reason: Reason) -> Label {
-        match self.settings.exceptions {
+        match self.config.exceptions {
             Exceptions::PassUp => self.up,
             Exceptions::Drop => self.drop_label(reason),
         }
@@ -303,7 +290,7 @@ impl<'a> Emitter<'a> {
         let (go, gone) = (self.a.label(), self.drop_label(Reason::Gone));
         self.get(R2, OUT);
         self.a.branch(Condition::NotEqual, R2, NOWHERE, go);
-        if let Some(port) = self.settings.default_port {
+        if let Some(port) = self.config.default_port {
             self.a.set(R2, i32::from(port.0));
         } else {
             let nowhere = self.drop_label(Reason::NoPort);

@@ -43,28 +43,51 @@ pub enum Exceptions {
     Drop,
 }
 
-/// The settings for compiling a pipeline.
+/// The configuration of a pipeline on an interface.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[must_use = "`compile` takes it"]
-pub struct NicSettings {
+#[non_exhaustive]
+#[must_use = "a NIC takes it"]
+pub struct NicConfig {
     pub(super) sizes: MapSizes,
     pub(super) exceptions: Exceptions,
     pub(super) pass_up: Vec<Reason>,
     pub(super) default_port: Option<Port>,
 }
 
-impl NicSettings {
-    /// Creates settings with all defaults.
+impl NicConfig {
+    /// Returns the defaults.
     pub fn new() -> Self {
         Self::default()
     }
 
-    setters! {
-        /// Sets the sizes of the maps.
-        sizes: MapSizes,
-
+    vigie_detect::setters! {
         /// Sets how to treat packets that a program cannot handle. Default: [`Exceptions::PassUp`].
         exceptions: Exceptions,
+    }
+
+    /// Sets the number of ports, starting at 0: 1 to 64. Default: 16.
+    pub const fn ports(mut self, count: u16) -> Self {
+        self.sizes.ports = count;
+        self
+    }
+
+    /// Sets the number of routes, for each version of IP: 1 to 16 777 216. Default: 65 536.
+    pub const fn routes(mut self, count: u32) -> Self {
+        self.sizes.routes = count;
+        self
+    }
+
+    /// Sets the number of neighbours on the links themselves, for each version of IP, and of routers: 1 to 1 048 576. Default:
+    /// 8192.
+    pub const fn neighbours(mut self, count: u32) -> Self {
+        self.sizes.neighbours = count;
+        self
+    }
+
+    /// Sets the number of translated flows, for each version of IP: 1 to 16 777 216. Default: 65 536.
+    pub const fn flows(mut self, count: u32) -> Self {
+        self.sizes.flows = count;
+        self
     }
 
     /// Lets packets that would be dropped for one of these reasons go up to the kernel, unchanged. A router needs this
@@ -119,8 +142,8 @@ pub(super) struct Compiled {
     pub(super) programs: Vec<Program>,
 }
 
-fn check(settings: &NicSettings) -> Result<(), CompileError> {
-    let MapSizes { ports, routes, neighbours, flows } = settings.sizes;
+fn check(config: &NicConfig) -> Result<(), CompileError> {
+    let MapSizes { ports, routes, neighbours, flows } = config.sizes;
     let in_range = |name, value: u32, max: u32, range| {
         let error = CompileError::Setting { name, value: value.into(), range };
         if (1..=max).contains(&value) { Ok(()) } else { Err(error) }
@@ -218,10 +241,10 @@ fn needs(stocks: &[StockStage<'_>]) -> Result<MapRequirements, (usize, &'static 
 pub(super) fn compile(
     stages: &[&dyn Stage],
     ingress_ports: &[Port],
-    settings: &NicSettings,
+    config: &NicConfig,
     kind: ProgramKind,
 ) -> Result<Compiled, CompileError> {
-    check(settings)?;
+    check(config)?;
     let stocks = stock(stages)?;
     let refused = |stage: usize, because: &'static str| CompileError::Stage {
         stage,
@@ -234,8 +257,8 @@ pub(super) fn compile(
         }
     }
     let needs = needs(&stocks).map_err(|(at, because)| refused(at, because))?;
-    let layout = Layout::new(needs, settings.sizes, kind);
-    let program = |ingress: &Port| program(&stocks, *ingress, settings, &layout, kind);
+    let layout = Layout::new(needs, config.sizes, kind);
+    let program = |ingress: &Port| program(&stocks, *ingress, config, &layout, kind);
     let programs = ingress_ports.iter().map(program).collect::<Result<_, _>>()?;
     Ok(Compiled { layout, programs })
 }
@@ -252,11 +275,11 @@ fn reads_nothing(stock: &StockStage<'_>) -> bool {
 fn program(
     stocks: &[StockStage<'_>],
     ingress: Port,
-    settings: &NicSettings,
+    config: &NicConfig,
     layout: &Layout,
     kind: ProgramKind,
 ) -> Result<Program, CompileError> {
-    let mut emitter = Emitter::new(ingress, settings, layout, kind);
+    let mut emitter = Emitter::new(ingress, config, layout, kind);
     let needs_time =
         stocks.iter().any(|one| matches!(one, StockStage::Meter(_) | StockStage::Nat(_)));
     let may_go_up_changed = stocks.iter().any(writes);

@@ -23,7 +23,7 @@ impl Framing {
         Self { format, mode: FrameMode::Planned, message_bytes_max: 16 << 20 }
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets how messages are forwarded. Default [`FrameMode::Planned`].
         mode: FrameMode,
 

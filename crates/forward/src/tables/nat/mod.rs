@@ -22,20 +22,15 @@ use self::state::NatState;
 use super::feed::{LogRead, Update};
 use crate::packet::TcpFlags;
 
-/// How long a flow lives without packets.
+/// The time without packets after which a flow expires.
 ///
 /// The defaults are those that RFC 5382, RFC 4787 and RFC 5508 require or recommend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NatTimeouts {
-    /// A TCP connection that both sides have opened: 2 h 4 min.
-    pub tcp_established: Duration,
-    /// A TCP connection that is opening or closing: 4 min.
-    pub tcp_transitory: Duration,
-    /// UDP: 5 min.
-    pub udp: Duration,
-    /// ICMP echoes: 60 s.
-    pub icmp: Duration,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NatTimeouts {
+    pub(crate) tcp_established: Duration,
+    pub(crate) tcp_transitory: Duration,
+    pub(crate) udp: Duration,
+    pub(crate) icmp: Duration,
 }
 
 impl Default for NatTimeouts {
@@ -108,13 +103,34 @@ impl NatTableBuilder {
         self
     }
 
-    setters! {
-        /// Sets the time-outs of flows.
-        timeouts: NatTimeouts,
-
+    vigie_detect::setters! {
         /// Seeds the order of ports and the hashes of flows; keep it secret from strangers. Default: the machine's
         /// randomness.
         seed: u64,
+    }
+
+    /// Sets the time without packets after which an established TCP connection expires. Default 2 h 4 min, RFC 5382's minimum.
+    pub const fn tcp_established_timeout(mut self, time: Duration) -> Self {
+        self.timeouts.tcp_established = time;
+        self
+    }
+
+    /// Sets the time without packets after which a TCP connection that opens or closes expires. Default 4 min, RFC 5382's minimum.
+    pub const fn tcp_transitory_timeout(mut self, time: Duration) -> Self {
+        self.timeouts.tcp_transitory = time;
+        self
+    }
+
+    /// Sets the time without packets after which a flow of UDP expires. Default 5 min, which RFC 4787 recommends.
+    pub const fn udp_timeout(mut self, time: Duration) -> Self {
+        self.timeouts.udp = time;
+        self
+    }
+
+    /// Sets the time without packets after which a flow of ICMP echoes expires. Default 60 s, RFC 5508's minimum.
+    pub const fn icmp_timeout(mut self, time: Duration) -> Self {
+        self.timeouts.icmp = time;
+        self
     }
 
     /// Creates the table.

@@ -18,8 +18,8 @@ fn lone() -> MessageEngine<SimNic> {
 /// Gives an engine something to do.
 type Change = fn(&mut MessageEngine<SimNic>, BrokenPeer);
 
-fn unreliable() -> Config {
-    Config { reliability: Reliability::Unreliable, ..small() }
+fn unreliable() -> EngineConfig {
+    EngineConfig { reliability: Reliability::Unreliable, ..small() }
 }
 
 fn send_to_self(engine: &mut MessageEngine<SimNic>) {
@@ -33,7 +33,7 @@ fn send_to_self(engine: &mut MessageEngine<SimNic>) {
 #[test]
 fn an_engine_needs_a_nic_that_carries_it() {
     let network = SimNetwork::new(1, FaultPlan::reliable());
-    let make = |change: fn(&mut Attributes), rank: u32, config: Config| {
+    let make = |change: fn(&mut Attributes), rank: u32, config: EngineConfig| {
         let mut attributes = Attributes::named("sim");
         change(&mut attributes);
         MessageEngine::new(network.nic_with(attributes), rank, 3, config)
@@ -44,7 +44,7 @@ fn an_engine_needs_a_nic_that_carries_it() {
     assert!(matches!(make(|_| {}, 3, small()), Err(EngineError::NoSuchRank { rank: 3, size: 3 })));
     assert!(make(|one| one.max_inline = 64, 0, small()).is_ok());
     assert!(make(|one| one.max_inline = 63, 0, small()).is_err());
-    let reliable = Config { reliability: Reliability::ReliableReception, ..small() };
+    let reliable = EngineConfig { reliability: Reliability::ReliableReception, ..small() };
     assert!(make(|_| {}, 0, reliable).is_ok());
     let lower: fn(&mut Attributes) = |one| one.reliability = Reliability::ReliableDelivery;
     assert!(make(lower, 0, small()).is_ok() && make(lower, 0, reliable).is_err());
@@ -220,7 +220,7 @@ fn a_broken_rank_is_heard_first() {
 /// alone, then nothing; and two at once.
 #[test]
 fn progress_tells_whether_anything_was_done() {
-    let mut pair = Pair::new(Config { unexpected_bytes_max: 1 << 20, ..small() });
+    let mut pair = Pair::new(EngineConfig { unexpected_bytes_max: 1 << 20, ..small() });
     let now = pair.network.now();
     assert!(!pair.engine(0).progress(now) && !pair.engine(1).progress(now));
     // Messages that arrive.

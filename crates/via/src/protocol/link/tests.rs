@@ -5,7 +5,7 @@ use std::task::Poll;
 use super::*;
 use crate::{
     protocol::{
-        Config, MessageEngine, Mode, Opening, SendState,
+        EngineConfig, MessageEngine, Mode, Opening, SendState,
         peer::PeerLink,
         tests::{Pair, small, tagged},
     },
@@ -209,7 +209,7 @@ fn room_is_credit_and_a_buffer() {
 fn a_full_queue_costs_nothing() {
     let mut attributes = Attributes::named("sim");
     attributes.max_descriptors = 32;
-    let mut pair = Pair::with(Config::default(), attributes);
+    let mut pair = Pair::with(EngineConfig::default(), attributes);
     let (link, nic, _) = parts(pair.engine(0));
     let sent = (0..100)
         .take_while(|_| link.write_word(nic, CREDIT_REQUEST_WORD, 0, None) == SendOutcome::Done);
@@ -298,7 +298,7 @@ fn a_wish_is_answered_at_once_if_there_was_credit() {
 /// and fall asleep, twice; the peer takes a message and does not sleep.
 #[test]
 fn a_sleeper_is_rung_for_credit() {
-    let mut pair = Pair::new(Config { unexpected_bytes_max: 1 << 20, ..small() });
+    let mut pair = Pair::new(EngineConfig { unexpected_bytes_max: 1 << 20, ..small() });
     for round in 0..2 {
         let mut sent = 0;
         let id = loop {
@@ -333,7 +333,7 @@ fn a_sleeper_is_rung_for_credit() {
 fn one_descriptor_in_a_quarter_is_signaled() {
     let mut attributes = Attributes::named("sim");
     attributes.max_descriptors = 64;
-    let mut pair = Pair::with(Config::default(), attributes);
+    let mut pair = Pair::with(EngineConfig::default(), attributes);
     assert_eq!(direct(&mut pair, 0).signal_every, 16);
     for (count, completions) in [(15, 0), (1, 1), (15, 0), (1, 1)] {
         pair.fill(count);

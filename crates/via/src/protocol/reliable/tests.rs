@@ -14,8 +14,8 @@ use crate::{
 const MILLISECOND: Duration = Duration::from_millis(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
 
-fn unreliable() -> Config {
-    Config { reliability: Reliability::Unreliable, ..small() }
+fn unreliable() -> EngineConfig {
+    EngineConfig { reliability: Reliability::Unreliable, ..small() }
 }
 
 /// Returns an engine's link to the other rank, and what it needs.
@@ -84,7 +84,7 @@ fn the_area_is_divided_into_slots() {
     assert_eq!([0, 24, 25, 512, 536, 537].map(slot_bytes), [64, 64, 128, 576, 576, 640]);
     for (area_bytes, frame_bytes_max, slots) in [(4096, 512, 7), (65_536, 128, 64), (4096, 2000, 2)]
     {
-        let mut pair = Pair::new(Config { area_bytes, frame_bytes_max, ..unreliable() });
+        let mut pair = Pair::new(EngineConfig { area_bytes, frame_bytes_max, ..unreliable() });
         let (lossy, ..) = parts(pair.engine(0));
         assert_eq!((lossy.slots_in, lossy.slots_out), (slots, slots));
     }
@@ -160,7 +160,7 @@ fn a_silent_peer_is_given_up() {
 /// retransmitted. Method: fill the queue, then the buffers; then make room.
 #[test]
 fn what_finds_no_descriptor_is_due_soon() {
-    let config = Config { area_bytes: 65_536, frame_bytes_max: 512, ..unreliable() };
+    let config = EngineConfig { area_bytes: 65_536, frame_bytes_max: 512, ..unreliable() };
     let mut attributes = Attributes::named("sim");
     attributes.max_descriptors = 40;
     let mut pair = Pair::with(config, attributes);

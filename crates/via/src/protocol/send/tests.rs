@@ -4,15 +4,15 @@ use super::*;
 use crate::protocol::{CancelState, Control};
 use crate::{
     protocol::{
-        Config,
+        EngineConfig,
         tests::{Pair, small, tagged},
     },
     vi::Reason,
 };
 
 /// A window of more than the area, and a buffer for each frame.
-fn wide_open() -> Config {
-    Config { staging_frames: 16, window_bytes: 8192, ..small() }
+fn wide_open() -> EngineConfig {
+    EngineConfig { staging_frames: 16, window_bytes: 8192, ..small() }
 }
 
 /// Begins to send bytes that stay with their owner.
@@ -52,7 +52,7 @@ fn a_send_to_nobody_is_refused() {
 /// buffer for buffered sends; what does not fit there is refused. Method: the longest frame and one byte more.
 #[test]
 fn what_finds_credit_takes_no_buffer() {
-    let mut pair = Pair::new(Config { buffered_bytes_max: 10, ..wide_open() });
+    let mut pair = Pair::new(EngineConfig { buffered_bytes_max: 10, ..wide_open() });
     let mut count = 0;
     for length in [496, 497, 0] {
         let body = &[5; 497][..length];
@@ -133,7 +133,7 @@ fn a_poll_looks_for_itself() {
 /// Method: pause a message in its middle, give credit, and resume.
 #[test]
 fn paused_messages_go_on() {
-    let mut pair = Pair::new(Config { staging_frames: 16, ..small() });
+    let mut pair = Pair::new(EngineConfig { staging_frames: 16, ..small() });
     for _ in 0..6 {
         assert_eq!(pair.send(9, Mode::Standard, 400), SendState::Done);
     }
@@ -293,7 +293,7 @@ fn a_send_that_has_ended_is_forgotten() {
 #[test]
 fn an_abort_outlives_its_owner() {
     for owner in 0..3 {
-        let mut pair = Pair::new(Config { staging_frames: 16, ..small() });
+        let mut pair = Pair::new(EngineConfig { staging_frames: 16, ..small() });
         let id = lend_slot(&mut pair, Mode::Synchronous, &[3; 5000]);
         assert_eq!(pair.request(id).sent, 2048);
         // The rest of the area.

@@ -1,12 +1,12 @@
 //! The processing of packets in a flow: the stages of the host's pipeline, and of the program.
 
-use std::{net::IpAddr, sync::mpsc::SyncSender};
+use std::{net::IpAddr, sync::mpsc::SyncSender, time::Duration};
 
 use vigie::forward::{
     packet::{Port, TCP, UDP},
     pipeline::Stage,
     stages::{Action, Filter, Nat as NatStage, NatRule, Rewrite, RouteStage, Rule, Ttl},
-    tables::{Fib, NatEndpoint, NatTable, NatTimeouts, Prefix},
+    tables::{Fib, NatEndpoint, NatTable, Prefix},
 };
 
 use super::{
@@ -25,6 +25,10 @@ pub(super) enum Forwarding {
     Translate { table: NatTable, nat: Box<Nat>, outside: Port, inside: Vec<Prefix> },
 }
 
+/// The longest time-outs of what is short-lived, whatever `idle` says: the table's defaults.
+const ICMP_IDLE_MAX: Duration = Duration::from_secs(60);
+const TCP_TRANSITORY_MAX: Duration = Duration::from_secs(240);
+
 /// Derives the processing from a flow's configuration.
 pub(super) fn forwarding_of(
     kind: &FlowKind,
@@ -34,12 +38,13 @@ pub(super) fn forwarding_of(
         FlowKind::L2(_) | FlowKind::Relay(_) => Forwarding::Wire,
         FlowKind::L3(_) => Forwarding::Route,
         FlowKind::Nat(nat) => {
-            let mut timeouts = NatTimeouts::default();
-            timeouts.udp = nat.idle.0;
-            timeouts.icmp = nat.idle.0.min(timeouts.icmp);
-            timeouts.tcp_transitory = nat.idle.0.min(timeouts.tcp_transitory);
-            let table = NatTable::builder().ports(nat.ports.first, nat.ports.last);
-            let table = table.timeouts(timeouts).build();
+            let idle = nat.idle.0;
+            let table = NatTable::builder()
+                .ports(nat.ports.first, nat.ports.last)
+                .udp_timeout(idle)
+                .icmp_timeout(idle.min(ICMP_IDLE_MAX))
+                .tcp_transitory_timeout(idle.min(TCP_TRANSITORY_MAX))
+                .build();
             // The last port is the outside, as `FlowKind::interfaces` has it.
             let outside = u16::try_from(flow_interfaces.len().saturating_sub(1));
             let outside =

@@ -6,7 +6,7 @@ use vigie::{
     Instant,
     forward::{
         bpf::AttachMode,
-        nic::{Nic, NicError, NicSettings},
+        nic::{Nic, NicConfig, NicError},
         packet::Port,
         pipeline::{Reason, Stage},
         tables::{CounterSnapshot, Prefix},
@@ -98,7 +98,7 @@ pub(super) fn attach(
 
     let (modes, mut reasons) = modes(choice, needs, ports);
     let mut interfaces = BTreeMap::new();
-    let mut builder = Nic::builder().settings(NicSettings::new().pass_up(&PASSED_UP));
+    let mut builder = Nic::builder().config(NicConfig::new().pass_up(&PASSED_UP));
     for (number, flow_interface) in (0..).zip(ports) {
         builder = builder.port(Port(number), flow_interface.index);
         interfaces.insert(Port(number), flow_interface.index);

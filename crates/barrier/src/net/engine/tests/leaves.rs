@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use super::super::*;
-use crate::{member::MemberSettings, packet::GroupId};
+use crate::{member::MemberConfig, packet::GroupId};
 
 /// The longest time that any member may need after the last packet was disturbed: far more than all questions of a
 /// leaving member, and far less than half of the failure timeout.
@@ -112,10 +112,10 @@ impl<F: FnMut(Way) -> Verdict, L: FnMut() -> Duration> World<F, L> {
         let schedule = Arc::new(algorithm.schedule(group).expect("suits"));
         let sent = Sent::default();
         let node = |(rank, end): (Rank, &End)| {
-            let mut settings = MemberSettings::new(GroupId(1));
-            settings.repeat_after = Duration::from_millis(2);
-            settings.failure_timeout = Some(FAILURE_TIMEOUT);
-            let member = Member::new(Arc::clone(&schedule), rank, settings).expect("a member");
+            let config = MemberConfig::new(GroupId(1))
+                .repeat_after(Duration::from_millis(2))
+                .failure_timeout(FAILURE_TIMEOUT);
+            let member = Member::new(Arc::clone(&schedule), rank, config).expect("a member");
             let (own, inbox) = (rank.index(), Inbox::default());
             let (sent, port) = (Arc::clone(&sent), Arc::clone(&inbox));
             let port = InboxPort { own, size: ends.len(), sent, inbox: port };

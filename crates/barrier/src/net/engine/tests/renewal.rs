@@ -7,7 +7,7 @@ use std::{
 
 use super::super::*;
 use crate::{
-    member::{MemberSettings, Quorum},
+    member::{MemberConfig, Quorum},
     packet::GroupId,
 };
 
@@ -68,9 +68,8 @@ impl Group4 {
         let group = Group::new(4).expect("a size");
         let schedule = Arc::new(algorithm.schedule(group).expect("suits"));
         let engine = |(own, rank): (usize, Rank)| {
-            let mut settings = MemberSettings::new(GroupId(1));
-            settings.quorum = Quorum::Any;
-            let member = Member::new(Arc::clone(&schedule), rank, settings).expect("a member");
+            let config = MemberConfig::new(GroupId(1)).quorum(Quorum::Any);
+            let member = Member::new(Arc::clone(&schedule), rank, config).expect("a member");
             let port = HubPort { own, ranks: (0..SIZE).collect(), hub: Arc::clone(&hub) };
             (own, BarrierEngine::new(member, algorithm, Box::new(port)))
         };

@@ -20,57 +20,35 @@
 //! far the figures depend on each of them.
 
 use thiserror::Error;
+use vigie_detect::setters;
 
 use super::Medium;
 
-/// The costs of nodes, wires, switches and hubs of a simulated cluster. Times are in nanoseconds.
+/// The costs of nodes, wires, switches and hubs of a simulated cluster. Times are in nanoseconds. [`Cluster::run`](super::Cluster::run)
+/// refuses a cluster that cannot exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::exhaustive_structs,
-    reason = "sets are made of sets: `{ wait_ns: 0, ..CALIBRATED }`"
-)]
-pub struct Parameters {
-    /// Processor time to post one message: a system call and the order to the NIC. LogP's o_s.
-    pub send_ns: u64,
-    /// From the end of `send_ns` until the frame is in the receiver's memory, over an idle switch. LogP's L.
-    ///
-    /// L minus DMA and two transmissions is the latency of the switch. A hub has another latency: `hub_delay_ns` and
-    /// one transmission.
-    pub latency_ns: u64,
-    /// Processor time of an interrupt for arrived frames, to enter and leave the handler.
-    pub receive_interrupt_ns: u64,
-    /// Processor time per frame within that handler: its header, its port, the copy to the user's buffer.
-    pub receive_frame_ns: u64,
-    /// How many frames one interrupt handles.
-    pub frames_per_interrupt: FramesPerInterrupt,
-    /// Processor time of the interrupt that reports a sent frame.
-    pub completion_ns: u64,
-    /// Whether a sender waits for that interrupt.
-    pub completion: Completion,
-    /// Processor time of the program per finished wait: to notice the message, and to post its buffer again.
-    pub wait_ns: u64,
-    /// The length of a message's frame on the wire, without preamble and gap.
-    pub frame_bytes: u64,
-    /// Bytes before each frame.
-    pub preamble_bytes: u64,
-    /// Bytes of silence between two frames.
-    pub gap_bytes: u64,
-    /// Megabits per second of every link.
-    pub rate_mbps: u64,
-    /// From the host's memory to the wire, and from the wire to the host's memory.
-    pub dma_ns: u64,
-    /// From any station of a hub to any other: repeater and cables.
-    pub hub_delay_ns: u64,
-    /// How long a station of a hub listens before it sends.
-    pub deferral: Deferral,
-    /// Unit of the pauses after collisions, in bits.
-    pub slot_bits: u64,
-    /// The jam that a station sends after a collision, in bits.
-    pub jam_bits: u64,
-    /// Collisions after which a station drops a frame.
-    pub attempts_max: u32,
-    /// The pause after the k-th collision is 0 to 2^min(k, this) − 1 slots.
-    pub backoff_exponent_max: u32,
+#[non_exhaustive]
+#[must_use = "a cluster takes it"]
+pub struct ClusterConfig {
+    pub(super) send_ns: u64,
+    pub(super) latency_ns: u64,
+    pub(super) receive_interrupt_ns: u64,
+    pub(super) receive_frame_ns: u64,
+    pub(super) frames_per_interrupt: FramesPerInterrupt,
+    pub(super) completion_ns: u64,
+    pub(super) completion: Completion,
+    pub(super) wait_ns: u64,
+    pub(super) frame_bytes: u64,
+    pub(super) preamble_bytes: u64,
+    pub(super) gap_bytes: u64,
+    pub(super) rate_mbps: u64,
+    pub(super) dma_ns: u64,
+    pub(super) hub_delay_ns: u64,
+    pub(super) deferral: Deferral,
+    pub(super) slot_bits: u64,
+    pub(super) jam_bits: u64,
+    pub(super) attempts_max: u32,
+    pub(super) backoff_exponent_max: u32,
 }
 
 /// How many frames one interrupt handles.
@@ -106,7 +84,14 @@ pub enum Deferral {
     TwoParts,
 }
 
-impl Parameters {
+/// The paper's cluster: [`ClusterConfig::CALIBRATED`].
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self::CALIBRATED
+    }
+}
+
+impl ClusterConfig {
     /// The paper's cluster, with four constants fitted to its figures.
     pub const CALIBRATED: Self = Self {
         send_ns: 3_000,
@@ -146,9 +131,69 @@ impl Parameters {
         ..Self::CALIBRATED
     };
 
-    /// The same parameters with this o_r, split in the same proportion.
-    #[must_use]
-    pub const fn with_receive_ns(mut self, receive_ns: u64) -> Self {
+    setters! {
+        /// Sets the processor time to post one message: a system call and the order to the NIC. LogP's o_s.
+        send_ns: u64,
+
+        /// Sets the time from the end of `send_ns` until the frame is in the receiver's memory, over an idle switch. LogP's L.
+        ///
+        /// L minus DMA and two transmissions is the latency of the switch. A hub has another latency: `hub_delay_ns` and one transmission.
+        latency_ns: u64,
+
+        /// Sets the processor time of an interrupt for arrived frames, to enter and leave the handler.
+        receive_interrupt_ns: u64,
+
+        /// Sets the processor time per frame within that handler: its header, its port, the copy to the user's buffer.
+        receive_frame_ns: u64,
+
+        /// Sets how many frames one interrupt handles.
+        frames_per_interrupt: FramesPerInterrupt,
+
+        /// Sets the processor time of the interrupt that reports a sent frame.
+        completion_ns: u64,
+
+        /// Sets whether a sender waits for that interrupt.
+        completion: Completion,
+
+        /// Sets the processor time of the program per finished wait: to notice the message, and to post its buffer again.
+        wait_ns: u64,
+
+        /// Sets the length of a message's frame on the wire, without preamble and gap.
+        frame_bytes: u64,
+
+        /// Sets the bytes before each frame.
+        preamble_bytes: u64,
+
+        /// Sets the bytes of silence between two frames.
+        gap_bytes: u64,
+
+        /// Sets the rate of every link, in megabits per second, at least 1.
+        rate_mbps: u64,
+
+        /// Sets the time from the host's memory to the wire, and from the wire to the host's memory.
+        dma_ns: u64,
+
+        /// Sets the time from any station of a hub to any other: repeater and cables. At most half a slot.
+        hub_delay_ns: u64,
+
+        /// Sets how long a station of a hub listens before it sends.
+        deferral: Deferral,
+
+        /// Sets the unit of the pauses after collisions, in bits.
+        slot_bits: u64,
+
+        /// Sets the jam that a station sends after a collision, in bits.
+        jam_bits: u64,
+
+        /// Sets the number of collisions after which a station drops a frame.
+        attempts_max: u32,
+
+        /// Sets the longest pause: that after the k-th collision is 0 to 2^min(k, this) − 1 slots.
+        backoff_exponent_max: u32,
+    }
+
+    /// Sets o_r, the sum of `receive_interrupt_ns` and `receive_frame_ns`, divided in the same proportion as before.
+    pub const fn receive_ns(mut self, receive_ns: u64) -> Self {
         let present_ns = self.receive_interrupt_ns + self.receive_frame_ns;
         // Without an o_r there is no proportion.
         let part = (self.receive_interrupt_ns * receive_ns).checked_div(present_ns);
@@ -167,9 +212,8 @@ impl Parameters {
         self.transmission_ns() + self.silence_ns()
     }
 
-    /// Returns the smallest o_r of LogP: that of a single frame.
-    #[must_use]
-    pub const fn receive_ns(&self) -> u64 {
+    /// The smallest o_r of LogP: that of a single frame.
+    pub(super) const fn receive_one_ns(&self) -> u64 {
         self.receive_interrupt_ns + self.receive_frame_ns
     }
 
@@ -258,26 +302,29 @@ mod tests {
     #[test]
     fn parts_of_the_latency_add_up() {
         // Goal: L is what the paper measured, however it is divided. Method: the parts of both sets.
-        for set in [Parameters::CALIBRATED, Parameters::BARE] {
+        for set in [ClusterConfig::CALIBRATED, ClusterConfig::BARE] {
             assert_eq!(set.check(&[Medium::Switch, Medium::Hub]), Ok(()));
             let parts = 2 * set.dma_ns + 2 * set.transmission_ns() + set.switch_ns();
             assert_eq!(parts, set.latency_ns);
-            assert_eq!(set.receive_ns(), 9_500);
+            assert_eq!(set.receive_one_ns(), 9_500);
         }
-        assert_eq!((Parameters::CALIBRATED.gap_ns(), Parameters::BARE.gap_ns()), (7_360, 6_720));
-        assert_eq!(Parameters::CALIBRATED.slot_ns(), 5_120);
-        assert_eq!(Parameters::CALIBRATED.jam_ns(), 320);
+        assert_eq!(
+            (ClusterConfig::CALIBRATED.gap_ns(), ClusterConfig::BARE.gap_ns()),
+            (7_360, 6_720)
+        );
+        assert_eq!(ClusterConfig::CALIBRATED.slot_ns(), 5_120);
+        assert_eq!(ClusterConfig::CALIBRATED.jam_ns(), 320);
     }
 
     #[test]
     fn contradictions_are_found() {
         // Goal: a cluster that cannot be is refused. Method: each contradiction once.
-        let set = Parameters::CALIBRATED;
-        let check = |set: Parameters| set.check(&[Medium::Hub]);
-        assert_eq!(check(Parameters { rate_mbps: 0, ..set }), Err(ParametersError::NoRate));
-        let short = check(Parameters { latency_ns: 15_000, ..set });
+        let set = ClusterConfig::CALIBRATED;
+        let check = |set: ClusterConfig| set.check(&[Medium::Hub]);
+        assert_eq!(check(ClusterConfig { rate_mbps: 0, ..set }), Err(ParametersError::NoRate));
+        let short = check(ClusterConfig { latency_ns: 15_000, ..set });
         assert_eq!(short, Err(ParametersError::Latency { latency_ns: 15_000, least_ns: 16_000 }));
-        let far = Parameters { hub_delay_ns: 2_561, ..set };
+        let far = ClusterConfig { hub_delay_ns: 2_561, ..set };
         assert_eq!(far.check(&[Medium::Switch]), Ok(()));
         let far = check(far);
         assert_eq!(far, Err(ParametersError::HubDelay { hub_delay_ns: 2_561, limit_ns: 2_560 }));
@@ -286,11 +333,11 @@ mod tests {
     #[test]
     fn another_o_r_keeps_its_proportion() {
         // Goal: o_r can be set without a thought of its parts. Method: both sets, and none.
-        let half = Parameters::CALIBRATED.with_receive_ns(4_750);
+        let half = ClusterConfig::CALIBRATED.receive_ns(4_750);
         assert_eq!((half.receive_interrupt_ns, half.receive_frame_ns), (2_000, 2_750));
-        let bare = Parameters::BARE.with_receive_ns(2_000);
+        let bare = ClusterConfig::BARE.receive_ns(2_000);
         assert_eq!((bare.receive_interrupt_ns, bare.receive_frame_ns), (0, 2_000));
-        let none = bare.with_receive_ns(0).with_receive_ns(7);
+        let none = bare.receive_ns(0).receive_ns(7);
         assert_eq!((none.receive_interrupt_ns, none.receive_frame_ns), (0, 7));
     }
 }

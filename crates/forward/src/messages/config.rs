@@ -1,4 +1,4 @@
-//! The settings of nodes.
+//! The configuration of nodes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,10 +23,11 @@ impl Clock for Monotonic {
     }
 }
 
-/// The settings of a node: source, forwarder or sink. Connected nodes must have the same `packet_bytes`.
+/// The configuration of a node: source, forwarder or sink. Connected nodes must have the same `packet_bytes`.
 #[derive(Clone)]
+#[non_exhaustive]
 #[must_use = "a node takes it"]
-pub struct NodeSettings {
+pub struct NodeConfig {
     packet_bytes: u32,
     packets: u32,
     message_bytes_max: u32,
@@ -39,7 +40,7 @@ pub struct NodeSettings {
     pub(super) clock: Arc<dyn Clock>,
 }
 
-impl NodeSettings {
+impl NodeConfig {
     /// Returns the defaults.
     pub fn new() -> Self {
         Self {
@@ -56,7 +57,7 @@ impl NodeSettings {
         }
     }
 
-    setters! {
+    vigie_detect::setters! {
         /// Sets sz, the bytes of a message per packet. 64 to 60 000; default 2048, as in the paper.
         packet_bytes: u32,
 
@@ -150,15 +151,15 @@ impl NodeSettings {
     }
 }
 
-impl Default for NodeSettings {
+impl Default for NodeConfig {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl fmt::Debug for NodeSettings {
+impl fmt::Debug for NodeConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NodeSettings")
+        f.debug_struct("NodeConfig")
             .field("packet_bytes", &self.packet_bytes)
             .field("packets", &self.packets)
             .field("message_bytes_max", &self.message_bytes_max)

@@ -1,8 +1,9 @@
-//! Settings that are the same at all members of a group.
+//! The configuration of a member, and its errors.
 
 use std::{cmp::Ordering, collections::BTreeSet, time::Duration};
 
 use thiserror::Error;
+use vigie_detect::setters;
 
 use crate::{
     checker::ScheduleError,
@@ -11,26 +12,18 @@ use crate::{
     reduction::Reduction,
 };
 
-/// The settings of a member, the same at all members of a group.
+/// The configuration of a member, the same at all members of a group. [`Member::new`](super::Member::new) refuses a value outside its range with
+/// [`MemberError::Setting`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct MemberSettings {
-    /// The group's name: random, for this group alone.
-    pub group: GroupId,
-    /// With a key, packets without the right tag are dropped. Default: no key.
-    pub key: Option<Key>,
-    /// A member that waits for longer than this asks for what it misses; then it waits twice as long, and so on up to
-    /// a 64th of the failure timeout. From 1 µs to a minute; default 10 ms, which is more than a sleeping process
-    /// needs to be scheduled on a busy machine.
-    pub repeat_after: Duration,
-    /// A dead member is known to all others after this time, counted from its death or from when they begin to wait
-    /// for it. At least 32 times `repeat_after`, so that a lossy network is not mistaken for a dead member; default
-    /// 10 s. With `None`, only transports detect dead members.
-    pub failure_timeout: Option<Duration>,
-    /// The reduction. Default: none.
-    pub reduction: Option<Reduction>,
-    /// How many members must be left for a smaller group. Default [`Quorum::Majority`].
-    pub quorum: Quorum,
+#[must_use = "a member takes it"]
+pub struct MemberConfig {
+    pub(crate) group: GroupId,
+    pub(crate) key: Option<Key>,
+    pub(crate) repeat_after: Duration,
+    pub(crate) failure_timeout: Option<Duration>,
+    pub(crate) reduction: Option<Reduction>,
+    pub(crate) quorum: Quorum,
     /// How many members the group has lost since it was formed, and whether its rank 0 is still the original one.
     pub(super) lost: usize,
     pub(super) has_first: bool,
@@ -81,7 +74,7 @@ impl Quorum {
     }
 }
 
-impl MemberSettings {
+impl MemberConfig {
     /// Returns whether the members of the present group without those that are gone may continue.
     pub(super) fn may_go_on(&self, group: Group, gone: &BTreeSet<Rank>) -> bool {
         self.quorum.allows_after(self.lost, self.has_first, group, gone)
@@ -117,9 +110,8 @@ pub enum MemberError {
     Schedule(#[from] ScheduleError),
 }
 
-impl MemberSettings {
-    /// Creates settings with the defaults.
-    #[must_use]
+impl MemberConfig {
+    /// Creates the default configuration for a group of this name: random, for this group alone.
     pub const fn new(group: GroupId) -> Self {
         Self {
             group,
@@ -131,6 +123,42 @@ impl MemberSettings {
             lost: 0,
             has_first: true,
         }
+    }
+
+    /// Drops packets without the right tag under this key. Default: no key.
+    pub fn key(mut self, key: impl Into<Option<Key>>) -> Self {
+        self.key = key.into();
+        self
+    }
+
+    setters! {
+        /// Sets the time after which a waiting member asks for the messages that it misses; then it waits twice as long, and so on up to a
+        /// 64th of the failure timeout. From 1 µs to a minute; default 10 ms, which is more than a sleeping process needs to be
+        /// scheduled on a busy machine.
+        repeat_after: Duration,
+
+        /// Sets the number of members that must be left for a smaller group. Default [`Quorum::Majority`].
+        quorum: Quorum,
+    }
+
+    /// Sets the time after which a dead member is known to all others, counted from its death or from when they begin to wait for it. At
+    /// least 32 times `repeat_after`, so that a lossy network is not mistaken for a dead member; default 10 s. With `None`, only
+    /// transports detect dead members.
+    pub fn failure_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.failure_timeout = timeout.into();
+        self
+    }
+
+    /// Sets the reduction. Default: none.
+    pub fn reduction(mut self, reduction: impl Into<Option<Reduction>>) -> Self {
+        self.reduction = reduction.into();
+        self
+    }
+
+    /// Returns the length of a member's value in bytes: 0 without a reduction.
+    #[must_use]
+    pub fn value_bytes(&self) -> usize {
+        self.reduction.as_ref().map_or(0, Reduction::bytes)
     }
 
     /// The size of the original group, of which the present one is what is left: a majority is counted by it.
