@@ -128,6 +128,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "detector",
             "policy",
             "builtin",
+            "network",
             "server",
             "waiting",
             "engine",

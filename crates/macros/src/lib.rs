@@ -42,8 +42,8 @@ pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// them:
 ///
 /// - `simulated`: virtual time, in which a sleep of an hour takes no time, on a runtime of `vigie::Flavor::Simulated`.
-///   There, tasks, timers, channels and closures of `spawn_blocking` work; sockets, files, child processes and signals are
-///   refused with an error.
+///   There, tasks, timers, channels, closures of `spawn_blocking` and sockets of TCP and UDP work; Unix sockets, files, child
+///   processes and signals are refused with an error.
 /// - `seed = 7`: the seed of a simulated test, which decides the order of what is ready at the same time. Default 0. The
 ///   environment variable `VIGIE_SEED` overrides it.
 #[proc_macro_attribute]
