@@ -164,6 +164,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "embedded",
             "task",
             "builder",
+            "simulation",
             "time",
             "signal",
             "io",

@@ -66,6 +66,15 @@ impl SimulatedNetwork {
         NodeId::of_index(index)
     }
 
+    /// Returns the name of a node.
+    ///
+    /// # Panics
+    /// If the node is of another network.
+    #[must_use]
+    pub fn name(&self, node: NodeId) -> String {
+        self.state().nodes[node.index()].name.clone()
+    }
+
     /// Sets the link between each pair of nodes that has none of its own.
     pub fn default_link(&self, link: Link) {
         self.state().default_link = link;

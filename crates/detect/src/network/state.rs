@@ -29,7 +29,9 @@ impl NodeId {
         u32::try_from(index).ok().map(Self)
     }
 
-    pub(crate) const fn index(self) -> usize {
+    /// Returns its number in its network, counted from 0.
+    #[must_use]
+    pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
