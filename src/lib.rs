@@ -108,6 +108,9 @@ mod guide {
     #[cfg(all(feature = "hyper", feature = "full"))]
     #[doc = include_str!("../docs/guide/service.md")]
     struct Service;
+    #[cfg(all(feature = "full", feature = "hyper-client"))]
+    #[doc = include_str!("../docs/guide/simulation.md")]
+    struct Simulation;
     #[cfg(feature = "full")]
     #[doc = include_str!("../docs/guide/library.md")]
     struct Library;

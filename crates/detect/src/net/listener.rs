@@ -129,6 +129,17 @@ impl<L: ListenerSocket> Listener<L> {
         Poll::Ready(self.watch(accepted))
     }
 
+    /// Watches it anew, at the same server: the next [`try_accept`](Self::try_accept) asks the kernel, even if no connection was
+    /// announced.
+    ///
+    /// # Errors
+    /// Same as [`AsyncFd::new`].
+    pub fn watched_anew(self) -> io::Result<Self> {
+        let Self { simulated, fd } = self;
+        let readiness = fd.readiness().clone();
+        Ok(Self { simulated, fd: AsyncFd::watched_by(&readiness, fd.into_inner())? })
+    }
+
     /// Accepts a connection that is already queued.
     ///
     /// # Errors

@@ -131,6 +131,17 @@ impl<S: StreamSocket> Stream<S> {
         }
     }
 
+    /// Returns how many bytes have arrived and were not read (`FIONREAD`), whether or not that was announced.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn unread_bytes(&self) -> io::Result<u64> {
+        match &self.simulated {
+            None => Ok(rustix::io::ioctl_fionread(&self.fd)?),
+            Some(simulated) => simulated.unread_bytes(),
+        }
+    }
+
     /// Waits until a read is worth trying: see [`try_read`](Self::try_read).
     ///
     /// # Cancel safety

@@ -119,6 +119,10 @@ impl NetworkSocket {
         })
     }
 
+    pub(crate) fn unread_bytes(&self) -> io::Result<u64> {
+        self.on_connection(|connection, _| Ok(connection.unread_bytes()))
+    }
+
     pub(crate) fn read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut filled = 0;
         for buffer in buffers.iter_mut().filter(|buffer| !buffer.is_empty()) {

@@ -633,6 +633,10 @@ impl Connection {
         Ok(count)
     }
 
+    pub(super) fn unread_bytes(&self) -> u64 {
+        self.receiving.queue.len() as u64
+    }
+
     pub(super) fn shut_down(&mut self, how: Shutdown, output: &mut Output<'_>) -> io::Result<()> {
         if self.state != ConnectionState::Open {
             return Err(Errno::NOTCONN.into());
