@@ -41,7 +41,7 @@ mod world;
 
 pub use self::{
     node::{Node, NodeBuilder},
-    seeds::{Outcome, for_each_seed, run_test},
+    seeds::{TestOutcome, for_each_seed, run_test},
     world::World,
 };
 pub use vigie_detect::Link;

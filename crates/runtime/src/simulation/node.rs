@@ -126,7 +126,7 @@ impl fmt::Debug for Node {
 }
 
 /// Starts a program on a node.
-pub(super) type Program = Box<dyn Fn(&Arc<SimulatedShared>)>;
+pub(super) type NodeProgram = Box<dyn Fn(&Arc<SimulatedShared>)>;
 
 /// A node that is about to be added: see [`World::node`].
 #[must_use = "the node is added by `run` or `start`"]
@@ -192,7 +192,7 @@ impl<'a> NodeBuilder<'a> {
         self.add(Box::new(|_| {}))
     }
 
-    fn add(self, program: Program) -> Node {
+    fn add(self, program: NodeProgram) -> Node {
         self.world.add(&self.name, &self.ips, program)
     }
 }

@@ -56,18 +56,18 @@ pub fn for_each_seed(count: u64, mut test: impl FnMut(&mut World)) {
 }
 
 /// The result of a test: see [`run_test`].
-pub trait Outcome {
+pub trait TestOutcome {
     /// Returns whether the test has failed without a panic.
     fn is_failure(&self) -> bool;
 }
 
-impl Outcome for () {
+impl TestOutcome for () {
     fn is_failure(&self) -> bool {
         false
     }
 }
 
-impl<T, E> Outcome for Result<T, E> {
+impl<T, E> TestOutcome for Result<T, E> {
     fn is_failure(&self) -> bool {
         self.is_err()
     }
@@ -80,7 +80,7 @@ impl<T, E> Outcome for Result<T, E> {
 /// Where [`for_each_seed`] does.
 pub fn run_test<F: Future>(default: u64, test: impl Fn() -> F) -> F::Output
 where
-    F::Output: Outcome,
+    F::Output: TestOutcome,
 {
     let run = |seed: u64| {
         let builder = Runtime::builder().flavor(Flavor::Simulated { seed });

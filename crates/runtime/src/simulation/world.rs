@@ -4,7 +4,7 @@ use std::{fmt, future::Future, net::IpAddr, panic};
 
 use vigie_detect::{Flavor, Link, NodeId, VirtualHost};
 
-use super::node::{Node, NodeBuilder, Program};
+use super::node::{Node, NodeBuilder, NodeProgram};
 use crate::{
     flavor::simulated::{Fault, SimulatedShared},
     handle::Scheduler,
@@ -18,7 +18,7 @@ use crate::{
 pub struct World {
     main: Arc<SimulatedShared>,
     /// By the nodes' index.
-    programs: Vec<Program>,
+    programs: Vec<NodeProgram>,
     invariants: Vec<Box<dyn FnMut()>>,
     /// Dropped last: the runtime of `main`.
     _runtime: Runtime,
@@ -58,7 +58,7 @@ impl World {
         NodeBuilder::new(self, name)
     }
 
-    pub(super) fn add(&mut self, name: &str, ips: &[IpAddr], program: Program) -> Node {
+    pub(super) fn add(&mut self, name: &str, ips: &[IpAddr], program: NodeProgram) -> Node {
         let world = &self.main.world;
         let (id, server) = world.with_host(|host| {
             let id = host.add_node(name, ips);
@@ -115,7 +115,7 @@ impl World {
 }
 
 /// Starts a node's program, inside of its runtime.
-fn start(program: &Program, shared: &Arc<SimulatedShared>) {
+fn start(program: &NodeProgram, shared: &Arc<SimulatedShared>) {
     let _entered = shared.entered();
     program(shared);
 }
@@ -124,7 +124,7 @@ fn start(program: &Program, shared: &Arc<SimulatedShared>) {
 fn carry_out(
     fault: Fault,
     main: &Arc<SimulatedShared>,
-    programs: &[Program],
+    programs: &[NodeProgram],
     host: &mut VirtualHost,
 ) {
     let world = &main.world;
