@@ -273,7 +273,7 @@ fn accept_last<L: ListenerSocket>(
     listener: Listener<L>,
 ) -> impl Iterator<Item = (Stream<L::Stream>, L::Address)> {
     // Watched anew, it is tried before the scheduler has heard of a connection.
-    let listener = listener.into_std().and_then(Listener::from_std);
+    let listener = listener.watched_anew();
     (0..LAST_ACCEPTED_MAX).map_while(move |_| listener.as_ref().ok()?.try_accept().ok())
 }
 

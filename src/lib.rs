@@ -35,6 +35,7 @@
 //! - `quic`, behind the feature `quinn`: quinn's runtime.
 //! - [`detect`]: what the scheduler watches. Every source of events is a [`Detector`](detect::Detector), including
 //!   sockets and timers; register your own the same way.
+//! - [`simulation`]: tests of services in virtual time, with several nodes and a faulty network.
 //! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes.
 //! - `barrier`, behind a feature of that name: barriers of tasks, threads, processes and hosts. It enables `via`, whose
 //!   networks it uses.
@@ -68,7 +69,7 @@ pub use vigie_runtime::{
     NoRuntime, NotEmbeddable, Reactivity, Runtime, RuntimeBuilder, ShutdownTimeout, YieldNow,
     metrics, spawn, spawn_blocking, spawn_local, time, yield_now,
 };
-pub use vigie_runtime::{fs, process, signal};
+pub use vigie_runtime::{fs, process, signal, simulation};
 
 /// Spawning and handling tasks.
 pub mod task {
@@ -107,6 +108,9 @@ mod guide {
     #[cfg(all(feature = "hyper", feature = "full"))]
     #[doc = include_str!("../docs/guide/service.md")]
     struct Service;
+    #[cfg(all(feature = "full", feature = "hyper-client"))]
+    #[doc = include_str!("../docs/guide/simulation.md")]
+    struct Simulation;
     #[cfg(feature = "full")]
     #[doc = include_str!("../docs/guide/library.md")]
     struct Library;

@@ -10,7 +10,6 @@
 use std::{
     future::{Future, poll_fn},
     io,
-    os::fd::AsFd,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -23,6 +22,7 @@ use std::{
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::{rt::TokioIo, server::graceful::GracefulConnection};
 use tokio::sync::watch;
+use vigie_detect::net::{Stream, StreamSocket};
 
 use super::unless;
 use crate::time::{self, Sleep};
@@ -73,8 +73,8 @@ pub(super) struct Unread {
 }
 
 /// The stream of a connection. It fails unless its first bytes tell the version in time.
-pub(super) struct ServerStream<S> {
-    stream: TokioIo<S>,
+pub(super) struct ServerStream<S: StreamSocket> {
+    stream: TokioIo<Stream<S>>,
     /// `None` once the version is known.
     opening: Option<Opening>,
     unread: Arc<Unread>,
@@ -93,8 +93,8 @@ struct Closing {
     left_bytes: usize,
 }
 
-impl<S: AsFd> ServerStream<S> {
-    pub(super) fn new(stream: S, time: Duration) -> Self {
+impl<S: StreamSocket> ServerStream<S> {
+    pub(super) fn new(stream: Stream<S>, time: Duration) -> Self {
         let opening = Some(Opening { end: time::sleep(time), seen: 0 });
         Self { stream: TokioIo::new(stream), opening, unread: Arc::default(), closing: None }
     }
@@ -105,7 +105,7 @@ impl<S: AsFd> ServerStream<S> {
 
     /// Returns whether the kernel has bytes that were not read.
     fn has_unread(&self) -> bool {
-        rustix::io::ioctl_fionread(self.stream.inner()).is_ok_and(|bytes| bytes > 0)
+        self.stream.inner().unread_bytes().is_ok_and(|bytes| bytes > 0)
     }
 }
 
@@ -118,11 +118,7 @@ impl Opening {
     }
 }
 
-impl<S> ServerStream<S>
-where
-    S: AsFd + Unpin,
-    TokioIo<S>: Read + Write,
-{
+impl<S: StreamSocket> ServerStream<S> {
     fn poll_read_opening(
         &mut self,
         cx: &mut Context<'_>,
@@ -168,11 +164,7 @@ where
     }
 }
 
-impl<S> Read for ServerStream<S>
-where
-    S: AsFd + Unpin,
-    TokioIo<S>: Read + Write,
-{
+impl<S: StreamSocket> Read for ServerStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -186,11 +178,7 @@ where
     }
 }
 
-impl<S> Write for ServerStream<S>
-where
-    S: AsFd + Unpin,
-    TokioIo<S>: Read + Write,
-{
+impl<S: StreamSocket> Write for ServerStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

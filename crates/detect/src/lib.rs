@@ -69,6 +69,7 @@ mod fork;
 #[doc(hidden)]
 pub mod loom_exports;
 pub mod net;
+mod network;
 mod policy;
 mod request;
 mod server;
@@ -89,6 +90,7 @@ pub use engine::{
     WatchedDescriptor,
 };
 pub use error::{RegisterError, WaitError};
+pub use network::{Link, NodeId, SimulatedNetwork};
 pub use policy::{
     Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Peers, Policy, Reactivity,
     Situation, SpinCosts, SpinStep, SpinWait, Strategies, Strategy, StrategyKind, WaitPlan,

@@ -42,10 +42,11 @@ pub fn main(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// them:
 ///
 /// - `simulated`: virtual time, in which a sleep of an hour takes no time, on a runtime of `vigie::Flavor::Simulated`.
-///   There, tasks, timers, channels and closures of `spawn_blocking` work; sockets, files, child processes and signals are
-///   refused with an error.
+///   There, tasks, timers, channels, closures of `spawn_blocking` and sockets of TCP and UDP work; Unix sockets, files, child
+///   processes and signals are refused with an error.
 /// - `seed = 7`: the seed of a simulated test, which decides the order of what is ready at the same time. Default 0. The
-///   environment variable `VIGIE_SEED` overrides it.
+///   environment variables `VIGIE_SEED`, which names another one, and `VIGIE_SEEDS`, which names many, override it: see
+///   `vigie::simulation::for_each_seed`. A simulated test returns nothing or a `Result`.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, item: TokenStream) -> TokenStream {
     expand(arguments, item, Kind::Test).unwrap_or_else(Problem::into_tokens)
@@ -215,18 +216,13 @@ impl Arguments {
     fn body(&self, body: Group) -> Group {
         let Self { flavor, workers, is_simulated, seed, path } = self;
         // The names of this code cannot be seen from the body, which is a block of its own before them.
-        let mut code = parse("let body = async");
+        // A simulated test may run with many seeds.
+        let mut code =
+            parse(if *is_simulated { "let body = || async" } else { "let body = async" });
         code.extend([TokenTree::Group(body)]);
         code.extend(parse(";"));
         code.extend(if *is_simulated {
-            parse(&format!(
-                "let seed = match ::std::env::var(\"VIGIE_SEED\") {{\
-                     ::core::result::Result::Ok(seed) => seed.parse().expect(\"`VIGIE_SEED` is a number\"),\
-                     ::core::result::Result::Err(_) => {seed},\
-                 }};\
-                 {path}::Runtime::builder().flavor({path}::Flavor::Simulated {{ seed }}).build()\
-                 .expect(\"a runtime can be built\").block_on(body)"
-            ))
+            parse(&format!("{path}::simulation::run_test({seed}, body)"))
         } else {
             let workers = workers.as_ref().map(|count| format!(".workers({count})"));
             parse(&format!(

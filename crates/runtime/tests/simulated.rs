@@ -7,7 +7,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::mpsc,
+};
+use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
 use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now};
 
 fn simulation(seed: u64) -> Runtime {
@@ -106,6 +110,83 @@ fn a_deadlock_says_who_waits() {
     assert_eq!(runtime.block_on(async { spawn(async { 42 }).await.expect("it ends") }), 42);
 }
 
+/// Goal: a service with clients runs unchanged, in virtual time, and its trace is a function of the seed. Method: an echo
+/// server, and five clients that find it by its name; each seed twice; one client that hears nothing, whose deadlock names
+/// the socket.
+#[test]
+fn sockets_are_those_of_the_simulation() {
+    async fn serve(listener: TcpListener) -> io::Result<()> {
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            spawn(async move {
+                let (mut reader, mut writer) = stream.split();
+                tokio::io::copy(&mut reader, &mut writer).await
+            })
+            .detach();
+        }
+    }
+    async fn call(number: u8) -> io::Result<Vec<u8>> {
+        let mut stream = TcpStream::connect("localhost:7").await?;
+        stream.write_all(&vec![number; 100_000]).await?;
+        stream.shutdown().await?;
+        let mut echo = Vec::new();
+        stream.read_to_end(&mut echo).await?;
+        Ok(echo)
+    }
+    let run = |seed: u64| {
+        let runtime = simulation(seed);
+        let order = runtime.block_on(async {
+            spawn(serve(TcpListener::bind("0.0.0.0:7").await.expect("a port"))).detach();
+            let (sender, mut receiver) = mpsc::unbounded_channel();
+            for number in 0..5_u8 {
+                let sender = sender.clone();
+                spawn(async move {
+                    let echo = call(number).await.expect("a connection");
+                    assert_eq!(echo, vec![number; 100_000]);
+                    sender.send(number).expect("it is read");
+                })
+                .detach();
+            }
+            drop(sender);
+            let mut order = Vec::new();
+            while let Some(number) = receiver.recv().await {
+                order.push(number);
+            }
+            (order, time::Instant::now())
+        });
+        (order, runtime.handle().simulation_trace())
+    };
+    let mut orders = Vec::new();
+    for seed in 0..16 {
+        let ran = run(seed);
+        assert_eq!(ran, run(seed), "seed {seed}");
+        assert_eq!(ran.0.0.len(), 5);
+        orders.push(ran.0.0);
+    }
+    orders.sort();
+    orders.dedup();
+    assert!(orders.len() > 8, "{orders:?}");
+
+    let wait = || {
+        simulation(5).block_on(async {
+            let listener = TcpListener::bind("0.0.0.0:7").await.expect("a port");
+            let stream = TcpStream::connect("127.0.0.1:7").await.expect("it listens");
+            spawn(async move { listener.accept().await.map(drop) }).detach();
+            spawn(async move { stream.readable().await.map(|()| drop(stream)) }).await
+        })
+    };
+    drop(wait().expect("the listener is dropped at the end, which ends the wait"));
+    let wait = || {
+        simulation(5).block_on(async {
+            let socket = UdpSocket::bind("0.0.0.0:9").await.expect("a port");
+            spawn(async move { socket.recv(&mut [0; 9]).await }).await
+        })
+    };
+    let payload = panic::catch_unwind(AssertUnwindSafe(wait)).expect_err("nothing comes");
+    let message = payload.downcast_ref::<String>().expect("a text");
+    assert!(message.contains("UDP 0.0.0.0:9, to read"), "{message}");
+}
+
 /// Goal: panics, aborts, local tasks and the end of the runtime are those of the other flavors. Method: one of each.
 #[test]
 fn tasks_end_as_elsewhere() {
@@ -139,18 +220,19 @@ fn tasks_end_as_elsewhere() {
 }
 
 /// Goal: what would leave the simulation is refused with a typed error, and the same program runs on a real flavor. Method:
-/// sockets, names, files, processes and signals, in both.
+/// sockets of other families, files and processes, in both.
 #[test]
 fn what_would_leave_the_simulation_is_refused() {
     async fn kinds() -> Vec<Option<io::ErrorKind>> {
         let kind = |result: io::Result<()>| result.err().map(|error| error.kind());
-        let socket = vigie_detect::net::TcpListener::bind("127.0.0.1:0").await;
-        let name = vigie_detect::net::lookup_host("localhost:1").await;
+        let pair = vigie_detect::net::UnixStream::pair();
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let real = TcpListener::from_std(socket);
         let file = vigie_runtime::fs::metadata("/").await;
         let child = vigie_runtime::process::Command::new("true").status().await;
         vec![
-            kind(socket.map(drop)),
-            kind(name.map(drop)),
+            kind(pair.map(drop)),
+            kind(real.map(drop)),
             kind(file.map(drop)),
             kind(child.map(drop)),
         ]

@@ -399,7 +399,11 @@ impl Detector for Readiness {
             Direction::Read => "to read",
             Direction::Write => "to write",
         };
-        format!("descriptor {}, {purpose}", watched.descriptor)
+        let named = self.driver.as_ref().and_then(|driver| driver.describe(watched.descriptor));
+        match named {
+            Some(name) => format!("{name}, {purpose}"),
+            None => format!("descriptor {}, {purpose}", watched.descriptor),
+        }
     }
 
     /// Ends abandoned waits. Events from the poller come through `notified`.

@@ -32,6 +32,8 @@ pub(crate) trait Registry: Send + Sync {
     /// Watches a descriptor.
     fn watch(&self, watch: Watch) -> io::Result<()>;
     fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()>;
+    /// Returns what a descriptor stands for, if that is known.
+    fn describe(&self, descriptor: RawFd) -> Option<String>;
     /// Makes the host poll the handle at `address` soon.
     fn notify(&self, address: HandleAddress);
 }
@@ -103,6 +105,11 @@ impl DriverHandle {
     /// server is gone, and in a forked child, where the parent keeps watching.
     pub fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         self.registry()?.unwatch(descriptor)
+    }
+
+    /// Returns what a descriptor stands for, if that is known: in virtual time.
+    pub(crate) fn describe(&self, descriptor: RawFd) -> Option<String> {
+        self.registry.upgrade()?.describe(descriptor)
     }
 
     /// Returns a notifier that makes the host poll this detector.

@@ -11,10 +11,14 @@ use tokio::io::ReadBuf;
 
 #[cfg(feature = "bytes")]
 use super::fill;
-use super::socket::{self, DatagramSocket};
+use super::{
+    simulated,
+    socket::{self, DatagramSocket},
+};
 use crate::{
     builtin::Direction,
     detector::{Interest, Ready},
+    network::NetworkSocket,
     server::Server,
     stock::AsyncFd,
 };
@@ -25,6 +29,8 @@ use crate::{
 /// Any number of tasks may send and receive at once; each datagram goes to one of them. Bytes that do
 /// not fit into the receiver's buffer are lost.
 pub struct Datagram<S: DatagramSocket> {
+    /// In virtual time: dropped first, since the descriptor is its name.
+    pub(super) simulated: Option<NetworkSocket>,
     pub(super) fd: AsyncFd<S>,
 }
 
@@ -44,7 +50,8 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// Same as [`AsyncFd::new`].
     pub fn from_std_on(server: &Server, socket: S) -> io::Result<Self> {
-        Ok(Self { fd: AsyncFd::new_on(server, socket::unblocked(socket)?)? })
+        let fd = AsyncFd::new_on(server, socket::unblocked(socket)?)?;
+        Ok(Self { simulated: None, fd })
     }
 
     /// Returns the descriptor, for operations of other kinds: `recvmmsg`, the error queue.
@@ -58,7 +65,10 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<S::Address> {
-        self.fd.as_inner().local_address()
+        match &self.simulated {
+            None => self.fd.as_inner().local_address(),
+            Some(simulated) => simulated.local_addr().map(S::simulated_address),
+        }
     }
 
     /// Waits until receiving is worth trying: see [`try_recv`](Self::try_recv).
@@ -95,7 +105,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// long, `EDESTADDRREQ` or [`io::ErrorKind::NotConnected`] if the socket is not connected. Also
     /// the errors of [`AsyncFd::ready`].
     pub async fn send(&self, datagram: &[u8]) -> io::Result<usize> {
-        self.fd.async_io(Direction::Write, |socket| transmit(socket, datagram)).await
+        self.fd.async_io(Direction::Write, |socket| self.transmit(socket, datagram)).await
     }
 
     /// Waits until there is room to send; the poll-style [`writable`](Self::writable). One waiting task in common with all
@@ -121,7 +131,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// Same as [`send`](Self::send).
     pub fn poll_send(&self, cx: &Context<'_>, datagram: &[u8]) -> Poll<io::Result<usize>> {
-        self.fd.poll_io(Direction::Write, cx, |socket| transmit(socket, datagram))
+        self.fd.poll_io(Direction::Write, cx, |socket| self.transmit(socket, datagram))
     }
 
     /// Sends a datagram like [`send`](Self::send), if that can be done without waiting.
@@ -129,7 +139,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no room; otherwise as [`send`](Self::send).
     pub fn try_send(&self, datagram: &[u8]) -> io::Result<usize> {
-        self.fd.try_io(Direction::Write, |socket| transmit(socket, datagram))
+        self.fd.try_io(Direction::Write, |socket| self.transmit(socket, datagram))
     }
 
     /// Receives a datagram into `buffer` and returns the number of bytes that fitted.
@@ -141,7 +151,9 @@ impl<S: DatagramSocket> Datagram<S> {
     /// The kernel's error, also for earlier sends: [`io::ErrorKind::ConnectionRefused`] if no
     /// socket received a datagram. Also the errors of [`AsyncFd::ready`].
     pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.fd.async_io(Direction::Read, |socket| receive(socket, buffer)).await
+        self.fd
+            .async_io(Direction::Read, |socket| self.receive(socket, buffer, RecvFlags::empty()))
+            .await
     }
 
     /// The poll-style [`recv`](Self::recv), into the unfilled part of `buffer`; one waiting task in
@@ -152,7 +164,11 @@ impl<S: DatagramSocket> Datagram<S> {
     pub fn poll_recv(&self, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         // The whole room: bytes that do not fit are lost.
         let room = buffer.initialize_unfilled();
-        let count = ready!(self.fd.poll_io(Direction::Read, cx, |socket| receive(socket, room)))?;
+        let count = ready!(self.fd.poll_io(Direction::Read, cx, |socket| self.receive(
+            socket,
+            room,
+            RecvFlags::empty()
+        )))?;
         buffer.advance(count);
         Poll::Ready(Ok(()))
     }
@@ -162,7 +178,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Self::recv).
     pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.fd.try_io(Direction::Read, |socket| receive(socket, buffer))
+        self.fd.try_io(Direction::Read, |socket| self.receive(socket, buffer, RecvFlags::empty()))
     }
 
     /// Receives a datagram into `buffer`; returns the number of bytes that fitted, and the sender.
@@ -173,7 +189,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// Same as [`recv`](Self::recv).
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, S::Address)> {
-        self.fd.async_io(Direction::Read, |socket| socket.receive_from(buffer)).await
+        self.fd.async_io(Direction::Read, |socket| self.receive_from(socket, buffer)).await
     }
 
     /// The poll-style [`recv_from`](Self::recv_from), into the unfilled part of `buffer`; one waiting
@@ -188,7 +204,7 @@ impl<S: DatagramSocket> Datagram<S> {
     ) -> Poll<io::Result<S::Address>> {
         let room = buffer.initialize_unfilled();
         let (count, address) =
-            ready!(self.fd.poll_io(Direction::Read, cx, |socket| socket.receive_from(room)))?;
+            ready!(self.fd.poll_io(Direction::Read, cx, |socket| self.receive_from(socket, room)))?;
         buffer.advance(count);
         Poll::Ready(Ok(address))
     }
@@ -198,7 +214,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Self::recv).
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, S::Address)> {
-        self.fd.try_io(Direction::Read, |socket| socket.receive_from(buffer))
+        self.fd.try_io(Direction::Read, |socket| self.receive_from(socket, buffer))
     }
 
     /// Waits for a datagram and copies it to `buffer` without taking it; returns the number of bytes
@@ -210,7 +226,9 @@ impl<S: DatagramSocket> Datagram<S> {
     /// # Errors
     /// Same as [`recv`](Self::recv).
     pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.fd.async_io(Direction::Read, |socket| look(socket, buffer)).await
+        self.fd
+            .async_io(Direction::Read, |socket| self.receive(socket, buffer, RecvFlags::PEEK))
+            .await
     }
 
     /// Like [`recv`](Self::recv), into the free part of `buffer`, which then has that many bytes more.
@@ -222,7 +240,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// Same as [`recv`](Self::recv).
     #[cfg(feature = "bytes")]
     pub async fn recv_buf<B: bytes::BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
-        self.fd.async_io(Direction::Read, |socket| receive_buf(socket, buffer)).await
+        self.fd.async_io(Direction::Read, |socket| self.receive_buf(socket, buffer)).await
     }
 
     /// Like [`try_recv`](Self::try_recv), into the free part of `buffer`, which then has that many bytes more.
@@ -231,7 +249,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// Same as [`try_recv`](Self::try_recv).
     #[cfg(feature = "bytes")]
     pub fn try_recv_buf<B: bytes::BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
-        self.fd.try_io(Direction::Read, |socket| receive_buf(socket, buffer))
+        self.fd.try_io(Direction::Read, |socket| self.receive_buf(socket, buffer))
     }
 
     /// Like [`recv_from`](Self::recv_from), into the free part of `buffer`, which then has that many bytes more.
@@ -246,7 +264,7 @@ impl<S: DatagramSocket> Datagram<S> {
         &self,
         buffer: &mut B,
     ) -> io::Result<(usize, S::Address)> {
-        self.fd.async_io(Direction::Read, |socket| receive_buf_from(socket, buffer)).await
+        self.fd.async_io(Direction::Read, |socket| self.receive_buf_from(socket, buffer)).await
     }
 
     /// Like [`try_recv_from`](Self::try_recv_from), into the free part of `buffer`, which then has that many bytes more.
@@ -258,40 +276,60 @@ impl<S: DatagramSocket> Datagram<S> {
         &self,
         buffer: &mut B,
     ) -> io::Result<(usize, S::Address)> {
-        self.fd.try_io(Direction::Read, |socket| receive_buf_from(socket, buffer))
+        self.fd.try_io(Direction::Read, |socket| self.receive_buf_from(socket, buffer))
     }
 }
 
-#[cfg(feature = "bytes")]
-fn receive_buf(socket: &impl AsFd, buffer: &mut impl bytes::BufMut) -> io::Result<usize> {
-    let receive = |room: &mut ReadBuf<'_>| fill::receive(socket, room, RecvFlags::empty());
-    fill::into_buf(buffer, receive).map(|(count, _)| count)
-}
+/// The operations, each on the kernel's socket or on the simulated one.
+impl<S: DatagramSocket> Datagram<S> {
+    fn transmit(&self, socket: &S, datagram: &[u8]) -> io::Result<usize> {
+        match &self.simulated {
+            None => Ok(send(socket, datagram, SendFlags::NOSIGNAL)?),
+            Some(simulated) => simulated.send(datagram, None),
+        }
+    }
 
-#[cfg(feature = "bytes")]
-fn receive_buf_from<S: DatagramSocket>(
-    socket: &S,
-    buffer: &mut impl bytes::BufMut,
-) -> io::Result<(usize, S::Address)> {
-    fill::into_buf(buffer, |room| {
-        let (count, address) = socket.receive_from(room.initialize_unfilled())?;
-        room.advance(count);
-        Ok(address)
-    })
-}
+    fn receive(&self, socket: &S, room: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+        match &self.simulated {
+            None => Ok(recv(socket, room, flags)?.0),
+            Some(simulated) => {
+                let peeks = flags.contains(RecvFlags::PEEK);
+                Ok(simulated.receive(&mut ReadBuf::new(room), peeks)?.0)
+            }
+        }
+    }
 
-fn transmit(socket: &impl AsFd, datagram: &[u8]) -> io::Result<usize> {
-    Ok(send(socket, datagram, SendFlags::NOSIGNAL)?)
-}
+    fn receive_from(&self, socket: &S, room: &mut [u8]) -> io::Result<(usize, S::Address)> {
+        match &self.simulated {
+            None => socket.receive_from(room),
+            Some(simulated) => {
+                let (count, address) = simulated.receive(&mut ReadBuf::new(room), false)?;
+                Ok((count, S::simulated_address(address)))
+            }
+        }
+    }
 
-fn receive(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
-    let (count, _) = recv(socket, room, RecvFlags::empty())?;
-    Ok(count)
-}
+    #[cfg(feature = "bytes")]
+    fn receive_buf(&self, socket: &S, buffer: &mut impl bytes::BufMut) -> io::Result<usize> {
+        let receive = |room: &mut ReadBuf<'_>| match &self.simulated {
+            None => fill::receive(socket, room, RecvFlags::empty()),
+            Some(simulated) => Ok(simulated.receive(room, false)?.0),
+        };
+        fill::into_buf(buffer, receive).map(|(count, _)| count)
+    }
 
-fn look(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
-    let (count, _) = recv(socket, room, RecvFlags::PEEK)?;
-    Ok(count)
+    #[cfg(feature = "bytes")]
+    fn receive_buf_from(
+        &self,
+        socket: &S,
+        buffer: &mut impl bytes::BufMut,
+    ) -> io::Result<(usize, S::Address)> {
+        fill::into_buf(buffer, |room| {
+            let (count, address) = self.receive_from(socket, room.initialize_unfilled())?;
+            room.advance(count);
+            Ok(address)
+        })
+    }
 }
 
 impl<S: DatagramSocket> AsFd for Datagram<S> {
@@ -308,6 +346,9 @@ impl<S: DatagramSocket> AsRawFd for Datagram<S> {
 
 impl<S: DatagramSocket> fmt::Debug for Datagram<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Datagram").field(self.fd.as_inner()).finish()
+        match &self.simulated {
+            None => f.debug_tuple("Datagram").field(self.fd.as_inner()).finish(),
+            Some(simulated) => f.debug_tuple("Datagram").field(simulated).finish(),
+        }
     }
 }

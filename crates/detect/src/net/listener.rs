@@ -7,16 +7,22 @@ use std::{
 };
 
 use super::{
-    socket::{self, ListenerSocket},
+    simulated,
+    socket::{self, ListenerSocket, Socket},
     stream::Stream,
 };
-use crate::{budget, builtin::Direction, server::Server, stock::AsyncFd};
+use crate::{budget, builtin::Direction, network::NetworkSocket, server::Server, stock::AsyncFd};
+
+/// A connection of the kernel, or the name and the connection of a simulated one; and its peer.
+type Accepted<L> = (<L as ListenerSocket>::Stream, Option<NetworkSocket>, <L as Socket>::Address);
 
 /// A socket that accepts connections: [`TcpListener`](super::TcpListener) or
 /// [`UnixListener`](super::UnixListener).
 ///
 /// Any number of tasks may accept at once.
 pub struct Listener<L: ListenerSocket> {
+    /// In virtual time: dropped first, since the descriptor is its name.
+    simulated: Option<NetworkSocket>,
     fd: AsyncFd<L>,
 }
 
@@ -36,7 +42,17 @@ impl<L: ListenerSocket> Listener<L> {
     /// # Errors
     /// Same as [`AsyncFd::new`].
     pub fn from_std_on(server: &Server, socket: L) -> io::Result<Self> {
-        Ok(Self { fd: AsyncFd::new_on(server, socket::unblocked(socket)?)? })
+        let fd = AsyncFd::new_on(server, socket::unblocked(socket)?)?;
+        Ok(Self { simulated: None, fd })
+    }
+
+    /// Takes over a listener of the simulated network, known by `name`.
+    pub(super) fn simulated(
+        server: &Server,
+        name: L,
+        simulated: NetworkSocket,
+    ) -> io::Result<Self> {
+        Ok(Self { simulated: Some(simulated), fd: AsyncFd::new_on(server, name)? })
     }
 
     /// Returns the descriptor, for operations of other kinds.
@@ -50,7 +66,10 @@ impl<L: ListenerSocket> Listener<L> {
     /// # Errors
     /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<L::Address> {
-        self.fd.as_inner().local_address()
+        match &self.simulated {
+            None => self.fd.as_inner().local_address(),
+            Some(simulated) => simulated.local_addr().map(L::Stream::simulated_address),
+        }
     }
 
     /// Accepts a connection and returns it with its peer's address. The connection is watched at
@@ -92,7 +111,7 @@ impl<L: ListenerSocket> Listener<L> {
     /// # let _ = serve;
     /// ```
     pub async fn accept(&self) -> io::Result<(Stream<L::Stream>, L::Address)> {
-        let accepted = self.fd.async_io(Direction::Read, ListenerSocket::accept_one).await?;
+        let accepted = self.fd.async_io(Direction::Read, |socket| self.accept_one(socket)).await?;
         self.watch(accepted)
     }
 
@@ -105,8 +124,20 @@ impl<L: ListenerSocket> Listener<L> {
         &self,
         cx: &Context<'_>,
     ) -> Poll<io::Result<(Stream<L::Stream>, L::Address)>> {
-        let accepted = ready!(self.fd.poll_io(Direction::Read, cx, ListenerSocket::accept_one))?;
+        let accept = |socket: &L| self.accept_one(socket);
+        let accepted = ready!(self.fd.poll_io(Direction::Read, cx, accept))?;
         Poll::Ready(self.watch(accepted))
+    }
+
+    /// Watches it anew, at the same server: the next [`try_accept`](Self::try_accept) asks the kernel, even if no connection was
+    /// announced.
+    ///
+    /// # Errors
+    /// Same as [`AsyncFd::new`].
+    pub fn watched_anew(self) -> io::Result<Self> {
+        let Self { simulated, fd } = self;
+        let readiness = fd.readiness().clone();
+        Ok(Self { simulated, fd: AsyncFd::watched_by(&readiness, fd.into_inner())? })
     }
 
     /// Accepts a connection that is already queued.
@@ -115,16 +146,30 @@ impl<L: ListenerSocket> Listener<L> {
     /// [`io::ErrorKind::WouldBlock`] if there is no connection; otherwise as
     /// [`accept`](Self::accept).
     pub fn try_accept(&self) -> io::Result<(Stream<L::Stream>, L::Address)> {
-        self.watch(self.fd.try_io(Direction::Read, ListenerSocket::accept_one)?)
+        self.watch(self.fd.try_io(Direction::Read, |socket| self.accept_one(socket))?)
+    }
+
+    fn accept_one(&self, socket: &L) -> io::Result<Accepted<L>> {
+        let Some(simulated) = &self.simulated else {
+            let (socket, address) = socket.accept_one()?;
+            return Ok((socket, None, address));
+        };
+        let name = simulated::tcp_name()?;
+        let (connection, address) = simulated.accept(name.as_raw_fd())?;
+        Ok((name.into(), Some(connection), L::Stream::simulated_address(address)))
     }
 
     fn watch(
         &self,
-        (socket, address): (L::Stream, L::Address),
+        (socket, simulated, address): Accepted<L>,
     ) -> io::Result<(Stream<L::Stream>, L::Address)> {
         // Including the kernel's work for the connection, some 10 µs.
         budget::note_long();
-        Ok((Stream::watched_by(self.fd.readiness(), socket)?, address))
+        let stream = match simulated {
+            None => Stream::watched_by(self.fd.readiness(), socket)?,
+            Some(simulated) => Stream::simulated(self.fd.readiness(), socket, simulated)?,
+        };
+        Ok((stream, address))
     }
 }
 
@@ -142,6 +187,9 @@ impl<L: ListenerSocket> AsRawFd for Listener<L> {
 
 impl<L: ListenerSocket> fmt::Debug for Listener<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Listener").field(self.fd.as_inner()).finish()
+        match &self.simulated {
+            None => f.debug_tuple("Listener").field(self.fd.as_inner()).finish(),
+            Some(simulated) => f.debug_tuple("Listener").field(simulated).finish(),
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    network::SimulatedNetwork,
     server::{Server, blocking_executor},
     sync::{Arc, PoisonError, RealGuard, RealMutex},
 };
@@ -158,7 +159,7 @@ impl<T: Resolve + ?Sized> Resolve for &T {
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for a string without a port; the resolver's error for a name that it does not know;
-/// [`io::ErrorKind::Unsupported`] in virtual time; the host's, if it has no thread for the lookup or is shut down.
+/// in virtual time, [`io::ErrorKind::NotFound`] for one that no node of the simulated network has; the host's, if it has no thread for the lookup or is shut down.
 ///
 /// # Examples
 /// ```
@@ -187,9 +188,8 @@ pub(super) async fn resolve(
         Target::Name(name, port) => (name, port),
     };
     let current = Server::current().ok();
-    if server.or(current.as_ref()).is_some_and(Server::is_virtual) {
-        let text = "the system's resolver would leave the simulation: use an address";
-        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    if let Some(node) = server.or(current.as_ref()).and_then(Server::network_node) {
+        return simulated(&node.network, &name, port);
     }
     let lookup = Arc::new(Lookup::default());
     let filler = Fill(Arc::clone(&lookup));
@@ -206,6 +206,25 @@ pub(super) async fn resolve(
     }
     let found = poll_fn(|cx| lookup.poll(cx.waker())).await?;
     Ok(found.collect::<Vec<_>>().into())
+}
+
+/// Looks up the name of a node of the simulated network.
+fn simulated(network: &SimulatedNetwork, name: &str, port: Option<u16>) -> io::Result<Addresses> {
+    let (host, port) = match port {
+        Some(port) => (name, port),
+        None => {
+            let parts = name.rsplit_once(':');
+            let parsed = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
+            let text = "a name needs a port: `name:80`";
+            parsed.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, text))?
+        }
+    };
+    let ips = network.lookup(host);
+    if ips.is_empty() {
+        let text = format!("no node of the simulation is named {host}");
+        return Err(io::Error::new(io::ErrorKind::NotFound, text));
+    }
+    Ok(ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect::<Vec<_>>().into())
 }
 
 /// The result of a lookup, on its way from the thread to the task.

@@ -58,6 +58,12 @@
 //! loads. A wait takes a short lock of its own socket and direction, and none shared between sockets. It
 //! does not allocate, unless more `async` methods wait in one direction of a socket than ever before.
 //!
+//! # In virtual time
+//! On a server in virtual time, TCP and UDP sockets are those of a [`SimulatedNetwork`](crate::SimulatedNetwork). What
+//! reaches their descriptor by another way, such as `try_io` with a call of its own, fails with the kernel's error for a socket
+//! that is not connected; Unix sockets and sockets of the standard library are refused
+//! ([`Unsupported`](std::io::ErrorKind::Unsupported)).
+//!
 //! # Other options and operations
 //! For socket options without a method here, every socket is [`AsFd`](std::os::fd::AsFd), as
 //! `socket2::SockRef` requires; for other operations there is `try_io`, `async_io` and
@@ -70,6 +76,7 @@ mod halves;
 mod listener;
 mod lookup;
 pub mod pipe;
+mod simulated;
 mod socket;
 mod stream;
 pub mod tcp;

@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     io,
+    net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     pin::pin,
     task::Poll,
@@ -27,6 +28,10 @@ pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'st
 
     #[doc(hidden)]
     fn local_address(&self) -> io::Result<Self::Address>;
+
+    /// Returns an address in the simulated network, in which there are only sockets with such addresses.
+    #[doc(hidden)]
+    fn simulated_address(address: SocketAddr) -> Self::Address;
 }
 
 /// A connected socket that carries bytes: TCP or Unix. Sealed.
@@ -42,7 +47,7 @@ pub trait StreamSocket: Socket {
 /// A socket that accepts connections: TCP or Unix. Sealed.
 pub trait ListenerSocket: Socket {
     /// The type of its connections.
-    type Stream: StreamSocket<Address = Self::Address>;
+    type Stream: StreamSocket<Address = Self::Address> + From<OwnedFd>;
 
     /// Accepts one connection, in non-blocking mode and closed on exec.
     #[doc(hidden)]
@@ -66,8 +71,13 @@ macro_rules! shared_methods {
         /// Returns the socket, which stays in non-blocking mode.
         ///
         /// # Errors
-        /// None today; the type is that of tokio's method.
+        /// [`io::ErrorKind::Unsupported`] in virtual time.
         pub fn into_std(self) -> io::Result<$socket> {
+            if self.simulated.is_some() {
+                return Err(simulated::unsupported(
+                    "a simulated socket is none of the standard library",
+                ));
+            }
             Ok(self.fd.into_inner())
         }
 
@@ -76,7 +86,10 @@ macro_rules! shared_methods {
         /// # Errors
         /// The kernel's error, if the socket no longer exists.
         pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-            socket::take_error(self.fd.as_inner())
+            match &self.simulated {
+                None => socket::take_error(self.fd.as_inner()),
+                Some(simulated) => simulated.take_error(),
+            }
         }
     };
     ($socket:ty, ready) => {
@@ -182,7 +195,7 @@ pub(super) fn unblocked<S: AsFd>(socket: S) -> io::Result<S> {
     Ok(socket)
 }
 
-/// Takes the pending error of a socket.
+/// Takes the pending error of a socket of the kernel.
 pub(super) fn take_error(socket: &impl AsFd) -> io::Result<Option<io::Error>> {
     Ok(rustix::net::sockopt::socket_error(socket)?.err().map(Into::into))
 }

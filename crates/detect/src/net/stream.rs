@@ -17,11 +17,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::{
     fill,
     halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf},
+    simulated,
     socket::{self, StreamSocket},
 };
 use crate::{
     builtin::{Direction, Readiness},
     detector::{Interest, Ready},
+    network::NetworkSocket,
     server::{Handle, Server},
     stock::AsyncFd,
     sync::Arc,
@@ -34,6 +36,8 @@ use crate::{
 ///
 /// Dropping it closes the connection in both directions.
 pub struct Stream<S: StreamSocket> {
+    /// In virtual time: dropped first, since the descriptor is its name.
+    simulated: Option<NetworkSocket>,
     fd: AsyncFd<S>,
 }
 
@@ -58,24 +62,45 @@ impl<S: StreamSocket> Stream<S> {
 
     /// Takes over a connected socket that is already in non-blocking mode.
     pub(super) fn watched_by(readiness: &Handle<Readiness>, socket: S) -> io::Result<Self> {
-        Ok(Self { fd: AsyncFd::watched_by(readiness, socket)? })
+        Ok(Self { simulated: None, fd: AsyncFd::watched_by(readiness, socket)? })
+    }
+
+    /// Takes over a connection of the simulated network, known by `name`.
+    pub(super) fn simulated(
+        readiness: &Handle<Readiness>,
+        name: S,
+        simulated: NetworkSocket,
+    ) -> io::Result<Self> {
+        Ok(Self { simulated: Some(simulated), fd: AsyncFd::watched_by(readiness, name)? })
     }
 
     /// Waits for a socket whose connect has begun.
-    pub(super) async fn connected(server: &Server, socket: S) -> io::Result<Self> {
+    pub(super) async fn connected(
+        server: &Server,
+        socket: S,
+        simulated: Option<NetworkSocket>,
+    ) -> io::Result<Self> {
         let fd = AsyncFd::unready_watched_by(server.readiness(), socket)?;
+        let stream = Self { simulated, fd };
         loop {
-            let seen = fd.ready(Direction::Write).await?;
-            if let Some(error) = socket::take_error(fd.as_inner())? {
+            let seen = stream.fd.ready(Direction::Write).await?;
+            if let Some(error) = stream.take_error()? {
                 return Err(error);
             }
-            match fd.as_inner().peer_address() {
-                Ok(_) => return Ok(Self { fd }),
+            match stream.peer_addr() {
+                Ok(_) => return Ok(stream),
                 // A readiness event for a predecessor: the connection is still being established.
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => fd.clear_ready(seen),
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                    stream.fd.clear_ready(seen);
+                }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Returns the connection of the simulated network that it stands for.
+    pub(super) const fn as_simulated(&self) -> Option<&NetworkSocket> {
+        self.simulated.as_ref()
     }
 
     /// Returns the descriptor, for operations of other kinds: `sendfile`, `recvmsg`.
@@ -89,7 +114,10 @@ impl<S: StreamSocket> Stream<S> {
     /// # Errors
     /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<S::Address> {
-        self.fd.as_inner().local_address()
+        match &self.simulated {
+            None => self.fd.as_inner().local_address(),
+            Some(simulated) => simulated.local_addr().map(S::simulated_address),
+        }
     }
 
     /// Returns the address of the other end.
@@ -97,7 +125,21 @@ impl<S: StreamSocket> Stream<S> {
     /// # Errors
     /// The kernel's error: [`io::ErrorKind::NotConnected`] if the connection was reset.
     pub fn peer_addr(&self) -> io::Result<S::Address> {
-        self.fd.as_inner().peer_address()
+        match &self.simulated {
+            None => self.fd.as_inner().peer_address(),
+            Some(simulated) => simulated.peer_addr().map(S::simulated_address),
+        }
+    }
+
+    /// Returns how many bytes have arrived and were not read (`FIONREAD`), whether or not that was announced.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn unread_bytes(&self) -> io::Result<u64> {
+        match &self.simulated {
+            None => Ok(rustix::io::ioctl_fionread(&self.fd)?),
+            Some(simulated) => simulated.unread_bytes(),
+        }
     }
 
     /// Waits until a read is worth trying: see [`try_read`](Self::try_read).
@@ -150,7 +192,10 @@ impl<S: StreamSocket> Stream<S> {
             return Ok(0);
         }
         let asked = Self::asked(buffer.len());
-        self.fd.try_transfer(Direction::Read, asked, |socket| receive(socket, buffer))
+        self.fd.try_transfer(Direction::Read, asked, |socket| match &self.simulated {
+            None => receive(socket, buffer, RecvFlags::empty()),
+            Some(simulated) => simulated.read(&mut ReadBuf::new(buffer), false),
+        })
     }
 
     /// Like [`try_read`](Self::try_read), into several buffers, filled in order.
@@ -164,8 +209,9 @@ impl<S: StreamSocket> Stream<S> {
         if room == 0 {
             return Ok(0);
         }
-        self.fd.try_transfer(Direction::Read, Self::asked(room), |socket| {
-            Ok(rustix::io::readv(socket, buffers)?)
+        self.fd.try_transfer(Direction::Read, Self::asked(room), |socket| match &self.simulated {
+            None => Ok(rustix::io::readv(socket, buffers)?),
+            Some(simulated) => simulated.read_vectored(buffers),
         })
     }
 
@@ -176,7 +222,8 @@ impl<S: StreamSocket> Stream<S> {
     #[cfg(feature = "bytes")]
     pub fn try_read_buf<B: bytes::BufMut>(&self, buffer: &mut B) -> io::Result<usize> {
         self.fd.try_io(Direction::Read, |socket| {
-            let receive = |room: &mut ReadBuf<'_>| fill::receive(socket, room, RecvFlags::empty());
+            let receive =
+                |room: &mut ReadBuf<'_>| self.receive_into(socket, room, RecvFlags::empty());
             fill::into_buf(buffer, receive).map(|(count, _)| count)
         })
     }
@@ -190,7 +237,7 @@ impl<S: StreamSocket> Stream<S> {
         if bytes.is_empty() {
             return Ok(0);
         }
-        self.fd.try_transfer(Direction::Write, bytes.len(), |socket| transmit(socket, bytes))
+        self.fd.try_transfer(Direction::Write, bytes.len(), |socket| self.transmit(socket, bytes))
     }
 
     /// Like [`try_write`](Self::try_write), from several buffers in order; only the first 1024 are
@@ -203,7 +250,8 @@ impl<S: StreamSocket> Stream<S> {
         if asked == 0 {
             return Ok(0);
         }
-        self.fd.try_transfer(Direction::Write, asked, |socket| transmit_vectored(socket, buffers))
+        self.fd
+            .try_transfer(Direction::Write, asked, |socket| self.transmit_vectored(socket, buffers))
     }
 
     /// Copies available bytes into `buffer` without taking them, and returns their number; zero is
@@ -218,7 +266,11 @@ impl<S: StreamSocket> Stream<S> {
         if buffer.is_empty() {
             return Ok(0);
         }
-        self.fd.async_io(Direction::Read, |socket| look(socket, buffer)).await
+        let peek = |socket: &S| match &self.simulated {
+            None => receive(socket, buffer, RecvFlags::PEEK),
+            Some(simulated) => simulated.read(&mut ReadBuf::new(buffer), true),
+        };
+        self.fd.async_io(Direction::Read, peek).await
     }
 
     /// The poll-style [`peek`](Self::peek), into the unfilled part of `buffer`.
@@ -229,8 +281,9 @@ impl<S: StreamSocket> Stream<S> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(0));
         }
-        self.fd
-            .poll_io(Direction::Read, cx, |socket| fill::receive(socket, buffer, RecvFlags::PEEK))
+        self.fd.poll_io(Direction::Read, cx, |socket| {
+            self.receive_into(socket, buffer, RecvFlags::PEEK)
+        })
     }
 
     /// Splits the stream into a read half and a write half, for two futures of one task. Free.
@@ -264,9 +317,37 @@ impl<S: StreamSocket> Stream<S> {
         }
         let asked = Self::asked(buffer.remaining());
         let read = self.fd.poll_transfer(Direction::Read, cx, asked, |socket| {
-            fill::receive(socket, buffer, RecvFlags::empty())
+            self.receive_into(socket, buffer, RecvFlags::empty())
         });
         read.map_ok(|_| ())
+    }
+
+    /// Receives into the unfilled part of `buffer`, or peeks.
+    fn receive_into(
+        &self,
+        socket: &S,
+        buffer: &mut ReadBuf<'_>,
+        flags: RecvFlags,
+    ) -> io::Result<usize> {
+        match &self.simulated {
+            None => fill::receive(socket, buffer, flags),
+            Some(simulated) => simulated.read(buffer, flags.contains(RecvFlags::PEEK)),
+        }
+    }
+
+    fn transmit(&self, socket: &S, bytes: &[u8]) -> io::Result<usize> {
+        match &self.simulated {
+            None => Ok(send(socket, bytes, SendFlags::NOSIGNAL)?),
+            Some(simulated) => simulated.write(&[IoSlice::new(bytes)]),
+        }
+    }
+
+    fn transmit_vectored(&self, socket: &S, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        let Some(simulated) = &self.simulated else {
+            let mut control = SendAncillaryBuffer::default();
+            return Ok(sendmsg(socket, buffers, &mut control, SendFlags::NOSIGNAL)?);
+        };
+        simulated.write(buffers)
     }
 
     pub(super) fn poll_write_from(
@@ -277,7 +358,8 @@ impl<S: StreamSocket> Stream<S> {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        self.fd.poll_transfer(Direction::Write, cx, bytes.len(), |socket| transmit(socket, bytes))
+        self.fd
+            .poll_transfer(Direction::Write, cx, bytes.len(), |socket| self.transmit(socket, bytes))
     }
 
     pub(super) fn poll_write_from_vectored(
@@ -289,8 +371,9 @@ impl<S: StreamSocket> Stream<S> {
         if asked == 0 {
             return Poll::Ready(Ok(0));
         }
-        self.fd
-            .poll_transfer(Direction::Write, cx, asked, |socket| transmit_vectored(socket, buffers))
+        self.fd.poll_transfer(Direction::Write, cx, asked, |socket| {
+            self.transmit_vectored(socket, buffers)
+        })
     }
 
     /// Returns whether a parent of this process watches it.
@@ -300,6 +383,10 @@ impl<S: StreamSocket> Stream<S> {
 
     /// Ends writing. Does nothing if the connection has already ended.
     pub(super) fn finish_writing(&self) -> io::Result<()> {
+        if let Some(simulated) = &self.simulated {
+            simulated.finish_writing();
+            return Ok(());
+        }
         match rustix::net::shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),
             Err(error) => Err(error.into()),
@@ -321,22 +408,9 @@ fn total(lengths: impl Iterator<Item = usize>) -> usize {
     lengths.fold(0, usize::saturating_add)
 }
 
-fn receive(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
-    let (received, _) = recv(socket, room, RecvFlags::empty())?;
+fn receive(socket: &impl AsFd, room: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+    let (received, _) = recv(socket, room, flags)?;
     Ok(received)
-}
-
-fn look(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
-    let (seen, _) = recv(socket, room, RecvFlags::PEEK)?;
-    Ok(seen)
-}
-
-fn transmit(socket: &impl AsFd, bytes: &[u8]) -> io::Result<usize> {
-    Ok(send(socket, bytes, SendFlags::NOSIGNAL)?)
-}
-
-fn transmit_vectored(socket: &impl AsFd, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-    Ok(sendmsg(socket, buffers, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
 }
 
 impl<S: StreamSocket> AsyncRead for Stream<S> {
@@ -393,6 +467,9 @@ impl<S: StreamSocket> AsRawFd for Stream<S> {
 
 impl<S: StreamSocket> fmt::Debug for Stream<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Stream").field(self.fd.as_inner()).finish()
+        match &self.simulated {
+            None => f.debug_tuple("Stream").field(self.fd.as_inner()).finish(),
+            Some(simulated) => f.debug_tuple("Stream").field(simulated).finish(),
+        }
     }
 }

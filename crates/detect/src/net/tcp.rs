@@ -62,7 +62,7 @@ impl TcpListener {
     /// # Errors
     /// Same as [`bind`](Self::bind), apart from the lookup.
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
-        let socket = TcpSocket::for_address(address)?;
+        let socket = TcpSocket::for_address(server, address)?;
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen_on(server, BACKLOG)
@@ -112,7 +112,7 @@ impl TcpStream {
     pub async fn connect_on(server: &Server, address: impl ToSocketAddrs) -> io::Result<Self> {
         let addresses = lookup::resolve(Some(server), &address).await?;
         first_connected(server, addresses, |address| async move {
-            TcpSocket::for_address(address)?.connect_on(server, address).await
+            TcpSocket::for_address(server, address)?.connect_on(server, address).await
         })
         .await
     }
@@ -165,6 +165,9 @@ impl TcpStream {
     /// # Errors
     /// The kernel's error.
     pub fn set_linger(&self, time: Option<Duration>) -> io::Result<()> {
+        if let Some(simulated) = self.as_simulated() {
+            simulated.reset_on_drop(time == Some(Duration::ZERO));
+        }
         Ok(sockopt::set_socket_linger(self, time)?)
     }
 }
@@ -185,6 +188,10 @@ impl Socket for std::net::TcpStream {
 
     fn local_address(&self) -> io::Result<SocketAddr> {
         self.local_addr()
+    }
+
+    fn simulated_address(address: SocketAddr) -> SocketAddr {
+        address
     }
 }
 
@@ -214,6 +221,10 @@ impl Socket for std::net::TcpListener {
 
     fn local_address(&self) -> io::Result<SocketAddr> {
         self.local_addr()
+    }
+
+    fn simulated_address(address: SocketAddr) -> SocketAddr {
+        address
     }
 }
 

@@ -13,10 +13,10 @@ use rustix::{
 };
 
 use super::{
-    lookup,
+    lookup, simulated,
     tcp::{TcpListener, TcpStream},
 };
-use crate::server::Server;
+use crate::{network::NetworkSocket, server::Server};
 
 /// A TCP socket that is not yet connected and does not listen, for options that must be set before.
 ///
@@ -46,6 +46,8 @@ use crate::server::Server;
 /// ```
 #[derive(Debug)]
 pub struct TcpSocket {
+    /// In virtual time: dropped first, since the descriptor is its name, which has its options.
+    simulated: Option<NetworkSocket>,
     fd: OwnedFd,
 }
 
@@ -76,7 +78,7 @@ impl TcpSocket {
     /// # Errors
     /// Out of descriptors or memory.
     pub fn new_v4() -> io::Result<Self> {
-        Self::of_family(AddressFamily::INET)
+        Self::of_family(Server::current().ok().as_ref(), AddressFamily::INET)
     }
 
     /// Creates a socket for IPv6.
@@ -84,20 +86,44 @@ impl TcpSocket {
     /// # Errors
     /// Out of descriptors or memory; the kernel has no IPv6 ([`io::ErrorKind::Unsupported`] or `EAFNOSUPPORT`).
     pub fn new_v6() -> io::Result<Self> {
-        Self::of_family(AddressFamily::INET6)
+        Self::of_family(Server::current().ok().as_ref(), AddressFamily::INET6)
     }
 
-    pub(super) fn for_address(address: SocketAddr) -> io::Result<Self> {
-        match address {
-            SocketAddr::V4(_) => Self::new_v4(),
-            SocketAddr::V6(_) => Self::new_v6(),
+    pub(super) fn for_address(server: &Server, address: SocketAddr) -> io::Result<Self> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        Self::of_family(Some(server), family)
+    }
+
+    fn of_family(server: Option<&Server>, family: AddressFamily) -> io::Result<Self> {
+        if let Some(server) = server
+            && let Some((fd, simulated)) = simulated::tcp(server)?
+        {
+            return Ok(Self { simulated: Some(simulated), fd });
         }
-    }
-
-    fn of_family(family: AddressFamily) -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-        Ok(Self { fd })
+        Ok(Self { simulated: None, fd })
+    }
+
+    /// Refuses a server of another world than the socket's.
+    fn require_world_of(&self, server: &Server) -> io::Result<()> {
+        if self.simulated.is_some() == server.is_virtual() {
+            return Ok(());
+        }
+        Err(simulated::unsupported("one of socket and server is simulated, the other is not"))
+    }
+
+    /// Hands the options on that are the network's, not the descriptor's.
+    fn finished(
+        simulated: Option<NetworkSocket>,
+        fd: &OwnedFd,
+    ) -> io::Result<Option<NetworkSocket>> {
+        let Some(simulated) = simulated else { return Ok(None) };
+        simulated.reset_on_drop(sockopt::socket_linger(fd)? == Some(Duration::ZERO));
+        Ok(Some(simulated))
     }
 
     /// Takes over a socket that is not connected, for example one that `socket2` made, and puts it into non-blocking
@@ -107,7 +133,7 @@ impl TcpSocket {
     /// The kernel's error.
     pub fn from_std_stream(socket: std::net::TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        Ok(Self { fd: socket.into() })
+        Ok(Self { simulated: None, fd: socket.into() })
     }
 
     options! {
@@ -142,6 +168,9 @@ impl TcpSocket {
     /// # Errors
     /// The kernel's error.
     pub fn set_send_buffer_size(&self, size: u32) -> io::Result<()> {
+        if let Some(simulated) = &self.simulated {
+            return simulated.buffers(|buffers| buffers.send = size.max(1) as usize);
+        }
         Ok(sockopt::set_socket_send_buffer_size(&self.fd, size as usize)?)
     }
 
@@ -150,6 +179,9 @@ impl TcpSocket {
     /// # Errors
     /// The kernel's error.
     pub fn send_buffer_size(&self) -> io::Result<u32> {
+        if let Some(simulated) = &self.simulated {
+            return simulated.buffers(|buffers| u32::try_from(buffers.send).unwrap_or(u32::MAX));
+        }
         let size = sockopt::socket_send_buffer_size(&self.fd)?;
         Ok(u32::try_from(size).unwrap_or(u32::MAX))
     }
@@ -159,6 +191,9 @@ impl TcpSocket {
     /// # Errors
     /// The kernel's error.
     pub fn set_recv_buffer_size(&self, size: u32) -> io::Result<()> {
+        if let Some(simulated) = &self.simulated {
+            return simulated.buffers(|buffers| buffers.receive = size.max(1) as usize);
+        }
         Ok(sockopt::set_socket_recv_buffer_size(&self.fd, size as usize)?)
     }
 
@@ -167,6 +202,9 @@ impl TcpSocket {
     /// # Errors
     /// The kernel's error.
     pub fn recv_buffer_size(&self) -> io::Result<u32> {
+        if let Some(simulated) = &self.simulated {
+            return simulated.buffers(|buffers| u32::try_from(buffers.receive).unwrap_or(u32::MAX));
+        }
         let size = sockopt::socket_recv_buffer_size(&self.fd)?;
         Ok(u32::try_from(size).unwrap_or(u32::MAX))
     }
@@ -176,6 +214,9 @@ impl TcpSocket {
     /// # Errors
     /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        if let Some(simulated) = &self.simulated {
+            return simulated.local_addr();
+        }
         let address = rustix::net::getsockname(&self.fd)?;
         Ok(SocketAddr::try_from(address)?)
     }
@@ -194,6 +235,9 @@ impl TcpSocket {
     /// The kernel's error: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
     /// [`io::ErrorKind::PermissionDenied`] for a port below 1024; the message of these names the address and the remedy.
     pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        if let Some(simulated) = &self.simulated {
+            return simulated.bind(address).map_err(|error| lookup::refused_bind(address, error));
+        }
         rustix::net::bind(&self.fd, &address).map_err(|error| lookup::refused_bind(address, error))
     }
 
@@ -216,6 +260,11 @@ impl TcpSocket {
     /// # Errors
     /// Same as [`TcpStream::connect`].
     pub async fn connect_on(self, server: &Server, address: SocketAddr) -> io::Result<TcpStream> {
+        self.require_world_of(server)?;
+        if let Some(simulated) = Self::finished(self.simulated, &self.fd)? {
+            simulated.connect(address)?;
+            return TcpStream::connected(server, self.fd.into(), Some(simulated)).await;
+        }
         // Watched only once it connects: epoll reports a socket that does not as hung up.
         match rustix::net::connect(&self.fd, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
@@ -223,7 +272,7 @@ impl TcpSocket {
             Err(Errno::AGAIN) => return Err(Errno::ADDRNOTAVAIL.into()),
             Err(error) => return Err(error.into()),
         }
-        TcpStream::connected(server, self.fd.into()).await
+        TcpStream::connected(server, self.fd.into(), None).await
     }
 
     /// Listens; up to `backlog` connections wait to be accepted, if `net.core.somaxconn` allows.
@@ -239,6 +288,11 @@ impl TcpSocket {
     /// # Errors
     /// Same as [`listen`](Self::listen).
     pub fn listen_on(self, server: &Server, backlog: u32) -> io::Result<TcpListener> {
+        self.require_world_of(server)?;
+        if let Some(simulated) = self.simulated {
+            simulated.listen(backlog)?;
+            return TcpListener::simulated(server, self.fd.into(), simulated);
+        }
         rustix::net::listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         TcpListener::from_std_on(server, self.fd.into())
     }

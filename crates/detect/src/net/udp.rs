@@ -11,9 +11,10 @@ use tokio::io::ReadBuf;
 use super::{
     datagram::Datagram,
     lookup::{self, ToSocketAddrs},
+    simulated,
     socket::{DatagramSocket, Socket, sealed::Sealed},
 };
-use crate::{builtin::Direction, server::Server};
+use crate::{builtin::Direction, server::Server, stock::AsyncFd};
 
 /// A UDP socket. Methods shared with Unix sockets are at [`Datagram`].
 pub type UdpSocket = Datagram<std::net::UdpSocket>;
@@ -40,11 +41,13 @@ impl UdpSocket {
     /// # Errors
     /// Same as [`bind`](Self::bind), apart from the lookup.
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
-        Self::from_std_on(
-            server,
-            std::net::UdpSocket::bind(address)
-                .map_err(|error| lookup::refused_bind(address, error))?,
-        )
+        let refused = |error| lookup::refused_bind(address, error);
+        let Some((name, simulated)) = simulated::udp(server)? else {
+            let socket = std::net::UdpSocket::bind(address).map_err(refused)?;
+            return Self::from_std_on(server, socket);
+        };
+        simulated.bind(address).map_err(refused)?;
+        Ok(Self { simulated: Some(simulated), fd: AsyncFd::new_on(server, name.into())? })
     }
 
     /// Sets the destination of [`send`](Datagram::send), and the only sender to receive from: the first of the addresses to
@@ -57,7 +60,10 @@ impl UdpSocket {
     /// The kernel's error, for example if there is no route; those of [`lookup_host`](super::lookup_host).
     pub async fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
         let addresses = lookup::resolve(None, &address).await?;
-        lookup::first_of(addresses, |address| self.fd.as_inner().connect(address))
+        lookup::first_of(addresses, |address| match &self.simulated {
+            None => self.fd.as_inner().connect(address),
+            Some(simulated) => simulated.set_peer(address),
+        })
     }
 
     /// Returns the address to which the socket is connected.
@@ -65,7 +71,10 @@ impl UdpSocket {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] if the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.fd.as_inner().peer_addr()
+        match &self.simulated {
+            None => self.fd.as_inner().peer_addr(),
+            Some(simulated) => simulated.peer_addr(),
+        }
     }
 
     /// Sends a datagram to `address`, the first one of a name. Returns the number of bytes, which is all of them.
@@ -79,7 +88,9 @@ impl UdpSocket {
     pub async fn send_to(&self, datagram: &[u8], address: impl ToSocketAddrs) -> io::Result<usize> {
         let address =
             lookup::resolve(None, &address).await?.next().ok_or_else(lookup::no_address)?;
-        self.fd.async_io(Direction::Write, |socket| socket.send_to(datagram, address)).await
+        self.fd
+            .async_io(Direction::Write, |socket| self.transmit_to(socket, datagram, address))
+            .await
     }
 
     /// The poll-style [`send_to`](Self::send_to); one waiting task in common with all polls that
@@ -93,7 +104,7 @@ impl UdpSocket {
         datagram: &[u8],
         address: SocketAddr,
     ) -> Poll<io::Result<usize>> {
-        self.fd.poll_io(Direction::Write, cx, |socket| socket.send_to(datagram, address))
+        self.fd.poll_io(Direction::Write, cx, |socket| self.transmit_to(socket, datagram, address))
     }
 
     /// Sends a datagram like [`send_to`](Self::send_to), if that can be done without waiting.
@@ -101,7 +112,7 @@ impl UdpSocket {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no room; otherwise as [`send_to`](Self::send_to).
     pub fn try_send_to(&self, datagram: &[u8], address: SocketAddr) -> io::Result<usize> {
-        self.fd.try_io(Direction::Write, |socket| socket.send_to(datagram, address))
+        self.fd.try_io(Direction::Write, |socket| self.transmit_to(socket, datagram, address))
     }
 
     /// Waits for a datagram and copies it to `buffer` without taking it; returns the number of bytes
@@ -113,7 +124,7 @@ impl UdpSocket {
     /// # Errors
     /// Same as [`recv`](Datagram::recv).
     pub async fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.fd.async_io(Direction::Read, |socket| socket.peek_from(buffer)).await
+        self.fd.async_io(Direction::Read, |socket| self.look_from(socket, buffer)).await
     }
 
     /// The poll-style [`peek_from`](Self::peek_from), into the unfilled part of `buffer`; one waiting
@@ -128,7 +139,7 @@ impl UdpSocket {
     ) -> Poll<io::Result<SocketAddr>> {
         let room = buffer.initialize_unfilled();
         let (count, address) =
-            ready!(self.fd.poll_io(Direction::Read, cx, |socket| socket.peek_from(room)))?;
+            ready!(self.fd.poll_io(Direction::Read, cx, |socket| self.look_from(socket, room)))?;
         buffer.advance(count);
         Poll::Ready(Ok(address))
     }
@@ -138,7 +149,7 @@ impl UdpSocket {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Datagram::recv).
     pub fn try_peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.fd.try_io(Direction::Read, |socket| socket.peek_from(buffer))
+        self.fd.try_io(Direction::Read, |socket| self.look_from(socket, buffer))
     }
 
     /// Waits for a datagram and returns its sender, without taking it.
@@ -149,7 +160,7 @@ impl UdpSocket {
     /// # Errors
     /// Same as [`recv`](Datagram::recv).
     pub async fn peek_sender(&self) -> io::Result<SocketAddr> {
-        self.fd.async_io(Direction::Read, sender).await
+        self.fd.async_io(Direction::Read, |socket| self.sender(socket)).await
     }
 
     /// The poll-style [`peek_sender`](Self::peek_sender); one waiting task in common with all polls that receive.
@@ -157,7 +168,7 @@ impl UdpSocket {
     /// # Errors
     /// Same as [`recv`](Datagram::recv).
     pub fn poll_peek_sender(&self, cx: &Context<'_>) -> Poll<io::Result<SocketAddr>> {
-        self.fd.poll_io(Direction::Read, cx, sender)
+        self.fd.poll_io(Direction::Read, cx, |socket| self.sender(socket))
     }
 
     /// Returns the sender of the next datagram, if one is there.
@@ -165,7 +176,7 @@ impl UdpSocket {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Datagram::recv).
     pub fn try_peek_sender(&self) -> io::Result<SocketAddr> {
-        self.fd.try_io(Direction::Read, sender)
+        self.fd.try_io(Direction::Read, |socket| self.sender(socket))
     }
 
     /// Returns whether datagrams may be sent to broadcast addresses.
@@ -283,8 +294,34 @@ impl UdpSocket {
     }
 }
 
-fn sender(socket: &std::net::UdpSocket) -> io::Result<SocketAddr> {
-    Ok(socket.peek_from(&mut [])?.1)
+/// The operations, each on the kernel's socket or on the simulated one.
+impl UdpSocket {
+    fn transmit_to(
+        &self,
+        socket: &std::net::UdpSocket,
+        datagram: &[u8],
+        address: SocketAddr,
+    ) -> io::Result<usize> {
+        match &self.simulated {
+            None => socket.send_to(datagram, address),
+            Some(simulated) => simulated.send(datagram, Some(address)),
+        }
+    }
+
+    fn look_from(
+        &self,
+        socket: &std::net::UdpSocket,
+        room: &mut [u8],
+    ) -> io::Result<(usize, SocketAddr)> {
+        match &self.simulated {
+            None => socket.peek_from(room),
+            Some(simulated) => simulated.receive(&mut ReadBuf::new(room), true),
+        }
+    }
+
+    fn sender(&self, socket: &std::net::UdpSocket) -> io::Result<SocketAddr> {
+        Ok(self.look_from(socket, &mut [])?.1)
+    }
 }
 
 impl TryFrom<std::net::UdpSocket> for UdpSocket {
@@ -303,6 +340,10 @@ impl Socket for std::net::UdpSocket {
 
     fn local_address(&self) -> io::Result<SocketAddr> {
         self.local_addr()
+    }
+
+    fn simulated_address(address: SocketAddr) -> SocketAddr {
+        address
     }
 }
 

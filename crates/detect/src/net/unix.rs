@@ -380,6 +380,10 @@ impl Socket for net::UnixStream {
     fn local_address(&self) -> io::Result<SocketAddr> {
         self.local_addr()
     }
+
+    fn simulated_address(_: std::net::SocketAddr) -> SocketAddr {
+        unreachable!("{NOT_SIMULATED}")
+    }
 }
 
 impl StreamSocket for net::UnixStream {
@@ -408,6 +412,10 @@ impl Socket for net::UnixListener {
     fn local_address(&self) -> io::Result<SocketAddr> {
         self.local_addr()
     }
+
+    fn simulated_address(_: std::net::SocketAddr) -> SocketAddr {
+        unreachable!("{NOT_SIMULATED}")
+    }
 }
 
 impl ListenerSocket for net::UnixListener {
@@ -425,6 +433,9 @@ impl ListenerSocket for net::UnixListener {
         Ok((stream, address))
     }
 }
+
+/// A socket of the simulated network is made by TCP or UDP only.
+const NOT_SIMULATED: &str = "invariant: no Unix socket is simulated";
 
 /// How many connections the kernel queues for a listener, if `net.core.somaxconn` allows.
 const BACKLOG: i32 = 1024;
@@ -456,6 +467,10 @@ impl Socket for net::UnixDatagram {
 
     fn local_address(&self) -> io::Result<SocketAddr> {
         self.local_addr()
+    }
+
+    fn simulated_address(_: std::net::SocketAddr) -> SocketAddr {
+        unreachable!("{NOT_SIMULATED}")
     }
 }
 

@@ -58,6 +58,7 @@ use crate::{
     clock::{Clock, ClockSource, Instant},
     detector::{Detector, Flavor},
     error::RegisterError,
+    network::{NetworkNode, SimulatedNetwork},
     policy::{Adaptive, Costs, Load, Policy},
     sync::Arc,
 };
@@ -148,15 +149,18 @@ impl Server {
     pub(crate) fn new_virtual(flavor: Flavor, clock: Arc<dyn Clock>) -> io::Result<Self> {
         // A wake-up costs nothing here.
         let default = Adaptive { timer_slack: Duration::ZERO, ..Adaptive::default() };
-        Self::new_virtual_with(flavor, clock, default)
+        let network = SimulatedNetwork::new(0);
+        let node = network.add_node("main", &[]);
+        Self::new_virtual_with(flavor, clock, default, NetworkNode { network, node })
     }
 
     pub(crate) fn new_virtual_with(
         flavor: Flavor,
         clock: Arc<dyn Clock>,
         default: Adaptive,
+        node: NetworkNode,
     ) -> io::Result<Self> {
-        let points = (Poller::Virtual, PollerHandle::Virtual);
+        let points = (Poller::Virtual, PollerHandle::Virtual(node));
         let policies = (default, Box::new(default) as Box<dyn Policy>);
         Self::build(flavor, ClockSource::Other(clock), points, policies)
     }
@@ -263,7 +267,15 @@ impl Server {
 
     /// Returns whether its clock is a simulation's, which advances only while all threads sleep.
     pub(crate) fn is_virtual(&self) -> bool {
-        matches!(self.owner.shared.poller_handle(), PollerHandle::Virtual)
+        self.network_node().is_some()
+    }
+
+    /// Returns its place in the simulated network, in virtual time.
+    pub(crate) fn network_node(&self) -> Option<&NetworkNode> {
+        match self.owner.shared.poller_handle() {
+            PollerHandle::Virtual(node) => Some(node),
+            PollerHandle::Epoll(_) => None,
+        }
     }
 
     /// Returns the flavor of the scheduler that hosts this server.

@@ -1,7 +1,10 @@
 //! The state that all clones of a server share: the table of handles, the notifications, the
 //! deadlines.
 
-use std::{io, mem, os::fd::BorrowedFd};
+use std::{
+    io, mem,
+    os::fd::{BorrowedFd, RawFd},
+};
 
 use super::{
     blocking_executor::BlockingExecutor,
@@ -82,7 +85,7 @@ impl ServerShared {
         poller_handle: PollerHandle,
         default_policy: Adaptive,
     ) -> Self {
-        let is_virtual = matches!(poller_handle, PollerHandle::Virtual);
+        let is_virtual = matches!(poller_handle, PollerHandle::Virtual(_));
         Self {
             clock,
             flavor,
@@ -348,6 +351,10 @@ impl Registry for ServerShared {
 
     fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         self.poller_handle.unwatch(descriptor)
+    }
+
+    fn describe(&self, descriptor: RawFd) -> Option<String> {
+        self.poller_handle.describe(descriptor)
     }
 
     fn notify(&self, address: HandleAddress) {

@@ -17,6 +17,7 @@ use std::{
 use super::virtual_host::{Deadlock, VirtualHost};
 use crate::{
     clock::{Instant, VirtualClock},
+    network::SimulatedNetwork,
     policy::Adaptive,
     server::Server,
     sync::{Arc, AtomicBool, Mutex, Ordering, lock},
@@ -129,6 +130,12 @@ impl Simulation {
         self.host.server()
     }
 
+    /// Returns the simulated network, of one node.
+    #[must_use]
+    pub fn network(&self) -> &SimulatedNetwork {
+        self.host.network()
+    }
+
     /// Returns the virtual time.
     #[must_use]
     pub fn now(&self) -> Instant {
@@ -149,7 +156,7 @@ impl Simulation {
     /// Returns a hash of everything that has happened: which task ran when, and what was detected.
     /// Two runs with the same seed have the same hash.
     #[must_use]
-    pub const fn trace_hash(&self) -> u64 {
+    pub fn trace_hash(&self) -> u64 {
         self.host.trace_hash()
     }
 

@@ -1,23 +1,25 @@
-//! The core of every host in virtual time: a server, a clock that jumps, and one seed for all randomness. Who runs the
+//! The core of every host in virtual time: servers, a clock that jumps, and one seed for all randomness. Who runs the
 //! tasks is left to its owner: [`Simulation`](super::Simulation), or a runtime of [`Flavor::Simulated`].
 
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, fmt, net::IpAddr, time::Duration};
 
 use crate::{
     clock::{Clock, Instant, VirtualClock},
     detector::Flavor,
+    network::{NetworkNode, NodeId, SimulatedNetwork},
     policy::Adaptive,
     server::{Detected, Driver, Server},
     sync::Arc,
 };
 
-/// A server in virtual time, with its driver, its clock and its randomness. For schedulers: they run tasks, and call
-/// [`advance`](Self::advance) when none can run.
+/// Servers in virtual time, one for each node of a [`SimulatedNetwork`], with their drivers, a clock and randomness. For
+/// schedulers: they run tasks, and call [`advance`](Self::advance) when none can run.
 #[derive(Debug)]
 pub struct VirtualHost {
-    server: Server,
-    driver: Driver,
+    nodes: Vec<HostedNode>,
+    network: SimulatedNetwork,
     clock: Arc<VirtualClock>,
+    policy: Adaptive,
     random: fastrand::Rng,
     seed: u64,
     trace: u64,
@@ -27,12 +29,22 @@ pub struct VirtualHost {
     rings: u32,
 }
 
+#[derive(Debug)]
+struct HostedNode {
+    server: Server,
+    driver: Driver,
+}
+
 /// The cost of a look in virtual time if nothing else lets time pass: for a host that polls without
 /// a pause.
 const LOOK_COST: Duration = Duration::from_micros(1);
 
 /// After this many steps in which only polls moved the clock, nothing will come of them.
 const IDLE_STEPS_MAX: u32 = 100_000;
+
+/// After this many steps in which only packets moved the clock, nothing will come of them: a full connection probes for ever
+/// whether its peer reads at last.
+const NETWORK_STEPS_MAX: u32 = 10_000;
 
 /// After this many notifications in a row without a task being woken, the clock moves anyway: a notifier may never stop.
 const RINGS_MAX: u32 = 10_000;
@@ -61,7 +73,7 @@ impl Error for Deadlock {}
 
 impl VirtualHost {
     /// Creates a host whose clock starts at zero and whose randomness comes from `seed`. Timers fire exactly at their
-    /// deadlines.
+    /// deadlines. Its first node is known as `main` and has the address 10.0.0.1.
     ///
     /// # Panics
     /// Never in practice: a virtual server needs no descriptor.
@@ -76,26 +88,72 @@ impl VirtualHost {
     /// Never in practice: a virtual server needs no descriptor.
     #[must_use]
     pub fn with_policy(seed: u64, policy: impl Into<Adaptive>) -> Self {
-        let clock = Arc::new(VirtualClock::new());
-        let shared: Arc<dyn Clock> = Arc::<VirtualClock>::clone(&clock);
-        let server = Server::new_virtual_with(Flavor::Simulated { seed }, shared, policy.into())
-            .expect("invariant: a virtual server asks the kernel for nothing");
-        Self {
-            driver: server.driver(),
-            server,
-            clock,
+        let mut host = Self {
+            nodes: Vec::new(),
+            network: SimulatedNetwork::new(seed),
+            clock: Arc::new(VirtualClock::new()),
+            policy: policy.into(),
             random: fastrand::Rng::with_seed(seed),
             seed,
             trace: seed,
             idle_steps: 0,
             rings: 0,
-        }
+        };
+        let _main = host.add_node("main", &[]);
+        host
     }
 
-    /// Returns the simulated server.
+    /// Adds a node with a server of its own, known by `name` and with the addresses `ips`: see [`SimulatedNetwork::add_node`].
+    ///
+    /// # Panics
+    /// If there is such a name or address already.
+    #[must_use = "the node is known by it"]
+    pub fn add_node(&mut self, name: &str, ips: &[IpAddr]) -> NodeId {
+        let node = self.network.add_node(name, ips);
+        let hosted = self.hosted(node);
+        self.nodes.push(hosted);
+        node
+    }
+
+    fn hosted(&self, node: NodeId) -> HostedNode {
+        let (flavor, network) = (Flavor::Simulated { seed: self.seed }, self.network.clone());
+        let clock = Arc::<VirtualClock>::clone(&self.clock);
+        let place = NetworkNode { network, node };
+        let server = Server::new_virtual_with(flavor, clock, self.policy, place)
+            .expect("invariant: a virtual server asks the kernel for nothing");
+        HostedNode { driver: server.driver(), server }
+    }
+
+    /// Gives a node a new server, as a new process has one. The old one should be shut down.
+    ///
+    /// # Panics
+    /// If the node is of another network.
+    pub fn renew_server(&mut self, node: NodeId) -> Server {
+        let hosted = self.hosted(node);
+        let server = hosted.server.clone();
+        self.nodes[node.index()] = hosted;
+        server
+    }
+
+    /// Returns the server of the first node.
     #[must_use]
     pub fn server(&self) -> &Server {
-        &self.server
+        &self.nodes[0].server
+    }
+
+    /// Returns the server of a node.
+    ///
+    /// # Panics
+    /// If the node is of another network.
+    #[must_use]
+    pub fn server_of(&self, node: NodeId) -> &Server {
+        &self.nodes[node.index()].server
+    }
+
+    /// Returns the simulated network.
+    #[must_use]
+    pub fn network(&self) -> &SimulatedNetwork {
+        &self.network
     }
 
     /// Returns the virtual time.
@@ -115,10 +173,10 @@ impl VirtualHost {
         &mut self.random
     }
 
-    /// Returns a hash of everything that was noted: which task ran when, and what was detected.
+    /// Returns a hash of everything that was noted: which task ran when, what was detected, which packet arrived when.
     #[must_use]
-    pub const fn trace_hash(&self) -> u64 {
-        self.trace
+    pub fn trace_hash(&self) -> u64 {
+        folded(self.trace, self.network.trace())
     }
 
     /// Notes in the trace that a task runs, which the owner knows by `number`.
@@ -128,10 +186,24 @@ impl VirtualHost {
         self.rings = 0;
     }
 
-    /// Looks for events and wakes the tasks that wait for them.
+    /// Looks for events of one node, which is drawn, and wakes the tasks that wait for them.
     pub fn detect(&mut self) {
-        if let Detected::Events(count) = self.driver.detect() {
+        self.network.advance(self.clock.now());
+        let count = self.nodes.len();
+        let index = if count == 1 { 0 } else { self.random.usize(..count) };
+        self.look(index);
+    }
+
+    fn look(&mut self, index: usize) {
+        if let Detected::Events(count) = self.nodes[index].driver.detect() {
             self.note(count as u64);
+        }
+    }
+
+    fn look_everywhere(&mut self) {
+        self.network.advance(self.clock.now());
+        for index in 0..self.nodes.len() {
+            self.look(index);
         }
     }
 
@@ -141,48 +213,72 @@ impl VirtualHost {
     /// # Errors
     /// [`Deadlock`] if nothing can happen any more.
     pub fn advance(&mut self, has_ready: impl FnOnce() -> bool) -> Result<(), Deadlock> {
-        match self.driver.prepare() {
-            Err(_) => Ok(()),
-            // It would not sleep: there was a notification before, or while the others were armed.
-            Ok(_) if self.driver.is_notified() && self.rings < RINGS_MAX => {
-                self.rings += 1;
-                self.detect();
-                Ok(())
+        self.network.advance(self.clock.now());
+        let mut is_sleepless = false;
+        let mut wanted = None;
+        for index in 0..self.nodes.len() {
+            let HostedNode { server, driver } = &mut self.nodes[index];
+            match driver.prepare() {
+                Err(_) => is_sleepless = true,
+                // It would not sleep: there was a notification before, or while the others were armed.
+                Ok(_) if driver.is_notified() && self.rings < RINGS_MAX => {
+                    self.rings += 1;
+                    self.look(index);
+                    is_sleepless = true;
+                }
+                Ok(_) if server.network_node().is_some_and(NetworkNode::has_events) => {
+                    self.look(index);
+                    is_sleepless = true;
+                }
+                Ok(deadline) => wanted = earliest(wanted, deadline),
             }
-            Ok(Some(deadline)) => {
-                // An endless self-notifier gets no more polls without time passing, until a task
-                // runs.
-                if self.rings < RINGS_MAX {
-                    self.rings = 0;
-                }
-                let now = self.now();
-                let next = self.driver.next_deadline().filter(|&next| next > now);
-                self.idle_steps += 1;
-                if self.idle_steps > IDLE_STEPS_MAX && next.is_none() {
-                    return Err(Deadlock { now, seed: self.seed });
-                }
-                self.clock.advance_to(deadline);
-                if deadline <= now && self.idle_steps > 2 {
-                    // Not notified, but polled without a pause.
-                    self.clock.advance_to(next.unwrap_or(Instant::MAX).min(now + LOOK_COST));
-                }
-                self.note(self.now().as_nanos());
-                self.detect();
-                Ok(())
-            }
-            Ok(None) if has_ready() => Ok(()),
-            Ok(None) => Err(Deadlock { now: self.now(), seed: self.seed }),
         }
+        if is_sleepless {
+            return Ok(());
+        }
+        let now = self.now();
+        let event = self.network.next_event();
+        let Some(until) = earliest(wanted, event) else {
+            return if has_ready() { Ok(()) } else { Err(Deadlock { now, seed: self.seed }) };
+        };
+        // An endless self-notifier gets no more polls without time passing, until a task runs.
+        if self.rings < RINGS_MAX {
+            self.rings = 0;
+        }
+        let deadlines = self.nodes.iter().map(|node| node.driver.next_deadline());
+        let next = deadlines.fold(event, earliest).filter(|&next| next > now);
+        self.idle_steps += 1;
+        if self.idle_steps > IDLE_STEPS_MAX && next.is_none()
+            || self.idle_steps > NETWORK_STEPS_MAX && wanted.is_none()
+        {
+            return Err(Deadlock { now, seed: self.seed });
+        }
+        self.clock.advance_to(until);
+        if until <= now && self.idle_steps > 2 {
+            // Not notified, but polled without a pause.
+            self.clock.advance_to(next.unwrap_or(Instant::MAX).min(now + LOOK_COST));
+        }
+        self.note(self.now().as_nanos());
+        self.look_everywhere();
+        Ok(())
     }
 
     /// Lets `time` pass, and looks.
     pub fn elapse(&mut self, time: Duration) {
         self.clock.advance(time);
-        self.detect();
+        self.look_everywhere();
     }
 
     fn note(&mut self, value: u64) {
-        // FNV-1a over words: only the order and the values matter.
-        self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01B3);
+        self.trace = folded(self.trace, value);
     }
+}
+
+/// FNV-1a over words: only the order and the values matter.
+const fn folded(hash: u64, value: u64) -> u64 {
+    (hash ^ value).wrapping_mul(0x0000_0100_0000_01B3)
+}
+
+fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
 }

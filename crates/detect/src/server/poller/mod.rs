@@ -1,4 +1,5 @@
-//! The one place where a host sleeps: epoll with a timerfd, or nothing at all in virtual time.
+//! The one place where a host sleeps: epoll with a timerfd, or nothing at all in virtual time, where the simulated network
+//! announces events.
 //!
 //! The poller has two sides. The [`PollerHandle`] is shared: any thread may use it to sleep, watch a descriptor or
 //! wake a
@@ -6,10 +7,13 @@
 
 mod epoll;
 
-use std::{io, os::fd::BorrowedFd};
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
+};
 
 pub(crate) use self::epoll::RoutedEvent;
-use crate::{clock::Instant, detector::Watch};
+use crate::{clock::Instant, detector::Watch, network::NetworkNode};
 
 pub(crate) enum Poller {
     Epoll(epoll::Epoll),
@@ -19,7 +23,8 @@ pub(crate) enum Poller {
 
 pub(crate) enum PollerHandle {
     Epoll(epoll::EpollHandle),
-    Virtual,
+    /// The descriptors are the names of sockets of a simulated network.
+    Virtual(NetworkNode),
 }
 
 /// Creates the two sides of an epoll poller.
@@ -52,7 +57,12 @@ impl PollerHandle {
     pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<RoutedEvent>) -> io::Result<()> {
         match self {
             Self::Epoll(poller_handle) => poller_handle.wait(may_sleep, routed),
-            Self::Virtual => Ok(()),
+            Self::Virtual(node) => {
+                node.take_events(|address, ready_event| {
+                    routed.push(RoutedEvent { address, ready_event });
+                });
+                Ok(())
+            }
         }
     }
 
@@ -60,7 +70,7 @@ impl PollerHandle {
     pub(crate) fn wake(&self) {
         match self {
             Self::Epoll(poller_handle) => poller_handle.wake(),
-            Self::Virtual => {}
+            Self::Virtual(_) => {}
         }
     }
 
@@ -68,7 +78,7 @@ impl PollerHandle {
     pub(crate) fn has_events(&self) -> bool {
         match self {
             Self::Epoll(poller_handle) => poller_handle.has_events(),
-            Self::Virtual => false,
+            Self::Virtual(node) => node.has_events(),
         }
     }
 
@@ -76,7 +86,7 @@ impl PollerHandle {
     pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Epoll(poller_handle) => Some(poller_handle.as_fd()),
-            Self::Virtual => None,
+            Self::Virtual(_) => None,
         }
     }
 
@@ -84,17 +94,18 @@ impl PollerHandle {
     pub(crate) fn wake_from_handler(&self) {
         match self {
             Self::Epoll(poller_handle) => poller_handle.wake_from_handler(),
-            Self::Virtual => {}
+            Self::Virtual(_) => {}
         }
     }
 
     pub(crate) fn watch(&self, watch: Watch) -> io::Result<()> {
         match self {
             Self::Epoll(poller_handle) => poller_handle.watch(watch),
-            Self::Virtual => Err(io::Error::new(
+            Self::Virtual(node) if node.watch(watch) => Ok(()),
+            Self::Virtual(_) => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "descriptors cannot be watched in virtual time: use simulated sources, or a host \
-                 with a real poller",
+                "descriptors cannot be watched in virtual time, apart from TCP and UDP sockets that \
+                 were opened there: use these, simulated sources, or a host with a real poller",
             )),
         }
     }
@@ -102,7 +113,18 @@ impl PollerHandle {
     pub(crate) fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         match self {
             Self::Epoll(poller_handle) => poller_handle.unwatch(descriptor),
-            Self::Virtual => Ok(()),
+            Self::Virtual(node) => {
+                node.unwatch(descriptor.as_raw_fd());
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns what a descriptor stands for, if that is known.
+    pub(crate) fn describe(&self, descriptor: RawFd) -> Option<String> {
+        match self {
+            Self::Epoll(_) => None,
+            Self::Virtual(node) => node.describe(descriptor),
         }
     }
 }

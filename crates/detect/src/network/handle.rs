@@ -1,0 +1,178 @@
+//! The network as its users and the pollers see it.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    os::fd::RawFd,
+};
+
+use super::{
+    link::Link,
+    state::{NetworkState, NodeId},
+};
+use crate::{
+    clock::Instant,
+    detector::{HandleAddress, ReadinessEvent, Watch},
+    sync::{Arc, PoisonError, RealGuard, RealMutex},
+};
+
+/// The simulated network: nodes with addresses, the links between them, and the packets under way. Clones are the same
+/// network.
+///
+/// A node is a kernel's side: its sockets answer whatever its tasks do. All chance comes from the seed.
+#[derive(Clone)]
+pub struct SimulatedNetwork {
+    state: Arc<RealMutex<NetworkState>>,
+}
+
+impl SimulatedNetwork {
+    /// Creates a network without nodes.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        // Not the generator of the tasks' order: the network's draws stay when a task more is spawned.
+        let random = fastrand::Rng::with_seed(seed ^ 0x006E_6574_776F_726B);
+        Self { state: Arc::new(RealMutex::new(NetworkState::new(random))) }
+    }
+
+    pub(super) fn state(&self) -> RealGuard<'_, NetworkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a node that is known by `name` and has the addresses `ips`; without one, 10.0.0.1 and so on. Each node also has
+    /// 127.0.0.0/8 and `::1` for itself.
+    ///
+    /// # Panics
+    /// If there is such a name or address already.
+    #[must_use = "the node is known by it"]
+    pub fn add_node(&self, name: &str, ips: &[IpAddr]) -> NodeId {
+        self.state().add_node(name, ips)
+    }
+
+    /// Returns the addresses of a name: those of the node of that name, `localhost`'s, or none.
+    #[must_use]
+    pub fn lookup(&self, name: &str) -> Vec<IpAddr> {
+        if name == "localhost" {
+            return vec![Ipv4Addr::LOCALHOST.into()];
+        }
+        let state = self.state();
+        let node = state.nodes.iter().find(|node| node.name == name);
+        node.map(|node| node.ips.clone()).unwrap_or_default()
+    }
+
+    /// Returns the node of a name.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<NodeId> {
+        let index = self.state().nodes.iter().position(|node| node.name == name)?;
+        NodeId::of_index(index)
+    }
+
+    /// Returns the name of a node.
+    ///
+    /// # Panics
+    /// If the node is of another network.
+    #[must_use]
+    pub fn name(&self, node: NodeId) -> String {
+        self.state().nodes[node.index()].name.clone()
+    }
+
+    /// Sets the link between each pair of nodes that has none of its own.
+    pub fn default_link(&self, link: Link) {
+        self.state().default_link = link;
+    }
+
+    /// Sets the link from one node to another, in this direction only.
+    pub fn link(&self, from: NodeId, to: NodeId, link: Link) {
+        self.state().links.insert((from, to), link);
+    }
+
+    /// Lets no packet pass from one node to another, in this direction only. Packets under way arrive.
+    pub fn cut(&self, from: NodeId, to: NodeId) {
+        self.state().cuts.insert((from, to));
+    }
+
+    /// Ends a [`cut`](Self::cut).
+    pub fn heal(&self, from: NodeId, to: NodeId) {
+        self.state().cuts.remove(&(from, to));
+    }
+
+    /// Stops a node as if its power was cut: its sockets are gone, and nothing answers.
+    pub fn stop(&self, node: NodeId) {
+        self.state().stop(node);
+    }
+
+    /// Starts a stopped node, which knows of no connection.
+    pub fn start(&self, node: NodeId) {
+        self.state().nodes[node.index()].is_up = true;
+    }
+
+    /// Returns when the next packet arrives or timer expires.
+    pub(crate) fn next_event(&self) -> Option<Instant> {
+        self.state().next_event()
+    }
+
+    /// Carries out what happens up to `now`.
+    pub(crate) fn advance(&self, now: Instant) {
+        self.state().advance(now);
+    }
+
+    /// Returns a hash of every packet that has arrived, and when.
+    pub(crate) fn trace(&self) -> u64 {
+        self.state().trace
+    }
+}
+
+impl fmt::Debug for SimulatedNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        let (nodes, sockets) = (state.nodes.len(), state.sockets.len());
+        f.debug_struct("SimulatedNetwork")
+            .field("nodes", &nodes)
+            .field("sockets", &sockets)
+            .finish()
+    }
+}
+
+/// A node as its poller sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct NetworkNode {
+    pub(crate) network: SimulatedNetwork,
+    pub(crate) node: NodeId,
+}
+
+impl NetworkNode {
+    pub(crate) fn watch(&self, watch: Watch) -> bool {
+        self.network.state().watch(watch)
+    }
+
+    pub(crate) fn unwatch(&self, descriptor: RawFd) {
+        let mut state = self.network.state();
+        if let Some(&id) = state.descriptors.get(&descriptor)
+            && let Some(socket) = state.sockets.get_mut(&id)
+        {
+            socket.watch = None;
+        }
+    }
+
+    pub(crate) fn has_events(&self) -> bool {
+        !self.network.state().nodes[self.node.index()].announced.is_empty()
+    }
+
+    /// Hands the announced readiness to `route`.
+    pub(crate) fn take_events(&self, mut route: impl FnMut(HandleAddress, ReadinessEvent)) {
+        let mut state = self.network.state();
+        while let Some(id) = state.nodes[self.node.index()].announced.pop_front() {
+            let Some(socket) = state.sockets.get_mut(&id) else { continue };
+            let ready = std::mem::take(&mut socket.announced);
+            if let Some((address, key)) = socket.watch {
+                route(address, ReadinessEvent { key, ready });
+            }
+        }
+    }
+
+    /// Returns what the socket of a descriptor is.
+    pub(crate) fn describe(&self, descriptor: RawFd) -> Option<String> {
+        let state = self.network.state();
+        let id = state.descriptors.get(&descriptor)?;
+        Some(state.sockets.get(id)?.to_string())
+    }
+}

@@ -1,0 +1,224 @@
+//! A socket in the simulated network, as its owner sees it: the calls that the kernel has for a real one.
+
+use std::{
+    fmt,
+    io::{self, IoSlice, IoSliceMut},
+    net::SocketAddr,
+    os::fd::RawFd,
+};
+
+use rustix::io::Errno;
+use tokio::io::ReadBuf;
+
+use super::{
+    handle::{NetworkNode, SimulatedNetwork},
+    sockets::{Protocol, SocketKind},
+    state::NetworkState,
+    tcp::{Connection, Output, SocketBuffers},
+    udp::{DATAGRAM_MAX, Datagrams},
+};
+use crate::sync::RealGuard;
+
+/// A socket in the network. Dropping it closes it.
+pub(crate) struct NetworkSocket {
+    network: SimulatedNetwork,
+    id: u64,
+}
+
+impl NetworkSocket {
+    /// Opens a TCP socket that is known by `descriptor`, which must stay open as long.
+    pub(crate) fn tcp(at: &NetworkNode, descriptor: RawFd) -> Self {
+        Self::open(at, Protocol::Tcp, SocketKind::Fresh(SocketBuffers::default()), descriptor)
+    }
+
+    /// Opens a UDP socket that is known by `descriptor`, which must stay open as long.
+    pub(crate) fn udp(at: &NetworkNode, descriptor: RawFd) -> Self {
+        Self::open(at, Protocol::Udp, SocketKind::Datagram(Datagrams::default()), descriptor)
+    }
+
+    fn open(at: &NetworkNode, protocol: Protocol, kind: SocketKind, descriptor: RawFd) -> Self {
+        let id = at.network.state().open(at.node, protocol, kind, descriptor);
+        Self { network: at.network.clone(), id }
+    }
+
+    fn state(&self) -> RealGuard<'_, NetworkState> {
+        self.network.state()
+    }
+
+    pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        self.state().bind(self.id, address)?;
+        Ok(())
+    }
+
+    pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<()> {
+        Ok(self.state().connect(self.id, address)?)
+    }
+
+    pub(crate) fn listen(&self, backlog: u32) -> io::Result<()> {
+        Ok(self.state().listen(self.id, backlog as usize)?)
+    }
+
+    /// Reads or changes the sizes of the buffers of what the socket becomes.
+    pub(crate) fn buffers<T>(
+        &self,
+        use_them: impl FnOnce(&mut SocketBuffers) -> T,
+    ) -> io::Result<T> {
+        match self.state().sockets.get_mut(&self.id).map(|socket| &mut socket.kind) {
+            Some(SocketKind::Fresh(buffers)) => Ok(use_them(buffers)),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    /// Accepts a connection, which is known by `descriptor`.
+    pub(crate) fn accept(&self, descriptor: RawFd) -> io::Result<(Self, SocketAddr)> {
+        let (id, address) = self.state().accept(self.id, descriptor)?;
+        Ok((Self { network: self.network.clone(), id }, address))
+    }
+
+    /// Makes the drop reset the connection, or not.
+    pub(crate) fn reset_on_drop(&self, resets: bool) {
+        if let Some(socket) = self.state().sockets.get_mut(&self.id) {
+            socket.resets = resets;
+        }
+    }
+
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        let state = self.state();
+        let socket = state.sockets.get(&self.id).ok_or(Errno::BADF)?;
+        match (&socket.kind, socket.bound) {
+            (SocketKind::Stream(connection), _) => Ok(connection.local),
+            (_, Some(bound)) => Ok(bound),
+            (_, None) => Ok(SocketAddr::from(([0, 0, 0, 0], 0))),
+        }
+    }
+
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let state = self.state();
+        let peer = match &state.sockets.get(&self.id).ok_or(Errno::BADF)?.kind {
+            SocketKind::Stream(it) if !it.is_connecting() && !it.is_dead() => Some(it.remote),
+            SocketKind::Datagram(datagrams) => datagrams.peer,
+            _ => None,
+        };
+        Ok(peer.ok_or(Errno::NOTCONN)?)
+    }
+
+    pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
+        let mut state = self.state();
+        let error = match &mut state.sockets.get_mut(&self.id).ok_or(Errno::BADF)?.kind {
+            SocketKind::Stream(connection) => connection.take_error(),
+            SocketKind::Datagram(datagrams) => datagrams.take_error(),
+            SocketKind::Fresh(_) | SocketKind::Listener(_) => None,
+        };
+        Ok(error.map(Into::into))
+    }
+
+    /// Reads, or peeks, into the unfilled part of `buffer`.
+    pub(crate) fn read(&self, buffer: &mut ReadBuf<'_>, peeks: bool) -> io::Result<usize> {
+        self.on_connection(|connection, output| {
+            connection.read(peeks, |bytes| put(buffer, bytes), output)
+        })
+    }
+
+    pub(crate) fn unread_bytes(&self) -> io::Result<u64> {
+        self.on_connection(|connection, _| Ok(connection.unread_bytes()))
+    }
+
+    pub(crate) fn read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut filled = 0;
+        for buffer in buffers.iter_mut().filter(|buffer| !buffer.is_empty()) {
+            match self.read(&mut ReadBuf::new(buffer), false) {
+                Ok(count) => {
+                    filled += count;
+                    if count < buffer.len() {
+                        break;
+                    }
+                }
+                Err(_) if filled > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    pub(crate) fn write(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.on_connection(|connection, output| connection.write(buffers, output))
+    }
+
+    pub(crate) fn finish_writing(&self) {
+        let _ = self.state().with_connection(self.id, Connection::finish_writing);
+    }
+
+    fn on_connection<T>(
+        &self,
+        call: impl FnOnce(&mut Connection, &mut Output<'_>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let called = self.state().with_connection(self.id, call);
+        called.unwrap_or_else(|| Err(Errno::NOTCONN.into()))
+    }
+
+    /// Sets the destination of datagrams, and their only sender.
+    pub(crate) fn set_peer(&self, address: SocketAddr) -> io::Result<()> {
+        let mut state = self.state();
+        let node = state.sockets.get(&self.id).ok_or(Errno::BADF)?.node;
+        state.route(node, address.ip()).ok_or(Errno::HOSTUNREACH)?;
+        match state.sockets.get_mut(&self.id).map(|socket| &mut socket.kind) {
+            Some(SocketKind::Datagram(datagrams)) => datagrams.peer = Some(address),
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(())
+    }
+
+    /// Sends a datagram, to the peer if no address is given.
+    pub(crate) fn send(&self, bytes: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
+        let mut state = self.state();
+        let socket = state.sockets.get_mut(&self.id).ok_or(Errno::BADF)?;
+        let SocketKind::Datagram(datagrams) = &mut socket.kind else {
+            return Err(Errno::INVAL.into());
+        };
+        if let Some(error) = datagrams.take_error() {
+            return Err(error.into());
+        }
+        let to = to.or(datagrams.peer).ok_or(Errno::DESTADDRREQ)?;
+        if bytes.len() > DATAGRAM_MAX {
+            return Err(Errno::MSGSIZE.into());
+        }
+        state.send_datagram(self.id, bytes, to)?;
+        Ok(bytes.len())
+    }
+
+    /// Receives, or peeks at, a datagram; bytes that do not fit are lost.
+    pub(crate) fn receive(
+        &self,
+        buffer: &mut ReadBuf<'_>,
+        peeks: bool,
+    ) -> io::Result<(usize, SocketAddr)> {
+        let mut state = self.state();
+        match &mut state.sockets.get_mut(&self.id).ok_or(Errno::BADF)?.kind {
+            SocketKind::Datagram(datagrams) => datagrams.receive(peeks, |bytes| put(buffer, bytes)),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+}
+
+/// Copies as much as there is room for.
+fn put(buffer: &mut ReadBuf<'_>, bytes: &[u8]) -> usize {
+    let count = bytes.len().min(buffer.remaining());
+    buffer.put_slice(&bytes[..count]);
+    count
+}
+
+impl Drop for NetworkSocket {
+    fn drop(&mut self) {
+        self.state().close(self.id);
+    }
+}
+
+impl fmt::Debug for NetworkSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        match state.sockets.get(&self.id) {
+            Some(socket) => write!(f, "{socket}"),
+            None => f.write_str("closed"),
+        }
+    }
+}

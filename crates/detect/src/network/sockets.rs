@@ -1,0 +1,81 @@
+//! What the network knows of a socket.
+
+use std::{collections::VecDeque, fmt, net::SocketAddr, os::fd::RawFd};
+
+use super::{
+    state::NodeId,
+    tcp::{Connection, SocketBuffers},
+    udp::Datagrams,
+};
+use crate::{
+    clock::Instant,
+    detector::{HandleAddress, Ready},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Protocol {
+    Tcp,
+    Udp,
+}
+
+pub(super) struct SocketState {
+    pub(super) node: NodeId,
+    pub(super) protocol: Protocol,
+    pub(super) descriptor: Option<RawFd>,
+    pub(super) bound: Option<SocketAddr>,
+    pub(super) kind: SocketKind,
+    pub(super) watch: Option<(HandleAddress, u32)>,
+    pub(super) announced: Ready,
+    /// Closing it resets the connection (`SO_LINGER` of zero seconds).
+    pub(super) resets: bool,
+    /// The time of its latest timer event: earlier ones are void.
+    pub(super) timer_at: Option<Instant>,
+}
+
+pub(super) enum SocketKind {
+    /// Neither connected nor listening.
+    Fresh(SocketBuffers),
+    Listener(ListenerState),
+    Stream(Box<Connection>),
+    Datagram(Datagrams),
+}
+
+pub(super) struct ListenerState {
+    pub(super) backlog: usize,
+    pub(super) buffers: SocketBuffers,
+    /// Connections to accept.
+    pub(super) queue: VecDeque<u64>,
+    /// Connections whose ACK has not come.
+    pub(super) half_open: usize,
+}
+
+impl SocketState {
+    pub(super) fn new(node: NodeId, protocol: Protocol, kind: SocketKind) -> Self {
+        Self {
+            node,
+            protocol,
+            descriptor: None,
+            bound: None,
+            kind,
+            watch: None,
+            announced: Ready::NONE,
+            resets: false,
+            timer_at: None,
+        }
+    }
+}
+
+impl fmt::Display for SocketState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if self.protocol == Protocol::Tcp { "TCP" } else { "UDP" };
+        match (&self.kind, self.bound) {
+            (SocketKind::Stream(it), _) => write!(f, "{name} {} to {}", it.local, it.remote),
+            (SocketKind::Listener(_), Some(bound)) => write!(f, "{name} listener {bound}"),
+            (SocketKind::Datagram(Datagrams { peer: Some(peer), .. }), Some(bound)) => {
+                write!(f, "{name} {bound} to {peer}")
+            }
+            (_, Some(bound)) => write!(f, "{name} {bound}"),
+            (_, None) => write!(f, "{name} socket"),
+        }
+    }
+}

@@ -1,0 +1,668 @@
+//! The state of the simulated network: nodes, sockets, and the packets under way.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::RawFd,
+};
+
+use rustix::io::Errno;
+
+use super::{
+    event::{Happening, NetworkEvent},
+    link::Link,
+    sockets::{ListenerState, Protocol, SocketKind, SocketState},
+    tcp::{Connection, Output, Segment, SegmentKind},
+    udp::UdpPacket,
+};
+use crate::{
+    clock::Instant,
+    detector::{Ready, Watch},
+};
+
+/// A node of a [`SimulatedNetwork`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(u32);
+
+impl NodeId {
+    pub(super) fn of_index(index: usize) -> Option<Self> {
+        u32::try_from(index).ok().map(Self)
+    }
+
+    /// Returns its number in its network, counted from 0.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+pub(super) struct NodeState {
+    pub(super) name: String,
+    pub(super) ips: Vec<IpAddr>,
+    pub(super) is_up: bool,
+    /// Sockets whose readiness no look has taken yet.
+    pub(super) announced: VecDeque<u64>,
+    /// Never used twice in a row, not even after a restart.
+    next_port: u16,
+}
+
+pub(super) struct NetworkState {
+    random: fastrand::Rng,
+    pub(super) trace: u64,
+    pub(super) nodes: Vec<NodeState>,
+    pub(super) default_link: Link,
+    pub(super) links: BTreeMap<(NodeId, NodeId), Link>,
+    pub(super) cuts: BTreeSet<(NodeId, NodeId)>,
+    pub(super) sockets: BTreeMap<u64, SocketState>,
+    pub(super) descriptors: BTreeMap<RawFd, u64>,
+    connections: BTreeMap<(NodeId, SocketAddr, SocketAddr), u64>,
+    bound: BTreeMap<(NodeId, Protocol, u16), Vec<u64>>,
+    events: BinaryHeap<NetworkEvent>,
+    /// The number of the next socket, connection or event.
+    next_number: u64,
+    pub(super) now: Instant,
+}
+
+/// The first of the ports that are given to sockets without one [RFC 6335, §6].
+const FIRST_PORT: u16 = 49_152;
+
+impl NetworkState {
+    pub(super) fn new(random: fastrand::Rng) -> Self {
+        Self {
+            random,
+            trace: 0,
+            nodes: Vec::new(),
+            default_link: Link::new(),
+            links: BTreeMap::new(),
+            cuts: BTreeSet::new(),
+            sockets: BTreeMap::new(),
+            descriptors: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            bound: BTreeMap::new(),
+            events: BinaryHeap::new(),
+            next_number: 0,
+            now: Instant::from_nanos(0),
+        }
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    pub(super) fn add_node(&mut self, name: &str, ips: &[IpAddr]) -> NodeId {
+        let taken = |ip: &IpAddr| self.nodes.iter().any(|node| node.ips.contains(ip));
+        let mut ips = ips.to_vec();
+        if ips.is_empty() {
+            let first = u32::from(Ipv4Addr::new(10, 0, 0, 1));
+            let mut free = (first..).map(|ip| IpAddr::from(Ipv4Addr::from_bits(ip)));
+            ips.extend(free.find(|ip| !taken(ip)));
+        }
+        let is_named = self.nodes.iter().any(|node| node.name == name);
+        assert!(!is_named, "there are two nodes named {name}");
+        assert!(
+            !ips.iter().any(taken),
+            "an address of node {name} is that of another one: {ips:?}"
+        );
+        let id = NodeId(u32::try_from(self.nodes.len()).expect("invariant: there are fewer nodes"));
+        self.nodes.push(NodeState {
+            name: name.to_owned(),
+            ips,
+            is_up: true,
+            announced: VecDeque::new(),
+            next_port: FIRST_PORT,
+        });
+        id
+    }
+
+    pub(super) fn stop(&mut self, node: NodeId) {
+        self.nodes[node.index()].is_up = false;
+        self.nodes[node.index()].announced.clear();
+        let is_there = |socket: &SocketState| socket.node == node;
+        let gone = self.sockets.iter().filter(|(_, socket)| is_there(socket)).map(|(&id, _)| id);
+        for id in gone.collect::<Vec<_>>() {
+            self.remove(id);
+        }
+    }
+
+    /// Returns the node that has `ip`, seen from `from`.
+    pub(super) fn route(&self, from: NodeId, ip: IpAddr) -> Option<NodeId> {
+        if ip.is_loopback() || ip.is_unspecified() {
+            return Some(from);
+        }
+        let index = self.nodes.iter().position(|node| node.ips.contains(&ip))?;
+        NodeId::of_index(index)
+    }
+
+    /// Returns the address from which `node` sends to `to`.
+    pub(super) fn source(&self, node: NodeId, to: IpAddr) -> Option<IpAddr> {
+        if to.is_loopback() || self.nodes[node.index()].ips.contains(&to) {
+            return Some(to);
+        }
+        let ips = &self.nodes[node.index()].ips;
+        ips.iter().copied().find(|ip| ip.is_ipv4() == to.is_ipv4())
+    }
+
+    pub(super) fn open(
+        &mut self,
+        node: NodeId,
+        protocol: Protocol,
+        kind: SocketKind,
+        descriptor: RawFd,
+    ) -> u64 {
+        let id = self.number();
+        self.sockets.insert(id, SocketState::new(node, protocol, kind));
+        self.name(id, descriptor);
+        id
+    }
+
+    /// Makes `descriptor` the name of a socket.
+    pub(super) fn name(&mut self, id: u64, descriptor: RawFd) {
+        self.descriptors.insert(descriptor, id);
+        if let Some(socket) = self.sockets.get_mut(&id) {
+            socket.descriptor = Some(descriptor);
+        }
+    }
+
+    pub(super) fn watch(&mut self, watch: Watch) -> bool {
+        let Some(&id) = self.descriptors.get(&watch.descriptor) else { return false };
+        let Some(socket) = self.sockets.get_mut(&id) else { return false };
+        socket.watch = Some((watch.address, watch.key));
+        let ready = match &socket.kind {
+            SocketKind::Fresh(_) => Ready::NONE,
+            SocketKind::Listener(listener) if listener.queue.is_empty() => Ready::NONE,
+            SocketKind::Listener(_) => Ready::READABLE,
+            SocketKind::Stream(connection) => connection.ready(),
+            SocketKind::Datagram(datagrams) if datagrams.is_empty() => Ready::WRITABLE,
+            SocketKind::Datagram(_) => Ready::READABLE | Ready::WRITABLE,
+        };
+        self.announce(id, ready);
+        true
+    }
+
+    /// Queues the readiness of a socket for its node's poller.
+    pub(super) fn announce(&mut self, id: u64, ready: Ready) {
+        let Some(socket) = self.sockets.get_mut(&id) else { return };
+        if ready.is_empty() || socket.watch.is_none() {
+            return;
+        }
+        if socket.announced.is_empty() {
+            self.nodes[socket.node.index()].announced.push_back(id);
+        }
+        socket.announced = socket.announced | ready;
+    }
+
+    /// Reserves an address; port 0 stands for one that is free.
+    pub(super) fn bind(&mut self, id: u64, address: SocketAddr) -> Result<SocketAddr, Errno> {
+        let socket = self.sockets.get(&id).ok_or(Errno::BADF)?;
+        let (node, protocol) = (socket.node, socket.protocol);
+        if socket.bound.is_some() {
+            return Err(Errno::INVAL);
+        }
+        let ip = address.ip();
+        let is_own = self.nodes[node.index()].ips.contains(&ip);
+        if !is_own && !ip.is_loopback() && !ip.is_unspecified() {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        let mut address = address;
+        if address.port() == 0 {
+            let is_free = |state: &Self, port| !state.bound.contains_key(&(node, protocol, port));
+            address.set_port(self.free_port(node, is_free).ok_or(Errno::ADDRINUSE)?);
+        }
+        let sharers = self.bound.get(&(node, protocol, address.port()));
+        let sharers = sharers.into_iter().flatten().filter_map(|other| self.sockets.get(other));
+        let mut addresses = sharers.filter_map(|other| other.bound);
+        let collides = |other: SocketAddr| {
+            let (other, is_wide) = (other.ip(), other.ip().is_unspecified() || ip.is_unspecified());
+            other == ip || is_wide && other.is_ipv4() == ip.is_ipv4()
+        };
+        if addresses.any(collides) {
+            return Err(Errno::ADDRINUSE);
+        }
+        self.bound.entry((node, protocol, address.port())).or_default().push(id);
+        if let Some(socket) = self.sockets.get_mut(&id) {
+            socket.bound = Some(address);
+        }
+        Ok(address)
+    }
+
+    fn free_port(&mut self, node: NodeId, is_free: impl Fn(&Self, u16) -> bool) -> Option<u16> {
+        for _ in FIRST_PORT..=u16::MAX {
+            let next = &mut self.nodes[node.index()].next_port;
+            let port = *next;
+            *next = port.checked_add(1).unwrap_or(FIRST_PORT);
+            if is_free(self, port) {
+                return Some(port);
+            }
+        }
+        None
+    }
+
+    fn find_bound(
+        &self,
+        node: NodeId,
+        protocol: Protocol,
+        to: SocketAddr,
+        is_wanted: impl Fn(&SocketState) -> bool,
+    ) -> Option<u64> {
+        let ids = self.bound.get(&(node, protocol, to.port()))?;
+        let matching = |exact: bool| {
+            ids.iter().copied().find(|id| {
+                self.sockets.get(id).is_some_and(|socket| {
+                    let bound = socket.bound.map(|bound| bound.ip());
+                    let fits = bound.is_some_and(|ip| {
+                        // A socket at `::` also receives what is for IPv4.
+                        ip == to.ip()
+                            || !exact
+                                && ip.is_unspecified()
+                                && (ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+                                    || ip.is_ipv4() == to.is_ipv4())
+                    });
+                    fits && is_wanted(socket)
+                })
+            })
+        };
+        matching(true).or_else(|| matching(false))
+    }
+
+    pub(super) fn connect(&mut self, id: u64, to: SocketAddr) -> Result<(), Errno> {
+        let socket = self.sockets.get(&id).ok_or(Errno::BADF)?;
+        let SocketKind::Fresh(buffers) = socket.kind else { return Err(Errno::ISCONN) };
+        let (node, bound) = (socket.node, socket.bound);
+        let mut to = to;
+        if to.ip().is_unspecified() {
+            let is_v4 = to.is_ipv4();
+            to.set_ip(if is_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+        }
+        self.route(node, to.ip()).ok_or(Errno::HOSTUNREACH)?;
+        let given = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified());
+        let ip = given.or_else(|| self.source(node, to.ip())).ok_or(Errno::NETUNREACH)?;
+        let port = match bound {
+            Some(bound) => bound.port(),
+            None => {
+                let is_free = |state: &Self, port| {
+                    let local = SocketAddr::new(ip, port);
+                    !state.bound.contains_key(&(node, Protocol::Tcp, port))
+                        && !state.connections.contains_key(&(node, local, to))
+                };
+                self.free_port(node, is_free).ok_or(Errno::ADDRNOTAVAIL)?
+            }
+        };
+        let local = SocketAddr::new(ip, port);
+        if self.connections.contains_key(&(node, local, to)) {
+            return Err(Errno::ADDRINUSE);
+        }
+        self.connections.insert((node, local, to), id);
+        let number = self.number();
+        self.with_output(node, id, |state, output| {
+            let connection = Connection::connect((local, to, number), buffers, output);
+            if let Some(socket) = state.sockets.get_mut(&id) {
+                socket.kind = SocketKind::Stream(Box::new(connection));
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) fn listen(&mut self, id: u64, backlog: usize) -> Result<(), Errno> {
+        let socket = self.sockets.get_mut(&id).ok_or(Errno::BADF)?;
+        let SocketKind::Fresh(buffers) = socket.kind else { return Err(Errno::INVAL) };
+        let backlog = backlog.max(1);
+        let listener = ListenerState { backlog, buffers, queue: VecDeque::new(), half_open: 0 };
+        socket.kind = SocketKind::Listener(listener);
+        if socket.bound.is_none() {
+            self.bind(id, (Ipv4Addr::UNSPECIFIED, 0).into())?;
+        }
+        Ok(())
+    }
+
+    /// Calls a connection's method, and carries out what that causes.
+    pub(super) fn with_connection<T>(
+        &mut self,
+        id: u64,
+        call: impl FnOnce(&mut Connection, &mut Output<'_>) -> T,
+    ) -> Option<T> {
+        let node = self.sockets.get(&id)?.node;
+        self.with_output(node, id, |state, output| match &mut state.sockets.get_mut(&id)?.kind {
+            SocketKind::Stream(connection) => Some(call(connection, output)),
+            _ => None,
+        })
+    }
+
+    fn with_output<T>(
+        &mut self,
+        node: NodeId,
+        id: u64,
+        call: impl FnOnce(&mut Self, &mut Output<'_>) -> T,
+    ) -> T {
+        let mut random = std::mem::replace(&mut self.random, fastrand::Rng::with_seed(0));
+        let mut output =
+            Output { now: self.now, random: &mut random, segments: Vec::new(), ready: Ready::NONE };
+        let value = call(self, &mut output);
+        let Output { segments, ready, .. } = output;
+        self.random = random;
+        for segment in segments {
+            self.send(node, segment.to.ip(), |_| Happening::Segment(segment.clone()));
+        }
+        self.announce(id, ready);
+        self.settle(id);
+        value
+    }
+
+    /// After a change of a connection: sets its timer, forgets it if it is over.
+    fn settle(&mut self, id: u64) {
+        let Some(socket) = self.sockets.get_mut(&id) else { return };
+        let SocketKind::Stream(connection) = &socket.kind else { return };
+        let (is_over, deadline) = (connection.is_over(), connection.deadline());
+        if is_over {
+            self.remove(id);
+            return;
+        }
+        let node = socket.node;
+        if let Some(deadline) = deadline
+            && socket.timer_at.is_none_or(|at| at > deadline)
+        {
+            socket.timer_at = Some(deadline);
+            self.plan(deadline, node, Happening::Timer(id));
+        }
+    }
+
+    fn plan(&mut self, at: Instant, node: NodeId, happening: Happening) {
+        let number = self.number();
+        self.events.push(NetworkEvent { at, number, node, happening });
+    }
+
+    /// Puts a packet on its way, whose copies `make` makes.
+    fn send(&mut self, from: NodeId, ip: IpAddr, make: impl Fn(&mut Self) -> Happening) {
+        let Some(to) = self.route(from, ip) else { return };
+        if self.cuts.contains(&(from, to)) {
+            return;
+        }
+        let link = match self.links.get(&(from, to)) {
+            Some(link) => *link,
+            None if from == to => Link::loopback(),
+            None => self.default_link,
+        };
+        for time in link.draw(&mut self.random).into_iter().flatten() {
+            let happening = make(self);
+            self.plan(self.now + time, to, happening);
+        }
+    }
+
+    pub(super) fn send_datagram(
+        &mut self,
+        id: u64,
+        bytes: &[u8],
+        to: SocketAddr,
+    ) -> Result<(), Errno> {
+        let socket = self.sockets.get(&id).ok_or(Errno::BADF)?;
+        let (node, bound) = (socket.node, socket.bound.ok_or(Errno::DESTADDRREQ)?);
+        self.route(node, to.ip()).ok_or(Errno::HOSTUNREACH)?;
+        let given = Some(bound.ip()).filter(|ip| !ip.is_unspecified());
+        let ip = given.or_else(|| self.source(node, to.ip())).ok_or(Errno::NETUNREACH)?;
+        let from = SocketAddr::new(ip, bound.port());
+        self.send(node, to.ip(), |_| {
+            Happening::Datagram(UdpPacket { from, to, bytes: bytes.to_vec() })
+        });
+        Ok(())
+    }
+
+    pub(super) fn next_event(&mut self) -> Option<Instant> {
+        while let Some(first) = self.events.peek() {
+            // The clock does not stop for a timer that was set anew.
+            if let Happening::Timer(id) = first.happening
+                && !self.is_due(id, first.at)
+            {
+                let at = first.at;
+                self.events.pop();
+                self.retime(id, at);
+                continue;
+            }
+            return Some(first.at);
+        }
+        None
+    }
+
+    fn connection(&self, id: u64) -> Option<&Connection> {
+        match &self.sockets.get(&id)?.kind {
+            SocketKind::Stream(connection) => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a connection's timer of the time `at` has something to do.
+    fn is_due(&self, id: u64, at: Instant) -> bool {
+        let deadline = self.connection(id).and_then(Connection::deadline);
+        deadline.is_some_and(|deadline| deadline <= at)
+            && self.sockets.get(&id).is_some_and(|socket| socket.timer_at == Some(at))
+    }
+
+    /// The timer of the time `at` is used up: sets the next one.
+    fn retime(&mut self, id: u64, at: Instant) {
+        if let Some(socket) = self.sockets.get_mut(&id)
+            && socket.timer_at == Some(at)
+        {
+            socket.timer_at = None;
+            self.settle(id);
+        }
+    }
+
+    pub(super) fn advance(&mut self, now: Instant) {
+        while let Some(at) = self.next_event()
+            && at <= now
+        {
+            self.now = self.now.max(at);
+            let Some(event) = self.events.pop() else { break };
+            self.happen(event);
+        }
+        self.now = self.now.max(now);
+    }
+
+    fn happen(&mut self, NetworkEvent { at, node, happening, .. }: NetworkEvent) {
+        self.note(at.as_nanos());
+        self.note(u64::from(node.0));
+        if !self.nodes[node.index()].is_up {
+            return;
+        }
+        match happening {
+            Happening::Segment(segment) => {
+                self.note(segment.bytes.len() as u64 ^ (segment.kind as u64) << 32);
+                self.deliver(node, segment);
+            }
+            Happening::Datagram(packet) => {
+                self.note(packet.bytes.len() as u64);
+                self.deliver_datagram(node, packet);
+            }
+            Happening::Unreachable(id) => {
+                let socket = self.sockets.get_mut(&id);
+                if let Some(SocketKind::Datagram(datagrams)) = socket.map(|it| &mut it.kind) {
+                    datagrams.refuse();
+                    self.announce(id, Ready::READABLE | Ready::WRITABLE | Ready::ERROR);
+                }
+            }
+            Happening::Timer(id) => {
+                self.with_connection(id, Connection::expire);
+                self.retime(id, at);
+            }
+        }
+    }
+
+    fn deliver(&mut self, node: NodeId, segment: Segment) {
+        let known = self.connections.get(&(node, segment.to, segment.from)).copied();
+        let current = known.and_then(|id| Some((id, self.connection(id)?.number)));
+        match current {
+            Some((id, number)) if number == segment.number => {
+                let was_accepting = self.connection(id).is_some_and(Connection::is_accepting);
+                let listener = self.connection(id).and_then(|it| it.listener);
+                self.with_connection(id, |connection, output| connection.receive(segment, output));
+                let is_accepting = self.connection(id).is_some_and(Connection::is_accepting);
+                if let Some(listener) = listener.filter(|_| was_accepting && !is_accepting) {
+                    self.established(listener, id);
+                }
+            }
+            _ if segment.kind == SegmentKind::Syn => {
+                if let Some(id) = known {
+                    // The peer has restarted.
+                    self.with_connection(id, |it, output| it.fail(Errno::CONNRESET, output));
+                    self.connections.remove(&(node, segment.to, segment.from));
+                }
+                self.call_in(node, &segment);
+            }
+            _ => {
+                if let Some(answer) = segment.refusal() {
+                    self.send(node, answer.to.ip(), |_| Happening::Segment(answer.clone()));
+                }
+            }
+        }
+    }
+
+    /// A peer wants to connect.
+    fn call_in(&mut self, node: NodeId, syn: &Segment) {
+        let is_listener = |socket: &SocketState| matches!(socket.kind, SocketKind::Listener(_));
+        let found = self.find_bound(node, Protocol::Tcp, syn.to, is_listener);
+        let Some(listener_id) = found else {
+            if let Some(answer) = syn.clone().refusal() {
+                self.send(node, answer.to.ip(), |_| Happening::Segment(answer.clone()));
+            }
+            return;
+        };
+        let socket = self.sockets.get_mut(&listener_id);
+        let Some(SocketKind::Listener(listener)) = socket.map(|socket| &mut socket.kind) else {
+            return;
+        };
+        if listener.queue.len() + listener.half_open >= listener.backlog {
+            // As Linux does: the peer tries again.
+            return;
+        }
+        listener.half_open += 1;
+        let buffers = listener.buffers;
+        let id = self.number();
+        self.connections.insert((node, syn.to, syn.from), id);
+        self.with_output(node, id, |state, output| {
+            let connection = Connection::accept(syn, listener_id, buffers, output);
+            let kind = SocketKind::Stream(Box::new(connection));
+            state.sockets.insert(id, SocketState::new(node, Protocol::Tcp, kind));
+        });
+    }
+
+    /// A connection can be accepted, or has failed before.
+    fn established(&mut self, listener_id: u64, id: u64) {
+        let is_open = self.connection(id).is_some_and(|it| !it.is_dead());
+        let socket = self.sockets.get_mut(&listener_id);
+        let Some(SocketKind::Listener(listener)) = socket.map(|socket| &mut socket.kind) else {
+            return;
+        };
+        if is_open {
+            listener.half_open -= 1;
+            listener.queue.push_back(id);
+            self.announce(listener_id, Ready::READABLE);
+        }
+    }
+
+    fn deliver_datagram(&mut self, node: NodeId, packet: UdpPacket) {
+        let accepts = |socket: &SocketState| match &socket.kind {
+            SocketKind::Datagram(it) => it.peer.is_none_or(|peer| peer == packet.from),
+            _ => false,
+        };
+        let found = self.find_bound(node, Protocol::Udp, packet.to, accepts);
+        if let Some(id) = found {
+            let socket = self.sockets.get_mut(&id);
+            if let Some(SocketKind::Datagram(datagrams)) = socket.map(|socket| &mut socket.kind)
+                && datagrams.arrive(packet)
+            {
+                self.announce(id, Ready::READABLE);
+            }
+            return;
+        }
+        // ICMP tells the sender, if it is connected.
+        let Some(sender) = self.route(node, packet.from.ip()) else { return };
+        let is_connected = |socket: &SocketState| match &socket.kind {
+            SocketKind::Datagram(it) => it.peer == Some(packet.to),
+            _ => false,
+        };
+        if let Some(id) = self.find_bound(sender, Protocol::Udp, packet.from, is_connected) {
+            self.send(node, packet.from.ip(), |_| Happening::Unreachable(id));
+        }
+    }
+
+    /// Takes a connection that was established, and names it.
+    pub(super) fn accept(
+        &mut self,
+        id: u64,
+        descriptor: RawFd,
+    ) -> Result<(u64, SocketAddr), Errno> {
+        let Some(SocketKind::Listener(listener)) =
+            self.sockets.get_mut(&id).map(|socket| &mut socket.kind)
+        else {
+            return Err(Errno::INVAL);
+        };
+        let accepted = listener.queue.pop_front().ok_or(Errno::AGAIN)?;
+        self.name(accepted, descriptor);
+        let socket = self.sockets.get_mut(&accepted);
+        let Some(SocketKind::Stream(connection)) = socket.map(|socket| &mut socket.kind) else {
+            return Err(Errno::CONNABORTED);
+        };
+        connection.listener = None;
+        Ok((accepted, connection.remote))
+    }
+
+    /// The application closes a socket.
+    pub(super) fn close(&mut self, id: u64) {
+        let Some(socket) = self.sockets.get_mut(&id) else { return };
+        let resets = socket.resets;
+        if let Some(descriptor) = socket.descriptor.take() {
+            self.descriptors.remove(&descriptor);
+        }
+        socket.watch = None;
+        match &socket.kind {
+            SocketKind::Stream(_) => {
+                self.with_connection(id, |connection, output| connection.close(resets, output));
+            }
+            SocketKind::Listener(_) => {
+                let waits = |socket: &SocketState| matches!(&socket.kind, SocketKind::Stream(it) if it.listener == Some(id));
+                let waiting = self.sockets.iter().filter(|(_, socket)| waits(socket));
+                for child in waiting.map(|(&child, _)| child).collect::<Vec<_>>() {
+                    self.with_connection(child, |it, output| it.close(true, output));
+                }
+                self.remove(id);
+            }
+            SocketKind::Fresh(_) | SocketKind::Datagram(_) => self.remove(id),
+        }
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some(socket) = self.sockets.remove(&id) else { return };
+        if let Some(descriptor) = socket.descriptor {
+            self.descriptors.remove(&descriptor);
+        }
+        if let Some(bound) = socket.bound {
+            let key = (socket.node, socket.protocol, bound.port());
+            if let Some(ids) = self.bound.get_mut(&key) {
+                ids.retain(|it| *it != id);
+                if ids.is_empty() {
+                    self.bound.remove(&key);
+                }
+            }
+        }
+        if let SocketKind::Stream(connection) = &socket.kind {
+            let name = (socket.node, connection.local, connection.remote);
+            if self.connections.get(&name) == Some(&id) {
+                self.connections.remove(&name);
+            }
+            if let Some(listener_id) = connection.listener
+                && let Some(SocketKind::Listener(listener)) =
+                    self.sockets.get_mut(&listener_id).map(|socket| &mut socket.kind)
+            {
+                let count = listener.queue.len();
+                listener.queue.retain(|it| *it != id);
+                if listener.queue.len() == count {
+                    listener.half_open -= 1;
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, value: u64) {
+        // FNV-1a over words, as for the tasks.
+        self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01B3);
+    }
+}

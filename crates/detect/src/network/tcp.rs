@@ -1,0 +1,692 @@
+//! One end of a simulated TCP connection [RFC 9293]: a state machine without I/O.
+//!
+//! ```text
+//!            SYN                        SYN-ACK
+//!  connect ──────▶ Connecting ──────────────────────────▶ Open ──── reset, time-out ────▶ Dead
+//!  accept ───────▶ Accepting ── ACK or data of the peer ──▲  └ closed by both: removed by the network
+//!           SYN-ACK                                           (lingers, if it closed first)
+//! ```
+//! Bytes are numbered from 0 in each direction; a FIN takes one number more. What is not acknowledged is sent again after a
+//! time that doubles [RFC 6298], or at the third duplicate ACK [RFC 5681, §3.2].
+//! *Deviation:* there is no congestion window, no delayed ACK and no selective ACK.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::{self, IoSlice},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use rustix::io::Errno;
+
+use crate::{clock::Instant, detector::Ready, sync::Arc};
+
+/// The most bytes of one segment: what interfaces make of several packets.
+const SEGMENT_MAX: usize = 16_384;
+
+/// One of so many segments ends early, so that a reader sees messages in pieces.
+const CUT_ONE_IN: u8 = 4;
+
+/// The time before the first segment is sent again while no answer was timed [RFC 6298, §2.1].
+const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The bounds of that time later: Linux's `TCP_RTO_MIN` and `TCP_RTO_MAX`.
+const TIMEOUT_MIN: Duration = Duration::from_millis(200);
+const TIMEOUT_MAX: Duration = Duration::from_secs(120);
+
+/// How often it is sent again: Linux's `tcp_syn_retries`, `tcp_synack_retries`, `tcp_retries2`.
+const SYN_RETRIES: u32 = 6;
+const SYN_ACK_RETRIES: u32 = 5;
+const RETRIES: u32 = 15;
+
+/// How long the side lingers that closed first, to answer what arrives late: Linux's `TCP_TIMEWAIT_LEN` and
+/// `tcp_fin_timeout`.
+const LINGER: Duration = Duration::from_secs(60);
+
+/// So many duplicates of an ACK show that the segment behind it is lost.
+const DUPLICATES: u32 = 3;
+
+/// What peers have in common that shut down, or were reset.
+const CLOSED: Ready = Ready::READ_CLOSED.union(Ready::WRITE_CLOSED);
+
+/// A TCP packet.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    /// The connection: like an initial sequence number, it tells apart connections between the same addresses.
+    pub(super) number: u64,
+    pub(super) kind: SegmentKind,
+    /// The number of the first byte.
+    sequence: u64,
+    /// All bytes before this one have arrived.
+    ack: u64,
+    /// The peer may send bytes up to this one.
+    edge: u64,
+    pub(super) bytes: Arc<[u8]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SegmentKind {
+    Syn,
+    SynAck,
+    Ack,
+    Data,
+    Fin,
+    /// Asks for an ACK, since the window is closed.
+    Probe,
+    Reset,
+}
+
+impl Segment {
+    /// Returns the answer of a node that does not know the connection.
+    pub(super) fn refusal(self) -> Option<Self> {
+        let kind = SegmentKind::Reset;
+        let answer = Self { from: self.to, to: self.from, kind, bytes: Arc::new([]), ..self };
+        (self.kind != SegmentKind::Reset).then_some(answer)
+    }
+}
+
+/// What a call of a connection causes.
+#[derive(Debug)]
+pub(super) struct Output<'a> {
+    pub(super) now: Instant,
+    pub(super) random: &'a mut fastrand::Rng,
+    pub(super) segments: Vec<Segment>,
+    /// What the socket became ready for.
+    pub(super) ready: Ready,
+}
+
+impl Output<'_> {
+    fn announce(&mut self, ready: Ready) {
+        self.ready = self.ready.union(ready);
+    }
+}
+
+/// The sizes of a connection's buffers, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SocketBuffers {
+    pub(crate) send: usize,
+    pub(crate) receive: usize,
+}
+
+impl Default for SocketBuffers {
+    fn default() -> Self {
+        Self { send: 65_536, receive: 65_536 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ConnectionState {
+    Connecting,
+    Accepting,
+    Open,
+    Dead,
+}
+
+/// A segment that was not acknowledged yet.
+#[derive(Debug)]
+struct InFlight {
+    sequence: u64,
+    kind: SegmentKind,
+    bytes: Arc<[u8]>,
+    sent_at: Instant,
+    is_repeated: bool,
+}
+
+impl InFlight {
+    fn end(&self) -> u64 {
+        self.sequence + self.bytes.len() as u64 + u64::from(self.kind == SegmentKind::Fin)
+    }
+}
+
+/// The sending direction.
+#[derive(Debug, Default)]
+struct Sending {
+    unsent: VecDeque<u8>,
+    in_flight: VecDeque<InFlight>,
+    /// The number of the next byte to send for the first time.
+    next: u64,
+    acked: u64,
+    edge: u64,
+    /// No more will be written.
+    is_shut: bool,
+    is_fin_sent: bool,
+    /// Its FIN was sent before the peer's came.
+    is_first: bool,
+    /// A write found too little room: room is to be announced.
+    is_full: bool,
+    duplicates: u32,
+    /// After a loss: what was sent before it was noticed ends here.
+    recover: u64,
+}
+
+/// The receiving direction.
+#[derive(Debug, Default)]
+struct Receiving {
+    queue: VecDeque<u8>,
+    /// The number of the next byte to arrive in order.
+    next: u64,
+    /// Segments that have overtaken others, by number; with a FIN or not.
+    early: BTreeMap<u64, (Arc<[u8]>, bool)>,
+    /// The edge of which the peer was told.
+    edge: u64,
+    has_fin: bool,
+}
+
+/// When to send again.
+#[derive(Debug)]
+struct Retransmission {
+    timeout: Duration,
+    /// Smoothed round trip, and its variation.
+    measured: Option<(Duration, Duration)>,
+    retries: u32,
+    deadline: Option<Instant>,
+    /// When the handshake began.
+    began: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) number: u64,
+    /// The listener that has not handed it out.
+    pub(super) listener: Option<u64>,
+    buffers: SocketBuffers,
+    state: ConnectionState,
+    sending: Sending,
+    receiving: Receiving,
+    timer: Retransmission,
+    /// The next operation returns it.
+    error: Option<Errno>,
+    /// The application has closed it.
+    is_orphan: bool,
+    /// It is closed, and only answers what arrives late.
+    lingers: bool,
+}
+
+impl Connection {
+    fn new(
+        (local, remote, number): (SocketAddr, SocketAddr, u64),
+        (state, began): (ConnectionState, Instant),
+        buffers: SocketBuffers,
+    ) -> Self {
+        Self {
+            local,
+            remote,
+            number,
+            listener: None,
+            buffers,
+            state,
+            sending: Sending::default(),
+            receiving: Receiving::default(),
+            timer: Retransmission {
+                timeout: FIRST_TIMEOUT,
+                measured: None,
+                retries: 0,
+                deadline: None,
+                began,
+            },
+            error: None,
+            is_orphan: false,
+            lingers: false,
+        }
+    }
+
+    pub(super) fn connect(
+        name: (SocketAddr, SocketAddr, u64),
+        buffers: SocketBuffers,
+        output: &mut Output<'_>,
+    ) -> Self {
+        let mut connection = Self::new(name, (ConnectionState::Connecting, output.now), buffers);
+        connection.send(SegmentKind::Syn, output);
+        connection.arm(output.now);
+        connection
+    }
+
+    pub(super) fn accept(
+        syn: &Segment,
+        listener: u64,
+        buffers: SocketBuffers,
+        output: &mut Output<'_>,
+    ) -> Self {
+        let name = (syn.to, syn.from, syn.number);
+        let mut connection = Self::new(name, (ConnectionState::Accepting, output.now), buffers);
+        connection.listener = Some(listener);
+        connection.sending.edge = syn.edge;
+        connection.send(SegmentKind::SynAck, output);
+        connection.arm(output.now);
+        connection
+    }
+
+    pub(super) fn is_connecting(&self) -> bool {
+        self.state == ConnectionState::Connecting
+    }
+
+    pub(super) fn is_accepting(&self) -> bool {
+        self.state == ConnectionState::Accepting
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.state == ConnectionState::Dead
+    }
+
+    /// Returns whether the network may forget it.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_dead() && (self.is_orphan || self.listener.is_some())
+    }
+
+    /// Returns when [`expire`](Self::expire) is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.timer.deadline
+    }
+
+    pub(super) fn take_error(&mut self) -> Option<Errno> {
+        self.error.take()
+    }
+
+    /// Returns everything that it is ready for.
+    pub(super) fn ready(&self) -> Ready {
+        let mut ready = Ready::NONE;
+        let is_over = self.state == ConnectionState::Dead;
+        if !self.receiving.queue.is_empty() || self.receiving.has_fin || is_over {
+            ready = ready | Ready::READABLE;
+        }
+        if self.state == ConnectionState::Open && self.room() > 0 || is_over {
+            ready = ready | Ready::WRITABLE;
+        }
+        if self.receiving.has_fin {
+            ready = ready | Ready::READ_CLOSED;
+        }
+        if is_over {
+            ready = ready | CLOSED;
+        }
+        if self.error.is_some() { ready | Ready::ERROR } else { ready }
+    }
+
+    /// Takes in a segment of the peer.
+    pub(super) fn receive(&mut self, segment: Segment, output: &mut Output<'_>) {
+        match (segment.kind, self.state) {
+            (_, ConnectionState::Dead) => output.segments.extend(segment.refusal()),
+            (SegmentKind::Reset, ConnectionState::Connecting) => {
+                self.fail(Errno::CONNREFUSED, output)
+            }
+            (SegmentKind::Reset, _) => self.fail(Errno::CONNRESET, output),
+            (SegmentKind::Syn, ConnectionState::Accepting) => {
+                self.send(SegmentKind::SynAck, output)
+            }
+            (SegmentKind::SynAck, ConnectionState::Connecting) => {
+                self.sending.edge = segment.edge;
+                self.open(output.now);
+                output.announce(Ready::WRITABLE);
+                self.send(SegmentKind::Ack, output);
+                self.transmit(output);
+            }
+            (SegmentKind::Syn, _) | (_, ConnectionState::Connecting) => {}
+            (SegmentKind::SynAck | SegmentKind::Probe, _) => self.send(SegmentKind::Ack, output),
+            (SegmentKind::Ack | SegmentKind::Data | SegmentKind::Fin, _) => {
+                if self.is_accepting() {
+                    self.open(output.now);
+                }
+                self.acknowledge(&segment, output);
+                if segment.kind != SegmentKind::Ack {
+                    self.take_in(segment, output);
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, now: Instant) {
+        self.state = ConnectionState::Open;
+        if self.timer.retries == 0 {
+            self.timer.measure(now - self.timer.began);
+        }
+        self.timer.retries = 0;
+        self.rearm(now);
+    }
+
+    /// The peer has received everything before a byte, and may have opened its window.
+    fn acknowledge(&mut self, segment: &Segment, output: &mut Output<'_>) {
+        let sending = &mut self.sending;
+        let is_progress = segment.ack > sending.acked;
+        let opens = segment.edge > sending.edge;
+        sending.edge = sending.edge.max(segment.edge);
+        if is_progress {
+            sending.acked = segment.ack;
+            sending.duplicates = 0;
+            while let Some(first) = sending.in_flight.front()
+                && first.end() <= segment.ack
+            {
+                if !first.is_repeated {
+                    self.timer.measure(output.now - first.sent_at);
+                }
+                sending.in_flight.pop_front();
+            }
+            self.timer.retries = 0;
+            if self.sending.acked < self.sending.recover {
+                // Another one of the same flight is lost [RFC 6582, §3.2].
+                self.repeat(output);
+            }
+        } else if self.sending.in_flight.is_empty() {
+            self.timer.retries = 0;
+        } else if segment.kind == SegmentKind::Ack && !opens {
+            self.sending.duplicates += 1;
+            if self.sending.duplicates == DUPLICATES {
+                self.sending.recover = self.sending.next;
+                self.repeat(output);
+            }
+        }
+        self.transmit(output);
+        if is_progress || self.sending.in_flight.is_empty() {
+            self.rearm(output.now);
+        }
+        self.announce_room(output);
+    }
+
+    fn announce_room(&mut self, output: &mut Output<'_>) {
+        if self.sending.is_full && self.room() >= self.buffers.send.div_ceil(2) {
+            self.sending.is_full = false;
+            output.announce(Ready::WRITABLE);
+        }
+    }
+
+    /// Queues what a segment carries, and whatever it was missing for.
+    fn take_in(&mut self, segment: Segment, output: &mut Output<'_>) {
+        let has_fin = segment.kind == SegmentKind::Fin;
+        if self.is_orphan && !segment.bytes.is_empty() && segment.sequence >= self.receiving.next {
+            // Nothing reads it any more: the peer shall know [RFC 1122, §4.2.2.13].
+            self.send(SegmentKind::Reset, output);
+            self.state = ConnectionState::Dead;
+            self.timer.deadline = None;
+            return;
+        }
+        let receiving = &mut self.receiving;
+        if segment.sequence >= receiving.next && !receiving.has_fin {
+            receiving.early.insert(segment.sequence, (segment.bytes, has_fin));
+        }
+        while let Some(first) = receiving.early.first_entry()
+            && *first.key() <= receiving.next
+        {
+            let (bytes, has_fin) = first.remove();
+            receiving.next += bytes.len() as u64 + u64::from(has_fin);
+            receiving.queue.extend(&*bytes);
+            output.announce(Ready::READABLE);
+            if has_fin {
+                receiving.has_fin = true;
+                let is_shut = self.sending.is_shut;
+                output.announce(if is_shut { CLOSED } else { Ready::READ_CLOSED });
+            }
+        }
+        self.send(SegmentKind::Ack, output);
+    }
+
+    /// Sends what the window permits.
+    fn transmit(&mut self, output: &mut Output<'_>) {
+        if self.state != ConnectionState::Open {
+            return;
+        }
+        let was_idle = self.sending.in_flight.is_empty();
+        loop {
+            let sending = &mut self.sending;
+            let window = usize::try_from(sending.edge.saturating_sub(sending.next));
+            let mut count = sending.unsent.len().min(window.unwrap_or(usize::MAX)).min(SEGMENT_MAX);
+            if count > 1 && output.random.u8(..CUT_ONE_IN) == 0 {
+                count = output.random.usize(1..count);
+            }
+            let is_last = sending.unsent.is_empty() && sending.is_shut && !sending.is_fin_sent;
+            if count == 0 && !is_last {
+                break;
+            }
+            let kind = if is_last { SegmentKind::Fin } else { SegmentKind::Data };
+            sending.is_fin_sent = is_last;
+            sending.is_first |= is_last && !self.receiving.has_fin;
+            let bytes: Arc<[u8]> = sending.unsent.drain(..count).collect();
+            let first = InFlight {
+                sequence: sending.next,
+                kind,
+                bytes: Arc::clone(&bytes),
+                sent_at: output.now,
+                is_repeated: false,
+            };
+            let sequence = first.sequence;
+            sending.next = first.end();
+            sending.in_flight.push_back(first);
+            let segment = self.segment(kind, sequence, bytes);
+            output.segments.push(segment);
+        }
+        if was_idle {
+            self.rearm(output.now);
+        }
+    }
+
+    /// Sends the first segment again that was not acknowledged.
+    fn repeat(&mut self, output: &mut Output<'_>) {
+        let Some(first) = self.sending.in_flight.front_mut() else { return };
+        first.is_repeated = true;
+        let (sequence, kind, bytes) = (first.sequence, first.kind, Arc::clone(&first.bytes));
+        let segment = self.segment(kind, sequence, bytes);
+        output.segments.push(segment);
+    }
+
+    /// No answer came in time.
+    pub(super) fn expire(&mut self, output: &mut Output<'_>) {
+        if self.lingers {
+            self.state = ConnectionState::Dead;
+            self.timer.deadline = None;
+            return;
+        }
+        self.timer.retries += 1;
+        let retries_max = match self.state {
+            ConnectionState::Connecting => SYN_RETRIES,
+            ConnectionState::Accepting => SYN_ACK_RETRIES,
+            ConnectionState::Open | ConnectionState::Dead => RETRIES,
+        };
+        if self.timer.retries > retries_max {
+            self.fail(Errno::TIMEDOUT, output);
+            return;
+        }
+        match self.state {
+            ConnectionState::Connecting => self.send(SegmentKind::Syn, output),
+            ConnectionState::Accepting => self.send(SegmentKind::SynAck, output),
+            ConnectionState::Open if self.sending.in_flight.is_empty() => {
+                self.send(SegmentKind::Probe, output);
+            }
+            ConnectionState::Open => {
+                self.sending.recover = self.sending.next;
+                self.repeat(output);
+            }
+            ConnectionState::Dead => {}
+        }
+        self.arm(output.now);
+    }
+
+    /// Sets the timer, if something is to be acknowledged, or to be sent once the window opens. With nothing left to do, a
+    /// closed connection ends.
+    fn rearm(&mut self, now: Instant) {
+        if self.lingers {
+            return;
+        }
+        let is_idle = self.sending.in_flight.is_empty() && self.sending.unsent.is_empty();
+        if !is_idle {
+            self.arm(now);
+        } else if !self.is_orphan || !self.sending.is_fin_sent {
+            self.timer.deadline = None;
+        } else if self.sending.is_first {
+            self.lingers = true;
+            self.timer.deadline = Some(now + LINGER);
+        } else {
+            self.state = ConnectionState::Dead;
+            self.timer.deadline = None;
+        }
+    }
+
+    fn arm(&mut self, now: Instant) {
+        self.timer.deadline = Some(now + self.timer.pause());
+    }
+
+    pub(super) fn fail(&mut self, error: Errno, output: &mut Output<'_>) {
+        self.state = ConnectionState::Dead;
+        self.error = Some(error);
+        self.timer.deadline = None;
+        self.sending.unsent.clear();
+        self.sending.in_flight.clear();
+        output.announce(Ready::READABLE | Ready::WRITABLE | Ready::ERROR | CLOSED);
+    }
+
+    fn send(&mut self, kind: SegmentKind, output: &mut Output<'_>) {
+        let segment = self.segment(kind, self.sending.next, Arc::new([]));
+        output.segments.push(segment);
+    }
+
+    fn segment(&mut self, kind: SegmentKind, sequence: u64, bytes: Arc<[u8]>) -> Segment {
+        let receiving = &mut self.receiving;
+        receiving.edge = receiving.edge.max(receiving.reachable(self.buffers));
+        Segment {
+            from: self.local,
+            to: self.remote,
+            number: self.number,
+            kind,
+            sequence,
+            ack: receiving.next,
+            edge: receiving.edge,
+            bytes,
+        }
+    }
+
+    fn room(&self) -> usize {
+        let in_flight: usize = self.sending.in_flight.iter().map(|it| it.bytes.len()).sum();
+        self.buffers.send.saturating_sub(self.sending.unsent.len() + in_flight)
+    }
+
+    /// Takes as many bytes as there is room for.
+    pub(super) fn write(
+        &mut self,
+        buffers: &[IoSlice<'_>],
+        output: &mut Output<'_>,
+    ) -> io::Result<usize> {
+        if let Some(error) = self.error.take() {
+            return Err(error.into());
+        }
+        if self.sending.is_shut || self.state == ConnectionState::Dead {
+            return Err(Errno::PIPE.into());
+        }
+        let mut room = if self.state == ConnectionState::Open { self.room() } else { 0 };
+        let mut count = 0;
+        for buffer in buffers {
+            let taken = &buffer[..buffer.len().min(room)];
+            self.sending.unsent.extend(taken);
+            room -= taken.len();
+            count += taken.len();
+            self.sending.is_full |= taken.len() < buffer.len();
+        }
+        if count == 0 {
+            return Err(Errno::AGAIN.into());
+        }
+        self.transmit(output);
+        self.rearm_if_idle(output.now);
+        Ok(count)
+    }
+
+    fn rearm_if_idle(&mut self, now: Instant) {
+        if self.timer.deadline.is_none() {
+            self.rearm(now);
+        }
+    }
+
+    /// Hands the bytes that have arrived to `copy`, in one or two pieces, until it takes less than a piece. Zero is the end of
+    /// the stream.
+    pub(super) fn read(
+        &mut self,
+        peeks: bool,
+        mut copy: impl FnMut(&[u8]) -> usize,
+        output: &mut Output<'_>,
+    ) -> io::Result<usize> {
+        let receiving = &mut self.receiving;
+        if receiving.queue.is_empty() {
+            if receiving.has_fin {
+                return Ok(0);
+            }
+            return match self.error.take() {
+                Some(error) => Err(error.into()),
+                None if self.state == ConnectionState::Dead => Ok(0),
+                None => Err(Errno::AGAIN.into()),
+            };
+        }
+        let (first, second) = receiving.queue.as_slices();
+        let mut count = copy(first);
+        if count == first.len() && !second.is_empty() {
+            count += copy(second);
+        }
+        if !peeks {
+            receiving.queue.drain(..count);
+            // Not for every few bytes [RFC 9293, §3.8.6.2.2].
+            let opened = receiving.reachable(self.buffers).saturating_sub(receiving.edge);
+            let worth = (self.buffers.receive / 2).clamp(1, SEGMENT_MAX) as u64;
+            if opened >= worth && self.state == ConnectionState::Open {
+                self.send(SegmentKind::Ack, output);
+            }
+        }
+        Ok(count)
+    }
+
+    pub(super) fn unread_bytes(&self) -> u64 {
+        self.receiving.queue.len() as u64
+    }
+
+    /// Ends writing. Does nothing if the connection has already ended.
+    pub(super) fn finish_writing(&mut self, output: &mut Output<'_>) {
+        if self.state == ConnectionState::Open {
+            self.sending.is_shut = true;
+            output.announce(Ready::WRITABLE | Ready::WRITE_CLOSED);
+            self.transmit(output);
+        }
+    }
+
+    /// The application lets go of it. Unread bytes reset the connection [RFC 1122, §4.2.2.13]; otherwise it delivers what was
+    /// written.
+    pub(super) fn close(&mut self, resets: bool, output: &mut Output<'_>) {
+        self.is_orphan = true;
+        let receiving = &self.receiving;
+        let is_unread = !receiving.queue.is_empty() || !receiving.early.is_empty();
+        match self.state {
+            ConnectionState::Open if !resets && !is_unread => {
+                self.sending.is_shut = true;
+                self.transmit(output);
+            }
+            ConnectionState::Open | ConnectionState::Accepting => {
+                self.send(SegmentKind::Reset, output);
+                self.state = ConnectionState::Dead;
+            }
+            ConnectionState::Connecting | ConnectionState::Dead => {
+                self.state = ConnectionState::Dead
+            }
+        }
+    }
+}
+
+impl Receiving {
+    /// Returns up to which byte there is room.
+    fn reachable(&self, buffers: SocketBuffers) -> u64 {
+        self.next + buffers.receive.saturating_sub(self.queue.len()) as u64
+    }
+}
+
+impl Retransmission {
+    /// A segment was acknowledged after a round trip [RFC 6298, §2].
+    fn measure(&mut self, round_trip: Duration) {
+        let (smoothed, variation) = match self.measured {
+            None => (round_trip, round_trip / 2),
+            Some((smoothed, variation)) => (
+                (smoothed * 7 + round_trip) / 8,
+                (variation * 3 + smoothed.abs_diff(round_trip)) / 4,
+            ),
+        };
+        self.measured = Some((smoothed, variation));
+        self.timeout = (smoothed + variation * 4).clamp(TIMEOUT_MIN, TIMEOUT_MAX);
+    }
+
+    fn pause(&self) -> Duration {
+        self.timeout.saturating_mul(1 << self.retries.min(16)).min(TIMEOUT_MAX)
+    }
+}

@@ -1,0 +1,205 @@
+//! The simulated flavor: one thread runs every task in virtual time, in an order that a seed draws.
+//!
+//! Whatever is ready runs before the clock moves: the next task is drawn among all ready ones, the future of `block_on`
+//! included, and so is whether a look at the detection server precedes it. With nothing ready, the clock jumps to the next
+//! deadline. No real clock takes part in a decision, so a run is a function of its seed.
+//!
+//! A runtime is a node of a [`SimulatedWorld`], which runs the tasks; most worlds have one.
+
+mod world;
+
+use std::{future::Future, io, time::Duration};
+
+use vigie_detect::{NodeId, Server, VirtualHost};
+
+pub(crate) use self::world::{Fault, SimulatedWorld};
+use crate::{
+    blocking_pool::BlockingPool,
+    context::EnteredContext,
+    options::Options,
+    panics::contained,
+    sync::{Arc, AtomicBool, Ordering, RealGuard, RealMutex, thread},
+    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, drop_task},
+};
+
+pub(crate) struct SimulatedShared {
+    pub(crate) server: Server,
+    pub(crate) live: Arc<LiveTasks>,
+    /// Has no threads: closures of `spawn_blocking` are tasks here.
+    pub(crate) pool: Arc<BlockingPool>,
+    pub(crate) options: Options,
+    pub(crate) world: Arc<SimulatedWorld>,
+    /// Its place in the world.
+    pub(crate) node: NodeId,
+    /// Enters this runtime on a thread.
+    enter: fn(Arc<Self>) -> EnteredContext,
+    ready: RealMutex<Vec<Runnable>>,
+    is_ending: AtomicBool,
+}
+
+/// Returns whether the calling thread is inside `block_on` of a simulated runtime: of the world of `shared`, or of any.
+pub(crate) fn runs_here(shared: Option<&SimulatedShared>) -> bool {
+    world::runs_here(shared.map(|shared| &*shared.world))
+}
+
+/// Refuses what would leave the simulation.
+///
+/// # Errors
+/// [`io::ErrorKind::Unsupported`] inside a simulation.
+pub(crate) fn refuse(what: &str) -> io::Result<()> {
+    if !runs_here(None) {
+        return Ok(());
+    }
+    let text = format!("{what} would leave the simulation, in which there are none yet");
+    Err(io::Error::new(io::ErrorKind::Unsupported, text))
+}
+
+impl SimulatedShared {
+    /// Creates a world with one node.
+    pub(crate) fn new(seed: u64, options: Options, enter: fn(Arc<Self>) -> EnteredContext) -> Self {
+        let host = VirtualHost::new(seed);
+        let server = host.server().clone();
+        let node = host.network().node("main").expect("invariant: the first node of a host");
+        Self::on_node(Arc::new(SimulatedWorld::new(seed, host)), (node, server), options, enter)
+    }
+
+    fn on_node(
+        world: Arc<SimulatedWorld>,
+        (node, server): (NodeId, Server),
+        options: Options,
+        enter: fn(Arc<Self>) -> EnteredContext,
+    ) -> Self {
+        Self {
+            server,
+            live: Arc::new(LiveTasks::new()),
+            pool: Arc::new(BlockingPool::new(1, Duration::ZERO)),
+            options,
+            world,
+            node,
+            enter,
+            ready: RealMutex::new(Vec::new()),
+            is_ending: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns a runtime on a node of the same world, with the node's server.
+    pub(crate) fn beside(&self, node: NodeId, server: Server) -> Arc<Self> {
+        let world = Arc::clone(&self.world);
+        Arc::new(Self::on_node(world, (node, server), self.options.clone(), self.enter))
+    }
+
+    /// Makes this runtime current on the calling thread.
+    pub(crate) fn entered(self: &Arc<Self>) -> EnteredContext {
+        (self.enter)(Arc::clone(self))
+    }
+
+    /// Returns the hash of what `block_on` has run so far.
+    pub(crate) fn trace_hash(&self) -> u64 {
+        self.world.trace_hash()
+    }
+
+    fn ready(&self) -> RealGuard<'_, Vec<Runnable>> {
+        locked(&self.ready)
+    }
+
+    /// Runs `future` and all tasks on the calling thread until the future is ready.
+    ///
+    /// # Panics
+    /// If nothing can happen any more; on another thread than the first call's.
+    #[track_caller]
+    pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
+        let alone = self.world.with_nodes(|nodes| {
+            let is_alone = nodes.is_empty();
+            if is_alone {
+                nodes.push(Arc::clone(self));
+            }
+            is_alone
+        });
+        // A runtime refers to its world, which must not refer to it for longer.
+        let _forget = alone.then(|| world::ForgetNodes(&self.world));
+        let value = self.world.block_on(self, future, &mut |_| {});
+        if self.is_ending.load(Ordering::SeqCst) {
+            let _entered = self.entered();
+            self.finish();
+        }
+        value
+    }
+
+    fn poll(&self, task: Runnable) {
+        if task.metadata().is_aborted() || self.is_ending.load(Ordering::Relaxed) {
+            drop_task(task);
+        } else {
+            // The future's panics are caught inside; only a waker's panic can get here.
+            contained("a poll", || task.run());
+        }
+    }
+
+    /// Queues a task that became ready.
+    fn schedule(&self, task: Runnable) {
+        if !runs_here(Some(self)) && self.world.is_elsewhere() {
+            tracing::error!(
+                site = %task.metadata().site,
+                "a thread outside of the simulation woke a task: the run is not a function of its seed"
+            );
+        }
+        self.ready().push(task);
+    }
+
+    /// Cancels every task and closes the server: at the end of `block_on`, if the calling thread is inside of it.
+    pub(crate) fn shutdown(&self) {
+        self.begin_end();
+        if !runs_here(Some(self)) {
+            self.finish();
+        }
+    }
+
+    /// Cancels every task and closes the server, between two polls.
+    pub(crate) fn end(self: &Arc<Self>) {
+        let _entered = self.entered();
+        self.begin_end();
+        self.finish();
+    }
+
+    fn begin_end(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        self.live.close();
+    }
+
+    fn finish(&self) {
+        loop {
+            let task = self.ready().pop();
+            match task {
+                Some(task) => drop_task(task),
+                None if self.live.count() == 0 => break,
+                // Another thread is about to queue a task that it has just woken.
+                None => thread::yield_now(),
+            }
+        }
+        self.server.shutdown();
+    }
+}
+
+fn locked<T>(mutex: &RealMutex<T>) -> RealGuard<'_, T> {
+    mutex.lock().unwrap_or_else(crate::sync::PoisonError::into_inner)
+}
+
+/// Returns what schedules a task of `shared`.
+pub(crate) fn schedule(
+    shared: &Arc<SimulatedShared>,
+) -> impl async_task::Schedule<task_cell::TaskInfo> + Send + Sync + 'static {
+    let shared = Arc::clone(shared);
+    move |task: Runnable| shared.schedule(task)
+}
+
+/// Spawns a task that stays on this thread, which runs the world.
+pub(crate) fn spawn_local<F>(
+    shared: &Arc<SimulatedShared>,
+    label: Label,
+    future: F,
+) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    task_cell::spawn_local(&shared.live, label, future, schedule(shared))
+}

@@ -1,0 +1,205 @@
+//! The nodes of a world.
+
+use std::{
+    fmt,
+    future::Future,
+    net::IpAddr,
+    panic::Location,
+    process::{ExitCode, Termination},
+};
+
+use vigie_detect::{Link, NodeId};
+
+use super::world::World;
+use crate::{
+    flavor::simulated::{self, Fault, SimulatedShared, SimulatedWorld},
+    handle::{Handle, Scheduler},
+    sync::Arc,
+    task_cell::{JoinHandle, Label},
+};
+
+/// A node of a [`World`]: a machine with a runtime of its own. Clones are the same node. Its methods may be called inside the
+/// world's tasks, too.
+#[derive(Clone)]
+pub struct Node {
+    world: Arc<SimulatedWorld>,
+    id: NodeId,
+}
+
+impl Node {
+    pub(super) fn new(world: &Arc<SimulatedWorld>, id: NodeId) -> Self {
+        Self { world: Arc::clone(world), id }
+    }
+
+    /// Returns its name, by which the others connect to it: `TcpStream::connect("name:80")`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.world.network.name(self.id)
+    }
+
+    /// Returns its first address.
+    ///
+    /// # Panics
+    /// Never: each node has one.
+    #[must_use]
+    pub fn ip(&self) -> IpAddr {
+        self.world.network.lookup(&self.name())[0]
+    }
+
+    /// Spawns a task on it. After a crash, and before a restart, tasks are cancelled at once.
+    ///
+    /// # Panics
+    /// If the world is gone.
+    #[track_caller]
+    pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let shared = self.world.with_nodes(|nodes| nodes.get(self.id.index()).cloned());
+        let shared = shared.expect("the world of this node is gone");
+        Handle::from(Scheduler::Simulated(shared)).spawn(future)
+    }
+
+    /// Stops the machine before the next poll, as if its power was cut: all its tasks are dropped, and it answers nothing. Its
+    /// peers find out by their own time-outs, or by a reset after a [`restart`](Self::restart).
+    pub fn crash(&self) {
+        self.world.request(Fault::Crash(self.id));
+    }
+
+    /// Ends the process before the next poll: all its tasks are dropped, and the machine goes on and closes its sockets. Peers
+    /// see the end of their connections, or a reset where bytes were unread.
+    pub fn kill(&self) {
+        self.world.request(Fault::Kill(self.id));
+    }
+
+    /// Starts the node's program anew before the next poll, as a new process on the same addresses. Ends the old one as
+    /// [`kill`](Self::kill) does, if it is there.
+    pub fn restart(&self) {
+        self.world.request(Fault::Restart(self.id));
+    }
+
+    /// Stops polling its tasks, as `SIGSTOP` does: the machine still receives and acknowledges. Its timers are late when it goes
+    /// on.
+    pub fn pause(&self) {
+        self.world.pause(self.id, true);
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    pub fn resume(&self) {
+        self.world.pause(self.id, false);
+    }
+
+    /// Sets the link to another node and back.
+    pub fn link(&self, other: &Self, link: Link) {
+        self.link_to(other, link);
+        other.link_to(self, link);
+    }
+
+    /// Sets the link to another node, in this direction only.
+    pub fn link_to(&self, other: &Self, link: Link) {
+        self.world.network.link(self.id, other.id, link);
+    }
+
+    /// Lets no packet pass to another node, nor back. Packets under way arrive.
+    pub fn partition(&self, other: &Self) {
+        self.cut_to(other);
+        other.cut_to(self);
+    }
+
+    /// Lets no packet pass to another node, in this direction only.
+    pub fn cut_to(&self, other: &Self) {
+        self.world.network.cut(self.id, other.id);
+    }
+
+    /// Lets packets pass again to another node and back.
+    pub fn heal(&self, other: &Self) {
+        self.world.network.heal(self.id, other.id);
+        self.world.network.heal(other.id, self.id);
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Node").field(&self.name()).finish()
+    }
+}
+
+/// Starts a program on a node.
+pub(super) type NodeProgram = Box<dyn Fn(&Arc<SimulatedShared>)>;
+
+/// A node that is about to be added: see [`World::node`].
+#[must_use = "the node is added by `run` or `start`"]
+pub struct NodeBuilder<'a> {
+    world: &'a mut World,
+    name: String,
+    ips: Vec<IpAddr>,
+}
+
+impl<'a> NodeBuilder<'a> {
+    pub(super) fn new(world: &'a mut World, name: &str) -> Self {
+        Self { world, name: name.to_owned(), ips: Vec::new() }
+    }
+
+    /// Gives it an address; call it again for more. Default: 10.0.0.1 or the next one that is free.
+    pub fn ip(mut self, ip: impl Into<IpAddr>) -> Self {
+        self.ips.push(ip.into());
+        self
+    }
+
+    /// Adds the node, and starts `program` on it, also at each [`Node::restart`]. A program that panics, or returns an error,
+    /// fails the run; one that returns otherwise leaves its node alone.
+    ///
+    /// # Panics
+    /// If there is such a name or address already.
+    #[track_caller]
+    pub fn run<F>(self, program: impl Fn() -> F + 'static) -> Node
+    where
+        F: Future + 'static,
+        F::Output: Termination + 'static,
+    {
+        let site = Location::caller();
+        let start = move |shared: &Arc<SimulatedShared>| {
+            let future = program();
+            let running = simulated::spawn_local(shared, Label::from(site), future);
+            let (world, node) = (Arc::clone(&shared.world), shared.node);
+            let watch = async move {
+                match running.await {
+                    Ok(result) => {
+                        if result.report() != ExitCode::SUCCESS {
+                            let name = world.network.name(node);
+                            world.fail(Box::new(format!("the program of node {name} failed")));
+                        }
+                    }
+                    Err(error) => {
+                        if let Ok(panic) = error.try_into_panic() {
+                            world.fail(panic);
+                        }
+                    }
+                }
+            };
+            simulated::spawn_local(shared, Label::from(site), watch).detach();
+        };
+        self.add(Box::new(start))
+    }
+
+    /// Adds the node without a program, for tasks of [`Node::spawn`].
+    ///
+    /// # Panics
+    /// If there is such a name or address already.
+    #[expect(clippy::must_use_candidate, reason = "the world has the node")]
+    pub fn start(self) -> Node {
+        self.add(Box::new(|_| {}))
+    }
+
+    fn add(self, program: NodeProgram) -> Node {
+        self.world.add(&self.name, &self.ips, program)
+    }
+}
+
+impl fmt::Debug for NodeBuilder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, ips, .. } = self;
+        f.debug_struct("NodeBuilder").field("name", name).field("ips", ips).finish()
+    }
+}

@@ -1,0 +1,173 @@
+//! The world of a test.
+
+use std::{fmt, future::Future, net::IpAddr, panic};
+
+use vigie_detect::{Flavor, Link, NodeId, VirtualHost};
+
+use super::node::{Node, NodeBuilder, NodeProgram};
+use crate::{
+    flavor::simulated::{Fault, SimulatedShared},
+    handle::Scheduler,
+    runtime::Runtime,
+    sync::Arc,
+};
+
+/// Nodes, each with a runtime of [`Flavor::Simulated`], and the network between them: see the [module](super).
+///
+/// It stays on its thread. Dropping it ends all nodes.
+pub struct World {
+    main: Arc<SimulatedShared>,
+    /// By the nodes' index.
+    programs: Vec<NodeProgram>,
+    invariants: Vec<Box<dyn FnMut()>>,
+    /// Dropped last: the runtime of `main`.
+    _runtime: Runtime,
+}
+
+impl World {
+    /// Creates a world with one node, `main`, on which [`block_on`](Self::block_on) runs its future.
+    ///
+    /// # Panics
+    /// Never in practice: a simulated runtime needs nothing of the kernel.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let builder = Runtime::builder().flavor(Flavor::Simulated { seed });
+        let runtime = builder.build().expect("invariant: it needs no thread and no descriptor");
+        let Scheduler::Simulated(main) = &runtime.handle().scheduler else {
+            unreachable!("the flavor was given")
+        };
+        let main = Arc::clone(main);
+        main.world.with_nodes(|nodes| nodes.push(Arc::clone(&main)));
+        Self { main, programs: vec![Box::new(|_| {})], invariants: Vec::new(), _runtime: runtime }
+    }
+
+    /// Returns the seed.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.main.world.seed
+    }
+
+    /// Returns the node on which [`block_on`](Self::block_on) runs its future. It is not to be crashed.
+    #[must_use]
+    pub fn main(&self) -> Node {
+        Node::new(&self.main.world, self.main.node)
+    }
+
+    /// Describes a node to add.
+    pub fn node(&mut self, name: &str) -> NodeBuilder<'_> {
+        NodeBuilder::new(self, name)
+    }
+
+    pub(super) fn add(&mut self, name: &str, ips: &[IpAddr], program: NodeProgram) -> Node {
+        let world = &self.main.world;
+        let (id, server) = world.with_host(|host| {
+            let id = host.add_node(name, ips);
+            (id, host.server_of(id).clone())
+        });
+        let shared = self.main.beside(id, server);
+        world.with_nodes(|nodes| nodes.push(Arc::clone(&shared)));
+        start(&program, &shared);
+        self.programs.push(program);
+        Node::new(world, id)
+    }
+
+    /// Sets the link between each pair of nodes that has none of its own.
+    pub fn default_link(&self, link: Link) {
+        self.main.world.network.default_link(link);
+    }
+
+    /// Calls `check` before each poll of a task. It should panic if something is wrong that must never be: the run fails
+    /// then, at the moment at which it went wrong.
+    pub fn invariant(&mut self, check: impl FnMut() + 'static) {
+        self.invariants.push(Box::new(check));
+    }
+
+    /// Runs all nodes until `future` is ready, which runs on the node `main`.
+    ///
+    /// # Panics
+    /// With the panic of a node's program; if nothing can happen any more, with everything that waits; inside another
+    /// runtime.
+    #[track_caller]
+    pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
+        let world = Arc::clone(&self.main.world);
+        let Self { main, programs, invariants, .. } = self;
+        let mut between = |host: &mut VirtualHost| {
+            for check in &mut *invariants {
+                check();
+            }
+            let Some((faults, failure)) = main.world.take_news() else { return };
+            if let Some(failure) = failure {
+                panic::resume_unwind(failure);
+            }
+            for fault in faults {
+                carry_out(fault, main, programs, host);
+            }
+        };
+        world.block_on(main, future, &mut between)
+    }
+
+    /// Returns a hash of everything that has happened until [`block_on`](Self::block_on) last ended. Two runs with the same
+    /// seed have the same hash.
+    #[must_use]
+    pub fn trace_hash(&self) -> u64 {
+        self.main.trace_hash()
+    }
+}
+
+/// Starts a node's program, inside of its runtime.
+fn start(program: &NodeProgram, shared: &Arc<SimulatedShared>) {
+    let _entered = shared.entered();
+    program(shared);
+}
+
+/// Crashes, kills or restarts a node.
+fn carry_out(
+    fault: Fault,
+    main: &Arc<SimulatedShared>,
+    programs: &[NodeProgram],
+    host: &mut VirtualHost,
+) {
+    let world = &main.world;
+    let end = |node: NodeId| {
+        assert!(
+            node != main.node,
+            "the node `main` must not end: it runs the future of `block_on`"
+        );
+        let shared = world.with_nodes(|nodes| Arc::clone(&nodes[node.index()]));
+        shared.end();
+    };
+    match fault {
+        Fault::Crash(node) => {
+            world.network.stop(node);
+            end(node);
+        }
+        Fault::Kill(node) => end(node),
+        Fault::Restart(node) => {
+            end(node);
+            world.network.start(node);
+            world.pause(node, false);
+            let shared = main.beside(node, host.renew_server(node));
+            // Outside the lock: it may be the last reference.
+            let old = world.with_nodes(|nodes| {
+                std::mem::replace(&mut nodes[node.index()], Arc::clone(&shared))
+            });
+            drop(old);
+            start(&programs[node.index()], &shared);
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let nodes = self.main.world.with_nodes(std::mem::take);
+        for node in nodes.iter().skip(1) {
+            node.end();
+        }
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("network", &self.main.world.network).finish_non_exhaustive()
+    }
+}
