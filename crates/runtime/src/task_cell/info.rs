@@ -162,6 +162,13 @@ impl TaskInfo {
         ReadyTime(self.ready.load(RELAXED))
     }
 
+    /// Returns the time at which a thread whose last switch was at `switched_at` judges the task's credit: not before it became
+    /// ready. The thread may have been kept from the processor since, or have been in a long poll; the task's credit may have
+    /// been paid later, and would seem to be missing at the earlier time.
+    pub(crate) fn judged_at(&self, switched_at: u64) -> u64 {
+        self.ready_time().nanos().map_or(switched_at, |ready| ready.max(switched_at))
+    }
+
     /// A poll begins at `now`, which is zero if polls are not timed.
     pub(super) fn note_begin(&self, now: u64) {
         self.ready.store(ReadyTime::NOT.0, RELAXED);
@@ -275,5 +282,29 @@ impl TaskInfo {
     /// Returns whether the task's own polls have shown that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
         self.trust.is_proven()
+    }
+}
+
+// The models of `tests/loom.rs` compile this file too, but not the tests below.
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Goal: a thread that read the clock long before a task was spawned does not find that the task has no credit; one that read
+    /// it later judges by its own time. Method: a tenth of a bucket, paid at the time of the spawn.
+    #[test]
+    fn tasks_are_not_judged_before_they_are_ready() {
+        const MS: u64 = 1_000_000;
+        let (early, spawned, late) = (1_000 * MS, 1_010 * MS, 1_030 * MS);
+        let mut parent = Credit::FULL.after(spawned, 800_000);
+        let mut label = Label::from(Location::caller());
+        label.credit = parent.pay_child(spawned);
+        let info = TaskInfo::new(&label, 0);
+        assert_eq!(info.judged_at(early), early, "not ready");
+        info.note_ready(ReadyTime::new(spawned, false));
+        assert!(!info.account.is_credit_sufficient(early), "so it would seem");
+        assert!(info.account.is_credit_sufficient(info.judged_at(early)));
+        assert_eq!(info.judged_at(late), late);
     }
 }
