@@ -181,6 +181,16 @@ fn tasks(view: &Value) -> String {
         } else {
             format!("  for {waits}\n")
         });
+        for frame in task["stack"].as_array().into_iter().flatten() {
+            let _ = writeln!(shown, "            in {}", text(frame));
+        }
+        if task["stack_is_complete"] == false {
+            shown.push_str("            in … (the rest is not known)\n");
+        }
+        if task["no_stack"].is_string() {
+            let _ =
+                writeln!(shown, "            stack: not available: {}", text(&task["no_stack"]));
+        }
     }
     shown
 }

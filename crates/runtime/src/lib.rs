@@ -79,6 +79,7 @@ pub mod process;
 mod refusal;
 mod runtime;
 pub mod signal;
+mod stack;
 mod sync;
 pub mod task;
 mod task_cell;

@@ -34,6 +34,8 @@ pub(crate) struct TaskInfo {
     /// When the last poll began, or ended if the last bit is not set; in nanoseconds, or zero where polls are not timed. Written by
     /// the thread that polls, read for dumps.
     progress: AtomicU64,
+    /// The thread of the last poll.
+    thread: PollingThread,
     /// The future is gone. Set by the thread that drops it.
     is_over: AtomicBool,
     kind: Option<TaskKind>,
@@ -137,6 +139,7 @@ impl TaskInfo {
             ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
             progress: AtomicU64::new(0),
+            thread: PollingThread::new(),
             is_over: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(
@@ -172,6 +175,7 @@ impl TaskInfo {
     /// A poll begins at `now`, which is zero if polls are not timed.
     pub(super) fn note_begin(&self, now: u64) {
         self.ready.store(ReadyTime::NOT.0, RELAXED);
+        self.thread.note();
         self.progress.store(now | 1, RELAXED);
     }
 
@@ -191,6 +195,12 @@ impl TaskInfo {
         } else {
             (TaskState::Ready, known(ready.0))
         }
+    }
+
+    /// Returns the kernel thread id of the thread that polls the task, if one does and the feature `stacks` is on.
+    pub(crate) fn polled_by(&self) -> Option<u32> {
+        let is_polled = self.progress.load(RELAXED) & 1 == 1;
+        self.thread.number().filter(|_| is_polled)
     }
 
     pub(crate) fn abort(&self) {
@@ -285,9 +295,50 @@ impl TaskInfo {
     }
 }
 
-// The models of `tests/loom.rs` compile this file too, but not the tests below.
+/// The thread that polled a task last, where stacks are asked for. Written by that thread, read for dumps.
+#[derive(Debug)]
+struct PollingThread {
+    #[cfg(feature = "stacks")]
+    number: crate::sync::count::AtomicU32,
+}
+
+#[cfg(feature = "stacks")]
+impl PollingThread {
+    const fn new() -> Self {
+        Self { number: crate::sync::count::AtomicU32::new(0) }
+    }
+
+    fn note(&self) {
+        crate::sync::thread_local! {
+            static NUMBER: u32 = crate::kernel_help::thread_number();
+        }
+        let number = NUMBER.try_with(|&number| number).unwrap_or(0);
+        if self.number.load(RELAXED) != number {
+            self.number.store(number, RELAXED);
+        }
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.number.load(RELAXED)).filter(|&number| number != 0)
+    }
+}
+
+#[cfg(not(feature = "stacks"))]
+#[expect(clippy::unused_self, reason = "there is something with the feature")]
+impl PollingThread {
+    const fn new() -> Self {
+        Self {}
+    }
+
+    #[inline]
+    const fn note(&self) {}
+
+    const fn number(&self) -> Option<u32> {
+        None
+    }
+}
+
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use super::*;
 
