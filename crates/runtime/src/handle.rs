@@ -302,8 +302,8 @@ impl Handle {
     ///
     /// # Cost
     /// A lock for each shard of the list of tasks, each detector and each pending wait: some microseconds for each task. For a
-    /// stack, the calling thread blocks for up to 50 ms until the other one answers, and the first time for up to a second, to read
-    /// the files of the program.
+    /// stack, the calling thread blocks for up to 50 ms until the other one answers, and the first time for a second or two in a
+    /// debug build, to read the files of the program.
     ///
     /// # Examples
     /// ```
