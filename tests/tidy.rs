@@ -152,6 +152,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "kernel_help",
             "options",
             "task_cell",
+            "stack",
             "json",
             "measure",
             "context",

@@ -181,6 +181,16 @@ fn tasks(view: &Value) -> String {
         } else {
             format!("  for {waits}\n")
         });
+        for frame in task["stack"].as_array().into_iter().flatten() {
+            let _ = writeln!(shown, "            in {}", text(frame));
+        }
+        if task["stack_is_complete"] == false {
+            shown.push_str("            in … (the rest is not known)\n");
+        }
+        if task["no_stack"].is_string() {
+            let _ =
+                writeln!(shown, "            stack: not available: {}", text(&task["no_stack"]));
+        }
     }
     shown
 }
@@ -428,6 +438,29 @@ mod tests {
         let refused = parse("{\"vigie_metrics\":1,\"error\":\"later\"}", "vigie_metrics");
         assert!(matches!(refused, Err(WatchError::Refused { reason }) if reason == "later"));
         assert!(parse("{\"vigie_metrics\":1}", "vigie_metrics").is_ok());
+    }
+
+    /// Goal: a dump shows the stack of a task that is in a poll, or why there is none, and nothing for others. Method: four tasks.
+    #[test]
+    fn stacks_are_shown_below_their_task() {
+        let task = |stack: &str| {
+            let text = format!(
+                "{{\"id\":\"7\",\"name\":\"t\",\"site\":\"a.rs:1:1\",\"state\":\"running\",\"since_ns\":null,\
+                 \"waits_for\":[]{stack}}}"
+            );
+            let task: Value = serde_json::from_str(&text).expect("it is JSON");
+            let shown = tasks(&serde_json::json!({ "pid": 1, "tasks": [task] }));
+            shown.lines().skip(2).map(str::trim).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let stack = |is_complete| {
+            format!(",\"stack\":[\"f at a.rs:2\",\"g\"],\"stack_is_complete\":{is_complete}")
+        };
+        assert_eq!(task(&stack(true)), ["in f at a.rs:2", "in g"]);
+        let rest = "in … (the rest is not known)";
+        assert_eq!(task(&stack(false)), ["in f at a.rs:2", "in g", rest]);
+        let ended = task(",\"no_stack\":\"the poll has ended\"");
+        assert_eq!(ended, ["stack: not available: the poll has ended"]);
+        assert!(task("").is_empty());
     }
 
     /// Goal: a program cannot command the terminal through a task's name. Method: an escape sequence.

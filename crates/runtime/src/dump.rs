@@ -6,6 +6,7 @@ use vigie_detect::{Server, WaitReport, WaiterId, clock::monotonic_now};
 
 use crate::{
     json::{self, FORMAT_VERSION, Object},
+    stack::{self, NoStack, Stack},
     sync::Arc,
     task_cell::{Id, LiveTasks, TaskState},
 };
@@ -37,6 +38,9 @@ pub struct TaskReport {
     /// and other detectors, but not those inside of `select!` in foreign crates, which have wakers of their own. Empty for a
     /// task that waits for another one: a lock, a channel, a `JoinHandle`.
     pub waits_for: Vec<String>,
+    /// Where it computes, or sleeps in the kernel, if it is inside a poll: see [`Handle::dump`](crate::Handle::dump). `None` for any
+    /// other task, and without the feature `stacks`.
+    pub stack: Option<Result<Stack, NoStack>>,
 }
 
 impl Dump {
@@ -52,9 +56,15 @@ impl Dump {
                 state,
                 since: since.map(|since| now - since),
                 waits_for: Vec::new(),
+                stack: None,
             };
-            tasks.push((report, info.name_key, WaiterId::of(waker)));
+            tasks.push((report, info.name_key, WaiterId::of(waker), info.polled_by()));
         });
+
+        // Without a lock of ours: threads are asked, and files are read.
+        for (task, .., thread) in &mut tasks {
+            task.stack = thread.and_then(|thread| stack::of_task(thread, task.id));
+        }
 
         let mut waits: BTreeMap<WaiterId, Vec<String>> = BTreeMap::new();
         for WaitReport { handle, what, waiter, .. } in server.waits() {
@@ -64,7 +74,7 @@ impl Dump {
         }
         let mut tasks: Vec<_> = tasks
             .into_iter()
-            .map(|(task, name_key, waiter)| TaskReport {
+            .map(|(task, name_key, waiter, _)| TaskReport {
                 name: live.name(name_key),
                 waits_for: waits.remove(&waiter).unwrap_or_default(),
                 ..task
@@ -75,7 +85,8 @@ impl Dump {
     }
 
     /// Returns the tasks as one line of JSON without a line feed: `{"vigie_tasks":1,"tasks":[{"id":"…","name":null,"site":"…",
-    /// "state":"waiting","since_ns":…,"waits_for":["…"]}]}`.
+    /// "state":"waiting","since_ns":…,"waits_for":["…"]}]}`. A task inside a poll also has `"stack":["…"]`, innermost first, and
+    /// `"stack_is_complete"`, or `"no_stack"` with a reason, with the feature `stacks`.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut object = Object::new();
@@ -92,6 +103,15 @@ impl Dump {
                     None => object.raw("since_ns", "null"),
                 }
                 object.raw("waits_for", &json::list(&task.waits_for, |what| json::text(what)));
+                match &task.stack {
+                    Some(Ok(Stack { frames, is_complete })) => {
+                        let frames = json::list(frames, |frame| json::text(&frame.to_string()));
+                        object.raw("stack", &frames);
+                        object.raw("stack_is_complete", &is_complete.to_string());
+                    }
+                    Some(Err(reason)) => object.string("no_stack", &reason.to_string()),
+                    None => {}
+                }
                 object.end()
             }),
         );
@@ -108,13 +128,19 @@ impl fmt::Display for Dump {
 
 impl fmt::Display for TaskReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, name, site, state, since, waits_for } = self;
+        let Self { id, name, site, state, since, waits_for, stack } = self;
         let since = since.map_or_else(String::new, |since| format!("{since:.1?}"));
         let name = name.as_ref().map_or_else(String::new, |name| format!("{name} "));
         write!(f, "{id:>6}  {state:<8}{since:>10}  {name}({site})")?;
         if !waits_for.is_empty() {
             write!(f, "  for {}", waits_for.join("; "))?;
         }
-        Ok(())
+        match stack {
+            Some(Ok(stack)) => {
+                stack.to_string().lines().try_for_each(|line| write!(f, "\n            {line}"))
+            }
+            Some(Err(reason)) => write!(f, "\n            stack: not available: {reason}"),
+            None => Ok(()),
+        }
     }
 }

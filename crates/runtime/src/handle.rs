@@ -296,8 +296,14 @@ impl Handle {
     /// Returns all tasks that have not ended, what each does, since when, and which events it waits for. Nothing is polled or
     /// stopped for it, and tasks that never yield are there as well: so it shows why a program hangs.
     ///
+    /// With the feature `stacks`, a task inside a poll also has [the functions](crate::metrics::TaskReport::stack) in which it is.
+    /// Its thread gets a real-time signal, the last one that the program does not handle. System calls that `SA_RESTART` does not
+    /// restart end with `EINTR` there, such as `poll` and `nanosleep`: see signal(7).
+    ///
     /// # Cost
-    /// A lock for each shard of the list of tasks, each detector and each pending wait: some microseconds for each task.
+    /// A lock for each shard of the list of tasks, each detector and each pending wait: some microseconds for each task. For a
+    /// stack, the calling thread blocks for up to 50 ms until the other one answers, and the first time for a second or two in a
+    /// debug build, to read the files of the program.
     ///
     /// # Examples
     /// ```

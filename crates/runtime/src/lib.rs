@@ -80,6 +80,7 @@ mod refusal;
 mod runtime;
 pub mod signal;
 pub mod simulation;
+mod stack;
 mod sync;
 pub mod task;
 mod task_cell;

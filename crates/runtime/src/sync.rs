@@ -18,6 +18,8 @@ pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard,
 /// For counters that one thread writes and any thread reads, and that no ordering depends on: loom need not
 /// know them.
 pub(crate) mod count {
+    #[cfg(feature = "stacks")]
+    pub(crate) use std::sync::atomic::AtomicU32;
     pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64};
 
     pub(crate) const RELAXED: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;

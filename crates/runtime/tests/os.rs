@@ -303,6 +303,31 @@ fn a_signal_is_received() {
     });
 }
 
+/// Goal: a write to a peer that is gone is an error of that write: a socket raises no SIGPIPE, whatever the program does with it; a pipe
+/// does, as anywhere, and std has let the program ignore it. Method: a handler for SIGPIPE, and writes to a socket and to a child.
+#[test]
+fn a_peer_that_is_gone_ends_no_program() {
+    on_each_flavor(async |_| {
+        let mut raised = signal(SignalKind::PIPE)?;
+        let (mut socket, peer) = vigie_detect::net::UnixStream::pair()?;
+        drop(peer);
+        let error = socket.write_all(b"ahoy").await.expect_err("nobody reads");
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        let quiet = time::timeout(time::Duration::from_millis(20), raised.recv()).await;
+        assert!(quiet.is_err(), "a socket raises it");
+
+        let mut command = shell("exec 0<&-; echo ready; exec sleep 100");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut input = child.stdin.take().expect("piped");
+        let ready = child.stdout.take().expect("piped").read(&mut [0; 8]).await?;
+        assert_eq!(ready, 6);
+        let error = input.write_all(b"ahoy").await.expect_err("it is closed");
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        raised.recv().await.expect("a pipe raises it");
+        child.kill().await
+    });
+}
+
 // ------------------------------------------------------------------------------ standard streams
 
 /// Not a test: what a child of `the_standard_streams_carry_bytes` does.

@@ -426,8 +426,7 @@ impl UserLevelShared {
         for _ in 0..self.injected.len() {
             match self.injected.steal() {
                 Steal::Success(task) => {
-                    let queued = Queued { task, is_local: false };
-                    lanes.push(queued, false, local.switched_at.get());
+                    lanes.push_foreign(Queued { task, is_local: false }, local.switched_at.get());
                 }
                 Steal::Empty => break,
                 Steal::Retry => {}
@@ -570,6 +569,12 @@ impl Lanes {
         }
     }
 
+    /// Queues a task that another thread made ready, on a thread whose last switch was at `switched_at`.
+    fn push_foreign(&mut self, queued: Queued, switched_at: u64) {
+        let now = queued.task.metadata().judged_at(switched_at);
+        self.push(queued, false, now);
+    }
+
     /// Takes the next task, from lane `first` if it has one, and returns its lane.
     fn pop(&mut self, first: Lane) -> Option<(Runnable, Lane)> {
         let computes_first = first == Lane::Compute;
@@ -612,7 +617,7 @@ impl Local {
             let now = self.switched_at.get();
             let mut lanes = self.lanes.borrow_mut();
             for task in self.home.take_posted() {
-                lanes.push(Queued { task, is_local: true }, false, now);
+                lanes.push_foreign(Queued { task, is_local: true }, now);
             }
         }
     }

@@ -37,5 +37,6 @@ pub use crate::{
         CurrentPoll, Histogram, LaneMetrics, LongPoll, Metrics, ReserveMetrics, ThreadMetrics,
         Throttling,
     },
+    stack::{Frame, NoStack, Stack},
     task_cell::TaskState,
 };

@@ -17,8 +17,9 @@ const BLOCK: u64 = 64;
 
 thread_local! {
     static FREE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-    /// The task whose future this thread polls or drops; zero for none.
-    static CURRENT: Cell<u64> = const { Cell::new(0) };
+    /// The task whose future this thread polls or drops; zero for none. Handlers of signals read it on their own thread, hence
+    /// an atomic.
+    static CURRENT: AtomicU64 = const { AtomicU64::new(0) };
 }
 
 impl Id {
@@ -36,9 +37,23 @@ impl Id {
         Self(taken.unwrap_or_else(|_| take_block().start))
     }
 
+    /// Returns the number itself, which is not zero.
+    #[cfg(feature = "stacks")]
+    pub(crate) const fn number(self) -> u64 {
+        self.0
+    }
+
     /// Makes this the task of the calling thread until the guard is dropped.
     pub(super) fn enter(self) -> EnteredTask {
-        EnteredTask(CURRENT.try_with(|current| current.replace(self.0)).unwrap_or(0))
+        EnteredTask(
+            CURRENT
+                .try_with(|current| {
+                    let before = current.load(RELAXED);
+                    current.store(self.0, RELAXED);
+                    before
+                })
+                .unwrap_or(0),
+        )
     }
 }
 
@@ -54,7 +69,7 @@ pub(super) struct EnteredTask(u64);
 
 impl Drop for EnteredTask {
     fn drop(&mut self) {
-        let _ = CURRENT.try_with(|current| current.set(self.0));
+        let _ = CURRENT.try_with(|current| current.store(self.0, RELAXED));
     }
 }
 
@@ -76,7 +91,7 @@ pub fn id() -> Id {
 /// Returns the number of the calling task, or `None` outside tasks.
 #[must_use]
 pub fn try_id() -> Option<Id> {
-    let current = CURRENT.try_with(Cell::get).unwrap_or(0);
+    let current = CURRENT.try_with(|current| current.load(RELAXED)).unwrap_or(0);
     (current != 0).then_some(Id(current))
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct TaskInfo {
     /// When the last poll began, or ended if the last bit is not set; in nanoseconds, or zero where polls are not timed. Written by
     /// the thread that polls, read for dumps.
     progress: AtomicU64,
+    /// The thread of the last poll.
+    thread: PollingThread,
     /// The future is gone. Set by the thread that drops it.
     is_over: AtomicBool,
     kind: Option<TaskKind>,
@@ -137,6 +139,7 @@ impl TaskInfo {
             ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
             progress: AtomicU64::new(0),
+            thread: PollingThread::new(),
             is_over: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(
@@ -162,9 +165,17 @@ impl TaskInfo {
         ReadyTime(self.ready.load(RELAXED))
     }
 
+    /// Returns the time at which a thread whose last switch was at `switched_at` judges the task's credit: not before it became
+    /// ready. The thread may have been kept from the processor since, or have been in a long poll; the task's credit may have
+    /// been paid later, and would seem to be missing at the earlier time.
+    pub(crate) fn judged_at(&self, switched_at: u64) -> u64 {
+        self.ready_time().nanos().map_or(switched_at, |ready| ready.max(switched_at))
+    }
+
     /// A poll begins at `now`, which is zero if polls are not timed.
     pub(super) fn note_begin(&self, now: u64) {
         self.ready.store(ReadyTime::NOT.0, RELAXED);
+        self.thread.note();
         self.progress.store(now | 1, RELAXED);
     }
 
@@ -184,6 +195,12 @@ impl TaskInfo {
         } else {
             (TaskState::Ready, known(ready.0))
         }
+    }
+
+    /// Returns the kernel thread id of the thread that polls the task, if one does and the feature `stacks` is on.
+    pub(crate) fn polled_by(&self) -> Option<u32> {
+        let is_polled = self.progress.load(RELAXED) & 1 == 1;
+        self.thread.number().filter(|_| is_polled)
     }
 
     pub(crate) fn abort(&self) {
@@ -280,5 +297,70 @@ impl TaskInfo {
     /// Returns whether the task's own polls have shown that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
         self.trust.is_proven()
+    }
+}
+
+/// The thread that polled a task last, where stacks are asked for. Written by that thread, read for dumps.
+#[derive(Debug)]
+struct PollingThread {
+    #[cfg(feature = "stacks")]
+    number: crate::sync::count::AtomicU32,
+}
+
+#[cfg(feature = "stacks")]
+impl PollingThread {
+    const fn new() -> Self {
+        Self { number: crate::sync::count::AtomicU32::new(0) }
+    }
+
+    fn note(&self) {
+        crate::sync::thread_local! {
+            static NUMBER: u32 = crate::kernel_help::thread_number();
+        }
+        let number = NUMBER.try_with(|&number| number).unwrap_or(0);
+        if self.number.load(RELAXED) != number {
+            self.number.store(number, RELAXED);
+        }
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.number.load(RELAXED)).filter(|&number| number != 0)
+    }
+}
+
+#[cfg(not(feature = "stacks"))]
+#[expect(clippy::unused_self, reason = "there is something with the feature")]
+impl PollingThread {
+    const fn new() -> Self {
+        Self {}
+    }
+
+    #[inline]
+    const fn note(&self) {}
+
+    const fn number(&self) -> Option<u32> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a thread that read the clock long before a task was spawned does not find that the task has no credit; one that read
+    /// it later judges by its own time. Method: a tenth of a bucket, paid at the time of the spawn.
+    #[test]
+    fn tasks_are_not_judged_before_they_are_ready() {
+        const MS: u64 = 1_000_000;
+        let (early, spawned, late) = (1_000 * MS, 1_010 * MS, 1_030 * MS);
+        let mut parent = Credit::FULL.after(spawned, 800_000);
+        let mut label = Label::from(Location::caller());
+        label.credit = parent.pay_child(spawned);
+        let info = TaskInfo::new(&label, 0);
+        assert_eq!(info.judged_at(early), early, "not ready");
+        info.note_ready(ReadyTime::new(spawned, false));
+        assert!(!info.account.is_credit_sufficient(early), "so it would seem");
+        assert!(info.account.is_credit_sufficient(info.judged_at(early)));
+        assert_eq!(info.judged_at(late), late);
     }
 }

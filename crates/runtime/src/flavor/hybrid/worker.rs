@@ -268,7 +268,8 @@ impl Worker {
                 info.end_trial();
             }
             let (expected, quantum) = (info.expected_ns(), self.shared.options.quantum);
-            let rank = order::rank_of_late(&info.account, expected, now.as_nanos(), quantum);
+            let judged_at = info.judged_at(now.as_nanos());
+            let rank = order::rank_of_late(&info.account, expected, judged_at, quantum);
             if let Some(rank) = rank
                 && !(may_try && info.is_tried_now())
             {
