@@ -51,6 +51,8 @@ reasons! {
     Segments => "uncut segments",
     /// All ports of the outside address are in use.
     NatPorts => "NAT ports exhausted",
+    /// An inside host uses all of its share of ports or translations.
+    NatHost => "NAT share of a host exhausted",
     /// The table of translations is full.
     NatFull => "NAT table full",
     /// A later fragment whose first one was not seen.

@@ -18,7 +18,7 @@ pub use self::{
     feed::{Feed, Update},
     nat::{
         NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatTable, NatTableBuilder, NatTimeouts,
-        NatTuple,
+        NatTuple, NatUsage, TcpProgress,
     },
     prefix::{Prefix, PrefixError},
     routes::{

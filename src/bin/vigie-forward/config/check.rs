@@ -235,6 +235,9 @@ fn translated(nat: &Nat) -> Result<(), String> {
             nat.address
         ));
     }
+    if !(1..=100).contains(&nat.host_share) {
+        return Err("`host_share` must be 1 to 100 percent".to_owned());
+    }
     if nat.idle.0.is_zero() {
         return Err("`idle` must be more than 0: no answer would ever come back".to_owned());
     }

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 
 use super::{
     CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri, FlowConfig,
-    FlowKind, FrameMode, Frames, HOLD_DEFAULT, IDLE_DEFAULT, Inside, L2, L3, LengthForm,
-    MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports, Process, Publish, Range, Relay,
-    RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
+    FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT, IDLE_DEFAULT, Inside, L2, L3,
+    LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports, Process, Publish,
+    Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
     values::one_or_more,
@@ -109,6 +109,10 @@ const fn ports_default() -> Ports {
     PORTS_DEFAULT
 }
 
+const fn host_share_default() -> u8 {
+    HOST_SHARE_DEFAULT
+}
+
 const fn hold_default() -> Time {
     HOLD_DEFAULT
 }
@@ -180,6 +184,8 @@ frames_table! {
         from: Vec<Inside>,
         #[serde(default = "ports_default")]
         ports: Ports,
+        #[serde(default = "host_share_default")]
+        host_share: u8,
         #[serde(default = "idle_default")]
         idle: Time,
         #[serde(default)]
@@ -373,6 +379,7 @@ mod tests {
             (format!("{nat}ports = '9-1'\n"), &["line 5", "20000-60000"]),
             (format!("{nat}from = '::/0'\n"), &["line 5", "10.0.0.0/24"]),
             (format!("{nat}publish = ['tcp:1=[::1]:1']\n"), &["line 1", "IPv4"]),
+            (format!("{nat}host_share = 0\n"), &["line 1", "host_share", "1 to 100"]),
             (format!("{relay}connections = 0\n"), &["line 1", "connections"]),
         ] {
             let error = parse("f", &text).unwrap_err().to_string();

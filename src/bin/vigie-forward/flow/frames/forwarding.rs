@@ -39,7 +39,7 @@ pub(super) fn forwarding_of(
             timeouts.icmp = nat.idle.0.min(timeouts.icmp);
             timeouts.tcp_transitory = nat.idle.0.min(timeouts.tcp_transitory);
             let table = NatTable::builder().ports(nat.ports.first, nat.ports.last);
-            let table = table.timeouts(timeouts).build();
+            let table = table.timeouts(timeouts).host_percent(nat.host_share).build();
             // The last port is the outside, as `FlowKind::interfaces` has it.
             let outside = u16::try_from(flow_interfaces.len().saturating_sub(1));
             let outside =

@@ -13,6 +13,7 @@
 
 mod checks;
 mod forwarding;
+mod fullness;
 mod program;
 mod running;
 mod stages;
@@ -43,6 +44,7 @@ use vigie::{
 use self::{
     checks::{check_interfaces, check_rights},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
+    fullness::Fullness,
     program::{AttachRefusal, FlowInterface, FrameProgram, HostRequirement, mode_name},
     running::FramesFlow,
     tables::Tables,
@@ -294,6 +296,7 @@ impl Prepared for PreparedFrames {
             names,
             program: self.program,
             nat: self.nat,
+            fullness: Fullness::default(),
             missing_neighbours: self.missing_neighbours,
             counters,
             async_forwarder,

@@ -15,6 +15,7 @@ use vigie::{
 };
 
 use super::{
+    fullness::Fullness,
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
     tables::Tables,
@@ -43,6 +44,7 @@ pub(super) struct FramesFlow {
     /// Whether it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
+    pub(super) fullness: Fullness,
     pub(super) missing_neighbours: Receiver<(Port, IpAddr)>,
     pub(super) counters: TrafficCounters,
     pub(super) async_forwarder: AsyncForwarder,
@@ -164,7 +166,13 @@ impl Running for FramesFlow {
         let dropped = dropped.map(|(_, count)| *count).sum();
         counters.insert("received_packets".to_owned(), received);
         if let Some(nat) = &self.nat {
-            counters.insert("translations".to_owned(), u64::try_from(nat.len()).unwrap_or(0));
+            let usage = nat.usage();
+            let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+            counters.insert("translations".to_owned(), count(usage.flows));
+            counters.insert("translations: ports in use".to_owned(), count(usage.ports));
+            counters.insert("translations: percent full".to_owned(), count(usage.percent()));
+            counters.insert("translations: ended for others".to_owned(), usage.evicted);
+            counters.insert("translations: refused".to_owned(), usage.refused);
         }
         let place = self.program.as_ref().filter(|program| program.is_attached());
         let place = place.and_then(FrameProgram::mode).map(|mode| mode_name(mode).to_owned());
@@ -189,6 +197,9 @@ impl Running for FramesFlow {
         self.tables.ask_for(self.missing_neighbours.try_iter());
         if let Some(nat) = &self.nat {
             nat.expire(now);
+            if let Some(said) = self.fullness.look(&nat.usage(), now) {
+                log(format!("flow `{}`: {said}", self.head.name));
+            }
         }
         if let Some(program) = &mut self.program {
             program.follow(now);
