@@ -12,6 +12,8 @@ mod kit;
 mod network;
 #[path = "vigie_forward/paths.rs"]
 mod paths;
+#[path = "vigie_forward/reference.rs"]
+mod reference;
 
 use std::{
     io::{Read, Write},

@@ -35,6 +35,8 @@ reasons! {
     TtlExpired => "TTL expired",
     /// A filter refused it.
     Filtered => "filtered",
+    /// Its source or destination cannot be that of a packet between hosts.
+    Martian => "impossible address",
     /// A checksum is wrong.
     ChecksumWrong => "checksum wrong",
     /// It exceeds the rate of a meter.

@@ -50,8 +50,8 @@ pub enum NatRule {
 /// no flow are dropped ([`Reason::NatUnknown`]), and so are packets that match a rule but have no ports or identifier
 /// ([`Reason::NatProtocol`]).
 ///
-/// - Later fragments follow their first one, for a minute; one that comes before it is dropped
-///   ([`Reason::NatFragment`]).
+/// - Later fragments follow their first one, for a minute; one that comes before it waits for it up to 2 s, and is
+///   dropped otherwise ([`Reason::NatFragment`]).
 /// - ICMP errors are translated together with the packet that they quote.
 /// - A packet from inside to the external end of an inside host, published or mapped, is returned inside, with an
 ///   external source ("hairpinning"; RFC 4787, REQ-9).
@@ -171,12 +171,17 @@ impl Nat {
         }
     }
 
-    /// Translates a later fragment like its first.
-    fn follow(&self, packet: &mut Packet, headers: &Headers, now: Instant) -> Verdict {
+    /// Translates a later fragment like its first; without one yet, holds it.
+    fn follow(&mut self, packet: &mut Packet, headers: &Headers, now: Instant) -> Verdict {
         let Some(key) = fragments::key(headers, packet.bytes()) else { return Verdict::Pass };
         let Some((source, destination)) = self.fragments.find(&key, now) else {
             let addresses = (key.0, key.1);
-            return self.without_flow(packet.ingress(), addresses, Reason::NatFragment);
+            let verdict = self.without_flow(packet.ingress(), addresses, Reason::NatFragment);
+            if verdict == Verdict::Pass || packet.part().is_some() {
+                return verdict;
+            }
+            self.fragments.hold(key, packet.take(), now);
+            return Verdict::Hold;
         };
         let done = packet.set_source(source).and_then(|()| packet.set_destination(destination));
         done.map_or_else(|error| refused(&error), |()| Verdict::Pass)
@@ -258,6 +263,23 @@ impl Stage for Nat {
             Ok(()) => Verdict::Pass,
             Err(error) => refused(&error),
         }
+    }
+
+    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        if let Some(mut packet) = self.fragments.take_follower() {
+            let verdict = self.process(&mut packet, now);
+            return Some((packet, verdict));
+        }
+        let packet = self.fragments.take_dropped(now)?;
+        Some((packet, Verdict::Drop(Reason::NatFragment)))
+    }
+
+    fn next_release(&self, now: Instant) -> Option<Instant> {
+        self.fragments.next_end(now)
+    }
+
+    fn held(&self) -> usize {
+        self.fragments.held()
     }
 
     fn offload(&self) -> Offload<'_> {

@@ -216,3 +216,85 @@ fn errors_find_their_sender() {
     assert_eq!(error.bytes()[42..], sent.bytes()[14..]);
     assert_eq!(headers.addresses(error.bytes()), Some((OWN.into(), A.0.into())));
 }
+
+/// The fragments of a datagram, in order.
+fn fragments(number: u16, from: (Ipv4Addr, u16)) -> Vec<Packet> {
+    let ports = [from.1.to_be_bytes(), PEER.1.to_be_bytes()].concat();
+    let payload: Vec<u8> = (0..40).collect();
+    let datagram = [&ports[..], &[0, 48, 0, 0], &payload].concat();
+    let mut whole = ip(UDP, INSIDE, from.0, PEER.0, (number, 0), &datagram);
+    whole.fragment(36).unwrap().unwrap()
+}
+
+/// Goal: RFC 4787, REQ-14: fragments are translated whatever their order; each that comes too early waits. Method: all orders of
+/// three fragments; the source of each, and the datagram that they make.
+#[test]
+fn fragments_come_in_any_order() {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut stage = nat();
+        let pieces = fragments(7, A);
+        let mut sent = Vec::new();
+        for at in order {
+            let mut piece = pieces[at].clone();
+            match stage.process(&mut piece, START) {
+                Verdict::Pass => sent.push(piece),
+                Verdict::Hold => assert!(at > 0),
+                other => panic!("{other:?}"),
+            }
+            while let Some((packet, verdict)) = stage.release(START) {
+                assert_eq!(verdict, Verdict::Pass);
+                sent.push(packet);
+            }
+        }
+        assert_eq!(sent.len(), 3, "{order:?}");
+        assert_eq!(stage.next_release(START), None);
+        sent.sort_by_key(|piece| piece.bytes()[21]);
+        for (sent, piece) in sent.iter_mut().zip(&pieces) {
+            assert_eq!(sent.verify_header().unwrap(), Verified::Right);
+            let headers = sent.headers().unwrap();
+            assert_eq!(headers.addresses(sent.bytes()), Some((OWN.into(), PEER.0.into())));
+            let skipped = if sent.bytes()[21] == 0 { 34 + 8 } else { 34 };
+            assert_eq!(sent.bytes()[skipped..], piece.bytes()[skipped..]);
+        }
+    }
+}
+
+/// Goal: RFC 4787, REQ-14a: fragments without a first one are dropped in time, never more are held than there is room for,
+/// and a flood of them stops neither whole packets nor fragments in order, nor those of another sender out of order. Method:
+/// thousands of late fragments.
+#[test]
+fn a_flood_of_fragments_stops_nothing() {
+    let mut stage = nat();
+    let mut dropped = 0;
+    for number in 0..5000 {
+        let mut late = fragments(number, A).remove(1);
+        assert_eq!(stage.process(&mut late, START), Verdict::Hold);
+        while let Some((_, verdict)) = stage.release(START) {
+            assert_eq!(verdict, Verdict::Drop(Reason::NatFragment));
+            dropped += 1;
+        }
+        if number % 500 == 0 {
+            let [source, _] = pass(&mut stage, packet(UDP, INSIDE, A, PEER));
+            assert_eq!(source.0, OWN);
+            for (at, mut piece) in fragments(6000 + number, A).into_iter().enumerate() {
+                assert_eq!(stage.process(&mut piece, START), Verdict::Pass, "{at}");
+            }
+            let mut pieces = fragments(number, B);
+            assert_eq!(stage.process(&mut pieces[1], START), Verdict::Hold);
+            assert_eq!(stage.process(&mut pieces[0], START), Verdict::Pass);
+            assert_eq!(stage.release(START).unwrap().1, Verdict::Pass);
+        }
+    }
+    assert_eq!(dropped, 5000 - 64);
+    let end = START + Duration::from_secs(2);
+    assert_eq!(stage.next_release(START), Some(end));
+    let late = std::iter::from_fn(|| stage.release(end)).count();
+    assert_eq!(late, 64);
+    assert_eq!(stage.next_release(end), None);
+    // The first one is expected for a minute.
+    let mut pieces = fragments(9, B);
+    assert_eq!(stage.process(&mut pieces[0], START), Verdict::Pass);
+    let minute = START + Duration::from_secs(60);
+    assert_eq!(stage.process(&mut pieces[1], START + Duration::from_secs(59)), Verdict::Pass);
+    assert_eq!(stage.process(&mut pieces[2], minute), Verdict::Hold);
+}

@@ -1,6 +1,6 @@
 //! A running flow of frames.
 
-use std::{collections::BTreeMap, net::IpAddr, rc::Rc, sync::mpsc::Receiver, time::Duration};
+use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
 use vigie::{
     Instant,
@@ -31,8 +31,8 @@ use crate::{
 
 /// Turns of the pipeline at the end, for packets that still wait.
 const DRAIN_TURNS: usize = 1000;
-/// How often gateways are refreshed.
-const REFRESH: Duration = Duration::from_secs(10);
+/// How often neighbours that the kernel has not confirmed for a while are asked.
+const REFRESH: Duration = Duration::from_secs(5);
 
 /// A running flow.
 pub(super) struct FramesFlow {
@@ -45,7 +45,6 @@ pub(super) struct FramesFlow {
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
     pub(super) fullness: Fullness,
-    pub(super) missing_neighbours: Receiver<(Port, IpAddr)>,
     pub(super) counters: TrafficCounters,
     pub(super) async_forwarder: AsyncForwarder,
     pub(super) thread: Option<HostThread>,
@@ -194,7 +193,6 @@ impl Running for FramesFlow {
     }
 
     fn tick(&mut self, cache: Option<&NetlinkCache>, now: Instant) {
-        self.tables.ask_for(self.missing_neighbours.try_iter());
         if let Some(nat) = &self.nat {
             nat.expire(now);
             if let Some(said) = self.fullness.look(&nat.usage(), now) {
@@ -206,11 +204,9 @@ impl Running for FramesFlow {
         }
         if let Some(cache) = cache.filter(|_| self.routes && now >= self.refresh_at) {
             self.refresh_at = now + REFRESH;
-            let gateways = cache.gateways_to_ask(&self.tables.indices()).into_iter();
-            let gateways: Vec<_> = gateways
-                .filter_map(|(index, gateway)| Some((self.tables.port(index)?, gateway)))
-                .collect();
-            self.tables.ask_for(gateways.into_iter());
+            let asked = cache.neighbours_to_ask(&self.tables.indices()).into_iter();
+            let asked = asked.filter_map(|(index, one)| Some((self.tables.port(index)?, one)));
+            self.tables.ask_for(asked);
         }
         self.migrate(now);
     }
