@@ -74,7 +74,8 @@ struct RawRelay {
     mode: RelayMode,
     idle: Option<Time>,
     connect: Option<Time>,
-    connections: Option<u32>,
+    #[serde(alias = "connections")]
+    connections_max: Option<u32>,
     #[serde(default)]
     proxy_send: bool,
     #[serde(default, deserialize_with = "one_or_more")]
@@ -220,7 +221,7 @@ impl RawRelay {
             mode: self.mode,
             idle: self.idle.unwrap_or(IDLE_DEFAULT),
             connect: self.connect.unwrap_or(CONNECT_DEFAULT),
-            connections: self.connections.unwrap_or(CONNECTIONS_DEFAULT),
+            connections_max: self.connections_max.unwrap_or(CONNECTIONS_DEFAULT),
             proxy_send: self.proxy_send,
             proxy_from: self.proxy_from,
             framed: self.framed,
@@ -355,7 +356,9 @@ mod tests {
             (format!("[process]\ndrian = '1s'\n{relay}"), &["line 2", "mean `drain`?"]),
             (format!("{l3}[[l3.migrate]]\nto_nic_above = 5\n"), &["line 3", "write [l3.migrate]"]),
             ("[[l3]]\ninterfaces = 'a'\n".to_owned(), &["line 2", "brackets"]),
-            (format!("{relay}idle = 10\n"), &["line 4", "string"]),
+            (format!("{relay}idle = 10\n"), &["line 4", "`10` has no unit", "\"10s\""]),
+            (format!("[process]\ndrain = 10\n{relay}"), &["line 2", "write \"10s\""]),
+            (format!("{relay}idle = true\n"), &["line 4", "\"10s\""]),
             (format!("{relay}idle = '10'\n"), &["line 4", "with a unit", "10s"]),
             ("[[relay]]\nlisten = '127.0.0.1:1'\n".to_owned(), &["line 2", "begin with tcp://"]),
             ("[[relay]]\nlisten = 'tcp://localhost:1'\n".to_owned(), &["line 2", "not resolved"]),
@@ -368,7 +371,7 @@ mod tests {
                 &["line 1", "below"],
             ),
             (format!("{l3}[l3.migrate]\nto_nic_above = -5\n"), &["line 4", "-5"]),
-            ("\n[[l3]]\ninterfaces = []\n".to_owned(), &["line 2", "interface"]),
+            ("\n[[l3]]\ninterfaces = []\n".to_owned(), &["line 2", "two interfaces"]),
             ("[[l2]]\nbetween = ['a', 'a']\n".to_owned(), &["line 1", "`a`"]),
             ("[[l2]]\nbetween = ['a']\n".to_owned(), &["line 2", "two interfaces", "here are 1"]),
             ("[[l2]]\nbetween = ['a', 'b', 'c']\n".to_owned(), &["line 2", "here are 3"]),
@@ -380,7 +383,18 @@ mod tests {
             (format!("{nat}from = '::/0'\n"), &["line 5", "10.0.0.0/24"]),
             (format!("{nat}publish = ['tcp:1=[::1]:1']\n"), &["line 1", "IPv4"]),
             (format!("{nat}host_share = 0\n"), &["line 1", "host_share", "1 to 100"]),
-            (format!("{relay}connections = 0\n"), &["line 1", "connections"]),
+            (format!("{relay}connections_max = 0\n"), &["line 1", "connections_max"]),
+            (format!("{relay}connections = 0\n"), &["line 1", "connections_max"]),
+            (
+                format!("{relay}{}", relay.replace("127.0.0.1:1'", "0.0.0.0:1'")),
+                &["overlaps", "relay-1"],
+            ),
+            (
+                format!("{relay}{}", relay.replace("127.0.0.1:1'", "[::]:1'")),
+                &["overlaps", "relay-1"],
+            ),
+            (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
+            (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
         ] {
             let error = parse("f", &text).unwrap_err().to_string();
             for word in words {

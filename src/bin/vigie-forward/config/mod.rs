@@ -152,9 +152,9 @@ pub(crate) struct Relay {
 
     /// The maximum number of concurrent connections; more have to wait. With UDP, of senders; datagrams of more are
     /// dropped.
-    #[arg(long, value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
+    #[arg(long, alias = "connections", value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
-    pub(crate) connections: u32,
+    pub(crate) connections_max: u32,
 
     /// Tell the target the client's address, by a PROXY protocol header, version 2.
     #[arg(long)]

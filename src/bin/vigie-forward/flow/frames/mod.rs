@@ -37,7 +37,7 @@ use vigie::{
 };
 
 use self::{
-    checks::{check_interfaces, check_rights},
+    checks::{Claims, check_interfaces, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
     fullness::Fullness,
     program::{AttachRefusal, FlowInterface, FrameProgram, HostRequirement, mode_name},
@@ -75,6 +75,7 @@ struct PreparedFrames {
     nat: Option<NatTable>,
     questions: Arc<Questions>,
     program: Option<FrameProgram>,
+    claims: Claims,
 }
 
 /// A wire follows interfaces, but no routing table.
@@ -99,6 +100,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
 
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
     let flow_interfaces = check_interfaces(&names, &flow.kind, table)?;
+    let claims = claim(&names)?;
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
     let work = forwarding_of(&flow.kind, &flow_interfaces)?;
@@ -152,6 +154,7 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         nat,
         questions,
         program,
+        claims,
     };
 
     Ok(Box::new(prepared))
@@ -296,6 +299,8 @@ impl Prepared for PreparedFrames {
             thread: Some(thread),
             migration,
             refresh_at: Instant::from_nanos(0),
+            doubled_by: None,
+            claims: self.claims,
         }))
     }
 }

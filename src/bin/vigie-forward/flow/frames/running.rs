@@ -15,6 +15,7 @@ use vigie::{
 };
 
 use super::{
+    checks::{Claims, kernel_forwarding},
     fullness::Fullness,
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
@@ -50,6 +51,10 @@ pub(super) struct FramesFlow {
     pub(super) thread: Option<HostThread>,
     pub(super) migration: Option<Migration>,
     pub(super) refresh_at: Instant,
+    /// The setting by which the kernel has begun to forward the same packets.
+    pub(super) doubled_by: Option<String>,
+    /// Held until the interfaces are free.
+    pub(super) claims: Claims,
 }
 
 impl FramesFlow {
@@ -132,6 +137,23 @@ impl FramesFlow {
         }
     }
 
+    /// Says when the kernel begins to forward the same packets, which then arrive twice, and when that ends.
+    fn watch_kernel(&mut self) {
+        let doubled_by = self.names.iter().find_map(|name| kernel_forwarding(name));
+        if doubled_by == self.doubled_by {
+            return;
+        }
+        let name = &self.head.name;
+        log(match &doubled_by {
+            Some(setting) => format!(
+                "flow `{name}`: the kernel has begun to forward, too, and packets arrive twice: turn that off (`sysctl -w \
+                 {setting}=0`)"
+            ),
+            None => format!("flow `{name}`: the kernel no longer forwards, too"),
+        });
+        self.doubled_by = doubled_by;
+    }
+
     /// Moves the flow if its load requires it.
     fn migrate(&mut self, now: Instant) {
         let Some(migration) = &mut self.migration else { return };
@@ -204,6 +226,7 @@ impl Running for FramesFlow {
         }
         if let Some(cache) = cache.filter(|_| self.routes && now >= self.refresh_at) {
             self.refresh_at = now + REFRESH;
+            self.watch_kernel();
             let asked = cache.neighbours_to_ask(&self.tables.indices()).into_iter();
             let asked = asked.filter_map(|(index, one)| Some((self.tables.port(index)?, one)));
             self.tables.ask_for(asked);
@@ -234,6 +257,7 @@ impl Running for FramesFlow {
             // Joins the thread, and waits for the kernel to free the interfaces.
             let thread = self.thread.take();
             let _ = spawn_blocking(move || drop(thread)).await;
+            drop(self.claims);
             Drained::default()
         });
         Draining { report: Box::new(move || last.clone()), ended }
