@@ -41,7 +41,7 @@ impl RouteStage {
     }
 
     /// Lets packets wait for an unknown neighbour, up to 3 s, 100 for each neighbour and 1024 in all, instead of
-    /// dropping them at once. Somebody else must find out its address: see [`wanted`](Self::wanted).
+    /// dropping them at once. The caller finds out its address: see [`wanted`](Self::wanted).
     #[must_use]
     pub fn hold_unresolved(mut self) -> Self {
         self.unresolved = Some(Unresolved::default());
