@@ -12,6 +12,10 @@ mod kit;
 mod network;
 #[path = "vigie_forward/paths.rs"]
 mod paths;
+#[path = "vigie_forward/reference.rs"]
+mod reference;
+#[path = "vigie_forward/reload.rs"]
+mod reload;
 
 use std::{
     io::{Read, Write},
@@ -298,9 +302,9 @@ fn rights_are_given_up() {
 fn missing_rights_are_named() {
     let folder = Folder::new();
     for arguments in [
-        &["l2", "lo", "lo2"][..],
-        &["l3", "lo"],
-        &["nat", "--inside", "lo", "--outside", "lo2", "--address", "192.0.2.1"],
+        &["l2", "one", "two"][..],
+        &["l3", "one", "two"],
+        &["nat", "--inside", "one", "--outside", "two", "--address", "192.0.2.1"],
     ] {
         let mut command = Command::new("setpriv");
         command.args(["--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]);

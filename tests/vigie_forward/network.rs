@@ -10,6 +10,11 @@
 
 use std::{net::UdpSocket, process::Command, thread, time::Duration};
 
+use vigie::{
+    forward::packet::{Packet, Port},
+    via::link::{EtherType, Link, LinkError, MacAddress},
+};
+
 use crate::{
     instance::{BOUND, Folder, Instance, PROGRAM},
     kit::namespace::{Namespace, inside},
@@ -99,6 +104,12 @@ impl Network {
         }
     }
 
+    /// Returns the address of an interface of the router.
+    pub(crate) fn address_of(&self, near: &str) -> MacAddress {
+        let text = self.router.run(&format!("ip -br link show dev {near}"));
+        text.split_whitespace().nth(2).expect("three columns").parse().expect("an address")
+    }
+
     /// Sends back, from the server, what comes to a port of UDP, behind the sender's address. Ends with the test.
     pub(crate) fn echo(&self) -> u16 {
         let socket = self.server.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
@@ -118,6 +129,42 @@ impl Network {
         let socket = self.client.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
         socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");
         socket
+    }
+}
+
+/// An IPv4 packet with right checksums, as a frame to `to`.
+pub(crate) fn ip_frame(
+    to: MacAddress,
+    (source, destination): ([u8; 4], [u8; 4]),
+    (protocol, number, fragment): (u8, u16, u16),
+    payload: &[u8],
+) -> Vec<u8> {
+    let length = u16::try_from(20 + payload.len()).expect("it fits");
+    let mut frame = [&to.0[..], &[2, 0, 0, 0, 0, 0x99, 8, 0, 0x45, 0]].concat();
+    for word in [length, number, fragment] {
+        frame.extend(word.to_be_bytes());
+    }
+    frame.extend([64, protocol, 0, 0]);
+    frame.extend([source, destination].concat());
+    frame.extend(payload);
+    let mut packet = Packet::new(Port(0), &frame);
+    packet.fill_checksums().expect("it is whole");
+    packet.bytes().to_vec()
+}
+
+/// Sends frames by an interface of this thread's namespace; those for which there is no room are sent again.
+pub(crate) fn send_frames(interface: &str, frames: impl Iterator<Item = Vec<u8>>) {
+    let mut link = Link::builder(interface).ether_type(EtherType::ALL).open().expect("a link");
+    for frame in frames {
+        while let Err(error) = link.send_frame(&frame) {
+            assert!(matches!(error, LinkError::Full), "{error}");
+            link.flush().expect("it is up");
+            thread::yield_now();
+        }
+    }
+    while link.has_unsent() || link.is_sending() {
+        link.flush().expect("it is up");
+        thread::yield_now();
     }
 }
 

@@ -7,7 +7,7 @@
 
 mod traffic;
 
-use std::{env, time::Duration};
+use std::{env, net::IpAddr, time::Duration};
 
 use fastrand::Rng;
 use proptest::prelude::*;
@@ -15,8 +15,10 @@ use vigie_detect::Instant;
 use vigie_forward::{
     bpf::PacketBuffer,
     nic::{Emulator, EmulatorError, EmulatorVerdict, NicConfig, NicCounters},
-    packet::Port,
+    packet::{Packet, Port},
     pipeline::{Offload, Reason, Stage, StockStage},
+    stages::{Nat, NatRule},
+    tables::{NatEndpoint, NatTable},
 };
 
 use crate::traffic::{Made, PORTS, borrowed, change_fib, frame, may_go_up, on_host, stages};
@@ -39,6 +41,7 @@ struct Seen {
     copied: u64,
     went_up: u64,
     translated: u64,
+    fragmented: u64,
     dropped: std::collections::BTreeMap<Reason, u64>,
 }
 
@@ -62,7 +65,7 @@ fn compare(
     let after = emulator.counters().expect("counters");
     let made = on_host(host, ingress, frame, default_port, now);
     seen.packets += 1;
-    let Made { dropped, port, copy, bytes } = &made;
+    let Made { dropped, port, copy, bytes, needs_host } = &made;
     let said = || {
         format!("host: {made:?}\nprogram: {verdict:?}, {:?}, {packet:?}", reason(&before, &after))
     };
@@ -72,7 +75,8 @@ fn compare(
             if packet.frame() != frame {
                 return Err(format!("it did not go up as it came: {}", said()));
             }
-            if !may_go_up(frame, translates) {
+            seen.fragmented += u64::from(made.needs_host);
+            if !may_go_up(frame, translates) && !made.needs_host {
                 return Err(format!("it went up: {}", said()));
             }
             return Ok(!has(host, |stock| matches!(stock, StockStage::Meter(_))));
@@ -81,7 +85,12 @@ fn compare(
             seen.sent += 1;
             seen.copied += u64::from(with.is_some());
             seen.translated += u64::from(translates && packet.frame() != frame);
-            if dropped.is_some() || *port != Some(to) || *copy != with || packet.frame() != bytes {
+            if *needs_host
+                || dropped.is_some()
+                || *port != Some(to)
+                || *copy != with
+                || packet.frame() != bytes
+            {
                 return Err(said());
             }
         }
@@ -158,7 +167,11 @@ fn programs_do_what_stages_do() {
     }
     println!("{seen:?}");
     assert!(
-        seen.sent > 100 && seen.copied > 10 && seen.went_up > 100 && seen.translated > 20,
+        seen.fragmented > 10
+            && seen.sent > 100
+            && seen.copied > 10
+            && seen.went_up > 100
+            && seen.translated > 20,
         "{seen:?}"
     );
     for reason in [
@@ -171,9 +184,94 @@ fn programs_do_what_stages_do() {
         Reason::NoNeighbour,
         Reason::NoPort,
         Reason::TooLong,
+        Reason::ChecksumWrong,
+        Reason::Martian,
     ] {
         assert!(seen.dropped.contains_key(&reason), "no packet was dropped: {reason}; {seen:?}");
     }
+}
+
+/// Goal: an RST is judged by the segments that only the program has seen, and a forged one starts no short time-out; a
+/// program translates between hosts inside as the host does. Method: a connection to a published port through its external end,
+/// begun on the host; segments by the program; RSTs at the host, which learns of the segments afterwards.
+#[test]
+fn a_program_tells_what_it_saw_of_connections() {
+    for (sequence, ends) in [(500_000_u32, true), (90_000_000, false)] {
+        let table = NatTable::builder().seed(1).build();
+        let [inside, external, server] =
+            [[10, 0, 0, 2], [192, 0, 2, 1], [10, 0, 0, 3]].map(IpAddr::from);
+        let published = NatEndpoint::new(external, 80);
+        let nat = Nat::new(table.clone())
+            .rule(NatRule::Destination {
+                protocol: 6,
+                external: published,
+                internal: NatEndpoint::new(server, 8080),
+            })
+            .rule(NatRule::Source {
+                ingress: PORTS[0],
+                from: "10.0.0.0/24".parse().expect("a prefix"),
+                external,
+            });
+        let mut host: Vec<Box<dyn Stage>> = vec![Box::new(nat)];
+        let mut emulator =
+            Emulator::new(&borrowed(&host), &PORTS, &NicConfig::default().default_port(PORTS[2]))
+                .expect("it compiles");
+        let mut now = Instant::from_nanos(1_000_000_000);
+        let mut pass = |frame: &[u8], goes_up: bool| {
+            now += Duration::from_millis(1);
+            let mut seen = Seen::default();
+            let packet = (PORTS[0], frame, now, Some(PORTS[2]));
+            compare(&mut emulator, &mut host, packet, &mut seen).expect("the same");
+            assert_eq!(seen.went_up, u64::from(goes_up));
+            emulator.follow().expect("room");
+            emulator.refresh(now, 10).expect("maps")
+        };
+        let there = |flags, number, acknowledged| {
+            segment((inside, 5000), (external, 80), flags, number, acknowledged)
+        };
+        pass(&there(2, 1, 0), true);
+        let flow = table.flows()[0];
+        let back = flow.translated.reversed();
+        let ends_back = [back.source, back.destination].map(|end| (end.address, end.port));
+        let back = |flags, number, acknowledged| {
+            segment(ends_back[0], ends_back[1], flags, number, acknowledged)
+        };
+        pass(&back(0x12, 70, 2), true);
+        pass(&there(0x10, 2, 71), false);
+        // The window moves on, and only the program has seen that when the RST comes.
+        let timeout = || table.timeout_of(&flow.original).expect("it lives");
+        let established = timeout();
+        assert!(established > Duration::from_secs(7000));
+        now += Duration::from_millis(1);
+        let frame = there(0x10, 3, 499_900);
+        let mut packet = PacketBuffer::new(&frame);
+        drop(emulator.process(PORTS[0], &mut packet, now));
+        let mut reset = Packet::new(PORTS[0], &back(4, sequence, 0));
+        let _ = host[0].process(&mut reset, now);
+        assert_eq!(timeout(), established);
+        assert_eq!(emulator.refresh(now, 10).expect("maps"), 1);
+        assert_eq!(timeout() < established, ends);
+    }
+}
+
+/// A TCP segment without payload, with a window of 1024 bytes.
+fn segment(
+    from: (IpAddr, u16),
+    to: (IpAddr, u16),
+    flags: u8,
+    sequence: u32,
+    acknowledged: u32,
+) -> Vec<u8> {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.0, to.0) else { panic!("IPv4") };
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, 0, 40, 0, 5, 0x40, 0, 64, 6, 0, 0]);
+    frame.extend([source.octets(), destination.octets()].concat());
+    frame.extend([from.1.to_be_bytes(), to.1.to_be_bytes()].concat());
+    frame.extend([sequence.to_be_bytes(), acknowledged.to_be_bytes()].concat());
+    frame.extend([0x50, flags, 4, 0, 0, 0, 0, 0]);
+    let mut packet = Packet::new(PORTS[0], &frame);
+    packet.fill_checksums().expect("it is whole");
+    packet.bytes().to_vec()
 }
 
 proptest! {

@@ -226,7 +226,7 @@ mod tests {
             ("f relay --listen tcp://[::1]:1", ErrorKind::MissingRequiredArgument),
             ("f relay --listen 1 --to unix:/x", ErrorKind::ValueValidation),
             (
-                "f relay --listen tcp://[::1]:1 --to unix:/x --connections 0",
+                "f relay --listen tcp://[::1]:1 --to unix:/x --connections-max 0",
                 ErrorKind::ValueValidation,
             ),
             (

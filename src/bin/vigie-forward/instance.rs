@@ -4,15 +4,18 @@ use std::{
     cell::{Cell, RefCell},
     io,
     os::unix::net::UnixListener as StdUnixListener,
-    panic, process,
+    panic,
+    path::{Path, PathBuf},
+    process,
     rc::Rc,
     thread,
     time::Duration,
 };
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use vigie::{
-    BuildError, Flavor, Instant, Runtime,
+    BuildError, Flavor, Instant, JoinHandle, Runtime,
     detect::{Server, clock::monotonic_now},
     net::UnixListener,
     spawn_local,
@@ -21,12 +24,13 @@ use vigie::{
 
 use crate::{
     cli::FlowSide,
-    config::{Config, FlowConfig},
+    config::{Config, FlowConfig, FlowKind},
     flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
     journal::log,
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
     mailbox::Mailbox,
     privileges::{self, DropError, Right, listed},
+    reload::{ReloadPlan, plan},
     signals, stats,
     stats::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
 };
@@ -43,8 +47,10 @@ const CODE_RIGHTS: u8 = 3;
 const CODE_CUT: u8 = 4;
 
 /// An event.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum InstanceEvent {
+    /// The file is to be read again.
+    Reload,
     /// A signal that ends the process.
     Signal { name: &'static str, number: u8 },
     /// A flow has ended unexpectedly.
@@ -82,9 +88,10 @@ impl InstanceError {
     }
 }
 
-/// Forwards until a signal ends it. Returns the exit code.
-pub(crate) fn run(config: &Config) -> Result<u8, InstanceError> {
+/// Forwards until a signal ends it. Returns the exit code. `file` is read again at SIGHUP.
+pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceError> {
     let begin = monotonic_now();
+    raise_descriptor_limit(&config.flows);
     for path in stats::sweep() {
         log(format!("removed {}, left by a killed instance", path.display()));
     }
@@ -94,13 +101,11 @@ pub(crate) fn run(config: &Config) -> Result<u8, InstanceError> {
         log(format!("replaced {}, left by a dead instance", bound.path.display()));
     }
 
-    let streams = streams_runtime(&config.flows)?;
+    let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
     let mut prepared = Vec::new();
     for flow in &config.flows {
-        let one = flow::prepare(flow, streams.as_ref()).map_err(|source| InstanceError::Flow {
-            flow: flow.name.clone(),
-            line: flow.line,
-            source,
+        let one = flow::prepare(flow, streams.borrow().as_ref()).map_err(|source| {
+            InstanceError::Flow { flow: flow.name.clone(), line: flow.line, source }
         })?;
         prepared.push((flow.name.clone(), one));
     }
@@ -108,13 +113,40 @@ pub(crate) fn run(config: &Config) -> Result<u8, InstanceError> {
     let rights = give_up_rights(config.process.drop_all_rights, &prepared)?;
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).blocking_threads(2).build()?;
     let code = runtime.block_on(async {
-        let instance = Instance::start(begin, rights, prepared, listener)?;
+        let source =
+            ConfigSource { file: file.map(Path::to_owned), config, streams: Rc::clone(&streams) };
+        let instance = Instance::start(begin, rights, prepared, listener, source)?;
         log(format!("forwards; `vigie-forward stats --socket {}` shows it", bound.path.display()));
-        Ok::<_, InstanceError>(instance.serve(config.process.drain.0).await)
+        Ok::<_, InstanceError>(instance.serve().await)
     })?;
 
     drop(bound);
     Ok(code)
+}
+
+/// Raises the soft limit of descriptors to the hard one, and says so; also if that is too low for the relays' connections.
+fn raise_descriptor_limit(flows: &[FlowConfig]) {
+    let connections = flows.iter().filter_map(|flow| match &flow.kind {
+        FlowKind::Relay(relay) => Some(u64::from(relay.connections_max)),
+        _ => None,
+    });
+    // A connection takes one of the client and one of the target.
+    let needed = connections.sum::<u64>().saturating_mul(2);
+    let limit = getrlimit(Resource::Nofile);
+    let (soft, hard) = (limit.current.unwrap_or(u64::MAX), limit.maximum.unwrap_or(u64::MAX));
+    if needed == 0 {
+        return;
+    }
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if soft < hard && setrlimit(Resource::Nofile, raised).is_ok() {
+        log(format!("raises its limit of descriptors from {soft} to {hard}"));
+    }
+    if needed > hard {
+        log(format!(
+            "the relays may have {needed} descriptors for `connections_max` connections, but the limit is {hard}: \
+             beyond it, connections wait; raise the hard limit (`ulimit -Hn`, LimitNOFILE=), or lower `connections_max`"
+        ));
+    }
 }
 
 /// Builds the runtime for streams, if there are any; its threads have no capabilities.
@@ -183,7 +215,25 @@ struct InstanceState {
 struct Instance {
     shared: Rc<InstanceState>,
     mailbox: Rc<Mailbox<InstanceEvent>>,
+    source: ConfigSource,
+    /// The routing table that is followed, and the task that follows it.
+    following: Option<(u32, JoinHandle<()>)>,
+    /// Flows that are ending: the names for messages are theirs.
+    ending: Vec<JoinHandle<()>>,
+    drained: Rc<Cell<Drained>>,
 }
+
+/// Where the flows come from.
+struct ConfigSource {
+    file: Option<PathBuf>,
+    config: Config,
+    /// The runtime of the relays. It is dropped outside of all tasks.
+    streams: Rc<RefCell<Option<Runtime>>>,
+}
+
+/// The number of attempts to begin a flow whose listener is still closing, and the time between them.
+const ATTEMPTS: u32 = 50;
+const ATTEMPT_EVERY: Duration = Duration::from_millis(20);
 
 impl Instance {
     /// Starts all flows.
@@ -192,6 +242,7 @@ impl Instance {
         rights: Vec<Right>,
         prepared: Vec<(String, Box<dyn Prepared>)>,
         listener: StdUnixListener,
+        source: ConfigSource,
     ) -> Result<Self, InstanceError> {
         let server = Server::current().map_err(io::Error::from)?;
         let mailbox = Rc::new(Mailbox::new());
@@ -199,7 +250,6 @@ impl Instance {
 
         // Those that route follow the same table, as checked.
         let table = prepared.iter().filter_map(|(_, flow)| flow.table()).max();
-        let monitor = table.map(NetlinkMonitor::open).transpose()?;
         let context = StartContext { mailbox: &mailbox };
         let mut flows = Vec::new();
         for (name, flow) in prepared {
@@ -220,49 +270,158 @@ impl Instance {
             is_draining: Cell::new(false),
         });
 
-        if let Some(monitor) = monitor {
-            shared.follow(&monitor, &monitor.cache().changes());
-            let task = follow(Rc::clone(&shared), monitor, Rc::clone(&mailbox));
-            spawn_local(task).detach();
+        let mut this = Self {
+            shared: Rc::clone(&shared),
+            mailbox,
+            source,
+            following: None,
+            ending: Vec::new(),
+            drained: Rc::new(Cell::new(Drained::default())),
+        };
+        if let Some(table) = table {
+            this.follow_table(table)?;
         }
 
         spawn_local(tick(Rc::clone(&shared))).detach();
         let answers = Rc::clone(&shared);
         let listener = UnixListener::from_std(listener)?;
         spawn_local(stats::serve(listener, Rc::new(move |line| answers.answer(line)))).detach();
-        Ok(Self { shared, mailbox })
+        Ok(this)
+    }
+
+    /// Follows a routing table of the kernel for all flows, instead of the one before.
+    fn follow_table(&mut self, table: u32) -> Result<(), InstanceError> {
+        let monitor = NetlinkMonitor::open(table)?;
+        self.shared.follow(&monitor, &monitor.cache().changes());
+        let task = follow(Rc::clone(&self.shared), monitor, Rc::clone(&self.mailbox));
+        if let Some((_, before)) = self.following.replace((table, spawn_local(task))) {
+            before.abort();
+        }
+        Ok(())
+    }
+
+    /// Ends a flow. What it still forwards may go on until the deadline.
+    fn end(&self, NamedFlow { name, flow }: NamedFlow, deadline: Instant) -> JoinHandle<()> {
+        let (total, shared) = (Rc::clone(&self.drained), Rc::clone(&self.shared));
+        let Draining { report, ended } = flow.drain(deadline);
+        shared.draining_flows.borrow_mut().push(DrainingFlow { name: name.clone(), report });
+        spawn_local(async move {
+            let Drained { cut } = ended.await;
+            shared.draining_flows.borrow_mut().retain(|one| one.name != name);
+            if cut > 0 {
+                log(format!("flow `{name}`: {cut} connections were cut at the deadline"));
+            }
+            total.set(Drained { cut: total.get().cut + cut });
+        })
+    }
+
+    /// Reads the file again, and changes what has changed in it.
+    async fn reload(&mut self) {
+        let Some(file) = &self.source.file else {
+            return log("SIGHUP: there is no file to read again; all goes on");
+        };
+        let config = match crate::config::read(file) {
+            Ok(config) => config,
+            Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
+        };
+        let (before, after) = (&self.source.config.process, &config.process);
+        if (&before.stats_socket, before.drop_all_rights)
+            != (&after.stats_socket, after.drop_all_rights)
+        {
+            log("SIGHUP: `stats_socket` and `drop_all_rights` change with the next start");
+        }
+        let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
+        let (ended, begun) = (ends.len(), begins.len());
+        self.end_named(&ends, monotonic_now() + after.drain.0).await;
+        self.source.config = config;
+        for flow in begins {
+            let name = flow.name.clone();
+            if let Err(error) = self.begin(&flow).await {
+                // It is tried again by the next SIGHUP.
+                self.source.config.flows.retain(|one| one.name != name);
+                log(format!("SIGHUP: {error}; this flow does not forward, the others do"));
+            }
+        }
+        log(format!("SIGHUP: {kept} flows go on, {ended} have ended, {begun} were to begin"));
+    }
+
+    /// Ends flows, and waits until those that have interfaces have freed them.
+    async fn end_named(&mut self, names: &[String], deadline: Instant) {
+        let (ends, kept): (Vec<_>, Vec<_>) =
+            self.shared.flows.take().into_iter().partition(|one| names.contains(&one.name));
+        self.shared.flows.replace(kept);
+        for one in ends {
+            let of_config = self.source.config.flows.iter().find(|flow| flow.name == one.name);
+            let has_frames = of_config.is_some_and(|flow| flow.kind.frames().is_some());
+            let task = self.end(one, deadline);
+            if has_frames {
+                let _ = task.await;
+            } else {
+                self.ending.push(task);
+            }
+        }
+    }
+
+    /// Begins a flow beside others.
+    async fn begin(&mut self, flow: &FlowConfig) -> Result<(), InstanceError> {
+        let failed =
+            |source| InstanceError::Flow { flow: flow.name.clone(), line: flow.line, source };
+        if flow.kind.frames().is_none() && self.source.streams.borrow().is_none() {
+            let streams = streams_runtime(std::slice::from_ref(flow))?;
+            self.source.streams.replace(streams);
+        }
+        let mut attempt = 1;
+        let prepared = loop {
+            match flow::prepare(flow, self.source.streams.borrow().as_ref()) {
+                Err(FlowError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::AddrInUse && attempt < ATTEMPTS => {}
+                prepared => break prepared.map_err(failed)?,
+            }
+            attempt += 1;
+            sleep(ATTEMPT_EVERY).await;
+        };
+        let table = prepared.table();
+        let started = prepared.start(&StartContext { mailbox: &self.mailbox }).map_err(failed)?;
+        let mut one = NamedFlow { name: flow.name.clone(), flow: started };
+        if let Some((cache, _)) = &*self.shared.routes.borrow() {
+            one.flow.follow(cache, &cache.changes());
+        }
+        self.shared.flows.borrow_mut().push(one);
+        let followed = self.following.as_ref().map(|(table, _)| *table);
+        match table {
+            Some(table) if followed.is_none_or(|followed| followed < table) => {
+                self.follow_table(table)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Forwards until a signal ends it, and drains. Returns the exit code.
-    async fn serve(self, drain: Duration) -> u8 {
+    async fn serve(mut self) -> u8 {
         let mut code = 0;
-        match self.mailbox.next().await {
-            InstanceEvent::Signal { name, .. } => {
-                log(format!("{name}: drains for at most {drain:?}; a second signal ends at once"));
-            }
-            InstanceEvent::Failed { flow, problem } => {
-                log(format!("flow `{flow}` has failed: {problem}; the others are drained"));
-                code = CODE_FAILED;
+        loop {
+            let drain = self.source.config.process.drain.0;
+            match self.mailbox.next().await {
+                InstanceEvent::Reload => self.reload().await,
+                InstanceEvent::Signal { name, .. } => {
+                    log(format!(
+                        "{name}: drains for at most {drain:?}; a second signal ends at once"
+                    ));
+                    break;
+                }
+                InstanceEvent::Failed { flow, problem } => {
+                    log(format!("flow `{flow}` has failed: {problem}; the others are drained"));
+                    code = CODE_FAILED;
+                    break;
+                }
             }
         }
 
         self.shared.is_draining.set(true);
-        let deadline = monotonic_now() + drain;
-        let flows = self.shared.flows.take();
-        let drained = Rc::new(Cell::new(Drained::default()));
-        let mut tasks = Vec::new();
-        for NamedFlow { name, flow } in flows {
-            let (total, shared) = (Rc::clone(&drained), Rc::clone(&self.shared));
-            let Draining { report, ended } = flow.drain(deadline);
-            shared.draining_flows.borrow_mut().push(DrainingFlow { name: name.clone(), report });
-            tasks.push(spawn_local(async move {
-                let Drained { cut } = ended.await;
-                shared.draining_flows.borrow_mut().retain(|one| one.name != name);
-                if cut > 0 {
-                    log(format!("flow `{name}`: {cut} connections were cut at the deadline"));
-                }
-                total.set(Drained { cut: total.get().cut + cut });
-            }));
+        let deadline = monotonic_now() + self.source.config.process.drain.0;
+        let mut tasks = std::mem::take(&mut self.ending);
+        for flow in self.shared.flows.take() {
+            tasks.push(self.end(flow, deadline));
         }
 
         // A second signal ends the process immediately.
@@ -285,7 +444,7 @@ impl Instance {
 
         hurry.abort();
         match code {
-            0 if drained.get().cut > 0 => CODE_CUT,
+            0 if self.drained.get().cut > 0 => CODE_CUT,
             0 => {
                 log("all was drained");
                 0

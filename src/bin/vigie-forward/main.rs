@@ -24,10 +24,11 @@ mod mailbox;
 mod migration;
 mod plan;
 mod privileges;
+mod reload;
 mod signals;
 mod stats;
 
-use std::{fmt, process};
+use std::{fmt, path::Path, process};
 
 use clap::Parser;
 
@@ -39,11 +40,11 @@ use self::{
 fn main() {
     journal::install_subscriber();
     let code = match Cli::parse().command {
-        Command::Relay(one) => forward(Ok(one.into_config(FlowKind::Relay))),
-        Command::L2(one) => forward(Ok(one.into_config(FlowKind::L2))),
-        Command::L3(one) => forward(Ok(one.into_config(FlowKind::L3))),
-        Command::Nat(one) => forward(Ok(one.into_config(FlowKind::Nat))),
-        Command::Run(run) => forward(config::read(&run.config)),
+        Command::Relay(one) => forward(Ok(one.into_config(FlowKind::Relay)), None),
+        Command::L2(one) => forward(Ok(one.into_config(FlowKind::L2)), None),
+        Command::L3(one) => forward(Ok(one.into_config(FlowKind::L3)), None),
+        Command::Nat(one) => forward(Ok(one.into_config(FlowKind::Nat)), None),
+        Command::Run(run) => forward(config::read(&run.config), Some(&run.config)),
         Command::Check { config } => check(config::read(&config)),
         Command::Plan(arguments) if arguments.probe_program => {
             done(plan::program_cost(arguments.work).map(|text| print!("{text}")))
@@ -71,7 +72,8 @@ fn complain(error: &impl fmt::Display, code: u8) -> u8 {
     code
 }
 
-fn forward(config: Result<Config, ConfigError>) -> u8 {
+/// Forwards. `file` is read again at SIGHUP.
+fn forward(config: Result<Config, ConfigError>, file: Option<&Path>) -> u8 {
     let config = match config {
         Ok(config) => config,
         Err(error) => return complain(&error, instance::CODE_USAGE),
@@ -79,7 +81,7 @@ fn forward(config: Result<Config, ConfigError>) -> u8 {
     if let Err(error) = config::check("command line", &config) {
         return complain(&error, instance::CODE_USAGE);
     }
-    instance::run(&config).unwrap_or_else(|error| complain(&error, error.code()))
+    instance::run(config, file).unwrap_or_else(|error| complain(&error, error.code()))
 }
 
 /// Prints what a configuration would do.

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: the first one drains, the second one ends.
+//! SIGTERM and SIGINT: the first one drains, the second one ends. SIGHUP: the file is read again.
 
 use std::io;
 
@@ -19,12 +19,13 @@ pub(crate) fn listen(
     server: &Server,
     mailbox: &std::rc::Rc<Mailbox<InstanceEvent>>,
 ) -> io::Result<()> {
-    for (kind, name, number) in ENDING {
+    let ending = ENDING.map(|(kind, name, number)| (kind, InstanceEvent::Signal { name, number }));
+    for (kind, event) in ending.into_iter().chain([(SignalKind::HANGUP, InstanceEvent::Reload)]) {
         let handle: Handle<Signals> = signal(server, kind).map_err(io::Error::other)?;
         let mailbox = std::rc::Rc::clone(mailbox);
         let listener = spawn_local(async move {
             while handle.recv().await.is_ok() {
-                mailbox.post(InstanceEvent::Signal { name, number });
+                mailbox.post(event.clone());
             }
         });
         listener.detach();

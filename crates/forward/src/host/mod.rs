@@ -189,6 +189,7 @@ impl ForwarderBuilder {
             waiting_packets: self.waiting_packets,
             reopen: self.reopen,
             next_watch: Instant::from_nanos(0),
+            next_release: None,
             events: VecDeque::new(),
         })
     }
@@ -214,7 +215,33 @@ pub struct Forwarder {
     reopen: Option<Duration>,
     counters: TrafficCounters,
     next_watch: Instant,
+    /// When to look for packets that stages hold.
+    next_release: Option<Instant>,
     events: VecDeque<HostEvent>,
+}
+
+/// Where packets leave.
+struct Exit<'a> {
+    ports: &'a mut [AttachedInterface],
+    counters: &'a TrafficCounters,
+    waiting_packets: usize,
+    drops: bool,
+    /// Packets and bytes sent.
+    sent: (u64, u64),
+}
+
+impl Exit<'_> {
+    #[inline]
+    fn depart(&mut self, port: Port, packet: &Packet, is_copy: bool) {
+        let Some(attachment) = self.ports.iter_mut().find(|one| one.port() == port) else {
+            return self.counters.dropped(Reason::NoPort, 1);
+        };
+        match attachment.send(packet, self.waiting_packets, self.drops || is_copy) {
+            SendOutcome::Now => add(&mut self.sent, (1, to_u64(packet.len()))),
+            SendOutcome::Waits => {}
+            SendOutcome::Dropped(reason) => self.counters.dropped(reason, 1),
+        }
+    }
 }
 
 impl Forwarder {
@@ -240,6 +267,9 @@ impl Forwarder {
             for at in 0..self.ports.len() {
                 moved += self.serve(at, now);
             }
+        }
+        if self.next_release.is_some() {
+            moved += self.release(now);
         }
         if now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
@@ -280,6 +310,7 @@ impl Forwarder {
 
         self.batch = batch;
         self.flush(now);
+        self.next_release = self.pipeline.next_release(now);
 
         // Only now, so that the counters delay nothing.
         self.counters.received(to_u64(count), bytes);
@@ -293,25 +324,42 @@ impl Forwarder {
     /// Passes a packet through the stages and sends the result. Returns the number of packets, and bytes, sent.
     #[inline]
     fn forward(&mut self, packet: &mut Packet, now: Instant) -> (u64, u64) {
-        let Self { pipeline, ports, counters, waiting_packets, .. } = self;
-        let drops = pipeline.on_full() == OnFull::Drop;
-        let mut sent = (0, 0);
-        let mut depart = |port: Port, packet: &Packet, is_copy: bool| {
-            let Some(attachment) = ports.iter_mut().find(|one| one.port() == port) else {
-                counters.dropped(Reason::NoPort, 1);
-                return;
-            };
-            match attachment.send(packet, *waiting_packets, drops || is_copy) {
-                SendOutcome::Now => add(&mut sent, (1, to_u64(packet.len()))),
-                SendOutcome::Waits => {}
-                SendOutcome::Dropped(reason) => counters.dropped(reason, 1),
-            }
-        };
-        match pipeline.decide(packet, now, &mut |port, packet| depart(port, packet, true)) {
-            Ok(port) => depart(port, packet, false),
-            Err(reason) => counters.dropped(reason, 1),
+        let (pipeline, mut exit) = self.exit();
+        match pipeline.decide(packet, now, &mut |port, packet| exit.depart(port, packet, true)) {
+            Ok(Some(port)) => exit.depart(port, packet, false),
+            Ok(None) => {}
+            Err(reason) => exit.counters.dropped(reason, 1),
         }
-        sent
+        exit.sent
+    }
+
+    /// Sends the packets that stages have held and that may go on. Returns how many were released.
+    fn release(&mut self, now: Instant) -> usize {
+        let mut count = 0;
+        let (pipeline, mut exit) = self.exit();
+        while let Some((packet, decided)) =
+            pipeline.release(now, &mut |port, packet| exit.depart(port, packet, true))
+        {
+            count += 1;
+            match decided {
+                Ok(Some(port)) => exit.depart(port, &packet, false),
+                Ok(None) => {}
+                Err(reason) => exit.counters.dropped(reason, 1),
+            }
+        }
+        if count > 0 {
+            exit.counters.sent(exit.sent.0, exit.sent.1);
+            self.flush(now);
+        }
+        self.next_release = self.pipeline.next_release(now);
+        count
+    }
+
+    #[inline]
+    fn exit(&mut self) -> (&mut Pipeline, Exit<'_>) {
+        let Self { pipeline, ports, counters, waiting_packets, .. } = self;
+        let (drops, waiting_packets) = (pipeline.on_full() == OnFull::Drop, *waiting_packets);
+        (pipeline, Exit { ports, counters, waiting_packets, drops, sent: (0, 0) })
     }
 
     /// Sends waiting packets. Returns how many.
@@ -435,10 +483,11 @@ impl Forwarder {
         Ok(is_ready)
     }
 
-    /// When to act without a frame or an event: to look for a missing interface.
+    /// When to act without a frame or an event: to look for a missing interface, or for packets that are held.
     fn next_deadline(&self) -> Option<Instant> {
-        self.reopen?;
-        self.ports.iter().filter_map(AttachedInterface::retry_at).min()
+        let retries = self.ports.iter().filter_map(AttachedInterface::retry_at);
+        let retry = self.reopen.and_then(|_| retries.min());
+        retry.into_iter().chain(self.next_release).min()
     }
 }
 

@@ -17,8 +17,8 @@ const PER_SECOND: u32 = 100;
 const TRANSPORT_BYTES: usize = 20;
 
 /// Tells senders by ICMP why their packets were dropped: because their hop limit ran out ([`Reason::TtlExpired`]),
-/// because there is no route ([`Reason::NoRoute`]), or because they are too long for the next hop
-/// ([`Reason::TooLong`]).
+/// because there is no route ([`Reason::NoRoute`]), because they are too long for the next hop ([`Reason::TooLong`]), or
+/// because there is no room for their translation ([`Reason::NatPorts`], [`Reason::NatHost`], [`Reason::NatFull`]).
 ///
 /// An answer comes from the address that the [`Fib`] has for the interface on which the packet arrived; if that
 /// interface has none, from the first address of another. It leaves by the ingress port, to the sender of the frame.
@@ -100,6 +100,7 @@ impl IcmpErrorSender {
         let cause = match reason {
             Reason::TtlExpired => ErrorCause::TimeExceeded,
             Reason::NoRoute => ErrorCause::NoRoute,
+            Reason::NatPorts | Reason::NatHost | Reason::NatFull => ErrorCause::Prohibited,
             Reason::TooLong => ErrorCause::TooLong { mtu: fib.next_hop(destination).ok()?.mtu },
             _ => return None,
         };

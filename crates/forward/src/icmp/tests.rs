@@ -308,3 +308,37 @@ fn answers_are_limited() {
         pipeline.counters().snapshot();
     assert_eq!((icmp_errors, icmp_errors_suppressed), (22, 42));
 }
+
+/// Goal: RFC 5508, REQ-8: the sender of a flow for which there is no room is told that it is prohibited, quoting its packet as it
+/// was sent. Method: a table whose only port is in use.
+#[test]
+fn a_refused_flow_is_told() {
+    let fib = fib();
+    let external = [10, 2, 0, 9].into();
+    let from = "10.0.0.0/24".parse().unwrap();
+    let table = NatTable::builder().ports(2000, 2000).build();
+    let nat = Nat::new(table).rule(NatRule::Source { ingress: Port(0), from, external });
+    let mut pipeline = Pipeline::builder()
+        .stage(nat)
+        .stage(Ttl::new())
+        .stage(RouteStage::new(fib.clone()))
+        .icmp_errors(IcmpErrorSender::new(&fib))
+        .build()
+        .unwrap();
+    let now = Instant::from_nanos(0);
+    let established = (BETWEEN.0, [10, 2, 0, 2]);
+    assert!(answers_of(&mut pipeline, v4(UDP, 9, established, &udp(8)), now).is_none());
+    while pipeline.take(Port(1)).is_some() {}
+    let mut answer = v4(UDP, 9, ([10, 2, 0, 2], [10, 2, 0, 9]), &udp(8));
+    answer.set_destination_port(2000).unwrap();
+    answer.set_source_port(9).unwrap();
+    let mut other = v4(UDP, 9, established, &udp(8));
+    other.set_source_port(4321).unwrap();
+    let sent = other.bytes()[14..].to_vec();
+    // The first is evicted while it is unanswered; established, it stays. Its answer leaves where it came.
+    assert!(answers_of(&mut pipeline, answer, now).is_some());
+    assert!(answers_of(&mut pipeline, v4(UDP, 9, established, &udp(8)), now).is_none());
+    let told = answers_of(&mut pipeline, other, now).expect("it is refused");
+    let (kind, code, _, quoted) = quoted(&told);
+    assert_eq!((kind, code, quoted), (3, 13, &sent[..]));
+}

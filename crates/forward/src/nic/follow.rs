@@ -10,16 +10,16 @@ use vigie_detect::Instant;
 use vigie_via::link::MacAddress;
 
 use super::layout::{
-    self, Layout, USED_AT, flow_key, flow_value, mac_value, neighbour_key, place_value, port_key,
-    route_key, route_value, version,
+    self, Layout, TCP_SEEN_AT, USED_AT, flow_key, flow_value, mac_value, neighbour_key,
+    place_value, port_key, route_key, route_value, version,
 };
 use crate::{
     bpf::{BpfMap, MapError, UpdateMode},
-    packet::Port,
+    packet::{Port, TCP, TcpFlags},
     pipeline::{Offload, Stage, StockStage},
     tables::{
         Fib, FibChange, FibFeed, FibSnapshot, Interface, NatChange, NatFeed, NatFlow, NatTable,
-        NatTuple, Prefix, Route, Update,
+        NatTuple, Prefix, Route, TcpProgress, Update,
     },
 };
 
@@ -164,12 +164,13 @@ impl Follower {
                 Err(MapError::Missing) => continue,
                 Err(error) => return Err(FollowError::of("flows", error)),
             };
-            let at = usize::try_from(USED_AT[version]).unwrap_or(0);
-            let used = value.get(at..).and_then(|rest| rest.first_chunk::<8>());
-            let used = used.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            let at = |offset: i16| value.get(usize::from(offset.unsigned_abs())..)?.first_chunk();
+            let used = at(USED_AT[version]).map_or(0, |bytes| u64::from_ne_bytes(*bytes));
             if used != translation.used {
                 translation.used = used;
-                in_use += usize::from(table.touch(tuple, now));
+                let tcp = at(TCP_SEEN_AT[version]).filter(|_| tuple.protocol == TCP);
+                let tcp = tcp.map(|bytes| tcp_seen(*bytes));
+                in_use += usize::from(table.touch(tuple, tcp.as_ref(), now));
             }
         }
 
@@ -392,6 +393,13 @@ impl<T: BpfMap> MapWriter<'_, T> {
             _ => Ok(()),
         }
     }
+}
+
+/// What a program has noted of a TCP segment.
+const fn tcp_seen([a, b, c, d, _, flags, high, low]: [u8; 8]) -> TcpProgress {
+    let (acknowledged, window) =
+        (u32::from_be_bytes([a, b, c, d]), u16::from_be_bytes([high, low]));
+    TcpProgress::new(TcpFlags(flags), 0, acknowledged, window)
 }
 
 /// What changes one table to the other: first what is gone, then all that is there.

@@ -84,7 +84,11 @@ pub(super) const ADDRESS_BYTES: [u32; 2] = [4, 16];
 /// The offset of the last packet's time in a translation.
 pub(super) const USED_AT: [i16; 2] = [16, 40];
 pub(super) const FLOW_KEY_BYTES: [u32; 2] = [16, 40];
-pub(super) const FLOW_VALUE_BYTES: [u32; 2] = [24, 48];
+/// The offset of eight bytes of the last TCP segment: what it acknowledges, its flags, its window.
+pub(super) const TCP_SEEN_AT: [i16; 2] = [24, 48];
+/// Where these bytes are in a TCP header.
+pub(super) const TCP_SEEN_FROM: i16 = 8;
+pub(super) const FLOW_VALUE_BYTES: [u32; 2] = [32, 56];
 
 impl Layout {
     pub(super) fn new(needs: MapRequirements, sizes: MapSizes, kind: ProgramKind) -> Self {
@@ -186,7 +190,7 @@ pub(super) fn flow_key(tuple: &NatTuple) -> Vec<u8> {
     key
 }
 
-/// The translated addresses and ports, padded, and the time of the last packet.
+/// The translated addresses and ports, padded, and room for what the program notes.
 pub(super) fn flow_value(becomes: &NatTuple) -> Vec<u8> {
     let mut value = ends(becomes);
     let version = version(becomes.source.address);

@@ -126,11 +126,8 @@ fn transport_sum(frame: &[u8], headers: &Headers) -> Option<Sum> {
 /// # Cost
 /// One pass over the packet.
 pub(crate) fn verify(frame: &[u8], headers: &Headers) -> Verified {
-    if headers.network == Network::Ipv4 {
-        let header = frame.get(headers.network_at..ipv4_end(frame, headers));
-        if header.is_none_or(|header| Sum::ZERO.bytes(header).folded() != 0xffff) {
-            return Verified::Wrong;
-        }
+    if verify_header(frame, headers) == Verified::Wrong {
+        return Verified::Wrong;
     }
     let place = headers.checksum_at().filter(|_| headers.fragment == Fragment::Whole);
     let Some(place) = place else {
@@ -143,6 +140,19 @@ pub(crate) fn verify(frame: &[u8], headers: &Headers) -> Verified {
     }
     match transport_sum(frame, headers) {
         Some(sum) if sum.folded() == 0xffff => Verified::Right,
+        _ => Verified::Wrong,
+    }
+}
+
+/// Verifies the checksum of the IPv4 header.
+#[inline]
+pub(crate) fn verify_header(frame: &[u8], headers: &Headers) -> Verified {
+    if headers.network != Network::Ipv4 {
+        return Verified::Absent;
+    }
+    let header = frame.get(headers.network_at..ipv4_end(frame, headers));
+    match header.map(|header| Sum::ZERO.bytes(header).folded()) {
+        Some(0xffff) => Verified::Right,
         _ => Verified::Wrong,
     }
 }

@@ -7,6 +7,7 @@ mod checksum;
 mod edit;
 mod error;
 mod ethernet;
+mod fragment;
 mod headers;
 mod ipv4;
 mod ipv6;
@@ -18,7 +19,6 @@ mod tests;
 
 use std::fmt;
 
-pub(crate) use self::checksum::{put, updated};
 pub use self::{
     arp::{ARP_BYTES, Arp},
     checksum::{Sum, Verified},
@@ -29,6 +29,10 @@ pub use self::{
     ipv4::{IPV4_BYTES, Ipv4},
     ipv6::{EXTENSIONS_MAX, IPV6_BYTES, Ipv6},
     transport::{ICMP_BYTES, Icmp, TCP_BYTES, Tcp, TcpFlags, UDP_BYTES},
+};
+pub(crate) use self::{
+    checksum::{put, updated},
+    fragment::fragmentable,
 };
 
 /// Room before a frame, for tags that are pushed.
@@ -202,6 +206,22 @@ impl Packet {
         segment::cut(self, mtu)
     }
 
+    /// Cuts an IPv4 packet into fragments of at most `mtu` bytes (of IP, with their headers), in order. `None` if it must
+    /// not be fragmented, or cannot be.
+    ///
+    /// # Errors
+    /// [`ParseError`].
+    pub fn fragment(&mut self, mtu: usize) -> Result<Option<Vec<Self>>, ParseError> {
+        fragment::fragment(self, mtu)
+    }
+
+    /// Takes the frame, and leaves an empty one.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        let empty = Self { ingress: self.ingress, ..Self::empty(0) };
+        std::mem::replace(self, empty)
+    }
+
     /// Verifies the checksums of the IPv4 header and of the transport.
     ///
     /// # Cost
@@ -212,6 +232,16 @@ impl Packet {
     pub fn verify(&mut self) -> Result<Verified, ParseError> {
         let headers = self.headers()?;
         Ok(checksum::verify(self.bytes(), &headers))
+    }
+
+    /// Verifies the checksum of the IPv4 header alone.
+    ///
+    /// # Errors
+    /// [`ParseError`].
+    #[inline]
+    pub fn verify_header(&mut self) -> Result<Verified, ParseError> {
+        let headers = self.headers()?;
+        Ok(checksum::verify_header(self.bytes(), &headers))
     }
 
     /// Computes the checksums of the IPv4 header and of the transport. Returns whether there was one of the transport:

@@ -280,3 +280,55 @@ fn faults_have_names() {
     assert_eq!(parse([8, 6], &arp), Err(ParseError::Arp { hardware: 7, protocol: 0x0800 }));
     assert_eq!(parse([0x88, 0xb5], &[]).map(|headers| headers.network), Ok(Network::Other));
 }
+
+proptest! {
+    /// Goal: fragments have at most the MTU, right checksums, and put together give the packet, whatever options it has and
+    /// whichever fragment it is itself; later ones have only the options that are to be copied. Method: random packets and
+    /// MTUs, put together by their offsets.
+    #[test]
+    fn fragments_make_the_packet(
+        payload in proptest::collection::vec(any::<u8>(), 1..4000), mtu in 28..1600_usize,
+        words in 0..=10_usize, offset in 0..4000_u16, more in any::<bool>(), must_not in 0..8_u8,
+    ) {
+        let header = 20 + words * 4;
+        // A source route is copied, a timestamp is not.
+        let options: Vec<u8> = [131, 3, 4, 1, 68, 4, 5, 0].into_iter().chain([1; 32]).take(words * 4).collect();
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+        frame.extend([0x40 | u8::try_from(header / 4).unwrap(), 0]);
+        frame.extend(u16::try_from(header + payload.len()).unwrap().to_be_bytes());
+        let flags = offset | if more { 0x2000 } else { 0 } | if must_not == 0 { 0x4000 } else { 0 };
+        frame.extend([0, 9, flags.to_be_bytes()[0], flags.to_be_bytes()[1], 9, 99, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame.extend(&options);
+        frame.extend(&payload);
+        // Padding is no part of it.
+        frame.extend([0xaa; 7]);
+        let mut packet = Packet::new(Port(1), &frame);
+        packet.fill_checksums().unwrap();
+        let whole = packet.bytes().to_vec();
+        let fragments = packet.fragment(mtu).unwrap();
+        let room = mtu.saturating_sub(header) & !7;
+        prop_assert_eq!(fragments.is_some(), must_not != 0 && room > 0);
+        let mut found = Vec::new();
+        let fragments = fragments.unwrap_or_default();
+        let count = fragments.len();
+        for (number, mut fragment) in fragments.into_iter().enumerate() {
+            prop_assert_eq!(fragment.verify_header().unwrap(), Verified::Right);
+            let headers = fragment.headers().unwrap();
+            prop_assert_eq!(headers.end_at, fragment.len());
+            prop_assert!(fragment.len() - 14 <= mtu);
+            let frame = fragment.bytes();
+            let word = u16::from_be_bytes([frame[20], frame[21]]);
+            prop_assert_eq!(usize::from(word & 0x1fff), usize::from(offset) + found.len() / 8);
+            prop_assert_eq!(word & 0x2000 != 0, more || number + 1 < count);
+            prop_assert_eq!(&frame[..16], &whole[..16]);
+            prop_assert_eq!(&frame[26..34], &whole[26..34]);
+            if number == 0 {
+                prop_assert_eq!(&frame[34..14 + header], &options[..]);
+            } else if words >= 2 {
+                prop_assert_eq!(&frame[34..42], &[131, 3, 4, 1, 1, 1, 1, 1]);
+            }
+            found.extend_from_slice(&frame[14 + header..]);
+        }
+        prop_assert!(count == 0 || found == payload);
+    }
+}

@@ -43,6 +43,33 @@ impl<'a> Tcp<'a> {
         u32::from_be_bytes([self.header[4], self.header[5], self.header[6], self.header[7]])
     }
 
+    /// Returns the next sequence number that the sender expects.
+    #[must_use]
+    pub const fn acknowledgement(&self) -> u32 {
+        u32::from_be_bytes([self.header[8], self.header[9], self.header[10], self.header[11]])
+    }
+
+    /// Returns the sender's window, in bytes, before it is scaled.
+    #[must_use]
+    pub const fn window(&self) -> u16 {
+        u16::from_be_bytes([self.header[14], self.header[15]])
+    }
+
+    /// Returns the shift of the sender's windows, an option of segments with SYN (RFC 7323, §2).
+    #[must_use]
+    pub fn window_shift(&self) -> Option<u8> {
+        let mut options = self.segment.get(TCP_BYTES..self.header_bytes)?;
+        loop {
+            match *options {
+                [] | [0, ..] => return None,
+                [1, ref rest @ ..] => options = rest,
+                [3, 3, shift, ..] => return Some(shift),
+                [_, length, ..] if length >= 2 => options = options.get(usize::from(length)..)?,
+                _ => return None,
+            }
+        }
+    }
+
     /// Returns the flags.
     #[must_use]
     pub const fn flags(&self) -> TcpFlags {

@@ -155,6 +155,8 @@ impl OpenMessages {
                 None => {
                     let copy = &mut |port, packet: &Packet| outputs.copy(port, packet);
                     let verdict = stages.decide(&mut packet, now, copy);
+                    // Parts of messages are not held.
+                    let verdict = verdict.and_then(|port| port.ok_or(Reason::Message));
                     open.verdict = Some(verdict);
                     match verdict {
                         Ok(port) => outputs.push(port, packet),
@@ -200,6 +202,9 @@ fn decide(
             Verdict::Send(to) => port = Some(to),
             Verdict::Copy(to) => packets.iter().for_each(|packet| outputs.copy(to, packet)),
             Verdict::Drop(reason) => return Err(reason),
+            // Parts of messages are not held, and not cut.
+            Verdict::Fragment(..) => return Err(Reason::TooLong),
+            Verdict::Hold => return Err(Reason::Message),
         }
     }
     port.ok_or(Reason::NoPort)

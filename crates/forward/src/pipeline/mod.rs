@@ -27,7 +27,7 @@
 //!                            counters
 //! ```
 //! Nothing here waits, reads a clock or does I/O: a [`host`](crate::host) or a [`PipelineSimulation`] provides packets
-//! and time. Every accepted packet is in a buffer, was taken out, or was counted as dropped with its [`Reason`]. A
+//! and time. Every accepted packet is in a buffer, is held by a stage, was taken out, or was counted as dropped with its [`Reason`]. A
 //! router [reports](PipelineBuilder::icmp_errors) drops to senders; these answers are packets of its own.
 //!
 //! # Messages of several packets
@@ -241,22 +241,27 @@ struct Stages {
     icmp_errors: Option<(IcmpErrorSender, TrafficCounters)>,
 }
 
+/// Where a packet goes as far as the stages have decided: its port, and the longest fragment if it is to be cut.
+type Destination = Option<(Port, Option<usize>)>;
+
 impl Stages {
-    /// Passes a packet through all stages. `copy` gets copies, and the ICMP error if the packet is dropped.
+    /// Passes a packet through all stages. `copy` gets copies, fragments but the last, and the ICMP error if the packet
+    /// is dropped. `None` if a stage holds it.
     #[inline]
     fn decide(
         &mut self,
         packet: &mut Packet,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Result<Port, Reason> {
+    ) -> Result<Option<Port>, Reason> {
+        let start = (0, self.default_port.map(|port| (port, None)));
         if self.icmp_errors.is_none() || packet.part().is_some() {
-            return self.walk(packet, now, copy);
+            return self.walk(start, packet, now, copy);
         }
         if let Some((icmp_errors, _)) = &mut self.icmp_errors {
             icmp_errors.keep(packet);
         }
-        let verdict = self.walk(packet, now, copy);
+        let verdict = self.walk(start, packet, now, copy);
         if let (Err(reason), Some((icmp_errors, counters))) = (verdict, &mut self.icmp_errors)
             && let Some(answer) = icmp_errors.error_reply(packet, reason, now, counters)
         {
@@ -265,54 +270,83 @@ impl Stages {
         verdict
     }
 
-    /// Passes a packet through all stages.
+    /// Passes the next packet that a stage has held through the stages behind.
+    #[inline]
+    fn release(
+        &mut self,
+        now: Instant,
+        copy: &mut dyn FnMut(Port, &Packet),
+    ) -> Option<(Packet, Result<Option<Port>, Reason>)> {
+        let mut stages = self.stages.iter_mut().enumerate();
+        let (at, (mut packet, verdict)) =
+            stages.find_map(|(at, stage)| Some((at, stage.release(now)?)))?;
+        let mut destination = self.default_port.map(|port| (port, None));
+        let decided = match apply(verdict, &packet, &mut destination, copy) {
+            Some(decided) => decided,
+            None => self.walk((at + 1, destination), &mut packet, now, copy),
+        };
+        Some((packet, decided))
+    }
+
+    /// Passes a packet through the stages from one on.
     #[inline]
     fn walk(
         &mut self,
+        (from, mut destination): (usize, Destination),
         packet: &mut Packet,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Result<Port, Reason> {
-        if let Some(costs) = &mut self.costs
-            && costs.is_due()
-        {
-            return self.walk_measured(packet, now, copy);
-        }
-        let mut port = self.default_port;
-        for stage in &mut self.stages {
-            match stage.process(packet, now) {
-                Verdict::Pass => {}
-                Verdict::Send(to) => port = Some(to),
-                Verdict::Copy(to) => copy(to, packet),
-                Verdict::Drop(reason) => return Err(reason),
-            }
-        }
-        port.ok_or(Reason::NoPort)
-    }
-
-    #[cold]
-    fn walk_measured(
-        &mut self,
-        packet: &mut Packet,
-        now: Instant,
-        copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Result<Port, Reason> {
-        let mut port = self.default_port;
-        for (number, stage) in self.stages.iter_mut().enumerate() {
-            let begin = self.costs.as_ref().map(Costs::now);
+    ) -> Result<Option<Port>, Reason> {
+        let is_measured = self.costs.as_mut().is_some_and(Costs::is_due);
+        for (number, stage) in self.stages.iter_mut().enumerate().skip(from) {
+            let begin = self.costs.as_ref().filter(|_| is_measured).map(Costs::now);
             let verdict = stage.process(packet, now);
             if let (Some(costs), Some(begin)) = (&mut self.costs, begin) {
                 costs.took(number, packet.len(), begin);
             }
-            match verdict {
-                Verdict::Pass => {}
-                Verdict::Send(to) => port = Some(to),
-                Verdict::Copy(to) => copy(to, packet),
-                Verdict::Drop(reason) => return Err(reason),
+            if let Some(decided) = apply(verdict, packet, &mut destination, copy) {
+                return decided;
             }
         }
-        port.ok_or(Reason::NoPort)
+        match destination {
+            Some((port, None)) => Ok(Some(port)),
+            Some((port, Some(mtu))) => fragment(packet, (port, mtu), copy),
+            None => Err(Reason::NoPort),
+        }
     }
+}
+
+/// Applies a verdict. Returns the decision, if it is the last one.
+#[inline]
+fn apply(
+    verdict: Verdict,
+    packet: &Packet,
+    destination: &mut Destination,
+    copy: &mut dyn FnMut(Port, &Packet),
+) -> Option<Result<Option<Port>, Reason>> {
+    match verdict {
+        Verdict::Pass => {}
+        Verdict::Send(to) => *destination = Some((to, None)),
+        Verdict::Fragment(to, mtu) => *destination = Some((to, Some(mtu))),
+        Verdict::Copy(to) => copy(to, packet),
+        Verdict::Hold => return Some(Ok(None)),
+        Verdict::Drop(reason) => return Some(Err(reason)),
+    }
+    None
+}
+
+/// Sends all fragments of a packet but the last one, which it becomes.
+#[cold]
+fn fragment(
+    packet: &mut Packet,
+    (port, mtu): (Port, usize),
+    copy: &mut dyn FnMut(Port, &Packet),
+) -> Result<Option<Port>, Reason> {
+    let fragments = packet.fragment(mtu).map_err(|_| Reason::Malformed)?;
+    let mut fragments = fragments.ok_or(Reason::TooLong)?;
+    *packet = fragments.pop().ok_or(Reason::TooLong)?;
+    fragments.iter().for_each(|fragment| copy(port, fragment));
+    Ok(Some(port))
 }
 
 /// A sequence of stages, with buffers before and after them.
@@ -381,7 +415,8 @@ impl Pipeline {
     }
 
     /// Passes one packet through the stages at once, bypassing all buffers: for a host that has a packet and room to
-    /// send it. `copy` gets copies and [answers](PipelineBuilder::icmp_errors). Drops are not counted.
+    /// send it. `copy` gets copies, [answers](PipelineBuilder::icmp_errors), and all fragments but the last. `None` if a
+    /// stage [holds](Verdict::Hold) the packet. Drops are not counted.
     ///
     /// # Errors
     /// The reason for the drop.
@@ -391,8 +426,26 @@ impl Pipeline {
         packet: &mut Packet,
         now: Instant,
         copy: &mut dyn FnMut(Port, &Packet),
-    ) -> Result<Port, Reason> {
+    ) -> Result<Option<Port>, Reason> {
         self.stages.decide(packet, now, copy)
+    }
+
+    /// Passes the next packet that a stage has held through the stages behind; `None` if none is to go on now. As
+    /// [`decide`](Self::decide) otherwise.
+    #[inline]
+    pub fn release(
+        &mut self,
+        now: Instant,
+        copy: &mut dyn FnMut(Port, &Packet),
+    ) -> Option<(Packet, Result<Option<Port>, Reason>)> {
+        self.stages.release(now, copy)
+    }
+
+    /// Returns when to [`release`](Self::release) or [`run`](Self::run) at the latest, if no packet comes; `None` if
+    /// none is held.
+    #[must_use]
+    pub fn next_release(&self, now: Instant) -> Option<Instant> {
+        self.stages.stages.iter().filter_map(|stage| stage.next_release(now)).min()
     }
 
     /// Takes a packet into the buffer before the stages. If that is full and the pipeline drops, the packet is dropped
@@ -443,14 +496,30 @@ impl Pipeline {
                 ),
             }
         }
+        self.run_released(now);
         self.outputs.settle(&self.counters);
         worked
+    }
+
+    /// Passes on what stages have held, while there is room.
+    fn run_released(&mut self, now: Instant) {
+        while self.outputs.settle(&self.counters) {
+            let Self { stages, outputs, counters, .. } = self;
+            let copy = &mut |port, packet: &Packet| outputs.copy(port, packet);
+            let Some((packet, decided)) = stages.release(now, copy) else { break };
+            match decided {
+                Ok(Some(port)) => outputs.push(port, packet),
+                Ok(None) => {}
+                Err(reason) => counters.dropped(reason, 1),
+            }
+        }
     }
 
     fn run_one(&mut self, mut packet: Packet, now: Instant) {
         let Self { stages, outputs, counters, .. } = self;
         match stages.decide(&mut packet, now, &mut |port, packet| outputs.copy(port, packet)) {
-            Ok(port) => outputs.push(port, packet),
+            Ok(Some(port)) => outputs.push(port, packet),
+            Ok(None) => {}
             Err(reason) => counters.dropped(reason, 1),
         }
     }
@@ -462,10 +531,11 @@ impl Pipeline {
         Some(packet)
     }
 
-    /// Returns how many packets wait in all buffers and incomplete messages.
+    /// Returns how many packets wait in all buffers, in stages that hold them, and in incomplete messages.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.input.len() + self.outputs.len() + self.messages.len()
+        let held: usize = self.stages.stages.iter().map(|stage| stage.held()).sum();
+        self.input.len() + held + self.outputs.len() + self.messages.len()
     }
 
     /// Returns whether there are packets that can leave without the arrival of others: all but those of incomplete

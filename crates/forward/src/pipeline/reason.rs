@@ -35,6 +35,8 @@ reasons! {
     TtlExpired => "TTL expired",
     /// A filter refused it.
     Filtered => "filtered",
+    /// Its source or destination cannot be that of a packet between hosts.
+    Martian => "impossible address",
     /// A checksum is wrong.
     ChecksumWrong => "checksum wrong",
     /// It exceeds the rate of a meter.
@@ -51,6 +53,8 @@ reasons! {
     Segments => "uncut segments",
     /// All ports of the outside address are in use.
     NatPorts => "NAT ports exhausted",
+    /// An inside host uses all of its share of ports or translations.
+    NatHost => "NAT share of a host exhausted",
     /// The table of translations is full.
     NatFull => "NAT table full",
     /// A later fragment whose first one was not seen.

@@ -22,6 +22,11 @@ pub enum Verdict {
     Send(Port),
     /// It continues to the next stage, and a copy of it, as it is now, leaves by this port.
     Copy(Port),
+    /// It continues to the next stage, and leaves by this port, unless a later stage names another, in IPv4 fragments of
+    /// at most so many bytes.
+    Fragment(Port, usize),
+    /// The stage has [taken](Packet::take) it, and gives it out by [`Stage::release`].
+    Hold,
     /// It is dropped and counted.
     Drop(Reason),
 }
@@ -84,6 +89,7 @@ pub enum StockStage<'a> {
 /// 4. If it only reads ([`Writes::No`](crate::model::Writes::No)), it changes no bytes and drops nothing.
 /// 5. [`model`](Self::model) and [`offload`](Self::offload) never change, except for costs.
 /// 6. Its memory is bounded.
+/// 7. It holds no packet that is part of a message, and gives out every one that it holds, in bounded time.
 ///
 /// # Conformance
 /// [`conformance::check`](super::conformance::check) tests the contract of any stage.
@@ -108,6 +114,24 @@ pub trait Stage: Send {
             }
         }
         all
+    }
+
+    /// Gives out a packet that was [held](Verdict::Hold), with its verdict; the stages behind follow. Default: `None`.
+    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        let _ = now;
+        None
+    }
+
+    /// Returns when to ask for [released](Self::release) packets at the latest, if no packet comes. Default: `None`,
+    /// nothing is held.
+    fn next_release(&self, now: Instant) -> Option<Instant> {
+        let _ = now;
+        None
+    }
+
+    /// Returns the number of packets that it holds. Default: 0.
+    fn held(&self) -> usize {
+        0
     }
 
     /// Returns where else it can run. Default: only on the host.

@@ -19,6 +19,8 @@ use std::{
 
 use vigie_detect::Instant;
 
+use super::availability::Availability;
+
 /// The minimum time between log lines about a target's failures.
 const QUIET: Duration = Duration::from_secs(10);
 
@@ -26,6 +28,7 @@ const QUIET: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct UpstreamHealth {
     target: String,
+    pub(super) availability: Availability,
     reached: FailureTracker,
     answered: FailureTracker,
 }
@@ -33,11 +36,13 @@ pub(super) struct UpstreamHealth {
 impl UpstreamHealth {
     pub(super) fn new(target: impl fmt::Display) -> Self {
         let (reached, answered) = (FailureTracker::default(), FailureTracker::default());
-        Self { target: target.to_string(), reached, answered }
+        let availability = Availability::default();
+        Self { target: target.to_string(), availability, reached, answered }
     }
 
     /// Records that the target was unreachable.
     pub(super) fn note_unreachable(&self, error: &dyn fmt::Display, now: Instant) {
+        self.availability.failed(now);
         if let Some(suppressed) = self.reached.failed(now) {
             let (target, suppressed) = (&self.target, shown(suppressed));
             tracing::warn!(%target, %error, suppressed, "a target cannot be reached");
@@ -46,6 +51,7 @@ impl UpstreamHealth {
 
     /// Records that the target was reached.
     pub(super) fn note_reached(&self, now: impl FnOnce() -> Instant) {
+        self.availability.reached();
         if let Some(Recovery { after, failures }) = self.reached.worked(now) {
             tracing::info!(target = %self.target, ?after, failures, "a target can be reached again");
         }

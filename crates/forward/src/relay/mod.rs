@@ -26,6 +26,7 @@
 //! the connection's task, or dropping the task. So no peer takes a part for the whole, as far as its socket has resets:
 //! TCP has, Unix sockets do not. In a framed relay messages that arrived completely before are delivered first.
 
+mod availability;
 mod buffers;
 mod chooser;
 mod connection;

@@ -196,7 +196,8 @@ impl Relay {
         }
         // New connections are refused from here on.
         let Self { acceptor, shared, _file: file, .. } = self;
-        drop((acceptor, file));
+        // The file first: another relay may listen there at once, and its file must stay.
+        drop((file, acceptor));
         shared.drained().await
     }
 
@@ -229,7 +230,7 @@ impl Relay {
             if is_exhausted(error) {
                 tracing::warn!(
                     %error,
-                    "accepting pauses; raise the limit of descriptors (`ulimit -n`), or lower `connections_max`"
+                    "accepting pauses; raise the hard limit of descriptors (`ulimit -Hn`), or lower `connections_max`"
                 );
             } else {
                 tracing::warn!(%error, "accepting pauses");

@@ -1,10 +1,11 @@
 //! From an accepted connection to a connected pair: the client's header, an upstream, and the header for it.
 
-use std::{future::poll_fn, io, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{future::poll_fn, io, os::fd::OwnedFd, pin::pin, sync::Arc, time::Duration};
 
 use vigie_detect::Instant;
 
 use super::{
+    availability::{Choice, TRIAL},
     connection::Connection,
     endpoint::Endpoint,
     error::{Peer, RelayError},
@@ -48,7 +49,8 @@ async fn read_header(client: &Connection) -> Result<ProxyHeader, RelayError> {
     }
 }
 
-/// Connects to the first reachable upstream, and sends it the header if configured.
+/// Connects to the first reachable upstream, and sends it the header if configured. Upstreams that have failed lately are
+/// tried last.
 ///
 /// `reserved` is a descriptor that holds the upstream's place.
 pub(super) async fn connect(
@@ -57,10 +59,10 @@ pub(super) async fn connect(
     mut reserved: Option<OwnedFd>,
 ) -> Result<(Connection, Arc<UpstreamHealth>), RelayError> {
     let mut attempts = Vec::new();
-    for (endpoint, health) in shared.settings.upstreams.iter().zip(&shared.upstream_health) {
-        let deadline = shared.resources.server.now() + shared.settings.connect_timeout;
+    for (endpoint, health, time) in targets(shared) {
+        let deadline = shared.resources.server.now() + time;
         let attempt = connect_once(shared, endpoint, header, deadline, reserved.take());
-        let error = match timeout_at(&shared.resources.server, deadline, attempt).await {
+        let error = match watched(shared, health, deadline, attempt).await {
             Ok(Some(Ok(connection))) => {
                 health.note_reached(|| shared.resources.server.now());
                 return Ok((connection, Arc::clone(health)));
@@ -79,6 +81,44 @@ pub(super) async fn connect(
         attempts.push((endpoint.clone(), error));
     }
     Err(RelayError::NoUpstream { attempts })
+}
+
+/// The upstreams in the order in which to try them, each with the time for it.
+fn targets(shared: &RelayShared) -> Vec<(&Endpoint, &Arc<UpstreamHealth>, Duration)> {
+    let now = shared.resources.server.now();
+    let time = shared.settings.connect_timeout;
+    let all = shared.settings.upstreams.iter().zip(&shared.upstream_health);
+    let is_only = shared.settings.upstreams.len() == 1;
+    let (mut targets, mut last) = (Vec::new(), Vec::new());
+    for (endpoint, health) in all {
+        match if is_only { Choice::Use } else { health.availability.choose(now) } {
+            Choice::Use => targets.push((endpoint, health, time)),
+            Choice::Try => targets.push((endpoint, health, time.min(TRIAL))),
+            Choice::Avoid => last.push((endpoint, health, time)),
+        }
+    }
+    targets.extend(last);
+    targets
+}
+
+/// Waits for an attempt. While it takes long, other connections avoid the target.
+async fn watched<T>(
+    shared: &RelayShared,
+    health: &UpstreamHealth,
+    deadline: Instant,
+    attempt: impl Future<Output = T>,
+) -> io::Result<Option<T>> {
+    let server = &shared.resources.server;
+    let mut attempt = pin!(attempt);
+    let slow = (server.now() + TRIAL).min(deadline);
+    if let Some(ended) = timeout_at(server, slow, attempt.as_mut()).await? {
+        return Ok(Some(ended));
+    }
+    if slow == deadline {
+        return Ok(None);
+    }
+    health.availability.failed(server.now());
+    timeout_at(server, deadline, attempt).await
 }
 
 async fn connect_once(

@@ -1,6 +1,9 @@
 //! Rules for the packets that may pass.
 
-use std::ops::RangeInclusive;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+};
 
 use vigie_detect::Instant;
 use vigie_via::link::EtherType;
@@ -19,7 +22,7 @@ use crate::{
 pub enum Action {
     /// It passes.
     Accept,
-    /// It is dropped ([`Reason::Filtered`]).
+    /// It is dropped, for the filter's [reason](Filter::reason).
     Drop,
 }
 
@@ -146,12 +149,66 @@ impl Rule {
 pub struct Filter {
     rules: Vec<Rule>,
     default_action: Action,
+    reason: Reason,
+}
+
+/// Sources of packets that no router forwards.
+const MARTIAN_SOURCES: [(IpAddr, u8); 8] = [
+    (v4([0, 0, 0, 0]), 8),
+    (v4([127, 0, 0, 0]), 8),
+    (v4([224, 0, 0, 0]), 4),
+    (v4([255, 255, 255, 255]), 32),
+    (v6([0; 8]), 128),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1]), 128),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0]), 10),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0]), 8),
+];
+/// And destinations.
+const MARTIAN_DESTINATIONS: [(IpAddr, u8); 3] =
+    [(v4([0, 0, 0, 0]), 8), (v4([127, 0, 0, 0]), 8), (v6([0, 0, 0, 0, 0, 0, 0, 1]), 128)];
+
+const fn v4([a, b, c, d]: [u8; 4]) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8]) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h))
 }
 
 impl Filter {
     /// Creates a filter that applies `action` to packets that no rule matches.
     pub const fn with_default(action: Action) -> Self {
-        Self { rules: Vec::new(), default_action: action }
+        Self { rules: Vec::new(), default_action: action, reason: Reason::Filtered }
+    }
+
+    /// Creates a filter that drops packets with addresses that a router must not forward ([`Reason::Martian`]): from
+    /// this network or host, loopback, groups and broadcast, with IPv6 also from link-local addresses; and
+    /// to this network and loopback.
+    ///
+    /// # Source
+    /// RFC 1812, §5.3.7; RFC 4291, §2.5 and §2.7; and what Linux forwards: from 240.0.0.0/4 except broadcast, and from
+    /// 169.254.0.0/16.
+    pub fn martians() -> Self {
+        let prefix = |(address, bits): &(IpAddr, u8)| Prefix::new(*address, *bits).ok();
+        let drop = || Rule::new(Action::Drop);
+        let by = |rule: &dyn Fn(Prefix) -> Rule, list: &[(IpAddr, u8)]| -> Vec<Rule> {
+            list.iter().filter_map(prefix).map(rule).collect()
+        };
+        let mut rules = by(&|prefix| drop().source(prefix), &MARTIAN_SOURCES);
+        rules.extend(by(&|prefix| drop().destination(prefix), &MARTIAN_DESTINATIONS));
+        Self { rules, default_action: Action::Accept, reason: Reason::Martian }
+    }
+
+    /// Sets the reason for its drops. Default: [`Reason::Filtered`].
+    pub const fn reason(mut self, reason: Reason) -> Self {
+        self.reason = reason;
+        self
+    }
+
+    /// Returns the reason for its drops.
+    #[must_use]
+    pub const fn drop_reason(&self) -> Reason {
+        self.reason
     }
 
     /// Appends a rule.
@@ -184,7 +241,7 @@ impl Stage for Filter {
             self.rules.iter().find(|rule| rule.means(packet.ingress(), &headers, packet.bytes()));
         match rule.map_or(self.default_action, Rule::action) {
             Action::Accept => Verdict::Pass,
-            Action::Drop => Verdict::Drop(Reason::Filtered),
+            Action::Drop => Verdict::Drop(self.reason),
         }
     }
 

@@ -10,6 +10,7 @@ mod nat;
 mod rewrite;
 mod route;
 mod ttl;
+mod unresolved;
 
 #[cfg(test)]
 mod tests;

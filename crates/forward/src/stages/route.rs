@@ -1,13 +1,16 @@
 //! Routes.
 
-use std::fmt;
+use std::{fmt, net::IpAddr, time::Duration};
 
 use vigie_detect::Instant;
 
-use super::UNREADABLE;
+use super::{
+    UNREADABLE,
+    unresolved::{Neighbour, Unresolved},
+};
 use crate::{
     model::{Sees, StageModel, Writes},
-    packet::{Fragment, Packet},
+    packet::{Fragment, Packet, Port, fragmentable},
     pipeline::{Offload, Reason, Stage, StockStage, Verdict},
     tables::{Fib, FibReader, NextHopError},
 };
@@ -16,19 +19,38 @@ use crate::{
 /// gets the next hop's Ethernet address as its destination, and the port's as its source.
 ///
 /// Packets without a route or a neighbour, or longer than the outgoing MTU, are dropped and counted; the pipeline tells
-/// the sender, if [configured](crate::pipeline::PipelineBuilder::icmp_errors). Nothing is fragmented. Use
-/// [`Ttl`](super::Ttl) to decrement the hop limit.
+/// the sender, if [configured](crate::pipeline::PipelineBuilder::icmp_errors). IPv4 packets that are too long and may be
+/// fragmented are. Use [`Ttl`](super::Ttl) to decrement the hop limit.
 pub struct RouteStage {
     fib: Fib,
     reader: FibReader,
+    unresolved: Option<Unresolved>,
+    /// A neighbour for which the first packet is held.
+    wanted: Option<Neighbour>,
 }
+
+/// How often the table is looked at for neighbours that packets wait for, if no packet comes.
+const LOOK: Duration = Duration::from_millis(1);
 
 impl RouteStage {
     /// Creates a stage that uses a table.
     #[must_use]
     pub fn new(fib: Fib) -> Self {
         let reader = fib.reader();
-        Self { fib, reader }
+        Self { fib, reader, unresolved: None, wanted: None }
+    }
+
+    /// Lets packets wait for an unknown neighbour, up to 3 s, 100 for each neighbour and 1024 in all, instead of
+    /// dropping them at once. The caller finds out its address: see [`wanted`](Self::wanted).
+    #[must_use]
+    pub fn hold_unresolved(mut self) -> Self {
+        self.unresolved = Some(Unresolved::default());
+        self
+    }
+
+    /// Takes the neighbour for which the first packet has just been held.
+    pub const fn wanted(&mut self) -> Option<(Port, IpAddr)> {
+        self.wanted.take()
     }
 
     /// Returns the table.
@@ -50,24 +72,59 @@ impl Stage for RouteStage {
     }
 
     #[inline]
-    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
+    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         let Ok(headers) = packet.headers() else { return UNREADABLE };
         debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
         let Some((_, destination)) = headers.addresses(packet.bytes()) else {
             return Verdict::Drop(Reason::NotIp);
         };
-        match self.reader.get().next_hop(destination) {
-            Ok(hop) if headers.end_at - headers.network_at > hop.mtu => {
-                Verdict::Drop(Reason::TooLong)
+        let hop = match self.reader.get().next_hop(destination) {
+            Ok(hop) => hop,
+            Err(NextHopError::Route) => return Verdict::Drop(Reason::NoRoute),
+            Err(NextHopError::Neighbour { port, next }) => {
+                let Some(unresolved) = self.unresolved.as_mut().filter(|_| packet.part().is_none())
+                else {
+                    return Verdict::Drop(Reason::NoNeighbour);
+                };
+                if unresolved.add((port, next), packet.take(), now) {
+                    self.wanted = Some((port, next));
+                }
+                return Verdict::Hold;
             }
-            Ok(hop) => {
-                packet.set_destination_mac(hop.to);
-                packet.set_source_mac(hop.from);
-                Verdict::Send(hop.port)
-            }
-            Err(NextHopError::Route) => Verdict::Drop(Reason::NoRoute),
-            Err(NextHopError::Neighbour { .. }) => Verdict::Drop(Reason::NoNeighbour),
+        };
+        let is_long = headers.end_at - headers.network_at > hop.mtu;
+        let is_fragmentable =
+            is_long && packet.part().is_none() && fragmentable(packet.bytes(), &headers).is_some();
+        if is_long && !is_fragmentable {
+            return Verdict::Drop(Reason::TooLong);
         }
+        packet.set_destination_mac(hop.to);
+        packet.set_source_mac(hop.from);
+        if is_long { Verdict::Fragment(hop.port, hop.mtu) } else { Verdict::Send(hop.port) }
+    }
+
+    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        let unresolved = self.unresolved.as_mut()?;
+        if unresolved.len() == 0 {
+            return None;
+        }
+        let fib = self.reader.get();
+        let is_known = |(port, next)| fib.neighbour(port, next).is_some();
+        if let Some(mut packet) = unresolved.take_known(is_known) {
+            let verdict = self.process(&mut packet, now);
+            return Some((packet, verdict));
+        }
+        let packet = unresolved.take_dropped(now)?;
+        Some((packet, Verdict::Drop(Reason::NoNeighbour)))
+    }
+
+    fn next_release(&self, now: Instant) -> Option<Instant> {
+        let unresolved = self.unresolved.as_ref()?;
+        (unresolved.len() > 0).then(|| now + LOOK)
+    }
+
+    fn held(&self) -> usize {
+        self.unresolved.as_ref().map_or(0, Unresolved::len)
     }
 
     fn offload(&self) -> Offload<'_> {

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     cost::Bandwidth,
     model::{Sees, StageModel, Writes},
-    packet::{Headers, Packet, Port, Transport, UDP, Verified},
+    packet::{Packet, Port, Transport, UDP, Verified},
     pipeline::{
         Reason, Stage, Verdict,
         conformance::{self, Violation},
@@ -67,7 +67,8 @@ fn fib() -> Fib {
 }
 
 fn nat(seed: u64) -> Nat {
-    let table = NatTable::builder().seed(seed).flows_max(20).ports(5000, 5009).build();
+    let table =
+        NatTable::builder().seed(seed).flows_max(20).ports(5000, 5009).host_percent(100).build();
     Nat::new(table)
         .rule(NatRule::Destination {
             protocol: UDP,
@@ -92,6 +93,8 @@ fn stock_stages_keep_the_contract() {
         conformance::check(|| Mirror::to(Port(3)).from(Port(1)), seed, count).unwrap();
         conformance::check(Checksum::verify, seed, count).unwrap();
         conformance::check(Checksum::fill, seed, count).unwrap();
+        conformance::check(Checksum::verify_header, seed, count).unwrap();
+        conformance::check(Filter::martians, seed, count).unwrap();
         let rate = Bandwidth::new(100_000).unwrap();
         conformance::check(|| Meter::new(rate, 2000).unwrap(), seed, count).unwrap();
         conformance::check(|| RouteStage::new(fib()), seed, count).unwrap();
@@ -154,6 +157,10 @@ fn translated_flows_come_back() {
         // Another host cannot use that port to get in.
         let mut other = udp(Port(1), ("10.0.1.9", 53), ("10.0.1.1", outside.source.port));
         assert_eq!(stage.process(&mut other, START), Verdict::Drop(Reason::NatUnknown));
+        // Used again, it is established, and not evicted.
+        let mut again = udp(Port(0), from, ("10.0.1.2", 53));
+        assert_eq!(stage.process(&mut again, START), Verdict::Pass);
+        assert_eq!(tuple(&mut again), outside);
     }
     let mut eleventh = udp(Port(0), ("10.0.0.3", 1), ("10.0.1.2", 53));
     let before = eleventh.clone();
@@ -178,79 +185,14 @@ fn forwarded_ports_lead_inside() {
     let mut answer = udp(Port(0), ("10.0.0.2", 8080), ("10.0.1.7", 999));
     assert_eq!(stage.process(&mut answer, START), Verdict::Pass);
     assert_eq!(tuple(&mut answer).source, NatEndpoint::new(ip("10.0.1.1"), 80));
-    for source in 0..19 {
+    for source in 0..30 {
+        // An answer that is not used again.
         let mut packet = udp(Port(1), ("10.0.1.8", source), ("10.0.1.1", 80));
         assert_eq!(stage.process(&mut packet, START), Verdict::Pass);
+        assert!(stage.table().len() <= 20);
     }
-    let mut packet = udp(Port(1), ("10.0.1.9", 1), ("10.0.1.1", 80));
-    assert_eq!(stage.process(&mut packet, START), Verdict::Drop(Reason::NatFull));
     let mut packet = udp(Port(1), ("10.0.1.9", 1), ("10.0.7.1", 80));
     assert_eq!(stage.process(&mut packet, START), Verdict::Pass, "no rule means it");
-}
-
-#[test]
-fn connections_live_by_their_state() {
-    // Goal: a TCP connection has a long time-out once it is open, and a short one before and after. Method: the table
-    // itself, just before and after each time-out.
-    let table = NatTable::builder().seed(1).build();
-    let flow = NatTuple {
-        protocol: crate::packet::TCP,
-        source: NatEndpoint::new(ip("10.0.0.2"), 5),
-        destination: NatEndpoint::new(ip("10.0.1.2"), 80),
-        is_echo_reply: false,
-    };
-    use crate::packet::TcpFlags;
-    let times = crate::tables::NatTimeouts::default();
-    let seconds = Duration::from_secs;
-    let there = |now| table.translate(&flow, Some(TcpFlags::ACK), now);
-    let open = |now| {
-        let outside = table.open_source(flow, ip("10.0.1.1"), Some(TcpFlags::SYN), now).unwrap();
-        outside.reversed()
-    };
-    open(START);
-    let before = at(times.tcp_transitory).as_nanos() - 1;
-    assert!(table.peek(&flow).is_some());
-    assert_eq!(table.expire(Instant::from_nanos(before)), 0);
-    assert!(there(at(times.tcp_transitory)).is_none(), "no answer yet");
-    let back = open(START);
-    assert!(table.translate(&back, Some(TcpFlags::ACK), START).is_some());
-    let now = Instant::from_nanos(at(times.tcp_established).as_nanos() - 1);
-    assert!(there(now).is_some(), "open connections are kept for long");
-    assert_eq!(table.expire(now + seconds(100)), 0);
-    assert!(table.translate(&flow, Some(TcpFlags::FIN), now).is_some());
-    assert!(table.translate(&back, Some(TcpFlags::FIN), now).is_some());
-    assert_eq!(table.expire(now + (times.tcp_transitory - seconds(1))), 0);
-    assert_eq!(table.expire(now + times.tcp_transitory), 1);
-    assert!(table.is_empty());
-}
-
-#[test]
-fn fragments_follow_their_first() {
-    // Goal: a later fragment gets the addresses of its first, and without that it is dropped. Method: two
-    // fragments in both orders.
-    let mut stage = nat(9);
-    let fragment = |offset: [u8; 2], number: u8| {
-        let mut packet = udp(Port(0), ("10.0.0.2", 5), ("10.0.1.2", 53));
-        let frame = packet.bytes_mut();
-        frame[19] = number;
-        frame[20..22].copy_from_slice(&offset);
-        packet.fill_checksums().unwrap();
-        packet
-    };
-    let mut early = fragment([0, 1], 1);
-    assert_eq!(stage.process(&mut early, START), Verdict::Drop(Reason::NatFragment));
-    let mut first = fragment([0x20, 0], 1);
-    assert_eq!(stage.process(&mut first, START), Verdict::Pass);
-    let mut later = fragment([0, 1], 1);
-    assert_eq!(stage.process(&mut later, START), Verdict::Pass);
-    let headers = Headers::parse(later.bytes()).unwrap();
-    assert_eq!(headers.addresses(later.bytes()).unwrap().0, ip("10.0.1.1"));
-    assert_eq!(later.verify().unwrap(), Verified::Right, "the header's");
-    let mut other = fragment([0, 1], 2);
-    assert_eq!(stage.process(&mut other, START), Verdict::Drop(Reason::NatFragment));
-    let mut late = fragment([0, 1], 1);
-    let verdict = stage.process(&mut late, at(Duration::from_secs(60)));
-    assert_eq!(verdict, Verdict::Drop(Reason::NatFragment));
 }
 
 #[test]
@@ -371,7 +313,7 @@ fn packets_go_where_the_longest_prefix_says() {
     fib.set_route(prefix("0.0.0.0/0"), None);
     assert_eq!(go("192.0.2.1").0, Verdict::Drop(Reason::NoRoute));
     fib.set_interface(Port(1), Some(Interface::new(MacAddress([2; 6]), 31)));
-    assert_eq!(go("10.0.1.2").0, Verdict::Drop(Reason::TooLong));
+    assert_eq!(go("10.0.1.2").0, Verdict::Fragment(Port(1), 31));
     let mut arp = Packet::new(Port(0), &[[2; 12].as_slice(), &[0x88, 0xb5]].concat());
     assert_eq!(stage.process(&mut arp, START), Verdict::Drop(Reason::NotIp));
 }
@@ -428,4 +370,91 @@ fn hops_are_counted_down() {
             assert_eq!(packet.verify().unwrap(), Verified::Right);
         }
     }
+}
+
+#[test]
+fn packets_wait_for_their_neighbour() {
+    // Goal: packets to an unknown neighbour leave in order once it is known, changed as if they had come then; those that
+    // wait for too long or have no room are dropped; others pass meanwhile, and each has one verdict. Method: two unknown
+    // neighbours, one of which becomes known.
+    let fib = fib();
+    let mut stage = RouteStage::new(fib.clone()).hold_unresolved();
+    let packet = |to: &str, port| udp(Port(0), ("10.0.0.2", port), (to, 53));
+    assert_eq!(stage.next_release(START), None);
+    for port in 0..150 {
+        let mut one = packet("10.0.1.3", port);
+        assert_eq!(stage.process(&mut one, START), Verdict::Hold);
+        let wanted = (port == 0).then(|| (Port(1), ip("10.0.1.3")));
+        assert_eq!(stage.wanted(), wanted);
+        assert_eq!(stage.process(&mut packet("10.0.1.4", port), START), Verdict::Hold);
+        assert_eq!(stage.wanted().is_some(), port == 0);
+        assert_eq!(stage.process(&mut packet("10.0.1.2", port), START), Verdict::Send(Port(1)));
+    }
+    assert!(stage.next_release(START).is_some());
+    for port in 0..50 {
+        for to in ["10.0.1.3", "10.0.1.4"] {
+            let (mut lost, verdict) = stage.release(START).unwrap();
+            assert_eq!(verdict, Verdict::Drop(Reason::NoNeighbour));
+            assert_eq!(tuple(&mut lost).source.port, port);
+            assert_eq!(tuple(&mut lost).destination.address, ip(to));
+        }
+    }
+    assert!(stage.release(START).is_none());
+    fib.set_neighbour(Port(1), ip("10.0.1.3"), Some(MacAddress([7; 6])));
+    let late = at(Duration::from_millis(2999));
+    for port in 50..150 {
+        let (mut sent, verdict) = stage.release(late).unwrap();
+        assert_eq!(verdict, Verdict::Send(Port(1)));
+        assert_eq!(tuple(&mut sent).source.port, port);
+        assert_eq!(sent.bytes()[..6], [7; 6]);
+    }
+    assert!(stage.release(late).is_none());
+    for _ in 0..100 {
+        let (_, verdict) = stage.release(at(Duration::from_secs(3))).unwrap();
+        assert_eq!(verdict, Verdict::Drop(Reason::NoNeighbour));
+    }
+    assert!(stage.release(at(Duration::from_secs(9))).is_none());
+    assert_eq!(stage.next_release(START), None);
+    // Never more than so many, however many neighbours there are.
+    for number in 0..3000_u32 {
+        let to = format!("192.0.{}.{}", number >> 8, number & 255);
+        fib.set_route(prefix(&to), Some(Route::on_link(Port(1))));
+        assert_eq!(stage.process(&mut packet(&to, 1), START), Verdict::Hold);
+    }
+    let dropped = std::iter::from_fn(|| stage.release(START)).count();
+    assert_eq!(dropped, 3000 - 1024);
+}
+
+#[test]
+fn long_packets_are_cut_or_told() {
+    // Goal: IPv4 packets that are too long leave in fragments, with the frame's addresses, through a pipeline too, unless
+    // they forbid it. Method: a short MTU, and both flags.
+    let fib = fib();
+    fib.set_interface(Port(1), Some(Interface::new(MacAddress([5; 6]), 28)));
+    let mut pipeline = crate::pipeline::Pipeline::builder()
+        .stage(Ttl::new())
+        .stage(RouteStage::new(fib))
+        .build()
+        .unwrap();
+    let packet = |flags: u8| {
+        let mut packet = udp(Port(0), ("10.0.0.2", 5), ("10.0.1.2", 53));
+        packet.bytes_mut()[20] = flags;
+        packet.fill_checksums().unwrap();
+        packet
+    };
+    pipeline.offer(packet(0x40)).unwrap();
+    pipeline.offer(packet(0)).unwrap();
+    pipeline.run(START);
+    assert_eq!(pipeline.counters().snapshot().of(Reason::TooLong), 1);
+    let whole = packet(0);
+    let mut payload = Vec::new();
+    for more in [0x20, 0] {
+        let mut fragment = pipeline.take(Port(1)).unwrap();
+        assert_eq!(fragment.verify_header().unwrap(), Verified::Right);
+        assert_eq!(fragment.bytes()[..12], [2, 0, 0, 0, 2, 1, 5, 5, 5, 5, 5, 5]);
+        assert_eq!((fragment.bytes()[20], fragment.bytes()[22]), (more, 63));
+        payload.extend_from_slice(&fragment.bytes()[34..]);
+    }
+    assert_eq!(payload, whole.bytes()[34..]);
+    assert!(pipeline.take(Port(1)).is_none());
 }

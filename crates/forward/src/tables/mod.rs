@@ -13,13 +13,12 @@ mod prefix;
 mod routes;
 mod trie;
 
-#[cfg(test)]
-pub(crate) use self::nat::NatTimeouts;
 pub use self::{
     counters::{CounterSnapshot, Traffic, TrafficCounters},
     feed::{Feed, Update},
     nat::{
         NatChange, NatEndpoint, NatError, NatFeed, NatFlow, NatTable, NatTableBuilder, NatTuple,
+        NatUsage, TcpProgress,
     },
     prefix::{Prefix, PrefixError},
     routes::{

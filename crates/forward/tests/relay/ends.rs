@@ -250,3 +250,33 @@ fn impossible_relays_are_refused() {
         Ok(())
     });
 }
+
+/// Goal: a target that takes connections to nowhere is passed over once a connection has met that, not tried by each.
+/// Method: a listener whose queue is full comes first, an echo second; many connections one after the other, all of which are
+/// served, with few attempts at the first.
+#[test]
+fn a_black_hole_is_passed_over() {
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
+    run(async {
+        let full = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        bind(&full, &local())?;
+        listen(&full, 0)?;
+        let hole: SocketAddr = getsockname(&full)?.try_into()?;
+        // The queue has room for one; further ones are not answered.
+        let _queued = std::net::TcpStream::connect(hole)?;
+        let builder = Relay::builder(vigie_forward::relay::Endpoint::Tcp(local()))
+            .upstream(hole)
+            .upstream(echo().await?)
+            .connect_timeout(Duration::from_millis(1500));
+        let relay = Serving::start(builder);
+        for number in 0..50 {
+            let sent = pattern(number, 100);
+            assert_eq!(exchange(relay.connect().await?, sent.clone()).await?, sent);
+        }
+        relay.until(|stats| stats.finished == 50).await;
+        let stats = relay.handle.stats();
+        assert_eq!((stats.refused, stats.connects_failed), (0, stats.connects_timed_out));
+        assert!((1..25).contains(&stats.connects_failed), "{stats:?}");
+        relay.drain().await.map(drop)
+    });
+}

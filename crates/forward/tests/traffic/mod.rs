@@ -8,7 +8,9 @@ use vigie_forward::{
     Bandwidth,
     packet::{Headers, Network, Packet, Port},
     pipeline::{Reason, Stage, Verdict},
-    stages::{Action, Filter, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Rule, Ttl},
+    stages::{
+        Action, Checksum, Filter, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Rule, Ttl,
+    },
     tables::{Fib, Interface, NatEndpoint, NatTable, Prefix, Route},
 };
 use vigie_via::link::{EtherType, MacAddress};
@@ -22,12 +24,28 @@ fn one_of<T: Copy>(rng: &mut Rng, choices: &[T]) -> T {
 /// One of few addresses, so that tables and rules match some of them.
 pub(crate) fn address(rng: &mut Rng, is_v6: bool) -> IpAddr {
     let last = rng.u8(..6);
+    if rng.u8(..24) == 0 {
+        return odd_address(rng, is_v6);
+    }
     if is_v6 {
         let net = one_of(rng, &[0x2001_u16, 0xfd00]);
         Ipv6Addr::new(net, 0xdb8, 0, rng.u16(..2), 0, 0, 0, last.into()).into()
     } else {
         let net = one_of(rng, &[10_u8, 192]);
         Ipv4Addr::new(net, rng.u8(..2), 0, last).into()
+    }
+}
+
+/// One at or beside the edges of those that are not routed.
+fn odd_address(rng: &mut Rng, is_v6: bool) -> IpAddr {
+    if is_v6 {
+        let first = one_of(rng, &[0_u16, 0xfe7f, 0xfe80, 0xfebf, 0xfec0, 0xfeff, 0xff00, 0xffff]);
+        let mapped = one_of(rng, &[0, 0xffff, 0xfffe]);
+        Ipv6Addr::new(first, 0, 0, 0, 0, mapped, rng.u16(..2), rng.u16(..3)).into()
+    } else {
+        let first = one_of(rng, &[0, 1, 126, 127, 128, 169, 223, 224, 239, 240, 255]);
+        let rest = one_of(rng, &[0, 255]);
+        Ipv4Addr::new(first, rest, rest, one_of(rng, &[rest, 1])).into()
     }
 }
 
@@ -270,7 +288,9 @@ pub(crate) fn stages(seed: u64) -> (Vec<Box<dyn Stage>>, Option<Fib>) {
     let mut row: Vec<Box<dyn Stage>> = Vec::new();
     let mut routes = None;
     for _ in 0..rng.usize(1..6) {
-        match rng.u8(..9) {
+        match rng.u8(..10) {
+            9 if rng.bool() => row.push(Box::new(Filter::martians())),
+            9 => row.push(Box::new(Checksum::verify_header())),
             0 | 1 => row.push(Box::new(rewrite(rng))),
             2 | 3 => row.push(Box::new(Ttl::new())),
             4 if rng.bool() => row.push(Box::new(Mirror::to(one_of(rng, &PORTS)))),
@@ -309,6 +329,8 @@ pub(crate) struct Made {
     pub(crate) port: Option<Port>,
     pub(crate) copy: Option<Port>,
     pub(crate) bytes: Vec<u8>,
+    /// Whether only the host can do it: in fragments, or later.
+    pub(crate) needs_host: bool,
 }
 
 /// Sends a packet through stages of the host, one after the other.
@@ -320,7 +342,7 @@ pub(crate) fn on_host(
     now: Instant,
 ) -> Made {
     let mut packet = Packet::new(ingress, frame);
-    let (mut port, mut copy) = (otherwise, None);
+    let (mut port, mut copy, mut needs_host) = (otherwise, None, false);
     for stage in stages {
         match stage.process(&mut packet, now) {
             Verdict::Pass => {}
@@ -328,13 +350,23 @@ pub(crate) fn on_host(
             Verdict::Copy(to) => copy = Some(to),
             Verdict::Drop(reason) => {
                 let bytes = packet.bytes().to_vec();
-                return Made { dropped: Some(reason), port: None, copy, bytes };
+                return Made { dropped: Some(reason), port: None, copy, bytes, needs_host };
+            }
+            Verdict::Fragment(to, _) => (port, needs_host) = (Some(to), true),
+            Verdict::Hold => {
+                return Made {
+                    dropped: None,
+                    port: None,
+                    copy,
+                    bytes: Vec::new(),
+                    needs_host: true,
+                };
             }
             other => panic!("{other:?}"),
         }
     }
     let dropped = if port.is_none() { Some(Reason::NoPort) } else { None };
-    Made { dropped, port, copy, bytes: packet.bytes().to_vec() }
+    Made { dropped, port, copy, bytes: packet.bytes().to_vec(), needs_host }
 }
 
 /// Whether a program may leave a packet to the host: extension headers, and, if flows are translated, everything of IP.

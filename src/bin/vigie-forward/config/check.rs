@@ -1,12 +1,14 @@
 //! Checks that several settings fit together.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::{
     Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
     RelayMode, file::is_connection_count, values::is_v4,
 };
 
+/// The interface for packets of a host to itself.
+const LOOPBACK: &str = "lo";
 /// The longest interface name of the kernel, in bytes.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// Half of a relay's memory is for stored messages; one must fit, plus the bytes read beyond it.
@@ -78,15 +80,38 @@ impl<'a> UniqueResources<'a> {
             _ => {}
         }
 
-        if let FlowKind::Relay(relay) = &flow.kind
-            && !has_port_zero(&relay.listen)
-            && let Some(other) = self.listeners.insert(&relay.listen, &flow.name)
-        {
-            return Err(format!("flow `{other}` has the same `listen`: choose another port"));
+        let FlowKind::Relay(relay) = &flow.kind else { return Ok(()) };
+        for (listen, other) in &self.listeners {
+            if **listen == relay.listen && !has_port_zero(listen) {
+                return Err(format!("flow `{other}` has the same `listen`: choose another port"));
+            }
+            if overlaps(listen, &relay.listen) {
+                return Err(format!(
+                    "its `listen`, {}, overlaps that of flow `{other}`, {listen}, and only one of them can have the \
+                     port: choose another one",
+                    relay.listen
+                ));
+            }
         }
-
+        self.listeners.insert(&relay.listen, &flow.name);
         Ok(())
     }
+}
+
+/// Whether two listeners cannot exist at once: the same port, and an address that includes the other.
+fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
+    let ((EndpointUri::Tcp(one), EndpointUri::Tcp(other))
+    | (EndpointUri::Udp(one), EndpointUri::Udp(other))) = (one, other)
+    else {
+        return false;
+    };
+    // [::] has the port in both versions of IP.
+    let includes = |one: &SocketAddr, other: &SocketAddr| {
+        one.ip().is_unspecified() && (one.is_ipv6() || other.is_ipv4())
+    };
+    one.port() == other.port()
+        && one.port() != 0
+        && (one.ip() == other.ip() || includes(one, other) || includes(other, one))
 }
 
 /// Any free port: two flows get different ones.
@@ -111,6 +136,11 @@ fn alone(flow: &FlowConfig) -> Result<(), String> {
     }
 
     for interface in flow.kind.interfaces() {
+        if interface == LOOPBACK {
+            return Err(format!(
+                "`{LOOPBACK}` is the loopback interface: its packets are this host's own, and lead nowhere else"
+            ));
+        }
         if interface.is_empty() || interface.len() > INTERFACE_NAME_BYTES_MAX {
             return Err(format!(
                 "`{interface}` cannot be the name of an interface: names have 1 to {INTERFACE_NAME_BYTES_MAX} bytes \
@@ -122,9 +152,11 @@ fn alone(flow: &FlowConfig) -> Result<(), String> {
     flow.kind.frames().map_or(Ok(()), migration)?;
     match &flow.kind {
         FlowKind::Relay(relay) => relayed(relay),
-        FlowKind::L3(l3) if l3.interfaces.is_empty() => {
-            Err("`interfaces` is empty: it needs at least one interface".to_owned())
-        }
+        FlowKind::L3(l3) if l3.interfaces.len() < 2 => Err(
+            "it routes between networks, so it needs at least two interfaces in `interfaces`: by one alone, packets could \
+             only go back to the link from which they came"
+                .to_owned(),
+        ),
         FlowKind::Nat(nat) => translated(nat),
         FlowKind::L2(_) | FlowKind::L3(_) => Ok(()),
     }
@@ -218,8 +250,8 @@ fn relayed(relay: &Relay) -> Result<(), String> {
     if relay.idle.0.is_zero() || relay.connect.0.is_zero() {
         return Err("`idle` and `connect` must be more than 0: nothing would ever pass".to_owned());
     }
-    if !is_connection_count(relay.connections) {
-        return Err("`connections` must be 1 to 1000000".to_owned());
+    if !is_connection_count(relay.connections_max) {
+        return Err("`connections_max` must be 1 to 1000000".to_owned());
     }
 
     Ok(())
@@ -234,6 +266,9 @@ fn translated(nat: &Nat) -> Result<(), String> {
             "{} cannot be the address of a host: give the one of `outside`",
             nat.address
         ));
+    }
+    if !(1..=100).contains(&nat.host_share) {
+        return Err("`host_share` must be 1 to 100 percent".to_owned());
     }
     if nat.idle.0.is_zero() {
         return Err("`idle` must be more than 0: no answer would ever come back".to_owned());

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 
 use super::{
     CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri, FlowConfig,
-    FlowKind, FrameMode, Frames, HOLD_DEFAULT, IDLE_DEFAULT, Inside, L2, L3, LengthForm,
-    MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports, Process, Publish, Range, Relay,
-    RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
+    FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT, IDLE_DEFAULT, Inside, L2, L3,
+    LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports, Process, Publish,
+    Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
     values::one_or_more,
@@ -74,7 +74,8 @@ struct RawRelay {
     mode: RelayMode,
     idle: Option<Time>,
     connect: Option<Time>,
-    connections: Option<u32>,
+    #[serde(alias = "connections")]
+    connections_max: Option<u32>,
     #[serde(default)]
     proxy_send: bool,
     #[serde(default, deserialize_with = "one_or_more")]
@@ -107,6 +108,10 @@ const fn idle_default() -> Time {
 
 const fn ports_default() -> Ports {
     PORTS_DEFAULT
+}
+
+const fn host_share_default() -> u8 {
+    HOST_SHARE_DEFAULT
 }
 
 const fn hold_default() -> Time {
@@ -180,6 +185,8 @@ frames_table! {
         from: Vec<Inside>,
         #[serde(default = "ports_default")]
         ports: Ports,
+        #[serde(default = "host_share_default")]
+        host_share: u8,
         #[serde(default = "idle_default")]
         idle: Time,
         #[serde(default)]
@@ -214,7 +221,7 @@ impl RawRelay {
             mode: self.mode,
             idle: self.idle.unwrap_or(IDLE_DEFAULT),
             connect: self.connect.unwrap_or(CONNECT_DEFAULT),
-            connections: self.connections.unwrap_or(CONNECTIONS_DEFAULT),
+            connections_max: self.connections_max.unwrap_or(CONNECTIONS_DEFAULT),
             proxy_send: self.proxy_send,
             proxy_from: self.proxy_from,
             framed: self.framed,
@@ -349,7 +356,9 @@ mod tests {
             (format!("[process]\ndrian = '1s'\n{relay}"), &["line 2", "mean `drain`?"]),
             (format!("{l3}[[l3.migrate]]\nto_nic_above = 5\n"), &["line 3", "write [l3.migrate]"]),
             ("[[l3]]\ninterfaces = 'a'\n".to_owned(), &["line 2", "brackets"]),
-            (format!("{relay}idle = 10\n"), &["line 4", "string"]),
+            (format!("{relay}idle = 10\n"), &["line 4", "`10` has no unit", "\"10s\""]),
+            (format!("[process]\ndrain = 10\n{relay}"), &["line 2", "write \"10s\""]),
+            (format!("{relay}idle = true\n"), &["line 4", "\"10s\""]),
             (format!("{relay}idle = '10'\n"), &["line 4", "with a unit", "10s"]),
             ("[[relay]]\nlisten = '127.0.0.1:1'\n".to_owned(), &["line 2", "begin with tcp://"]),
             ("[[relay]]\nlisten = 'tcp://localhost:1'\n".to_owned(), &["line 2", "not resolved"]),
@@ -362,7 +371,7 @@ mod tests {
                 &["line 1", "below"],
             ),
             (format!("{l3}[l3.migrate]\nto_nic_above = -5\n"), &["line 4", "-5"]),
-            ("\n[[l3]]\ninterfaces = []\n".to_owned(), &["line 2", "interface"]),
+            ("\n[[l3]]\ninterfaces = []\n".to_owned(), &["line 2", "two interfaces"]),
             ("[[l2]]\nbetween = ['a', 'a']\n".to_owned(), &["line 1", "`a`"]),
             ("[[l2]]\nbetween = ['a']\n".to_owned(), &["line 2", "two interfaces", "here are 1"]),
             ("[[l2]]\nbetween = ['a', 'b', 'c']\n".to_owned(), &["line 2", "here are 3"]),
@@ -373,7 +382,19 @@ mod tests {
             (format!("{nat}ports = '9-1'\n"), &["line 5", "20000-60000"]),
             (format!("{nat}from = '::/0'\n"), &["line 5", "10.0.0.0/24"]),
             (format!("{nat}publish = ['tcp:1=[::1]:1']\n"), &["line 1", "IPv4"]),
-            (format!("{relay}connections = 0\n"), &["line 1", "connections"]),
+            (format!("{nat}host_share = 0\n"), &["line 1", "host_share", "1 to 100"]),
+            (format!("{relay}connections_max = 0\n"), &["line 1", "connections_max"]),
+            (format!("{relay}connections = 0\n"), &["line 1", "connections_max"]),
+            (
+                format!("{relay}{}", relay.replace("127.0.0.1:1'", "0.0.0.0:1'")),
+                &["overlaps", "relay-1"],
+            ),
+            (
+                format!("{relay}{}", relay.replace("127.0.0.1:1'", "[::]:1'")),
+                &["overlaps", "relay-1"],
+            ),
+            (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
+            (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
         ] {
             let error = parse("f", &text).unwrap_err().to_string();
             for word in words {

@@ -152,9 +152,9 @@ pub(crate) struct Relay {
 
     /// The maximum number of concurrent connections; more have to wait. With UDP, of senders; datagrams of more are
     /// dropped.
-    #[arg(long, value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
+    #[arg(long, alias = "connections", value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
-    pub(crate) connections: u32,
+    pub(crate) connections_max: u32,
 
     /// Tell the target the client's address, by a PROXY protocol header, version 2.
     #[arg(long)]
@@ -183,6 +183,7 @@ const MESSAGE_BYTES_DEFAULT: u64 = 16 << 20;
 const IDLE_DEFAULT: Time = Time(Duration::from_secs(300));
 const CONNECT_DEFAULT: Time = Time(Duration::from_secs(10));
 const PORTS_DEFAULT: Ports = Ports { first: 32_768, last: 60_999 };
+const HOST_SHARE_DEFAULT: u8 = 50;
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MAX: i64 = 1_000_000;
 
@@ -284,6 +285,11 @@ pub(crate) struct Nat {
     /// The public ports assigned to connections from inside.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PORTS_DEFAULT)]
     pub(crate) ports: Ports,
+
+    /// How much of the public ports, and of the translations, one inside host may have, for each protocol.
+    #[arg(long, value_name = "PERCENT", default_value_t = HOST_SHARE_DEFAULT,
+          value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub(crate) host_share: u8,
 
     /// How long a translation without packets is kept.
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]

@@ -74,9 +74,34 @@ impl fmt::Display for EndpointUri {
 }
 
 /// A duration: `250ms`, `10s`, `5m`, `1h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) Duration);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TimeVisitor;
+
+        impl Visitor<'_> for TimeVisitor {
+            type Value = Time;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string with a time and its unit, as in \"10s\"")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Time, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Time, E> {
+                Err(E::custom(format_args!(
+                    "`{number}` has no unit: write \"{number}s\" for seconds, or \"{number}ms\""
+                )))
+            }
+        }
+
+        deserializer.deserialize_any(TimeVisitor)
+    }
+}
 
 /// The shortest duration accepted besides zero.
 const TIME_MIN: Duration = Duration::from_millis(1);
@@ -333,7 +358,7 @@ macro_rules! from_string {
     )*};
 }
 
-from_string!(EndpointUri, Time, Ports, Publish, Range, Inside);
+from_string!(EndpointUri, Ports, Publish, Range, Inside);
 
 /// Returns whether an address is IPv4.
 pub(crate) const fn is_v4(address: &SocketAddr) -> bool {

@@ -92,7 +92,7 @@ fn prepare_streams(
 ) -> Result<Box<dyn Prepared>, FlowError> {
     let no_stream = || FlowError::Setting(format!("{} is not a stream endpoint", relay.listen));
     log_if_stale(&relay.listen);
-    let connections = usize::try_from(relay.connections).unwrap_or(usize::MAX);
+    let connections = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
     let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?)
         .connect_timeout(relay.connect.0)
         .idle_timeout(Some(relay.idle.0))
@@ -164,7 +164,7 @@ fn prepare_datagrams(
     let Some(EndpointUri::Udp(to)) = relay.to.first() else {
         return Err(FlowError::Setting("datagrams go to udp://".to_owned()));
     };
-    let sessions = usize::try_from(relay.connections).unwrap_or(usize::MAX);
+    let sessions = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
     let builder = library::UdpRelay::builder(listen, *to);
     let builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {

@@ -87,7 +87,7 @@ pub(crate) enum NetlinkEvent {
 pub(crate) enum Change {
     /// The prefix has another target, or no route of its own any more.
     Route { prefix: Prefix, target: Option<Target> },
-    /// A neighbour's address became known, changed, or is no longer known.
+    /// A neighbour's address became known, changed, is no longer known, or is to be confirmed or was.
     Neighbour { interface: u32, address: IpAddr, mac: Option<[u8; 6]> },
     /// An interface appeared or changed.
     Interface(Interface),
@@ -149,8 +149,9 @@ impl NetlinkCache {
             NetlinkEvent::RouteGone(route) => self.remove(&route, changes),
             NetlinkEvent::Neighbour(new) => {
                 let key = (new.interface, new.address);
-                let old = self.neighbours.insert(key, new).and_then(|old| old.mac);
-                if old != new.mac {
+                let old = self.neighbours.insert(key, new);
+                let old = old.map_or((None, false), |old| (old.mac, old.is_stale));
+                if old != (new.mac, new.is_stale) {
                     let (interface, address) = key;
                     changes.push(Change::Neighbour { interface, address, mac: new.mac });
                 }
@@ -327,23 +328,20 @@ impl NetlinkCache {
         self.neighbours.values().filter(|neighbour| neighbour.mac.is_some()).count()
     }
 
-    /// Returns the gateways on these interfaces whose address the kernel does not know, or has not confirmed for a
-    /// while, each once.
-    pub(crate) fn gateways_to_ask(&self, interfaces: &[u32]) -> Vec<(u32, IpAddr)> {
+    /// Returns the neighbours on these interfaces that the kernel should be asked for, each once: gateways whose address it
+    /// does not know, and all that it has not confirmed for a while. It notices a changed address only by asking.
+    pub(crate) fn neighbours_to_ask(&self, interfaces: &[u32]) -> Vec<(u32, IpAddr)> {
         let targets = self.routes.values().filter_map(|routes| Some(routes.first()?.target));
         let gateways = targets.filter_map(|target| match target {
-            Target::Via { interface, gateway: Some(gateway) }
-                if interfaces.contains(&interface) =>
-            {
-                Some((interface, gateway))
-            }
+            Target::Via { interface, gateway: Some(gateway) } => Some((interface, gateway)),
             _ => None,
         });
-        let gateways: BTreeSet<_> = gateways.collect();
-        let is_fresh = |key: &(u32, IpAddr)| {
-            self.neighbours.get(key).is_some_and(|one| one.mac.is_some() && !one.is_stale)
-        };
-        gateways.into_iter().filter(|key| !is_fresh(key)).collect()
+        let is_known =
+            |key: &(u32, IpAddr)| self.neighbours.get(key).is_some_and(|one| one.mac.is_some());
+        let unknown = gateways.filter(|key| !is_known(key));
+        let stale = self.neighbours.iter().filter(|(_, one)| one.mac.is_some() && one.is_stale);
+        let all: BTreeSet<_> = unknown.chain(stale.map(|(key, _)| *key)).collect();
+        all.into_iter().filter(|(interface, _)| interfaces.contains(interface)).collect()
     }
 }
 
@@ -542,14 +540,21 @@ mod tests {
         let target = Target::Via { interface: 1, gateway: Some(gateway) };
         let mut cache =
             NetlinkCache::of([NetlinkEvent::Route(Route { target, ..route("0.0.0.0/0", 0, 1) })]);
-        assert_eq!(cache.gateways_to_ask(&[1]), [(1, gateway)]);
-        assert_eq!(cache.gateways_to_ask(&[2]), []);
+        assert_eq!(cache.neighbours_to_ask(&[1]), [(1, gateway)]);
+        assert_eq!(cache.neighbours_to_ask(&[2]), []);
         let mut known =
             Neighbour { interface: 1, address: gateway, mac: Some([2; 6]), is_stale: true };
         let _ = cache.take(NetlinkEvent::Neighbour(known), &mut Vec::new());
-        assert_eq!(cache.gateways_to_ask(&[1]), [(1, gateway)]);
+        assert_eq!(cache.neighbours_to_ask(&[1]), [(1, gateway)]);
         known.is_stale = false;
         let _ = cache.take(NetlinkEvent::Neighbour(known), &mut Vec::new());
-        assert_eq!(cache.gateways_to_ask(&[1]), []);
+        assert_eq!(cache.neighbours_to_ask(&[1]), []);
+        // One that is no gateway is confirmed, too, but not found out.
+        let mut other = Neighbour { address: [10, 0, 0, 7].into(), is_stale: true, ..known };
+        let _ = cache.take(NetlinkEvent::Neighbour(other), &mut Vec::new());
+        assert_eq!(cache.neighbours_to_ask(&[1]), [(1, other.address)]);
+        other.mac = None;
+        let _ = cache.take(NetlinkEvent::Neighbour(other), &mut Vec::new());
+        assert_eq!(cache.neighbours_to_ask(&[1]), []);
     }
 }

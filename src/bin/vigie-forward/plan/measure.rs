@@ -168,7 +168,7 @@ pub(super) fn host_cost(work: PlannedWork) -> io::Result<Cost> {
             let begin = monotonic_now();
             for packet in &mut packets {
                 let port = pipeline.decide(packet, begin, &mut |_, _| {});
-                if port != Ok(Port(1)) {
+                if port != Ok(Some(Port(1))) {
                     return Err(io::Error::other(format!("a packet went astray: {port:?}")));
                 }
             }

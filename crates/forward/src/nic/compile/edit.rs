@@ -21,7 +21,7 @@ pub(super) enum NewValue<'a> {
 
 impl Emitter<'_> {
     /// Folds the 64 bits of a register into 16, using another as scratch.
-    fn fold_wide(&mut self, sum: Register, work: Register) {
+    pub(super) fn fold_wide(&mut self, sum: Register, work: Register) {
         for _ in 0..2 {
             self.a.set(work, sum).compute(Operation::ShiftRight, work, 32);
             self.a.compute32(Operation::Move, sum, sum).add(sum, work);

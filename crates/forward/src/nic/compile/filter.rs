@@ -65,19 +65,19 @@ impl Emitter<'_> {
             }
             let next = self.a.label();
             self.conditions(rule, kind, next);
-            self.act(rule.action(), end);
+            self.act(rule.action(), filter.drop_reason(), end);
             self.a.bind(next);
         }
-        self.act(filter.default_action(), end);
+        self.act(filter.default_action(), filter.drop_reason(), end);
         self.a.bind(end);
     }
 
-    fn act(&mut self, action: Action, end: Label) {
+    fn act(&mut self, action: Action, reason: Reason, end: Label) {
         match action {
             Action::Accept => {
                 self.a.jump(end);
             }
-            Action::Drop => self.drop_now(Reason::Filtered),
+            Action::Drop => self.drop_now(reason),
         }
     }
 

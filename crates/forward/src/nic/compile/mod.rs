@@ -27,19 +27,20 @@ use crate::{
     bpf::{AssembleError, Program, ProgramKind},
     packet::Port,
     pipeline::{Offload, Reason, Stage, StockStage},
-    stages::Meter,
+    stages::{ChecksumMode, Meter},
 };
 
-/// How to treat packets that a program cannot handle: those with IPv6 extension headers; and where flows are
-/// translated, everything but complete packets of flows that the host has begun, as well as TCP segments that open or
-/// close a flow.
+/// How to treat packets that a program cannot handle: those with IPv6 extension headers; IPv4 packets that are to be
+/// fragmented; and where flows are translated, everything but complete packets of flows that the host has begun, as well as
+/// TCP segments that open or close a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Exceptions {
     /// They go up unchanged: to the host path, or to the kernel.
     #[default]
     PassUp,
-    /// They are dropped and counted: as [`Reason::Malformed`] with extension headers, else as [`Reason::NatUnknown`].
+    /// They are dropped and counted: as [`Reason::Malformed`] with extension headers, as [`Reason::TooLong`] if they are
+    /// to be fragmented, else as [`Reason::NatUnknown`].
     Drop,
 }
 
@@ -191,7 +192,7 @@ fn obstacle(stocks: &[StockStage<'_>], at: usize, kind: ProgramKind) -> Option<&
     let stock = stocks.get(at)?;
     let is_tcx = kind == ProgramKind::Tcx;
     match stock {
-        StockStage::Checksum(_) => {
+        StockStage::Checksum(checksum) if checksum.mode() != ChecksumMode::VerifyHeader => {
             Some("a checksum covers every byte, and a program looks at a bounded number of them")
         }
         StockStage::Mirror(_) if is_tcx => Some("copies are made by XDP alone"),
@@ -206,7 +207,8 @@ fn obstacle(stocks: &[StockStage<'_>], at: usize, kind: ProgramKind) -> Option<&
         one if is_tcx && changes_transport(one) => {
             Some("at tcx, checksums that were left to the network card cannot be kept right")
         }
-        StockStage::Rewrite(_)
+        StockStage::Checksum(_)
+        | StockStage::Rewrite(_)
         | StockStage::Ttl(_)
         | StockStage::Nat(_)
         | StockStage::Filter(_)
@@ -317,8 +319,8 @@ fn stage(emitter: &mut Emitter<'_>, stock: &StockStage<'_>, kind: NetworkKind, m
             *meters += 1;
         }
         StockStage::Route(_) => emitter.route(kind),
-        // Refused earlier.
-        _ => {}
+        // Of the header: others were refused earlier.
+        StockStage::Checksum(_) => emitter.header_checksum(kind),
     }
 }
 

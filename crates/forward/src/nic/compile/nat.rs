@@ -12,7 +12,7 @@ use crate::{
         Register::{R0, R1, R2, R3, R5, R8, R9, R10},
         Size,
     },
-    nic::layout::{FLOW_KEY_BYTES, USED_AT},
+    nic::layout::{FLOW_KEY_BYTES, TCP_SEEN_AT, TCP_SEEN_FROM, USED_AT},
     pipeline::Reason,
 };
 
@@ -32,6 +32,11 @@ impl Emitter<'_> {
         self.keep(VALUE, R0);
         self.get(R1, NOW);
         self.a.store(Size::Double, R0, USED_AT[version], R1);
+        let no_tcp = self.a.label();
+        self.get(R2, TRANSPORT);
+        self.a.branch(Condition::NotEqual, R2, TCP, no_tcp);
+        self.copy(Size::Double, (R9, TCP_SEEN_FROM), (R0, TCP_SEEN_AT[version]));
+        self.a.bind(no_tcp);
         self.translate(kind, version);
     }
 

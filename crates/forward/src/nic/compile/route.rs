@@ -11,6 +11,8 @@ use crate::{
     pipeline::Reason,
 };
 
+const DO_NOT_FRAGMENT: i32 = 0x40;
+
 const PORT: i16 = WORK[0];
 const HOP: i16 = WORK[1];
 const MAC: i16 = WORK[2];
@@ -40,7 +42,17 @@ impl Emitter<'_> {
         self.get(R1, PACKET_LENGTH);
         self.get(R2, MTU);
         let too_long = self.drop_label(Reason::TooLong);
-        self.a.branch(Condition::Greater, R1, R2, too_long);
+        let fits = self.a.label();
+        self.a.branch(Condition::AtMost, R1, R2, fits);
+        if kind == NetworkKind::V4 {
+            // The host makes fragments.
+            let fragments = self.exception(Reason::TooLong);
+            self.a.load(Size::Byte, R1, R8, 6);
+            self.a.branch(Condition::HasBits, R1, DO_NOT_FRAGMENT, too_long).jump(fragments);
+        } else {
+            self.a.jump(too_long);
+        }
+        self.a.bind(fits);
         self.copy(Size::Word, (R0, 0), (R7, 0));
         self.copy(Size::Half, (R0, 4), (R7, 4));
         self.copy(Size::Word, (R10, MAC), (R7, 6));

@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use super::{
     depth_ns,
     edit::NewValue,
-    emitter::{COPY, Emitter, KEY, LENGTH, NOW, NetworkKind, OUT, WORK},
+    emitter::{COPY, END, Emitter, KEY, LENGTH, NOW, NetworkKind, OUT, WORK},
 };
 use crate::{
     bpf::{
         Atomic, Condition, Operation,
-        Register::{R0, R1, R2, R3, R4, R5, R7, R10},
+        Register::{R0, R1, R2, R3, R4, R5, R7, R8, R10},
         Size,
     },
     nic::layout::octets,
@@ -20,6 +20,8 @@ use crate::{
 
 /// Attempts to update a bucket that others change concurrently; a packet that loses all of them is dropped.
 const ATTEMPTS: i32 = 16;
+
+const WORDS_WITHOUT_OPTIONS: i16 = 5;
 
 impl Emitter<'_> {
     pub(super) fn rewrite(&mut self, rewrite: &Rewrite, kind: NetworkKind) {
@@ -47,6 +49,29 @@ impl Emitter<'_> {
         if let Some(port) = rewrite.port() {
             self.keep(OUT, i32::from(port.0));
         }
+    }
+
+    /// Sums up the IPv4 header, whose options are of different lengths.
+    pub(super) fn header_checksum(&mut self, kind: NetworkKind) {
+        if kind != NetworkKind::V4 {
+            return;
+        }
+        let malformed = self.drop_label(Reason::Malformed);
+        let done = self.a.label();
+        self.a.load(Size::Byte, R0, R8, 0).compute(Operation::And, R0, 15).set(R1, 0);
+        self.get(R4, END);
+        for word in 0..15 {
+            if word >= WORDS_WITHOUT_OPTIONS {
+                self.a.branch(Condition::AtMost, R0, i32::from(word), done);
+                self.a.set(R3, R8).add(R3, i32::from(word * 4 + 4));
+                self.a.branch(Condition::Greater, R3, R4, malformed);
+            }
+            self.a.load(Size::Word, R2, R8, word * 4).add(R1, R2);
+        }
+        self.a.bind(done);
+        self.fold_wide(R1, R2);
+        let wrong = self.drop_label(Reason::ChecksumWrong);
+        self.a.branch(Condition::NotEqual, R1, 0xffff, wrong);
     }
 
     pub(super) fn ttl(&mut self, kind: NetworkKind) {

@@ -3,6 +3,9 @@
 mod fragments;
 mod quoted;
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 
 use vigie_detect::Instant;
@@ -11,9 +14,9 @@ use self::fragments::Fragments;
 use super::{UNREADABLE, refused};
 use crate::{
     model::{Sees, StageModel, Writes},
-    packet::{EditError, Fragment, Headers, Packet, Port, Tcp, TcpFlags, Transport},
+    packet::{EditError, Fragment, Headers, Packet, Port, Tcp, Transport},
     pipeline::{Offload, Reason, Stage, StockStage, Verdict},
-    tables::{NatEndpoint, NatError, NatTable, NatTuple, Prefix},
+    tables::{NatEndpoint, NatError, NatTable, NatTuple, Prefix, TcpProgress},
 };
 
 /// The flows to translate, and how.
@@ -43,14 +46,15 @@ pub enum NatRule {
 /// Translates the addresses and ports of TCP and UDP, and the addresses and identifiers of echoes.
 ///
 /// Packets of flows in the table are translated, in both directions. Other packets start a flow if a rule matches them,
-/// the first one that does; the rest pass unchanged, with two exceptions: packets to an external address that belong to
+/// the first one that does, or if they come from a peer of a [mapping](NatTable); the rest pass unchanged, with two exceptions: packets to an external address that belong to
 /// no flow are dropped ([`Reason::NatUnknown`]), and so are packets that match a rule but have no ports or identifier
 /// ([`Reason::NatProtocol`]).
 ///
-/// - Later fragments follow their first one, for a minute; one that comes before it is dropped
-///   ([`Reason::NatFragment`]).
+/// - Later fragments follow their first one, for a minute; one that comes before it waits for it up to 2 s, and is
+///   dropped otherwise ([`Reason::NatFragment`]).
 /// - ICMP errors are translated together with the packet that they quote.
-/// - A flow is not returned to the network it came from ("hairpinning"): inside, use inside addresses.
+/// - A packet from inside to the external end of an inside host, published or mapped, is returned inside, with an
+///   external source ("hairpinning"; RFC 4787, REQ-9).
 #[derive(Debug)]
 pub struct Nat {
     table: NatTable,
@@ -68,6 +72,9 @@ impl Nat {
     /// Appends a rule.
     #[must_use]
     pub fn rule(mut self, rule: NatRule) -> Self {
+        if let NatRule::Destination { protocol, external, .. } = rule {
+            self.table.reserve(protocol, external);
+        }
         self.rules.push(rule);
         self
     }
@@ -84,36 +91,48 @@ impl Nat {
         &self.rules
     }
 
-    /// Starts a flow, if a rule matches. An answer starts none.
+    /// Starts a flow, if a rule or a mapping matches. An answer starts none.
     fn open(
         &self,
         packet: &Packet,
         tuple: NatTuple,
-        flags: Option<TcpFlags>,
+        tcp: Option<&TcpProgress>,
         now: Instant,
     ) -> Result<Option<NatTuple>, NatError> {
         if tuple.is_echo_reply {
             return Ok(None);
         }
-        for rule in &self.rules {
-            match *rule {
-                NatRule::Source { ingress, from, external }
-                    if packet.ingress() == ingress
-                        && from.contains(tuple.source.address)
-                        && !from.contains(tuple.destination.address)
-                        && tuple.source.address.is_ipv4() == external.is_ipv4() =>
-                {
-                    return self.table.open_source(tuple, external, flags, now).map(Some);
-                }
-                NatRule::Destination { protocol, external, internal }
-                    if tuple.protocol == protocol && tuple.destination == external =>
-                {
-                    return self.table.open_destination(tuple, internal, flags, now).map(Some);
-                }
-                _ => {}
+        let NatTuple { protocol, source, destination, .. } = tuple;
+        let hidden = self.rules.iter().find_map(|rule| match *rule {
+            NatRule::Source { ingress, from, external }
+                if packet.ingress() == ingress
+                    && from.contains(source.address)
+                    && !from.contains(destination.address)
+                    && source.address.is_ipv4() == external.is_ipv4() =>
+            {
+                Some(external)
             }
+            _ => None,
+        });
+        let published = self.rules.iter().find_map(|rule| match *rule {
+            NatRule::Destination { protocol: of, external, internal }
+                if protocol == of && destination == external =>
+            {
+                Some(internal)
+            }
+            _ => None,
+        });
+        let inside = published.or_else(|| {
+            // From inside, any mapping may be used (RFC 4787, REQ-9); from outside, by its peers.
+            let peer = hidden.is_none().then_some(source.address);
+            let is_asked = !tuple.is_echo() && self.is_external(destination.address);
+            is_asked.then(|| self.table.internal(protocol, destination, peer)).flatten()
+        });
+        let goes_nowhere = inside.is_none() && self.is_external(destination.address);
+        if goes_nowhere || hidden.is_none() && inside.is_none() {
+            return Ok(None);
         }
-        Ok(None)
+        self.table.open(tuple, (hidden, inside), tcp, now).map(Some)
     }
 
     fn is_external(&self, address: IpAddr) -> bool {
@@ -152,25 +171,30 @@ impl Nat {
         }
     }
 
-    /// Translates a later fragment like its first.
-    fn follow(&self, packet: &mut Packet, headers: &Headers, now: Instant) -> Verdict {
+    /// Translates a later fragment like its first; without one yet, holds it.
+    fn follow(&mut self, packet: &mut Packet, headers: &Headers, now: Instant) -> Verdict {
         let Some(key) = fragments::key(headers, packet.bytes()) else { return Verdict::Pass };
         let Some((source, destination)) = self.fragments.find(&key, now) else {
             let addresses = (key.0, key.1);
-            return self.without_flow(packet.ingress(), addresses, Reason::NatFragment);
+            let verdict = self.without_flow(packet.ingress(), addresses, Reason::NatFragment);
+            if verdict == Verdict::Pass || packet.part().is_some() {
+                return verdict;
+            }
+            self.fragments.hold(key, packet.take(), now);
+            return Verdict::Hold;
         };
         let done = packet.set_source(source).and_then(|()| packet.set_destination(destination));
         done.map_or_else(|error| refused(&error), |()| Verdict::Pass)
     }
 }
 
-/// The flags of a TCP segment.
-fn flags(headers: &Headers, frame: &[u8]) -> Option<TcpFlags> {
+/// What the table follows of a TCP segment.
+fn progress(headers: &Headers, frame: &[u8]) -> Option<TcpProgress> {
     if headers.transport != Transport::Tcp {
         return None;
     }
     let segment = frame.get(headers.transport_at..headers.end_at)?;
-    Tcp::parse(segment).ok().map(|tcp| tcp.flags())
+    Tcp::parse(segment).ok().map(|tcp| TcpProgress::of(&tcp))
 }
 
 /// Applies a translation to a packet.
@@ -210,22 +234,21 @@ impl Stage for Nat {
         let ingress = packet.ingress();
         let Some(tuple) = NatTuple::of(&headers, packet.bytes()) else {
             return match quoted::translate(&self.table, packet, &headers) {
-                Some(Ok(())) => Verdict::Pass,
-                Some(Err(error)) => refused(&error),
+                Some(verdict) => verdict,
                 None => self.without_flow(ingress, addresses, Reason::NatProtocol),
             };
         };
 
-        let flags = flags(&headers, packet.bytes());
-        let becomes = match self.table.translate(&tuple, flags, now) {
+        let tcp = progress(&headers, packet.bytes());
+        let becomes = match self.table.translate(&tuple, tcp.as_ref(), now) {
             Some(becomes) => becomes,
-            None => match self.open(packet, tuple, flags, now) {
+            None => match self.open(packet, tuple, tcp.as_ref(), now) {
                 Ok(Some(becomes)) => becomes,
                 Ok(None) => return self.without_flow(ingress, addresses, Reason::NatUnknown),
                 Err(NatError::Ports { .. }) => return Verdict::Drop(Reason::NatPorts),
-                Err(NatError::Full { .. } | NatError::Conflict) => {
-                    return Verdict::Drop(Reason::NatFull);
-                }
+                Err(NatError::Host { .. }) => return Verdict::Drop(Reason::NatHost),
+                Err(NatError::Full { .. }) => return Verdict::Drop(Reason::NatFull),
+                Err(NatError::Conflict) => return Verdict::Drop(Reason::NatUnknown),
             },
         };
 
@@ -240,6 +263,23 @@ impl Stage for Nat {
             Ok(()) => Verdict::Pass,
             Err(error) => refused(&error),
         }
+    }
+
+    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        if let Some(mut packet) = self.fragments.take_follower() {
+            let verdict = self.process(&mut packet, now);
+            return Some((packet, verdict));
+        }
+        let packet = self.fragments.take_dropped(now)?;
+        Some((packet, Verdict::Drop(Reason::NatFragment)))
+    }
+
+    fn next_release(&self, now: Instant) -> Option<Instant> {
+        self.fragments.next_end(now)
+    }
+
+    fn held(&self) -> usize {
+        self.fragments.held()
     }
 
     fn offload(&self) -> Offload<'_> {

@@ -5,9 +5,11 @@ use std::net::IpAddr;
 
 use crate::{
     packet::{
-        EditError, Headers, ICMP, ICMP_BYTES, ICMPV6, IPV4_BYTES, IPV6_BYTES, Packet, Sum, TCP,
-        Transport, UDP, put, updated,
+        Fragment, Headers, ICMP, ICMP_BYTES, ICMPV6, IPV4_BYTES, IPV6_BYTES, Packet, Sum, TCP,
+        Transport, UDP, Verified, put, updated,
     },
+    pipeline::{Reason, Verdict},
+    stages::refused,
     tables::{NatEndpoint, NatTable, NatTuple},
 };
 
@@ -80,12 +82,13 @@ fn read(bytes: &[u8]) -> Option<Quote> {
     Some(Quote { tuple, source_at, destination_at, address_bytes, transport_at })
 }
 
-/// Translates an error about a packet of a flow. `None` if it is not an error, or not about a flow.
+/// Translates an error about a packet of a flow, unless its checksum or that of the quoted header is wrong (RFC 5508,
+/// REQ-3). `None` if it is not an error, or not about a flow.
 pub(super) fn translate(
     table: &NatTable,
     packet: &mut Packet,
     headers: &Headers,
-) -> Option<Result<(), EditError>> {
+) -> Option<Verdict> {
     let frame = packet.bytes();
     let kind = *frame.get(headers.transport_at)?;
     if !is_error(headers.transport, kind) {
@@ -94,8 +97,15 @@ pub(super) fn translate(
     let begin = headers.transport_at + ICMP_BYTES;
     let quote = read(frame.get(begin..headers.end_at)?)?;
     let answer = table.peek(&quote.tuple.reversed())?;
-    let (source, _) = headers.addresses(frame)?;
     let becomes = answer.reversed();
+    let is_whole = headers.fragment == Fragment::Whole;
+    let quoted = frame.get(begin..headers.end_at)?;
+    let is_v4 = quote.address_bytes == 4;
+    let header = quoted.get(..quote.transport_at).filter(|_| is_v4);
+    let is_wrong = header.is_some_and(|header| Sum::ZERO.bytes(header).folded() != 0xffff);
+    if is_wrong || is_whole && packet.verify() != Ok(Verified::Right) {
+        return Some(Verdict::Drop(Reason::ChecksumWrong));
+    }
     let frame = packet.bytes_mut();
     let quoted = frame.get_mut(begin..headers.end_at)?;
     let before = Sum::ZERO.bytes(quoted).folded();
@@ -104,12 +114,13 @@ pub(super) fn translate(
     let at = headers.transport_at + 2;
     let checksum = word(frame, at)?;
     put(frame, at, updated(checksum, before, after).to_be_bytes());
-    // The error's own header: the destination of an answer, and its source if the error comes from that host itself.
+    // The error's own header: the destination of an answer; and its source if it comes from inside, from whichever host
+    // (RFC 5508, REQ-5 and REQ-7).
     let mut done = packet.set_destination(answer.destination.address);
-    if done.is_ok() && source == quote.tuple.destination.address {
+    if done.is_ok() && becomes.destination.address != quote.tuple.destination.address {
         done = packet.set_source(answer.source.address);
     }
-    Some(done)
+    Some(done.map_or_else(|error| refused(&error), |()| Verdict::Pass))
 }
 
 /// Rewrites a quote, and as many of its checksums as it contains.

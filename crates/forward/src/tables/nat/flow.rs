@@ -9,7 +9,7 @@ use std::{
 use crate::packet::{Headers, ICMP, ICMPV6, Icmp, Transport};
 
 /// One end of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "an address and a port")]
 pub struct NatEndpoint {
     /// Its address.

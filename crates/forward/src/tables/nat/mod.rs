@@ -1,8 +1,13 @@
 //! Flows whose addresses are translated in both directions, and their ports.
 
 mod flow;
+mod mapping;
 mod pool;
 mod state;
+mod tcp;
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     fmt,
@@ -18,14 +23,14 @@ use thiserror::Error;
 use vigie_detect::Instant;
 
 pub use self::flow::{NatEndpoint, NatFlow, NatTuple};
-use self::state::NatState;
+use self::state::{NatLimits, NatState};
+pub use self::tcp::TcpProgress;
 use super::feed::{LogRead, Update};
-use crate::packet::TcpFlags;
 
 /// The time without packets after which a flow expires.
 ///
 /// The defaults are those that RFC 5382, RFC 4787 and RFC 5508 require or recommend.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NatTimeouts {
     pub(crate) tcp_established: Duration,
     pub(crate) tcp_transitory: Duration,
@@ -55,6 +60,33 @@ pub enum NatChange {
     Removed(NatFlow),
 }
 
+/// How full a [`NatTable`] is, and what that has cost so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NatUsage {
+    /// The number of flows.
+    pub flows: usize,
+    /// The maximum number of flows.
+    pub flows_max: usize,
+    /// The number of ports in use, of the external address and protocol with the most.
+    pub ports: usize,
+    /// The number of ports of an address.
+    pub ports_max: usize,
+    /// Flows that were evicted to make room for others.
+    pub evicted: u64,
+    /// Flows that were refused.
+    pub refused: u64,
+}
+
+impl NatUsage {
+    /// Returns how full the table is, in percent: its flows or the ports of an address, whichever is fuller.
+    #[must_use]
+    pub fn percent(&self) -> usize {
+        let percent = |of: usize, max: usize| of * 100 / max.max(1);
+        percent(self.flows, self.flows_max).max(percent(self.ports, self.ports_max))
+    }
+}
+
 /// Why a flow cannot be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -68,6 +100,16 @@ pub enum NatError {
         address: IpAddr,
         /// The protocol number.
         protocol: u8,
+    },
+    /// An inside host has its share of the ports of the address or of the table, and uses all of it.
+    #[error(
+        "{host} has all of its share, {max}: raise the share of a host, or shorten the timeouts"
+    )]
+    Host {
+        /// The host.
+        host: IpAddr,
+        /// Its share of ports, or of flows.
+        max: usize,
     },
     /// The table is full.
     #[error("the table holds {max} flows: make it larger, or shorten the timeouts")]
@@ -84,22 +126,31 @@ pub enum NatError {
 #[derive(Clone, Debug)]
 #[must_use = "`build` makes the table"]
 pub struct NatTableBuilder {
-    flows_max: usize,
-    ports: (u16, u16),
-    timeouts: NatTimeouts,
+    limits: NatLimits,
     seed: u64,
 }
 
 impl NatTableBuilder {
     /// Sets the maximum number of flows; 0 counts as 1. Default: 65 536.
     pub const fn flows_max(mut self, count: usize) -> Self {
-        self.flows_max = count;
+        self.limits.flows_max = if count == 0 { 1 } else { count };
         self
     }
 
     /// Sets the range of ports, or echo identifiers, assigned to flows, inclusive. Default: 1024 to 65 535.
     pub const fn ports(mut self, first: u16, last: u16) -> Self {
-        self.ports = (first, last);
+        self.limits.ports = (first, last);
+        self
+    }
+
+    /// Sets how much one inside host may have of the flows of the table, and of the ports of an address, for each
+    /// protocol, in percent from 1 to 100; other values count as the nearest of these. Default: 50.
+    pub const fn host_percent(mut self, percent: u8) -> Self {
+        self.limits.host_percent = match percent {
+            0 => 1,
+            1..=100 => percent,
+            _ => 100,
+        };
         self
     }
 
@@ -111,32 +162,32 @@ impl NatTableBuilder {
 
     /// Sets the time without packets after which an established TCP connection expires. Default 2 h 4 min, RFC 5382's minimum.
     pub const fn tcp_established_timeout(mut self, time: Duration) -> Self {
-        self.timeouts.tcp_established = time;
+        self.limits.timeouts.tcp_established = time;
         self
     }
 
     /// Sets the time without packets after which a TCP connection that opens or closes expires. Default 4 min, RFC 5382's minimum.
     pub const fn tcp_transitory_timeout(mut self, time: Duration) -> Self {
-        self.timeouts.tcp_transitory = time;
+        self.limits.timeouts.tcp_transitory = time;
         self
     }
 
     /// Sets the time without packets after which a flow of UDP expires. Default 5 min, which RFC 4787 recommends.
     pub const fn udp_timeout(mut self, time: Duration) -> Self {
-        self.timeouts.udp = time;
+        self.limits.timeouts.udp = time;
         self
     }
 
     /// Sets the time without packets after which a flow of ICMP echoes expires. Default 60 s, RFC 5508's minimum.
     pub const fn icmp_timeout(mut self, time: Duration) -> Self {
-        self.timeouts.icmp = time;
+        self.limits.timeouts.icmp = time;
         self
     }
 
     /// Creates the table.
     #[must_use]
     pub fn build(self) -> NatTable {
-        let state = NatState::new(self.flows_max.max(1), self.ports, self.timeouts, self.seed);
+        let state = NatState::new(self.limits, self.seed);
         let inner = NatTableInner { version: AtomicU64::new(0), state: Mutex::new(state) };
         NatTable { inner: Arc::new(inner) }
     }
@@ -151,8 +202,15 @@ struct NatTableInner {
 
 /// The translated flows. Clones share the table.
 ///
-/// In each direction, a flow is identified by its packets before translation. Ports are assigned in an unpredictable
-/// order, and a freed one goes to the end of the queue, so that it rests as long as possible.
+/// In each direction, a flow is identified by its packets before translation. An inside end (address and port, or
+/// identifier) has one external port for all its peers, as long as one of its flows lives; the peers may use it from any
+/// of their ports. Ports are assigned in an unpredictable order, and a freed one goes to the end of the queue, so that it
+/// rests as long as possible.
+///
+/// # Bounds
+/// Where room is lacking, flows are evicted: first unanswered ones, the oldest first, then those that were answered but
+/// not used again, or have ended. A host beyond its [share](NatTableBuilder::host_percent) loses its own, else the largest host loses
+/// one. Established flows are never evicted.
 #[derive(Clone)]
 pub struct NatTable {
     inner: Arc<NatTableInner>,
@@ -161,12 +219,13 @@ pub struct NatTable {
 impl NatTable {
     /// Starts the settings of a table.
     pub fn builder() -> NatTableBuilder {
-        NatTableBuilder {
+        let limits = NatLimits {
             flows_max: 1 << 16,
+            host_percent: 50,
             ports: (1024, u16::MAX),
             timeouts: NatTimeouts::default(),
-            seed: fastrand::u64(..),
-        }
+        };
+        NatTableBuilder { limits, seed: fastrand::u64(..) }
     }
 
     /// A panic cannot leave anything behind the lock half done: no foreign code is called.
@@ -182,7 +241,8 @@ impl NatTable {
     }
 
     /// Returns the translation of a packet, if it belongs to a flow, and refreshes the flow. Expired flows no longer
-    /// exist.
+    /// exist. A segment of TCP that ends its connection shortens the flow's life if it is inside the window of the other
+    /// end.
     ///
     /// # Cost
     /// A lock, and one look-up in a hash table.
@@ -190,10 +250,10 @@ impl NatTable {
     pub fn translate(
         &self,
         tuple: &NatTuple,
-        flags: Option<TcpFlags>,
+        tcp: Option<&TcpProgress>,
         now: Instant,
     ) -> Option<NatTuple> {
-        self.changed(|state| state.translate(tuple, flags, now))
+        self.changed(|state| state.translate(tuple, tcp, false, now))
     }
 
     /// Returns the translation of a packet without refreshing the flow.
@@ -202,32 +262,36 @@ impl NatTable {
         self.lock().peek(tuple)
     }
 
-    /// Starts a flow whose source becomes `external`, with a port of its own.
+    /// Returns the inside end that `external` is the port of: for `peer`, if flows from inside lead to that address, or
+    /// for anyone.
+    #[must_use]
+    pub fn internal(
+        &self,
+        protocol: u8,
+        external: NatEndpoint,
+        peer: Option<IpAddr>,
+    ) -> Option<NatEndpoint> {
+        self.lock().internal(protocol, external, peer)
+    }
+
+    /// Keeps a port out of those that are assigned: it is published.
+    pub fn reserve(&self, protocol: u8, external: NatEndpoint) {
+        self.lock().reserve(protocol, external);
+    }
+
+    /// Starts a flow whose source becomes a port of `source`, and whose destination becomes `destination`; at least one
+    /// of them is given. Both are where an inside host uses the external end of another one ("hairpinning").
     ///
     /// # Errors
     /// [`NatError`].
-    pub fn open_source(
+    pub fn open(
         &self,
         original: NatTuple,
-        external: IpAddr,
-        flags: Option<TcpFlags>,
+        (source, destination): (Option<IpAddr>, Option<NatEndpoint>),
+        tcp: Option<&TcpProgress>,
         now: Instant,
     ) -> Result<NatTuple, NatError> {
-        self.changed(|state| state.open_source(original, external, flags, now))
-    }
-
-    /// Starts a flow whose destination becomes `internal`.
-    ///
-    /// # Errors
-    /// [`NatError::Full`], [`NatError::Conflict`].
-    pub fn open_destination(
-        &self,
-        original: NatTuple,
-        internal: NatEndpoint,
-        flags: Option<TcpFlags>,
-        now: Instant,
-    ) -> Result<NatTuple, NatError> {
-        self.changed(|state| state.open_destination(original, internal, flags, now))
+        self.changed(|state| state.open(original, (source, destination), tcp, now))
     }
 
     /// Removes expired flows. Returns how many.
@@ -239,8 +303,14 @@ impl NatTable {
     /// Refreshes a flow of which another processor has translated a packet, whose tuple was `tuple` before translation.
     /// Returns whether the flow exists.
     #[expect(clippy::must_use_candidate, reason = "it is called for what it does")]
-    pub fn touch(&self, tuple: &NatTuple, now: Instant) -> bool {
-        self.changed(|state| state.translate(tuple, None, now).is_some())
+    pub fn touch(&self, tuple: &NatTuple, tcp: Option<&TcpProgress>, now: Instant) -> bool {
+        self.changed(|state| state.translate(tuple, tcp, true, now).is_some())
+    }
+
+    /// Returns how full the table is.
+    #[must_use]
+    pub fn usage(&self) -> NatUsage {
+        self.lock().usage()
     }
 
     /// Returns the number of flows.
@@ -253,6 +323,12 @@ impl NatTable {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns how long a flow lives without packets in its present state.
+    #[must_use]
+    pub fn timeout_of(&self, tuple: &NatTuple) -> Option<Duration> {
+        self.lock().timeout_of(tuple)
     }
 
     /// Returns all flows, in the order of their slots.

@@ -1,28 +1,108 @@
-//! The free ports of one address.
+//! The ports of one external address and protocol: those that are free, and what each inside host has of them.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::IpAddr,
+};
 
 use fastrand::Rng;
 
-/// Free ports, in the order of assignment.
+/// How much a flow has to lose: what has the least is evicted first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// No answer has come.
+    Unanswered,
+    /// It was answered, but not used again; or it has ended.
+    Brief,
+    /// Both sides use it: it is never evicted.
+    Assured,
+}
+
+/// What one inside host has.
+#[derive(Debug, Default)]
+pub(super) struct HostShare {
+    pub(super) flows: usize,
+    pub(super) ports: usize,
+    /// Flows that may be evicted, unanswered ones first, the oldest first: the number of the flow, and its slot.
+    evictable: [BTreeSet<(u64, usize)>; 2],
+}
+
+impl HostShare {
+    /// Returns the flow to evict first.
+    pub(super) fn victim(&self) -> Option<usize> {
+        self.evictable.iter().find_map(|flows| flows.first()).map(|(_, slot)| *slot)
+    }
+
+    /// Moves a flow from one standing to another.
+    pub(super) fn set_standing(
+        &mut self,
+        flow: (u64, usize),
+        from: Option<Standing>,
+        to: Option<Standing>,
+    ) {
+        if let Some(flows) = from.and_then(|from| self.evictable.get_mut(from as usize)) {
+            flows.remove(&flow);
+        }
+        if let Some(flows) = to.and_then(|to| self.evictable.get_mut(to as usize)) {
+            flows.insert(flow);
+        }
+    }
+}
+
+/// The ports of an address.
 #[derive(Debug)]
 pub(super) struct PortPool {
-    free: VecDeque<u16>,
+    /// Free ports, even and odd ones, in the order of assignment.
+    free: [VecDeque<u16>; 2],
+    pub(super) hosts: BTreeMap<IpAddr, HostShare>,
 }
 
 impl PortPool {
     /// All ports of a range, shuffled, so that the next one is unpredictable (RFC 6056).
     pub(super) fn new(ports: (u16, u16), rng: &mut Rng) -> Self {
+        let mut this = Self { free: Default::default(), hosts: BTreeMap::new() };
         let mut free: Vec<u16> = (ports.0..=ports.1).collect();
         rng.shuffle(&mut free);
-        Self { free: free.into() }
+        free.into_iter().for_each(|port| this.give_back(port));
+        this
     }
 
-    pub(super) fn take(&mut self) -> Option<u16> {
-        self.free.pop_front()
+    /// Takes a port, of the same parity as `like` if possible (RFC 4787, REQ-4).
+    pub(super) fn take(&mut self, like: u16) -> Option<u16> {
+        let parity = usize::from(like & 1);
+        let port = self.free.get_mut(parity).and_then(VecDeque::pop_front);
+        port.or_else(|| self.free.get_mut(1 - parity)?.pop_front())
+    }
+
+    /// Takes a port out of the pool for good.
+    pub(super) fn reserve(&mut self, port: u16) {
+        self.free.iter_mut().for_each(|free| free.retain(|one| *one != port));
     }
 
     pub(super) fn give_back(&mut self, port: u16) {
-        self.free.push_back(port);
+        if let Some(free) = self.free.get_mut(usize::from(port & 1)) {
+            free.push_back(port);
+        }
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.free.iter().map(VecDeque::len).sum()
+    }
+
+    pub(super) fn host(&mut self, host: IpAddr) -> &mut HostShare {
+        self.hosts.entry(host).or_default()
+    }
+
+    /// Forgets a host that has nothing.
+    pub(super) fn forget(&mut self, host: IpAddr) {
+        if self.hosts.get(&host).is_some_and(|share| share.flows == 0 && share.ports == 0) {
+            self.hosts.remove(&host);
+        }
+    }
+
+    /// Returns the largest host with flows that may be evicted: its size, and the flow to evict.
+    pub(super) fn victim(&self, size: fn(&HostShare) -> usize) -> Option<(usize, usize)> {
+        let victims = self.hosts.values().filter_map(|host| Some((size(host), host.victim()?)));
+        victims.max_by_key(|(size, _)| *size)
     }
 }

@@ -1,12 +1,14 @@
 //! The table behind its lock: flows, the translations that lead to them, and their expiry.
 //!
 //! ```text
-//!                 both sides answered            FIN from both, or RST
-//!   Opening ───────────────────▶ Established ───────────────▶ Closing
-//!      └───────────────────────── RST ───────────────────────────▲
+//!            answered           used again          FINs, or RST
+//!   Opening ──────────▶ Answered ──────────▶ Established ──────────▶ Closing
+//!      ▲                   └────────────────── RST ───────────────────▲ │
+//!      └──────────────────────────────── SYN ───────────────────────────┘
 //! ```
-//! These are states of TCP; each other protocol has a single time-out. A flow expires when its state's time-out has
-//! passed since its last packet.
+//! All protocols open; only TCP closes, by segments inside the window of the other end. A flow expires when its state's
+//! time-out has passed since its last packet. Flows that are not established are evicted where room is lacking: those of
+//! the host that wants more than its share, or else of the largest one.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +24,12 @@ use siphasher::sip::SipHasher13;
 use slab::Slab;
 use vigie_detect::Instant;
 
-use super::{NatChange, NatEndpoint, NatError, NatFlow, NatTimeouts, NatTuple, pool::PortPool};
+use super::{
+    NatChange, NatEndpoint, NatError, NatFlow, NatTimeouts, NatTuple, NatUsage,
+    mapping::{Mappings, PoolKey},
+    pool::{PortPool, Standing},
+    tcp::{TcpProgress, TcpSides},
+};
 use crate::{
     packet::{TCP, TcpFlags, UDP},
     tables::feed::ChangeLog,
@@ -30,10 +37,12 @@ use crate::{
 
 /// The number of flows checked for expiry with each new one.
 const EXPIRED_PER_OPEN: usize = 4;
+/// The number of flows evicted for one port; several flows may share it.
+const EVICTED_PER_PORT: usize = 32;
 
 /// A keyed hash, so that strangers cannot make all flows collide.
 #[derive(Clone, Copy)]
-struct KeyedHashBuilder(u64, u64);
+pub(super) struct KeyedHashBuilder(u64, u64);
 
 impl BuildHasher for KeyedHashBuilder {
     type Hasher = SipHasher13;
@@ -48,6 +57,7 @@ impl BuildHasher for KeyedHashBuilder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Opening,
+    Answered,
     Established,
     Closing,
 }
@@ -55,37 +65,67 @@ enum Phase {
 #[derive(Debug)]
 struct NatEntry {
     flow: NatFlow,
-    /// The address and port taken from a pool.
-    port: Option<NatEndpoint>,
+    /// Whose ports it uses, and the inside host whose share it counts against.
+    pool: PoolKey,
+    host: IpAddr,
+    /// The mappings of its source and of its destination.
+    mappings: [Option<usize>; 2],
     last_used: Instant,
     phase: Phase,
-    /// Which sides have closed: the initiator, and the other side.
-    closed: [bool; 2],
+    tcp: TcpSides,
+    /// Its number, in the order of beginning.
+    number: u64,
     /// The number of its only valid entry in the expiry queue.
     ticket: u64,
 }
 
 impl NatEntry {
-    /// Records a packet. Returns whether the flow now expires sooner than the expiry queue says.
-    fn note_packet(&mut self, is_reply: bool, flags: Option<TcpFlags>, now: Instant) -> bool {
+    /// Records a packet. Returns whether the flow now expires sooner than the expiry queue says. If `is_old`, another
+    /// processor has forwarded it.
+    fn note_packet(
+        &mut self,
+        is_reply: bool,
+        tcp: Option<&TcpProgress>,
+        is_old: bool,
+        now: Instant,
+    ) -> bool {
         self.last_used = self.last_used.max(now);
-        let Some(flags) = flags else { return false };
         let before = self.phase;
-        if flags.contains(TcpFlags::FIN) {
-            self.closed[usize::from(is_reply)] = true;
-        }
-        let is_new = flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::ACK);
-        if flags.contains(TcpFlags::RST) || self.closed == [true, true] {
-            self.phase = Phase::Closing;
-        } else if is_reply && before == Phase::Opening {
-            self.phase = Phase::Established;
-        }
-        if is_new && before == Phase::Closing && !is_reply {
+        let has = |flag| tcp.is_some_and(|tcp| tcp.flags.contains(flag));
+        if before == Phase::Closing && has(TcpFlags::SYN) && !has(TcpFlags::ACK) {
             // The same ports are reused for a new connection.
             self.phase = Phase::Opening;
-            self.closed = [false, false];
+            self.tcp = TcpSides::default();
+        }
+        if !has(TcpFlags::RST) {
+            self.phase = match self.phase {
+                Phase::Opening if is_reply => Phase::Answered,
+                Phase::Answered if !is_reply => Phase::Established,
+                phase => phase,
+            };
+        }
+        let has_ended = tcp.is_some_and(|tcp| match is_old {
+            true => self.tcp.note_old(is_reply, tcp),
+            false => self.tcp.note(is_reply, tcp),
+        });
+        if has_ended {
+            self.phase = Phase::Closing;
         }
         before == Phase::Established && self.phase == Phase::Closing
+    }
+
+    const fn standing(&self) -> Standing {
+        match self.phase {
+            Phase::Opening => Standing::Unanswered,
+            Phase::Established if !self.flow.original.is_echo() => Standing::Assured,
+            _ => Standing::Brief,
+        }
+    }
+
+    /// The outside peer that it lets in by the mapping of its source.
+    fn peer(&self) -> Option<IpAddr> {
+        let is_hairpin = self.flow.original.destination != self.flow.translated.destination;
+        (!is_hairpin).then_some(self.flow.original.destination.address)
     }
 
     const fn timeout(&self, timeouts: &NatTimeouts) -> Duration {
@@ -109,42 +149,59 @@ struct Translation {
     is_reply: bool,
 }
 
+/// The settings of a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NatLimits {
+    pub(super) flows_max: usize,
+    /// The share of one inside host, in percent.
+    pub(super) host_percent: u8,
+    pub(super) ports: (u16, u16),
+    pub(super) timeouts: NatTimeouts,
+}
+
+impl NatLimits {
+    fn ports_max(&self) -> usize {
+        usize::from(self.ports.1.saturating_sub(self.ports.0)) + 1
+    }
+
+    /// What one host may have of something.
+    fn share(&self, of: usize) -> usize {
+        (of * usize::from(self.host_percent) / 100).max(1)
+    }
+}
+
 pub(super) struct NatState {
     entries: Slab<NatEntry>,
     translations: IndexMap<NatTuple, Translation, KeyedHashBuilder>,
-    /// By address and protocol.
-    pools: BTreeMap<(IpAddr, u8), PortPool>,
+    mappings: Mappings,
+    pools: BTreeMap<PoolKey, PortPool>,
     /// Each flow once, with a lower bound of its expiry; and stale entries.
     expiries: BinaryHeap<Reverse<(Instant, u64, usize)>>,
     next_ticket: u64,
     log: ChangeLog<NatChange>,
     version: u64,
-    flows_max: usize,
-    ports: (u16, u16),
-    timeouts: NatTimeouts,
+    limits: NatLimits,
+    evicted: u64,
+    refused: u64,
     rng: Rng,
 }
 
 impl NatState {
-    pub(super) fn new(
-        flows_max: usize,
-        ports: (u16, u16),
-        timeouts: NatTimeouts,
-        seed: u64,
-    ) -> Self {
+    pub(super) fn new(limits: NatLimits, seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let keyed = KeyedHashBuilder(rng.u64(..), rng.u64(..));
         Self {
             entries: Slab::new(),
             translations: IndexMap::with_hasher(keyed),
+            mappings: Mappings::new(keyed),
             pools: BTreeMap::new(),
             expiries: BinaryHeap::new(),
             next_ticket: 0,
             log: ChangeLog::new(),
             version: 0,
-            flows_max,
-            ports,
-            timeouts,
+            limits,
+            evicted: 0,
+            refused: 0,
             rng,
         }
     }
@@ -165,103 +222,207 @@ impl NatState {
         self.entries.iter().map(|(_, entry)| entry.flow).collect()
     }
 
+    pub(super) fn usage(&self) -> NatUsage {
+        let ports_max = self.limits.ports_max();
+        let used = self.pools.values().map(|pool| ports_max.saturating_sub(pool.free()));
+        NatUsage {
+            flows: self.entries.len(),
+            flows_max: self.limits.flows_max,
+            ports: used.max().unwrap_or(0),
+            ports_max,
+            evicted: self.evicted,
+            refused: self.refused,
+        }
+    }
+
     pub(super) fn peek(&self, tuple: &NatTuple) -> Option<NatTuple> {
         self.translations.get(tuple).map(|translation| translation.becomes)
+    }
+
+    pub(super) fn timeout_of(&self, tuple: &NatTuple) -> Option<Duration> {
+        let entry = self.entries.get(self.translations.get(tuple)?.entry)?;
+        Some(entry.timeout(&self.limits.timeouts))
+    }
+
+    pub(super) fn internal(
+        &self,
+        protocol: u8,
+        external: NatEndpoint,
+        peer: Option<IpAddr>,
+    ) -> Option<NatEndpoint> {
+        let slot = self.mappings.of_external((protocol, external), peer)?;
+        self.mappings.get(slot).map(|mapping| mapping.internal)
     }
 
     pub(super) fn translate(
         &mut self,
         tuple: &NatTuple,
-        flags: Option<TcpFlags>,
+        tcp: Option<&TcpProgress>,
+        is_old: bool,
         now: Instant,
     ) -> Option<NatTuple> {
         let translation = *self.translations.get(tuple)?;
-        let entry = self.entries.get_mut(translation.entry)?;
-        if entry.expires_at(&self.timeouts) <= now {
-            self.remove(translation.entry);
+        let slot = translation.entry;
+        let entry = self.entries.get_mut(slot)?;
+        if entry.expires_at(&self.limits.timeouts) <= now {
+            self.remove(slot);
             return None;
         }
-        if entry.note_packet(translation.is_reply, flags, now) {
-            self.schedule_expiry(translation.entry);
+        let before = entry.standing();
+        let is_sooner = entry.note_packet(translation.is_reply, tcp, is_old, now);
+        let after = entry.standing();
+        if before != after {
+            self.set_standing(slot, Some(before), Some(after));
+        }
+        if is_sooner {
+            self.schedule_expiry(slot);
         }
         Some(translation.becomes)
     }
 
-    pub(super) fn open_source(
+    /// Starts a flow: its source becomes a port of `source`, its destination `destination`.
+    pub(super) fn open(
         &mut self,
         original: NatTuple,
-        external: IpAddr,
-        flags: Option<TcpFlags>,
+        (source, destination): (Option<IpAddr>, Option<NatEndpoint>),
+        tcp: Option<&TcpProgress>,
         now: Instant,
     ) -> Result<NatTuple, NatError> {
-        self.make_room(now)?;
+        let opened = self.try_open(original, (source, destination), tcp, now);
+        self.refused += u64::from(opened.is_err());
+        opened
+    }
+
+    fn try_open(
+        &mut self,
+        original: NatTuple,
+        (source, destination): (Option<IpAddr>, Option<NatEndpoint>),
+        tcp: Option<&TcpProgress>,
+        now: Instant,
+    ) -> Result<NatTuple, NatError> {
         let protocol = original.protocol;
-        let key = (external, protocol);
-        let error = NatError::Ports { address: external, protocol };
-        let mut port = self.pool(key).take();
-        if port.is_none() && self.expire(now, usize::MAX) > 0 {
-            port = self.pool(key).take();
+        let (pool, host) = match (source, destination) {
+            (Some(external), _) => ((external, protocol), original.source.address),
+            (None, Some(internal)) => ((original.destination.address, protocol), internal.address),
+            (None, None) => return Err(NatError::Conflict),
+        };
+        self.make_room(pool, host, now)?;
+        let mut translated = original;
+        let mut mappings = [None; 2];
+        if source.is_some() {
+            let slot = match self.mappings.of_internal(pool, original.source) {
+                Some(slot) => slot,
+                None => {
+                    let port = self.take_port(pool, host, original.source.port, now)?;
+                    self.mappings.add(pool, original.source, port)
+                }
+            };
+            mappings[0] = Some(slot);
+            translated.source = self.mappings.get(slot).map_or(original.source, |one| one.external);
         }
-        let source = NatEndpoint::new(external, port.ok_or(error)?);
-        let translated = NatTuple { source, ..original };
-        let added = self.add(NatFlow { original, translated }, Some(source), flags, now);
-        if added.is_err() {
-            self.pool(key).give_back(source.port);
+        if let Some(internal) = destination {
+            let slot = self.mappings.of_external((protocol, original.destination), None);
+            let is_its = |slot: &usize| {
+                self.mappings.get(*slot).is_some_and(|mapping| mapping.internal == internal)
+            };
+            mappings[1] = slot.filter(is_its);
+            translated.destination = internal;
         }
-        added.map(|()| translated)
+        let number = self.next_ticket;
+        let entry = NatEntry {
+            flow: NatFlow { original, translated },
+            pool,
+            host,
+            mappings,
+            last_used: now,
+            phase: Phase::Opening,
+            tcp: TcpSides::default(),
+            number,
+            ticket: number,
+        };
+        self.add(entry, tcp, now).map(|()| translated)
     }
 
-    pub(super) fn open_destination(
-        &mut self,
-        original: NatTuple,
-        internal: NatEndpoint,
-        flags: Option<TcpFlags>,
-        now: Instant,
-    ) -> Result<NatTuple, NatError> {
-        self.make_room(now)?;
-        let translated = NatTuple { destination: internal, ..original };
-        self.add(NatFlow { original, translated }, None, flags, now)?;
-        Ok(translated)
-    }
-
-    fn make_room(&mut self, now: Instant) -> Result<(), NatError> {
+    fn make_room(&mut self, pool: PoolKey, host: IpAddr, now: Instant) -> Result<(), NatError> {
+        let max = self.limits.share(self.limits.flows_max);
         self.expire(now, EXPIRED_PER_OPEN);
-        if self.entries.len() >= self.flows_max && self.expire(now, usize::MAX) == 0 {
-            return Err(NatError::Full { max: self.flows_max });
+        let share = self.pool(pool).hosts.get(&host);
+        if let Some(share) = share.filter(|share| share.flows >= max) {
+            let victim = share.victim();
+            self.evict(victim.ok_or(NatError::Host { host, max })?);
+        }
+        if self.entries.len() >= self.limits.flows_max && self.expire(now, usize::MAX) == 0 {
+            let victims = self.pools.values().filter_map(|pool| pool.victim(|host| host.flows));
+            let victim = victims.max().map(|(_, slot)| slot);
+            self.evict(victim.ok_or(NatError::Full { max: self.limits.flows_max })?);
         }
         Ok(())
     }
 
-    fn pool(&mut self, key: (IpAddr, u8)) -> &mut PortPool {
-        let (ports, rng) = (self.ports, &mut self.rng);
+    fn take_port(
+        &mut self,
+        key: PoolKey,
+        host: IpAddr,
+        like: u16,
+        now: Instant,
+    ) -> Result<u16, NatError> {
+        let max = self.limits.share(self.limits.ports_max());
+        let error = NatError::Ports { address: key.0, protocol: key.1 };
+        for attempt in 0..EVICTED_PER_PORT {
+            let pool = self.pool(key);
+            let share = pool.host(host);
+            let (has_all, mut victim) = (share.ports >= max, share.victim());
+            if !has_all {
+                if let Some(port) = pool.take(like) {
+                    pool.host(host).ports += 1;
+                    return Ok(port);
+                }
+                victim = pool.victim(|host| host.ports).map(|(_, slot)| slot);
+            }
+            if attempt > 0 || self.expire(now, usize::MAX) == 0 {
+                let error = if has_all { NatError::Host { host, max } } else { error };
+                self.evict(victim.ok_or(error)?);
+            }
+        }
+        Err(error)
+    }
+
+    fn evict(&mut self, slot: usize) {
+        self.evicted += 1;
+        self.remove(slot);
+    }
+
+    /// Takes a port out of those for mappings.
+    pub(super) fn reserve(&mut self, protocol: u8, external: NatEndpoint) {
+        self.pool((external.address, protocol)).reserve(external.port);
+    }
+
+    fn pool(&mut self, key: PoolKey) -> &mut PortPool {
+        let (ports, rng) = (self.limits.ports, &mut self.rng);
         self.pools.entry(key).or_insert_with(|| PortPool::new(ports, rng))
     }
 
     fn add(
         &mut self,
-        flow: NatFlow,
-        port: Option<NatEndpoint>,
-        flags: Option<TcpFlags>,
+        mut entry: NatEntry,
+        tcp: Option<&TcpProgress>,
         now: Instant,
     ) -> Result<(), NatError> {
+        let flow = entry.flow;
         let [(there, becomes), (back, becomes_back)] = flow.translations();
-        if there == back
-            || self.translations.contains_key(&there)
-            || self.translations.contains_key(&back)
-        {
+        let is_known = |tuple| self.translations.contains_key(tuple);
+        let is_conflict = there == back || is_known(&there) || is_known(&back);
+        // It is not in the expiry queue yet, so there is no entry to compare with.
+        let _ = entry.note_packet(false, tcp, false, now);
+        let (standing, mappings, peer) = (entry.standing(), entry.mappings, entry.peer());
+        self.join(mappings, peer);
+        if is_conflict {
+            self.leave(mappings, peer);
             return Err(NatError::Conflict);
         }
-        let mut entry = NatEntry {
-            flow,
-            port,
-            last_used: now,
-            phase: Phase::Opening,
-            closed: [false, false],
-            ticket: 0,
-        };
-        // It is not in the expiry queue yet, so there is no entry to compare with.
-        let _ = entry.note_packet(false, flags, now);
+        self.pool(entry.pool).host(entry.host).flows += 1;
         let entry = self.entries.insert(entry);
+        self.set_standing(entry, None, Some(standing));
         self.translations.insert(there, Translation { entry, becomes, is_reply: false });
         self.translations
             .insert(back, Translation { entry, becomes: becomes_back, is_reply: true });
@@ -270,24 +431,52 @@ impl NatState {
         Ok(())
     }
 
+    fn join(&mut self, [source, destination]: [Option<usize>; 2], peer: Option<IpAddr>) {
+        source.into_iter().for_each(|slot| self.mappings.join(slot, peer));
+        destination.into_iter().for_each(|slot| self.mappings.join(slot, None));
+    }
+
+    /// Leaves mappings; the port of one that nothing uses any more is free.
+    fn leave(&mut self, [source, destination]: [Option<usize>; 2], peer: Option<IpAddr>) {
+        let left = [
+            source.and_then(|slot| self.mappings.leave(slot, peer)),
+            destination.and_then(|slot| self.mappings.leave(slot, None)),
+        ];
+        for mapping in left.into_iter().flatten() {
+            let (pool, host) = (self.pool(mapping.pool), mapping.internal.address);
+            pool.give_back(mapping.external.port);
+            pool.host(host).ports -= 1;
+            pool.forget(host);
+        }
+    }
+
+    fn set_standing(&mut self, slot: usize, from: Option<Standing>, to: Option<Standing>) {
+        let Some(&NatEntry { pool, host, number, .. }) = self.entries.get(slot) else { return };
+        self.pool(pool).host(host).set_standing((number, slot), from, to);
+    }
+
     /// Adds a flow to the expiry queue; older entries of it become invalid.
     fn schedule_expiry(&mut self, number: usize) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         if let Some(entry) = self.entries.get_mut(number) {
             entry.ticket = ticket;
-            self.expiries.push(Reverse((entry.expires_at(&self.timeouts), ticket, number)));
+            let expires_at = entry.expires_at(&self.limits.timeouts);
+            self.expiries.push(Reverse((expires_at, ticket, number)));
         }
     }
 
     fn remove(&mut self, number: usize) {
+        let Some(standing) = self.entries.get(number).map(NatEntry::standing) else { return };
+        self.set_standing(number, Some(standing), None);
         let Some(entry) = self.entries.try_remove(number) else { return };
         for (translation, _) in entry.flow.translations() {
             self.translations.swap_remove(&translation);
         }
-        if let Some(port) = entry.port {
-            self.pool((port.address, entry.flow.original.protocol)).give_back(port.port);
-        }
+        self.leave(entry.mappings, entry.peer());
+        let pool = self.pool(entry.pool);
+        pool.host(entry.host).flows -= 1;
+        pool.forget(entry.host);
         self.version = self.log.push(NatChange::Removed(entry.flow));
     }
 
@@ -305,7 +494,7 @@ impl NatState {
             else {
                 continue;
             };
-            if entry.expires_at(&self.timeouts) <= now {
+            if entry.expires_at(&self.limits.timeouts) <= now {
                 self.remove(number);
                 ended += 1;
             } else {

@@ -1,6 +1,12 @@
 //! Checks before frames are taken.
 
-use std::{fs, io};
+use std::{
+    fs, io,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
+};
 
 use vigie::forward::tables::Prefix;
 
@@ -81,8 +87,44 @@ pub(super) fn check_interfaces(
     Ok(flow_interfaces)
 }
 
+/// Interfaces that belong to this process, as long as it lives. The name of an abstract socket is one of its network
+/// namespace, and is free again when the process has ended, however that was.
+#[derive(Debug)]
+pub(super) struct Claims(#[expect(dead_code, reason = "held, and not read")] Vec<UnixDatagram>);
+
+/// Claims the interfaces: frames that two instances take would be sent twice.
+pub(super) fn claim(names: &[String]) -> Result<Claims, FlowError> {
+    let claim = |name: &String| {
+        let address = SocketAddr::from_abstract_name(format!("vigie-forward/interface/{name}"));
+        match address.and_then(|address| UnixDatagram::bind_addr(&address)) {
+            Ok(socket) => Ok(socket),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                Err(FlowError::Setting(format!(
+                    "another vigie-forward forwards by interface `{name}` already, so every packet would be sent twice: \
+                     end that one, or name the interface there"
+                )))
+            }
+            Err(source) => {
+                Err(FlowError::Io { what: format!("claiming interface `{name}`"), source })
+            }
+        }
+    };
+    names.iter().map(claim).collect::<Result<_, _>>().map(Claims)
+}
+
 /// The kernel also sees the frames of a packet socket: if both forward, everything arrives twice.
 fn check_kernel_forwarding(name: &str) -> Result<(), FlowError> {
+    match kernel_forwarding(name) {
+        None => Ok(()),
+        Some(setting) => Err(FlowError::Setting(format!(
+            "the kernel forwards packets from `{name}` too, so every packet would be sent twice: turn that off (`sysctl \
+             -w {setting}=0`)"
+        ))),
+    }
+}
+
+/// Returns the setting by which the kernel forwards from an interface, if it does.
+pub(super) fn kernel_forwarding(name: &str) -> Option<String> {
     // The kernel writes dots in an interface's name as slashes in names of settings; its files keep the dots.
     let is_on = |version: &str, what: &str| {
         let file = format!("/proc/sys/net/{version}/conf/{what}/forwarding");
@@ -93,11 +135,7 @@ fn check_kernel_forwarding(name: &str) -> Result<(), FlowError> {
     } else if is_on("ipv6", name) && is_on("ipv6", "all") {
         "ipv6"
     } else {
-        return Ok(());
+        return None;
     };
-    Err(FlowError::Setting(format!(
-        "the kernel forwards packets from `{name}` too, so every packet would be sent twice: turn that off (`sysctl \
-         -w net.{doubled}.conf.{}.forwarding=0`)",
-        name.replace('.', "/")
-    )))
+    Some(format!("net.{doubled}.conf.{}.forwarding", name.replace('.', "/")))
 }

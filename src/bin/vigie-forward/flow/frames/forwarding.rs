@@ -1,16 +1,17 @@
 //! The processing of packets in a flow: the stages of the host's pipeline, and of the program.
 
-use std::{net::IpAddr, sync::mpsc::SyncSender, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use vigie::forward::{
     packet::{Port, TCP, UDP},
     pipeline::Stage,
-    stages::{Action, Filter, Nat as NatStage, NatRule, Rewrite, RouteStage, Rule, Ttl},
+    stages::{Action, Checksum, Filter, Nat as NatStage, NatRule, Rewrite, RouteStage, Rule, Ttl},
     tables::{Fib, NatEndpoint, NatTable, Prefix},
 };
 
 use super::{
     program::FlowInterface,
+    questions::Questions,
     stages::{Guard, Router},
 };
 use crate::{
@@ -44,6 +45,7 @@ pub(super) fn forwarding_of(
                 .udp_timeout(idle)
                 .icmp_timeout(idle.min(ICMP_IDLE_MAX))
                 .tcp_transitory_timeout(idle.min(TCP_TRANSITORY_MAX))
+                .host_percent(nat.host_share)
                 .build();
             // The last port is the outside, as `FlowKind::interfaces` has it.
             let outside = u16::try_from(flow_interfaces.len().saturating_sub(1));
@@ -93,21 +95,21 @@ fn nat_stage(table: &NatTable, nat: &Nat, outside: Port, inside: &[Prefix]) -> N
 pub(super) fn host_stages(
     forwarding: &Forwarding,
     fib: &Fib,
-    missing_neighbours: SyncSender<(Port, IpAddr)>,
+    questions: &Arc<Questions>,
 ) -> Vec<Box<dyn Stage>> {
     match forwarding {
         Forwarding::Wire => wire(),
         Forwarding::Route => {
-            let behind: Vec<Box<dyn Stage>> =
-                vec![Box::new(Ttl::new()), Box::new(Router::new(fib.clone(), missing_neighbours))];
+            let mut behind = checks();
+            behind.push(Box::new(Ttl::new()));
+            behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
             vec![Box::new(Guard::new(fib, None, behind))]
         }
         Forwarding::Translate { table, nat, outside, inside } => {
-            let behind: Vec<Box<dyn Stage>> = vec![
-                Box::new(nat_stage(table, nat, *outside, inside)),
-                Box::new(Ttl::new()),
-                Box::new(Router::new(fib.clone(), missing_neighbours)),
-            ];
+            let mut behind = checks();
+            behind.push(Box::new(nat_stage(table, nat, *outside, inside)));
+            behind.push(Box::new(Ttl::new()));
+            behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
             vec![Box::new(Guard::new(fib, Some((nat.address, *outside)), behind))]
         }
     }
@@ -115,6 +117,11 @@ pub(super) fn host_stages(
 
 /// Destinations on the link, which are never routed.
 const NOT_ROUTED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "ff00::/8", "fe80::/10"];
+
+/// What every router checks: the checksum of the header, and the addresses.
+fn checks() -> Vec<Box<dyn Stage>> {
+    vec![Box::new(Checksum::verify_header()), Box::new(Filter::martians())]
+}
 
 /// Builds the stages of the program: the host's, except those that the kernel replaces there.
 pub(super) fn program_stages(
@@ -125,17 +132,18 @@ pub(super) fn program_stages(
     for prefix in NOT_ROUTED {
         filter = filter.rule(Rule::new(Action::Drop).destination(parsed(prefix)?));
     }
-    let route = RouteStage::new(fib.clone());
-    Ok(match forwarding {
-        Forwarding::Wire => wire(),
-        Forwarding::Route => vec![Box::new(filter), Box::new(Ttl::new()), Box::new(route)],
-        Forwarding::Translate { table, nat, outside, inside } => vec![
-            Box::new(filter),
-            Box::new(nat_stage(table, nat, *outside, inside)),
-            Box::new(Ttl::new()),
-            Box::new(route),
-        ],
-    })
+    let mut stages: Vec<Box<dyn Stage>> = vec![Box::new(filter)];
+    stages.extend(checks());
+    match forwarding {
+        Forwarding::Wire => return Ok(wire()),
+        Forwarding::Route => {}
+        Forwarding::Translate { table, nat, outside, inside } => {
+            stages.push(Box::new(nat_stage(table, nat, *outside, inside)));
+        }
+    }
+    stages.push(Box::new(Ttl::new()));
+    stages.push(Box::new(RouteStage::new(fib.clone())));
+    Ok(stages)
 }
 
 fn parsed(prefix: &str) -> Result<Prefix, FlowError> {

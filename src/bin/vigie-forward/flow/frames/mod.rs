@@ -13,18 +13,14 @@
 
 mod checks;
 mod forwarding;
+mod fullness;
 mod program;
+mod questions;
 mod running;
 mod stages;
 mod tables;
 
-use std::{
-    io,
-    net::IpAddr,
-    rc::Rc,
-    sync::mpsc::{Receiver, sync_channel},
-    time::Duration,
-};
+use std::{io, rc::Rc, sync::Arc, time::Duration};
 
 use vigie::{
     Instant,
@@ -41,9 +37,11 @@ use vigie::{
 };
 
 use self::{
-    checks::{check_interfaces, check_rights},
+    checks::{Claims, check_interfaces, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
+    fullness::Fullness,
     program::{AttachRefusal, FlowInterface, FrameProgram, HostRequirement, mode_name},
+    questions::Questions,
     running::FramesFlow,
     tables::Tables,
 };
@@ -57,8 +55,6 @@ use crate::{
     stats::FlowReport,
 };
 
-/// The maximum number of pending neighbour requests; others are requested by the next packet to them.
-const WANTED_MAX: usize = 256;
 /// How long the kernel polls the network card before a thread that busy-polls sleeps.
 const BUSY_POLL: Duration = Duration::from_micros(50);
 /// The number of frames of 64 KiB that the kernel buffers: 128 KiB each.
@@ -77,8 +73,9 @@ struct PreparedFrames {
     routes: bool,
     table: u32,
     nat: Option<NatTable>,
-    missing_neighbours: Receiver<(Port, IpAddr)>,
+    questions: Arc<Questions>,
     program: Option<FrameProgram>,
+    claims: Claims,
 }
 
 /// A wire follows interfaces, but no routing table.
@@ -103,11 +100,12 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
 
     let names: Vec<String> = flow.kind.interfaces().into_iter().map(str::to_owned).collect();
     let flow_interfaces = check_interfaces(&names, &flow.kind, table)?;
+    let claims = claim(&names)?;
     let fib = Fib::default();
-    let (sender, missing_neighbours) = sync_channel(WANTED_MAX);
+    let questions = Arc::new(Questions::new());
     let work = forwarding_of(&flow.kind, &flow_interfaces)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
-    for stage in host_stages(&work, &fib, sender) {
+    for stage in host_stages(&work, &fib, &questions) {
         builder = builder.boxed(stage);
     }
 
@@ -154,8 +152,9 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
         routes,
         table,
         nat,
-        missing_neighbours,
+        questions,
         program,
+        claims,
     };
 
     Ok(Box::new(prepared))
@@ -289,17 +288,19 @@ impl Prepared for PreparedFrames {
         let migration = migration.map(|one| Migration::new(one, FlowSide::Host));
         Ok(Box::new(FramesFlow {
             head: self.head,
-            tables: Tables::new(self.fib, self.names),
+            tables: Tables::new(self.fib, self.names, self.questions),
             routes: self.routes,
             names,
             program: self.program,
             nat: self.nat,
-            missing_neighbours: self.missing_neighbours,
+            fullness: Fullness::default(),
             counters,
             async_forwarder,
             thread: Some(thread),
             migration,
             refresh_at: Instant::from_nanos(0),
+            doubled_by: None,
+            claims: self.claims,
         }))
     }
 }

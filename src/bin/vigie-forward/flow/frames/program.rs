@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Packets that a router's program leaves to the host, which answers, fragments, resolves, or drops and counts them.
-const PASSED_UP: [Reason; 7] = [
+const PASSED_UP: [Reason; 8] = [
     Reason::Malformed,
     Reason::NotIp,
     Reason::TtlExpired,
@@ -28,6 +28,8 @@ const PASSED_UP: [Reason; 7] = [
     Reason::NoRoute,
     Reason::NoNeighbour,
     Reason::TooLong,
+    // Link-local neighbours speak to the kernel.
+    Reason::Martian,
 ];
 /// The number of translations refreshed in one look.
 const REFRESHED_MAX: usize = 256;

@@ -1,6 +1,6 @@
 //! A running flow of frames.
 
-use std::{collections::BTreeMap, net::IpAddr, rc::Rc, sync::mpsc::Receiver, time::Duration};
+use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
 use vigie::{
     Instant,
@@ -15,6 +15,8 @@ use vigie::{
 };
 
 use super::{
+    checks::{Claims, kernel_forwarding},
+    fullness::Fullness,
     program::{FrameProgram, mode_name},
     stages::LEFT_TO_KERNEL,
     tables::Tables,
@@ -30,8 +32,8 @@ use crate::{
 
 /// Turns of the pipeline at the end, for packets that still wait.
 const DRAIN_TURNS: usize = 1000;
-/// How often gateways are refreshed.
-const REFRESH: Duration = Duration::from_secs(10);
+/// How often neighbours that the kernel has not confirmed for a while are asked.
+const REFRESH: Duration = Duration::from_secs(5);
 
 /// A running flow.
 pub(super) struct FramesFlow {
@@ -43,12 +45,16 @@ pub(super) struct FramesFlow {
     /// Whether it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
-    pub(super) missing_neighbours: Receiver<(Port, IpAddr)>,
+    pub(super) fullness: Fullness,
     pub(super) counters: TrafficCounters,
     pub(super) async_forwarder: AsyncForwarder,
     pub(super) thread: Option<HostThread>,
     pub(super) migration: Option<Migration>,
     pub(super) refresh_at: Instant,
+    /// The setting by which the kernel has begun to forward the same packets.
+    pub(super) doubled_by: Option<String>,
+    /// Held until the interfaces are free.
+    pub(super) claims: Claims,
 }
 
 impl FramesFlow {
@@ -131,6 +137,23 @@ impl FramesFlow {
         }
     }
 
+    /// Says when the kernel begins to forward the same packets, which then arrive twice, and when that ends.
+    fn watch_kernel(&mut self) {
+        let doubled_by = self.names.iter().find_map(|name| kernel_forwarding(name));
+        if doubled_by == self.doubled_by {
+            return;
+        }
+        let name = &self.head.name;
+        log(match &doubled_by {
+            Some(setting) => format!(
+                "flow `{name}`: the kernel has begun to forward, too, and packets arrive twice: turn that off (`sysctl -w \
+                 {setting}=0`)"
+            ),
+            None => format!("flow `{name}`: the kernel no longer forwards, too"),
+        });
+        self.doubled_by = doubled_by;
+    }
+
     /// Moves the flow if its load requires it.
     fn migrate(&mut self, now: Instant) {
         let Some(migration) = &mut self.migration else { return };
@@ -164,7 +187,13 @@ impl Running for FramesFlow {
         let dropped = dropped.map(|(_, count)| *count).sum();
         counters.insert("received_packets".to_owned(), received);
         if let Some(nat) = &self.nat {
-            counters.insert("translations".to_owned(), u64::try_from(nat.len()).unwrap_or(0));
+            let usage = nat.usage();
+            let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+            counters.insert("translations".to_owned(), count(usage.flows));
+            counters.insert("translations: ports in use".to_owned(), count(usage.ports));
+            counters.insert("translations: percent full".to_owned(), count(usage.percent()));
+            counters.insert("translations: ended for others".to_owned(), usage.evicted);
+            counters.insert("translations: refused".to_owned(), usage.refused);
         }
         let place = self.program.as_ref().filter(|program| program.is_attached());
         let place = place.and_then(FrameProgram::mode).map(|mode| mode_name(mode).to_owned());
@@ -186,20 +215,21 @@ impl Running for FramesFlow {
     }
 
     fn tick(&mut self, cache: Option<&NetlinkCache>, now: Instant) {
-        self.tables.ask_for(self.missing_neighbours.try_iter());
         if let Some(nat) = &self.nat {
             nat.expire(now);
+            if let Some(said) = self.fullness.look(&nat.usage(), now) {
+                log(format!("flow `{}`: {said}", self.head.name));
+            }
         }
         if let Some(program) = &mut self.program {
             program.follow(now);
         }
         if let Some(cache) = cache.filter(|_| self.routes && now >= self.refresh_at) {
             self.refresh_at = now + REFRESH;
-            let gateways = cache.gateways_to_ask(&self.tables.indices()).into_iter();
-            let gateways: Vec<_> = gateways
-                .filter_map(|(index, gateway)| Some((self.tables.port(index)?, gateway)))
-                .collect();
-            self.tables.ask_for(gateways.into_iter());
+            self.watch_kernel();
+            let asked = cache.neighbours_to_ask(&self.tables.indices()).into_iter();
+            let asked = asked.filter_map(|(index, one)| Some((self.tables.port(index)?, one)));
+            self.tables.ask_for(asked);
         }
         self.migrate(now);
     }
@@ -227,6 +257,7 @@ impl Running for FramesFlow {
             // Joins the thread, and waits for the kernel to free the interfaces.
             let thread = self.thread.take();
             let _ = spawn_blocking(move || drop(thread)).await;
+            drop(self.claims);
             Drained::default()
         });
         Draining { report: Box::new(move || last.clone()), ended }

@@ -1,21 +1,20 @@
 //! Stages of this command, in addition to the library's.
 
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    sync::mpsc::SyncSender,
-};
+use std::{net::Ipv4Addr, sync::Arc};
 
 use vigie::{
     Instant,
     forward::{
         model::{Sees, StageModel, Writes},
-        packet::{ARP_BYTES, Arp, Ethernet, Fragment, Packet, Port},
+        packet::{ARP_BYTES, Arp, Ethernet, Packet, Port},
         pipeline::{Offload, Reason, Stage, Verdict},
         stages::RouteStage,
-        tables::{Fib, FibReader, NextHopError},
+        tables::{Fib, FibReader},
     },
     via::link::{EtherType, MacAddress},
 };
+
+use super::questions::Questions;
 
 /// The port of packets for this host. It has no interface: a program passes such packets up to the kernel; the host's
 /// own pipeline drops them, since the kernel has its own copy.
@@ -43,17 +42,30 @@ impl Guard {
         Self { reader: fib.reader(), answers_for, behind }
     }
 
-    /// Passes a packet through the stages behind; none of them makes copies.
-    fn go_on(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+    /// Passes a packet through the stages behind, from one on; none of them makes copies.
+    fn go_on(&mut self, from: usize, packet: &mut Packet, now: Instant) -> Verdict {
         let mut last = Verdict::Pass;
-        for stage in &mut self.behind {
+        for at in from..self.behind.len() {
+            let Some(stage) = self.behind.get_mut(at) else { break };
             match stage.process(packet, now) {
                 Verdict::Pass => {}
-                Verdict::Drop(reason) => return Verdict::Drop(reason),
+                Verdict::Drop(Reason::Martian) if self.is_kernels(packet) => {
+                    return Verdict::Drop(LEFT_TO_KERNEL);
+                }
+                verdict @ (Verdict::Drop(_) | Verdict::Hold) => return verdict,
                 verdict => last = verdict,
             }
         }
         last
+    }
+
+    /// Whether a packet is for this host, as those are that find link-local neighbours.
+    #[cold]
+    fn is_kernels(&mut self, packet: &mut Packet) -> bool {
+        let headers = packet.headers().ok();
+        let addresses = headers.and_then(|headers| headers.addresses(packet.bytes()));
+        let route = addresses.and_then(|(_, destination)| self.reader.get().route(destination));
+        route.is_some_and(|route| route.port == KERNEL)
     }
 
     /// Answers an ARP request for our address.
@@ -114,7 +126,7 @@ impl Stage for Guard {
             EtherType(0x0800 | 0x86dd) => {
                 let own = self.reader.get().interface(packet.ingress());
                 if own.is_some_and(|own| own.address == frame.destination) {
-                    self.go_on(packet, now)
+                    self.go_on(0, packet, now)
                 } else {
                     Verdict::Drop(LEFT_TO_KERNEL)
                 }
@@ -123,40 +135,53 @@ impl Stage for Guard {
         }
     }
 
+    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        let mut behind = self.behind.iter_mut().enumerate();
+        let (at, (mut packet, verdict)) =
+            behind.find_map(|(at, stage)| Some((at, stage.release(now)?)))?;
+        let verdict = match verdict {
+            Verdict::Pass => self.go_on(at + 1, &mut packet, now),
+            verdict => verdict,
+        };
+        Some((packet, verdict))
+    }
+
+    fn next_release(&self, now: Instant) -> Option<Instant> {
+        self.behind.iter().filter_map(|stage| stage.next_release(now)).min()
+    }
+
+    fn held(&self) -> usize {
+        self.behind.iter().map(|stage| stage.held()).sum()
+    }
+
     fn offload(&self) -> Offload<'_> {
         Offload::host_only("the kernel gets those frames from a program")
     }
 }
 
-/// Routes, and requests missing neighbours.
+/// Routes, and asks for neighbours that are unknown.
 #[derive(Debug)]
 pub(super) struct Router {
     route: RouteStage,
-    missing_neighbours: SyncSender<(Port, IpAddr)>,
+    questions: Arc<Questions>,
 }
 
 impl Router {
-    /// `missing_neighbours` gets the neighbours whose Ethernet address is missing; requests are lost if it is full.
-    pub(super) fn new(fib: Fib, missing_neighbours: SyncSender<(Port, IpAddr)>) -> Self {
-        Self { route: RouteStage::new(fib), missing_neighbours }
+    pub(super) fn new(fib: Fib, questions: Arc<Questions>) -> Self {
+        Self { route: RouteStage::new(fib).hold_unresolved(), questions }
     }
 
+    /// Packets for this host have a route without an interface.
     #[cold]
-    fn explain(&mut self, packet: &mut Packet, reason: Reason) -> Reason {
-        let Ok(headers) = packet.headers() else { return reason };
-        debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
-        let Some((_, destination)) = headers.addresses(packet.bytes()) else { return reason };
+    fn explain(&self, packet: &mut Packet) -> Reason {
+        let headers = packet.headers().ok();
+        let addresses = headers.and_then(|headers| headers.addresses(packet.bytes()));
         let fib = self.route.fib().snapshot();
-        match fib.next_hop(destination) {
-            Err(NextHopError::Neighbour { port, next }) => {
-                // The next packet to this neighbour requests it again.
-                let _ = self.missing_neighbours.try_send((port, next));
-                reason
-            }
-            Err(_) if fib.route(destination).is_some_and(|route| route.port == KERNEL) => {
-                LEFT_TO_KERNEL
-            }
-            _ => reason,
+        let route = addresses.and_then(|(_, destination)| fib.route(destination));
+        if route.is_some_and(|route| route.port == KERNEL) {
+            LEFT_TO_KERNEL
+        } else {
+            Reason::NoRoute
         }
     }
 }
@@ -168,11 +193,27 @@ impl Stage for Router {
 
     fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
         match self.route.process(packet, now) {
-            Verdict::Drop(reason @ (Reason::NoRoute | Reason::NoNeighbour)) => {
-                Verdict::Drop(self.explain(packet, reason))
+            Verdict::Drop(Reason::NoRoute) => Verdict::Drop(self.explain(packet)),
+            Verdict::Hold => {
+                if let Some((port, address)) = self.route.wanted() {
+                    self.questions.ask(port, address);
+                }
+                Verdict::Hold
             }
             verdict => verdict,
         }
+    }
+
+    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        self.route.release(now)
+    }
+
+    fn next_release(&self, now: Instant) -> Option<Instant> {
+        self.route.next_release(now)
+    }
+
+    fn held(&self) -> usize {
+        self.route.held()
     }
 
     fn offload(&self) -> Offload<'_> {
@@ -182,8 +223,6 @@ impl Stage for Router {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::sync_channel;
-
     use vigie::{
         detect::clock::monotonic_now,
         forward::{
@@ -265,21 +304,21 @@ mod tests {
         }
     }
 
-    /// Goal: a missing neighbour is requested, and packets for this host are not counted as lost. Method: a destination
-    /// of each kind.
+    /// Goal: packets to an unknown neighbour wait for it, and pass the stages behind once; packets for this host are not
+    /// counted as lost. Method: a destination of each kind, within the guard.
     #[test]
-    fn the_router_asks_for_neighbours() {
-        let (sender, missing_neighbours) = sync_channel(1);
+    fn the_router_waits_for_neighbours() {
         let (fib, now) = (fib(), monotonic_now());
-        let mut router = Router::new(fib.clone(), sender);
-        let mut verdict = |to| router.process(&mut ip(to), now);
-        let missing = Verdict::Drop(Reason::NoNeighbour);
-        assert_eq!((verdict([10, 1, 0, 5]), verdict([10, 1, 0, 6])), (missing, missing));
-        assert_eq!(missing_neighbours.try_recv(), Ok((Port(1), [10, 1, 0, 5].into())));
-        assert!(missing_neighbours.try_recv().is_err(), "the second found no room");
+        let router = Router::new(fib.clone(), Arc::new(Questions::new()));
+        let mut guard = Guard::new(&fib, None, vec![Box::new(Ttl::new()), Box::new(router)]);
+        let mut verdict = |to| guard.process(&mut ip(to), now);
+        assert_eq!(verdict([10, 1, 0, 5]), Verdict::Hold);
         assert_eq!(verdict([10, 1, 0, 1]), Verdict::Drop(LEFT_TO_KERNEL));
         assert_eq!(verdict([10, 9, 0, 1]), Verdict::Drop(Reason::NoRoute));
+        assert!(guard.release(now).is_none());
         fib.set_neighbour(Port(1), [10, 1, 0, 5].into(), Some(OTHER));
-        assert_eq!(verdict([10, 1, 0, 5]), Verdict::Send(Port(1)));
+        let (packet, verdict) = guard.release(now).expect("it is known");
+        assert_eq!((verdict, packet.bytes()[22]), (Verdict::Send(Port(1)), 63));
+        assert_eq!(guard.next_release(now), None);
     }
 }

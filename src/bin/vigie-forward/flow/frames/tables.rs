@@ -1,9 +1,6 @@
 //! Copies the kernel's routes into the tables used for routing.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket},
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use vigie::{
     forward::{
@@ -13,11 +10,9 @@ use vigie::{
     via::link::MacAddress,
 };
 
-use super::stages::KERNEL;
+use super::{questions::Questions, stages::KERNEL};
 use crate::kernel::{Change, NetlinkCache, SourceAddresses, Target};
 
-/// The discard protocol: the receiver does not answer.
-const DISCARD: u16 = 9;
 /// The number of requests in one look.
 const QUESTIONS_MAX: usize = 64;
 
@@ -31,19 +26,11 @@ pub(super) struct Tables {
     ports: BTreeMap<u32, Port>,
     /// Addresses of interfaces, by their indices.
     own: BTreeMap<u32, SourceAddresses>,
-    /// Sockets for datagrams that make the kernel resolve neighbours.
-    questions: [Option<UdpSocket>; 2],
+    questions: Arc<Questions>,
 }
 
 impl Tables {
-    pub(super) fn new(fib: Fib, names: Vec<String>) -> Self {
-        let socket = |address: IpAddr| {
-            let socket = UdpSocket::bind((address, 0)).ok()?;
-            socket.set_nonblocking(true).ok()?;
-            Some(socket)
-        };
-        let questions =
-            [socket(Ipv4Addr::UNSPECIFIED.into()), socket(Ipv6Addr::UNSPECIFIED.into())];
+    pub(super) fn new(fib: Fib, names: Vec<String>, questions: Arc<Questions>) -> Self {
         Self { fib, names, ports: BTreeMap::new(), own: BTreeMap::new(), questions }
     }
 
@@ -62,6 +49,7 @@ impl Tables {
                 Change::Interface(interface) => {
                     let Some(port) = self.port_of(&interface.name) else { continue };
                     let is_new = self.ports.insert(interface.index, port) != Some(port);
+                    self.questions.set_index(port, interface.index);
                     let mtu = usize::try_from(interface.mtu).unwrap_or(0);
                     let own = interface.mac.filter(|_| interface.is_up);
                     let own = own.map(|mac| Interface::new(MacAddress(mac), mtu));
@@ -147,24 +135,11 @@ impl Tables {
         self.ports.keys().copied().collect()
     }
 
-    /// Makes the kernel resolve neighbours, by sending each an empty datagram.
-    pub(super) fn ask_for(&self, missing_neighbours: impl Iterator<Item = (Port, IpAddr)>) {
-        for (port, address) in missing_neighbours.take(QUESTIONS_MAX) {
-            let index =
-                self.ports.iter().find(|(_, other)| **other == port).map(|(index, _)| *index);
-            let (socket, to) = match address {
-                IpAddr::V4(_) => (&self.questions[0], SocketAddr::new(address, DISCARD)),
-                IpAddr::V6(address) => {
-                    // Link-local addresses need the index; for others it is ignored.
-                    let to = SocketAddrV6::new(address, DISCARD, 0, index.unwrap_or(0));
-                    (&self.questions[1], to.into())
-                }
-            };
-            if let Some(socket) = socket {
-                // The next packet to this neighbour requests it again.
-                let _ = socket.send_to(&[], to);
-            }
-        }
+    /// Makes the kernel find out or confirm neighbours.
+    pub(super) fn ask_for(&self, neighbours: impl Iterator<Item = (Port, IpAddr)>) {
+        neighbours
+            .take(QUESTIONS_MAX)
+            .for_each(|(port, address)| self.questions.ask(port, address));
     }
 
     /// Returns the port of an interface's index.
@@ -203,7 +178,11 @@ mod tests {
     fn changes_become_routes() {
         let fib = Fib::default();
         let cache = NetlinkCache::default();
-        let mut tables = Tables::new(fib.clone(), vec!["a".to_owned(), "b".to_owned()]);
+        let mut tables = Tables::new(
+            fib.clone(),
+            vec!["a".to_owned(), "b".to_owned()],
+            Arc::new(Questions::new()),
+        );
         let to: IpAddr = [10, 1, 0, 5].into();
         let port = |fib: &Fib| fib.snapshot().route(to).map(|route| route.port);
         let mac = Some([2, 0, 0, 0, 0, 9]);
@@ -228,7 +207,7 @@ mod tests {
     fn interfaces_have_addresses() {
         let fib = Fib::default();
         let cache = NetlinkCache::default();
-        let mut tables = Tables::new(fib.clone(), vec!["a".to_owned()]);
+        let mut tables = Tables::new(fib.clone(), vec!["a".to_owned()], Arc::new(Questions::new()));
         let own = |last| SourceAddresses { ipv4: Some([10, 0, 0, last].into()), ipv6: None };
         let addresses = |last| Change::Addresses { interface: 3, own: own(last) };
         let found = |fib: &Fib| fib.snapshot().interface(Port(0)).and_then(|one| one.ipv4);

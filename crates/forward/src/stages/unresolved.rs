@@ -1,0 +1,83 @@
+//! Packets whose neighbour is not known yet: they wait for its address, as in the kernel.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::IpAddr,
+    time::Duration,
+};
+
+use vigie_detect::Instant;
+
+use crate::packet::{Packet, Port};
+
+/// A neighbour: the port of its link, and its address.
+pub(super) type Neighbour = (Port, IpAddr);
+
+/// How long a packet waits: as long as the kernel asks, three times a second apart.
+const WAITS: Duration = Duration::from_secs(3);
+/// The maximum number of packets that wait for one neighbour; the oldest is dropped. About as many as the kernel's
+/// `unres_qlen_bytes` holds.
+const OF_ONE_MAX: usize = 100;
+/// The maximum number of packets that wait.
+const ALL_MAX: usize = 1024;
+
+/// The waiting packets.
+#[derive(Debug, Default)]
+pub(super) struct Unresolved {
+    waiting: BTreeMap<Neighbour, VecDeque<(Instant, Packet)>>,
+    count: usize,
+    /// Those that wait no longer.
+    dropped: VecDeque<Packet>,
+}
+
+impl Unresolved {
+    pub(super) fn len(&self) -> usize {
+        self.count + self.dropped.len()
+    }
+
+    /// Adds a packet. If there is no room, the oldest for the same neighbour is dropped, or if there is none, the new one.
+    /// Returns whether it is the only one for its neighbour.
+    pub(super) fn add(&mut self, neighbour: Neighbour, packet: Packet, now: Instant) -> bool {
+        let waiting = self.waiting.entry(neighbour).or_default();
+        let is_first = waiting.is_empty();
+        waiting.push_back((now + WAITS, packet));
+        self.count += 1;
+        if waiting.len() > OF_ONE_MAX || self.count > ALL_MAX {
+            self.dropped.extend(waiting.pop_front().map(|(_, packet)| packet));
+            self.count -= 1;
+            self.forget(neighbour);
+        }
+        is_first
+    }
+
+    /// Takes the next packet whose neighbour is known, in order of arrival for each neighbour.
+    pub(super) fn take_known(&mut self, is_known: impl Fn(Neighbour) -> bool) -> Option<Packet> {
+        let neighbour = self.waiting.keys().copied().find(|neighbour| is_known(*neighbour))?;
+        let (_, packet) = self.waiting.get_mut(&neighbour)?.pop_front()?;
+        self.count -= 1;
+        self.forget(neighbour);
+        Some(packet)
+    }
+
+    /// Takes the next packet that has no room, or has waited for too long.
+    pub(super) fn take_dropped(&mut self, now: Instant) -> Option<Packet> {
+        let is_over = |waiting: &VecDeque<(Instant, Packet)>| {
+            waiting.front().is_some_and(|(end, _)| *end <= now)
+        };
+        if let Some((neighbour, waiting)) =
+            self.waiting.iter_mut().find(|(_, waiting)| is_over(waiting))
+        {
+            let neighbour = *neighbour;
+            self.dropped
+                .extend(waiting.drain(..).map(|(_, packet)| packet).inspect(|_| self.count -= 1));
+            self.forget(neighbour);
+        }
+        self.dropped.pop_front()
+    }
+
+    fn forget(&mut self, neighbour: Neighbour) {
+        if self.waiting.get(&neighbour).is_some_and(VecDeque::is_empty) {
+            self.waiting.remove(&neighbour);
+        }
+    }
+}

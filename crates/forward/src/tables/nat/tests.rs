@@ -1,0 +1,307 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+use fastrand::Rng;
+use proptest::prelude::*;
+use vigie_detect::Instant;
+
+use super::*;
+use crate::packet::{TCP, TcpFlags, UDP};
+
+const START: Instant = Instant::from_nanos(0);
+const EXTERNAL: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 9));
+
+fn end(last: u8, port: u16) -> NatEndpoint {
+    NatEndpoint::new([10, 0, 0, last].into(), port)
+}
+
+fn peer(number: u32, port: u16) -> NatEndpoint {
+    NatEndpoint::new(Ipv4Addr::from(0xcb00_7100_u32.wrapping_add(number)).into(), port)
+}
+
+const fn tuple(protocol: u8, source: NatEndpoint, destination: NatEndpoint) -> NatTuple {
+    NatTuple { protocol, source, destination, is_echo_reply: false }
+}
+
+fn syn() -> TcpProgress {
+    TcpProgress::new(TcpFlags::SYN, 1, 0, 1000)
+}
+
+fn open(table: &NatTable, of: NatTuple, now: Instant) -> Result<NatTuple, NatError> {
+    let tcp = (of.protocol == TCP).then(syn);
+    table.open(of, (Some(EXTERNAL), None), tcp.as_ref(), now)
+}
+
+/// Sends a packet of a flow there, one back, and one there.
+fn establish(table: &NatTable, of: NatTuple, becomes: NatTuple) {
+    assert!(table.translate(&becomes.reversed(), None, START).is_some());
+    assert!(table.translate(&of, None, START).is_some());
+}
+
+/// The ports of the command.
+fn table() -> NatTable {
+    NatTable::builder().seed(3).ports(32_768, 60_999).build()
+}
+
+/// Goal: what one host begins, in whatever numbers, stops no new flow of another host, ends no established one, and
+/// stays within its share. Method: 40 000 unanswered SYNs from their own ports, then as many answered queries of DNS;
+/// after each thousand another host begins a flow of each protocol.
+#[test]
+fn a_flood_stops_no_other_host() {
+    let table = table();
+    let of_other = tuple(TCP, end(3, 999), peer(1, 443));
+    let kept = open(&table, of_other, START).unwrap();
+    establish(&table, of_other, kept);
+    let of_flooder = tuple(TCP, end(2, 1), peer(1, 22));
+    let long = open(&table, of_flooder, START).unwrap();
+    establish(&table, of_flooder, long);
+    let mut rng = Rng::with_seed(1);
+    for number in 0..80_000_u32 {
+        let is_query = number >= 40_000;
+        let source = end(2, rng.u16(2..));
+        let (protocol, to) = if is_query { (UDP, 53) } else { (TCP, 80) };
+        let flow = tuple(protocol, source, peer(rng.u32(0..1 << 20), to));
+        if table.peek(&flow).is_some() {
+            continue;
+        }
+        let becomes = open(&table, flow, START).expect("its own are evicted");
+        if is_query {
+            assert!(table.translate(&becomes.reversed(), None, START).is_some());
+        }
+        if number % 1000 == 0 {
+            let port = 1000 + u16::try_from(number / 1000).unwrap();
+            for protocol in [TCP, UDP] {
+                let flow = tuple(protocol, end(4, port), peer(7, 80));
+                let becomes = open(&table, flow, START).expect("another host has room");
+                assert!(table.translate(&becomes.reversed(), None, START).is_some());
+            }
+        }
+    }
+    let usage = table.usage();
+    assert!(usage.ports <= usage.ports_max / 2 + 82, "{usage:?}");
+    assert!(usage.evicted > 40_000 && usage.refused == 0, "{usage:?}");
+    assert_eq!(table.peek(&of_other), Some(kept));
+    assert_eq!(table.peek(&of_flooder), Some(long));
+    for port in 1000..1080 {
+        assert!(table.peek(&tuple(TCP, end(4, port), peer(7, 80))).is_some(), "{port}");
+    }
+}
+
+/// Goal: where several hosts use up all ports, the largest loses unanswered flows, not the one that is new. Method:
+/// three hosts fill the ports; others begin flows; then everything is established, and the next one is refused.
+#[test]
+fn the_largest_host_loses_first() {
+    let table = NatTable::builder().seed(5).ports(1024, 1323).build();
+    for (host, count) in [(2, 150), (3, 100), (4, 50)] {
+        for port in 0..count {
+            open(&table, tuple(UDP, end(host, port), peer(1, 9)), START).unwrap();
+        }
+    }
+    assert_eq!(table.usage().percent(), 100);
+    let counts = |table: &NatTable| {
+        let mut counts = BTreeMap::<IpAddr, usize>::new();
+        for flow in table.flows() {
+            *counts.entry(flow.original.source.address).or_default() += 1;
+        }
+        counts
+    };
+    for port in 0..60 {
+        open(&table, tuple(UDP, end(5, port), peer(1, 9)), START).unwrap();
+    }
+    let (left, of) = (counts(&table), |last| IpAddr::from([10, 0, 0, last]));
+    let found = [2, 3, 4, 5].map(|last| left.get(&of(last)).copied());
+    assert_eq!(found, [Some(95), Some(95), Some(50), Some(60)]);
+    for flow in table.flows() {
+        establish(&table, flow.original, flow.translated);
+    }
+    let another = tuple(UDP, end(6, 1), peer(1, 9));
+    let refused = NatError::Ports { address: EXTERNAL, protocol: UDP };
+    assert_eq!(open(&table, another, START), Err(refused));
+    assert_eq!(table.usage().refused, 1);
+    // Its own share: 150 of 300 ports.
+    let full = NatTable::builder().seed(5).ports(1024, 1323).build();
+    for port in 0..150 {
+        let flow = tuple(UDP, end(2, port), peer(1, 9));
+        establish(&full, flow, open(&full, flow, START).unwrap());
+    }
+    let refused = NatError::Host { host: of(2), max: 150 };
+    assert_eq!(open(&full, tuple(UDP, end(2, 150), peer(1, 9)), START), Err(refused));
+    assert!(open(&full, tuple(UDP, end(3, 150), peer(1, 9)), START).is_ok());
+}
+
+/// Goal: unanswered flows go before answered ones, and within each kind the oldest. Method: a host with room for four.
+#[test]
+fn the_unanswered_go_first() {
+    let table = NatTable::builder().seed(6).ports(1024, 1031).build();
+    let flow = |port| tuple(UDP, end(2, port), peer(1, 9));
+    let begin = |port| open(&table, flow(port), START).unwrap();
+    let answer = |becomes: NatTuple| table.translate(&becomes.reversed(), None, START).unwrap();
+    let opened = [0, 1, 2, 3].map(begin);
+    answer(opened[0]);
+    answer(opened[2]);
+    let alive = || [0, 1, 2, 3, 4, 5, 6].map(|port| table.peek(&flow(port)).is_some());
+    answer(begin(4));
+    assert_eq!(alive(), [true, false, true, true, true, false, false]);
+    answer(begin(5));
+    assert_eq!(alive(), [true, false, true, false, true, true, false]);
+    begin(6);
+    assert_eq!(alive(), [false, false, true, false, true, true, true]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Goal: an inside end has one external port for all its peers while one of its flows lives, no two ends share one,
+    /// ports keep their parity while there are such, reserved ones are not assigned, and shares are kept. Method: random
+    /// beginnings, answers and ends, compared with the flows that the table lists.
+    #[test]
+    fn mappings_are_of_ends(seed in any::<u64>()) {
+        let mut rng = Rng::with_seed(seed);
+        let table = NatTable::builder().seed(seed).ports(2000, 2063).flows_max(120).build();
+        for protocol in [TCP, UDP] {
+            table.reserve(protocol, NatEndpoint::new(EXTERNAL, 2001));
+        }
+        let mut now = START;
+        for _ in 0..300 {
+            let protocol = [TCP, UDP][rng.usize(..2)];
+            let flow = tuple(protocol, end(rng.u8(2..5), rng.u16(..20)), peer(rng.u32(..6), rng.u16(..3)));
+            now += Duration::from_secs(rng.u64(0..8));
+            let known = table.peek(&flow);
+            let free = 63 - table.flows().iter().filter(|one| one.original.protocol == protocol)
+                .map(|one| one.translated.source).collect::<BTreeSet<_>>().len();
+            match table.translate(&flow, None, now) {
+                Some(becomes) => {
+                    prop_assert_eq!(Some(becomes), known);
+                    if rng.bool() {
+                        prop_assert_eq!(table.translate(&becomes.reversed(), None, now), Some(flow.reversed()));
+                    }
+                }
+                None => {
+                    if let Ok(becomes) = open(&table, flow, now) {
+                        let parity = becomes.source.port & 1 == flow.source.port & 1;
+                        prop_assert!(parity || free < 40, "{free} were free");
+                    }
+                }
+            }
+            let mut there = BTreeMap::new();
+            let mut back = BTreeMap::new();
+            let mut hosts = BTreeMap::<_, usize>::new();
+            for NatFlow { original, translated } in table.flows() {
+                let (inside, outside) = ((original.protocol, original.source), translated.source);
+                prop_assert_eq!(*there.entry(inside).or_insert(outside), outside);
+                prop_assert_eq!(*back.entry((original.protocol, outside)).or_insert(inside), inside);
+                prop_assert!((2000..=2063).contains(&outside.port) && outside.port != 2001);
+                *hosts.entry((original.protocol, original.source.address)).or_default() += 1;
+                let found = table.internal(original.protocol, outside, Some(original.destination.address));
+                prop_assert_eq!(found, Some(original.source));
+                prop_assert_eq!(table.internal(original.protocol, outside, Some(EXTERNAL)), None);
+            }
+            prop_assert!(hosts.values().all(|count| *count <= 60), "{hosts:?}");
+            prop_assert!(table.len() <= 120);
+        }
+        table.expire(now + Duration::from_secs(10_000));
+        prop_assert!(table.is_empty());
+        prop_assert_eq!(table.usage().ports, 1, "the reserved one");
+    }
+
+    /// Goal: of all RSTs, from either side, those that end a connection are those inside the window of the other end, and
+    /// others change nothing. Method: random numbers and windows, the distance computed in 64 bits.
+    #[test]
+    fn only_segments_in_the_window_end(
+        starts in any::<[u32; 2]>(), windows in any::<[u16; 2]>(), shift in proptest::option::of(0..20_u8),
+        sequences in proptest::collection::vec(any::<u32>(), 1..40), near in -3..3_i64, is_reply in any::<bool>(),
+    ) {
+        let table = table();
+        let flow = tuple(TCP, end(2, 5), peer(1, 80));
+        let mut syn = TcpProgress::new(TcpFlags::SYN, starts[0], 0, windows[0]);
+        syn.shift = shift;
+        let becomes = table.open(flow, (Some(EXTERNAL), None), Some(&syn), START).unwrap();
+        let ways = [flow, becomes.reversed()];
+        let next = starts.map(|start| start.wrapping_add(1));
+        let syn_ack = TcpFlags(TcpFlags::SYN.0 | TcpFlags::ACK.0);
+        let mut answer = TcpProgress::new(syn_ack, starts[1], next[0], windows[1]);
+        answer.shift = shift;
+        let pass = |way: usize, tcp: &TcpProgress| table.translate(&ways[way], Some(tcp), START).unwrap();
+        pass(1, &answer);
+        for way in [0, 1] {
+            pass(way, &TcpProgress::new(TcpFlags::ACK, next[way], next[1 - way], windows[way]));
+        }
+        let way = usize::from(is_reply);
+        let window = u64::from(windows[1 - way]) << shift.unwrap_or(0).min(14);
+        let edge = i64::from(next[way]) + i64::try_from(window).unwrap() + near;
+        let edge = u32::try_from(edge.rem_euclid(1 << 32)).unwrap();
+        for sequence in sequences.into_iter().chain([edge, next[way].wrapping_sub(1), next[way]]) {
+            let distance = (u64::from(sequence) + (1 << 32) - u64::from(next[way])) % (1 << 32);
+            pass(way, &TcpProgress::new(TcpFlags::RST, sequence, 0, 0));
+            let is_short = table.timeout_of(&flow) == Some(NatTimeouts::default().tcp_transitory);
+            prop_assert_eq!(is_short, distance <= window, "{} of {}", distance, window);
+            if is_short {
+                break;
+            }
+        }
+    }
+}
+
+/// Goal: a TCP connection has a long time-out once its initiator has acknowledged the answer, and a short one before and
+/// after; one that begins again is a new one. Method: the table itself, just before and after each time-out.
+#[test]
+fn connections_live_by_their_state() {
+    let table = NatTable::builder().seed(1).build();
+    let flow = tuple(TCP, end(2, 5), peer(1, 80));
+    let times = NatTimeouts::default();
+    let seconds = Duration::from_secs;
+    let open = |now| open(&table, flow, now).unwrap().reversed();
+    let there = |flags, now| {
+        table.translate(&flow, Some(&TcpProgress::new(flags, 2, 2, 1000)), now).is_some()
+    };
+    let back = |way: NatTuple, flags, now| {
+        table.translate(&way, Some(&TcpProgress::new(flags, 2, 2, 1000)), now).is_some()
+    };
+    let at = |time| START + time;
+    open(START);
+    assert_eq!(table.expire(at(times.tcp_transitory - Duration::from_nanos(1))), 0);
+    assert!(!there(TcpFlags::ACK, at(times.tcp_transitory)), "no answer yet");
+    let way = open(START);
+    assert!(back(way, TcpFlags::ACK, START));
+    assert_eq!(table.expire(at(times.tcp_transitory)), 1, "the answer is not acknowledged");
+    let way = open(START);
+    assert!(back(way, TcpFlags::ACK, START) && there(TcpFlags::ACK, START));
+    let now = Instant::from_nanos(at(times.tcp_established).as_nanos() - 1);
+    assert!(there(TcpFlags::ACK, now), "established connections are kept for long");
+    assert_eq!(table.expire(now + seconds(100)), 0);
+    assert!(there(TcpFlags::FIN, now) && back(way, TcpFlags::FIN, now));
+    assert_eq!(table.expire(now + (times.tcp_transitory - seconds(1))), 0);
+    let later = now + (times.tcp_transitory - seconds(1));
+    assert!(there(TcpFlags::SYN, later) && back(way, TcpFlags::ACK, later));
+    assert!(there(TcpFlags::ACK, later));
+    assert_eq!(table.expire(later + times.tcp_transitory), 0, "it is established again");
+    assert_eq!(table.expire(later + times.tcp_established), 1);
+    assert!(table.is_empty());
+}
+
+/// Goal: where a program has forwarded the segments, an RST is judged by what the program saw, once; and a forged one
+/// stays forged. Method: the window moves on without the table; an RST at its new place, and one elsewhere.
+#[test]
+fn what_a_program_saw_counts() {
+    for (sequence, ends) in [(900_000, true), (900_000_000, false)] {
+        let table = NatTable::builder().seed(1).build();
+        let flow = tuple(TCP, end(2, 5), peer(1, 80));
+        let becomes = open(&table, flow, START).unwrap();
+        let back = becomes.reversed();
+        let ack = |acknowledged| TcpProgress::new(TcpFlags::ACK, 2, acknowledged, 1000);
+        assert!(table.translate(&back, Some(&ack(2)), START).is_some());
+        assert!(table.translate(&flow, Some(&ack(2)), START).is_some());
+        let rst = TcpProgress::new(TcpFlags::RST, sequence, 0, 0);
+        assert!(table.translate(&back, Some(&rst), START).is_some());
+        let established = Some(NatTimeouts::default().tcp_established);
+        assert_eq!(table.timeout_of(&flow), established);
+        assert!(table.touch(&flow, Some(&ack(899_500)), START));
+        assert_eq!(table.timeout_of(&flow) != established, ends);
+        // It is judged once: the window may come by later.
+        assert!(table.touch(&flow, Some(&ack(899_999_900)), START));
+        assert_eq!(table.timeout_of(&flow) != established, ends);
+    }
+}

@@ -1,0 +1,101 @@
+//! What is said about a table of translations that fills up, without I/O.
+
+use std::time::Duration;
+
+use vigie::{Instant, forward::tables::NatUsage};
+
+/// From here on, in percent, a table is nearly full; below the second number it is no longer.
+const NEARLY: usize = 80;
+const NO_LONGER: usize = 70;
+/// How often a full table is reported while that goes on.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// What was said last.
+#[derive(Debug, Default)]
+pub(super) struct Fullness {
+    is_nearly_full: bool,
+    /// When evicted and refused flows were last reported, and how many there were.
+    reported: Option<(Instant, u64, u64)>,
+}
+
+impl Fullness {
+    /// Returns what to log.
+    pub(super) fn look(&mut self, usage: &NatUsage, now: Instant) -> Option<String> {
+        let (last, evicted, refused) = self.reported.unwrap_or((now, 0, 0));
+        let is_due = self.reported.is_none() || now.saturating_duration_since(last) >= EVERY;
+        let new = (usage.evicted - evicted, usage.refused - refused);
+        if new != (0, 0) && is_due {
+            self.reported = Some((now, usage.evicted, usage.refused));
+            self.is_nearly_full = true;
+            return Some(format!(
+                "has no room for new translations ({usage}): {} old ones were ended and {} new ones refused since the \
+                 last report; widen `ports`, or shorten `idle`",
+                new.0,
+                new.1,
+                usage = Used(usage)
+            ));
+        }
+        let percent = usage.percent();
+        if !self.is_nearly_full && percent >= NEARLY {
+            self.is_nearly_full = true;
+            return Some(format!("its translations are {percent} % full: {}", Used(usage)));
+        }
+        if self.is_nearly_full && percent < NO_LONGER && is_due {
+            *self = Self { is_nearly_full: false, ..std::mem::take(self) };
+            return Some(format!("has room for translations again: {}", Used(usage)));
+        }
+        None
+    }
+}
+
+struct Used<'a>(&'a NatUsage);
+
+impl std::fmt::Display for Used<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let NatUsage { flows, flows_max, ports, ports_max, .. } = self.0;
+        write!(f, "{flows} of {flows_max} translations, {ports} of {ports_max} ports")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vigie::forward::tables::{NatEndpoint, NatTable, NatTuple};
+
+    use super::*;
+
+    /// Goal: a table that fills up is reported at 80 %, when flows are ended, at most once in ten seconds while that goes
+    /// on, and when there is room again. Method: a table of ten ports, flows that are begun and expire.
+    #[test]
+    fn a_filling_table_is_reported() {
+        let table = NatTable::builder().ports(2000, 2009).host_percent(100).seed(1).build();
+        let mut fullness = Fullness::default();
+        let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
+        let mut begin = |port, seconds| {
+            let (source, destination) = ([10, 0, 0, 2].into(), [192, 0, 2, 1].into());
+            let tuple = NatTuple {
+                protocol: 17,
+                source: NatEndpoint::new(source, port),
+                destination: NatEndpoint::new(destination, 53),
+                is_echo_reply: false,
+            };
+            let external = Some([198, 51, 100, 9].into());
+            table.open(tuple, (external, None), None, at(seconds)).unwrap();
+            fullness.look(&table.usage(), at(seconds))
+        };
+        for port in 0..7 {
+            assert_eq!(begin(port, 0), None);
+        }
+        let said = begin(7, 0).unwrap();
+        assert!(said.contains("80 % full: 8 of 65536 translations, 8 of 10 ports"), "{said}");
+        assert_eq!((begin(8, 1), begin(9, 2)), (None, None));
+        let said = begin(10, 3).unwrap();
+        assert!(said.contains("no room") && said.contains(": 1 old ones"), "{said}");
+        assert_eq!((begin(11, 4), begin(12, 12)), (None, None));
+        let said = begin(13, 13).unwrap();
+        assert!(said.contains(": 3 old ones"), "{said}");
+        table.expire(at(400));
+        let said = fullness.look(&table.usage(), at(400)).unwrap();
+        assert!(said.contains("room for translations again: 0 of 65536"), "{said}");
+        assert_eq!(fullness.look(&table.usage(), at(401)), None);
+    }
+}

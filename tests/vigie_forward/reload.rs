@@ -1,0 +1,170 @@
+//! SIGHUP, and what an instance does at its start for its operator.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Command,
+    thread,
+};
+
+use rustix::process::Signal;
+
+use crate::{
+    instance::{BOUND, Folder, Instance, PROGRAM, counter},
+    network::{SERVER, call, calls_through, with_network},
+    paths::forward,
+};
+
+/// Sends back what comes, behind one byte of its own, on each connection until the process ends.
+fn marked_echo(mark: u8) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            thread::spawn(move || {
+                let mut byte = [0];
+                while stream.read_exact(&mut byte).is_ok() {
+                    drop(stream.write_all(&[mark, byte[0]]));
+                }
+            });
+        }
+    });
+    address
+}
+
+fn connect(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&to, BOUND).expect("it listens");
+    stream.set_read_timeout(Some(BOUND)).expect("a socket");
+    stream
+}
+
+/// Returns the mark of the target behind a connection.
+#[track_caller]
+fn mark(stream: &mut TcpStream) -> u8 {
+    stream.write_all(b"x").expect("it is connected");
+    let mut answer = [0; 2];
+    stream.read_exact(&mut answer).expect("an answer");
+    assert_eq!(answer[1], b'x');
+    answer[0]
+}
+
+/// Goal: SIGHUP ends nothing that is the same: connections and listeners go on; flows that are new begin, those that are gone
+/// end, one that has changed does both on its port; and a wrong file changes nothing. Method: connections over each change.
+#[test]
+fn a_reload_keeps_what_is_the_same() {
+    let folder = Folder::new();
+    let targets = [1, 2, 3].map(marked_echo);
+    let flow = |name: &str, listen: SocketAddr, to: usize| {
+        let to = targets[to - 1];
+        format!("[[relay]]\nname = '{name}'\nlisten = 'tcp://{listen}'\nto = 'tcp://{to}'\n")
+    };
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let process = "[process]\ndrain = '60s'\n";
+    let first = format!("{process}{}{}", flow("kept", any, 1), flow("gone", any, 2));
+    let file = folder.write("config.toml", &first);
+    let mut instance =
+        Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]).ready();
+    let (kept, gone) = (instance.address("kept"), instance.address("gone"));
+    let (mut on_kept, mut on_gone) = (connect(kept), connect(gone));
+    assert_eq!((mark(&mut on_kept), mark(&mut on_gone)), (1, 2));
+
+    folder
+        .write("config.toml", &format!("{process}{}{}", flow("new", any, 3), flow("kept", any, 1)));
+    instance.signal(Signal::HUP);
+    instance.until("SIGHUP: 1 flows go on, 1 have ended, 1 were to begin");
+    let new = instance.address("new");
+    assert_eq!((mark(&mut on_kept), mark(&mut connect(kept)), mark(&mut connect(new))), (1, 1, 3));
+    // Its connection may go on until the end of the drain; there is no new one.
+    assert_eq!(mark(&mut on_gone), 2);
+    assert!(TcpStream::connect(gone).is_err());
+
+    folder.write("config.toml", &format!("{process}{}nonsense\n", flow("kept", any, 1)));
+    instance.signal(Signal::HUP);
+    instance.until("all flows go on as before");
+    assert_eq!((mark(&mut on_kept), mark(&mut connect(new))), (1, 3));
+
+    // The same port, another target, again and again.
+    for to in [2, 3, 1, 2] {
+        folder.write(
+            "config.toml",
+            &format!("{process}{}{}", flow("new", new, to), flow("kept", any, 1)),
+        );
+        instance.said.clear();
+        instance.signal(Signal::HUP);
+        instance.until("SIGHUP: 1 flows go on, 1 have ended, 1 were to begin");
+        assert_eq!(mark(&mut connect(new)), u8::try_from(to).expect("small"));
+        assert_eq!(mark(&mut on_kept), 1);
+    }
+    drop((on_kept, on_gone));
+    assert_eq!(instance.end().code(), 0);
+}
+
+/// Goal: SIGHUP without a file ends nothing, and the limit of descriptors is raised and named. Method: a relay by
+/// command line, under a low soft limit.
+#[test]
+fn a_low_limit_is_raised() {
+    let folder = Folder::new();
+    let target = format!("tcp://{}", marked_echo(1));
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", PROGRAM, "relay"]);
+    command.args(["--listen", "tcp://127.0.0.1:0", "--to", &target]);
+    let mut instance = Instance::of(&mut command, &folder).ready();
+    instance.until("raises its limit of descriptors from 64 to");
+    instance.signal(Signal::HUP);
+    instance.until("SIGHUP: there is no file");
+    let address = instance.address("relay");
+    let mut connections: Vec<_> = (0..100).map(|_| connect(address)).collect();
+    assert!(connections.iter_mut().all(|stream| mark(stream) == 1));
+    drop(connections);
+    assert_eq!(instance.end().code(), 0);
+}
+
+/// Goal: two instances at one interface are refused, with the reason; the kernel's forwarding that is switched on later is said;
+/// a flow of frames goes on over a reload, and one that is new begins. Method: a router that is started twice, and again once
+/// the first has ended.
+#[test]
+fn two_routers_are_refused() {
+    with_network("reload::two_routers_are_refused", |network| {
+        let folder = Folder::new();
+        let l3 = "[[l3]]\nname = 'l3'\ninterfaces = ['ra', 'rb']\npath = 'af-packet'\n";
+        let socket = folder.path("stats");
+        let process = format!("[process]\nstats_socket = '{}'\n", socket.display());
+        let file = folder.write("config.toml", &format!("{process}{l3}"));
+        let file = file.to_str().expect("text");
+        let mut first = network.router.forwarder(&folder, &["run", "--config", file]).ready();
+        network.router.run("ip link add rc type veth peer name rd");
+        for arguments in [&["l3", "ra", "rb"][..], &["l2", "rb", "rc"]] {
+            let ended = network.router.forwarder(&Folder::new(), arguments).wait();
+            assert_eq!(ended.code(), 2, "{}", ended.said);
+            assert!(ended.said.contains("another vigie-forward forwards by"), "{}", ended.said);
+        }
+        let (port, caller) = (network.echo(), network.caller());
+        caller.set_read_timeout(Some(BOUND)).expect("a socket");
+        call(&caller, SERVER, port);
+        network.router.set("net/ipv4/conf/ra/forwarding", "1");
+        let said = first.until("the kernel has begun to forward");
+        assert!(said.contains("sysctl -w net.ipv4.conf.ra.forwarding=0"), "{said}");
+        network.router.set("net/ipv4/conf/ra/forwarding", "0");
+        first.until("the kernel no longer forwards");
+        let relay =
+            "[[relay]]\nname = 'relay'\nlisten = 'tcp://10.1.0.1:0'\nto = 'tcp://10.2.0.2:7'\n";
+        folder.write("config.toml", &format!("{process}{relay}{l3}"));
+        let before = counter(&socket, "l3", "units");
+        first.signal(Signal::HUP);
+        for number in 0..50 {
+            let question = format!("call-{number}");
+            assert!(calls_through(&caller, SERVER, port, &question), "{question} was lost");
+        }
+        first.until("SIGHUP: 1 flows go on, 0 have ended, 1 were to begin");
+        assert!(counter(&socket, "l3", "units") >= before + 100);
+        folder.write("config.toml", &format!("{process}{}", l3.replace("'l3'", "'other'")));
+        first.signal(Signal::HUP);
+        first.until("SIGHUP: 0 flows go on, 2 have ended, 1 were to begin");
+        call(&caller, SERVER, port);
+        assert_eq!(first.end().code(), 0);
+        let again = forward(network, &folder, &["l3", "ra", "rb", "--path", "af-packet"]);
+        call(&caller, SERVER, port);
+        assert_eq!(again.end().code(), 0);
+    });
+}
