@@ -168,7 +168,7 @@ CAP_NET_RAW. What is missing is named, with the path that is taken instead. Afte
 those that attaching again takes when an interface returns (--drop-all-rights: those too).
 
 Signals: SIGTERM or SIGINT drains: no new connections, and those that there are have --drain to end; a second one \
-ends at once. Nothing stays attached to an interface, however the process ends.
+ends at once. SIGHUP reads the file of `run` again; flows that are the same in it go on. Nothing stays attached to an interface, however the process ends.
 
 Exit code:
   0      asked to end, and all was drained
