@@ -6,7 +6,11 @@ mod in_place;
 #[path = "../../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
+#[path = "../kit/pattern.rs"]
+mod pattern;
+#[path = "../kit/programs.rs"]
 mod programs;
+mod progress;
 mod semantics;
 mod sim;
 mod traffic;
