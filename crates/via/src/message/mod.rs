@@ -79,6 +79,7 @@ mod error;
 mod in_place;
 mod join;
 mod request;
+mod watch;
 
 pub use communicator::{
     Communicator, Message, PersistentReceive, PersistentSend, SourceFilter, TagFilter,

@@ -155,7 +155,7 @@ impl Programs {
 
 /// Goal: no legal program hangs, and each receive gets its message. Method: random programs of sends and receives that
 /// block or are started before and waited for later, of which only the one that a rank waits for is polled; over VIs of
-/// both kinds, with tight limits and without, with mapped memory and without.
+/// both kinds, with tight limits and without, with mapped memory and without, connected before or on demand.
 #[test]
 fn random_legal_programs_end() {
     for_each_seed(150, |seed| {
@@ -177,7 +177,8 @@ fn random_legal_programs_end() {
         let (transfers, programs) = programs(random, size, 30);
         let ranks =
             programs.into_iter().map(|program| Rank { program, ..Rank::default() }).collect();
-        let cluster = Cluster::with(seed, plan, size, config, attributes);
+        let make = if random.bool() { Cluster::with } else { Cluster::on_demand };
+        let cluster = make(seed, plan, size, config, attributes);
         Programs { cluster, transfers, ranks }.run(random);
     });
 }
