@@ -6,6 +6,7 @@ mod in_place;
 #[path = "../../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
+mod on_demand;
 #[path = "../kit/pattern.rs"]
 mod pattern;
 #[path = "../kit/programs.rs"]
