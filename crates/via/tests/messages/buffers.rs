@@ -54,6 +54,8 @@ async fn send<P: Provider>(ends: &[Endpoint<P>], memory: &Memory, seed: usize) {
 fn over_shared_memory() {
     on_each_host(|host| async move {
         let ends = host.endpoints(2, Config::default()).await;
+        // A loan for a rank that is not connected yet is in other memory.
+        ends[0].communicator().send(1, 3, b"").await.expect("sent");
         for seed in 0..8 {
             loan(&ends, seed).await;
         }
