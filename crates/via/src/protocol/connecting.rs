@@ -266,7 +266,8 @@ impl<P: Provider> MessageEngine<P> {
         let Some(address) = peer.address.clone() else { return };
         peer.approach = Approach::Calling { tries, held: None };
         match self.connect(rank, &address, &discriminator, Instant::MAX) {
-            Ok(()) => {}
+            // It may be refused at once, which nothing else announces.
+            Ok(()) => _ = self.take_nic_events(),
             Err(EngineError::Vi(ViError::Io(_))) => self.pause(rank, tries),
             Err(_) => self.peer_failed(rank, Reason::TransportFailed),
         }

@@ -288,7 +288,7 @@ impl<P: Provider> MessageEngine<P> {
         Some(event)
     }
 
-    fn take_nic_events(&mut self) -> bool {
+    pub(super) fn take_nic_events(&mut self) -> bool {
         let mut is_any = false;
         while let Some(event) = self.nic.next_event() {
             is_any = true;
