@@ -13,7 +13,7 @@ use crate::{vi::Provider, world::World};
 
 type Driven = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A future that is polled by whoever wakes it, so that it needs no task and no thread. Dropping this drops the future; its
+/// A future that is polled on the thread that wakes it, so that it needs no task and no thread. Dropping this drops the future; its
 /// wakers do not keep it alive.
 pub(super) struct Watch {
     state: Mutex<WatchState>,
