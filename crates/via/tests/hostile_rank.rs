@@ -322,6 +322,11 @@ fn work(
     victim.progress(Instant::now());
 }
 
+fn seed_count(default: u64) -> u64 {
+    let wanted = env::var("VIGIE_HOSTILE_SEEDS").ok();
+    wanted.map_or(default, |count| count.parse().expect("a number"))
+}
+
 fn engine(rank: u32) -> MessageEngine<Shm> {
     let mut nic = Shm::open().expect("a NIC");
     nic.listen(b"messages").expect("no other listener");
@@ -364,8 +369,7 @@ fn receive(one: &mut MessageEngine<Shm>, other: &mut MessageEngine<Shm>, from: u
 /// victim sends and receives.
 #[test]
 fn a_hostile_rank_hurts_itself_alone() {
-    let wanted = env::var("VIGIE_HOSTILE_SEEDS").ok();
-    let seed_count = wanted.map_or(400, |count| count.parse().expect("a number"));
+    let seed_count = seed_count(400);
     let (mut cut_off, mut endured) = (0, 0);
     for seed in 0..seed_count {
         let mut rng = Rng::with_seed(seed);
@@ -407,4 +411,57 @@ fn a_hostile_rank_hurts_itself_alone() {
     }
     println!("{cut_off} attackers were cut off, {endured} were not");
     assert!(cut_off > 50 && endured > 50, "{cut_off} {endured}");
+}
+
+/// Goal: a rank that writes wherever it can harms its own connections alone: what a pair shares, no third rank can map or
+/// reach. Method: a rank that is connected with both others scribbles over all that is mapped of them, and writes to the keys
+/// of the others' own areas, which it knows, while those exchange messages.
+#[test]
+fn a_third_rank_scribbles_in_vain() {
+    let mut scribbled = 0;
+    for seed in 0..seed_count(40) {
+        let mut rng = Rng::with_seed(seed);
+        let (mut one, mut other) = (engine(0), engine(2));
+        let greetings = [one.greeting(2), other.greeting(0)];
+        let keys: Vec<RemoteKey> = greetings
+            .into_iter()
+            .map(|prepared| prepared.expect("a greeting").1)
+            .flat_map(|greeting| [28, 36].map(|at| RemoteKey(number(&greeting, at))))
+            .collect();
+        befriend(&mut one, &mut other);
+        let mut attackers = [Attacker::connect(&mut one), Attacker::connect(&mut other)];
+        for attacker in &attackers {
+            let is_mapped = |key: &RemoteKey| attacker.nic.window(attacker.vi, *key).is_some();
+            assert!(!keys.iter().any(is_mapped), "seed {seed}: it maps what others share");
+        }
+        for round in 0..20 {
+            for attacker in &mut attackers {
+                let junk: [u8; 4096] = std::array::from_fn(|_| rng.u8(..));
+                for key in [attacker.area, attacker.control] {
+                    let Some(window) = attacker.nic.window(attacker.vi, key) else { continue };
+                    let length = rng.usize(1..=junk.len().min(window.len()));
+                    let at = rng.usize(0..=window.len() - length);
+                    let at = u64::try_from(at).expect("small");
+                    window.write(at, &junk[..length]).expect("inside");
+                    scribbled += 1;
+                }
+                if rng.u8(..8) == 0 {
+                    let key = *rng.choice(&keys).expect("some");
+                    attacker.write(key, 64 * rng.u64(..64), &junk[..64], rng.bool().then_some(64));
+                }
+                attacker.breathe();
+            }
+            let body: Vec<u8> = (0..rng.usize(0..60_000)).map(|_| rng.u8(..)).collect();
+            for (from, to) in [(&mut one, 2), (&mut other, 0)] {
+                let payload = Payload::Owned(body.clone());
+                if let Ok(SendState::Pending(id)) = from.send(to, 5, 5, Mode::Standard, payload) {
+                    from.drop_send(id);
+                }
+            }
+            assert!(receive(&mut one, &mut other, 2) == body, "seed {seed}, round {round}");
+            assert!(receive(&mut other, &mut one, 0) == body, "seed {seed}, round {round}");
+        }
+        assert_eq!((one.failure(2), other.failure(0)), (None, None), "seed {seed}");
+    }
+    assert!(scribbled > 100, "{scribbled}");
 }

@@ -3,7 +3,7 @@
 use std::{
     fmt, io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -13,7 +13,7 @@ use vigie_detect::{
     Registration, Server, SharedWaiter, WaitError, WatchedDescriptor,
 };
 
-use super::Communicator;
+use super::{Communicator, watch::Watch};
 use crate::{
     protocol::{EngineEvent, MessageEngine, Pattern, RequestError, RequestId, Status},
     vi::Provider,
@@ -139,6 +139,8 @@ pub(super) struct EndpointInner<P: Provider> {
     pub(super) waiter: SharedWaiter,
     /// The context for the next communicator.
     contexts: AtomicU32,
+    /// What tells how the ranks of a world fare.
+    pub(super) watch: OnceLock<Arc<Watch>>,
 }
 
 impl<P: Provider> EndpointInner<P> {
@@ -179,7 +181,9 @@ impl<P: Provider> Endpoint<P> {
         let endpoint_engine = EndpointEngine { engine, worked: 0, ready: Vec::new() };
         let host = EngineHost::new(server, endpoint_engine, registration)?;
         host.keep_running().map_err(|_| RegisterError::ServerClosed)?;
-        Ok(Self { inner: Arc::new(EndpointInner { host, waiter, contexts: AtomicU32::new(1) }) })
+        let inner =
+            EndpointInner { host, waiter, contexts: AtomicU32::new(1), watch: OnceLock::new() };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Calls `f` with the engine, under the endpoint's lock. Use it for everything that does not wait.

@@ -1,24 +1,19 @@
-//! Connects an endpoint to all ranks of a world.
+//! Makes the endpoint of a rank in its world.
 
-use std::{
-    collections::BTreeSet,
-    future::{Future, poll_fn},
-    pin::pin,
-    task::Poll,
-};
+use std::sync::Arc;
 
 use thiserror::Error;
-use vigie_detect::{Instant, NoServer, RegisterError, Server, WaitError};
+use vigie_detect::{Instant, NoServer, RegisterError, Server};
 
-use super::Endpoint;
+use super::{Endpoint, watch::watch};
 use crate::{
-    protocol::{EngineConfig, EngineError, EngineEvent, MessageEngine},
+    protocol::{EngineConfig, EngineError, MessageEngine},
     shm::Shm,
     vi::{Address, Provider, Reason, ViError},
-    world::{World, WorldError, WorldEvent},
+    world::{World, WorldError},
 };
 
-/// Why an endpoint could not be connected to the ranks of its world.
+/// Why an endpoint could not be made in its world.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -47,22 +42,11 @@ pub enum JoinError {
     /// The detection server does not accept the endpoint.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// The detection server ended.
-    #[error(transparent)]
-    Wait(#[from] WaitError),
-    /// A rank could not be connected to.
-    #[error("no connection to rank {rank}: {reason}")]
-    Refused {
-        /// The rank.
-        rank: u32,
-        /// The reason.
-        reason: Reason,
-    },
 }
 
 impl Endpoint<Shm> {
-    /// Connects to all ranks of `world` over shared memory, hosted by the running task's server. All ranks must
-    /// call this, once for each world.
+    /// Makes the endpoint of this rank of `world` over shared memory, hosted by the running task's server. All ranks must
+    /// call this, once for each world: it ends when all have.
     ///
     /// # Cancel safety
     /// Not cancel safe: the ranks wait for each other.
@@ -76,8 +60,12 @@ impl Endpoint<Shm> {
 }
 
 impl<P: Provider> Endpoint<P> {
-    /// Connects to all ranks of `world` by `deadline`, each rank on its own NIC; once for each world. If a rank
+    /// Makes the endpoint of this rank of `world`, each rank on its own NIC, once for each world; ends by `deadline`. If a rank
     /// ended before it published its address, this does not fail: sends to it and receives from it do.
+    ///
+    /// Ranks are connected when they first need each other: when a send, a receive that waits or a probe names the other one.
+    /// That takes some 100 µs and, with the default [`EngineConfig`], less than 1 MiB of address space for each pair. The endpoint
+    /// keeps the world: a rank whose process ends fails at all others, connected or not, if the world's launcher tells of it.
     ///
     /// # Cancel safety
     /// Not cancel safe: the ranks wait for each other.
@@ -87,15 +75,16 @@ impl<P: Provider> Endpoint<P> {
     pub async fn join_over(
         server: &Server,
         world: &World,
-        mut nic: P,
+        nic: P,
         config: EngineConfig,
         deadline: Instant,
     ) -> Result<Self, JoinError> {
         let (own, size) = (world.rank().0, world.size());
         let discriminator = [b"vigie-messages".as_slice(), &world.identity().id].concat();
-        nic.listen(&discriminator)?;
         let address = nic.address();
-        let endpoint = Self::new(server, MessageEngine::new(nic, own, size, config)?)?;
+        let mut engine = MessageEngine::new(nic, own, size, config)?;
+        engine.connect_on_demand(&discriminator)?;
+        let endpoint = Self::new(server, engine)?;
 
         let gathered = world.all_gather("vigie-via-address", &address.0, deadline).await;
         let addresses = gathered.map_err(|error| match error {
@@ -104,88 +93,18 @@ impl<P: Provider> Endpoint<P> {
             error => error.into(),
         })?;
 
-        let mut missing = BTreeSet::new();
         for (rank, address) in (0..size).zip(addresses) {
-            match address {
-                _ if rank == own => {}
-                None => endpoint.with(|engine| engine.peer_failed(rank, Reason::PeerDied)),
-                Some(address) => {
-                    missing.insert(rank);
-                    if rank > own {
-                        let address = Address(address);
-                        endpoint.with(|engine| {
-                            engine.connect(rank, &address, &discriminator, deadline)
-                        })?;
-                    }
+            endpoint.with(|engine| match address {
+                _ if rank == own => Ok(()),
+                Some(address) => engine.introduce(rank, Address(address)),
+                None => {
+                    engine.peer_failed(rank, Reason::PeerDied);
+                    Ok(())
                 }
-            }
+            })?;
         }
-
-        let mut losses = world.events();
-        let mut timer = pin!(server.timers().wait(deadline));
-
-        while let Some(&waited_for) = missing.first() {
-            let happened = {
-                let mut event = pin!(endpoint.next_event());
-                let mut loss = pin!(losses.next());
-                poll_fn(|cx| {
-                    if let Poll::Ready(event) = event.as_mut().poll(cx) {
-                        return Poll::Ready(event.map(JoinEvent::Event));
-                    }
-                    // If the launcher cannot tell, the connections still do.
-                    if let Poll::Ready(Ok(loss)) = loss.as_mut().poll(cx) {
-                        return Poll::Ready(Ok(JoinEvent::World(loss)));
-                    }
-                    timer.as_mut().poll(cx).map(|fired| fired.map(|_| JoinEvent::Deadline))
-                })
-                .await?
-            };
-
-            match happened {
-                JoinEvent::Event(event) => endpoint.joined(event, &mut missing)?,
-                JoinEvent::World(event) if event.is_loss() => {
-                    let rank = event.rank().0;
-                    if missing.remove(&rank) {
-                        endpoint.with(|engine| engine.peer_failed(rank, Reason::PeerDied));
-                    }
-                }
-                JoinEvent::World(_) => {}
-                JoinEvent::Deadline => {
-                    return Err(JoinError::Refused { rank: waited_for, reason: Reason::TimedOut });
-                }
-            }
-        }
-        // Every rank is connected or lost, so any further caller is not one of them.
-        endpoint.with(|engine| engine.nic_mut().unlisten(&discriminator));
+        // A rank that ended before this is among the events, which begin with the first.
+        let _ = endpoint.inner.watch.set(watch(world, Arc::downgrade(&endpoint.inner)));
         Ok(endpoint)
     }
-
-    fn joined(&self, event: EngineEvent, missing: &mut BTreeSet<u32>) -> Result<(), JoinError> {
-        match event {
-            EngineEvent::Requested { request, rank, .. } => self.with(|engine| {
-                let own = engine.rank();
-                match rank.filter(|rank| missing.contains(rank) && *rank < own) {
-                    Some(rank) => engine.accept(request, rank),
-                    None => Ok(engine.nic_mut().reject(request)?),
-                }
-            })?,
-            EngineEvent::Refused { rank, reason: Reason::PeerDied } => {
-                missing.remove(&rank);
-                self.with(|engine| engine.peer_failed(rank, Reason::PeerDied));
-            }
-            EngineEvent::Refused { rank, reason } => {
-                return Err(JoinError::Refused { rank, reason });
-            }
-            EngineEvent::Connected { rank } | EngineEvent::Failed { rank, .. } => {
-                missing.remove(&rank);
-            }
-        }
-        Ok(())
-    }
-}
-
-enum JoinEvent {
-    Event(EngineEvent),
-    World(WorldEvent),
-    Deadline,
 }

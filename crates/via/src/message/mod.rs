@@ -49,6 +49,11 @@
 //! that `select`, time-outs and `join` may drop the future and keep the request. Dropping a
 //! [`recv`](Communicator::recv) or a [`ReceiveRequest`] loses a message that was matched to it.
 //!
+//! # Connections
+//! Ranks are connected when they first need each other: when a send, a receive that waits or a probe names the other one. The
+//! first send to a rank therefore waits until that rank has entered the layer, too. After [`World::leave`](crate::world::World::leave),
+//! connections still work.
+//!
 //! # Failures and flow control
 //! When a rank fails, everything that waits for it ends, as does every receive from [`SourceFilter::Any`] that is waiting
 //! then. Once all other ranks have failed, receives from any source end at once, unless a message has already
@@ -79,6 +84,7 @@ mod error;
 mod in_place;
 mod join;
 mod request;
+mod watch;
 
 pub use communicator::{
     Communicator, Message, PersistentReceive, PersistentSend, SourceFilter, TagFilter,

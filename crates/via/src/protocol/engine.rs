@@ -9,21 +9,20 @@ use super::{
     config::FRAME_BYTES_MIN,
     greeting,
     incoming::{ArrivedFrame, DirectReceive, Origin},
-    link::{self, COOKIE_STAGED, LocalResources, SendOutcome, Staging, cookie_of, rank_of},
+    link::{self, COOKIE_STAGED, SendOutcome, Staging, rank_of},
     matching::{PostedReceives, UnexpectedMessages},
     payload::{Discard, Sink},
     peer::{LoopbackItem, LoopbackLink, Peer, PeerLink},
     receive::UNATTENDED_AFTER,
-    reliable::{HEADER_BYTES, ReliableCounters, UnreliableLink},
+    reliable::{HEADER_BYTES, ReliableCounters},
     request::{IncomingMessage, RequestEntry},
     to_u64,
 };
 use crate::{
     slots::Slots,
     vi::{
-        Address, Attributes, Completion, Connect, CqId, MemoryAttributes, NicEvent, ProtectionTag,
-        Provider, Queue, Reason, ReceiveDescriptor, RegistrationCache, Reliability, ViAttributes,
-        ViError, ViId,
+        Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider, Queue,
+        Reason, RegistrationCache, ViError,
     },
 };
 
@@ -95,7 +94,8 @@ pub struct MessageCounters {
 pub struct MessageEngine<P: Provider> {
     pub(super) nic: P,
     pub(super) cq: CqId,
-    tag: ProtectionTag,
+    /// The tag of memory that belongs to no peer: no VI has it.
+    pub(super) pool_tag: ProtectionTag,
     pub(super) rank: u32,
     pub(super) config: EngineConfig,
     pub(super) attributes: Attributes,
@@ -124,6 +124,10 @@ pub struct MessageEngine<P: Provider> {
     /// Counts completions and frames, so that a waiter sees that work goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
+    /// What the requests of ranks that connect on demand name.
+    pub(super) discriminator: Option<Vec<u8>>,
+    /// The ranks that are called again after a pause.
+    pub(super) pausing: Vec<u32>,
     /// The number of events when they last kept the engine awake.
     pub(super) events_reported: usize,
     /// VIs that are broken, while data that had arrived over them may still have to be taken.
@@ -139,7 +143,7 @@ pub(super) struct BrokenPeer {
     until: u64,
 }
 
-fn region_attributes(tag: ProtectionTag, allows_write: bool) -> MemoryAttributes {
+pub(super) fn region_attributes(tag: ProtectionTag, allows_write: bool) -> MemoryAttributes {
     MemoryAttributes { allows_write, ..MemoryAttributes::private(tag) }
 }
 
@@ -199,7 +203,7 @@ impl<P: Provider> MessageEngine<P> {
         Ok(Self {
             nic,
             cq,
-            tag,
+            pool_tag: tag,
             rank,
             config,
             attributes,
@@ -221,6 +225,8 @@ impl<P: Provider> MessageEngine<P> {
             failures: Vec::new(),
             worked: 0,
             events: VecDeque::new(),
+            discriminator: None,
+            pausing: Vec::new(),
             events_reported: 0,
             broken: Vec::new(),
         })
@@ -250,12 +256,6 @@ impl<P: Provider> MessageEngine<P> {
         &mut self.nic
     }
 
-    /// Returns the protection tag of the engine's VIs: register memory for them with it.
-    #[must_use]
-    pub const fn tag(&self) -> ProtectionTag {
-        self.tag
-    }
-
     /// Returns the engine's counters.
     #[must_use]
     pub const fn counters(&self) -> MessageCounters {
@@ -283,129 +283,7 @@ impl<P: Provider> MessageEngine<P> {
         })
     }
 
-    // ------------------------------------------------------------------ connections
-
-    fn peer_to_be(&mut self, rank: u32) -> Result<&mut Peer, EngineError> {
-        let size = self.size();
-        let own = self.rank;
-        self.peers
-            .get_mut(rank as usize)
-            .filter(|_| rank != own)
-            .ok_or(EngineError::NoSuchRank { rank, size })
-    }
-
-    /// Makes a VI for a rank, with its area, its control region and its preposted descriptors. Returns it
-    /// with the greeting that must travel with the connection. Repeated calls return the same.
-    ///
-    /// # Errors
-    /// [`EngineError::NoSuchRank`], or the NIC's.
-    pub fn greeting(&mut self, rank: u32) -> Result<(ViId, Vec<u8>), EngineError> {
-        self.peer_to_be(rank)?;
-        if !matches!(self.peers[rank as usize].link, PeerLink::Prepared(_)) {
-            let own = self.prepare(rank)?;
-            self.peers[rank as usize].link = PeerLink::Prepared(own);
-        }
-        let PeerLink::Prepared(own) = &self.peers[rank as usize].link else {
-            return Err(EngineError::Greeting { rank, what: "it was made before" });
-        };
-        Ok((own.vi, greeting::encode(self.rank, self.size(), &self.config, own)))
-    }
-
-    fn prepare(&mut self, rank: u32) -> Result<LocalResources, EngineError> {
-        let config = self.config;
-        let vi = self.nic.create_vi(ViAttributes {
-            reliability: config.reliability,
-            tag: self.tag,
-            send_cq: Some(self.cq),
-            receive_cq: Some(self.cq),
-            allows_write: true,
-            allows_read: config.reliability != Reliability::Unreliable,
-        })?;
-        let writable = region_attributes(self.tag, true);
-        let area = self.nic.allocate(config.area_bytes as usize, writable)?;
-        let bytes = link::control_region_bytes(config.control_entries);
-        let control = self.nic.allocate(bytes, writable)?;
-        let cookie = cookie_of(rank);
-        for _ in 0..config.descriptors {
-            self.nic.post_receive(vi, &ReceiveDescriptor { cookie, segments: &[] })?;
-        }
-        Ok(LocalResources {
-            vi,
-            area,
-            control,
-            area_bytes: config.area_bytes,
-            descriptors: config.descriptors,
-            control_entries: config.control_entries,
-            cookie,
-            signal_every: u32::try_from(self.attributes.max_descriptors / 4).unwrap_or(64).max(1),
-        })
-    }
-
-    /// Accepts the greeting of a rank whose VI is connected: from now on you can send to it.
-    ///
-    /// # Errors
-    /// [`EngineError::Greeting`]; disconnect the VI then.
-    pub fn accept_greeting(&mut self, rank: u32, bytes: &[u8]) -> Result<(), EngineError> {
-        let (size, config) = (self.size(), self.config);
-        let peer = self.peer_to_be(rank)?;
-        let parameters = greeting::decode(bytes, rank, size, &config)?;
-        match std::mem::replace(&mut peer.link, PeerLink::Absent) {
-            PeerLink::Prepared(own) => {
-                peer.frame_bytes_max = config.frame_bytes_max.min(parameters.frame_bytes_max);
-                peer.window_out = u64::from(parameters.window_bytes);
-                peer.announced_out_max = parameters.announced_messages_max;
-                peer.failed = None;
-                peer.link = if config.is_unreliable() {
-                    PeerLink::Unreliable(Box::new(UnreliableLink::new(own, parameters, &config)))
-                } else {
-                    PeerLink::Reliable(link::ReliableLink::new(own, parameters))
-                };
-                Ok(())
-            }
-            other => {
-                peer.link = other;
-                Err(EngineError::Greeting { rank, what: "this side did not wait for it" })
-            }
-        }
-    }
-
-    /// Asks for a connection to a rank. The result is [`EngineEvent::Connected`] or [`EngineEvent::Refused`].
-    ///
-    /// # Errors
-    /// As [`greeting`](Self::greeting), and those of [`Provider::connect`].
-    pub fn connect(
-        &mut self,
-        rank: u32,
-        address: &Address,
-        discriminator: &[u8],
-        deadline: Instant,
-    ) -> Result<(), EngineError> {
-        let (vi, greeting) = self.greeting(rank)?;
-        Ok(self
-            .nic
-            .connect(Connect::new(vi, address, discriminator, deadline).greeting(&greeting))?)
-    }
-
-    /// Accepts the request of a rank.
-    ///
-    /// # Errors
-    /// As [`greeting`](Self::greeting), and those of [`Provider::accept`].
-    pub fn accept(&mut self, request: crate::vi::RequestId, rank: u32) -> Result<(), EngineError> {
-        let (vi, greeting) = self.greeting(rank)?;
-        Ok(self.nic.accept(request, vi, &greeting)?)
-    }
-
-    fn rank_with(&self, vi: ViId) -> Option<u32> {
-        (0..self.size()).zip(&self.peers).find_map(|(rank, peer)| {
-            let found = match &peer.link {
-                PeerLink::Prepared(own) => own.vi,
-                PeerLink::Reliable(direct) => direct.vi,
-                PeerLink::Unreliable(lossy) => lossy.own.vi,
-                PeerLink::Absent | PeerLink::Loopback(_) => return None,
-            };
-            (found == vi).then_some(rank)
-        })
-    }
+    // ------------------------------------------------------------------ events
 
     /// Returns the next event of a connection.
     pub fn next_event(&mut self) -> Option<EngineEvent> {
@@ -415,11 +293,16 @@ impl<P: Provider> MessageEngine<P> {
         Some(event)
     }
 
-    fn take_nic_events(&mut self) -> bool {
+    pub(super) fn take_nic_events(&mut self) -> bool {
         let mut is_any = false;
         while let Some(event) = self.nic.next_event() {
             is_any = true;
             match event {
+                NicEvent::Requested { request, discriminator, greeting }
+                    if self.discriminator.as_ref() == Some(&discriminator) =>
+                {
+                    self.called(request, greeting::rank(&greeting));
+                }
                 NicEvent::Requested { request, discriminator, greeting } => {
                     if self.events.len() >= REQUESTS_MAX.saturating_add(4 * self.peers.len()) {
                         // The consumer does not answer them. A peer that has left meanwhile needs no answer.
@@ -432,7 +315,7 @@ impl<P: Provider> MessageEngine<P> {
                 NicEvent::Connected { vi, greeting } => self.connected(vi, &greeting),
                 NicEvent::Refused { vi, reason } => {
                     if let Some(rank) = self.rank_with(vi) {
-                        self.events.push_back(EngineEvent::Refused { rank, reason });
+                        self.refused(rank, reason);
                     }
                 }
                 NicEvent::Broken { vi, reason } => {
@@ -465,21 +348,13 @@ impl<P: Provider> MessageEngine<P> {
         has_failed
     }
 
-    fn connected(&mut self, vi: ViId, greeting: &[u8]) {
-        let Some(rank) = self.rank_with(vi) else { return };
-        match self.accept_greeting(rank, greeting) {
-            Ok(()) => self.events.push_back(EngineEvent::Connected { rank }),
-            Err(_) => self.peer_failed(rank, Reason::Mismatch("the greeting is of no such rank")),
-        }
-    }
-
     // ------------------------------------------------------------------ progress
 
     /// Takes what has arrived, and sends what waited for credit. Returns whether anything was done.
     pub fn progress(&mut self, now: Instant) -> bool {
         self.now = now;
         let mut has_worked = self.nic.progress(now);
-        has_worked |= self.take_nic_events();
+        has_worked |= self.take_nic_events() | self.call_again();
         let mut is_drained = false;
         for _ in 0..BUDGET {
             if !self.step(&mut DirectReceive::<Discard>::nothing(&mut Discard)) {
@@ -752,8 +627,10 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Records that something waits for a peer.
     pub(super) fn list(&mut self, rank: u32) {
+        // What waits for a connection is sent once that is there.
         if let Some(peer) = self.peers.get_mut(rank as usize)
             && peer.failed.is_none()
+            && (peer.is_connected() || peer.address.is_none())
             && !std::mem::replace(&mut peer.is_listed, true)
         {
             self.listed.push(rank);
@@ -831,7 +708,8 @@ impl<P: Provider> MessageEngine<P> {
             Some(since) => since.saturating_add(UNATTENDED_AFTER),
             None => self.now,
         });
-        let nic = self.nic.next_deadline().into_iter().chain(unattended).min();
+        let calls = self.pausing.iter().filter_map(|rank| self.peers.get(*rank as usize)?.due());
+        let nic = self.nic.next_deadline().into_iter().chain(unattended).chain(calls).min();
         if !self.config.is_unreliable() {
             return nic;
         }

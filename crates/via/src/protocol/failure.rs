@@ -38,21 +38,23 @@ impl<P: Provider> MessageEngine<P> {
 
         let vi = match &peer.link {
             PeerLink::Reliable(direct) => {
-                Some((direct.vi, direct.area.handle, direct.control.handle))
+                Some((direct.vi, &direct.area, &direct.control, direct.staged))
             }
             PeerLink::Unreliable(lossy) => {
                 let own = &lossy.own;
-                Some((own.vi, own.area.handle, own.control.handle))
+                Some((own.vi, &own.area, &own.control, own.staged))
             }
-            PeerLink::Prepared(own) => Some((own.vi, own.area.handle, own.control.handle)),
+            PeerLink::Prepared(own) => Some((own.vi, &own.area, &own.control, own.staged)),
             PeerLink::Absent | PeerLink::Loopback(_) => None,
         };
-        if let Some((vi, area, control)) = vi {
+        if let Some((vi, area, control, staged)) = vi {
             // Whatever this returns, the peer is now out of reach.
             drop(self.nic.disconnect(vi));
-            drop(self.nic.deregister(area));
-            drop(self.nic.deregister(control));
+            for memory in [Some(area.handle), Some(control.handle), staged].into_iter().flatten() {
+                drop(self.nic.deregister(memory));
+            }
         }
+        self.end_approach(rank);
 
         self.events.push_back(EngineEvent::Failed { rank, reason });
         let error = RequestError::PeerFailed { rank, reason };

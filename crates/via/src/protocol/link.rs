@@ -21,8 +21,9 @@ use super::{
 use crate::{
     slots::SlotKey,
     vi::{
-        CACHE_LINE, Data, LocalSegment, Memory, Operation, Provider, ReceiveDescriptor, Region,
-        RemoteKey, RemoteSegment, SendDescriptor, ViError, ViId,
+        CACHE_LINE, Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle, Operation,
+        ProtectionTag, Provider, ReceiveDescriptor, Region, RemoteKey, RemoteSegment,
+        SendDescriptor, ViError, ViId,
     },
 };
 
@@ -116,10 +117,28 @@ impl Staging {
         length > self.max_inline
     }
 
-    fn fill(&mut self, slices: &[IoSlice<'_>], length: u64) -> Option<(u32, LocalSegment)> {
+    /// Registers the buffers for VIs with a tag, if frames need any.
+    pub(super) fn register_for<P: Provider>(
+        &self,
+        nic: &mut P,
+        tag: ProtectionTag,
+    ) -> Result<Option<MemoryHandle>, ViError> {
+        if !self.is_needed(u64::from(self.frame_bytes)) {
+            return Ok(None);
+        }
+        let region = nic.register(self.region.memory.clone(), MemoryAttributes::private(tag))?;
+        Ok(Some(region.handle))
+    }
+
+    fn fill(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        length: u64,
+        memory: MemoryHandle,
+    ) -> Option<(u32, LocalSegment)> {
         let slot = self.free.pop()?;
         let offset = u64::from(slot) * u64::from(self.frame_bytes);
-        let segment = LocalSegment { memory: self.region.handle, offset, length };
+        let segment = LocalSegment { memory, offset, length };
         let mut at = offset;
         for slice in slices {
             if length > u64::from(self.frame_bytes) || self.region.memory.write(at, slice).is_err()
@@ -132,14 +151,16 @@ impl Staging {
         Some((slot, segment))
     }
 
-    /// Copies a frame to a free buffer, if there is one. Returns the cookie that gives the buffer back.
+    /// Copies a frame to a free buffer, if there is one. Returns the cookie that gives the buffer back. `memory` names the
+    /// buffers for the frame's VI.
     pub(super) fn stage(
         &mut self,
         slices: &[IoSlice<'_>],
         length: u64,
         cookie: u64,
+        memory: Option<MemoryHandle>,
     ) -> Option<(u64, LocalSegment)> {
-        let (slot, segment) = self.fill(slices, length)?;
+        let (slot, segment) = self.fill(slices, length, memory?)?;
         Some((COOKIE_STAGED | cookie | u64::from(slot), segment))
     }
 
@@ -173,6 +194,7 @@ pub(super) struct ReliableLink {
     // What this side has for the peer.
     pub(super) area: Region,
     pub(super) control: Region,
+    pub(super) staged: Option<MemoryHandle>,
     pub(super) reader: AreaReader,
     controls_count: u32,
     descriptors_count: u32,
@@ -192,6 +214,8 @@ pub(super) struct LocalResources {
     pub(super) vi: ViId,
     pub(super) area: Region,
     pub(super) control: Region,
+    /// The staging buffers, as this VI may name them.
+    pub(super) staged: Option<MemoryHandle>,
     pub(super) area_bytes: u32,
     pub(super) descriptors: u32,
     pub(super) control_entries: u32,
@@ -217,6 +241,7 @@ impl ReliableLink {
             signal_every: own.signal_every,
             area: own.area,
             control: own.control,
+            staged: own.staged,
             reader: AreaReader::new(own.area_bytes),
             controls_count: own.control_entries,
             descriptors_count: own.descriptors,
@@ -337,7 +362,8 @@ impl ReliableLink {
         immediate: i32,
     ) -> SendOutcome {
         debug_assert!(slices.len() <= SLICES_MAX, "gathered before");
-        let Some((cookie, segment)) = staging.stage(slices, length, self.cookie) else {
+        let Some((cookie, segment)) = staging.stage(slices, length, self.cookie, self.staged)
+        else {
             return SendOutcome::Blocked;
         };
         let data = Data::Segments(&[segment]);

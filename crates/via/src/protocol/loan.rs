@@ -166,7 +166,7 @@ impl<P: Provider> MessageEngine<P> {
         }
         if self.attributes.has_window
             && self.is_read_by(dest, length.into())
-            && let Ok(memory) = self.buffer(length as usize)
+            && let Ok(memory) = self.buffer_for(dest, length as usize)
         {
             let place = LoanStorage::Buffer;
             return Ok(Loan { rank: dest, memory, offset: 0, length, place });

@@ -35,6 +35,7 @@
 mod area;
 mod cancel;
 mod config;
+mod connecting;
 mod credits;
 mod engine;
 mod envelope;

@@ -6,12 +6,13 @@ use vigie_detect::Instant;
 
 use super::{
     config::ANNOUNCED_MAX,
+    connecting::Approach,
     envelope::Control,
     link::{LocalResources, ReliableLink, SendOutcome, Staging},
     reliable::UnreliableLink,
     to_u64,
 };
-use crate::vi::{Provider, Reason, ViId};
+use crate::vi::{Address, ProtectionTag, Provider, Reason, ViId};
 
 /// The link to a rank.
 #[derive(Debug)]
@@ -82,6 +83,11 @@ impl LoopbackLink {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) link: PeerLink,
+    /// Where it can be reached, if connections are made on demand.
+    pub(super) address: Option<Address>,
+    pub(super) approach: Approach,
+    /// The tag of the memory that is shared with it alone.
+    pub(super) tag: Option<ProtectionTag>,
     pub(super) failed: Option<Reason>,
     /// The longest frame to this peer, with its envelope.
     pub(super) frame_bytes_max: u32,
@@ -143,6 +149,9 @@ impl Peer {
     pub(super) fn new(link: PeerLink) -> Self {
         Self {
             link,
+            address: None,
+            approach: Approach::Apart,
+            tag: None,
             failed: None,
             frame_bytes_max: 0,
             window_out: 0,

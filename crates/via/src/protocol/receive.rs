@@ -141,6 +141,7 @@ impl<P: Provider> MessageEngine<P> {
         if let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request) {
             receive.state = ReceiveState::Posted { node };
         }
+        pattern.source.into_iter().for_each(|rank| self.need(rank));
         RequestId(request)
     }
 
@@ -311,6 +312,10 @@ impl<P: Provider> MessageEngine<P> {
             }
         }
         self.flush();
-        self.unexpected.find(pattern).map(|(_, key)| key)
+        let found = self.unexpected.find(pattern).map(|(_, key)| key);
+        if let (None, Some(rank)) = (found, pattern.source) {
+            self.need(rank);
+        }
+        found
     }
 }

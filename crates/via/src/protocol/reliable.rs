@@ -29,6 +29,8 @@ pub(super) const HEADER_BYTES: usize = 40;
 const WINDOW_MAX: u64 = 64;
 /// A packet counts as lost when this many later ones have been acknowledged.
 const OVERTAKEN: u32 = 3;
+/// The fewest tries before a silent peer is given up: a machine that was suspended must not give up all its peers.
+const TRIES_MIN: u32 = 8;
 /// The longest time-out, as a power of two times the first.
 const BACKOFF_MAX: u32 = 6;
 
@@ -255,7 +257,8 @@ impl UnreliableLink {
         let mut cookie = self.own.cookie;
 
         let sent = if staging.is_needed(length) {
-            let Some((staged, segment)) = staging.stage(&slices, length, cookie) else {
+            let Some((staged, segment)) = staging.stage(&slices, length, cookie, self.own.staged)
+            else {
                 packet.due = now.saturating_add(self.retransmit_after / 8);
                 return SendOutcome::Done;
             };
@@ -323,7 +326,9 @@ impl UnreliableLink {
             if packet.has_arrived || (packet.due > now && packet.overtaken < OVERTAKEN) {
                 continue;
             }
-            if now.saturating_duration_since(packet.first_sent) >= self.give_up_after {
+            if packet.tries >= TRIES_MIN
+                && now.saturating_duration_since(packet.first_sent) >= self.give_up_after
+            {
                 return Err(());
             }
             self.counters.retransmissions += u64::from(packet.tries > 0);

@@ -1,14 +1,16 @@
 //! Messages in registered memory: the sender passes its key, and the receiver fetches them.
 
 use super::{
-    MessageEngine,
+    EngineError, MessageEngine,
     envelope::{Control, ENVELOPE_BYTES},
     payload::Sink,
     peer::{Peer, PeerLink},
     request::SendBody,
     to_u64, to_usize,
 };
-use crate::vi::{Memory, MemoryAttributes, MemoryHandle, Provider, RegistrationCache, ViError};
+use crate::vi::{
+    Memory, MemoryAttributes, MemoryHandle, ProtectionTag, Provider, RegistrationCache, ViError,
+};
 
 /// The most bytes that are copied before the sink is asked again.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -17,7 +19,8 @@ impl<P: Provider> MessageEngine<P> {
     /// Returns memory of at least `length` bytes from which peers take messages in one copy, where they can:
     /// see [`Payload::Memory`](super::Payload). It returns to the engine's pool when its last clone is
     /// dropped and what was sent from it has been taken. Its content is zero or left from earlier messages,
-    /// to whatever rank.
+    /// to whatever rank. A rank to which a long message was sent from it may map it, and can then read what is written there
+    /// later: a [loan](Self::loan) shares memory with its rank alone.
     ///
     /// # Cost
     /// With shared memory a new buffer costs a file, a mapping at each end and a page fault for each page; a
@@ -26,8 +29,14 @@ impl<P: Provider> MessageEngine<P> {
     /// # Errors
     /// The NIC's.
     pub fn buffer(&mut self, length: usize) -> Result<Memory, ViError> {
-        let attributes = self.readable();
+        let attributes = readable(self.pool_tag);
         self.registrations.allocate(&mut self.nic, length, attributes)
+    }
+
+    /// As [`buffer`](Self::buffer), for messages to one rank: no other one can ever map it.
+    pub(super) fn buffer_for(&mut self, rank: u32, length: usize) -> Result<Memory, EngineError> {
+        let attributes = readable(self.tag(rank)?);
+        Ok(self.registrations.allocate(&mut self.nic, length, attributes)?)
     }
 
     /// Returns the registrations of memory that was [sent](super::Payload::Memory), and the pool of
@@ -51,10 +60,6 @@ impl<P: Provider> MessageEngine<P> {
         self.registrations.clear(&mut self.nic)
     }
 
-    fn readable(&self) -> MemoryAttributes {
-        MemoryAttributes { allows_read: true, ..MemoryAttributes::private(self.tag()) }
-    }
-
     /// Returns whether a message of `length` bytes to a rank takes more than a frame, and the rank may read
     /// this rank's memory.
     pub(super) fn is_read_by(&self, rank: u32, length: u64) -> bool {
@@ -71,12 +76,11 @@ impl<P: Provider> MessageEngine<P> {
         offset: u64,
         length: u64,
     ) -> SendBody {
-        let attributes = self.readable();
-        let registered = self
-            .is_read_by(rank, length)
-            // If that fails, the bytes are sent.
-            .then(|| self.registrations.register(&mut self.nic, &memory, attributes).ok())
-            .flatten();
+        // If that fails, the bytes are sent.
+        let tag = self.is_read_by(rank, length).then(|| self.tag(rank).ok()).flatten();
+        let registered = tag.and_then(|tag| {
+            self.registrations.register(&mut self.nic, &memory, readable(tag)).ok()
+        });
         let key = registered.as_ref().map(|registered| registered.region().key);
         SendBody::Memory { memory, offset, key, _registered: registered }
     }
@@ -108,6 +112,10 @@ impl<P: Provider> MessageEngine<P> {
         let grant = Control::Grant { request: message.sender, limit: message.granted };
         self.queue_control(rank, grant);
     }
+}
+
+fn readable(tag: ProtectionTag) -> MemoryAttributes {
+    MemoryAttributes { allows_read: true, ..MemoryAttributes::private(tag) }
 }
 
 /// Copies a message to a sink. Returns whether it took all.

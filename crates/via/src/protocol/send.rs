@@ -198,7 +198,7 @@ impl<P: Provider> MessageEngine<P> {
         if let Some(reason) = peer.failed {
             return Err(SendError::PeerFailed { rank, reason });
         }
-        if matches!(peer.link, PeerLink::Absent | PeerLink::Prepared(_)) {
+        if !peer.is_connected() && peer.address.is_none() {
             return Err(SendError::NotConnected { rank });
         }
         Ok(())
@@ -336,6 +336,7 @@ impl<P: Provider> MessageEngine<P> {
                     peer.outbox.push_back(key);
                 }
                 self.list(dest);
+                self.need(dest);
             }
             SendOutcome::Fault(what) => self.peer_fault(dest, what),
         }

@@ -5,6 +5,7 @@ use std::{
     fmt, io,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
     time::Duration,
 };
 
@@ -312,6 +313,28 @@ impl Shm {
         self.poll_rings()
     }
 
+    /// Registers memory that peers may map, and grants it to those that are connected.
+    fn register_file(
+        &mut self,
+        memory: Memory,
+        attributes: MemoryAttributes,
+        file: Arc<OwnedFd>,
+    ) -> Result<Region, ViError> {
+        let page = &self.nic_state.page;
+        let region = self.nic_state.table.register(memory, attributes, Some(file), page)?;
+        for name in &self.connected {
+            let Some(vi) = self.vis.get_mut(*name) else { continue };
+            let registered = self.nic_state.table.regions.get(region.handle.0);
+            if registered.is_some_and(|registered| registered.grant(&vi.core.attributes).is_some())
+                && let Some(connection) = &mut vi.connection
+            {
+                connection.queue_grant(region.handle);
+                connection.send_memory_updates(&self.nic_state.table, &vi.core.attributes);
+            }
+        }
+        Ok(region)
+    }
+
     fn connect_request<'a>(&self, to: Connect<'a>) -> Result<ConnectRequest<'a>, ViError> {
         let Connect { vi, address, discriminator, greeting, deadline } = to;
         let to = ShmAddress::parse(&address.0).ok_or(ViError::BadAddress { provider: NAME })?;
@@ -350,19 +373,7 @@ impl Provider for Shm {
             return self.register(Memory::allocate(length)?, attributes);
         }
         let (file, memory) = sys::make_file(length, !attributes.allows_write)?;
-        let page = &self.nic_state.page;
-        let region = self.nic_state.table.register(memory, attributes, Some(file), page)?;
-        for name in &self.connected {
-            let Some(vi) = self.vis.get_mut(*name) else { continue };
-            let registered = self.nic_state.table.regions.get(region.handle.0);
-            if registered.is_some_and(|registered| registered.grant(&vi.core.attributes).is_some())
-                && let Some(connection) = &mut vi.connection
-            {
-                connection.queue_grant(region.handle);
-                connection.send_memory_updates(&self.nic_state.table, &vi.core.attributes);
-            }
-        }
-        Ok(region)
+        self.register_file(memory, attributes, Arc::new(file))
     }
 
     fn register(
@@ -370,6 +381,10 @@ impl Provider for Shm {
         memory: Memory,
         attributes: MemoryAttributes,
     ) -> Result<Region, ViError> {
+        let is_readable = attributes.allows_read && !attributes.allows_write;
+        if let Some(file) = is_readable.then(|| self.nic_state.table.file_of(&memory)).flatten() {
+            return self.register_file(memory, attributes, file);
+        }
         Ok(self.nic_state.table.register(memory, attributes, None, &self.nic_state.page)?)
     }
 

@@ -1,6 +1,6 @@
 //! Registered memory and its access rights.
 
-use std::{io, os::fd::OwnedFd};
+use std::{io, os::fd::OwnedFd, sync::Arc};
 
 use super::wakeup::NicPage;
 use crate::{
@@ -16,8 +16,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct ShmRegion {
     pub(super) entry: RegionEntry,
-    /// The file of memory that peers may map.
-    pub(super) file: Option<OwnedFd>,
+    /// The file of memory that peers may map. Several registrations of one memory share it.
+    pub(super) file: Option<Arc<OwnedFd>>,
 }
 
 impl ShmRegion {
@@ -50,7 +50,7 @@ impl RegionTable {
         &mut self,
         memory: Memory,
         attributes: MemoryAttributes,
-        file: Option<OwnedFd>,
+        file: Option<Arc<OwnedFd>>,
         page: &NicPage,
     ) -> io::Result<Region> {
         let nonce = u64::from(u32::from_ne_bytes(random()?));
@@ -66,6 +66,16 @@ impl RegionTable {
         }
         page.set_live(key, true);
         Ok(Region::new(memory, MemoryHandle(name), key))
+    }
+
+    /// Returns the file of memory that was allocated for peers to read and is registered again, for peers of other VIs.
+    pub(super) fn file_of(&self, memory: &Memory) -> Option<Arc<OwnedFd>> {
+        let place = (memory.address(), memory.len());
+        let shares = |entry: &RegionEntry| {
+            (entry.memory.address(), entry.memory.len()) == place && !entry.attributes.allows_write
+        };
+        let found = self.regions.iter().find(|(_, one)| one.file.is_some() && shares(&one.entry));
+        found.and_then(|(_, one)| one.file.clone())
     }
 
     pub(super) fn deregister(&mut self, memory: MemoryHandle, page: &NicPage) -> Option<ShmRegion> {

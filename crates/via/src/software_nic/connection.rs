@@ -59,6 +59,9 @@ pub(super) enum IncomingKind {
     Refused,
 }
 
+/// The fewest probes before a silent peer is dead: a machine that was suspended must not lose all its peers.
+pub(super) const PROBES_MIN: u32 = 3;
+
 /// The answer to a read of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadResponse {
@@ -163,6 +166,8 @@ impl<P> SoftwareConnection<P> {
     /// Returns when to act if nothing arrives.
     pub(super) fn deadline(&self, keep_alive: Nanos, dead_after: Nanos) -> Nanos {
         let silence = match self.waiting_since {
+            // The next probe comes first.
+            Some(_) if self.out.probes() < PROBES_MIN => Nanos::MAX,
             Some(since) => since.max(self.last_received_at).saturating_add(dead_after),
             None => self.last_received_at.saturating_add(keep_alive),
         };

@@ -9,7 +9,7 @@ use super::{
     Path, SoftwareNicConfig, SoftwareNicCounters,
     calls::{Caller, ConnectAttempt, PendingClose},
     congestion::{MILLISECOND, Nanos},
-    connection::SoftwareConnection,
+    connection::{PROBES_MIN, SoftwareConnection},
     gather::Gather,
     inbound::FragmentArrival,
     mtu_discovery::MtuPacket,
@@ -480,6 +480,7 @@ impl<P: Path> SoftwareEngine<P> {
                 connection.wants_ping = true;
             }
         } else if connection.deadline(nanos(keep_alive), nanos(dead_after)) <= now
+            && connection.out.probes() >= PROBES_MIN
             && connection.waiting_since.is_some_and(|since| {
                 since.max(connection.last_received_at) + nanos(dead_after) <= now
             })

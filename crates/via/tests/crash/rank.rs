@@ -149,7 +149,7 @@ impl Rank {
         let slices = [IoSlice::new(&body)];
         let (mode, payload) = match kind {
             REGION => {
-                let tag = self.engine.tag();
+                let tag = self.engine.tag(to).expect("a rank");
                 let attributes = MemoryAttributes { tag, allows_write: false, allows_read: true };
                 let length = u64::try_from(body.len()).expect("small");
                 let region = self.engine.nic_mut().allocate(body.len(), attributes);

@@ -16,7 +16,8 @@ use crate::{kit::guard::against_hang, pattern::pattern};
 /// A bound for each test, longer than it takes on a busy machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(120);
 
-async fn endpoints<P: Provider>(nics: Vec<P>) -> Vec<Endpoint<P>> {
+/// Connects ranks with a NIC each, all in the running task's runtime.
+pub(crate) async fn endpoints<P: Provider>(nics: Vec<P>, config: EngineConfig) -> Vec<Endpoint<P>> {
     let server = Server::current().expect("inside a runtime");
     let size = u32::try_from(nics.len()).expect("few");
     let (_, worlds) = local(&server, size).expect("a world");
@@ -27,7 +28,7 @@ async fn endpoints<P: Provider>(nics: Vec<P>) -> Vec<Endpoint<P>> {
             let server = server.clone();
             vigie_runtime::spawn(async move {
                 let deadline = Instant::now() + BOUND;
-                Endpoint::join_over(&server, &world, nic, EngineConfig::default(), deadline).await
+                Endpoint::join_over(&server, &world, nic, config, deadline).await
             })
         })
         .collect();
@@ -49,7 +50,7 @@ pub(crate) fn with_ranks<P: Provider, F: Future<Output = ()> + Send + 'static>(
         against_hang(move || {
             let runtime = Runtime::builder().flavor(flavor).build().expect("a runtime");
             runtime.block_on(async move {
-                let endpoints = endpoints(nics).await;
+                let endpoints = endpoints(nics, EngineConfig::default()).await;
                 body(endpoints.iter().map(Endpoint::communicator).collect()).await;
             });
         });

@@ -269,7 +269,7 @@ fn regions() {
         let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
         let bytes = pattern(1 << 20, 4);
         let region = endpoints[0].with(|engine| {
-            let tag = engine.tag();
+            let tag = engine.tag(1).expect("a rank");
             let attributes = MemoryAttributes { tag, allows_write: false, allows_read: true };
             engine.nic_mut().allocate(1 << 20, attributes).expect("memory")
         });

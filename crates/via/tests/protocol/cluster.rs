@@ -62,6 +62,39 @@ impl Cluster {
             })
             .collect();
         let mut cluster = Self { network, engines, is_up: false };
+        cluster.connect_all();
+        cluster
+    }
+
+    /// Makes engines that know where the others are, and connect on demand.
+    pub(crate) fn on_demand(
+        seed: u64,
+        plan: FaultPlan,
+        size: u32,
+        config: EngineConfig,
+        attributes: Attributes,
+    ) -> Self {
+        let network = SimNetwork::new(seed, plan);
+        let mut engines: Vec<_> = (0..size)
+            .map(|rank| {
+                let nic = network.nic_with(attributes);
+                let mut engine = MessageEngine::new(nic, rank, size, config).expect("an engine");
+                engine.connect_on_demand(b"messages").expect("listens");
+                engine
+            })
+            .collect();
+        let addresses: Vec<_> = engines.iter().map(|engine| engine.nic().address()).collect();
+        for (own, engine) in (0..).zip(&mut engines) {
+            for (rank, address) in (0..).zip(&addresses).filter(|(rank, _)| *rank != own) {
+                engine.introduce(rank, address.clone()).expect("a rank");
+            }
+        }
+        Self { network, engines, is_up: true }
+    }
+
+    fn connect_all(&mut self) {
+        let size = u32::try_from(self.engines.len()).expect("few");
+        let cluster = self;
         for low in 0..size {
             for high in low + 1..size {
                 let address = cluster.engine(high).nic().address();
@@ -87,7 +120,7 @@ impl Cluster {
             }
             if connected == size * (size - 1) {
                 cluster.is_up = true;
-                return cluster;
+                return;
             }
         }
         panic!("not all are connected: {connected}");

@@ -211,7 +211,7 @@ fn a_view_is_released_in_any_order() {
 
 fn send_region(cluster: &mut Cluster, body: &[u8]) -> SendState {
     let engine = cluster.engine(0);
-    let mut attributes = MemoryAttributes::private(engine.tag());
+    let mut attributes = MemoryAttributes::private(engine.tag(1).expect("a rank"));
     attributes.allows_read = true;
     let region = engine.nic_mut().allocate(body.len() + 10, attributes).expect("memory");
     region.memory.write(10, body).expect("inside");

@@ -156,7 +156,8 @@ impl Traffic {
         } else if tag == 2 && length > 0 {
             let memory = vigie_via::vi::Memory::allocate(length).expect("memory");
             memory.write(0, &body).expect("inside");
-            let mut attributes = vigie_via::vi::MemoryAttributes::private(engine.tag());
+            let tag = engine.tag(to).expect("a rank");
+            let mut attributes = vigie_via::vi::MemoryAttributes::private(tag);
             attributes.allows_read = true;
             let region = engine.nic_mut().register(memory, attributes).expect("registers");
             Payload::Region { region, offset: 0, length: length as u64 }

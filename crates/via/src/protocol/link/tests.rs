@@ -50,7 +50,9 @@ fn send_control(pair: &mut Pair) -> SendOutcome {
 
 /// Takes all staging buffers.
 fn take_buffers(staging: &mut Staging) -> Vec<u64> {
-    std::iter::from_fn(|| staging.stage(&[], 0, 0)).map(|(cookie, _)| cookie).collect()
+    std::iter::from_fn(|| staging.stage(&[], 0, 0, Some(MemoryHandle(0))))
+        .map(|(cookie, _)| cookie)
+        .collect()
 }
 
 fn free(staging: &mut Staging) -> usize {
@@ -82,19 +84,21 @@ fn frames_are_staged() {
     let tag = nic.create_tag();
     let region = nic.allocate(128, MemoryAttributes::private(tag)).expect("memory");
     let mut staging = Staging::new(region.clone(), 64, 2, 32);
+    let memory = Some(region.handle);
+    assert!(staging.stage(&[], 0, 0, None).is_none(), "no VI may name them");
     assert!(!staging.is_needed(32) && staging.is_needed(33));
-    assert!(staging.stage(&[IoSlice::new(&[1; 65])], 65, 0).is_none(), "too long");
+    assert!(staging.stage(&[IoSlice::new(&[1; 65])], 65, 0, memory).is_none(), "too long");
     for (number, offset) in [(0, 0), (1, 64)] {
         let slices = [IoSlice::new(&[3; 40]), IoSlice::new(&[4; 24])];
-        let (cookie, segment) = staging.stage(&slices, 64, cookie_of(7)).expect("a buffer");
+        let (cookie, segment) = staging.stage(&slices, 64, cookie_of(7), memory).expect("a buffer");
         assert_eq!(cookie, (1 << 63) + (7 << 32) + number);
         assert_eq!((segment.offset, segment.length), (offset, 64));
         let bytes = region.memory.read_to_vec(offset, 64).expect("inside");
         assert_eq!((&bytes[..40], &bytes[40..]), (&[3; 40][..], &[4; 24][..]));
     }
-    assert!(staging.stage(&[], 0, 0).is_none(), "both are taken");
+    assert!(staging.stage(&[], 0, 0, memory).is_none(), "both are taken");
     staging.give_back(COOKIE_STAGED | 1);
-    assert_eq!(staging.stage(&[], 0, 0).map(|(_, segment)| segment.offset), Some(64));
+    assert_eq!(staging.stage(&[], 0, 0, memory).map(|(_, segment)| segment.offset), Some(64));
 }
 
 /// Goal: some descriptors are kept for control entries and notices, whatever is sent, and no more entries are sent

@@ -8,7 +8,7 @@ use crate::{
         tests::{Pair, small},
     },
     sim::SimNic,
-    vi::{Attributes, Reliability},
+    vi::{Attributes, MemoryHandle, Reliability},
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -49,7 +49,8 @@ fn counters(engine: &mut MessageEngine<SimNic>) -> ReliableCounters {
 
 /// Returns how many staging buffers are free.
 fn free(staging: &mut Staging) -> usize {
-    let taken: Vec<_> = std::iter::from_fn(|| staging.stage(&[], 0, 0)).collect();
+    let taken: Vec<_> =
+        std::iter::from_fn(|| staging.stage(&[], 0, 0, Some(MemoryHandle(0)))).collect();
     taken.iter().for_each(|(cookie, _)| staging.give_back(*cookie));
     taken.len()
 }

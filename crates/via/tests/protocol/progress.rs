@@ -4,41 +4,19 @@
 use std::{collections::BTreeMap, io::IoSlice, task::Poll};
 
 use vigie_via::{
-    protocol::{EngineConfig, Mode, Pattern, Payload, RequestId, SendState},
+    protocol::{EngineConfig, Pattern, Payload, RequestId, SendState},
     sim::FaultPlan,
     vi::{Attributes, Reliability},
 };
 
 use crate::{
-    cluster::{Cluster, bytes_of, scarce, small},
+    cluster::{Cluster, scarce, small},
     kit::seeds::for_each_seed,
+    programs::{Step, Transfer, programs},
 };
 
 /// A run that takes more steps hangs.
 const STEPS_MAX: usize = 400_000;
-
-#[derive(Clone, Debug)]
-struct Transfer {
-    to: u32,
-    from: u32,
-    context: u16,
-    body: Vec<u8>,
-    mode: Mode,
-    has_wildcard: bool,
-}
-
-/// A step of a rank's program. Each transfer has its own tag, so the steps of different ones may be in any order.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    /// A call that returns when the message may be changed.
-    Send(usize),
-    /// A call that returns with the message.
-    Receive(usize),
-    StartSend(usize),
-    WaitSend(usize),
-    StartReceive(usize),
-    WaitReceive(usize),
-}
 
 #[derive(Debug, Default)]
 struct Rank {
@@ -55,53 +33,6 @@ struct Programs {
     cluster: Cluster,
     transfers: Vec<Transfer>,
     ranks: Vec<Rank>,
-}
-
-/// Makes the programs of `size` ranks. Each transfer has a time. A step of it that blocks is at that time; one that only
-/// begins it is earlier, and one that waits for it later: so all steps up to any time can be carried out in its order,
-/// whatever is buffered.
-fn programs(random: &mut fastrand::Rng, size: u32, count: usize) -> (Vec<Transfer>, Vec<Rank>) {
-    let lengths = [0, 8, 400, 600, 3000, 20_000, 150_000];
-    let modes = [Mode::Standard, Mode::Standard, Mode::Synchronous];
-    let mut transfers = Vec::new();
-    let mut timed: Vec<Vec<(f64, Step)>> = (0..size).map(|_| Vec::new()).collect();
-    for number in 0..count {
-        let (from, to) = (random.u32(0..size), random.u32(0..size));
-        transfers.push(Transfer {
-            from,
-            to,
-            context: random.u16(0..2),
-            body: bytes_of(number as u64, lengths[random.usize(0..lengths.len())]),
-            mode: modes[random.usize(0..modes.len())],
-            has_wildcard: random.bool(),
-        });
-        let time = number as f64;
-        let mut spread = || random.f64() * time.max(1.0);
-        let (early, late) = ((spread(), spread()), (spread(), spread()));
-        let mut starts = [random.bool(), random.bool()];
-        if from == to && starts == [false, false] {
-            starts[random.usize(0..2)] = true;
-        }
-        let own = &mut timed[from as usize];
-        if starts[0] {
-            own.push((time - early.0 - 0.5, Step::StartSend(number)));
-            own.push((time + late.0 + 0.5, Step::WaitSend(number)));
-        } else {
-            own.push((time, Step::Send(number)));
-        }
-        let own = &mut timed[to as usize];
-        if starts[1] {
-            own.push((time - early.1 - 0.5, Step::StartReceive(number)));
-            own.push((time + late.1 + 0.5, Step::WaitReceive(number)));
-        } else {
-            own.push((time, Step::Receive(number)));
-        }
-    }
-    let ranks = timed.into_iter().map(|mut steps| {
-        steps.sort_by(|one, other| one.0.total_cmp(&other.0));
-        Rank { program: steps.into_iter().map(|(_, step)| step).collect(), ..Rank::default() }
-    });
-    (transfers, ranks.collect())
 }
 
 impl Programs {
@@ -224,7 +155,7 @@ impl Programs {
 
 /// Goal: no legal program hangs, and each receive gets its message. Method: random programs of sends and receives that
 /// block or are started before and waited for later, of which only the one that a rank waits for is polled; over VIs of
-/// both kinds, with tight limits and without, with mapped memory and without.
+/// both kinds, with tight limits and without, with mapped memory and without, connected before or on demand.
 #[test]
 fn random_legal_programs_end() {
     for_each_seed(150, |seed| {
@@ -243,8 +174,11 @@ fn random_legal_programs_end() {
             plan = FaultPlan::lossy(0.05);
         }
         let size = random.u32(1..5);
-        let (transfers, ranks) = programs(random, size, 30);
-        let cluster = Cluster::with(seed, plan, size, config, attributes);
+        let (transfers, programs) = programs(random, size, 30);
+        let ranks =
+            programs.into_iter().map(|program| Rank { program, ..Rank::default() }).collect();
+        let make = if random.bool() { Cluster::with } else { Cluster::on_demand };
+        let cluster = make(seed, plan, size, config, attributes);
         Programs { cluster, transfers, ranks }.run(random);
     });
 }
