@@ -252,7 +252,7 @@ fn answer(header: &Header) {
         // Reads `errno`, nothing else.
         let errno = io::Error::last_os_error().raw_os_error();
         if sent >= 0 || errno != Some(libc::EFAULT) || bytes == 0 {
-            // Nobody waits for an answer that could not be sent.
+            // If it could not be sent, the asking thread gives up after a while.
             return;
         }
         end = end.saturating_sub(PAGE_BYTES).max(stack);

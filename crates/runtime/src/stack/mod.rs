@@ -6,8 +6,8 @@
 //!   2 waits, 50 ms at most            ◀───────────  its registers, and the memory above its stack pointer
 //!   3 unwinds the copy (unwind.rs), and names the functions
 //! ```
-//! The handler neither locks nor allocates. What takes long is done by the asking thread. Without the feature `stacks`, nobody
-//! asks, and no signal has a handler.
+//! The handler neither locks nor allocates. What takes long is done by the asking thread. Without the feature `stacks`, no
+//! thread is asked, and no signal has a handler.
 
 #[cfg(feature = "stacks")]
 mod ask;
