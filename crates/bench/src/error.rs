@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use vigie_forward::{CostError, MessageError, ParametersError, SimulationError};
+use vigie_forward::SimulationError;
 
 use crate::schedulers::SystemError;
 
@@ -142,15 +142,9 @@ impl Missing {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A cost.
+    /// The model.
     #[error(transparent)]
-    Cost(#[from] CostError),
-    /// A message.
-    #[error(transparent)]
-    Message(#[from] MessageError),
-    /// Parameters.
-    #[error(transparent)]
-    Parameters(#[from] ParametersError),
+    Model(#[from] vigie_forward::ModelError),
     /// A simulation.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
