@@ -119,6 +119,7 @@ const ROOMS: &[Rooms<'_>] = &[
     (
         "crates/detect/src/",
         &[
+            "setters",
             "sync",
             "error",
             "fork",

@@ -1,4 +1,4 @@
-//! What can go wrong while measuring.
+//! The errors of measuring.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use vigie_forward::{CostError, MessageError, ParametersError, SimulationError};
+use vigie_forward::SimulationError;
 
 use crate::schedulers::SystemError;
 
@@ -18,18 +18,18 @@ pub enum BenchError {
     /// The process could not be started.
     #[error("cannot start the {role} process")]
     Start {
-        /// What the process was to be.
+        /// The role that the process was to have.
         role: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// The process met an error and said which.
     #[error("the {role} process failed: {failure}")]
     Failed {
-        /// What the process was.
+        /// The role of the process.
         role: &'static str,
-        /// What it met.
+        /// The failure that it met.
         #[source]
         failure: Failure,
     },
@@ -38,28 +38,28 @@ pub enum BenchError {
         "the {role} process said nothing for {waited:?}: it hangs, or this machine is overloaded"
     )]
     Silent {
-        /// What the process was.
+        /// The role of the process.
         role: &'static str,
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
     },
     /// The process ended before its result.
     #[error("the {role} process ended ({status}) without a result: see its messages above")]
     Ended {
-        /// What the process was.
+        /// The role of the process.
         role: &'static str,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
     },
     /// The process printed an unknown message.
     #[error("the {role} process printed {line:?}: does `main` call `maybe_run_child` first?")]
     Protocol {
-        /// What the process was to be.
+        /// The role that the process was to have.
         role: &'static str,
-        /// What it printed.
+        /// The line that it printed.
         line: String,
     },
-    /// What is to be measured, or what it needs, is not on this machine.
+    /// The thing to measure, or something that it needs, is not on this machine.
     #[error(transparent)]
     Missing(#[from] Missing),
     /// No such system.
@@ -88,7 +88,7 @@ pub enum BenchError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -142,33 +142,27 @@ impl Missing {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A cost.
+    /// The model.
     #[error(transparent)]
-    Cost(#[from] CostError),
-    /// A message.
-    #[error(transparent)]
-    Message(#[from] MessageError),
-    /// Parameters.
-    #[error(transparent)]
-    Parameters(#[from] ParametersError),
+    Model(#[from] vigie_forward::ModelError),
     /// A simulation.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
 }
 
-/// What a client or server process met; it travels to the parent process as JSON.
+/// The failure of a client or server process; it travels to the parent process as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Failure {
     /// A message was not echoed in time.
     #[error("no echo within {waited:?} (after {answered} answered messages)")]
     NoEcho {
-        /// How long the client waited for this message.
+        /// The time that the client waited for this message.
         waited: Duration,
-        /// How many messages had been answered before.
+        /// The number of messages answered before.
         answered: u64,
     },
-    /// What came back was not what was sent.
+    /// The echo differs from the message.
     #[error("echo {received:?} for message {sent:?}: the server mixes up its connections")]
     WrongEcho {
         /// The message.
@@ -189,7 +183,7 @@ pub enum Failure {
     /// An operation failed.
     #[error("{doing}: {reason}")]
     Io {
-        /// What was tried.
+        /// The action that was tried.
         doing: String,
         /// The operating system's reason.
         reason: String,
@@ -205,7 +199,7 @@ pub enum Failure {
     Unsupported {
         /// Name of the system.
         system: String,
-        /// What it lacks.
+        /// The thing that it lacks.
         reason: String,
     },
 }

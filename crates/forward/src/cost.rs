@@ -4,11 +4,8 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use thiserror::Error;
-
-/// The longest time that a parameter may be, for one packet or one algorithm: a minute. A longer one is most likely in
-/// the wrong unit; up to it no sum in this crate overflows.
-pub const TIME_MAX: Duration = Duration::from_secs(60);
+use crate::error::ModelError;
+pub use crate::error::TIME_MAX;
 
 /// Nanoseconds in a second.
 const NANOS_PER_S: u128 = 1_000_000_000;
@@ -24,19 +21,19 @@ impl Bandwidth {
     /// Creates a bandwidth from bytes per second.
     ///
     /// # Errors
-    /// [`CostError::NoBytes`] if it is zero.
-    pub fn new(bytes_per_s: u64) -> Result<Self, CostError> {
-        NonZeroU64::new(bytes_per_s).map(Self).ok_or(CostError::NoBytes)
+    /// [`ModelError::NoBytes`] if it is zero.
+    pub fn new(bytes_per_s: u64) -> Result<Self, ModelError> {
+        NonZeroU64::new(bytes_per_s).map(Self).ok_or(ModelError::NoBytes)
     }
 
     /// Returns the bandwidth at which `bytes` take `time`, rounded to the nearest byte per second.
     ///
     /// # Errors
-    /// [`CostError::NoBytes`] if that is less than one byte per second, [`CostError::NoTime`] if `time`
+    /// [`ModelError::NoBytes`] if that is less than one byte per second, [`ModelError::NoTime`] if `time`
     /// is zero.
-    pub fn measured(bytes: u64, time: Duration) -> Result<Self, CostError> {
+    pub fn measured(bytes: u64, time: Duration) -> Result<Self, ModelError> {
         if time.is_zero() {
-            return Err(CostError::NoTime);
+            return Err(ModelError::NoTime);
         }
         let rounded = (u128::from(bytes) * NANOS_PER_S + time.as_nanos() / 2) / time.as_nanos();
         Self::new(u64::try_from(rounded).unwrap_or(u64::MAX))
@@ -79,7 +76,7 @@ impl fmt::Display for Bandwidth {
 /// // The paper's bus: 11 µs for 2048 bytes.
 /// let bus = Cost::per_byte(Bandwidth::measured(2048, Duration::from_micros(11))?);
 /// assert_eq!(bus.at(1024), Duration::from_nanos(5_500));
-/// # Ok::<(), vigie_forward::CostError>(())
+/// # Ok::<(), vigie_forward::ModelError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cost {
@@ -115,10 +112,10 @@ impl Cost {
     /// at zero bytes, the cost is in proportion, through the second point.
     ///
     /// # Errors
-    /// [`CostError::SamePoint`] unless the second point has more bytes than the first.
-    pub fn through(first: (u64, Duration), second: (u64, Duration)) -> Result<Self, CostError> {
+    /// [`ModelError::SamePoint`] unless the second point has more bytes than the first.
+    pub fn through(first: (u64, Duration), second: (u64, Duration)) -> Result<Self, ModelError> {
         let bytes = second.0.checked_sub(first.0).filter(|bytes| *bytes > 0);
-        let bytes = bytes.ok_or(CostError::SamePoint { bytes: first.0 })?;
+        let bytes = bytes.ok_or(ModelError::SamePoint { bytes: first.0 })?;
         let Some(time) = second.1.checked_sub(first.1).filter(|time| !time.is_zero()) else {
             return Ok(Self::fixed(first.1.saturating_add(second.1) / 2));
         };
@@ -135,24 +132,6 @@ impl Cost {
         let moving = self.bandwidth.map_or(Duration::ZERO, |bandwidth| bandwidth.time(bytes));
         self.fixed.saturating_add(moving)
     }
-}
-
-/// A cost that cannot be computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum CostError {
-    /// A bandwidth of less than one byte per second.
-    #[error("a bandwidth of less than one byte per second: measure over more bytes")]
-    NoBytes,
-    /// A time of zero.
-    #[error("a time of zero gives no bandwidth: measure over more bytes, or give a fixed cost")]
-    NoTime,
-    /// Two points that do not define a line.
-    #[error("a line needs two sizes, the smaller first; the first was {bytes} bytes")]
-    SamePoint {
-        /// Bytes of the first point.
-        bytes: u64,
-    },
 }
 
 #[cfg(test)]
@@ -177,9 +156,9 @@ mod tests {
     #[test]
     fn what_is_no_bandwidth_is_refused() {
         // Goal: typed errors, no division by zero, no overflow. Method: the edges.
-        assert_eq!(Bandwidth::new(0), Err(CostError::NoBytes));
-        assert_eq!(Bandwidth::measured(5, Duration::ZERO), Err(CostError::NoTime));
-        assert_eq!(Bandwidth::measured(0, us(5)), Err(CostError::NoBytes));
+        assert_eq!(Bandwidth::new(0), Err(ModelError::NoBytes));
+        assert_eq!(Bandwidth::measured(5, Duration::ZERO), Err(ModelError::NoTime));
+        assert_eq!(Bandwidth::measured(0, us(5)), Err(ModelError::NoBytes));
         let fastest = Bandwidth::measured(u64::MAX, Duration::from_nanos(1)).unwrap();
         assert_eq!(fastest.bytes_per_s(), u64::MAX);
         assert_eq!(Bandwidth::new(1).unwrap().time(u64::MAX), Duration::from_nanos(u64::MAX));
@@ -196,7 +175,7 @@ mod tests {
         assert_eq!((flat.at(0), flat.at(1 << 30)), (us(2), us(2)));
         let steep = Cost::through((64, us(1)), (128, us(8))).unwrap();
         assert_eq!((steep.at(0), steep.at(128)), (Duration::ZERO, us(8)));
-        let error = CostError::SamePoint { bytes: 64 };
+        let error = ModelError::SamePoint { bytes: 64 };
         assert_eq!(Cost::through((64, us(1)), (64, us(2))), Err(error));
         assert_eq!(Cost::through((64, us(1)), (2, us(2))), Err(error));
     }

@@ -79,6 +79,7 @@ mod enums;
 #[cfg(feature = "nic")]
 pub mod bpf;
 mod cost;
+mod error;
 #[cfg(feature = "host")]
 pub mod host;
 #[cfg(feature = "pipeline")]
@@ -100,11 +101,11 @@ pub mod stages;
 #[cfg(feature = "pipeline")]
 pub mod tables;
 
-pub use self::cost::{Bandwidth, Cost, CostError, TIME_MAX};
+pub use self::cost::{Bandwidth, Cost, TIME_MAX};
+pub use self::error::ModelError;
 pub use self::model::{
-    Bus, Candidate, Limit, Message, MessageError, Mode, Node, Parameters, ParametersBuilder,
-    ParametersError, Path, Placement, Plan, Prediction, Refusal, Sees, SharedProcessors,
-    StageModel, SweepPoint, Writes,
+    Bus, Candidate, Limit, Message, Mode, Node, Parameters, ParametersBuilder, Path, Placement,
+    Plan, Prediction, Refusal, Sees, SharedProcessors, StageModel, SweepPoint, Writes,
 };
 pub use self::simulation::{
     Flow, FlowReport, Resource, ResourceReport, Simulation, SimulationError, SimulationReport,

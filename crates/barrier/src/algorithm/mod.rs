@@ -23,7 +23,7 @@ mod tree;
 
 use thiserror::Error;
 
-pub use self::{name::ParseAlgorithmError, optimal::HopTiming};
+pub use self::optimal::HopTiming;
 use crate::{group::Group, schedule::Schedule};
 
 /// How members find out that all have entered.
@@ -100,10 +100,23 @@ impl MessageCounts {
     }
 }
 
-/// An algorithm does not suit a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+/// An algorithm that does not exist, or does not suit a group.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AlgorithmError {
+    /// No algorithm has this name.
+    #[error(
+        "no algorithm is called `{name}`; there are shuffle-exchange, pairwise, dissemination, dissemination-WAYS, binary, \
+         nomial-K, ternary, heap-CHILDREN, concurrent (these three also with -two-networks), optimal-HOP-GAP in \
+         nanoseconds, tournament, central"
+    )]
+    Unknown {
+        /// The requested name.
+        name: String,
+    },
+    /// The planner was given no algorithms.
+    #[error("there is no algorithm to choose from: give the planner at least one candidate")]
+    NoCandidates,
     /// Shuffle exchange in a group whose size is not a power of two.
     #[error(
         "shuffle exchange needs a power of two, not {size} members; `pairwise` and `dissemination` take any number"

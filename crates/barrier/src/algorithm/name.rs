@@ -2,9 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use thiserror::Error;
-
-use super::{Algorithm, HopTiming, Networks};
+use super::{Algorithm, AlgorithmError, HopTiming, Networks};
 use crate::schedule::Network;
 
 impl Networks {
@@ -47,24 +45,11 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Not the name of an algorithm.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "no algorithm is called `{name}`; there are shuffle-exchange, pairwise, dissemination, dissemination-WAYS, binary, \
-     nomial-K, ternary, heap-CHILDREN, concurrent (these three also with -two-networks), optimal-HOP-GAP in \
-     nanoseconds, tournament, central"
-)]
-#[non_exhaustive]
-pub struct ParseAlgorithmError {
-    /// The requested name.
-    pub name: String,
-}
-
 impl FromStr for Algorithm {
-    type Err = ParseAlgorithmError;
+    type Err = AlgorithmError;
 
-    fn from_str(name: &str) -> Result<Self, ParseAlgorithmError> {
-        parse(name).ok_or_else(|| ParseAlgorithmError { name: name.to_owned() })
+    fn from_str(name: &str) -> Result<Self, AlgorithmError> {
+        parse(name).ok_or_else(|| AlgorithmError::Unknown { name: name.to_owned() })
     }
 }
 

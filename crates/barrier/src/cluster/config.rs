@@ -19,10 +19,9 @@
 //! *Fitted*: four constants only, once, to the twelve times that the paper quotes. `docs/design/barrier.md` says how
 //! far the figures depend on each of them.
 
-use thiserror::Error;
 use vigie_detect::setters;
 
-use super::Medium;
+use super::{Medium, SimulationError};
 
 /// The costs of nodes, wires, switches and hubs of a simulated cluster. Times are in nanoseconds. [`Cluster::run`](super::Cluster::run)
 /// refuses a cluster that cannot exist.
@@ -218,18 +217,18 @@ impl ClusterConfig {
     }
 
     /// Checks that such a cluster is possible.
-    pub(super) fn check(&self, media: &[Medium]) -> Result<(), ParametersError> {
+    pub(super) fn check(&self, media: &[Medium]) -> Result<(), SimulationError> {
         if self.rate_mbps == 0 {
-            return Err(ParametersError::NoRate);
+            return Err(SimulationError::NoRate);
         }
         let least_ns = 2 * (self.dma_ns + self.transmission_ns());
         if self.latency_ns < least_ns {
-            return Err(ParametersError::Latency { latency_ns: self.latency_ns, least_ns });
+            return Err(SimulationError::Latency { latency_ns: self.latency_ns, least_ns });
         }
         // Otherwise a station could have sent a whole frame before it hears of a collision.
         let limit_ns = self.bits_ns(self.slot_bits) / 2;
         if media.contains(&Medium::Hub) && self.hub_delay_ns > limit_ns {
-            return Err(ParametersError::HubDelay { hub_delay_ns: self.hub_delay_ns, limit_ns });
+            return Err(SimulationError::HubDelay { hub_delay_ns: self.hub_delay_ns, limit_ns });
         }
         Ok(())
     }
@@ -266,35 +265,6 @@ impl ClusterConfig {
     }
 }
 
-/// The parameters contradict each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum ParametersError {
-    /// Nothing would ever arrive.
-    #[error("links of 0 Mb/s carry nothing: give a rate")]
-    NoRate,
-    /// The parts of L are longer than L.
-    #[error(
-        "L of {latency_ns} ns is less than DMA and two transmissions, {least_ns} ns: raise L or the rate"
-    )]
-    Latency {
-        /// L.
-        latency_ns: u64,
-        /// The minimum L.
-        least_ns: u64,
-    },
-    /// Collisions would not be noticed.
-    #[error(
-        "a hub's delay of {hub_delay_ns} ns is more than half a slot, {limit_ns} ns: collisions would go unnoticed"
-    )]
-    HubDelay {
-        /// The delay.
-        hub_delay_ns: u64,
-        /// The maximum delay.
-        limit_ns: u64,
-    },
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,13 +291,13 @@ mod tests {
         // Goal: a cluster that cannot be is refused. Method: each contradiction once.
         let set = ClusterConfig::CALIBRATED;
         let check = |set: ClusterConfig| set.check(&[Medium::Hub]);
-        assert_eq!(check(ClusterConfig { rate_mbps: 0, ..set }), Err(ParametersError::NoRate));
+        assert_eq!(check(ClusterConfig { rate_mbps: 0, ..set }), Err(SimulationError::NoRate));
         let short = check(ClusterConfig { latency_ns: 15_000, ..set });
-        assert_eq!(short, Err(ParametersError::Latency { latency_ns: 15_000, least_ns: 16_000 }));
+        assert_eq!(short, Err(SimulationError::Latency { latency_ns: 15_000, least_ns: 16_000 }));
         let far = ClusterConfig { hub_delay_ns: 2_561, ..set };
         assert_eq!(far.check(&[Medium::Switch]), Ok(()));
         let far = check(far);
-        assert_eq!(far, Err(ParametersError::HubDelay { hub_delay_ns: 2_561, limit_ns: 2_560 }));
+        assert_eq!(far, Err(SimulationError::HubDelay { hub_delay_ns: 2_561, limit_ns: 2_560 }));
     }
 
     #[test]

@@ -59,12 +59,13 @@ use self::hub::{Hub, TransmitOutcome};
 use self::node::SimNode;
 use self::switch::Switch;
 use self::world::{NodeReport, SimEvent, SimWorld};
-use crate::group::{Group, Rank};
+use crate::algorithm::AlgorithmError;
+use crate::group::{Group, GroupError, Rank};
 use crate::member::{Member, MemberConfig, MemberError};
 use crate::packet::GroupId;
 use crate::schedule::{Network, Schedule, Step};
 
-pub use self::config::{ClusterConfig, Completion, Deferral, FramesPerInterrupt, ParametersError};
+pub use self::config::{ClusterConfig, Completion, Deferral, FramesPerInterrupt};
 pub use self::machine::MemberProgram;
 pub use self::program::{Action, Program, StepProgram};
 pub use self::times::{Counts, MemberTimes, Runs, Times};
@@ -244,9 +245,35 @@ impl Cluster {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum SimulationError {
-    /// The cluster is impossible.
+    /// The group cannot exist.
     #[error(transparent)]
-    Parameters(#[from] ParametersError),
+    Group(#[from] GroupError),
+    /// The algorithm does not suit the group.
+    #[error(transparent)]
+    Algorithm(#[from] AlgorithmError),
+    /// Nothing would ever arrive.
+    #[error("links of 0 Mb/s carry nothing: give a rate")]
+    NoRate,
+    /// The parts of L are longer than L.
+    #[error(
+        "L of {latency_ns} ns is less than DMA and two transmissions, {least_ns} ns: raise L or the rate"
+    )]
+    Latency {
+        /// L.
+        latency_ns: u64,
+        /// The minimum L.
+        least_ns: u64,
+    },
+    /// Collisions would not be noticed.
+    #[error(
+        "a hub's delay of {hub_delay_ns} ns is more than half a slot, {limit_ns} ns: collisions would go unnoticed"
+    )]
+    HubDelay {
+        /// The delay.
+        hub_delay_ns: u64,
+        /// The maximum delay.
+        limit_ns: u64,
+    },
     /// There must be one network or two.
     #[error("nodes have one or two networks, not {count}")]
     Media {

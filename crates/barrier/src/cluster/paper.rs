@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use thiserror::Error;
-
 use super::{Cluster, ClusterConfig, Medium, Runs, SimulationError};
-use crate::algorithm::{Algorithm, AlgorithmError, HopTiming, Networks};
-use crate::group::{Group, GroupError};
+use crate::algorithm::{Algorithm, HopTiming, Networks};
+use crate::group::Group;
 
 /// The minimum number of seeds over which a time on a hub is averaged.
 pub const SEEDS: u32 = 8;
@@ -85,28 +83,18 @@ impl Case {
     /// Simulates it: once on a switch, on a hub with `seeds` seeds from `seed` on.
     ///
     /// # Errors
-    /// [`CaseError`].
-    pub fn run(&self, config: ClusterConfig, seed: u64, seeds: u32) -> Result<Runs, CaseError> {
+    /// [`SimulationError`].
+    pub fn run(
+        &self,
+        config: ClusterConfig,
+        seed: u64,
+        seeds: u32,
+    ) -> Result<Runs, SimulationError> {
         let group = Group::new(self.members)?;
         let schedule = self.algorithm.schedule(group)?;
         let seeds = if self.medium == Medium::Hub { seeds } else { 1 };
-        Ok(self.cluster(config).seed(seed).run_seeds(&schedule, seeds)?)
+        self.cluster(config).seed(seed).run_seeds(&schedule, seeds)
     }
-}
-
-/// A case cannot be simulated.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[non_exhaustive]
-pub enum CaseError {
-    /// The group cannot exist.
-    #[error(transparent)]
-    Group(#[from] GroupError),
-    /// The algorithm does not suit the group.
-    #[error(transparent)]
-    Algorithm(#[from] AlgorithmError),
-    /// The simulation failed.
-    #[error(transparent)]
-    Simulation(#[from] SimulationError),
 }
 
 /// Returns the tree that is optimal for these parameters: a hop is o_s + L + o_r and a wait; messages for one member
@@ -122,8 +110,8 @@ pub fn optimal(config: &ClusterConfig) -> Algorithm {
 /// of this rate, other parameters bare; the paper's prospect [eth-barrier, §5.1.2].
 ///
 /// # Errors
-/// [`CaseError`] if the rate is too low for L.
-pub fn four_ary_gain(receive_ns: u64, rate_mbps: u64) -> Result<f64, CaseError> {
+/// [`SimulationError`] if the rate is too low for L.
+pub fn four_ary_gain(receive_ns: u64, rate_mbps: u64) -> Result<f64, SimulationError> {
     let set = ClusterConfig { rate_mbps, ..ClusterConfig::BARE }.receive_ns(receive_ns);
     let mean_ns = |algorithm| {
         let case = Case::new(0, algorithm, 16, Medium::Switch);
@@ -138,7 +126,7 @@ pub fn four_ary_gain(receive_ns: u64, rate_mbps: u64) -> Result<f64, CaseError> 
 ///
 /// # Errors
 /// The same as [`four_ary_gain`].
-pub fn four_ary_crossing(rate_mbps: u64) -> Result<Option<u64>, CaseError> {
+pub fn four_ary_crossing(rate_mbps: u64) -> Result<Option<u64>, SimulationError> {
     // In steps from well above the paper's prospect, then by bisection.
     const STEP_NS: u64 = 200;
     let mut low_ns = 10_000;

@@ -38,7 +38,7 @@ pub(crate) use self::observed::WaitHistory;
 pub use self::{
     measured::{MeasuredCosts, Readings, Spread},
     observed::{ObservedWaits, Report},
-    planner::{Advice, Candidate, CoreAllocation, PlanError, candidates, plan},
+    planner::{Advice, Candidate, CoreAllocation, candidates, plan},
 };
 use crate::{
     algorithm::{Algorithm, HopTiming, partners},

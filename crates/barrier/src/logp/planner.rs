@@ -2,8 +2,6 @@
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
-use thiserror::Error;
-
 use super::LogP;
 use crate::{
     algorithm::{Algorithm, AlgorithmError, Networks},
@@ -95,18 +93,6 @@ impl fmt::Display for Advice {
     }
 }
 
-/// The planner cannot choose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// There is no candidate.
-    #[error("no algorithm to choose from")]
-    Nothing,
-    /// A candidate does not suit the group.
-    #[error(transparent)]
-    Unsuitable(#[from] AlgorithmError),
-}
-
 /// Returns the algorithms worth considering for a group, the simpler ones first.
 #[must_use]
 pub fn candidates(group: Group, logp: &LogP, has_multicast: bool) -> Vec<Algorithm> {
@@ -130,13 +116,13 @@ pub fn candidates(group: Group, logp: &LogP, has_multicast: bool) -> Vec<Algorit
 /// favour long chains of few messages.
 ///
 /// # Errors
-/// [`PlanError`] if there are no candidates, or one does not suit the group.
+/// [`AlgorithmError`] if there are no candidates, or one does not suit the group.
 pub fn plan(
     group: Group,
     logp: &LogP,
     cores: CoreAllocation,
     candidates: &[Algorithm],
-) -> Result<Advice, PlanError> {
+) -> Result<Advice, AlgorithmError> {
     let mut found = Vec::new();
     for algorithm in candidates.iter().copied() {
         algorithm.check(group)?;
@@ -153,7 +139,7 @@ pub fn plan(
         found.push(Candidate { algorithm, predicted, in_turns, work, waits });
     }
     found.sort_by_key(Candidate::order);
-    let best = *found.first().ok_or(PlanError::Nothing)?;
+    let best = *found.first().ok_or(AlgorithmError::NoCandidates)?;
     Ok(Advice {
         algorithm: best.algorithm,
         expected: best.expected(),

@@ -217,10 +217,13 @@ fn plans_suit_every_group() {
         }
     }
     let logp = LogP::OF_THE_PAPER;
-    assert_eq!(plan(group(4), &logp, CoreAllocation::Dedicated, &[]), Err(PlanError::Nothing));
+    assert_eq!(
+        plan(group(4), &logp, CoreAllocation::Dedicated, &[]),
+        Err(crate::algorithm::AlgorithmError::NoCandidates)
+    );
     let unsuitable =
         plan(group(5), &logp, CoreAllocation::Dedicated, &[Algorithm::ShuffleExchange]);
-    assert!(matches!(unsuitable, Err(PlanError::Unsuitable(_))));
+    assert!(unsuitable.is_err_and(|error| error != crate::algorithm::AlgorithmError::NoCandidates));
 }
 
 /// Goal: advice says what it expected and what came of it. Method: an observation of twice the expectation.

@@ -31,7 +31,7 @@ use crate::{
     algorithm::AlgorithmError,
     error::BarrierError,
     group::{Rank, next_group},
-    logp::{Advice, CoreAllocation, MeasuredCosts, PlanError, Report, Spread},
+    logp::{Advice, CoreAllocation, MeasuredCosts, Report, Spread},
     member::MemberError,
     schedule::Target,
 };
@@ -59,9 +59,6 @@ pub enum MeasureError {
     /// The barriers of the measurement were not passed: members are gone, or this one was inside a barrier.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
-    /// No algorithm can be chosen.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
     /// The algorithm does not suit the group.
     #[error(transparent)]
     Algorithm(#[from] AlgorithmError),
@@ -233,8 +230,8 @@ impl NetBarrier {
     /// of this member's waits: the latest thousand since the last measurement. Split-phase waits do not count.
     ///
     /// # Errors
-    /// [`PlanError`] if the algorithm does not suit the group, for example after shrinking.
-    pub fn report(&self) -> Result<Report, PlanError> {
+    /// [`AlgorithmError`] if the algorithm does not suit the group, for example after shrinking.
+    pub fn report(&self) -> Result<Report, AlgorithmError> {
         let advice = self.planner_input.expect(self.algorithm(), self.group())?;
         Ok(Report::new(
             advice,

@@ -3,9 +3,9 @@
 use std::slice;
 
 use crate::{
-    algorithm::Algorithm,
+    algorithm::{Algorithm, AlgorithmError},
     group::Group,
-    logp::{Advice, CoreAllocation, LogP, MeasuredCosts, PlanError, candidates, plan},
+    logp::{Advice, CoreAllocation, LogP, MeasuredCosts, candidates, plan},
 };
 
 /// How a member waits.
@@ -36,7 +36,7 @@ pub(super) struct PlannerInput {
 
 impl PlannerInput {
     /// Chooses an algorithm.
-    pub(super) fn plan(&self, group: Group) -> Result<Advice, PlanError> {
+    pub(super) fn plan(&self, group: Group) -> Result<Advice, AlgorithmError> {
         let mut all = candidates(group, &self.costs, self.has_multicast);
         // Only these count every value once, whatever the size.
         if self.has_reduction {
@@ -46,7 +46,11 @@ impl PlannerInput {
     }
 
     /// Returns the expected time of an algorithm.
-    pub(super) fn expect(&self, algorithm: Algorithm, group: Group) -> Result<Advice, PlanError> {
+    pub(super) fn expect(
+        &self,
+        algorithm: Algorithm,
+        group: Group,
+    ) -> Result<Advice, AlgorithmError> {
         plan(group, &self.costs, self.cores, slice::from_ref(&algorithm))
     }
 

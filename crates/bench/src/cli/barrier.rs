@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_barrier::Algorithm;
-use vigie_barrier::algorithm::ParseAlgorithmError;
+use vigie_barrier::algorithm::AlgorithmError;
 
 use super::options::Options;
 use crate::compute::parse_duration;
@@ -45,7 +45,7 @@ pub(super) struct Barrier {
 /// Members of a barrier, at most.
 const MEMBERS_MAX: u32 = 1024;
 
-fn algorithm(name: &str) -> Result<Algorithm, ParseAlgorithmError> {
+fn algorithm(name: &str) -> Result<Algorithm, AlgorithmError> {
     name.parse()
 }
 

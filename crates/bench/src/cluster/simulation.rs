@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use vigie_barrier::cluster::paper::{
-    Case, CaseError, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
+    Case, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
 use vigie_barrier::cluster::{
     Arrival, BARRIERS, ClusterConfig, Completion, Counts, FramesPerInterrupt, Medium, Runs,
+    SimulationError,
 };
 use vigie_barrier::{Algorithm, Group};
 
@@ -229,7 +230,7 @@ impl SimulationPlan {
         set: ParameterSet,
         repeat_after: Option<Duration>,
         first_seed: u64,
-    ) -> Result<Runs, CaseError> {
+    ) -> Result<Runs, SimulationError> {
         let schedule = case.algorithm.schedule(Group::new(case.members)?)?;
         let is_chance = case.medium == Medium::Hub
             || matches!(self.arrival, Arrival::Spread(_))
@@ -337,7 +338,7 @@ fn case(figure: u8, algorithm: Algorithm, members: u32, medium: Medium) -> Case 
 /// Where a 4-ary tree crosses shuffle exchange on 1 Gb/s, and what it gains at most on 100 Mb/s, by o_r.
 fn four_ary() -> Row {
     let row = Row::new(SIMULATED, FOUR_ARY_CASE).parameter(MEMBERS, 16);
-    let found = || -> Result<(Option<u64>, f64), CaseError> {
+    let found = || -> Result<(Option<u64>, f64), SimulationError> {
         let gains = (0..=95).map(|tenths| four_ary_gain(tenths * 100, 100));
         let gains = gains.collect::<Result<Vec<_>, _>>()?;
         Ok((four_ary_crossing(1_000)?, gains.into_iter().fold(f64::MIN, f64::max)))

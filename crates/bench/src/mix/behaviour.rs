@@ -1,4 +1,4 @@
-//! What the tasks and clients of a load do: a closed set of kinds, each with its sizes.
+//! The behaviour of the tasks and clients of a load: a closed set of kinds, each with its sizes.
 //!
 //! A [`Behaviour`] is data. `tasks.rs` carries it out on an async runtime, or on a kernel
 //! thread for each task; the parts that clients play are in `paced.rs` and `closed.rs`. Computation is
@@ -21,16 +21,16 @@ pub(crate) enum Behaviour {
         tasks: u32,
         /// Length of a step.
         step_us: u64,
-        /// Whether a task yields after each step.
+        /// A task yields after each step.
         yields: bool,
     },
     /// Tasks that sleep in the runtime and compute in turn.
     Resting {
         /// Number of tasks.
         tasks: u32,
-        /// How long each sleeps.
+        /// The time for which each sleeps.
         rest_us: u64,
-        /// How long each computes.
+        /// The time for which each computes.
         step_us: u64,
     },
     /// Many new tasks at once, each of which computes for one step and ends.
@@ -41,7 +41,7 @@ pub(crate) enum Behaviour {
         step_us: u64,
         /// Time between two bursts.
         every_us: u64,
-        /// Whether a thread outside the runtime spawns them; otherwise a task does that a timer woke.
+        /// A thread outside the runtime spawns them; otherwise a task does that a timer woke.
         is_foreign: bool,
     },
     /// Tasks that make one blocking call after another, and yield now and then.
@@ -50,14 +50,14 @@ pub(crate) enum Behaviour {
         tasks: u32,
         /// The call.
         call: Call,
-        /// How long a task makes calls before it yields.
+        /// The time for which a task makes calls before it yields.
         span_us: u64,
     },
     /// Tasks that share a lock on which the kernel thread sleeps, and await while they hold it.
     Lock {
         /// Number of tasks.
         tasks: u32,
-        /// How long the holder sleeps in the runtime.
+        /// The time for which the holder sleeps in the runtime.
         hold_us: u64,
     },
     /// Pairs of tasks that pass one message to and fro without end.
@@ -71,7 +71,7 @@ pub(crate) enum Behaviour {
     Timers {
         /// Number of tasks.
         tasks: u32,
-        /// How long each sleeps.
+        /// The time for which each sleeps.
         period_us: u64,
     },
     /// One task that a timer wakes and that wakes many others at once.
@@ -96,7 +96,7 @@ pub(crate) enum Behaviour {
     BlockingHandlers {
         /// Number of clients, each with a connection.
         clients: u32,
-        /// How long the handler sleeps.
+        /// The time for which the handler sleeps.
         sleep_us: u64,
     },
     /// Requests that come by a Poisson process, whether or not earlier ones are answered.
@@ -121,7 +121,7 @@ pub(crate) enum Behaviour {
     WakeThenCompute {
         /// Requests per second.
         per_s: u32,
-        /// How long the handler computes.
+        /// The time for which the handler computes.
         step_us: u64,
     },
     /// New connections, each with one request.

@@ -1,7 +1,5 @@
 //! Builds programs from instructions and labels.
 
-use thiserror::Error;
-
 use super::{
     helper::Helper,
     insn::{Atomic, Condition, Insn, Operand, Operation, Register, Size, Width},
@@ -16,33 +14,6 @@ pub struct Label(usize);
 /// A map of the program under construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MapId(u32);
-
-/// Why assembling failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum AssembleError {
-    /// A jump leads to a label that was never bound.
-    #[error("label {label} was never bound, but a jump leads there")]
-    Unbound {
-        /// Its number, from 0, in the order of [`Assembler::label`].
-        label: usize,
-    },
-    /// A label was bound twice.
-    #[error("label {label} was bound twice")]
-    BoundTwice {
-        /// Its number.
-        label: usize,
-    },
-    /// A jump is longer than 32 767 words.
-    #[error("the jump in word {at} is too long")]
-    TooFar {
-        /// The index of its word.
-        at: usize,
-    },
-    /// The instructions do not form a valid program.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
-}
 
 /// Builds a program, instruction by instruction.
 ///
@@ -60,7 +31,7 @@ pub enum AssembleError {
 /// a.set(R0, XDP_PASS).exit();
 /// a.bind(short).set(R0, XDP_DROP).exit();
 /// assert_eq!(a.finish()?.insns().len(), 8);
-/// # Ok::<(), vigie_forward::bpf::AssembleError>(())
+/// # Ok::<(), vigie_forward::bpf::ProgramError>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "`finish` makes the program"]
@@ -286,10 +257,10 @@ impl Assembler {
     /// Resolves the labels and returns the program.
     ///
     /// # Errors
-    /// [`AssembleError`] if a label is unbound or bound twice, a jump is too long, or the program is invalid.
-    pub fn finish(mut self) -> Result<Program, AssembleError> {
+    /// [`ProgramError`] if a label is unbound or bound twice, a jump is too long, or the program is invalid.
+    pub fn finish(mut self) -> Result<Program, ProgramError> {
         if let Some(label) = self.bound_twice {
-            return Err(AssembleError::BoundTwice { label: label.0 });
+            return Err(ProgramError::BoundTwice { label: label.0 });
         }
         let mut places = Vec::with_capacity(self.insns.len());
         let mut at = 0;
@@ -298,9 +269,9 @@ impl Assembler {
             at += insn.words();
         }
         for (index, label) in &self.jumps {
-            let place = self.labels[label.0].ok_or(AssembleError::Unbound { label: label.0 })?;
+            let place = self.labels[label.0].ok_or(ProgramError::Unbound { label: label.0 })?;
             let at = places[*index];
-            let too_far = AssembleError::TooFar { at };
+            let too_far = ProgramError::TooFar { at };
             let distance = i64::try_from(place).map_err(|_| too_far)?
                 - i64::try_from(at + 1).map_err(|_| too_far)?;
             let distance = i16::try_from(distance).map_err(|_| too_far)?;
@@ -308,7 +279,7 @@ impl Assembler {
                 *offset = distance;
             }
         }
-        Ok(Program::new(self.name, self.kind, self.insns, self.maps)?)
+        Program::new(self.name, self.kind, self.insns, self.maps)
     }
 }
 
@@ -347,11 +318,11 @@ mod tests {
         let mut a = assembler();
         let label = a.label();
         a.jump(label);
-        assert_eq!(a.finish(), Err(AssembleError::Unbound { label: 0 }));
+        assert_eq!(a.finish(), Err(ProgramError::Unbound { label: 0 }));
         let mut a = assembler();
         let label = a.label();
         a.bind(label).exit().bind(label).exit();
-        assert_eq!(a.finish(), Err(AssembleError::BoundTwice { label: 0 }));
+        assert_eq!(a.finish(), Err(ProgramError::BoundTwice { label: 0 }));
         let mut a = assembler();
         let label = a.label();
         a.jump(label);
@@ -359,16 +330,16 @@ mod tests {
             a.set(R0, 0);
         }
         a.bind(label).exit();
-        assert_eq!(a.finish(), Err(AssembleError::TooFar { at: 0 }));
-        assert_eq!(assembler().finish(), Err(ProgramError::Empty.into()));
+        assert_eq!(a.finish(), Err(ProgramError::TooFar { at: 0 }));
+        assert_eq!(assembler().finish(), Err(ProgramError::Empty));
         let mut a = assembler();
         a.set(R0, 0);
-        assert_eq!(a.finish(), Err(ProgramError::RunsOff.into()));
+        assert_eq!(a.finish(), Err(ProgramError::RunsOff));
         let mut a = assembler();
         a.push(Insn::Map { to: R1, map: 0 }).exit();
-        assert_eq!(a.finish(), Err(ProgramError::NoMap { at: 0, map: 0, count: 0 }.into()));
+        assert_eq!(a.finish(), Err(ProgramError::NoMap { at: 0, map: 0, count: 0 }));
         let mut a = assembler();
         a.push(Insn::Jump { offset: 1 }).constant(R1, u64::MAX).exit();
-        assert_eq!(a.finish(), Err(ProgramError::Jump { at: 0 }.into()));
+        assert_eq!(a.finish(), Err(ProgramError::Jump { at: 0 }));
     }
 }

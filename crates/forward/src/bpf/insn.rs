@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use thiserror::Error;
-
-use super::helper::Helper;
+use super::{helper::Helper, program::ProgramError};
 
 numbered! {
     /// A register. R0 holds the result of a call or of the program, R1 to R5 are arguments and are clobbered by a call,
@@ -271,17 +269,6 @@ pub enum Insn {
     Exit,
 }
 
-/// A word that is not an instruction, or not one that this crate knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("word {at} ({word:#018x}) is not an instruction that vigie-forward knows")]
-#[non_exhaustive]
-pub struct DecodeError {
-    /// Its index.
-    pub at: usize,
-    /// The word.
-    pub word: u64,
-}
-
 /// The parts of a word.
 #[derive(Clone, Copy)]
 struct Parts {
@@ -379,8 +366,8 @@ impl Insn {
     /// Decodes words. A map is represented by its index in place of its descriptor.
     ///
     /// # Errors
-    /// [`DecodeError`] if a word is not an instruction, or not one that this crate uses.
-    pub fn decode(words: &[u64]) -> Result<Vec<Self>, DecodeError> {
+    /// [`ProgramError`] if a word is not an instruction, or not one that this crate uses.
+    pub fn decode(words: &[u64]) -> Result<Vec<Self>, ProgramError> {
         let mut insns = Vec::with_capacity(words.len());
         let mut rest = words.iter().copied().enumerate();
         while let Some((at, word)) = rest.next() {
@@ -390,7 +377,7 @@ impl Insn {
             } else {
                 decode_one(parts)
             };
-            insns.push(insn.ok_or(DecodeError { at, word })?);
+            insns.push(insn.ok_or(ProgramError::Unknown { at, word })?);
         }
         Ok(insns)
     }

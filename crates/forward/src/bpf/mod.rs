@@ -38,23 +38,31 @@ mod program;
 mod sys;
 mod user_map;
 
+/// For the tests and benches of this workspace, and for other crates at their own risk: these may change at any time.
+#[doc(hidden)]
 pub use self::{
-    assembler::{AssembleError, Assembler, Label, MapId},
-    attachment::{AttachError, AttachMode, Attachment, attach_to_sockets},
+    assembler::{Assembler, Label, MapId},
+    attachment::{Attachment, attach_to_sockets},
     generator::{BURST_MIN, Generator},
     helper::Helper,
-    insn::{Atomic, Condition, DecodeError, Insn, Operand, Operation, Register, Size, Width},
+    insn::{Atomic, Condition, Insn, Operand, Operation, Register, Size, Width},
     interpreter::{
         Fault, INSTRUCTIONS_MAX, Interpreter, Outcome, PacketBuffer, Redirect, RunContext,
     },
     kernel_map::KernelMap,
-    loaded::{LoadError, LoadedProgram, TestRun},
-    map::{BpfMap, MapError, MapKind, MapSpec, UpdateMode},
-    privilege::PrivilegeError,
+    loaded::{LoadedProgram, TestRun},
+    map::{BpfMap, MapKind, MapSpec, UpdateMode},
     probe::{
         SK_DROP, SK_PASS, Support, TCX_DROP, TCX_NEXT, XDP_ABORTED, XDP_DROP, XDP_PASS,
         XDP_REDIRECT, XDP_TX, constant_program,
     },
-    program::{Program, ProgramError, ProgramKind, WORDS_MAX},
+    program::{Program, ProgramKind, WORDS_MAX},
     user_map::{USER_MAP_MAX, UserMap},
+};
+pub use self::{
+    attachment::{AttachError, AttachMode},
+    loaded::LoadError,
+    map::MapError,
+    privilege::PrivilegeError,
+    program::ProgramError,
 };

@@ -50,7 +50,7 @@ impl ProgramKind {
 /// assembler.set(R0, XDP_PASS).exit();
 /// let program = assembler.finish()?;
 /// assert_eq!(program.insns().len(), 2);
-/// # Ok::<(), vigie_forward::bpf::AssembleError>(())
+/// # Ok::<(), vigie_forward::bpf::ProgramError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
@@ -64,6 +64,32 @@ pub struct Program {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProgramError {
+    /// A jump leads to a label that was never bound.
+    #[error("label {label} was never bound, but a jump leads there")]
+    Unbound {
+        /// Its number, from 0, in the order of [`Assembler::label`].
+        label: usize,
+    },
+    /// A label was bound twice.
+    #[error("label {label} was bound twice")]
+    BoundTwice {
+        /// Its number.
+        label: usize,
+    },
+    /// A jump is longer than 32 767 words.
+    #[error("the jump in word {at} is too long")]
+    TooFar {
+        /// The index of its word.
+        at: usize,
+    },
+    /// A word that is not an instruction, or not one that this crate knows.
+    #[error("word {at} ({word:#018x}) is not an instruction that vigie-forward knows")]
+    Unknown {
+        /// Its index.
+        at: usize,
+        /// The word.
+        word: u64,
+    },
     /// There are no instructions.
     #[error("a program needs an instruction")]
     Empty,

@@ -1,9 +1,7 @@
 //! A message and how it is cut into packets.
 
-use thiserror::Error;
-
-/// The maximum number of packets of one message.
-pub const PACKETS_MAX: u32 = 1 << 20;
+use crate::error::ModelError;
+pub use crate::error::PACKETS_MAX;
 
 /// A message of ℓ bytes in nb(ℓ) packets of sz(ℓ) bytes [fast-forward, §2.1].
 ///
@@ -19,9 +17,9 @@ impl Message {
     /// Creates a message that is not cut: nb(ℓ) = 1, sz(ℓ) = ℓ.
     ///
     /// # Errors
-    /// [`MessageError::Empty`] if `bytes` is zero.
-    pub const fn whole(bytes: u64) -> Result<Self, MessageError> {
-        if bytes == 0 { Err(MessageError::Empty) } else { Ok(Self { bytes, nb: 1 }) }
+    /// [`ModelError::EmptyMessage`] if `bytes` is zero.
+    pub const fn whole(bytes: u64) -> Result<Self, ModelError> {
+        if bytes == 0 { Err(ModelError::EmptyMessage) } else { Ok(Self { bytes, nb: 1 }) }
     }
 
     /// Creates a message of `bytes` in the fewest packets of at most `packet_bytes_max`.
@@ -30,21 +28,21 @@ impl Message {
     /// # use vigie_forward::Message;
     /// let message = Message::cut(8192, 2048)?;
     /// assert_eq!((message.nb(), message.sz()), (4, 2048));
-    /// # Ok::<(), vigie_forward::MessageError>(())
+    /// # Ok::<(), vigie_forward::ModelError>(())
     /// ```
     ///
     /// # Errors
-    /// [`MessageError`] if a size is zero, or [`PACKETS_MAX`] packets are not enough.
-    pub fn cut(bytes: u64, packet_bytes_max: u64) -> Result<Self, MessageError> {
+    /// [`ModelError`] if a size is zero, or [`PACKETS_MAX`] packets are not enough.
+    pub fn cut(bytes: u64, packet_bytes_max: u64) -> Result<Self, ModelError> {
         if bytes == 0 {
-            return Err(MessageError::Empty);
+            return Err(ModelError::EmptyMessage);
         }
         if packet_bytes_max == 0 {
-            return Err(MessageError::EmptyPackets);
+            return Err(ModelError::EmptyPackets);
         }
         let count = bytes.div_ceil(packet_bytes_max);
         let nb = u32::try_from(count).ok().filter(|nb| *nb <= PACKETS_MAX);
-        let nb = nb.ok_or(MessageError::TooManyPackets { count })?;
+        let nb = nb.ok_or(ModelError::TooManyPackets { count })?;
         Ok(Self { bytes, nb })
     }
 
@@ -65,22 +63,4 @@ impl Message {
     pub fn sz(self) -> u64 {
         self.bytes.div_ceil(u64::from(self.nb))
     }
-}
-
-/// Why a message or its packets are invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum MessageError {
-    /// A message without bytes.
-    #[error("a message of no bytes has no bandwidth: give its length")]
-    Empty,
-    /// Packets without bytes.
-    #[error("packets of no bytes carry nothing: give the largest packet of the network")]
-    EmptyPackets,
-    /// More packets than the model accepts.
-    #[error("{count} packets are more than {PACKETS_MAX}: use larger packets, or cut the message")]
-    TooManyPackets {
-        /// Packets that would be needed.
-        count: u64,
-    },
 }

@@ -25,9 +25,9 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 
-pub use self::message::{Message, MessageError, PACKETS_MAX};
+pub use self::message::{Message, PACKETS_MAX};
 pub use self::parameters::{
-    Bus, Node, Parameters, ParametersBuilder, ParametersError, SharedProcessors, WINDOW_MAX,
+    Bus, Node, Parameters, ParametersBuilder, SharedProcessors, WINDOW_MAX,
 };
 pub use self::path::{Mode, Path, Placement};
 pub use self::planner::{Candidate, Plan, Refusal};

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use thiserror::Error;
-
 use super::message::Message;
 use crate::cost::{Cost, TIME_MAX};
-
-/// The maximum number of messages in the node at once.
-pub const WINDOW_MAX: u32 = 1 << 16;
+use crate::error::ModelError;
+pub use crate::error::WINDOW_MAX;
 
 /// Whether the I/O bus carries both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -122,10 +119,10 @@ impl Parameters {
     /// Returns the same parameters with another window.
     ///
     /// # Errors
-    /// [`ParametersError::Window`] unless it is in 1..=[`WINDOW_MAX`].
-    pub const fn with_window(self, window: u32) -> Result<Self, ParametersError> {
+    /// [`ModelError::Window`] unless it is in 1..=[`WINDOW_MAX`].
+    pub const fn with_window(self, window: u32) -> Result<Self, ModelError> {
         if window == 0 || window > WINDOW_MAX {
-            return Err(ParametersError::Window { window });
+            return Err(ModelError::Window { window });
         }
         Ok(Self { window, ..self })
     }
@@ -190,8 +187,8 @@ impl ParametersBuilder {
     /// Checks and returns the parameters.
     ///
     /// # Errors
-    /// [`ParametersError`] names the parameter that is missing or out of range.
-    pub fn build(self) -> Result<Parameters, ParametersError> {
+    /// [`ModelError`] names the parameter that is missing or out of range.
+    pub fn build(self) -> Result<Parameters, ModelError> {
         let parameters = Parameters {
             message: self.message,
             t_rcv: checked("T_rcv", self.t_rcv, Duration::from_nanos(1))?,
@@ -211,10 +208,10 @@ fn checked(
     symbol: &'static str,
     time: Option<Duration>,
     least: Duration,
-) -> Result<Duration, ParametersError> {
-    let time = time.ok_or(ParametersError::Missing { symbol })?;
+) -> Result<Duration, ModelError> {
+    let time = time.ok_or(ModelError::Missing { symbol })?;
     if time < least || time > TIME_MAX {
-        return Err(ParametersError::Time { symbol, time });
+        return Err(ModelError::Time { symbol, time });
     }
     Ok(time)
 }
@@ -294,8 +291,8 @@ impl Node {
     /// Returns the parameters for one message.
     ///
     /// # Errors
-    /// [`ParametersError`] if one of its packets would take no time or too long, or the window is out of range.
-    pub fn parameters(&self, message: Message) -> Result<Parameters, ParametersError> {
+    /// [`ModelError`] if one of its packets would take no time or too long, or the window is out of range.
+    pub fn parameters(&self, message: Message) -> Result<Parameters, ModelError> {
         let sz = message.sz();
         Parameters::builder(message)
             .t_rcv(self.t_rcv.at(sz))
@@ -315,32 +312,4 @@ impl Node {
             .window(self.window)
             .build()
     }
-}
-
-/// Parameters that are missing or out of range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum ParametersError {
-    /// A missing parameter: none is guessed.
-    #[error("{symbol} is missing: measure it, or give it")]
-    Missing {
-        /// The paper's symbol.
-        symbol: &'static str,
-    },
-    /// A time out of range.
-    #[error(
-        "{symbol} of a packet is {time:?}: it must be more than nothing on a link, and at most {TIME_MAX:?}"
-    )]
-    Time {
-        /// The paper's symbol.
-        symbol: &'static str,
-        /// The value given.
-        time: Duration,
-    },
-    /// A window out of range.
-    #[error("a window of {window} messages: it must be 1 to {WINDOW_MAX}")]
-    Window {
-        /// The value given.
-        window: u32,
-    },
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::message::Message;
-use super::parameters::{Node, Parameters, ParametersError};
+use super::parameters::{Node, Parameters};
 use super::path::{Mode, Path, Placement};
 use super::prediction::Prediction;
 use super::stage::StageModel;
+use crate::error::ModelError;
 
 /// Where and how a pipeline should run, with the prediction and the reason.
 ///
@@ -86,8 +87,8 @@ impl Node {
     /// One check per stage, a few dozen operations per path, and one allocation per refusal.
     ///
     /// # Errors
-    /// [`ParametersError`] if the parameters for this message are out of range.
-    pub fn plan(&self, message: Message, stages: &[StageModel]) -> Result<Plan, ParametersError> {
+    /// [`ModelError`] if the parameters for this message are out of range.
+    pub fn plan(&self, message: Message, stages: &[StageModel]) -> Result<Plan, ModelError> {
         let host = stages.iter().map(StageModel::host_cost);
         let t_algo_h =
             host.fold(Duration::ZERO, |sum, cost| sum.saturating_add(cost.at(message.bytes())));

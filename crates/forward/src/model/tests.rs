@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::cost::{Bandwidth, Cost};
+use crate::error::ModelError;
 use crate::simulation::{Flow, Simulation, SimulationError};
 
 const fn us(time: u64) -> Duration {
@@ -176,18 +177,18 @@ fn a_sweep_changes_sides_at_the_threshold() {
 fn parameters_are_checked() {
     // Goal: each missing or invalid parameter is refused by name. Method: each once.
     let missing = Parameters::builder(Message::whole(64).unwrap()).t_net(us(1)).build();
-    assert_eq!(missing, Err(ParametersError::Missing { symbol: "T_pci" }));
+    assert_eq!(missing, Err(ModelError::Missing { symbol: "T_pci" }));
     let zero = table_2().t_rcv(us(0)).build();
-    assert_eq!(zero, Err(ParametersError::Time { symbol: "T_rcv", time: us(0) }));
+    assert_eq!(zero, Err(ModelError::Time { symbol: "T_rcv", time: us(0) }));
     assert!(table_2().t_snd(us(60_000_001)).build().is_err());
     assert!(table_2().t_pci(us(0)).build().is_ok(), "memory shared by host and interface");
     for window in [0, WINDOW_MAX + 1] {
-        assert_eq!(table_2().window(window).build(), Err(ParametersError::Window { window }));
+        assert_eq!(table_2().window(window).build(), Err(ModelError::Window { window }));
     }
-    assert_eq!(Message::whole(0), Err(MessageError::Empty));
-    assert_eq!(Message::cut(1, 0), Err(MessageError::EmptyPackets));
+    assert_eq!(Message::whole(0), Err(ModelError::EmptyMessage));
+    assert_eq!(Message::cut(1, 0), Err(ModelError::EmptyPackets));
     let count = u64::MAX;
-    assert_eq!(Message::cut(u64::MAX, 1), Err(MessageError::TooManyPackets { count }));
+    assert_eq!(Message::cut(u64::MAX, 1), Err(ModelError::TooManyPackets { count }));
     assert_eq!(Message::cut(2049, 2048).unwrap().sz(), 1025, "two packets of equal size");
 }
 

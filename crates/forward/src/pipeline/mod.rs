@@ -80,6 +80,12 @@ pub enum OnFull {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PipelineError {
+    /// No packet fits into the bucket of a meter.
+    #[error("a burst of {bytes} bytes passes no packet: give at least the MTU plus 14")]
+    Burst {
+        /// The burst given, in bytes.
+        bytes: u64,
+    },
     /// A stage needs whole messages.
     #[error(
         "stage {stage:?} must see a whole message before its start may leave: use store-and-forward, or \

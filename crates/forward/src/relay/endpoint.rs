@@ -69,23 +69,34 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A text that is not an endpoint.
+/// A text that is not an endpoint or a network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "`{text}` is not an endpoint: write `tcp:ADDRESS:PORT`, `tcp:[ADDRESS]:PORT` or `unix:PATH`"
-)]
 #[non_exhaustive]
-pub struct ParseEndpointError {
-    /// The text.
-    pub text: String,
+pub enum ParseAddressError {
+    /// Not an [`Endpoint`].
+    #[error(
+        "`{text}` is not an endpoint: write `tcp:ADDRESS:PORT`, `tcp:[ADDRESS]:PORT` or `unix:PATH`"
+    )]
+    Endpoint {
+        /// The text.
+        text: String,
+    },
+    /// Not a [`Network`](super::Network).
+    #[error(
+        "`{text}` is not a network: write an address, or `ADDRESS/BITS` with at most 32 or 128 bits"
+    )]
+    Network {
+        /// The text.
+        text: String,
+    },
 }
 
 impl FromStr for Endpoint {
-    type Err = ParseEndpointError;
+    type Err = ParseAddressError;
 
     /// Parses `tcp:ADDRESS:PORT` and `unix:PATH`; an address without `tcp:` is TCP. Names are not resolved.
-    fn from_str(text: &str) -> Result<Self, ParseEndpointError> {
-        let wrong = || ParseEndpointError { text: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self, ParseAddressError> {
+        let wrong = || ParseAddressError::Endpoint { text: text.to_owned() };
         match text.strip_prefix("unix:") {
             Some("") => Err(wrong()),
             Some(path) => Ok(Self::Unix(path.into())),
@@ -110,7 +121,10 @@ mod tests {
         }
         assert_eq!("[::1]:5".parse(), Ok(Endpoint::Tcp("[::1]:5".parse().expect("an address"))));
         for text in ["", "unix:", "tcp:", "tcp:localhost:80", "127.0.0.1", "udp:127.0.0.1:5"] {
-            assert_eq!(text.parse::<Endpoint>(), Err(ParseEndpointError { text: text.to_owned() }));
+            assert_eq!(
+                text.parse::<Endpoint>(),
+                Err(ParseAddressError::Endpoint { text: text.to_owned() })
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The settings of a relay, and their checks.
 
-use std::{io, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::Server;
@@ -182,6 +182,18 @@ pub enum BindError {
         needed: usize,
         /// Bytes allowed.
         given: usize,
+    },
+    /// The limit of sessions of datagrams is zero, or they would expire too soon.
+    #[error("at least one session must be allowed, and sessions must last for at least 1 ms")]
+    Sessions,
+    /// Listening for datagrams failed.
+    #[error("cannot listen on udp:{address}")]
+    ListenUdp {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        #[source]
+        source: io::Error,
     },
     /// Listening on the endpoint failed.
     #[error("cannot listen on {endpoint}")]

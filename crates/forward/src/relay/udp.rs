@@ -19,7 +19,6 @@ use std::{
     time::Duration,
 };
 
-use thiserror::Error;
 use tokio::sync::{Notify, watch};
 use vigie_detect::{Instant, Server, net::UdpSocket};
 
@@ -28,6 +27,7 @@ use super::{
     counters::{Counter, counters},
     health::UpstreamHealth,
     relay::ConnectionTask,
+    settings::BindError,
     sys::dropped_datagrams,
     wait::{Either, select, timeout_at},
 };
@@ -66,12 +66,12 @@ impl UdpRelayBuilder {
     /// Binds the listening socket, watched by `server`, as are those of the sessions.
     ///
     /// # Errors
-    /// [`UdpBindError`].
-    pub fn bind_on(self, server: &Server) -> Result<UdpRelay, UdpBindError> {
+    /// [`BindError`].
+    pub fn bind_on(self, server: &Server) -> Result<UdpRelay, BindError> {
         if self.sessions_max == 0 || self.expire_after < Duration::from_millis(1) {
-            return Err(UdpBindError::Settings);
+            return Err(BindError::Sessions);
         }
-        let cannot = |source| UdpBindError::Listen { address: self.listen, source };
+        let cannot = |source| BindError::ListenUdp { address: self.listen, source };
         let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
         let health = UpstreamHealth::new(format_args!("udp:{}", self.upstream));
@@ -89,24 +89,6 @@ impl UdpRelayBuilder {
         };
         Ok(UdpRelay { address, shared: Arc::new(shared) })
     }
-}
-
-/// Why a relay of datagrams could not be started.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum UdpBindError {
-    /// The limit of sessions is zero, or they would expire too soon.
-    #[error("at least one session must be allowed, and sessions must last for at least 1 ms")]
-    Settings,
-    /// Listening on the address failed.
-    #[error("cannot listen on udp:{address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
 }
 
 /// A relay of datagrams, which forwards once [`serve`](Self::serve) is polled.

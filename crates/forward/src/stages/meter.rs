@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use thiserror::Error;
 use vigie_detect::Instant;
 
 use crate::{
     cost::Bandwidth,
     model::{Sees, StageModel, Writes},
     packet::Packet,
-    pipeline::{Offload, Reason, Stage, StockStage, Verdict},
+    pipeline::{Offload, PipelineError, Reason, Stage, StockStage, Verdict},
 };
 
 /// Passes packets within a rate and a burst, by a token bucket, and drops the rest ([`Reason::Metered`]). Frames count
@@ -24,18 +23,6 @@ pub struct Meter {
     full_at: Instant,
 }
 
-/// A meter that would pass nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum MeterError {
-    /// No packet fits into the bucket.
-    #[error("a burst of {bytes} bytes passes no packet: give at least the MTU plus 14")]
-    Burst {
-        /// The burst given, in bytes.
-        bytes: u64,
-    },
-}
-
 /// The longest Ethernet header plus one byte.
 const BURST_MIN: u64 = 64;
 
@@ -43,10 +30,10 @@ impl Meter {
     /// Creates a meter with a rate, and a burst: the bytes that may pass at once after a pause.
     ///
     /// # Errors
-    /// [`MeterError::Burst`] if no frame fits into the burst: below 64 bytes.
-    pub const fn new(rate: Bandwidth, burst_bytes: u64) -> Result<Self, MeterError> {
+    /// [`PipelineError::Burst`] if no frame fits into the burst: below 64 bytes.
+    pub const fn new(rate: Bandwidth, burst_bytes: u64) -> Result<Self, PipelineError> {
         if burst_bytes < BURST_MIN {
-            return Err(MeterError::Burst { bytes: burst_bytes });
+            return Err(PipelineError::Burst { bytes: burst_bytes });
         }
         Ok(Self { rate, burst_bytes, full_at: Instant::from_nanos(0) })
     }

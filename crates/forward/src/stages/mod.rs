@@ -19,7 +19,7 @@ pub use self::{
     checksum::{Checksum, ChecksumMode},
     closure::Closure,
     filter::{Action, Filter, Rule},
-    meter::{Meter, MeterError},
+    meter::Meter,
     mirror::Mirror,
     nat::{Nat, NatRule},
     rewrite::Rewrite,

@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{lane::Lane, sync::Arc};
 
-/// What a runtime has done so far, and what it is doing now.
+/// The past work of a runtime, and its present state.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Metrics {
-    /// How tasks are scheduled.
+    /// The flavor, which schedules the tasks.
     pub flavor: Flavor,
     /// Worker threads; one in the user-level flavor. In the kernel-level flavor, one per task that has a
     /// thread; there the kernel schedules, so polls, delays and threads are not counted.
@@ -34,7 +34,7 @@ pub struct Metrics {
     pub hogs: u64,
     /// The latest long polls that have ended, at most 16, oldest first.
     pub latest_long_polls: Vec<LongPoll>,
-    /// How long tasks were ready before they were polled, for tasks that an event or a foreign thread woke or
+    /// The time for which tasks were ready before they were polled, for tasks that an event or a foreign thread woke or
     /// that a foreign thread spawned. Does *not* contain the time from the kernel's readiness to its
     /// detection, which only the peer can measure. A wake-up during the task's own poll counts as the task's
     /// own: see [`task_delay`](Self::task_delay).
@@ -52,7 +52,7 @@ pub struct Metrics {
     pub detection: Snapshot,
     /// The detection server's handles.
     pub handles: Vec<HandleReport>,
-    /// How often the kernel stopped the whole control group because it had used up its quota. `None` without
+    /// The number of times that the kernel stopped the whole control group because it had used up its quota. `None` without
     /// such a group, or if it has no processor controller.
     pub throttling: Option<Throttling>,
 }
@@ -96,11 +96,11 @@ pub struct LaneMetrics {
 pub struct LongPoll {
     /// The name of the task, if it has one.
     pub name: Option<Arc<str>>,
-    /// Where the task was spawned.
+    /// The place in the source at which the task was spawned.
     pub site: &'static Location<'static>,
     /// The lane in which it was polled.
     pub lane: Lane,
-    /// How long the poll held its thread.
+    /// The time for which the poll held its thread.
     pub duration: Duration,
 }
 
@@ -108,7 +108,7 @@ pub struct LongPoll {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ThreadMetrics {
-    /// Whether this is a reserve thread. It runs the reaction lane; it runs the compute lane only in place of
+    /// This is a reserve thread. It runs the reaction lane; it runs the compute lane only in place of
     /// a thread that sleeps in the kernel, or, for short tasks, while every worker computes for long.
     pub is_reserve: bool,
     /// Polls that have ended, in both lanes.
@@ -125,9 +125,9 @@ pub struct ThreadMetrics {
 pub struct CurrentPoll {
     /// The name of the task, if it has one.
     pub name: Option<Arc<str>>,
-    /// Where the task was spawned.
+    /// The place in the source at which the task was spawned.
     pub site: &'static Location<'static>,
-    /// How long it has been running.
+    /// The time for which it has been running.
     pub elapsed: Duration,
 }
 
@@ -141,12 +141,12 @@ pub struct ReserveMetrics {
     pub spare: usize,
     /// The maximum number of reserve threads.
     pub limit: usize,
-    /// Whether one of them, the sentinel, is in the poller.
+    /// One of them, the sentinel, is in the poller.
     pub has_sentinel: bool,
-    /// How often a reserve thread was called.
+    /// The number of calls of reserve threads.
     pub calls: u64,
-    /// How many of these calls created a thread.
+    /// The number of these calls that created a thread.
     pub new_threads: u64,
-    /// How often no reserve thread could be called: all were in use, or the kernel refused a thread.
+    /// The number of times that no reserve thread could be called: all were in use, or the kernel refused a thread.
     pub refused: u64,
 }

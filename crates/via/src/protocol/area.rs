@@ -16,10 +16,10 @@ use std::collections::VecDeque;
 use super::to_u64;
 
 /// The unit into which the area is divided, in bytes: a cache line.
-pub const UNIT: u32 = 64;
+pub(super) const UNIT: u32 = 64;
 
 /// The largest area, in bytes: lengths of frames stay clear of the immediates of control entries.
-pub const AREA_BYTES_MAX: u32 = 1 << 26;
+pub(super) const AREA_BYTES_MAX: u32 = 1 << 26;
 
 /// Frames longer than this, in bytes, begin [`LEAD_BYTES`] into their place.
 const LONG_FRAME_BYTES: u32 = 1024;
@@ -48,11 +48,11 @@ pub(super) const fn longest_frame(area_bytes: u32) -> u32 {
 /// The place of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct FrameSlot {
+pub(super) struct FrameSlot {
     /// The offset from the beginning of the area, in bytes.
-    pub offset: u32,
+    pub(super) offset: u32,
     /// The immediate that announces it: its length, negative if it starts at the beginning.
-    pub immediate: i32,
+    pub(super) immediate: i32,
 }
 
 /// The sender's view of the area at its peer: `WritePointer` and what is free.
@@ -61,7 +61,7 @@ pub struct FrameSlot {
 /// [via-lam, §4.2]. *Deviation:* `RDMAmaxread` is a cumulative count of what was given back, not the amount
 /// that is free, so that an update may be lost, repeated or late.
 #[derive(Clone, Copy, Debug)]
-pub struct AreaWriter {
+pub(super) struct AreaWriter {
     size_units: u32,
     /// `WritePointer`, in units.
     write_pointer: u32,
@@ -74,27 +74,27 @@ pub struct AreaWriter {
 impl AreaWriter {
     /// Returns a writer for an empty area of `size_bytes`, rounded down to whole units.
     #[must_use]
-    pub const fn new(size_bytes: u32) -> Self {
+    pub(super) const fn new(size_bytes: u32) -> Self {
         Self { size_units: size_bytes / UNIT, write_pointer: 0, taken: 0, freed: 0 }
     }
 
     /// Returns the longest frame that always finds a place once the area is empty, in bytes: half the area,
     /// less the lead of a long frame.
     #[must_use]
-    pub const fn frame_bytes_max(&self) -> u32 {
+    pub(super) const fn frame_bytes_max(&self) -> u32 {
         longest_frame(self.size_units * UNIT)
     }
 
     /// Returns how many units are not known to be free.
     #[inline]
     #[must_use]
-    pub const fn outstanding(&self) -> u32 {
+    pub(super) const fn outstanding(&self) -> u32 {
         self.taken.wrapping_sub(self.freed)
     }
 
     /// Returns `RDMAmaxwrite`: the bytes that can be written from `WritePointer` on without asking.
-    #[must_use]
-    pub const fn max_write(&self) -> u32 {
+    #[cfg(test)]
+    const fn max_write(&self) -> u32 {
         let free = self.size_units - self.outstanding();
         let to_end = self.size_units - self.write_pointer;
         (if free < to_end { free } else { to_end }) * UNIT
@@ -103,7 +103,7 @@ impl AreaWriter {
     /// Finds a place for a frame, and moves `WritePointer` behind it. `None`: not enough room is known to be
     /// free.
     #[inline]
-    pub fn take(&mut self, length_bytes: u32) -> Option<FrameSlot> {
+    pub(super) fn take(&mut self, length_bytes: u32) -> Option<FrameSlot> {
         let needed = units(length_bytes);
         let free = self.size_units - self.outstanding();
         let to_end = self.size_units - self.write_pointer;
@@ -135,7 +135,7 @@ impl AreaWriter {
     /// Takes in `RDMAmaxread`: `freed` is the low `bits` bits of the count of units ever given back. Returns
     /// whether there is news, or `None` if the peer claims more than was ever taken.
     #[inline]
-    pub fn update(&mut self, freed: u32, bits: u32) -> Option<bool> {
+    pub(super) fn update(&mut self, freed: u32, bits: u32) -> Option<bool> {
         let mask = (1_u32 << bits) - 1;
         let more = freed.wrapping_sub(self.freed) & mask;
         if more > self.outstanding() {
@@ -156,11 +156,11 @@ struct Span {
 
 /// Identifies a frame that is held in the area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hold(u64);
+pub(super) struct Hold(u64);
 
 /// The receiver's view of its area: `ReadPointer` and what was given back.
 #[derive(Clone, Debug)]
-pub struct AreaReader {
+pub(super) struct AreaReader {
     size_units: u32,
     /// `ReadPointer`, in units.
     read_pointer: u32,
@@ -177,17 +177,17 @@ pub struct AreaReader {
 /// A frame as the receiver finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct AreaFrame {
+pub(super) struct AreaFrame {
     /// The offset from the beginning of the area, in bytes.
-    pub offset: u32,
+    pub(super) offset: u32,
     /// The length, in bytes.
-    pub length: u32,
+    pub(super) length: u32,
 }
 
 impl AreaReader {
     /// Returns a reader of an empty area of `size_bytes`, rounded down to whole units.
     #[must_use]
-    pub const fn new(size_bytes: u32) -> Self {
+    pub(super) const fn new(size_bytes: u32) -> Self {
         Self {
             size_units: size_bytes / UNIT,
             read_pointer: 0,
@@ -201,7 +201,7 @@ impl AreaReader {
     /// Finds the frame that an immediate announces and moves `ReadPointer` behind it. `None`: the sender
     /// broke the protocol. Release or hold each frame then.
     #[inline]
-    pub fn find(&mut self, immediate: i32) -> Option<AreaFrame> {
+    pub(super) fn find(&mut self, immediate: i32) -> Option<AreaFrame> {
         let length = immediate.unsigned_abs();
         let needed = units(length);
         let to_end = self.size_units - self.read_pointer;
@@ -220,7 +220,7 @@ impl AreaReader {
 
     /// Gives back the frame that was found last.
     #[inline]
-    pub fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         if self.spans.is_empty() {
             self.released = self.read;
         } else {
@@ -237,13 +237,13 @@ impl AreaReader {
     }
 
     /// Keeps the frame that was found last in the area.
-    pub fn hold(&mut self) -> Hold {
+    pub(super) fn hold(&mut self) -> Hold {
         self.spans.push_back(Span { end: self.read, is_released: false });
         Hold(self.first + to_u64(self.spans.len()) - 1)
     }
 
     /// Gives a held frame back. It counts once all frames before it are given back.
-    pub fn release_held(&mut self, hold: Hold) {
+    pub(super) fn release_held(&mut self, hold: Hold) {
         let Some(index) = hold.0.checked_sub(self.first) else { return };
         let Some(span) = usize::try_from(index).ok().and_then(|index| self.spans.get_mut(index))
         else {
@@ -262,21 +262,15 @@ impl AreaReader {
     /// Returns the units ever given back, for `RDMAmaxread`.
     #[inline]
     #[must_use]
-    pub const fn released(&self) -> u32 {
+    pub(super) const fn released(&self) -> u32 {
         self.released
     }
 
     /// Returns the size of the area, in units.
     #[inline]
     #[must_use]
-    pub const fn size_units(&self) -> u32 {
+    pub(super) const fn size_units(&self) -> u32 {
         self.size_units
-    }
-
-    /// Returns the number of units that are held, or behind one that is.
-    #[must_use]
-    pub const fn held(&self) -> u32 {
-        self.read.wrapping_sub(self.released)
     }
 }
 

@@ -2,13 +2,13 @@
 //! were copied out of shared memory once, and are checked here.
 
 /// The length of an envelope, in bytes.
-pub const ENVELOPE_BYTES: usize = 16;
+pub(super) const ENVELOPE_BYTES: usize = 16;
 
 /// The length of what follows the envelope of a message in several frames, in bytes.
-pub const OPENING_BYTES: usize = 32;
+pub(super) const OPENING_BYTES: usize = 32;
 
 /// The length of a control entry, in bytes.
-pub const CONTROL_BYTES: usize = 32;
+pub(super) const CONTROL_BYTES: usize = 32;
 
 /// The kind of a frame in the RDMA area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

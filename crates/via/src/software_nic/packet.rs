@@ -75,19 +75,19 @@ pub(super) struct DataHeader {
     pub(super) oldest: u32,
     /// The latest packet that has arrived.
     pub(super) echo: u32,
-    /// How many fragments, from `next` on, are accepted.
+    /// The number of fragments, from `next` on, that are accepted.
     pub(super) window: u16,
-    /// How long ago the echoed packet arrived, in units of 16 µs.
+    /// The time since the echoed packet arrived, in units of 16 µs.
     pub(super) delay: u16,
-    /// Whether a fragment follows.
+    /// A fragment follows.
     pub(super) has_fragment: bool,
-    /// Whether the rest is padding of a probe.
+    /// The rest is padding of a probe.
     pub(super) is_probe: bool,
-    /// Whether the rest is the length of a probe that has arrived, as a u16.
+    /// The rest is the length of a probe that has arrived, as a u16.
     pub(super) has_probed: bool,
-    /// Whether the sender wants an ACK for this packet.
+    /// The sender wants an ACK for this packet.
     pub(super) is_ack_eliciting: bool,
-    /// Which fragments behind `next` have arrived, in words of 64; as many words as there are.
+    /// The fragments behind `next` that have arrived, in words of 64; as many words as there are.
     pub(super) acked: [u64; ACK_WORDS],
     pub(super) words: u8,
 }
@@ -216,7 +216,7 @@ pub(super) struct CallPacket {
     pub(super) is_peer: bool,
     pub(super) is_tagged: bool,
     pub(super) level: Reliability,
-    /// How long the caller will still wait, in milliseconds.
+    /// The time that the caller will still wait, in milliseconds.
     pub(super) timeout_ms: u32,
     /// Its initial window, in fragments.
     pub(super) window: u16,
@@ -224,7 +224,7 @@ pub(super) struct CallPacket {
     pub(super) greeting: Vec<u8>,
 }
 
-/// How an attempt or a connection ended.
+/// The end of an attempt or a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CloseNotice {
     /// The receiver's name for it, or 0 if the sender does not know that.
@@ -232,7 +232,7 @@ pub(super) struct CloseNotice {
     /// The sender's name for it, or 0 if it has none.
     pub(super) from: u64,
     pub(super) reason: Reason,
-    /// Which of the receiver's descriptors failed at the sender, counted from 0, and with which status.
+    /// The receiver's descriptor that failed at the sender, counted from 0, and its status.
     pub(super) failed: Option<(u64, Status)>,
 }
 

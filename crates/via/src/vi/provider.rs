@@ -38,7 +38,7 @@ pub struct RemoteKey(pub u64);
 #[expect(clippy::exhaustive_structs, reason = "providers must be able to make one")]
 pub struct RequestId(pub u64);
 
-/// Where a NIC can be reached: bytes that only the provider interprets, at most 255, for the consumer to pass
+/// The address of a NIC: bytes that only the provider interprets, at most 255, for the consumer to pass
 /// on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "consumers carry it from process to process")]
@@ -52,7 +52,7 @@ pub struct Connect<'a> {
     pub vi: ViId,
     /// The peer's NIC.
     pub address: &'a Address,
-    /// What the peer listens for, or calls this VI for: 1 to 64 bytes.
+    /// The name under which the peer listens, or calls this VI: 1 to 64 bytes.
     pub discriminator: &'a [u8],
     /// Bytes for the peer's consumer, at most 1024.
     pub greeting: &'a [u8],
@@ -80,7 +80,7 @@ impl<'a> Connect<'a> {
     }
 }
 
-/// What a VI guarantees: VIA's three levels.
+/// The guarantees of a VI: VIA's three levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Reliability {
@@ -96,7 +96,7 @@ pub enum Reliability {
     ReliableReception,
 }
 
-/// What a NIC can do.
+/// The capabilities of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attributes {
@@ -112,11 +112,11 @@ pub struct Attributes {
     pub max_descriptors: usize,
     /// The highest level that its VIs may request.
     pub reliability: Reliability,
-    /// Whether RDMA reads are offered.
+    /// The NIC offers RDMA reads.
     pub has_rdma_read: bool,
-    /// Whether peers' memory may be mapped here: see [`Provider::window`].
+    /// Peers' memory may be mapped here: see [`Provider::window`].
     pub has_window: bool,
-    /// How long a transfer over an unreliable VI may be, in bytes, before it is lost more easily than a shorter one:
+    /// The longest transfer over an unreliable VI, in bytes, that is lost no more easily than a shorter one:
     /// the most that travels as one packet. The default, `u64::MAX`, means that the length does not matter.
     pub unreliable_bytes: u64,
 }
@@ -146,9 +146,9 @@ impl Attributes {
 pub struct MemoryAttributes {
     /// The tag that a VI needs to reach it.
     pub tag: ProtectionTag,
-    /// Whether peers may write it.
+    /// Peers may write it.
     pub allows_write: bool,
-    /// Whether peers may read it.
+    /// Peers may read it.
     pub allows_read: bool,
 }
 
@@ -184,7 +184,7 @@ impl Region {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "consumers must be able to write one")]
 pub struct ViAttributes {
-    /// What it guarantees. Both ends of a connection must have the same level.
+    /// Its guarantees. Both ends of a connection must have the same level.
     pub reliability: Reliability,
     /// The tag of the memory that it reaches.
     pub tag: ProtectionTag,
@@ -192,13 +192,13 @@ pub struct ViAttributes {
     pub send_cq: Option<CqId>,
     /// The queue for completions of its receive queue; likewise.
     pub receive_cq: Option<CqId>,
-    /// Whether the peer may write this side's memory through it.
+    /// The peer may write this side's memory through it.
     pub allows_write: bool,
-    /// Whether the peer may read this side's memory through it.
+    /// The peer may read this side's memory through it.
     pub allows_read: bool,
 }
 
-/// Why a connection ended or could not be made.
+/// The cause of a connection's end, or of its failure to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum Reason {
@@ -267,7 +267,7 @@ pub enum NicEvent {
     },
 }
 
-/// Why a call on a NIC failed. The call changed nothing.
+/// The error of a call on a NIC. The call changed nothing.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ViError {
@@ -288,7 +288,7 @@ pub enum ViError {
     WrongState {
         /// The state.
         state: ViState,
-        /// What the call would do.
+        /// The effect that the call would have.
         what: &'static str,
     },
     /// The queue is full: take completions, or let the peer go on.
@@ -300,17 +300,17 @@ pub enum ViError {
     /// More than this provider supports.
     #[error("{what} is more than the provider {provider} supports (at most {limit})")]
     TooMuch {
-        /// What there is too much of.
+        /// The quantity that is too large.
         what: &'static str,
         /// The provider.
         provider: &'static str,
-        /// How much it supports.
+        /// The largest amount that it supports.
         limit: u64,
     },
     /// Not offered by this provider.
     #[error("the provider {provider} does not offer {what}")]
     Unsupported {
-        /// What is not offered.
+        /// The feature that is not offered.
         what: &'static str,
         /// The provider.
         provider: &'static str,
@@ -327,7 +327,7 @@ pub enum ViError {
     /// It is still in use: a connected VI, memory with posted descriptors, a queue with VIs.
     #[error("{what} is still in use")]
     InUse {
-        /// What is in use.
+        /// The object that is in use.
         what: &'static str,
     },
     /// The kernel's error.

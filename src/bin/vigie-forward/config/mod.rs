@@ -109,7 +109,7 @@ pub(crate) struct Process {
     #[arg(long, value_name = "PATH")]
     pub(crate) stats_socket: Option<PathBuf>,
 
-    /// How long connections may continue after SIGTERM or SIGINT.
+    /// Time for which connections may continue after SIGTERM or SIGINT.
     #[arg(long, value_name = "TIME", default_value_t = DRAIN_DEFAULT)]
     pub(crate) drain: Time,
 
@@ -138,15 +138,15 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<EndpointUri>,
 
-    /// How bytes are moved.
+    /// The method that moves the bytes.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) mode: RelayMode,
 
-    /// How long a connection may be idle in both directions.
+    /// Time for which a connection may be idle in both directions.
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
-    /// How long connecting to the target may take.
+    /// Longest time to connect to the target.
     #[arg(long, value_name = "TIME", default_value_t = CONNECT_DEFAULT)]
     pub(crate) connect: Time,
 
@@ -169,7 +169,7 @@ pub(crate) struct Relay {
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) framed: Option<LengthForm>,
 
-    /// When the first byte of a message may leave.
+    /// The moment at which the first byte of a message may leave.
     #[arg(long, value_enum, default_value_t, requires = "framed")]
     pub(crate) frame_mode: FrameMode,
 
@@ -190,15 +190,15 @@ const CONNECTIONS_MAX: i64 = 1_000_000;
 /// The settings for frames.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frames {
-    /// How frames are moved. `auto` falls back and says why.
+    /// The method that moves the frames. `auto` falls back and says why.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) path: PathChoice,
 
-    /// How the host's threads wait, if the host forwards.
+    /// The way in which the host's threads wait, if the host forwards.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) waiting: WaitMode,
 
-    /// How the host treats frames that hold several segments.
+    /// The treatment of frames that hold several segments, on the host.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) segments: SegmentsChoice,
 
@@ -211,7 +211,7 @@ pub(crate) struct Frames {
     #[arg(long, value_name = "PPS", requires = "to_nic_above")]
     pub(crate) to_host_below: Option<u64>,
 
-    /// How long the load must stay beyond a threshold before a flow moves.
+    /// Time for which the load must stay beyond a threshold before a flow moves.
     #[arg(long, value_name = "TIME", default_value_t = HOLD_DEFAULT)]
     pub(crate) hold: Time,
 }
@@ -286,12 +286,12 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PORTS_DEFAULT)]
     pub(crate) ports: Ports,
 
-    /// How much of the public ports, and of the translations, one inside host may have, for each protocol.
+    /// Share of the public ports, and of the translations, that one inside host may have for each protocol.
     #[arg(long, value_name = "PERCENT", default_value_t = HOST_SHARE_DEFAULT,
           value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) host_share: u8,
 
-    /// How long a translation without packets is kept.
+    /// Time for which a translation without packets is kept.
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 

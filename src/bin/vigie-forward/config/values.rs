@@ -17,7 +17,7 @@ use serde::{
 use thiserror::Error;
 use vigie::forward::{relay::Network, tables::Prefix};
 
-/// Why a text is not a valid value, and what would be.
+/// The error of a text that is not a valid value; it says which texts are.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub(crate) struct BadValue(String);
@@ -199,7 +199,7 @@ impl FromStr for Publish {
     }
 }
 
-/// How frames are moved.
+/// The method that moves frames.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize, Serialize,
 )]
@@ -220,7 +220,7 @@ pub(crate) enum PathChoice {
     AfPacket,
 }
 
-/// How the host's threads wait for frames.
+/// The way in which the host's threads wait for frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum WaitMode {
@@ -233,7 +233,7 @@ pub(crate) enum WaitMode {
     Spin,
 }
 
-/// How to treat frames with several segments, which senders on this host leave to a network card that does not exist.
+/// The treatment of frames with several segments, which senders on this host leave to a network card that does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SegmentsChoice {
@@ -244,7 +244,7 @@ pub(crate) enum SegmentsChoice {
     Refuse,
 }
 
-/// How bytes of a stream are moved.
+/// The method that moves the bytes of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RelayMode {
@@ -257,7 +257,7 @@ pub(crate) enum RelayMode {
     Splice,
 }
 
-/// How the length of a message is encoded before it.
+/// The encoding of the length before a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LengthForm {
@@ -273,14 +273,14 @@ pub(crate) enum LengthForm {
     Varint,
 }
 
-/// When the first byte of a message may leave.
+/// The moment at which the first byte of a message may leave.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FrameMode {
     /// As the model predicts to be best for the measured links.
     #[default]
     Planned,
-    /// When the whole message has arrived.
+    /// After the whole message has arrived.
     StoreAndForward,
     /// As soon as it arrives.
     CutThrough,

@@ -168,7 +168,7 @@ fn prepare_datagrams(
     let builder = library::UdpRelay::builder(listen, *to);
     let builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
-        library::UdpBindError::Listen { address, source } => {
+        library::BindError::ListenUdp { address, source } => {
             cannot_listen(&format!("udp:{address}"), Some(address), source)
         }
         error => FlowError::Setting(error.to_string()),

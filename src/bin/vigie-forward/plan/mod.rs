@@ -6,9 +6,7 @@ use std::{fmt::Write, fs, io, path::Path, process::Command, time::Duration};
 
 use serde_json::json;
 use thiserror::Error;
-use vigie::forward::{
-    Bandwidth, Bus, Cost, CostError, Message, MessageError, Node, ParametersError, Plan, StageModel,
-};
+use vigie::forward::{Bandwidth, Bus, Cost, Message, ModelError, Node, Plan, StageModel};
 
 pub(crate) use self::measure::program_cost;
 use crate::{
@@ -31,11 +29,7 @@ pub(crate) enum PlanError {
     #[error("there is no interface `{0}` (`ip link` lists them)")]
     NoInterface(String),
     #[error(transparent)]
-    Cost(#[from] CostError),
-    #[error(transparent)]
-    Message(#[from] MessageError),
-    #[error(transparent)]
-    Parameters(#[from] ParametersError),
+    Model(#[from] ModelError),
 }
 
 /// A value and its origin.

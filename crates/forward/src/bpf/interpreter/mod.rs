@@ -20,7 +20,7 @@ use super::{
 /// The default limit of instructions per run: as many as the kernel's verifier examines.
 pub const INSTRUCTIONS_MAX: u64 = 1_000_000;
 
-/// What a program can query, besides its packet and its maps.
+/// The facts that a program can query, besides its packet and its maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RunContext {
@@ -50,7 +50,7 @@ impl RunContext {
     }
 }
 
-/// Where a program sent its packet.
+/// The destination to which a program sent its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "what the helpers can say")]
 pub enum Redirect {
@@ -67,18 +67,18 @@ pub enum Redirect {
     Broadcast {
         /// The map's index in the program.
         map: u32,
-        /// Whether the ingress interface is excluded.
+        /// The ingress interface is excluded.
         exclude_ingress: bool,
     },
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
     /// The program's return value, as the kernel reads it.
     pub action: u32,
-    /// Where the packet goes if the action is a redirection.
+    /// The destination of the packet if the action is a redirection.
     pub redirect: Option<Redirect>,
     /// The interfaces to which copies were sent (at tcx).
     pub clones: Vec<u32>,
@@ -86,7 +86,7 @@ pub struct Outcome {
     pub instructions: u64,
 }
 
-/// Why a run was aborted: the kernel would have refused the program.
+/// The fault that aborted a run: the kernel would have refused the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -99,7 +99,7 @@ pub enum Fault {
         address: u64,
         /// The number of bytes.
         bytes: u32,
-        /// Whether it was a write.
+        /// It was a write.
         is_write: bool,
     },
     /// An attempt to write R10.
@@ -158,7 +158,7 @@ struct Run<'a> {
     clones: Vec<u32>,
 }
 
-/// What follows an instruction.
+/// The continuation after an instruction.
 enum Next {
     Behind,
     Over(i16),

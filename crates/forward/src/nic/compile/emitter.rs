@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::{Exceptions, NicConfig};
 use crate::{
     bpf::{
-        AssembleError, Assembler, Condition, Helper, Label, MapId, Operand, Operation, Program,
+        Assembler, Condition, Helper, Label, MapId, Operand, Operation, Program, ProgramError,
         ProgramKind,
         Register::{self, R0, R1, R2, R3, R6, R7, R8, R9, R10},
         Size, TCX_DROP, TCX_NEXT, XDP_DROP, XDP_PASS, XDP_REDIRECT,
@@ -240,7 +240,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Writes the exits, and returns the program.
-    pub(super) fn finish(mut self) -> Result<Program, AssembleError> {
+    pub(super) fn finish(mut self) -> Result<Program, ProgramError> {
         self.write_send();
         // Reached only if fields were saved.
         self.a.bind(self.up_unread);

@@ -24,7 +24,7 @@ use thiserror::Error;
 use self::emitter::{Emitter, NetworkKind};
 use super::layout::{Layout, MapRequirements, MapSizes, PORTS_MAX};
 use crate::{
-    bpf::{AssembleError, Program, ProgramKind},
+    bpf::{Program, ProgramError, ProgramKind},
     packet::Port,
     pipeline::{Offload, Reason, Stage, StockStage},
     stages::{ChecksumMode, Meter},
@@ -133,7 +133,7 @@ pub enum CompileError {
     },
     /// The program would be too long.
     #[error("the stages cannot be compiled: {0}; shorten filters, or leave them to the host")]
-    Program(#[from] AssembleError),
+    Program(#[from] ProgramError),
 }
 
 /// A compiled pipeline: one program for each ingress port.

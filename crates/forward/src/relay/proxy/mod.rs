@@ -7,4 +7,4 @@ mod header;
 mod network;
 
 pub use header::{ProxyError, ProxyHeader, ProxyParse};
-pub use network::{Network, ParseNetworkError};
+pub use network::Network;

@@ -3,7 +3,8 @@
 use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
-use thiserror::Error;
+
+use crate::relay::endpoint::ParseAddressError;
 
 /// A range of addresses that share a prefix.
 ///
@@ -39,22 +40,11 @@ impl fmt::Display for Network {
     }
 }
 
-/// A text that is not a network.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error(
-    "`{text}` is not a network: write an address, or `ADDRESS/BITS` with at most 32 or 128 bits"
-)]
-#[non_exhaustive]
-pub struct ParseNetworkError {
-    /// The text.
-    pub text: String,
-}
-
 impl FromStr for Network {
-    type Err = ParseNetworkError;
+    type Err = ParseAddressError;
 
-    fn from_str(text: &str) -> Result<Self, ParseNetworkError> {
-        let wrong = || ParseNetworkError { text: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self, ParseAddressError> {
+        let wrong = || ParseAddressError::Network { text: text.to_owned() };
         // The standard library reads the address: ipnet takes `010` for 10, which other programs take for 8.
         let read = |address: &str| address.parse::<IpAddr>().map_err(|_| wrong());
         let Some((address, bits)) = text.split_once('/') else {

@@ -1,13 +1,13 @@
-//! Which threads are needed, given what the supervisor sees: a pure decision.
+//! The threads that are needed in a situation that the supervisor sees: a pure decision.
 //!
 //! The goal: as many threads compute as there are workers, one more answers events, and each thread that is
 //! stuck in a long poll is replaced in its other duties. A thread that computes is replaced for reactions
 //! only, since the processors are in use; one that sleeps in the kernel is replaced in both lanes.
 
-/// What the supervisor sees at one moment.
+/// The situation that the supervisor sees at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Situation {
-    /// How many workers there are.
+    /// The number of workers.
     pub(crate) workers: usize,
     /// A worker sleeps for lack of work.
     pub(crate) has_idle_worker: bool,
@@ -25,14 +25,14 @@ pub(crate) struct Situation {
     pub(crate) delayed_looks: u128,
     /// A reaction waits behind a long poll.
     pub(crate) reaction_waits: bool,
-    /// How many tasks of both lanes wait behind long polls or for any thread.
+    /// The number of tasks of both lanes that wait behind long polls or for any thread.
     pub(crate) waiting_count: usize,
     /// Every worker has been computing in one poll for some quanta, and a task waits that is known to compute
     /// for less.
     pub(crate) short_waits: bool,
     /// Threads that sleep in the kernel and are not replaced.
     pub(crate) vacancies: usize,
-    /// How many long polls ago a reserve thread was called.
+    /// The number of long polls since a reserve thread was called.
     pub(crate) looks_since_call: u128,
 }
 
@@ -42,7 +42,7 @@ impl Situation {
         self.is_unwatched || self.reaction_waits || self.vacancies > 0 && self.waiting_count > 0
     }
 
-    /// Whether reserve threads are held by computing tasks and the last call was too recent. Each such thread
+    /// Computing tasks hold reserve threads, and the last call was too recent. Each such thread
     /// makes the next call wait longer, twice as long for events and four times for short tasks, up to a
     /// limit, so that long polls do not cause a crowd of threads.
     fn is_too_soon(&self) -> bool {
@@ -62,12 +62,12 @@ const LOOKS_MAX_EVENTS: u128 = 16;
 /// The longest delay of a call for short tasks, in long polls: some 25 ms by default.
 const LOOKS_MAX: u128 = 128;
 
-/// Which threads the supervisor calls.
+/// The threads that the supervisor calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakePlan {
     pub(crate) wakes_worker: bool,
     pub(crate) wakes_sentinel: bool,
-    /// How many more reserve threads to call.
+    /// The number of further reserve threads to call.
     pub(crate) activates: usize,
 }
 

@@ -29,7 +29,7 @@ const LATER: u64 = 5;
 /// The same if a worker polls a brief task and no poll was long lately.
 const BRIEF: u64 = 3;
 
-/// How often a computing worker checks whether reactions wait at other threads.
+/// The time between two checks of a computing worker for reactions that wait at other threads.
 const ROB_EVERY: Duration = Duration::from_micros(50);
 
 /// A task whose usual poll is no longer than this may wake others without calling a worker for them.
@@ -47,7 +47,7 @@ fn late_ns(long_poll_ns: u64) -> u64 {
 /// If the reaction lane has not run empty for this long, it is overloaded. From then on only brief tasks react.
 const CONGESTED_NS: u64 = 5_000_000;
 
-/// How long that is remembered: otherwise the deferred tasks would come back at once, all together.
+/// The time for which that is remembered: otherwise the deferred tasks would come back at once, all together.
 const CONGESTION_LASTS_NS: u64 = 20_000_000;
 
 /// A worker's absence counts for no more than this.
@@ -56,14 +56,14 @@ const AWAY_NS: u64 = 1_000_000;
 /// The longer the lane is crowded, the briefer a task must be to react, down to this.
 const BRIEFEST_NS: u64 = 10_000;
 
-/// How long looks must have come regularly before workers are trusted to look unprompted.
+/// The time for which looks must have come regularly before workers are trusted to look unprompted.
 const STEADY: Duration = Duration::from_millis(2);
 
 /// This many short sleeps in a row make a conversation: the next one is expected to be short too. If it is not, the watchdog fires
 /// once for nothing. A sleep is short if it ends before the watchdog that was set when it began fires.
 const CONVERSATION: u8 = 4;
 
-/// What reserve threads run besides reactions, unless they compute in the place of a sleeping thread.
+/// The tasks that reserve threads run besides reactions, unless they compute in the place of a sleeping thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReserveMode {
     Nothing,
@@ -80,7 +80,7 @@ pub(crate) struct Injected<T> {
     pub(crate) compute: ComputeQueue<T>,
     /// Until this time, reserve threads leave short tasks that have used up their share to the workers.
     short_until: AtomicU64,
-    /// When the next task that need not be short gets its turn, or zero while none is known.
+    /// The time at which the next task that need not be short gets its turn, or zero while none is known.
     any_from: AtomicU64,
     /// The reaction lane is crowded until this time, and the longest usual poll of a task that reacts meanwhile.
     congested_until: AtomicU64,
@@ -155,7 +155,7 @@ pub(crate) struct WakeContext {
     pub(crate) was_running: bool,
     /// The task that is polled usually has short polls.
     pub(crate) is_short: bool,
-    /// When the poll or the look began.
+    /// The time at which the poll or the look began.
     pub(crate) turn_began: u64,
 }
 
@@ -174,18 +174,18 @@ pub(crate) trait Parts {
     fn is_short_now(&self, task: &Self::Task) -> bool;
     /// Grants a waiting task a trial, if it only waits because others of its kind were long.
     fn is_tried_now(&self, task: &Self::Task) -> bool;
-    /// How often a kind of tasks has turned out to be short after all.
+    /// Returns the number of times that a kind of tasks has turned out to be short after all.
     fn turned_short(&self) -> u64;
     fn worker_slot(&self, place: usize) -> &WorkerSlot;
     /// The places of the serving reserve threads.
     fn serving(&self) -> impl Iterator<Item = usize> + '_;
-    /// How many of them there are: one load.
+    /// Returns the number of them: one load.
     fn serving_count(&self) -> usize;
     fn idle(&self) -> &Idle;
     fn sentinel(&self) -> &Sentinel;
     fn watchdog(&self) -> &Watchdog;
     fn blocked(&self) -> &Blocked;
-    /// What reserve threads run. Set by the supervisor.
+    /// Returns the mode of the reserve threads. Set by the supervisor.
     fn serves(&self) -> &AtomicCell<ReserveMode>;
     /// Wakes the thread at `place`, or keeps it from its next sleep.
     fn unpark(&self, place: usize);
@@ -284,7 +284,7 @@ const WOKEN_MOST_NS: u64 = 1_000_000;
 /// The cost of a switch to a task, besides its poll.
 const SWITCH_NS: u64 = 1_000;
 
-/// What a task that becomes ready is judged by, besides its account.
+/// The facts by which a task that becomes ready is judged, besides its account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// The longest usual poll of a task that reacts.
@@ -428,19 +428,19 @@ pub(crate) struct Turns {
     share: Share,
     random: fastrand::Rng,
     is_searching: bool,
-    /// When it last looked for reactions at other threads.
+    /// The time at which it last looked for reactions at other threads.
     stole_at: Instant,
-    /// When it last looked for reactions behind late polls, and counted all waiting computation.
+    /// The time at which it last looked for reactions behind late polls, and counted all waiting computation.
     relieved_at: Instant,
-    /// How long its reaction lane has not run empty.
+    /// The time for which its reaction lane has not run empty.
     busy_ns: u64,
-    /// How many tasks waited in all compute lanes then: a worker's part of them, since the workers share the debt to computation.
+    /// The number of tasks that waited in all compute lanes then: a worker's part of them, since the workers share the debt to computation.
     computing: usize,
     /// The thread whose reaction lane it looks into first.
     victim: usize,
     /// It is a reserve thread that computes in the place of a sleeping one.
     is_substitute: bool,
-    /// When the watchdog was due as the worker last fell asleep, and how many sleeps in a row before that were short.
+    /// The time at which the watchdog was due as the worker last fell asleep, and the number of short sleeps in a row before.
     fires_at: u64,
     short_sleeps: u8,
     /// Since when a reserve thread runs a short task beside computing workers.

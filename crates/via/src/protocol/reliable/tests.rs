@@ -3,7 +3,8 @@
 use super::*;
 use crate::{
     protocol::{
-        ENVELOPE_BYTES, Envelope, FrameKind, MessageEngine,
+        Envelope, FrameKind, MessageEngine,
+        envelope::ENVELOPE_BYTES,
         peer::PeerLink,
         tests::{Pair, small},
     },
