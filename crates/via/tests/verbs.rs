@@ -226,9 +226,9 @@ fn all_ranks_send_to_all() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn messages_over_unreliable_vis() {
-    let mut config = EngineConfig::default().reliability(Reliability::Unreliable);
+    let config = EngineConfig::default().reliability(Reliability::Unreliable);
     // An emulated processor answers late.
-    config = config.retransmit_after(Duration::from_millis(50));
+    let config = config.retransmit_after(Duration::from_millis(50));
     on_ranks(2, config, ping_pong);
     on_ranks(3, config, all_to_all);
 }
