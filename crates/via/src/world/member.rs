@@ -18,7 +18,7 @@ use super::{
 pub(super) struct Member {
     pub(super) membership: Option<Membership>,
     /// Answers: what a rank has put, or that it is gone without having put it.
-    values: BTreeMap<(Rank, String), Option<Vec<u8>>>,
+    values: BTreeMap<String, BTreeMap<Rank, Option<Vec<u8>>>>,
     /// The questions asked: whose value (`None` for all ranks), and the key.
     asked: BTreeSet<(Option<Rank>, String)>,
     put: BTreeSet<String>,
@@ -86,21 +86,22 @@ impl Member {
     }
 
     fn is_known(&self, rank: Option<Rank>, key: &str) -> bool {
-        let is_known = |rank| self.values.contains_key(&(rank, key.to_owned()));
-        match rank {
-            Some(rank) => is_known(rank),
-            None => (0..self.size()).map(Rank).all(is_known),
-        }
+        let values = self.values.get(key);
+        values.is_some_and(|values| match rank {
+            Some(rank) => values.contains_key(&rank),
+            None => values.len() == self.size() as usize,
+        })
     }
 
     /// Returns the answer for `rank`, if it is there.
     pub(super) fn answer(&self, rank: Rank, key: &str) -> Option<Option<Vec<u8>>> {
-        self.values.get(&(rank, key.to_owned())).cloned()
+        self.values.get(key)?.get(&rank).cloned()
     }
 
     /// Returns the answers of all ranks, if they are there.
     pub(super) fn answers(&self, key: &str) -> Option<Vec<Option<Vec<u8>>>> {
-        (0..self.size()).map(|rank| self.answer(Rank(rank), key)).collect()
+        let values = self.values.get(key).filter(|values| values.len() == self.size() as usize)?;
+        Some(values.values().cloned().collect())
     }
 
     /// Enters a barrier, unless this rank is already in it. Returns the barrier's number.
@@ -206,10 +207,10 @@ impl Member {
     ) -> Result<(), &'static str> {
         let is_asked =
             [Some(rank), None].into_iter().any(|whose| self.asked.contains(&(whose, key.clone())));
-        if rank.0 >= self.size() || !(is_asked || self.values.contains_key(&(rank, key.clone()))) {
+        if rank.0 >= self.size() || !(is_asked || self.answer(rank, &key).is_some()) {
             return Err("it told a value that was not asked for");
         }
-        self.values.entry((rank, key)).or_insert(value);
+        self.values.entry(key).or_default().entry(rank).or_insert(value);
         Ok(())
     }
 
