@@ -19,6 +19,7 @@ use crate::mix::{ClosedClients, LoadServer, PacedClient};
 use crate::process::{Role as _, play_if_child, read};
 use crate::runner;
 use crate::server::ServerPlan;
+use crate::starts;
 use crate::switches::{self, SwitchPlan};
 use crate::timers::{self, TimerPlan};
 
@@ -37,6 +38,7 @@ use crate::timers::{self, TimerPlan};
 /// // From here on: the program itself.
 /// ```
 pub fn maybe_run_child() {
+    starts::play_if_rank();
     play_if_child(play);
 }
 

@@ -32,6 +32,7 @@ use crate::reaction::ReactionPlan;
 use crate::report::{Plan, Report, Table, measure};
 use crate::slowdown::SlowdownPlan;
 use crate::soak::SoakPlan;
+use crate::starts::StartsPlan;
 use crate::switches::SwitchesPlan;
 use crate::timers::TimersPlan;
 use crate::virtual_time::VirtualTimePlan;
@@ -120,6 +121,8 @@ measurements! {
     /// Files that the kernel has in memory: reads at random places, and appends that are synced, on vigie and on tokio (a
     /// minute and a half).
     Files(FilesPlan),
+    /// Jobs of 2 to 64 ranks, from their start to their end, beside Open MPI and MPICH (a minute and a half).
+    Starts(StartsPlan),
     /// A service on hyper, on vigie and on tokio: requests per second under `wrk`, and pings beside too much
     /// computation (a minute and a half).
     Http(HttpPlan),

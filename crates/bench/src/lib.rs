@@ -101,6 +101,7 @@ mod http;
 mod loads;
 pub mod messages;
 mod slowdown;
+mod starts;
 
 mod goals;
 

@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 37] = [
+const CASES: [&str; 38] = [
     "barrier",
     "barrier-sim",
     "barrier-sim-four-ary",
@@ -298,6 +298,7 @@ const CASES: [&str; 37] = [
     "service",
     "simulation",
     "slowdown-holds",
+    "start",
     "switches",
     "synchronous",
     "threshold",
