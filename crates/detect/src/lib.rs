@@ -99,9 +99,9 @@ pub use policy::{
 #[cfg(feature = "tokio")]
 pub use server::TokioHost;
 pub use server::{
-    Detected, Detection, Driver, EmbeddedDriver, EnterGuard, EventStream, Handle, HandleReport,
-    HostThread, NoServer, Registration, Server, Snapshot, ThreadPoller, Unparker, Wait, WaitReport,
-    WaiterId,
+    Detected, Detection, Driver, EmbeddedDriver, EventStream, Handle, HandleReport, HostThread,
+    NoServer, Registration, Server, ServerGuard, Snapshot, ThreadPoller, Unparker, Wait,
+    WaitReport, WaiterId,
 };
 pub use stock::AsyncFd;
 pub use testing::{Deadlock, Simulated, Simulation, VirtualHost, conformance};

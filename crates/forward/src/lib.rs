@@ -104,8 +104,8 @@ pub mod tables;
 pub use self::cost::{Bandwidth, Cost, TIME_MAX};
 pub use self::error::ModelError;
 pub use self::model::{
-    Bus, Candidate, Limit, Message, Mode, Node, Parameters, ParametersBuilder, Path, Placement,
-    Plan, Prediction, Refusal, Sees, SharedProcessors, StageModel, SweepPoint, Writes,
+    Bus, Candidate, Limit, Message, Node, Parameters, ParametersBuilder, Path, Placement, Plan,
+    Prediction, Refusal, Sees, SharedProcessors, StageModel, SweepPoint, SwitchingMode, Writes,
 };
 pub use self::simulation::{
     Flow, FlowReport, Resource, ResourceReport, Simulation, SimulationError, SimulationReport,

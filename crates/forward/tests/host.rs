@@ -27,7 +27,7 @@ use vigie_forward::{
     host::{self, AsyncForwarder, Forwarder, HostEvent, Segments},
     packet::{Packet, Port, Tag, Verified},
     pipeline::{OnFull, Pipeline, PipelineBuilder, Reason, Stage, Verdict},
-    stages::{Closure, Mirror, Rewrite},
+    stages::{Mirror, Rewrite, StageFn},
 };
 use vigie_via::link::{BackEnd, Checksum, EtherType, Link, LinkBuilder, LinkEvent, MacAddress};
 
@@ -66,7 +66,7 @@ fn until(what: &str, mut step: impl FnMut() -> bool) {
 /// Sends everything to the other port.
 fn cross() -> impl Stage {
     let model = StageModel::new("cross").sees(Sees::Header);
-    Closure::new(model, |packet: &mut Packet, _| Verdict::Send(Port(1 - packet.ingress().0)))
+    StageFn::new(model, |packet: &mut Packet, _| Verdict::Send(Port(1 - packet.ingress().0)))
 }
 
 fn link(name: &str, back_end: BackEnd) -> LinkBuilder {
@@ -443,7 +443,7 @@ fn a_stream_passes(test: &str, mut forwarder: Forwarder) -> Forwarder {
 /// A pipeline that also verifies the checksums of TCP.
 fn checking() -> PipelineBuilder {
     let model = StageModel::new("checks").sees(Sees::Everything);
-    let checks = Closure::new(model, |packet: &mut Packet, _| {
+    let checks = StageFn::new(model, |packet: &mut Packet, _| {
         if packet.verify() == Ok(Verified::Wrong) {
             Verdict::Drop(Reason::ChecksumWrong)
         } else {

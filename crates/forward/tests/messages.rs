@@ -15,7 +15,7 @@ use vigie_detect::clock::monotonic_now;
 use vigie_detect::{Clock, Instant, Reactivity};
 use vigie_forward::messages::{
     Basic, Busy, Finished, Forwarder, ForwarderReport, MessageVerdict, MessagesError, NodeConfig,
-    Sink, SinkEvent, Source, closure,
+    Sink, SinkEvent, Source, algorithm_fn,
 };
 use vigie_forward::{Bandwidth, Path, Sees};
 use vigie_via::shm::Shm;
@@ -73,7 +73,7 @@ fn through<P: Provider>(
     sent: &[Vec<u8>],
 ) -> (Vec<Vec<u8>>, Finished, ForwarderReport) {
     let (address, sink) = sink_on_a_thread(nic(), config.clone());
-    let stamp = closure(Sees::Header, |envelope, bytes: &mut [u8]| {
+    let stamp = algorithm_fn(Sees::Header, |envelope, bytes: &mut [u8]| {
         envelope.set_tag(envelope.tag().rotate_left(8));
         bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
         MessageVerdict::Forward

@@ -13,7 +13,7 @@ use vigie_forward::{
     Path, Sees,
     messages::{
         AsyncForwarder, AsyncSink, AsyncSource, Finished, MessageVerdict, MessagesError,
-        NodeConfig, SinkEvent, closure,
+        NodeConfig, SinkEvent, algorithm_fn,
     },
 };
 use vigie_via::{
@@ -149,7 +149,7 @@ fn run(seed: u64, path: Path) -> Run {
 
     let (received, finished, report, ranks) = simulation
         .block_on(async {
-            let stamp = closure(Sees::Header, |envelope, _| {
+            let stamp = algorithm_fn(Sees::Header, |envelope, _| {
                 envelope.set_tag(envelope.tag() + 1000);
                 if envelope.tag() % 5 == 0 { MessageVerdict::Drop } else { MessageVerdict::Forward }
             });

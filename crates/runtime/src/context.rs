@@ -38,7 +38,7 @@ pub(crate) fn current<H: Enter>() -> Option<Rc<H>> {
 /// Makes the runtime of `handle`, whose server was entered, this thread's runtime until the guard drops.
 pub(crate) fn enter<H: Enter>(
     handle: H,
-    server: vigie_detect::EnterGuard,
+    server: vigie_detect::ServerGuard,
     tokio: Option<EnteredTokio>,
 ) -> EnteredContext {
     // Not at all while the thread's variables are being destroyed, a runtime among them.
@@ -59,7 +59,7 @@ pub(crate) struct EnteredContext {
     /// How many guards there were with this one.
     depth: usize,
     poll: SuspendedPoll,
-    _server: vigie_detect::EnterGuard,
+    _server: vigie_detect::ServerGuard,
     _tokio: Option<EnteredTokio>,
 }
 

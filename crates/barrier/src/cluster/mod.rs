@@ -67,7 +67,7 @@ use crate::schedule::{Network, Schedule, Step};
 
 pub use self::config::{ClusterConfig, Completion, Deferral, FramesPerInterrupt};
 pub use self::machine::MemberProgram;
-pub use self::program::{Action, Program, StepProgram};
+pub use self::program::{Action, Program, ScheduleProgram};
 pub use self::times::{Counts, MemberTimes, Runs, Times};
 
 /// Which node.
@@ -187,7 +187,7 @@ impl Cluster {
         if needs_second && self.media.len() < 2 {
             return Err(SimulationError::NoNetwork);
         }
-        self.run_programs(group.ranks().map(|rank| StepProgram::new(schedule, rank)).collect())
+        self.run_programs(group.ranks().map(|rank| ScheduleProgram::new(schedule, rank)).collect())
     }
 
     /// Runs the member state machine with this schedule: colours on the wire, and recovery from loss. It asks for

@@ -56,7 +56,7 @@ pub enum Action<M> {
 
 /// The bare steps of a schedule: no colours, no recovery. A lost frame is never replaced.
 #[derive(Clone, Debug)]
-pub struct StepProgram<'a> {
+pub struct ScheduleProgram<'a> {
     rank: Rank,
     steps: &'a [Step],
     /// The next step; `None` outside a barrier.
@@ -65,7 +65,7 @@ pub struct StepProgram<'a> {
     arrived: BTreeSet<(u32, Source)>,
 }
 
-impl<'a> StepProgram<'a> {
+impl<'a> ScheduleProgram<'a> {
     /// Takes the steps of one member.
     #[must_use]
     pub fn new(schedule: &'a Schedule, rank: Rank) -> Self {
@@ -74,7 +74,7 @@ impl<'a> StepProgram<'a> {
     }
 }
 
-impl Program for StepProgram<'_> {
+impl Program for ScheduleProgram<'_> {
     /// The barrier and the sender's number of the message.
     type Message = (u32, Source);
 

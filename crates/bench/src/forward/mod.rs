@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vigie_forward::{
-    Bandwidth, Bus, Cost, Flow, Message, Mode, Node, Parameters, Path, Simulation,
+    Bandwidth, Bus, Cost, Flow, Message, Node, Parameters, Path, Simulation, SwitchingMode,
 };
 
 use self::keys::{
@@ -149,14 +149,15 @@ fn period(parameters: Parameters, path: Path, t_algo: Duration) -> Result<Durati
 /// δ*: Table 3 and the crossovers of figures 5 and 6, and where the simulated paths cross.
 fn thresholds() -> Result<Vec<Row>, ModelError> {
     let cases = [
-        (1024, NIC, Mode::StoreAndForward, None, 10.0),
-        (1024, NIC_CUT, Mode::CutThrough, None, 10.0),
-        (8192, NIC, Mode::StoreAndForward, Some(22.0), 19.0),
-        (8192, NIC_CUT, Mode::CutThrough, Some(67.0), 65.0),
+        (1024, NIC, SwitchingMode::StoreAndForward, None, 10.0),
+        (1024, NIC_CUT, SwitchingMode::CutThrough, None, 10.0),
+        (8192, NIC, SwitchingMode::StoreAndForward, Some(22.0), 19.0),
+        (8192, NIC_CUT, SwitchingMode::CutThrough, Some(67.0), 65.0),
     ];
     let row = |(bytes, subject, mode, table, measured)| {
         let parameters = paper(bytes, Bus::HalfDuplex, 1)?;
-        let path = if mode == Mode::CutThrough { Path::NIC_CUT_THROUGH } else { Path::NIC };
+        let path =
+            if mode == SwitchingMode::CutThrough { Path::NIC_CUT_THROUGH } else { Path::NIC };
         let mut row = Row::new(subject, "threshold")
             .parameter(BYTES, bytes)
             .with_figure(MODEL_US, us(parameters.delta_star(mode)))

@@ -50,11 +50,11 @@ impl Server {
     }
 
     /// Makes this server [current](Self::current) on this thread until the guard is dropped.
-    pub fn enter(&self) -> EnterGuard {
+    pub fn enter(&self) -> ServerGuard {
         // Not at all while the thread's variables are being destroyed, a runtime among them.
         let previous = CURRENT.try_with(|current| current.borrow_mut().replace(self.clone()));
         let previous = previous.ok().flatten();
-        EnterGuard { previous, _not_send: PhantomData }
+        ServerGuard { previous, _not_send: PhantomData }
     }
 }
 
@@ -90,13 +90,13 @@ pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Server>) -> T) -> T {
 
 /// Keeps a server [current](Server::current) on this thread.
 #[must_use = "the server is current only until this is dropped"]
-pub struct EnterGuard {
+pub struct ServerGuard {
     previous: Option<Server>,
     /// The guard must be dropped on the thread that created it.
     _not_send: PhantomData<*mut ()>,
 }
 
-impl Drop for EnterGuard {
+impl Drop for ServerGuard {
     fn drop(&mut self) {
         let previous = self.previous.take();
         // This may drop the server, and its detectors with it: outside the borrow.
@@ -105,8 +105,8 @@ impl Drop for EnterGuard {
     }
 }
 
-impl fmt::Debug for EnterGuard {
+impl fmt::Debug for ServerGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EnterGuard").finish_non_exhaustive()
+        f.debug_struct("ServerGuard").finish_non_exhaustive()
     }
 }

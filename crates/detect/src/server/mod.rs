@@ -68,7 +68,7 @@ pub(crate) use self::handle_inner::lock_count::cores;
 #[cfg(feature = "tokio")]
 pub use self::tokio_host::TokioHost;
 pub use self::{
-    current::{EnterGuard, NoServer},
+    current::{NoServer, ServerGuard},
     driver::{Detected, Driver},
     embedded::EmbeddedDriver,
     handle::{EventStream, Handle, Wait},

@@ -9,7 +9,7 @@ use crate::{
     model::StageModel,
     packet::{Icmp, Ipv4, Ipv6, Port, Tag, UDP, Verified},
     pipeline::{Pipeline, Reason, Verdict, conformance::frame},
-    stages::{Closure, Nat, NatRule, RouteStage, Ttl},
+    stages::{Nat, NatRule, RouteStage, StageFn, Ttl},
     tables::{CounterSnapshot, Fib, NatTable, Route},
 };
 
@@ -267,7 +267,7 @@ fn a_pipeline_answers() {
 #[test]
 fn packets_are_quoted_as_they_arrived() {
     let fib = fib();
-    let spoil = Closure::new(StageModel::new("spoil"), |packet: &mut Packet, _| {
+    let spoil = StageFn::new(StageModel::new("spoil"), |packet: &mut Packet, _| {
         packet.push_tag(Tag { ether_type: EtherType(0x8100), control: 3 }).expect("room");
         packet.set_source([9, 9, 9, 9].into()).expect("IP");
         packet.set_destination_port(77).expect("UDP");

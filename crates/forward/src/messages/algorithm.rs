@@ -128,7 +128,7 @@ impl Algorithm for Busy {
 }
 
 /// A closure as an algorithm: see [`closure`].
-pub struct Closure<F> {
+pub struct AlgorithmFn<F> {
     sees: Sees,
     run: F,
 }
@@ -136,22 +136,22 @@ pub struct Closure<F> {
 /// Turns a closure into an algorithm.
 ///
 /// ```
-/// use vigie_forward::{Sees, messages::{MessageVerdict, closure}};
+/// use vigie_forward::{Sees, messages::{MessageVerdict, algorithm_fn}};
 ///
-/// let upper = closure(Sees::Everything, |_, bytes: &mut [u8]| {
+/// let upper = algorithm_fn(Sees::Everything, |_, bytes: &mut [u8]| {
 ///     bytes.make_ascii_uppercase();
 ///     MessageVerdict::Forward
 /// });
 /// # let _ = upper;
 /// ```
-pub fn closure<F>(sees: Sees, run: F) -> Closure<F>
+pub fn algorithm_fn<F>(sees: Sees, run: F) -> AlgorithmFn<F>
 where
     F: FnMut(&mut Envelope, &mut [u8]) -> MessageVerdict + Send + 'static,
 {
-    Closure { sees, run }
+    AlgorithmFn { sees, run }
 }
 
-impl<F> Algorithm for Closure<F>
+impl<F> Algorithm for AlgorithmFn<F>
 where
     F: FnMut(&mut Envelope, &mut [u8]) -> MessageVerdict + Send + 'static,
 {
@@ -164,9 +164,9 @@ where
     }
 }
 
-impl<F> fmt::Debug for Closure<F> {
+impl<F> fmt::Debug for AlgorithmFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Closure").field("sees", &self.sees).finish_non_exhaustive()
+        f.debug_struct("AlgorithmFn").field("sees", &self.sees).finish_non_exhaustive()
     }
 }
 

@@ -73,7 +73,7 @@ mod tests;
 mod wait_budget;
 
 pub use self::algorithm::{
-    Algorithm, Basic, Busy, Closure, Envelope, HEAD_BYTES, MessageVerdict, closure,
+    Algorithm, AlgorithmFn, Basic, Busy, Envelope, HEAD_BYTES, MessageVerdict, algorithm_fn,
 };
 pub use self::async_nodes::{AsyncForwarder, AsyncSink, AsyncSource};
 pub use self::config::NodeConfig;

@@ -6,7 +6,7 @@ use vigie_detect::{Clock, Instant};
 use vigie_via::sim::{FaultPlan, NicId, SimNetwork, SimNic};
 use vigie_via::vi::{Address, Reason};
 
-use super::algorithm::{Algorithm, MessageVerdict, closure};
+use super::algorithm::{Algorithm, MessageVerdict, algorithm_fn};
 use super::forwarder::{ForwarderEngine, assemble};
 use super::node::NodeMachine;
 use super::program_channel::HostProgram;
@@ -50,7 +50,7 @@ fn config(network: &SimNetwork) -> NodeConfig {
 
 /// An algorithm that sees and changes the header: both modes must give the same bytes.
 fn stamp() -> impl Algorithm {
-    closure(Sees::Header, |envelope, bytes| {
+    algorithm_fn(Sees::Header, |envelope, bytes| {
         envelope.set_tag(envelope.tag() + 1000);
         bytes.iter_mut().for_each(|byte| *byte = byte.wrapping_mul(3).wrapping_add(1));
         MessageVerdict::Forward
@@ -277,7 +277,7 @@ fn dropped_messages_are_counted_and_hold_no_window() {
     for path in PATHS {
         let network = SimNetwork::new(3, FaultPlan::reliable());
         let config = config(&network);
-        let algorithm = closure(Sees::Nothing, |envelope, _| {
+        let algorithm = algorithm_fn(Sees::Nothing, |envelope, _| {
             if envelope.tag() % 2 == 0 { MessageVerdict::Drop } else { MessageVerdict::Forward }
         });
         let mut world = World::new(network, &config, path, algorithm, 1);
@@ -297,7 +297,7 @@ fn dropped_messages_are_counted_and_hold_no_window() {
 fn an_algorithm_may_see_everything() {
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_mul(31) ^ byte);
     let algorithm = move || {
-        closure(Sees::Everything, move |_, bytes| {
+        algorithm_fn(Sees::Everything, move |_, bytes| {
             let found = sum(bytes);
             bytes.iter_mut().rev().take(1).for_each(|last| *last = found);
             MessageVerdict::Forward

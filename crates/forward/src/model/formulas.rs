@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::parameters::{Bus, Parameters};
-use super::path::{Mode, Path, Placement};
+use super::path::{Path, Placement, SwitchingMode};
 
 impl Parameters {
     /// Returns nb(ℓ) × T_net(sz(ℓ)): the time of the message without a node between source and destination,
@@ -88,10 +88,12 @@ impl Parameters {
     #[must_use]
     pub fn time(&self, path: Path, t_algo: Duration) -> Option<Duration> {
         match (path.placement, path.mode) {
-            (Placement::Host, Mode::StoreAndForward) => Some(self.t_h(t_algo)),
-            (Placement::Host, Mode::CutThrough) => self.t_h_cut_through(t_algo),
-            (Placement::Nic, Mode::StoreAndForward) => Some(self.t_n_store_and_forward(t_algo)),
-            (Placement::Nic, Mode::CutThrough) => Some(self.t_n_cut_through(t_algo)),
+            (Placement::Host, SwitchingMode::StoreAndForward) => Some(self.t_h(t_algo)),
+            (Placement::Host, SwitchingMode::CutThrough) => self.t_h_cut_through(t_algo),
+            (Placement::Nic, SwitchingMode::StoreAndForward) => {
+                Some(self.t_n_store_and_forward(t_algo))
+            }
+            (Placement::Nic, SwitchingMode::CutThrough) => Some(self.t_n_cut_through(t_algo)),
         }
     }
 
@@ -107,11 +109,11 @@ impl Parameters {
     /// # Source
     /// [fast-forward, §2.3].
     #[must_use]
-    pub fn delta_star(&self, mode: Mode) -> Duration {
+    pub fn delta_star(&self, mode: SwitchingMode) -> Duration {
         let t_n = match mode {
-            Mode::StoreAndForward => self.t_n_store_and_forward(Duration::ZERO),
+            SwitchingMode::StoreAndForward => self.t_n_store_and_forward(Duration::ZERO),
             // The branch in which T_algoN counts: T_H exceeds the other one by at least 2 T_pci.
-            Mode::CutThrough => self.t_rcv + self.nb_times(self.t_snd),
+            SwitchingMode::CutThrough => self.t_rcv + self.nb_times(self.t_snd),
         };
         self.t_h_moves().saturating_sub(t_n)
     }
@@ -124,15 +126,22 @@ impl Parameters {
     /// T_N(T_algoH + δ) ≤ window × P and, since one processor runs one algorithm at a time,
     /// T_algoH + δ ≤ P.
     #[must_use]
-    pub fn crossover(&self, mode: Mode, t_algo_h: Duration) -> Duration {
+    pub fn crossover(&self, mode: SwitchingMode, t_algo_h: Duration) -> Duration {
         self.crossover_to(mode, self.span(Placement::Host, self.t_h(t_algo_h), t_algo_h), t_algo_h)
     }
 
     /// The same, against a host from which as many messages as the window holds leave in `span`.
-    pub(super) fn crossover_to(&self, mode: Mode, span: Duration, t_algo_h: Duration) -> Duration {
+    pub(super) fn crossover_to(
+        &self,
+        mode: SwitchingMode,
+        span: Duration,
+        t_algo_h: Duration,
+    ) -> Duration {
         let t_n = match mode {
-            Mode::StoreAndForward => self.t_n_store_and_forward(t_algo_h),
-            Mode::CutThrough => (self.t_rcv + self.nb_times(self.t_snd)).saturating_add(t_algo_h),
+            SwitchingMode::StoreAndForward => self.t_n_store_and_forward(t_algo_h),
+            SwitchingMode::CutThrough => {
+                (self.t_rcv + self.nb_times(self.t_snd)).saturating_add(t_algo_h)
+            }
         };
         let by_time = span.saturating_sub(t_n.saturating_add(self.t_turn));
         let by_processor = (span / self.window).saturating_sub(self.engine());

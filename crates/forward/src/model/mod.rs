@@ -29,7 +29,7 @@ pub use self::message::{Message, PACKETS_MAX};
 pub use self::parameters::{
     Bus, Node, Parameters, ParametersBuilder, SharedProcessors, WINDOW_MAX,
 };
-pub use self::path::{Mode, Path, Placement};
+pub use self::path::{Path, Placement, SwitchingMode};
 pub use self::planner::{Candidate, Plan, Refusal};
 pub use self::prediction::{Limit, Prediction};
 pub use self::stage::{Sees, StageModel, Writes};

@@ -18,7 +18,7 @@ named! {
     /// When the first byte may leave.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[expect(clippy::exhaustive_enums, reason = "the whole message has arrived, or it has not")]
-    pub enum Mode {
+    pub enum SwitchingMode {
         /// When the whole message has arrived.
         StoreAndForward => "store-and-forward",
         /// When the first packet has arrived.
@@ -33,18 +33,21 @@ pub struct Path {
     /// The processor that runs the algorithm.
     pub placement: Placement,
     /// When the first byte may leave.
-    pub mode: Mode,
+    pub mode: SwitchingMode,
 }
 
 impl Path {
     /// The paper's HP forwarding.
-    pub const HOST: Self = Self { placement: Placement::Host, mode: Mode::StoreAndForward };
+    pub const HOST: Self =
+        Self { placement: Placement::Host, mode: SwitchingMode::StoreAndForward };
     /// Cut-through by the host, which in the model requires a full-duplex bus.
-    pub const HOST_CUT_THROUGH: Self = Self { placement: Placement::Host, mode: Mode::CutThrough };
+    pub const HOST_CUT_THROUGH: Self =
+        Self { placement: Placement::Host, mode: SwitchingMode::CutThrough };
     /// The paper's NP forwarding, store-and-forward.
-    pub const NIC: Self = Self { placement: Placement::Nic, mode: Mode::StoreAndForward };
+    pub const NIC: Self = Self { placement: Placement::Nic, mode: SwitchingMode::StoreAndForward };
     /// The paper's NP forwarding, cut-through.
-    pub const NIC_CUT_THROUGH: Self = Self { placement: Placement::Nic, mode: Mode::CutThrough };
+    pub const NIC_CUT_THROUGH: Self =
+        Self { placement: Placement::Nic, mode: SwitchingMode::CutThrough };
 
     /// All paths, in the planner's order of preference among equally fast ones: the interface relieves the host's
     /// processor, and store-and-forward never forwards a damaged message.

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::message::Message;
 use super::parameters::{Node, Parameters};
-use super::path::{Mode, Path, Placement};
+use super::path::{Path, Placement, SwitchingMode};
 use super::prediction::Prediction;
 use super::stage::StageModel;
 use crate::error::ModelError;
@@ -118,7 +118,7 @@ impl Plan {
                 Placement::Host => t_algo_h,
                 Placement::Nic => t_algo_n.clone()?,
             };
-            if let (Mode::CutThrough, Some(refusal)) = (path.mode, whole) {
+            if let (SwitchingMode::CutThrough, Some(refusal)) = (path.mode, whole) {
                 return Err(refusal.clone());
             }
             parameters.predict(path, t_algo).ok_or(Refusal::HalfDuplex)

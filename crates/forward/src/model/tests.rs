@@ -26,12 +26,12 @@ fn paper_node() -> Node {
 fn table_3_exactly() {
     // Goal: δ* of [fast-forward, §2.4, Table 3]. Method: the parameters of Table 2.
     let parameters = table_2().build().unwrap();
-    assert_eq!(parameters.delta_star(Mode::StoreAndForward), us(22));
-    assert_eq!(parameters.delta_star(Mode::CutThrough), us(67));
+    assert_eq!(parameters.delta_star(SwitchingMode::StoreAndForward), us(22));
+    assert_eq!(parameters.delta_star(SwitchingMode::CutThrough), us(67));
     // With one message in the node, a window changes nothing, whatever the algorithm takes on the host.
     for t_algo_h in [us(0), us(3), us(400)] {
-        assert_eq!(parameters.crossover(Mode::StoreAndForward, t_algo_h), us(22));
-        assert_eq!(parameters.crossover(Mode::CutThrough, t_algo_h), us(67));
+        assert_eq!(parameters.crossover(SwitchingMode::StoreAndForward, t_algo_h), us(22));
+        assert_eq!(parameters.crossover(SwitchingMode::CutThrough, t_algo_h), us(67));
     }
 }
 
@@ -62,15 +62,19 @@ fn measured_crossovers_within_their_bounds() {
     let large = paper_node().parameters(Message::cut(8192, 2048).unwrap()).unwrap();
     assert_eq!(large, table_2().build().unwrap());
     for (parameters, mode, measured, bound) in [
-        (small, Mode::StoreAndForward, 10_000, 1_500),
-        (small, Mode::CutThrough, 10_000, 1_500),
-        (large, Mode::StoreAndForward, 19_000, 4_000),
-        (large, Mode::CutThrough, 65_000, 3_000),
+        (small, SwitchingMode::StoreAndForward, 10_000, 1_500),
+        (small, SwitchingMode::CutThrough, 10_000, 1_500),
+        (large, SwitchingMode::StoreAndForward, 19_000, 4_000),
+        (large, SwitchingMode::CutThrough, 65_000, 3_000),
     ] {
         let star = parameters.delta_star(mode).as_nanos();
         assert!(star.abs_diff(measured) <= bound, "{mode}: {star} ns beside {measured} ns");
     }
-    assert_eq!(small.delta_star(Mode::CutThrough), us(11), "one packet: as store-and-forward");
+    assert_eq!(
+        small.delta_star(SwitchingMode::CutThrough),
+        us(11),
+        "one packet: as store-and-forward"
+    );
 }
 
 #[test]
@@ -95,10 +99,10 @@ fn a_slow_bus_counts_through_the_maxima() {
     // difference of the two times in both modes, with links that differ too.
     let slow = table_2().t_pci(us(20)).build().unwrap();
     assert_eq!(slow.t_h(us(1)), us(15 + 3 * 20 + 20 + 1 + 20 + 3 * 20 + 15));
-    assert_eq!(slow.delta_star(Mode::StoreAndForward), us(191 - 1 - 120));
+    assert_eq!(slow.delta_star(SwitchingMode::StoreAndForward), us(191 - 1 - 120));
     for (rcv, snd, pci) in [(15, 15, 20), (30, 10, 20), (10, 30, 20), (9, 9, 0), (50, 1, 1)] {
         let parameters = table_2().t_rcv(us(rcv)).t_snd(us(snd)).t_pci(us(pci)).build().unwrap();
-        for mode in [Mode::StoreAndForward, Mode::CutThrough] {
+        for mode in [SwitchingMode::StoreAndForward, SwitchingMode::CutThrough] {
             let star = parameters.delta_star(mode);
             let path = Path { placement: Placement::Nic, mode };
             let at = |delta| parameters.time(path, us(7) + delta).unwrap();
@@ -150,7 +154,7 @@ fn a_crossover_with_a_window_is_where_the_spans_meet() {
     ] {
         let parameters = table_2().bus(bus).window(window).build().unwrap();
         let host = parameters.predict(Path::HOST, t_algo_h).unwrap().span;
-        for mode in [Mode::StoreAndForward, Mode::CutThrough] {
+        for mode in [SwitchingMode::StoreAndForward, SwitchingMode::CutThrough] {
             let path = Path { placement: Placement::Nic, mode };
             let nic = |delta| parameters.predict(path, t_algo_h + delta).unwrap().span;
             let star = parameters.crossover(mode, t_algo_h);
@@ -207,7 +211,7 @@ fn nothing_overflows_within_the_bounds() {
                 let _host_share = prediction.map(|one| one.host_share());
             }
         }
-        for mode in [Mode::StoreAndForward, Mode::CutThrough] {
+        for mode in [SwitchingMode::StoreAndForward, SwitchingMode::CutThrough] {
             assert!(parameters.delta_star(mode) > Duration::ZERO);
             assert_eq!(parameters.crossover(mode, Duration::MAX), Duration::ZERO);
         }
@@ -279,8 +283,8 @@ fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
     let parameters = live.parameters(message).unwrap();
     assert_eq!(parameters.t_h(Duration::ZERO), us(142 + 20));
     assert_eq!(parameters.t_n_store_and_forward(Duration::ZERO), us(120));
-    assert_eq!(parameters.delta_star(Mode::StoreAndForward), us(22 + 20));
-    assert_eq!(parameters.crossover(Mode::CutThrough, Duration::ZERO), us(67 + 20));
+    assert_eq!(parameters.delta_star(SwitchingMode::StoreAndForward), us(22 + 20));
+    assert_eq!(parameters.crossover(SwitchingMode::CutThrough, Duration::ZERO), us(67 + 20));
     let predict = |parameters: Parameters, path| parameters.predict(path, Duration::ZERO).unwrap();
     let host = predict(parameters, Path::HOST);
     assert_eq!((host.time, host.span, host.limit), (us(162), us(212), Limit::Window));

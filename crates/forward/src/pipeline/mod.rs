@@ -31,8 +31,8 @@
 //! router [reports](PipelineBuilder::icmp_errors) drops to senders; these answers are packets of its own.
 //!
 //! # Messages of several packets
-//! A packet with a [`Part`](crate::packet::Part) belongs to a message. In [`Mode::StoreAndForward`] its packets wait
-//! for the last one, and leave together or not at all. In [`Mode::CutThrough`], which all stages must allow
+//! A packet with a [`Part`](crate::packet::Part) belongs to a message. In [`SwitchingMode::StoreAndForward`] its packets wait
+//! for the last one, and leave together or not at all. In [`SwitchingMode::CutThrough`], which all stages must allow
 //! [fast-forward, §5], the verdict about the first packet holds for the whole message, and each packet leaves as it
 //! comes.
 
@@ -60,7 +60,7 @@ pub use self::{
 };
 use crate::{
     icmp::IcmpErrorSender,
-    model::{Mode, StageModel},
+    model::{StageModel, SwitchingMode},
     packet::{Packet, Port},
     tables::TrafficCounters,
 };
@@ -110,7 +110,7 @@ pub enum PipelineError {
 pub struct PipelineBuilder {
     stages: Vec<Box<dyn Stage>>,
     default_port: Option<Port>,
-    mode: Mode,
+    mode: SwitchingMode,
     input_packets: usize,
     output_packets: usize,
     messages: usize,
@@ -139,8 +139,8 @@ impl PipelineBuilder {
         /// Sets the port of packets for which no stage names one. Default: they are dropped ([`Reason::NoPort`]).
         default_port: Port => Some,
 
-        /// Sets how messages of several packets are forwarded. Default: [`Mode::StoreAndForward`].
-        mode: Mode,
+        /// Sets how messages of several packets are forwarded. Default: [`SwitchingMode::StoreAndForward`].
+        mode: SwitchingMode,
 
         /// Sets the maximum number of packets that wait before the stages. Default: 256.
         input_packets: usize,
@@ -204,7 +204,7 @@ impl PipelineBuilder {
             }
         }
         let models: Vec<StageModel> = self.stages.iter().map(|stage| stage.model()).collect();
-        if self.mode == Mode::CutThrough
+        if self.mode == SwitchingMode::CutThrough
             && let Some(stage) = models.iter().find(|model| !model.allows_cut_through())
         {
             return Err(PipelineError::NeedsWhole { stage: stage.name().to_owned() });
@@ -358,7 +358,7 @@ fn fragment(
 /// A sequence of stages, with buffers before and after them.
 pub struct Pipeline {
     stages: Stages,
-    mode: Mode,
+    mode: SwitchingMode,
     input: VecDeque<Packet>,
     input_packets: usize,
     outputs: OutputQueues,
@@ -374,7 +374,7 @@ impl Pipeline {
         PipelineBuilder {
             stages: Vec::new(),
             default_port: None,
-            mode: Mode::StoreAndForward,
+            mode: SwitchingMode::StoreAndForward,
             input_packets: 256,
             output_packets: 256,
             messages: 64,
@@ -486,7 +486,7 @@ impl Pipeline {
             worked += 1;
             match packet.part() {
                 None => self.run_one(packet, now),
-                Some(_) if self.mode == Mode::CutThrough => self.messages.cut_through(
+                Some(_) if self.mode == SwitchingMode::CutThrough => self.messages.cut_through(
                     packet,
                     now,
                     &mut self.stages,

@@ -78,7 +78,7 @@ pub enum StockStage<'a> {
 /// # Implementing
 /// [`process`](Self::process) does the work, and [`model`](Self::model) tells the planner what the stage must see and
 /// what it costs. A stage that changes the start of a message depending on all of it implements
-/// [`process_message`](Self::process_message) too. [`Closure`](crate::stages::Closure) makes a stage of a closure.
+/// [`process_message`](Self::process_message) too. [`StageFn`](crate::stages::StageFn) makes a stage of a closure.
 ///
 /// # Contract
 /// 1. No call blocks or reads a clock: `now` is the time, and never goes back.

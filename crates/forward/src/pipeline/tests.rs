@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     model::{Sees, Writes},
     packet::Part,
-    stages::{Checksum, Closure, Mirror, Rewrite},
+    stages::{Checksum, Mirror, Rewrite, StageFn},
 };
 
 const NOW: Instant = Instant::from_nanos(0);
@@ -25,7 +25,7 @@ fn number(packet: &Packet) -> u64 {
 
 /// Sends packets to a port by their number, and drops every seventh.
 fn spread(ports: u16) -> impl Stage {
-    Closure::new(StageModel::new("spread").sees(Sees::Everything), move |packet, _| {
+    StageFn::new(StageModel::new("spread").sees(Sees::Everything), move |packet, _| {
         match number(packet) {
             number if number % 7 == 3 => Verdict::Drop(Reason::User),
             number => Verdict::Send(Port(u16::try_from(number % u64::from(ports)).unwrap())),
@@ -46,11 +46,11 @@ fn settings_are_checked() {
     ] {
         assert_eq!(builder.build().unwrap_err(), PipelineError::Setting { name, value: 0 });
     }
-    let checked = begin().mode(Mode::CutThrough).stage(Checksum::verify());
+    let checked = begin().mode(SwitchingMode::CutThrough).stage(Checksum::verify());
     let error = checked.build().unwrap_err();
     assert_eq!(error, PipelineError::NeedsWhole { stage: "checksum".to_owned() });
     assert!(error.to_string().contains("store-and-forward"), "{error}");
-    assert!(begin().mode(Mode::CutThrough).stage(Mirror::to(Port(1))).build().is_ok());
+    assert!(begin().mode(SwitchingMode::CutThrough).stage(Mirror::to(Port(1))).build().is_ok());
 }
 
 #[test]
@@ -120,10 +120,10 @@ fn message(id: u64, count: u32) -> Vec<Packet> {
 fn messages_are_stored_or_cut_through() {
     // Goal: stored, a message leaves when it is complete; cut through, each packet leaves as it comes, with the verdict
     // on the first. Method: messages packet by packet, a gap, and a drop.
-    for mode in [Mode::StoreAndForward, Mode::CutThrough] {
+    for mode in [SwitchingMode::StoreAndForward, SwitchingMode::CutThrough] {
         let header = StageModel::new("header").sees(Sees::Header).writes(Writes::Yes);
         let mut seen = 0;
-        let stage = Closure::new(header, move |packet: &mut Packet, _| {
+        let stage = StageFn::new(header, move |packet: &mut Packet, _| {
             seen += 1;
             match number(packet) {
                 1000 => Verdict::Drop(Reason::User),
@@ -137,8 +137,11 @@ fn messages_are_stored_or_cut_through() {
             pipeline.run(NOW);
             left.push(std::iter::from_fn(|| pipeline.take(Port(1))).count());
         }
-        let expected =
-            if mode == Mode::CutThrough { [1, 1, 1, 1, 0, 0, 0] } else { [0, 0, 0, 4, 0, 0, 0] };
+        let expected = if mode == SwitchingMode::CutThrough {
+            [1, 1, 1, 1, 0, 0, 0]
+        } else {
+            [0, 0, 0, 4, 0, 0, 0]
+        };
         assert_eq!(left, expected, "{mode:?}");
         let counted = pipeline.counters().snapshot();
         assert_eq!(counted.dropped_total(), 3);
@@ -148,7 +151,7 @@ fn messages_are_stored_or_cut_through() {
             pipeline.offer(packet).unwrap();
         }
         pipeline.run(NOW);
-        let began = usize::from(mode == Mode::CutThrough);
+        let began = usize::from(mode == SwitchingMode::CutThrough);
         assert_eq!(std::iter::from_fn(|| pipeline.take(Port(3))).count(), began, "{mode:?}");
         assert_eq!(pipeline.waiting(), 0);
         let received = pipeline.counters().snapshot();
@@ -187,7 +190,7 @@ fn costs_are_measured_where_a_clock_is_given() {
     // over its bytes.
     let clock = Arc::new(VirtualClock::new());
     let moved = Arc::clone(&clock);
-    let slow = Closure::new(StageModel::new("slow"), move |packet, _| {
+    let slow = StageFn::new(StageModel::new("slow"), move |packet, _| {
         moved.advance(Duration::from_nanos(100 + 2 * u64::try_from(packet.len()).unwrap()));
         Verdict::Pass
     });
@@ -220,7 +223,8 @@ fn descriptions_tell_what_cannot_leave_the_host() {
 }
 
 /// The parameters of a run.
-fn rehearsals() -> impl Strategy<Value = (u64, PipelineSimulation, OnFull, Mode, usize, u32)> {
+fn rehearsals()
+-> impl Strategy<Value = (u64, PipelineSimulation, OnFull, SwitchingMode, usize, u32)> {
     let numbers = (any::<u64>(), 0..300_u32, 0..300_u32, 0..3_000_u64, 1..20_usize, 1..6_u32);
     (numbers, any::<bool>(), any::<bool>()).prop_map(
         |((seed, loss, stalls, service_time, buffer, parts), drops, cuts)| {
@@ -229,7 +233,8 @@ fn rehearsals() -> impl Strategy<Value = (u64, PipelineSimulation, OnFull, Mode,
                 .service_time(Duration::from_nanos(service_time))
                 .stalls(stalls, Duration::from_micros(30));
             let on_full = if drops { OnFull::Drop } else { OnFull::Wait };
-            let mode = if cuts { Mode::CutThrough } else { Mode::StoreAndForward };
+            let mode =
+                if cuts { SwitchingMode::CutThrough } else { SwitchingMode::StoreAndForward };
             (seed, simulation, on_full, mode, buffer, parts)
         },
     )
@@ -242,7 +247,7 @@ proptest! {
     #[test]
     fn nothing_disappears((seed, simulation, on_full, mode, buffer, parts) in rehearsals()) {
         let run = || {
-            let stage = Closure::new(StageModel::new("spread").sees(Sees::Header), |packet, _| {
+            let stage = StageFn::new(StageModel::new("spread").sees(Sees::Header), |packet, _| {
                 match number(packet) {
                     number if number % 7 == 3 => Verdict::Drop(Reason::User),
                     number => Verdict::Send(Port(u16::try_from(number % 3).unwrap())),

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use thiserror::Error;
 
 use super::{endpoint::Endpoint, framed::FrameError, proxy::ProxyError};
-use crate::model::Mode;
+use crate::model::SwitchingMode;
 
 named! {
     /// A peer of the relay.
@@ -64,7 +64,7 @@ pub enum RelayError {
         /// Bytes of the whole message, including its header; 0 if the header was incomplete.
         length: u64,
         /// Cut-through if the receiver has got a part of it.
-        mode: Mode,
+        mode: SwitchingMode,
         /// The reset; `None` if the stream was closed.
         #[source]
         source: Option<io::Error>,
@@ -94,10 +94,10 @@ fn listed(attempts: &[(Endpoint, io::Error)]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-const fn outcome(mode: Mode) -> &'static str {
+const fn outcome(mode: SwitchingMode) -> &'static str {
     match mode {
-        Mode::StoreAndForward => "nothing of it was forwarded, but a reset",
-        Mode::CutThrough => "a part was forwarded, then a reset",
+        SwitchingMode::StoreAndForward => "nothing of it was forwarded, but a reset",
+        SwitchingMode::CutThrough => "a part was forwarded, then a reset",
     }
 }
 
@@ -112,7 +112,7 @@ pub(super) enum StreamSide {
 #[derive(Debug)]
 pub(super) enum PumpError {
     Io { side: StreamSide, source: io::Error },
-    Torn { received: u64, length: u64, mode: Mode, source: Option<io::Error> },
+    Torn { received: u64, length: u64, mode: SwitchingMode, source: Option<io::Error> },
     Frame(FrameError),
 }
 

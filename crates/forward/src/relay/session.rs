@@ -28,7 +28,7 @@ use super::{
     resources::RelayResources,
     stream::{PumpContext, RelayStream},
 };
-use crate::model::Mode;
+use crate::model::SwitchingMode;
 
 /// One direction.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Pump {
         }
     }
 
-    fn torn_mode(&self) -> Option<Mode> {
+    fn torn_mode(&self) -> Option<SwitchingMode> {
         match self {
             Self::Raw(_) => None,
             Self::Framed(pump) => pump.torn_mode(),
@@ -298,8 +298,8 @@ impl<A: RelayStream, B: RelayStream> Session<A, B> {
     fn count_torn(&self, error: &RelayError, resources: &RelayResources) {
         for pump in [&self.up, &self.down] {
             match pump.torn_mode() {
-                Some(Mode::CutThrough) => resources.counters.messages_torn.add(1),
-                Some(Mode::StoreAndForward) => resources.counters.messages_dropped.add(1),
+                Some(SwitchingMode::CutThrough) => resources.counters.messages_torn.add(1),
+                Some(SwitchingMode::StoreAndForward) => resources.counters.messages_dropped.add(1),
                 None => {}
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Flow;
 use super::report::{FlowReport, ResourceReport, SimulationReport};
 use super::resource::{Resource, ResourceServer};
-use crate::model::{Bus, Mode, Placement};
+use crate::model::{Bus, Placement, SwitchingMode};
 
 /// The work of a resource for a message.
 #[derive(Clone, Copy, Debug)]
@@ -190,8 +190,8 @@ impl FlowProgress {
     fn new(flow: &Flow) -> Self {
         let nb = flow.parameters.message().nb();
         let first_needed = match flow.path.mode {
-            Mode::StoreAndForward => nb,
-            Mode::CutThrough => 1,
+            SwitchingMode::StoreAndForward => nb,
+            SwitchingMode::CutThrough => 1,
         };
         Self {
             flow: *flow,

@@ -15,19 +15,19 @@ use crate::{
 /// ```
 /// use vigie_forward::StageModel;
 /// use vigie_forward::pipeline::{Reason, Verdict};
-/// use vigie_forward::stages::Closure;
+/// use vigie_forward::stages::StageFn;
 ///
-/// let no_giants = Closure::new(StageModel::new("no giants"), |packet, _now| {
+/// let no_giants = StageFn::new(StageModel::new("no giants"), |packet, _now| {
 ///     if packet.len() > 9014 { Verdict::Drop(Reason::User) } else { Verdict::Pass }
 /// });
 /// # let _ = no_giants;
 /// ```
-pub struct Closure<F> {
+pub struct StageFn<F> {
     model: StageModel,
     work: F,
 }
 
-impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Closure<F> {
+impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> StageFn<F> {
     /// Creates a stage that calls `work` with each packet and the time. `model` says what it sees and whether it
     /// writes; it is marked as running only on the host.
     pub fn new(model: StageModel, work: F) -> Self {
@@ -35,7 +35,7 @@ impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Closure<F> {
     }
 }
 
-impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Stage for Closure<F> {
+impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Stage for StageFn<F> {
     fn model(&self) -> StageModel {
         self.model.clone()
     }
@@ -46,8 +46,8 @@ impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Stage for Closure<F> {
     }
 }
 
-impl<F> fmt::Debug for Closure<F> {
+impl<F> fmt::Debug for StageFn<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Closure").field("model", &self.model).finish_non_exhaustive()
+        f.debug_struct("StageFn").field("model", &self.model).finish_non_exhaustive()
     }
 }

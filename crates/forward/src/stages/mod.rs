@@ -17,7 +17,7 @@ mod tests;
 
 pub use self::{
     checksum::{Checksum, ChecksumMode},
-    closure::Closure,
+    closure::StageFn,
     filter::{Action, Filter, Rule},
     meter::Meter,
     mirror::Mirror,

@@ -109,7 +109,7 @@ fn stock_stages_keep_the_contract() {
 fn the_suite_finds_breaches() {
     // Goal: each violation of the contract is found. Method: one of each kind.
     let closure = |model: StageModel, work: fn(&mut Packet, Instant) -> Verdict| {
-        conformance::check(|| Closure::new(model.clone(), work), 1, 500)
+        conformance::check(|| StageFn::new(model.clone(), work), 1, 500)
     };
     let reads = || StageModel::new("x").writes(Writes::No);
     let spoil = |packet: &mut Packet, _| {
@@ -130,7 +130,7 @@ fn the_suite_finds_breaches() {
     let counts = || {
         number += 1;
         let of = number;
-        Closure::new(StageModel::new("x"), move |_, _| Verdict::Send(Port(of)))
+        StageFn::new(StageModel::new("x"), move |_, _| Verdict::Send(Port(of)))
     };
     assert!(matches!(conformance::check(counts, 1, 500), Err(Violation::Differs { .. })));
 }

@@ -14,7 +14,7 @@ use super::{
     payload::{Discard, Sink},
     peer::{LoopbackItem, LoopbackLink, Peer, PeerLink},
     receive::UNATTENDED_AFTER,
-    reliable::{HEADER_BYTES, ReliableCounters},
+    reliable::{ErrorControlCounters, HEADER_BYTES},
     request::{IncomingMessage, RequestEntry},
     to_u64,
 };
@@ -550,7 +550,7 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Returns the counters of error control for the unreliable VI to a rank; `None` if it has no such VI.
     #[must_use]
-    pub fn reliable_counters(&self, rank: u32) -> Option<ReliableCounters> {
+    pub fn error_control_counters(&self, rank: u32) -> Option<ErrorControlCounters> {
         match &self.peers.get(rank as usize)?.link {
             PeerLink::Unreliable(lossy) => Some(lossy.counters),
             _ => None,

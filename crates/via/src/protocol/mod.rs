@@ -63,7 +63,7 @@ pub use loan::{Committed, Loan, View};
 pub use matching::{Label, Pattern};
 pub(crate) use payload::put_all;
 pub use payload::{Discard, Layout, Payload, Scattered, Sink};
-pub use reliable::ReliableCounters;
+pub use reliable::ErrorControlCounters;
 pub use request::{CancelState, Mode, RequestId, SendState, Status};
 pub(crate) use waiting::Begun;
 

@@ -122,7 +122,7 @@ struct UnackedPacket {
 /// The counters of error control.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ReliableCounters {
+pub struct ErrorControlCounters {
     /// Packets sent, not counting retransmissions.
     pub packets: u64,
     /// Retransmitted packets.
@@ -153,7 +153,7 @@ pub(super) struct UnreliableLink {
     pub(super) owes_ack: bool,
     retransmit_after: Duration,
     give_up_after: Duration,
-    pub(super) counters: ReliableCounters,
+    pub(super) counters: ErrorControlCounters,
 }
 
 /// Returns the size of a slot for frames of at most `frame_bytes`, in bytes.
@@ -185,7 +185,7 @@ impl UnreliableLink {
             owes_ack: false,
             retransmit_after: config.retransmit_after,
             give_up_after: config.give_up_after,
-            counters: ReliableCounters::default(),
+            counters: ErrorControlCounters::default(),
         }
     }
 

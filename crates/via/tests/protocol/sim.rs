@@ -169,7 +169,7 @@ fn random_traffic_over_unreliable_vis() {
             all[0] += outcome.messages as u64;
             for rank in 0..traffic.cluster.engines.len() {
                 for peer in 0..3 {
-                    if let Some(one) = traffic.cluster.engines[rank].reliable_counters(peer) {
+                    if let Some(one) = traffic.cluster.engines[rank].error_control_counters(peer) {
                         all[1] += one.packets;
                         all[2] += one.retransmissions;
                     }

@@ -9,7 +9,7 @@ use vigie_detect::{Fixed, Frequency, Registration, Server, Strategy};
 use vigie_forward::host::{self, AsyncForwarder, Forwarder};
 use vigie_forward::packet::Port;
 use vigie_forward::pipeline::Pipeline;
-use vigie_forward::stages::{Closure, Rewrite};
+use vigie_forward::stages::{Rewrite, StageFn};
 use vigie_forward::{Sees, StageModel};
 use vigie_via::link::{BackEnd, LinkBuilder, MacAddress};
 
@@ -68,7 +68,7 @@ impl ForwarderPlan {
     fn make(&self) -> Result<Forwarder, Failure> {
         let other = |packet: &vigie_forward::packet::Packet| Port(1 - packet.ingress().0.min(1));
         let model = StageModel::new("other side").sees(Sees::Header);
-        let to_other = Closure::new(model, move |packet, _| {
+        let to_other = StageFn::new(model, move |packet, _| {
             vigie_forward::pipeline::Verdict::Send(other(packet))
         });
         let pipeline = Pipeline::builder()

@@ -19,7 +19,7 @@ use super::config::NodeConfig;
 use super::error::MessagesError;
 use super::node::BlockingNode;
 use super::program_channel::{ChannelTimes, mean, program_channel};
-use crate::model::{Mode, Path, Placement};
+use crate::model::{Path, Placement, SwitchingMode};
 
 /// The maximum number of messages in the program, or returned by it and not yet sent.
 const HOST_MESSAGES_MAX: usize = 64;
@@ -167,7 +167,7 @@ pub(super) fn assemble<P: Provider>(
     path: Path,
     algorithm: Box<dyn Algorithm>,
 ) -> Result<(ForwarderEngine<P>, Option<super::program_channel::HostProgram>), MessagesError> {
-    if (path.placement, path.mode) == (Placement::Host, Mode::CutThrough) {
+    if (path.placement, path.mode) == (Placement::Host, SwitchingMode::CutThrough) {
         return Err(MessagesError::HostCutThrough);
     }
     if path.placement == Placement::Nic {
@@ -184,7 +184,7 @@ pub(super) fn assemble_nic<P: Provider>(
     path: Path,
     algorithm: Box<dyn Algorithm>,
 ) -> Result<ForwarderEngine<P>, MessagesError> {
-    let is_cut = path.mode == Mode::CutThrough;
+    let is_cut = path.mode == SwitchingMode::CutThrough;
     if path.placement == Placement::Host {
         return Err(MessagesError::NoProgram);
     }

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use crate::model::{Message, Mode, Parameters, Path};
+use crate::model::{Message, Parameters, Path, SwitchingMode};
 
 /// A flow is modelled in pieces of this many bytes. A message of at most one piece usually arrives in one read, and is
 /// stored.
@@ -46,7 +46,7 @@ pub enum FrameMode {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MessageSample {
     pub(super) bytes: u64,
-    pub(super) mode: Mode,
+    pub(super) mode: SwitchingMode,
     /// The time from the first piece to the last.
     pub(super) arriving: Duration,
     /// Bytes that arrived in that time: all but the first piece.
@@ -70,11 +70,15 @@ pub(super) struct FlowPlanner {
 
 impl FlowPlanner {
     /// Chooses the mode for a message of `bytes`.
-    pub(super) fn choose(&self, bytes: u64) -> Mode {
-        self.predict(bytes).map_or(Mode::StoreAndForward, |[stored, cut]| {
+    pub(super) fn choose(&self, bytes: u64) -> SwitchingMode {
+        self.predict(bytes).map_or(SwitchingMode::StoreAndForward, |[stored, cut]| {
             let keeps_bandwidth = cut.span.as_nanos() * 20 <= stored.span.as_nanos() * 21;
             let saves_time = cut.time.as_nanos() * 20 <= stored.time.as_nanos() * 19;
-            if keeps_bandwidth && saves_time { Mode::CutThrough } else { Mode::StoreAndForward }
+            if keeps_bandwidth && saves_time {
+                SwitchingMode::CutThrough
+            } else {
+                SwitchingMode::StoreAndForward
+            }
         })
     }
 
@@ -124,7 +128,7 @@ impl FlowPlanner {
         smooth(&mut self.receive, per_byte(seen.arriving, seen.arrived));
         smooth(&mut self.send, per_byte(seen.blocked, seen.bytes));
         let cost = match seen.mode {
-            Mode::StoreAndForward => {
+            SwitchingMode::StoreAndForward => {
                 self.stored_in_turn = self.stored_in_turn.saturating_add(1);
                 if self.stored_in_turn == FORGET_AFTER {
                     self.cut = None;
@@ -132,7 +136,7 @@ impl FlowPlanner {
                 }
                 &mut self.stored
             }
-            Mode::CutThrough => {
+            SwitchingMode::CutThrough => {
                 self.stored_in_turn = 0;
                 &mut self.cut
             }
@@ -171,7 +175,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn seen(mode: Mode, receive_ns_per_kib: u64, work: Duration) -> MessageSample {
+    fn seen(mode: SwitchingMode, receive_ns_per_kib: u64, work: Duration) -> MessageSample {
         let arriving = Duration::from_nanos(receive_ns_per_kib * (MIB / 1024));
         let blocked = Duration::ZERO;
         MessageSample { bytes: MIB, mode, arriving, arrived: MIB, blocked, work: Some(work) }
@@ -180,7 +184,7 @@ mod tests {
     fn after(receive_ns_per_kib: u64, stored: Duration) -> FlowPlanner {
         let mut planner = FlowPlanner::default();
         for _ in 0..4 {
-            planner.note(seen(Mode::StoreAndForward, receive_ns_per_kib, stored));
+            planner.note(seen(SwitchingMode::StoreAndForward, receive_ns_per_kib, stored));
         }
         planner
     }
@@ -192,13 +196,13 @@ mod tests {
         let work = Duration::from_micros(350);
         assert_eq!(
             FlowPlanner::default().choose(MIB),
-            Mode::StoreAndForward,
+            SwitchingMode::StoreAndForward,
             "nothing is measured"
         );
-        assert_eq!(after(8192, work).choose(MIB), Mode::CutThrough);
-        assert_eq!(after(819, work).choose(MIB), Mode::CutThrough);
-        assert_eq!(after(256, work).choose(MIB), Mode::StoreAndForward);
-        assert_eq!(after(8192, work).choose(8192), Mode::StoreAndForward);
+        assert_eq!(after(8192, work).choose(MIB), SwitchingMode::CutThrough);
+        assert_eq!(after(819, work).choose(MIB), SwitchingMode::CutThrough);
+        assert_eq!(after(256, work).choose(MIB), SwitchingMode::StoreAndForward);
+        assert_eq!(after(8192, work).choose(8192), SwitchingMode::StoreAndForward);
     }
 
     /// Goal: measurements overrule guesses. Method: cut-through that costs twice as much as storing, on a link that is
@@ -207,16 +211,16 @@ mod tests {
     fn a_costly_cut_through_is_given_up() {
         let work = Duration::from_micros(350);
         let mut planner = after(400, work);
-        assert_eq!(planner.choose(MIB), Mode::CutThrough);
+        assert_eq!(planner.choose(MIB), SwitchingMode::CutThrough);
         for _ in 0..8 {
-            planner.note(seen(Mode::CutThrough, 400, work * 2));
+            planner.note(seen(SwitchingMode::CutThrough, 400, work * 2));
         }
-        assert_eq!(planner.choose(MIB), Mode::StoreAndForward);
+        assert_eq!(planner.choose(MIB), SwitchingMode::StoreAndForward);
         for _ in 0..FORGET_AFTER {
-            assert_eq!(planner.choose(MIB), Mode::StoreAndForward);
-            planner.note(seen(Mode::StoreAndForward, 400, work));
+            assert_eq!(planner.choose(MIB), SwitchingMode::StoreAndForward);
+            planner.note(seen(SwitchingMode::StoreAndForward, 400, work));
         }
-        assert_eq!(planner.choose(MIB), Mode::CutThrough, "tried again");
+        assert_eq!(planner.choose(MIB), SwitchingMode::CutThrough, "tried again");
     }
 
     /// Goal: nothing overflows. Method: the longest times and messages.
@@ -225,7 +229,7 @@ mod tests {
         let mut planner = FlowPlanner::default();
         let (longest, bytes) = (Duration::MAX, u64::MAX);
         let blocked = longest;
-        let mode = Mode::StoreAndForward;
+        let mode = SwitchingMode::StoreAndForward;
         let seen = MessageSample {
             bytes,
             mode,
@@ -235,7 +239,7 @@ mod tests {
             work: Some(longest),
         };
         planner.note(seen);
-        assert_eq!(planner.choose(bytes), Mode::StoreAndForward);
-        assert_eq!(planner.choose(MIB), Mode::StoreAndForward);
+        assert_eq!(planner.choose(bytes), SwitchingMode::StoreAndForward);
+        assert_eq!(planner.choose(MIB), SwitchingMode::StoreAndForward);
     }
 }

@@ -23,7 +23,7 @@ use super::{
     planner::{FlowPlanner, FrameMode, MessageSample, PIECE_BYTES},
 };
 use crate::{
-    model::Mode,
+    model::SwitchingMode,
     relay::{
         buffers::{Buffer, FLOOR_BYTES},
         chooser::TransferEngine,
@@ -64,7 +64,7 @@ pub(in crate::relay) struct FramedPump {
     /// The low-water mark at which the kernel wakes us.
     wakes_at: u64,
     /// The mode of the last message; the work of sending it counts towards the next one.
-    last_mode: Option<Mode>,
+    last_mode: Option<SwitchingMode>,
     /// When the receiver stopped accepting bytes, and for how long it had done so earlier, since the last message
     /// ended.
     blocked_since: Option<Instant>,
@@ -84,7 +84,7 @@ struct CurrentMessage {
     /// In bytes, including its header.
     total: u64,
     seen: u64,
-    mode: Mode,
+    mode: SwitchingMode,
     began: Instant,
     first_bytes: u64,
 }
@@ -263,19 +263,25 @@ impl FramedPump {
             }
             None => {
                 let received = (self.end - self.start) as u64;
-                PumpError::Torn { received, length: 0, mode: Mode::StoreAndForward, source }
+                PumpError::Torn {
+                    received,
+                    length: 0,
+                    mode: SwitchingMode::StoreAndForward,
+                    source,
+                }
             }
         }
     }
 
     /// Returns the mode of the unfinished message, if there is one.
-    pub(in crate::relay) fn torn_mode(&self) -> Option<Mode> {
-        self.is_torn().then(|| self.current.map_or(Mode::StoreAndForward, |current| current.mode))
+    pub(in crate::relay) fn torn_mode(&self) -> Option<SwitchingMode> {
+        self.is_torn()
+            .then(|| self.current.map_or(SwitchingMode::StoreAndForward, |current| current.mode))
     }
 
     /// Makes room for the next bytes. Called when all sendable bytes have been sent.
     fn prepare(&mut self, cx: &mut Context<'_>, resources: &RelayResources) -> Poll<()> {
-        let stored = self.current.filter(|current| current.mode == Mode::StoreAndForward);
+        let stored = self.current.filter(|current| current.mode == SwitchingMode::StoreAndForward);
         if let Some(current) = stored {
             let needed = usize::try_from(current.total).unwrap_or(usize::MAX);
             if self.buffer.as_ref().is_none_or(|buffer| buffer.len() < needed) {
@@ -337,7 +343,7 @@ impl FramedPump {
         if self.framing.mode == FrameMode::Planned {
             resources.counters.messages_unstored.add(1);
             if let Some(current) = &mut self.current {
-                current.mode = Mode::CutThrough;
+                current.mode = SwitchingMode::CutThrough;
             }
             resources.counters.messages_cut_through.add(1);
             self.sendable = self.scanned;
@@ -446,7 +452,7 @@ impl FramedPump {
                 let ended = *current;
                 self.complete(ended, now, resources);
             } else {
-                if mode == Mode::CutThrough {
+                if mode == SwitchingMode::CutThrough {
                     self.sendable = self.scanned;
                 }
                 return Ok(());
@@ -456,14 +462,14 @@ impl FramedPump {
 
     fn begin(&mut self, total: u64, now: Instant, resources: &RelayResources) {
         let mode = match self.framing.mode {
-            FrameMode::StoreAndForward => Mode::StoreAndForward,
-            FrameMode::CutThrough => Mode::CutThrough,
+            FrameMode::StoreAndForward => SwitchingMode::StoreAndForward,
+            FrameMode::CutThrough => SwitchingMode::CutThrough,
             FrameMode::Planned => self.planner.choose(total),
         };
         // Cutting through gains nothing for a message that has already arrived completely.
         let is_whole = total <= (self.end - self.scanned) as u64;
-        let mode = if is_whole { Mode::StoreAndForward } else { mode };
-        if mode == Mode::CutThrough {
+        let mode = if is_whole { SwitchingMode::StoreAndForward } else { mode };
+        if mode == SwitchingMode::CutThrough {
             resources.counters.messages_cut_through.add(1);
         }
         self.current = Some(CurrentMessage { total, seen: 0, mode, began: now, first_bytes: 0 });
@@ -480,9 +486,9 @@ impl FramedPump {
         self.count_work();
         let blocked = std::mem::take(&mut self.blocked);
         let while_arriving = match message.mode {
-            Mode::StoreAndForward => Duration::ZERO,
+            SwitchingMode::StoreAndForward => Duration::ZERO,
             // While nothing could be sent, nothing was read either.
-            Mode::CutThrough => blocked,
+            SwitchingMode::CutThrough => blocked,
         };
 
         let is_like_last = self.last_mode.replace(message.mode) == Some(message.mode);

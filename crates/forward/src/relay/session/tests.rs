@@ -14,7 +14,7 @@ use vigie_detect::{Instant, Server, Simulation};
 
 use super::Session;
 use crate::{
-    model::Mode,
+    model::SwitchingMode,
     relay::{
         FrameMode, Framing, LengthFormat, Peer, RelayError, Transfer, resources::RelayResources,
         stream::RelayStream, wait::timeout_at,
@@ -328,8 +328,10 @@ fn break_off(seed: u64, mode: FrameMode) {
             assert_eq!(*received, (cut - whole) as u64, "seed {seed}");
             assert_eq!(stats.messages_torn + stats.messages_dropped, 1);
             match torn {
-                Mode::StoreAndForward => assert_eq!(heard.len(), whole, "seed {seed} {mode:?}"),
-                Mode::CutThrough => assert_eq!(heard.len(), cut, "seed {seed}"),
+                SwitchingMode::StoreAndForward => {
+                    assert_eq!(heard.len(), whole, "seed {seed} {mode:?}")
+                }
+                SwitchingMode::CutThrough => assert_eq!(heard.len(), cut, "seed {seed}"),
             }
         }
         Err(RelayError::Failed { .. }) => assert!(is_reset && !is_torn, "seed {seed} {ended:?}"),

@@ -279,12 +279,12 @@ fn what_is_sent_again_is_work() {
             while pair.network.step() {}
             pair.take(0);
         }
-        let before = pair.engine(0).reliable_counters(1).expect("a link").retransmissions;
+        let before = pair.engine(0).error_control_counters(1).expect("a link").retransmissions;
         let due = pair.engine(0).next_deadline().expect("a deadline");
         assert!(pair.engine(0).progress(due));
-        let after = pair.engine(0).reliable_counters(1).expect("a link").retransmissions;
+        let after = pair.engine(0).error_control_counters(1).expect("a link").retransmissions;
         assert_eq!(after - before, 1, "{arrives}");
-        assert!(pair.engine(0).reliable_counters(2).is_none());
+        assert!(pair.engine(0).error_control_counters(2).is_none());
     }
 }
 

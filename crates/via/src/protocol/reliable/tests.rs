@@ -44,7 +44,7 @@ fn service(engine: &mut MessageEngine<SimNic>, now: Instant) -> Result<bool, ()>
     lossy.service(nic, staging, now)
 }
 
-fn counters(engine: &mut MessageEngine<SimNic>) -> ReliableCounters {
+fn counters(engine: &mut MessageEngine<SimNic>) -> ErrorControlCounters {
     parts(engine).0.counters
 }
 
@@ -223,7 +223,7 @@ fn what_has_arrived_is_told() {
     assert_eq!(arrive(4), ((6, 0b1), 6));
     assert_eq!(arrive(6), ((8, 0), 8));
     let expected =
-        ReliableCounters { duplicates: 2, damaged: 1, out_of_order: 4, ..Default::default() };
+        ErrorControlCounters { duplicates: 2, damaged: 1, out_of_order: 4, ..Default::default() };
     assert_eq!((lossy.counters, lossy.owes_ack), (expected, true));
     let numbers: Vec<u64> = std::iter::from_fn(|| lossy.whole.pop_front())
         .map(|bytes| ReliableHeader::read(bytes.first_chunk().expect("a header")).number)
