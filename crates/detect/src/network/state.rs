@@ -20,7 +20,7 @@ use crate::{
     detector::{Ready, Watch},
 };
 
-/// A node of a [`SimulatedNetwork`].
+/// A node of a [`SimulatedNetwork`](super::SimulatedNetwork).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
 

@@ -67,7 +67,7 @@ pub enum ProgramError {
     /// A jump leads to a label that was never bound.
     #[error("label {label} was never bound, but a jump leads there")]
     Unbound {
-        /// Its number, from 0, in the order of [`Assembler::label`].
+        /// Its number, from 0, in the order of `Assembler::label`.
         label: usize,
     },
     /// A label was bound twice.

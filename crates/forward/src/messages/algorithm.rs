@@ -127,7 +127,7 @@ impl Algorithm for Busy {
     }
 }
 
-/// A closure as an algorithm: see [`closure`].
+/// A closure as an algorithm: see [`algorithm_fn`].
 pub struct AlgorithmFn<F> {
     sees: Sees,
     run: F,

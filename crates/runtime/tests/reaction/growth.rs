@@ -71,10 +71,11 @@ fn within_the_bound_and_back() {
         settle::until(|| threads_named(name) == least);
         let hogs = Hogs::start(runtime.handle(), 20, 4);
         for _ in 0..50 {
-            assert!(threads_named(name) <= least + 3, "{} threads", threads_named(name));
+            // One that has ended for lack of work may be in /proc for a moment longer, while its successor begins.
+            eventually(|| threads_named(name) <= least + 3);
             thread::park_timeout(Duration::from_millis(1));
         }
-        assert_eq!(threads_named(name), least + 3);
+        eventually(|| threads_named(name) == least + 3);
         drop(hogs);
         let done = runtime.spawn(async { yield_now().await });
         runtime.block_on(done).expect("no panic");
