@@ -5,7 +5,6 @@
 //! when the thread exits. (A host thread that exits costs its requests one more submission.)
 //! Completions are read from shared memory, without a system call; for a sleep the poller watches the
 //! ring's own descriptor.
-//! ring's own descriptor is what the poller watches.
 //!
 //! ```text
 //!  waiter's thread            host's thread                       kernel
