@@ -207,6 +207,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "turns",
             "soak",
             "files",
+            "starts",
             "http",
             "loads",
             "slowdown",
