@@ -51,8 +51,8 @@ pub(crate) struct StartsPlan {
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "2,8,32,64",
           value_parser = clap::value_parser!(u32).range(2..=4096))]
     ranks: Vec<u32>,
-    /// Peers to measure in the same run.
-    #[arg(long, value_delimiter = ',', value_name = "PEER,…", default_value = "openmpi,mpich")]
+    /// Peers to measure in the same run; none if the option has no value.
+    #[arg(long, num_args = 0.., value_delimiter = ',', value_name = "PEER,…", default_value = "openmpi,mpich")]
     peers: Vec<MpiPeer>,
     /// Turns, each of which starts every job once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
