@@ -35,6 +35,15 @@ const WALL_MS: &str = "wall_ms";
 /// Key of that time in parts of the faster peer's.
 const OF_FASTEST: &str = "of_fastest";
 
+/// Key of the anonymous memory of a rank that knows the others and is not connected, in KiB.
+const RANK_KIB: &str = "rank_kib";
+
+/// Key of what of that is due to one more rank, in bytes.
+const PEER_BYTES: &str = "peer_bytes";
+
+/// The word before that memory in what a rank prints.
+const ANONYMOUS: &str = "anonymous KiB:";
+
 /// The environment variable that makes this program a rank of a job.
 const VARIABLE: &str = "VIGIE_BENCH_RANK";
 
@@ -111,6 +120,11 @@ fn own_command(ranks: u32) -> Result<Command, Missing> {
     Ok(command)
 }
 
+/// Reads the memory that a rank of vigie has printed.
+fn rank_kib(output: &str) -> Option<f64> {
+    output.lines().find_map(|line| line.split_once(ANONYMOUS)?.1.trim().parse().ok())
+}
+
 impl Case for StartsPlan {
     /// The number of ranks, and the peer, if it is one.
     type Setting = (u32, Option<MpiPeer>);
@@ -137,8 +151,13 @@ impl Case for StartsPlan {
         turn.shows(format!("{}, {ranks} ranks", peer.map_or(OWN, MpiPeer::subject).label()));
         let command = self.command(ranks, peer)?;
         let began = Instant::now();
-        output_of(command, TIMEOUT)?;
-        Ok(Repetition::default().figure(WALL_MS, (Instant::now() - began).as_secs_f64() * 1e3))
+        let output = output_of(command, TIMEOUT)?;
+        let wall_ms = (Instant::now() - began).as_secs_f64() * 1e3;
+        let found = Repetition::default().figure(WALL_MS, wall_ms);
+        Ok(match rank_kib(&output) {
+            Some(kib) => found.figure(RANK_KIB, kib),
+            None => found,
+        })
     }
 
     /// What fails for one system says nothing about the others.
@@ -147,14 +166,23 @@ impl Case for StartsPlan {
     }
 
     fn compare(&self, rows: &mut [Row]) {
-        for place in 0..rows.len() {
-            let (own, ranks) = (&rows[place], rows[place].number(RANKS));
-            let peers = rows.iter().filter(|row| row.system != OWN && row.number(RANKS) == ranks);
-            let fastest = peers.filter_map(|row| row.figure(WALL_MS)).reduce(f64::min);
-            if own.system == OWN
-                && let Some((own, fastest)) = own.figure(WALL_MS).zip(fastest)
-            {
-                rows[place] = rows[place].clone().with_figure(OF_FASTEST, own / fastest);
+        let seen = rows.to_vec();
+        let memory = |row: &Row| Some((row.number(RANKS)? as f64, row.figure(RANK_KIB)?));
+        let smallest =
+            seen.iter().filter_map(memory).min_by(|one, other| one.0.total_cmp(&other.0));
+        for row in rows.iter_mut().filter(|row| row.system == OWN) {
+            let is_peer =
+                |peer: &&Row| peer.system != OWN && peer.number(RANKS) == row.number(RANKS);
+            let peers = seen.iter().filter(is_peer).filter_map(|peer| peer.figure(WALL_MS));
+            let fastest = peers.reduce(f64::min);
+            let parts = row.figure(WALL_MS).zip(fastest).map(|(own, fastest)| own / fastest);
+            let peer_bytes = memory(row).zip(smallest).and_then(|(many, few)| {
+                (many.0 > few.0).then(|| (many.1 - few.1) * 1024.0 / (many.0 - few.0))
+            });
+            for (key, value) in [(OF_FASTEST, parts), (PEER_BYTES, peer_bytes)] {
+                if let Some(value) = value {
+                    *row = row.clone().with_figure(key, value);
+                }
             }
         }
     }
@@ -164,7 +192,43 @@ impl Case for StartsPlan {
             ("ranks", Show::Parameter(RANKS)),
             ("start to end, ms", Show::Number(WALL_MS)),
             ("of the faster peer's", Show::Number(OF_FASTEST)),
+            ("memory of a rank, KiB", Show::Number(RANK_KIB)),
+            ("for one more rank, B", Show::Number(PEER_BYTES)),
         ];
         table("Jobs: start, 8 bytes from each rank to the next one, end", rows, &columns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        plan: StartsPlan,
+    }
+
+    #[test]
+    fn jobs_are_compared_with_the_faster_peer_and_with_the_smallest() {
+        // Goal: a ratio to the faster peer of the same size, and the memory that one more rank takes. Method: rows with known
+        // figures, and what a rank prints.
+        assert_eq!(rank_kib("noise\n[1] anonymous KiB: 752\n"), Some(752.0));
+        assert_eq!(rank_kib("anonymous KiB: ?"), None);
+        let plan = Cli::parse_from(["x", "--ranks", "2,512"]).plan;
+        let mut rows: Vec<Row> = plan.rows().into_iter().map(|(_, row)| row).collect();
+        let figures = [(10.0, 752.0), (300.0, 0.0), (40.0, 0.0), (90.0, 1262.0), (30.0, 0.0)];
+        for (row, (wall_ms, kib)) in rows.iter_mut().zip(figures) {
+            *row = row.clone().with_figure(WALL_MS, wall_ms);
+            if row.system == OWN {
+                *row = row.clone().with_figure(RANK_KIB, kib);
+            }
+        }
+        plan.compare(&mut rows);
+        assert_eq!([0, 3].map(|place| rows[place].figure(OF_FASTEST)), [Some(0.25), Some(3.0)]);
+        assert_eq!([0, 3].map(|place| rows[place].figure(PEER_BYTES)), [None, Some(1024.0)]);
+        assert!(Cli::parse_from(["x", "--peers"]).plan.peers.is_empty());
     }
 }

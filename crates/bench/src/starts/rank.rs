@@ -2,6 +2,7 @@
 
 use std::env;
 use std::error::Error;
+use std::fs;
 use std::process;
 use std::time::Duration;
 
@@ -28,6 +29,13 @@ pub(crate) fn play_if_rank() {
     process::exit(i32::from(played.is_err()));
 }
 
+/// Returns the anonymous memory of this process: what it has for its own use.
+fn anonymous_kib() -> Result<u64, Box<dyn Error>> {
+    let rollup = fs::read_to_string("/proc/self/smaps_rollup")?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:"));
+    Ok(line.and_then(|line| line.split_whitespace().next()).ok_or("no such line")?.parse()?)
+}
+
 async fn play() -> Result<(), Box<dyn Error>> {
     let deadline = Instant::now() + TIMEOUT;
     let world = World::join(deadline).await?;
@@ -36,6 +44,9 @@ async fn play() -> Result<(), Box<dyn Error>> {
     let endpoint = Endpoint::join_over(&server, &world, Shm::open()?, config, deadline).await?;
     let communicator = endpoint.communicator();
     let (own, size) = (communicator.rank(), communicator.size());
+    if own == 1 {
+        println!("{} {}", super::ANONYMOUS, anonymous_kib()?);
+    }
     communicator.send((own + 1) % size, 0, b"neighbor").await?;
     communicator.recv((own + size - 1) % size, 0).await?;
     // Waits for the others: no rank ends while one still needs it.
