@@ -6,7 +6,6 @@
 mod kit;
 
 use std::{
-    fmt,
     io::Read,
     os::unix::net::UnixStream,
     sync::{
@@ -15,14 +14,8 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
 };
 
-use tracing::{
-    Event, Metadata, Subscriber,
-    field::{Field, Visit},
-    span,
-};
 use vigie_runtime::{
     Flavor, Handle, Runtime,
     metrics::{Frame, NoStack, Stack, TaskReport, TaskState},
@@ -275,67 +268,6 @@ fn stacks_are_of_their_own_task() {
             looking.join().expect("each stack is its own task's");
         });
     }
-}
-
-/// Keeps the field `stack` of the events about hogs.
-struct Listener(mpsc::SyncSender<String>);
-
-impl Visit for Listener {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if field.name() == "stack" {
-            // When it is full, enough was heard.
-            let _ = self.0.try_send(format!("{value:?}"));
-        }
-    }
-}
-
-impl Subscriber for Listener {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "vigie_runtime::hog"
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut Self(self.0.clone()));
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-/// Computes for many times the length of a poll that makes its task a hog, if that is 1 ms.
-#[inline(never)]
-fn compute_for_long() -> u64 {
-    (0..5_000_000).fold(3, |sum, round| std::hint::black_box(sum ^ round))
-}
-
-/// Goal: the warning of a hog that holds its thread says where. Method: a listener for all threads; polls without end, of which one in
-/// a second is told, until the function is: a thread that waits for a processor does not answer in time.
-#[test]
-fn the_warning_of_a_hog_has_its_stack() {
-    against_hang(|| {
-        let (tells, told) = mpsc::sync_channel(64);
-        tracing::subscriber::set_global_default(Listener(tells)).expect("the only one");
-        let quantum = Duration::from_micros(100);
-        let builder = Runtime::builder().flavor(Flavor::Hybrid).workers(2).quantum(quantum);
-        let runtime = builder.build().expect("a runtime");
-        let hog = runtime.spawn(async {
-            loop {
-                compute_for_long();
-                vigie_runtime::yield_now().await;
-            }
-        });
-        assert!(told.iter().any(|stack| stack.contains("compute_for_long")));
-        hog.abort();
-    });
 }
 
 /// Goal: a task that asks about itself is told that its own thread asks. Method: a dump inside a task.

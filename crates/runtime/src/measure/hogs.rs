@@ -12,9 +12,8 @@ use super::readings::LongPoll;
 use crate::{
     lane::Lane,
     panics::contained,
-    stack,
     sync::{Arc, PoisonError, RealGuard, RealMutex},
-    task_cell::{LiveTasks, poll::EndedPoll},
+    task_cell::poll::EndedPoll,
 };
 
 /// How many quanta make a long poll a hog: no page fault takes that long.
@@ -94,33 +93,24 @@ impl Hogs {
         is_hog
     }
 
-    /// Names the task of a poll that is still running on `thread` and has lasted this long, as seen by the supervisor, and where it
-    /// is, if stacks are to be had.
+    /// Names the task of a poll that is still running and has lasted this long, as seen by the supervisor.
     pub(crate) fn log_running(
         &self,
         name: Option<Arc<str>>,
         site: &'static Location<'static>,
         elapsed: Duration,
         now: Instant,
-        (thread, live): (Option<u32>, &Arc<LiveTasks>),
     ) {
         let Some(suppressed) = self.lock().lasting.admit(site, now) else { return };
-        stack::report_with_stack(thread, live, move |stack| {
-            let stack = stack.map(|stack| match stack {
-                Ok(stack) => stack.to_string(),
-                Err(reason) => format!("not available: {reason}"),
-            });
-            contained("a subscriber", || {
-                tracing::warn!(
-                    target: "vigie_runtime::hog",
-                    task = name.as_deref(),
-                    spawned_at = %site,
-                    for_at_least = ?elapsed,
-                    suppressed,
-                    stack,
-                    "a task holds its thread"
-                );
-            });
+        contained("a subscriber", || {
+            tracing::warn!(
+                target: "vigie_runtime::hog",
+                task = name.as_deref(),
+                spawned_at = %site,
+                for_at_least = ?elapsed,
+                suppressed,
+                "a task holds its thread"
+            );
         });
     }
 

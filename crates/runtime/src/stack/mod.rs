@@ -17,10 +17,7 @@ mod unwind;
 
 use std::{error::Error, fmt};
 
-use crate::{
-    sync::Arc,
-    task_cell::{Id, LiveTasks},
-};
+use crate::task_cell::Id;
 
 /// The functions inside of which a thread was when it was asked, innermost first, down to the task's own future.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,38 +102,6 @@ impl fmt::Display for NoStack {
 }
 
 impl Error for NoStack {}
-
-/// Calls `report` with the stack of the task that `thread` polls; on a thread of its own, since that waits and reads files. Without
-/// the feature `stacks`, calls it at once and without a stack, and so it does where there is no task, or no thread can be had.
-#[cfg(feature = "stacks")]
-pub(crate) fn report_with_stack(
-    thread: Option<u32>,
-    live: &Arc<LiveTasks>,
-    report: impl FnOnce(Option<Result<Stack, NoStack>>) + Clone + Send + 'static,
-) {
-    let mut polled = None;
-    live.for_each(|_, info| {
-        if thread.is_some() && info.polled_by() == thread {
-            polled = Some(info.id());
-        }
-    });
-    let Some((thread, id)) = thread.zip(polled) else { return report(None) };
-    let report_later = report.clone();
-    let asking = crate::sync::thread::Builder::new().name("vigie-stacks".into());
-    if asking.spawn(move || report_later(of_task(thread, id))).is_err() {
-        report(None);
-    }
-}
-
-/// Calls `report` without a stack: the feature `stacks` is off.
-#[cfg(not(feature = "stacks"))]
-pub(crate) fn report_with_stack(
-    _thread: Option<u32>,
-    _live: &Arc<LiveTasks>,
-    report: impl FnOnce(Option<Result<Stack, NoStack>>) + Clone + Send + 'static,
-) {
-    report(None);
-}
 
 /// Returns where the task `id` is that the thread `thread` polls; `None` without the feature `stacks`.
 #[cfg(feature = "stacks")]

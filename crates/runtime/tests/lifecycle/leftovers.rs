@@ -25,21 +25,12 @@ fn thread_count() -> usize {
     entries("/proc/self/task")
 }
 
-/// One more than there are, which the look itself takes; without those that the first long poll of a process makes for
-/// good: a perf event, and a pair of Unix sockets for datagrams over which stacks are told.
+/// One more than there are, which the look itself takes; without the perf event that the first long poll of a
+/// process makes for good.
 fn descriptor_count() -> usize {
-    let datagrams = fs::read_to_string("/proc/net/unix").expect("/proc is there");
-    let datagrams: Vec<_> = datagrams.lines().filter_map(datagram_socket).collect();
-    let is_kept = |to: &str| to.contains("perf_event") || datagrams.iter().any(|name| name == to);
     let descriptors = fs::read_dir("/proc/self/fd").expect("/proc is there").flatten();
-    let links = descriptors.map(|entry| fs::read_link(entry.path()).unwrap_or_default());
-    links.filter(|to| !is_kept(&to.to_string_lossy())).count()
-}
-
-/// Returns the name of a descriptor of a Unix socket for datagrams, from its line in `/proc/net/unix`.
-fn datagram_socket(line: &str) -> Option<String> {
-    let words: Vec<_> = line.split_whitespace().collect();
-    (words.get(4) == Some(&"0002")).then(|| Some(format!("socket:[{}]", words.get(6)?)))?
+    let is_kept = |path: &std::path::Path| path.to_string_lossy().contains("perf_event");
+    descriptors.filter(|entry| !fs::read_link(entry.path()).is_ok_and(|to| is_kept(&to))).count()
 }
 
 fn entries(folder: &str) -> usize {

@@ -167,8 +167,7 @@ impl Supervisor {
             && shared.hogs.is_hog(poll.elapsed)
             && remote.worker_slot.log_hog_once(began)
         {
-            let thread = (remote.worker_slot.thread(), &shared.live);
-            shared.hogs.log_running(poll.name, poll.site, poll.elapsed, now, thread);
+            shared.hogs.log_running(poll.name, poll.site, poll.elapsed, now);
         }
     }
 }
