@@ -35,7 +35,7 @@ impl Unresolved {
         self.count + self.dropped.len()
     }
 
-    /// Adds a packet. If there is no room, the oldest for the same neighbour is dropped, or if there is none, the new one.
+    /// Adds a packet. If there is no room, drops the oldest packet for the same neighbour; if none waits for it, drops the new one.
     /// Returns whether it is the only one for its neighbour.
     pub(super) fn add(&mut self, neighbour: Neighbour, packet: Packet, now: Instant) -> bool {
         let waiting = self.waiting.entry(neighbour).or_default();

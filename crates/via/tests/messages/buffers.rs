@@ -69,7 +69,7 @@ fn over_shared_memory() {
         for seed in 0..4 {
             send(&ends, &buffer, seed).await;
         }
-        // A buffer for messages to any rank is none that a loan has shared with one.
+        // A buffer for messages to any rank must not be memory that a loan shares with one rank.
         assert_eq!((counters(&ends[0]).allocations, counters(&ends[0]).misses), (2, 1));
         // The receiver of the first may not have the mapping yet.
         let fetched_before = fetched(&ends[1]) - fetched_before;
