@@ -306,6 +306,7 @@ mod task_cell {
 
         pub(crate) fn is_watched_by(_was_asleep: fn() -> bool) {}
         pub(crate) fn sample_processor_time(_now: u64) {}
+        pub(crate) fn note_sleep(_now: u64) {}
         pub(crate) fn begin_poll(_now: u64, _: Credit, _is_proven: bool, _long: Duration) {}
 
         pub(crate) fn take_poll_end() -> Option<u64> {

@@ -242,7 +242,7 @@ impl UserLevelShared {
         local.cause.set(Cause::Detection);
         contained("a look", || core.driver.look());
         let mut now = monotonic_now();
-        local.note_time(now);
+        local.note_wake(now);
         let end = now + self.options.quantum;
         while now < end {
             if core.driver.is_due(now) {
@@ -305,7 +305,7 @@ impl UserLevelShared {
             let next = local.lanes.borrow_mut().pop(Lane::Reaction);
             if let Some((task, lane)) = next {
                 let now = monotonic_now();
-                local.note_time(now);
+                local.note_wake(now);
                 self.poll(local, &local.home.counters, task, lane, now.as_nanos());
             } else if !main.is_woken.load(Ordering::SeqCst) && !local.home.is_notified() {
                 local.home.counters.count_sleep();
@@ -323,7 +323,7 @@ impl UserLevelShared {
         poll: &mut impl FnMut() -> Poll<T>,
     ) -> T {
         let mut now = monotonic_now();
-        local.note_time(now);
+        local.note_wake(now);
         loop {
             if core.driver.is_due(now) {
                 local.cause.set(Cause::Detection);
@@ -354,7 +354,7 @@ impl UserLevelShared {
                     })
                 });
                 now = monotonic_now();
-                local.note_time(now);
+                local.note_wake(now);
             }
         }
     }
@@ -609,6 +609,12 @@ impl Local {
     fn note_time(&self, now: Instant) {
         self.switched_at.set(now.as_nanos());
         poll::sample_processor_time(now.as_nanos());
+    }
+
+    /// Like [`note_time`](Self::note_time), after a time in which the thread ran no task of this runtime.
+    fn note_wake(&self, now: Instant) {
+        poll::note_sleep(now.as_nanos());
+        self.note_time(now);
     }
 
     /// Takes local tasks that other threads made ready.

@@ -23,8 +23,8 @@ thread_local! {
         PollClock {
             present: Cell::new(PresentPoll::NONE),
             ended: Cell::new(0),
-            sampled: Cell::new(None),
-            polled_since: Cell::new(0),
+            time_used: TimeUsed::new(),
+            is_inside_poll: Cell::new(false),
             was_asleep: Cell::new(never),
         }
     };
@@ -44,10 +44,9 @@ pub(crate) struct EndedPoll {
 struct PollClock {
     present: Cell<PresentPoll>,
     ended: Cell<u64>,
-    /// A sample of the thread's processor time, after the time at which it was taken.
-    sampled: Cell<Option<(u64, Duration)>>,
-    /// The total time of the polls since then.
-    polled_since: Cell<u64>,
+    time_used: TimeUsed,
+    /// The polls are those of a runtime that runs inside a poll of another one.
+    is_inside_poll: Cell<bool>,
     /// Asks the supervisor's record of this thread.
     was_asleep: Cell<fn() -> bool>,
 }
@@ -67,30 +66,39 @@ impl PresentPoll {
     const NONE: Self = Self { began: 0, long: 0, credit: Credit::FULL, most: 0 };
 }
 
-/// How old the sample may become while the thread runs; at most this much is a poll overcharged.
+/// How old the sample may become while the thread runs. A switch that takes long is charged to the next long poll, up to this time.
 const SAMPLE_EVERY_NS: u64 = 500_000;
 
-/// Up to this length, a poll is charged its elapsed time; beyond, the processor time of its thread, which
+/// Up to this length, a poll or a switch counts with its elapsed time; beyond, with the processor time of its thread, which
 /// takes 0.2 µs to read.
 const EXACT_ABOVE_NS: u64 = 50_000;
 
 /// Sets aside the poll that runs on this thread, if any: a task may run another runtime inside its poll.
 /// Returns the argument for [`resume`].
 pub(crate) fn suspend_poll() -> SuspendedPoll {
-    SuspendedPoll(POLL.with(|poll| poll.present.replace(PresentPoll::NONE)))
+    POLL.with(|poll| {
+        let present = poll.present.replace(PresentPoll::NONE);
+        let was_inside = poll.is_inside_poll.get();
+        poll.is_inside_poll.set(was_inside || present.long != 0);
+        SuspendedPoll { present, was_inside }
+    })
 }
 
 /// Resumes the poll that was [set aside](suspend_poll).
-pub(crate) fn resume(SuspendedPoll(present): SuspendedPoll) {
+pub(crate) fn resume(SuspendedPoll { present, was_inside }: SuspendedPoll) {
     let _ = POLL.try_with(|poll| {
         poll.present.set(present);
+        poll.is_inside_poll.set(was_inside);
         poll.ended.set(0);
     });
 }
 
 /// A poll that was interrupted by another runtime.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SuspendedPoll(PresentPoll);
+pub(crate) struct SuspendedPoll {
+    present: PresentPoll,
+    was_inside: bool,
+}
 
 /// From now on, `ask` says whether this thread was found asleep in the kernel during the current poll.
 pub(crate) fn is_watched_by(ask: fn() -> bool) {
@@ -114,6 +122,9 @@ pub(crate) fn begin_poll(now: u64, credit: Credit, is_trusted: bool, long_poll: 
     POLL.with(|poll| {
         let most = lane::most_ns(is_trusted);
         let long = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX).max(1);
+        if !poll.is_inside_poll.get() {
+            poll.time_used.begin_poll(now, thread_cpu_time);
+        }
         poll.present.set(PresentPoll { began: now, long, credit, most });
         poll.ended.set(0);
     });
@@ -147,12 +158,13 @@ fn pay_child(now: u64) -> Option<Credit> {
 /// be told from time that they wait.
 #[inline]
 pub(crate) fn sample_processor_time(now: u64) {
-    POLL.with(|poll| {
-        if poll.sampled.get().is_none_or(|(at, _)| now.saturating_sub(at) > SAMPLE_EVERY_NS) {
-            poll.sampled.set(Some((now, thread_cpu_time())));
-            poll.polled_since.set(0);
-        }
-    });
+    POLL.with(|poll| poll.time_used.sample(now, thread_cpu_time));
+}
+
+/// The thread has slept until `now`: the time since its last poll was not used.
+#[inline]
+pub(crate) fn note_sleep(now: u64) {
+    POLL.with(|poll| poll.time_used.known_until.set(now));
 }
 
 /// The cost of a poll for its task.
@@ -183,7 +195,7 @@ pub(crate) fn end_poll(report: impl FnOnce(u64, &Charge)) -> Option<Charge> {
         let now = monotonic_now().as_nanos();
         poll.ended.set(now);
         let elapsed = now.saturating_sub(present.began);
-        let used_ns = poll.used(now, elapsed);
+        let used_ns = poll.time_used.end_poll(now, elapsed, thread_cpu_time);
         let charge = Charge {
             credit: present.credit.after(now, used_ns.min(present.most)),
             used_ns,
@@ -200,22 +212,58 @@ pub(crate) fn end_poll(report: impl FnOnce(u64, &Charge)) -> Option<Charge> {
     Some(charge)
 }
 
-impl PollClock {
-    /// Returns how much processor time was used by a poll that took `elapsed` and ends at `now`. On a busy
-    /// machine its thread may have waited for a processor, and any poll may sleep in the kernel.
+/// How much processor time the polls of a thread use. On a busy machine the thread may wait for a processor, and any poll may
+/// sleep in the kernel. What is known to be used since the last sample, polls and the switches between them, tells the use of a
+/// long poll from that of the thread, which is read at its end only. Times in nanoseconds.
+struct TimeUsed {
+    /// A sample of the thread's processor time, after the time at which it was taken.
+    sampled: Cell<Option<(u64, Duration)>>,
+    /// The time of the short polls and switches since then.
+    known: Cell<u64>,
+    /// The end of the last of them, or of a sleep.
+    known_until: Cell<u64>,
+}
+
+impl TimeUsed {
+    const fn new() -> Self {
+        Self { sampled: Cell::new(None), known: Cell::new(0), known_until: Cell::new(0) }
+    }
+
+    fn set(&self, now: u64, total: Duration) -> Option<Duration> {
+        self.known.set(0);
+        self.known_until.set(now);
+        self.sampled.replace(Some((now, total))).map(|(_, before)| before)
+    }
+
+    fn sample(&self, now: u64, total: impl FnOnce() -> Duration) {
+        if self.sampled.get().is_none_or(|(at, _)| now.saturating_sub(at) > SAMPLE_EVERY_NS) {
+            self.set(now, total());
+        }
+    }
+
     #[inline]
-    fn used(&self, now: u64, elapsed: u64) -> u64 {
-        let polled = self.polled_since.get();
+    fn begin_poll(&self, now: u64, total: impl FnOnce() -> Duration) {
+        let switch = now.saturating_sub(self.known_until.get());
+        if switch <= EXACT_ABOVE_NS {
+            self.known.set(self.known.get() + switch);
+        } else {
+            self.set(now, total());
+        }
+    }
+
+    /// Returns how much processor time was used by a poll that took `elapsed` and ends at `now`.
+    #[inline]
+    fn end_poll(&self, now: u64, elapsed: u64, total: impl FnOnce() -> Duration) -> u64 {
+        let known = self.known.get();
         if elapsed <= EXACT_ABOVE_NS {
-            self.polled_since.set(polled + elapsed);
+            self.known.set(known + elapsed);
+            self.known_until.set(now);
             return elapsed;
         }
-        let total = thread_cpu_time();
-        let before = self.sampled.replace(Some((now, total)));
-        self.polled_since.set(0);
-        before.map_or(elapsed, |(_, before)| {
+        let total = total();
+        self.set(now, total).map_or(elapsed, |before| {
             let used = u64::try_from(total.saturating_sub(before).as_nanos()).unwrap_or(u64::MAX);
-            used.saturating_sub(polled).min(elapsed)
+            used.saturating_sub(known).min(elapsed)
         })
     }
 }
@@ -255,4 +303,64 @@ pub(crate) fn take_poll_end() -> Option<u64> {
             ended => Some(ended),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread with a clock and a processor time of its own.
+    struct Thread {
+        used: TimeUsed,
+        now: u64,
+        total: Duration,
+    }
+
+    impl Thread {
+        fn new() -> Self {
+            let thread = Self { used: TimeUsed::new(), now: 1_000_000, total: Duration::ZERO };
+            thread.used.sample(thread.now, || thread.total);
+            thread
+        }
+
+        fn run(&mut self, nanos: u64) {
+            self.now += nanos;
+            self.total += Duration::from_nanos(nanos);
+        }
+
+        /// Switches, then polls a task that computes and is kept from the processor for a while. Returns what it is charged.
+        fn poll(&mut self, switch: u64, computes: u64, waits: u64) -> u64 {
+            self.run(switch);
+            self.used.sample(self.now, || self.total);
+            let began = self.now;
+            self.used.begin_poll(began, || self.total);
+            self.run(computes);
+            self.now += waits;
+            self.used.end_poll(self.now, self.now - began, || self.total)
+        }
+    }
+
+    /// Goal: a poll during which the kernel took the processor away pays for what it used, not for the switches of the scheduler
+    /// since the last sample. Method: 100 short polls with switches ten times as long, then one that waits.
+    #[test]
+    fn switches_are_not_charged_to_an_interrupted_poll() {
+        let mut thread = Thread::new();
+        for _ in 0..100 {
+            assert_eq!(thread.poll(4_000, 400, 0), 400);
+        }
+        assert_eq!(thread.poll(4_000, 2_000, 10_000_000), 2_000);
+        assert_eq!(thread.poll(4_000, 80_000, 0), 80_000);
+        assert_eq!(thread.poll(10_000_000, 80_000, 30_000), 80_000, "after a long look");
+    }
+
+    /// Goal: sleeps of the thread do not make the next poll cheaper. Method: a long poll after short sleeps.
+    #[test]
+    fn sleeps_are_not_taken_for_use() {
+        let mut thread = Thread::new();
+        for _ in 0..5 {
+            thread.now += 40_000;
+            thread.used.known_until.set(thread.now);
+            assert_eq!(thread.poll(1_000, 60_000, 0), 60_000);
+        }
+    }
 }

@@ -141,6 +141,7 @@ impl Worker {
                 self.sleep(now);
                 now = self.local.take_woken_at();
                 self.turns.note_wake(now);
+                poll::note_sleep(now.as_nanos());
                 self.note_time(now);
                 self.driver.resume(now);
             }
@@ -177,6 +178,7 @@ impl Worker {
                 break;
             }
             now = self.local.take_woken_at();
+            poll::note_sleep(now.as_nanos());
             self.local.switched_at.set(now.as_nanos());
         }
         self.turns.end_substitution(&*self.shared);
