@@ -16,8 +16,8 @@ use crate::compute::parse_duration;
 /// How long an answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest answer that is accepted.
-const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// The longest answer that is accepted: the tasks of a program with some millions of them.
+const ANSWER_BYTES_MAX: u64 = 1 << 30;
 
 /// Clears the screen and goes to its upper left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
@@ -94,8 +94,12 @@ pub(crate) struct Watch {
     /// Show one view and end.
     #[arg(long)]
     once: bool,
+    /// Show also the N tasks that have been in their state for longest, as `dump` does. In a program with the feature `stacks`,
+    /// each view interrupts the threads that are inside a poll.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    tasks: usize,
     /// Print the program's own lines of JSON.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "tasks")]
     json: bool,
 }
 
@@ -116,7 +120,8 @@ impl Watch {
                 line
             } else if is_screen || self.once {
                 let clear = if is_screen && !self.once { CLEAR } else { "" };
-                format!("{clear}{}", screen(&view, last.as_ref(), self.interval))
+                let tasks = self.longest_tasks(&mut source)?;
+                format!("{clear}{}{tasks}", screen(&view, last.as_ref(), self.interval))
             } else {
                 format!("{}\n", summary(&view))
             };
@@ -134,6 +139,16 @@ impl Watch {
             last = Some(view);
             source.pause(self.interval)?;
         }
+    }
+
+    fn longest_tasks(&self, source: &mut MetricsConnection<'_>) -> Result<String, WatchError> {
+        if self.tasks == 0 {
+            return Ok(String::new());
+        }
+        let view = parse(&source.ask("tasks")?, "vigie_tasks")?;
+        let shown = tasks(&view, self.tasks);
+        let (_, tasks) = shown.split_once('\n').unwrap_or_default();
+        Ok(format!("\ntasks, the longest in their state\n{tasks}"))
     }
 }
 
@@ -156,7 +171,7 @@ impl Dump {
     pub(crate) fn run(&self) -> Result<(), WatchError> {
         let line = MetricsConnection::connect(&self.socket)?.ask("tasks")?;
         let view = parse(&line, "vigie_tasks")?;
-        let shown = if self.json { line } else { tasks(&view) };
+        let shown = if self.json { line } else { tasks(&view, usize::MAX) };
         match io::stdout().lock().write_all(shown.as_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 Err(WatchError::Output(error))
@@ -166,10 +181,11 @@ impl Dump {
     }
 }
 
-fn tasks(view: &Value) -> String {
+/// The tasks of a view, at most `limit` of them, after a line that counts all.
+fn tasks(view: &Value, limit: usize) -> String {
     let tasks = view["tasks"].as_array().map_or(&[][..], Vec::as_slice);
     let mut shown = format!("vigie: pid {}, {} tasks\n", number(view, &["pid"]), tasks.len());
-    for task in tasks {
+    for task in tasks.iter().take(limit) {
         let name = task["name"].as_str().map_or_else(String::new, |_| text(&task["name"]) + " ");
         let waits = task["waits_for"].as_array().map_or(&[][..], Vec::as_slice);
         let waits = waits.iter().map(text).collect::<Vec<_>>().join("; ");
@@ -449,7 +465,9 @@ mod tests {
                  \"waits_for\":[]{stack}}}"
             );
             let task: Value = serde_json::from_str(&text).expect("it is JSON");
-            let shown = tasks(&serde_json::json!({ "pid": 1, "tasks": [task] }));
+            let view = serde_json::json!({ "pid": 1, "tasks": [task] });
+            let shown = tasks(&view, 1);
+            assert_eq!(tasks(&view, 0).lines().count(), 1, "all are counted");
             shown.lines().skip(2).map(str::trim).map(str::to_owned).collect::<Vec<_>>()
         };
         let stack = |is_complete| {

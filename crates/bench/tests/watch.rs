@@ -24,6 +24,10 @@ fn a_program_is_shown() {
     let head = format!("vigie: pid {}, hybrid, 2 workers", process::id());
     assert!(text.starts_with(&head) && text.contains("1 tasks"), "{text}");
     assert!(text.contains("readiness") && text.contains("ready to run"), "{text}");
+    assert!(!text.contains("waiting"), "no task is shown unasked: {text}");
+    let shown = watch(&[socket, "--once", "--tasks", "5"]);
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(text.contains("\ntasks, ") && text.contains("waiting"), "{text}");
     let json = watch(&[socket, "--once", "--json"]);
     let view: serde_json::Value = serde_json::from_slice(&json.stdout).expect("it is JSON");
     assert_eq!((&view["vigie_metrics"], &view["live_tasks"]), (&1.into(), &1.into()));
