@@ -24,12 +24,9 @@ use vigie_detect::{
     net::{TcpListener, TcpStream, UnixStream},
     stock::doorbell::doorbell,
 };
-use vigie_runtime::{Runtime, spawn, time, yield_now};
+use vigie_runtime::{Flavor, Runtime, spawn, time, yield_now};
 
-use crate::{
-    flavors::{FLAVORS, runtime},
-    kit::child::in_child,
-};
+use crate::{flavors::FLAVORS, kit::child::in_child};
 
 struct Counting;
 
@@ -93,6 +90,12 @@ impl Rounds {
 
 const ATTEMPTS: usize = 10;
 
+/// Other programs can make any poll long, and new reserve threads would allocate then.
+fn runtime(flavor: Flavor) -> Runtime {
+    let builder = Runtime::builder().flavor(flavor).workers(2).reserve_threads(0);
+    builder.build().expect("a runtime")
+}
+
 /// Runs `test` as a task on each flavor, in a process in which no other test allocates.
 fn alone_for_each_flavor<F>(name: &str, test: fn() -> F)
 where
@@ -100,7 +103,7 @@ where
 {
     in_child(name, move || {
         for flavor in FLAVORS {
-            let runtime: Runtime = runtime(flavor);
+            let runtime = runtime(flavor);
             let task = runtime.spawn(test());
             runtime.block_on(task).unwrap_or_else(|error| panic!("{flavor}: {error}"));
         }
