@@ -19,7 +19,7 @@ use vigie::{
     detect::{AsyncFd, Server},
     spawn_local,
     stock::readiness::Direction,
-    time::sleep,
+    time::{Instant, sleep},
     via::world::{self, Identity, RankExit, tcp::SCHEME},
 };
 
@@ -73,6 +73,10 @@ impl RunError {
 const HURRIED_DRAIN_TIME: Duration = Duration::from_secs(1);
 /// The exit code if ranks of other hosts were lost.
 const LOST_CODE: u8 = 1;
+
+/// A signal that comes again within this time of the first is the same one: `timeout` signals its child and then the group of both.
+const SAME_SIGNAL: Duration = Duration::from_millis(200);
+
 /// The exit code on a time-out, as in `timeout(1)`.
 const TIMED_OUT_CODE: u8 = 124;
 /// Runs the job and returns its exit code.
@@ -140,8 +144,8 @@ struct Job {
     code: Option<u8>,
     /// The ranks were told to end.
     is_ending: bool,
-    /// The number of signals that asked the job to end.
-    interrupts: u32,
+    /// When the first signal came that asked the job to end.
+    interrupted_at: Option<Instant>,
     /// The user has lost patience: do not wait for output that is not read.
     skips_drain: bool,
 }
@@ -168,7 +172,7 @@ impl Job {
             messages: Vec::new(),
             code: None,
             is_ending: false,
-            interrupts: 0,
+            interrupted_at: None,
             skips_drain: false,
             cli,
         };
@@ -301,7 +305,7 @@ impl Job {
     /// Ends the rendezvous once this host's ranks have ended on request: others are told, and ranks that have not
     /// arrived need not come.
     fn give_up_if_ending(&mut self) {
-        let is_told = self.interrupts > 0 || self.is_ending;
+        let is_told = self.interrupted_at.is_some() || self.is_ending;
         if is_told && self.listener.is_some() && self.ranks.iter().all(Option::is_none) {
             self.rendezvous.give_up(true);
         }
@@ -392,8 +396,11 @@ impl Job {
     fn pass_on(&mut self, number: i32) {
         let Some(signal) = Signal::from_named_raw(number) else { return };
         if is_end(number) {
-            self.interrupts += 1;
-            if self.interrupts > 1 {
+            let now = Instant::now();
+            if let Some(first) = self.interrupted_at.replace(self.interrupted_at.unwrap_or(now)) {
+                if now - first < SAME_SIGNAL {
+                    return;
+                }
                 self.log(&format!("{} again: killing all ranks", signals::name(number)));
                 self.code.get_or_insert_with(|| code_of(RankExit::Killed(number)));
                 (self.is_ending, self.skips_drain) = (true, true);
