@@ -347,7 +347,7 @@ fn signals_are_passed_on() {
 }
 
 /// Goal: a second SIGINT kills, unless it comes together with the first, as under `timeout`, which signals its child and then
-/// their group. Method: ranks that survive the first and say so; a shell that signals twice, then once more later.
+/// their group. Method: ranks that survive the first and say so; two signals at once, then one each 50 ms until it has ended.
 #[test]
 fn second_interrupt_kills() {
     let script = "trap 'echo @one' INT; echo @ready; while :; do sleep 1000 & wait; done";
@@ -356,8 +356,10 @@ fn second_interrupt_kills() {
     job.signal(Signal::INT);
     job.signal(Signal::INT);
     assert_eq!([job.marked(), job.marked()], ["one", "one"]);
-    thread::sleep(Duration::from_millis(300));
-    job.signal(Signal::INT);
+    let instant = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    while poll(&mut [PollFd::new(&job.exit, PollFlags::IN)], Some(&instant)) == Ok(0) {
+        job.signal(Signal::INT);
+    }
     let ended = job.wait();
     assert_eq!(ended.code(), 130, "{}", ended.stderr);
 }

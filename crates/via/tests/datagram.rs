@@ -375,7 +375,7 @@ fn a_port_has_one_owner() {
         let pid = i32::try_from(other.id()).expect("a process");
         let error = link.acquire_port(8).expect_err("taken");
         assert!(
-            matches!(error, DatagramError::PortTaken { number: 8, owner: Some(owner) } if owner == pid),
+            matches!(error, DatagramError::PortTaken { number: 8, owner: Some(owner), .. } if owner == pid),
             "{error}"
         );
         let error = udp.acquire_port(8).expect_err("taken");

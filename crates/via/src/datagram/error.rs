@@ -56,7 +56,10 @@ pub enum DatagramError {
     #[error(
         "port {number} has an owner already, {}: end that, or take another port number, address or base port",
         owner.map_or_else(
-            || "this process or another one of the host (`ss -uanp` names it)".to_owned(),
+            || match udp_port {
+                Some(port) => format!("UDP port {port} (`ss -uanp` names the process)"),
+                None => "this process or another one of the host".to_owned(),
+            },
             |owner| format!("process {owner}")
         )
     )]
@@ -65,6 +68,8 @@ pub enum DatagramError {
         number: u8,
         /// The process that owns it, if the kernel tells.
         owner: Option<i32>,
+        /// The UDP port that is taken, on interfaces over UDP.
+        udp_port: Option<u16>,
     },
     /// The payload exceeds the interface's MTU; datagrams are not fragmented.
     #[error("a datagram of {length} bytes, but the interface takes {max}")]

@@ -57,7 +57,7 @@ impl OverLink {
                     .and_then(|()| socket_peercred(&asking))
                     .ok()
                     .map(|owner| owner.pid.as_raw_nonzero().get());
-                Err(DatagramError::PortTaken { number, owner })
+                Err(DatagramError::PortTaken { number, owner, udp_port: None })
             }
             Err(error) => Err(failed(error)),
         }

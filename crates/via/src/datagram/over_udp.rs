@@ -145,11 +145,16 @@ impl OverUdp {
     }
 
     pub(super) fn acquire(&mut self, number: u8) -> Result<(), DatagramError> {
-        let taken = DatagramError::PortTaken { number, owner: None };
+        let taken = {
+            let udp_port = Some(self.udp_port(number));
+            DatagramError::PortTaken { number, owner: None, udp_port }
+        };
         if self.sockets.contains_key(&number) {
             return Err(taken);
         }
-        let failed = |error| DatagramError::kernel("acquiring a port", error);
+        let failed = |error| {
+            DatagramError::kernel("binding to the own address (has this host that address?)", error)
+        };
         let own = match self.own_socket(number) {
             Err(Errno::ADDRINUSE) => return Err(taken),
             own => own.map_err(failed)?,

@@ -28,8 +28,8 @@ pub enum JoinError {
     )]
     AlreadyJoined,
     /// The deadline came first, and some ranks had not made their endpoint.
-    #[error("the deadline passed before every rank had made its endpoint")]
-    Missing,
+    #[error("the deadline passed before every rank had made its endpoint: {0}")]
+    Missing(WorldError),
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -89,7 +89,7 @@ impl<P: Provider> Endpoint<P> {
         let gathered = world.all_gather("vigie-via-address", &address.0, deadline).await;
         let addresses = gathered.map_err(|error| match error {
             WorldError::AlreadyPut { .. } => JoinError::AlreadyJoined,
-            WorldError::TimedOut { .. } => JoinError::Missing,
+            error @ WorldError::TimedOut { .. } => JoinError::Missing(error),
             error => error.into(),
         })?;
 

@@ -1,6 +1,6 @@
 //! Checks that several settings fit together.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use super::{
     Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
@@ -11,6 +11,8 @@ use super::{
 const LOOPBACK: &str = "lo";
 /// The longest interface name of the kernel, in bytes.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
+/// The longest path of a Unix socket, in bytes.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Half of a relay's memory is for stored messages; one must fit, plus the bytes read beyond it.
 const STORED_BYTES_MAX: u64 = 127 << 20;
 /// The width of the column in `stats` and the log.
@@ -28,7 +30,61 @@ pub(crate) fn check(file: &str, config: &Config) -> Result<(), ConfigError> {
             problem,
         })?;
     }
+    circles(file, config)
+}
+
+/// Checks that no connection comes back to the relay that accepted it, as far as the addresses tell: by a target that is the
+/// relay's own, or by other relays. Any address of the host that is not a loopback one is taken for another host's.
+fn circles(file: &str, config: &Config) -> Result<(), ConfigError> {
+    let mut relays = Vec::new();
+    for flow in &config.flows {
+        if let FlowKind::Relay(relay) = &flow.kind {
+            relays.push((flow, relay));
+        }
+    }
+    for (index, (flow, _)) in relays.iter().enumerate() {
+        let mut passed = vec![index];
+        let mut next = 0;
+        while let Some(&from) = passed.get(next) {
+            next += 1;
+            for (at, (_, to)) in relays.iter().enumerate() {
+                if !relays[from].1.to.iter().any(|target| arrives_at(target, &to.listen)) {
+                    continue;
+                }
+                if at == index {
+                    let by = if from == index {
+                        String::new()
+                    } else {
+                        format!(" by flow `{}`", relays[from].0.name)
+                    };
+                    let problem = format!(
+                        "{} would relay to itself{by}, and each connection would come back without end: give \
+                         `to` another endpoint",
+                        to.listen
+                    );
+                    let (file, line, flow) = (file.to_owned(), flow.line, flow.name.clone());
+                    return Err(ConfigError::Flow { file, line, flow, problem });
+                }
+                if !passed.contains(&at) {
+                    passed.push(at);
+                }
+            }
+        }
+    }
     Ok(())
+}
+
+/// Whether what is sent to `target` arrives at the listener of this host.
+fn arrives_at(target: &EndpointUri, listen: &EndpointUri) -> bool {
+    let ((EndpointUri::Tcp(to), EndpointUri::Tcp(own))
+    | (EndpointUri::Udp(to), EndpointUri::Udp(own))) = (target, listen)
+    else {
+        return target == listen;
+    };
+    let is_own = to.ip().is_loopback() || to.ip().is_unspecified();
+    to.port() == own.port()
+        && (to.ip() == own.ip()
+            || (is_own && (own.ip().is_unspecified() && (own.is_ipv6() || to.is_ipv4()))))
 }
 
 /// Resources that only one flow can have.
@@ -122,6 +178,18 @@ fn has_port_zero(endpoint: &EndpointUri) -> bool {
     }
 }
 
+/// Checks the length of the path of a Unix socket.
+fn socket_path(path: &Path) -> Result<(), String> {
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_BYTES_MAX {
+        return Err(format!(
+            "the path {} has {length} bytes, and that of a Unix socket may have {SOCKET_PATH_BYTES_MAX}: take a shorter one",
+            path.display()
+        ));
+    }
+    Ok(())
+}
+
 /// Checks one flow alone.
 fn alone(flow: &FlowConfig) -> Result<(), String> {
     let is_name = |name: &str| {
@@ -195,6 +263,12 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         return Err("`to` is empty: it needs at least one endpoint".to_owned());
     }
 
+    for endpoint in relay.to.iter().chain([&relay.listen]) {
+        if let EndpointUri::Unix(path) = endpoint {
+            socket_path(path)?;
+        }
+    }
+
     for to in &relay.to {
         if is_udp(&relay.listen) != is_udp(to) {
             return Err(format!(
@@ -205,10 +279,6 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         if has_port_zero(to) {
             return Err(format!("`to` is {to}, but nothing can listen on port 0"));
         }
-    }
-
-    if relay.to.contains(&relay.listen) {
-        return Err(format!("{} would relay to itself: give `to` another endpoint", relay.listen));
     }
 
     if is_udp(&relay.listen) {

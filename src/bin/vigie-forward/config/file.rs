@@ -396,11 +396,46 @@ mod tests {
             (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
             (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
         ] {
-            let error = parse("f", &text).unwrap_err().to_string();
-            for word in words {
-                assert!(error.contains(word), "{text}\n{error}\nlacks {word}");
-            }
+            assert_refused(&text, words);
         }
+    }
+
+    fn assert_refused(text: &str, words: &[&str]) {
+        let error = parse("f", text).unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "{text}\n{error}\nlacks {word}");
+        }
+    }
+
+    /// Goal: a connection that would come back to its relay for ever is refused, and so is a path that no socket can have. Method:
+    /// targets that are the relay's own, directly, by a wildcard, and by two other relays; a path that is too long by a byte.
+    #[test]
+    fn circles_and_long_paths_are_refused() {
+        let relay = |listen: &str, to: &str| {
+            format!("[[relay]]\nlisten = 'tcp://{listen}'\nto = 'tcp://{to}'\n")
+        };
+        for (text, words) in [
+            (relay("127.0.0.1:1", "127.0.0.1:1"), &["line 1", "to itself"][..]),
+            (relay("0.0.0.0:1", "127.0.0.1:1"), &["line 1", "to itself"]),
+            (relay("[::]:1", "127.0.0.2:1"), &["line 1", "to itself"]),
+            (
+                relay("0.0.0.0:1", "127.0.0.1:2")
+                    + &relay("[::1]:2", "[::1]:3")
+                    + &relay("127.0.0.1:2", "127.0.0.1:1"),
+                &["line 1", "to itself by flow `relay-3`"],
+            ),
+            (
+                format!(
+                    "[[relay]]\nlisten = 'unix:{}'\nto = 'tcp://127.0.0.1:1'\n",
+                    "x".repeat(108)
+                ),
+                &["line 1", "108 bytes", "107"],
+            ),
+        ] {
+            assert_refused(&text, words);
+        }
+        let chain = relay("0.0.0.0:1", "127.0.0.1:2") + &relay("127.0.0.1:2", "127.0.0.1:3");
+        assert!(parse("f", &chain).is_ok());
     }
 
     /// Goal: no text makes the parser panic. Method: the file with everything, with bytes changed, from 64 seeds.

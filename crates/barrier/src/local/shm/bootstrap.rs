@@ -230,7 +230,14 @@ impl ShmBootstrap {
             Some(listener) => listener,
             None => {
                 let listened = wire::listen(&point.name, group.size());
-                listened.map_err(FormError::io("listening at the bootstrap point"))?
+                listened.map_err(|error| {
+                    let is_taken = error.kind() == io::ErrorKind::AddrInUse;
+                    FormError::io(if is_taken {
+                        "another process is rank 0 at this meeting point: end it, or take another name"
+                    } else {
+                        "listening at the bootstrap point"
+                    })(error)
+                })?
             }
         };
         let listener = AsyncFd::new_on(server, listener).map_err(FormError::io(doing))?;
@@ -500,7 +507,7 @@ pub enum FormError {
         source: io::Error,
     },
     /// The kernel refused a call.
-    #[error("{doing}")]
+    #[error("{doing}: {source}")]
     Io {
         /// What the call was for.
         doing: &'static str,

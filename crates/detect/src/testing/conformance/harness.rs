@@ -26,7 +26,7 @@ pub trait Harness: Sized + 'static {
     /// The implementation.
     type Detector: Detector;
 
-    /// The hosts on which it works. Default: both.
+    /// The hosts on which it works. Default: both; a detector with descriptors of the kernel needs [`Hosts::Real`].
     const HOSTS: Hosts = Hosts::Both;
 
     /// Returns the handle of the detector, registered at the server of the [`World`].

@@ -235,7 +235,9 @@ impl fmt::Display for Violation {
             Self::Diverged { first, second, at } => {
                 write!(f, "two runs of one seed left the traces {first:#x} and {second:#x} ({at})")
             }
-            Self::Setup { at, .. } => write!(f, "the harness could not be created ({at})"),
+            Self::Setup { error, at } => {
+                write!(f, "the harness could not be created: {error} ({at})")
+            }
         }
     }
 }
@@ -244,7 +246,7 @@ impl Error for Violation {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Failed { error, .. } => Some(error),
-            Self::Setup { error, .. } => Some(&**error),
+            Self::Setup { error, .. } => error.source(),
             _ => None,
         }
     }
