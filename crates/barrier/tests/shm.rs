@@ -2,6 +2,10 @@
 
 #![cfg(not(loom))]
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
     fs,
     future::Future,
@@ -17,6 +21,8 @@ use vigie_barrier::{
 use vigie_detect::{HostThread, Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::world;
+
+use crate::kit::child::in_child;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
@@ -268,23 +274,14 @@ fn names_are_checked() {
 /// gone, in a process of its own, since other tests run beside.
 #[test]
 fn nothing_is_left_behind() {
-    const ROLE: &str = "VIGIE_BARRIER_LEFTOVERS";
-    if std::env::var_os(ROLE).is_none() {
-        let this = std::env::current_exe().expect("this test");
-        let status = std::process::Command::new(this)
-            .args(["--exact", "nothing_is_left_behind", "--test-threads=1"])
-            .env(ROLE, "1")
-            .stdout(std::process::Stdio::null())
-            .status();
-        assert!(status.expect("started").success());
-        return;
-    }
-    let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
-    let before = count();
-    for _ in 0..3 {
-        with_members(4, |mut member, _| drop(member.wait_blocking()));
-    }
-    assert_eq!(count(), before, "descriptors are left");
-    let maps = fs::read_to_string("/proc/self/maps").expect("proc");
-    assert!(!maps.contains("vigie-barrier ") && !maps.contains("memfd:vigie"), "{maps}");
+    in_child("nothing_is_left_behind", || {
+        let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
+        let before = count();
+        for _ in 0..3 {
+            with_members(4, |mut member, _| drop(member.wait_blocking()));
+        }
+        assert_eq!(count(), before, "descriptors are left");
+        let maps = fs::read_to_string("/proc/self/maps").expect("proc");
+        assert!(!maps.contains("vigie-barrier ") && !maps.contains("memfd:vigie"), "{maps}");
+    });
 }

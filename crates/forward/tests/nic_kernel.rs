@@ -29,6 +29,7 @@ use vigie_forward::{
 use vigie_via::link::{Capability, EtherType, Link, MacAddress};
 
 use crate::{
+    kit::child::{command_in, role, run as run_child},
     namespace::{Namespace, index, inside, run},
     traffic::{PORTS, borrowed, change_fib, frame, may_go_up, on_host, stages},
 };
@@ -151,11 +152,11 @@ fn the_kernel_does_what_stages_do() {
 /// others; then without the third.
 #[test]
 fn three_rights_suffice() {
-    const CHILD: &str = "VIGIE_FORWARD_RIGHTS";
-    inside("three_rights_suffice", || {
+    const TEST: &str = "three_rights_suffice";
+    inside(TEST, || {
         let interfaces_of_child = || ["p0", "p1", "p2"].map(index);
-        match env::var(CHILD).as_deref() {
-            Ok("three") => {
+        match role(TEST).as_deref() {
+            Some("three") => {
                 let mut seen = Seen::default();
                 for seed in (2 << 32)..(2 << 32) + 40 {
                     compare_in_kernel(seed, interfaces_of_child(), &mut seen);
@@ -163,7 +164,7 @@ fn three_rights_suffice() {
                 assert!(seen.pipelines > 10, "{seen:?}");
                 return;
             }
-            Ok(_) => {
+            Some(_) => {
                 let [p0, ..] = interfaces_of_child();
                 let ttl = Ttl::new();
                 let error = Nic::builder().port(Port(0), p0).start(&[&ttl]).expect_err("no right");
@@ -173,7 +174,7 @@ fn three_rights_suffice() {
                 Nic::builder().port(Port(0), p0).start(&[&rewrite]).map(drop).expect("started");
                 return;
             }
-            Err(_) => {}
+            None => {}
         }
         if run("setpriv --bounding-set -all true && echo yes || echo no") != "yes\n" {
             eprintln!("SKIPPED: three_rights_suffice needs `setpriv`");
@@ -183,15 +184,8 @@ fn three_rights_suffice() {
         for (name, set) in
             [("three", "-all,+bpf,+net_admin,+perfmon"), ("two", "-all,+bpf,+net_admin")]
         {
-            let output = std::process::Command::new("setpriv")
-                .args(["--bounding-set", set, "--inh-caps", "-all"])
-                .arg(env::current_exe().expect("this program"))
-                .args(["--exact", "three_rights_suffice", "--nocapture"])
-                .env(CHILD, name)
-                .output()
-                .expect("a child");
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && said.contains("1 passed"), "{name}: {output:?}");
+            let program = ["setpriv", "--bounding-set", set, "--inh-caps", "-all"];
+            run_child(command_in(name, &program, TEST), TEST);
         }
     });
 }
