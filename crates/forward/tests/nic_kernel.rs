@@ -20,7 +20,9 @@ use vigie_forward::{
         Assembler, AttachMode, Attachment, BpfMap, Condition, Generator, Helper, LoadedProgram,
         MapSpec, Program, ProgramKind, Register::*, Size, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
-    nic::{FollowError, Nic, NicBuilder, NicConfig, NicCounters, NicError, PassAll},
+    nic::{
+        FollowError, NicConfig, NicCounters, NicError, NicPipeline, NicPipelineBuilder, PassAll,
+    },
     packet::{Packet, Port},
     pipeline::{Offload, Reason, Stage, StockStage},
     stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
@@ -75,7 +77,7 @@ fn compare_in_kernel(seed: u64, interfaces: [u32; 3], seen: &mut Seen) {
     if has(&host, |stock| matches!(stock, StockStage::Meter(_))) {
         return;
     }
-    let mut builder = Nic::builder().config(small()).attach_modes(&[AttachMode::Generic]);
+    let mut builder = NicPipeline::builder().config(small()).attach_modes(&[AttachMode::Generic]);
     for (port, interface) in PORTS.into_iter().zip(interfaces) {
         builder = builder.port(port, interface);
     }
@@ -167,11 +169,16 @@ fn three_rights_suffice() {
             Some(_) => {
                 let [p0, ..] = interfaces_of_child();
                 let ttl = Ttl::new();
-                let error = Nic::builder().port(Port(0), p0).start(&[&ttl]).expect_err("no right");
+                let error =
+                    NicPipeline::builder().port(Port(0), p0).start(&[&ttl]).expect_err("no right");
                 assert_eq!(error.missing_capability(), Some(Capability::PerfMon), "{error}");
                 // Programs that read no headers need only two.
                 let rewrite = Rewrite::new().source_mac(MACS[0]).send(Port(0));
-                Nic::builder().port(Port(0), p0).start(&[&rewrite]).map(drop).expect("started");
+                NicPipeline::builder()
+                    .port(Port(0), p0)
+                    .start(&[&rewrite])
+                    .map(drop)
+                    .expect("started");
                 return;
             }
             None => {}
@@ -245,8 +252,8 @@ impl Line {
         found.split(':').next().expect("an index").parse().expect("a number")
     }
 
-    fn nic(config: NicConfig) -> NicBuilder {
-        let builder = Nic::builder().config(config);
+    fn nic(config: NicConfig) -> NicPipelineBuilder {
+        let builder = NicPipeline::builder().config(config);
         builder.port(Port(0), index("f0")).port(Port(1), index("f1"))
     }
 
@@ -411,7 +418,8 @@ fn interfaces_go_and_maps_fill() {
         let mut nic = Line::nic(NicConfig::new().routes(3)).start(&stages).expect("started");
         let send = || line.send(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         assert!(line.received("10.2.0.2:4000", send).is_some());
-        let dropped = |nic: &Nic, reason| nic.counters().expect("counters").traffic.of(reason);
+        let dropped =
+            |nic: &NicPipeline, reason| nic.counters().expect("counters").traffic.of(reason);
         // Closed by the code that watches it, and opened again.
         nic.close(Port(1)).expect("closed");
         send();

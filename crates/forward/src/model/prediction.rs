@@ -60,7 +60,7 @@ pub struct Prediction {
 impl Prediction {
     /// Returns the share of the host's processor that the algorithm uses, 0 to 1: 0 on the interface.
     #[must_use]
-    pub fn host_share(&self) -> f64 {
+    pub fn host_cpu_share(&self) -> f64 {
         match self.path.placement {
             Placement::Nic => 0.0,
             Placement::Host => {

@@ -140,7 +140,7 @@ fn windows_end_at_the_bottleneck() {
     assert_eq!(at(half, 2, Path::NIC_CUT_THROUGH, zero), (us(60), Limit::ReceiveLink));
     assert_eq!(at(half, 8, Path::NIC, us(90)), (us(90), Limit::Processor));
     let host = table_2().build().unwrap().predict(Path::HOST, us(58)).unwrap();
-    assert!((host.host_share() - 0.29).abs() < 1e-9, "58 of 200 µs");
+    assert!((host.host_cpu_share() - 0.29).abs() < 1e-9, "58 of 200 µs");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn nothing_overflows_within_the_bounds() {
             for t_algo in [Duration::ZERO, Duration::MAX] {
                 let prediction = parameters.predict(path, t_algo);
                 assert!(prediction.is_none_or(|one| one.bandwidth.bytes_per_s() > 0));
-                let _host_share = prediction.map(|one| one.host_share());
+                let _host_share = prediction.map(|one| one.host_cpu_share());
             }
         }
         for mode in [SwitchingMode::StoreAndForward, SwitchingMode::CutThrough] {

@@ -93,7 +93,7 @@ fn few_descriptors() {
     run(async {
         // More than there are descriptors for, so that the kernel sets the limit.
         let builder = tcp(upstream.parse().expect("an address"));
-        let builder = builder.connections_max(10_000).connect_timeout(crate::PATIENCE);
+        let builder = builder.connections_max(10_000).setup_timeout(crate::PATIENCE);
         let relay = Serving::start(builder);
         println!("\nlistening {}", relay.endpoint.address().expect("it listens on TCP"));
         vigie_runtime::spawn_blocking(move || end.recv())

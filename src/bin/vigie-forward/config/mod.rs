@@ -146,7 +146,7 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
-    /// Time limit for connecting to each target.
+    /// Time limit for connecting to each target, and for a client to send its PROXY protocol header.
     #[arg(long, value_name = "TIME", default_value_t = CONNECT_DEFAULT)]
     pub(crate) connect: Time,
 
