@@ -16,7 +16,7 @@ use std::{
 
 use vigie_barrier::{
     BarrierError, Group, Rank,
-    local::shm::{BootstrapPoint, FormError, NameError, ShmBootstrap, ShmMember},
+    local::shm::{BootstrapNameError, BootstrapPoint, ShmBootstrap, ShmFormationError, ShmMember},
 };
 use vigie_detect::{HostThread, Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
@@ -217,11 +217,11 @@ fn strangers_are_turned_away() {
     };
     let now = Instant::now() + Duration::from_millis(20);
     let alone = block_on(join(group(2), 1, &point, now));
-    assert!(matches!(alone, Err(FormError::Unreachable { .. })), "{alone:?}");
+    assert!(matches!(alone, Err(ShmFormationError::Unreachable { .. })), "{alone:?}");
     let outside = block_on(join(group(2), 2, &point, now));
-    assert!(matches!(outside, Err(FormError::TooMany { size: 2, rank: Rank(2) })));
+    assert!(matches!(outside, Err(ShmFormationError::TooMany { size: 2, rank: Rank(2) })));
     let large = block_on(join(group(ShmBootstrap::SIZE_MAX + 1), 0, &point, now));
-    assert!(matches!(large, Err(FormError::TooMany { .. })));
+    assert!(matches!(large, Err(ShmFormationError::TooMany { .. })));
     thread::scope(|scope| {
         let leader = scope.spawn(|| {
             let deadline = Instant::now() + Duration::from_secs(3);
@@ -231,20 +231,20 @@ fn strangers_are_turned_away() {
             if rank == 0 {
                 // The name is taken.
                 let other = block_on(join(group(size), 0, point, soon()));
-                assert!(matches!(other, Err(FormError::Io { .. })), "{other:?}");
+                assert!(matches!(other, Err(ShmFormationError::Io { .. })), "{other:?}");
                 continue;
             }
             let refused = block_on(join(group(size), rank, point, soon()));
-            assert!(matches!(refused, Err(FormError::Refused { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(ShmFormationError::Refused { .. })), "{refused:?}");
         }
         let first = scope.spawn(|| block_on(join(group(5), 1, &right, soon())));
         let second = block_on(join(group(5), 1, &right, soon()));
         let first = first.join().expect("no panic");
         // Both are refused in the end: one as the second of its rank, one as rank 0 gives up.
-        assert!(matches!(first, Err(FormError::Refused { .. })), "{first:?}");
-        assert!(matches!(second, Err(FormError::Refused { .. })), "{second:?}");
+        assert!(matches!(first, Err(ShmFormationError::Refused { .. })), "{first:?}");
+        assert!(matches!(second, Err(ShmFormationError::Refused { .. })), "{second:?}");
         let missing = leader.join().expect("no panic");
-        let Err(FormError::Missing { ranks }) = &missing else { panic!("{missing:?}") };
+        let Err(ShmFormationError::Missing { ranks }) = &missing else { panic!("{missing:?}") };
         assert_eq!(ranks.ranks(), [Rank(2), Rank(3), Rank(4)]);
         let said = missing.expect_err("not formed").to_string();
         assert!(said.starts_with("ranks 2, 3, 4 are missing"), "{said}");
@@ -257,12 +257,12 @@ fn strangers_are_turned_away() {
 fn names_are_checked() {
     let refused = |name: &str| BootstrapPoint::new(name, [1; 16]).expect_err("refused");
     let long = "é".repeat(BootstrapPoint::NAME_MAX / 2);
-    assert_eq!(refused(""), NameError::Empty);
+    assert_eq!(refused(""), BootstrapNameError::Empty);
     let too_long = refused(&(long.clone() + "x"));
-    assert_eq!(too_long, NameError::TooLong { length: BootstrapPoint::NAME_MAX + 1 });
+    assert_eq!(too_long, BootstrapNameError::TooLong { length: BootstrapPoint::NAME_MAX + 1 });
     assert!(too_long.to_string().ends_with("shorten it to 100 at most"), "{too_long}");
     for (name, character, at) in [("a\0b", '\0', 1), ("\n", '\n', 0), ("é b", ' ', 2)] {
-        assert_eq!(refused(name), NameError::Character { character, at });
+        assert_eq!(refused(name), BootstrapNameError::Character { character, at });
     }
     let point = BootstrapPoint::new(&long, [1; 16]).expect("as long as a name may be");
     let host = host();

@@ -239,7 +239,7 @@ fn groups_are_reached() {
         post(&port, 5, 100);
         let ports = members.map(|member| {
             let early = member.acquire_port(11).expect("free");
-            member.join(group).expect("joined");
+            member.join_group(group).expect("joined");
             let late = member.acquire_port(10).expect("free");
             post(&early, 5, 100);
             post(&late, 5, 100);
@@ -265,7 +265,8 @@ fn groups_are_reached() {
         for back_end in [BackEnd::PacketRings, BackEnd::PacketCalls] {
             let (left, right) = (over(server, "v0", back_end), over(server, "v1", back_end));
             in_tokio(reach(&left, [&right], MacAddress::group(3).into()));
-            let error = right.join(NodeAddress::Mac(MacAddress([2; 6]))).expect_err("no group");
+            let error =
+                right.join_group(NodeAddress::Mac(MacAddress([2; 6]))).expect_err("no group");
             assert!(matches!(error, DatagramError::WrongNode { .. }), "{error}");
         }
         ip("addr add 10.7.0.1/24 dev v0");
@@ -277,7 +278,7 @@ fn groups_are_reached() {
         let (left, right) = (udp([10, 7, 0, 1]), udp([10, 7, 0, 2]));
         let group = NodeAddress::Ip(Ipv4Addr::new(239, 1, 2, 3).into());
         in_tokio(reach(&left, [&right], group));
-        let error = left.join(left.node()).expect_err("no group");
+        let error = left.join_group(left.node()).expect_err("no group");
         assert!(matches!(error, DatagramError::WrongNode { .. }), "{error}");
     });
 }

@@ -253,7 +253,7 @@ fn waits_are_served() {
         });
         let [left, right] = &links;
         let group = MacAddress::group(1);
-        right.with(|link| link.join(group)).expect("joined");
+        right.with(|link| link.join_group(group)).expect("joined");
         let address = left.with(|link| link.address());
         let ping = async {
             for number in 0..300_u32 {

@@ -275,11 +275,11 @@ fn a_plan_says_what_it_compared() {
 }
 
 #[test]
-fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
-    // Goal: a bell counts twice and on the host only, a turn once for every path and only where the window limits, and
+fn hand_overs_idle_times_and_shared_processors_are_what_a_live_node_adds() {
+    // Goal: a hand-over counts twice and on the host only, an idle time once for every path and only where the window limits, and
     // shared processors bound what all nodes do at once. Method: the paper's node with each of them, by hand.
     let message = Message::cut(8192, 2048).unwrap();
-    let live = paper_node().t_bell(us(10)).t_turn(us(50));
+    let live = paper_node().t_handover(us(10)).t_idle(us(50));
     let parameters = live.parameters(message).unwrap();
     assert_eq!(parameters.t_h(Duration::ZERO), us(142 + 20));
     assert_eq!(parameters.t_n_store_and_forward(Duration::ZERO), us(120));
@@ -297,7 +297,7 @@ fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
         processors: 2,
         link: Cost::fixed(us(20)),
         bus: Cost::ZERO,
-        bell: us(30),
+        handover: us(30),
         engine: Cost::fixed(us(20)),
         engine_message: us(20),
     };
@@ -307,5 +307,5 @@ fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
     let host = predict(crowded, Path::HOST);
     assert_eq!((host.span, host.limit), (us(8 * 110), Limit::SharedProcessors));
     let simulated = Simulation::new(vec![Flow::new(crowded, Path::NIC, us(1))]).run();
-    assert_eq!(simulated.err(), Some(SimulationError::Live));
+    assert_eq!(simulated.err(), Some(SimulationError::UnsupportedCosts));
 }
