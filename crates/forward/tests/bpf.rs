@@ -5,19 +5,13 @@
 mod kit;
 mod namespace;
 
-use std::{
-    env,
-    io::{Read, Write},
-    net::{TcpListener, TcpStream, UdpSocket},
-    os::fd::AsFd,
-    time::Duration,
-};
+use std::{env, io::Read, net::UdpSocket, time::Duration};
 
 use vigie_forward::bpf::{
     Assembler, Atomic, AttachError, AttachMode, Attachment, BpfMap, Condition, Fault, Generator,
     Helper, Interpreter, KernelMap, LoadError, LoadedProgram, MapError, MapKind, MapSpec,
     Operation, PacketBuffer, Program, ProgramKind, Register::*, RunContext, Size, TCX_DROP,
-    UpdateMode, UserMap, XDP_DROP, XDP_PASS, attach_to_sockets, constant_program,
+    UpdateMode, UserMap, XDP_DROP, XDP_PASS, constant_program,
 };
 
 use crate::{
@@ -324,68 +318,5 @@ fn live_frames_are_all_counted() {
         assert!(error.to_string().contains("live frames"), "{error}");
         let tcx = LoadedProgram::load(&constant_program(ProgramKind::Tcx, 0)).expect("loaded");
         assert!(Generator::new(&tcx, &[0; 60], 1).burst(64).is_err());
-    });
-}
-
-/// A parser that treats all available bytes as one message.
-fn parser() -> Program {
-    let mut a = Assembler::new("whole", ProgramKind::StreamParser);
-    a.load(Size::Word, R0, R1, 0).exit();
-    a.finish().expect("a program")
-}
-
-/// A verdict that sends messages from the socket with this local port to entry 0, all others to entry 1.
-fn verdict(map: MapSpec, port: u16) -> Program {
-    let mut a = Assembler::new("to_the_other", ProgramKind::StreamVerdict);
-    let sockets = a.map(map);
-    let same = a.label();
-    // skb->local_port, in native order.
-    a.load(Size::Word, R6, R1, 136).set(R3, 1);
-    a.branch(Condition::NotEqual, R6, i32::from(port), same).set(R3, 0);
-    a.bind(same).load_map(R2, sockets).set(R4, 0).call(Helper::SocketRedirectMap).exit();
-    a.finish().expect("a program")
-}
-
-/// Goal: streams are relayed by the kernel alone. Method: two connections whose ends here are in a map of sockets.
-#[test]
-fn sockets_are_redirected() {
-    inside("sockets_are_redirected", || {
-        run("ip link set lo up");
-        let pair = || {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-            let address = listener.local_addr().expect("an address");
-            let client = TcpStream::connect(address).expect("connected");
-            client.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
-            (client, listener.accept().expect("accepted").0)
-        };
-        let ((mut near, left), (mut far, right)) = (pair(), pair());
-        let map = KernelMap::new(MapSpec::sockets(2), "relay").expect("a map");
-        let port = right.local_addr().expect("an address").port();
-        let parser = LoadedProgram::load(&parser()).expect("loaded");
-        let verdict = LoadedProgram::load_with(&verdict(map.spec(), port), vec![map.clone()]);
-        let verdict = verdict.expect("loaded");
-        attach_to_sockets(&parser, &map).expect("attached");
-        attach_to_sockets(&verdict, &map).expect("attached");
-        for (key, socket) in [(0_u32, &left), (1, &right)] {
-            map.put_socket(&key.to_ne_bytes(), socket.as_fd()).expect("put");
-        }
-        for (from, to) in [(&mut near, &mut far)] {
-            for text in [&b"there"[..], b"and more"] {
-                from.write_all(text).expect("written");
-                let mut buffer = vec![0; text.len()];
-                to.read_exact(&mut buffer).expect("relayed");
-                assert_eq!(buffer, text);
-            }
-        }
-        far.write_all(b"back").expect("written");
-        let mut buffer = [0; 4];
-        near.read_exact(&mut buffer).expect("relayed");
-        assert_eq!(&buffer, b"back");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-        let unconnected = map.put_socket(&zero(), listener.as_fd());
-        println!("a listener in the map: {unconnected:?}");
-        let file = std::fs::File::open("/dev/null").expect("opened");
-        let none = map.put_socket(&zero(), file.as_fd());
-        assert!(none.is_err(), "{none:?}");
     });
 }
