@@ -1,12 +1,15 @@
 //! A whole HTTP service in a process of its own: more connections than it has descriptors, and SIGTERM under load.
 
+#[path = "kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
     convert::Infallible,
-    env, fs,
-    io::{BufRead, BufReader, Read, Write},
+    fs,
+    io::{BufRead, Read, Write},
     net::{SocketAddr, TcpStream},
     os::fd::OwnedFd,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::Duration,
@@ -24,8 +27,13 @@ use vigie::{
     signal::unix::{SignalKind, signal},
 };
 
-/// Tells the child to be the service, and how many descriptors it may have.
-const DESCRIPTORS: &str = "VIGIE_SERVICE_DESCRIPTORS";
+use crate::kit::{
+    child::{command_in, role},
+    speaker::Speaker,
+};
+
+/// The test that is the service in a child; its role is how many descriptors it may have.
+const SERVICE: &str = "service";
 
 /// Only for what hangs.
 const HANG: Duration = Duration::from_secs(60);
@@ -37,9 +45,7 @@ const DRAIN: Duration = Duration::from_secs(4);
 #[test]
 #[ignore = "run by other tests"]
 fn service() {
-    let Some(descriptors) = env::var(DESCRIPTORS).ok().and_then(|text| text.parse().ok()) else {
-        return;
-    };
+    let Some(descriptors) = role(SERVICE).and_then(|text| text.parse().ok()) else { return };
     let limit = Rlimit { current: Some(descriptors), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, limit).expect("lower is allowed");
     let (hold, held) = mpsc::channel::<()>();
@@ -82,39 +88,15 @@ fn service() {
 
 /// The service's process.
 struct Service {
-    child: Child,
+    child: Speaker,
     address: SocketAddr,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
 }
 
 impl Service {
     fn start(descriptors: u64) -> Self {
-        let mut child = Command::new(env::current_exe().expect("this program"))
-            .args(["--ignored", "--exact", "service", "--nocapture"])
-            .env(DESCRIPTORS, descriptors.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a child");
-        let input = child.stdin.take().expect("piped");
-        let output = BufReader::new(child.stdout.take().expect("piped"));
-        let mut service = Self { child, address: ([127, 0, 0, 1], 0).into(), input, output };
-        service.address = service.line("address ").parse().expect("an address");
-        service
-    }
-
-    /// Reads up to a line with this beginning, and returns the rest of it.
-    fn line(&mut self, beginning: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            let read = self.output.read_line(&mut line).expect("text");
-            assert!(read > 0, "no line with {beginning:?} came");
-            if let Some(rest) = line.trim_end().strip_prefix(beginning) {
-                return rest.to_owned();
-            }
-        }
+        let child = Speaker::start(command_in(&descriptors.to_string(), &[], SERVICE));
+        let address = child.line("address ").parse().expect("an address");
+        Self { child, address }
     }
 
     fn connect(&self) -> TcpStream {
@@ -123,8 +105,8 @@ impl Service {
         stream
     }
 
-    fn id(&self) -> Pid {
-        Pid::from_child(&self.child)
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("a process")).expect("not 0")
     }
 
     /// Returns how much processor time the process has used, in ticks, usually of 10 ms.
@@ -133,13 +115,6 @@ impl Service {
         let stat = fs::read_to_string(path).expect("it lives");
         let fields = stat.rsplit(')').next().expect("its name is in brackets").split_whitespace();
         fields.skip(11).take(2).map(|field| field.parse::<u64>().expect("a number")).sum()
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -219,26 +194,26 @@ fn sigterm_drains_and_names_what_is_left() {
     let mut service = Service::start(1_024);
     let mut idle: Vec<_> = (0..30).map(|_| service.connect()).collect();
     idle.iter_mut().for_each(|client| assert_eq!(ask(client, "/idle"), "/idle"));
-    let mut begun = |path, count| {
+    let begun = |path, count| {
         let mut clients: Vec<_> = (0..count).map(|_| service.connect()).collect();
         clients.iter_mut().for_each(|client| send(client, path));
-        (0..count).for_each(|_| drop(service.line(&format!("begins {path}"))));
+        (0..count).for_each(|_| drop(service.child.line(&format!("begins {path}"))));
         clients
     };
     let stuck = begun("/pend", 2);
     let mut busy = begun("/block", 50);
-    kill_process(service.id(), Signal::TERM).expect("it lives");
+    kill_process(service.pid(), Signal::TERM).expect("it lives");
     for client in &mut idle {
         assert_eq!(client.read(&mut [0]).expect("closed in order"), 0);
     }
     assert!(TcpStream::connect(service.address).is_err(), "nothing listens any more");
-    service.input.write_all(b"go on\n").expect("it reads");
+    service.child.tell("go on");
     busy.iter_mut().for_each(|client| assert_eq!(answer(client), "/block"));
-    let end = service.line("ended");
+    let end = service.child.line("ended");
     let named = |client: &TcpStream| {
         end.contains(&client.local_addr().expect("it is connected").to_string())
     };
     assert!(end.contains(" 2 connections ") && stuck.iter().all(named), "{end}");
     assert!(!idle.iter().chain(&busy).any(named), "{end}");
-    assert!(service.child.wait().expect("it ends").success());
+    assert!(service.child.finish().success());
 }

@@ -9,6 +9,7 @@ use std::{
 use super::guard;
 
 const VARIABLE: &str = "VIGIE_TEST_CHILD";
+const ROLE: &str = "VIGIE_TEST_ROLE";
 
 /// Runs `body` in a child process: this binary again, with the test of this name alone.
 ///
@@ -42,6 +43,18 @@ pub(crate) fn command(program: &[&str], test: &str) -> Command {
     command.args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"]);
     command.env(VARIABLE, test).stdin(Stdio::null());
     command
+}
+
+/// Returns the command of the child of `test` in a role, for tests that need several children or several kinds of them.
+pub(crate) fn command_in(role: &str, program: &[&str], test: &str) -> Command {
+    let mut command = command(program, test);
+    command.env(ROLE, role);
+    command
+}
+
+/// Returns the role of this process, if it is the child of `test` in one.
+pub(crate) fn role(test: &str) -> Option<String> {
+    if is_child(test) { env::var(ROLE).ok() } else { None }
 }
 
 /// Runs the child of `test` to its end, and passes on what it says.

@@ -3,7 +3,7 @@
 use std::{panic, sync::mpsc, thread, time::Duration};
 
 /// Nothing takes a tenth of this on an idle machine; the rest is for loaded ones.
-const HANG: Duration = Duration::from_secs(120);
+pub(super) const HANG: Duration = Duration::from_secs(120);
 
 /// Runs `body` on a thread of its own.
 ///

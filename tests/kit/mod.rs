@@ -18,3 +18,4 @@ pub(crate) mod guard;
 pub(crate) mod namespace;
 pub(crate) mod seeds;
 pub(crate) mod skip;
+pub(crate) mod speaker;

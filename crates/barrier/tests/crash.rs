@@ -2,14 +2,11 @@
 
 #![cfg(not(loom))]
 
-use std::{
-    env, fs,
-    io::{BufRead, BufReader, Write},
-    process::{Child, Command, Stdio},
-    sync::mpsc::{self, Receiver},
-    thread,
-    time::Duration,
-};
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
+use std::{env, fs, thread, time::Duration};
 
 use vigie_barrier::{
     BarrierError, Group, Rank,
@@ -18,7 +15,11 @@ use vigie_barrier::{
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 
-const ROLE: &str = "VIGIE_BARRIER_MEMBER";
+use crate::kit::{
+    child::{command_in, role},
+    speaker::Speaker,
+};
+
 const SIZE: u32 = 5;
 /// Long past every limit, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -105,7 +106,7 @@ fn late(victim: Rank) -> Rank {
 /// A member. Does nothing when it is run as a test.
 #[test]
 fn in_a_role() {
-    let Ok(role) = env::var(ROLE) else { return };
+    let Some(role) = role("in_a_role") else { return };
     let words: Vec<_> = role.split(',').collect();
     let [rank, victim, name, death] = words[..] else { panic!("{role}") };
     let [rank, victim] = [rank, victim].map(|word| Rank(word.parse().expect("a rank")));
@@ -149,64 +150,26 @@ fn in_a_role() {
     }
 }
 
-struct Member {
-    process: Child,
-    lines: Receiver<String>,
+fn start(rank: Rank, victim: Rank, name: &str, death: Death) -> Speaker {
+    let role = format!("{},{},{name},{}", rank.0, victim.0, death.encode());
+    Speaker::start(command_in(&role, &[], "in_a_role"))
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Member {
-    fn start(rank: Rank, victim: Rank, name: &str, death: Death) -> Self {
-        let role = format!("{},{},{name},{}", rank.0, victim.0, death.encode());
-        let mut process = Command::new(env::current_exe().expect("this test"))
-            .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this test, once more");
-        let output = BufReader::new(process.stdout.take().expect("piped"));
-        let (said, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                let _ = said.send(line);
-            }
-        });
-        Self { process, lines }
-    }
-
-    fn expect(&self, word: &str, death: Death) -> String {
-        loop {
-            let line = self.lines.recv_timeout(PATIENCE);
-            let line = line.unwrap_or_else(|_| panic!("{death:?}: no {word:?}: a member hangs"));
-            if let Some(rest) = line.strip_prefix(word) {
-                return rest.trim().to_owned();
-            }
-        }
-    }
-
-    /// Waits until every thread of the process sleeps.
-    fn expect_sleep(&self) {
-        let tasks = format!("/proc/{}/task", self.process.id());
-        let sleeps = || {
-            fs::read_dir(&tasks).expect("it lives").all(|task| {
-                let stat = fs::read_to_string(task.expect("a thread").path().join("stat"));
-                let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
-                state.is_none_or(|state| state == 'S')
-            })
-        };
-        // Not only for a moment.
-        let mut times = 0;
-        while times < 50 {
-            times = if sleeps() { times + 1 } else { 0 };
-            thread::yield_now();
-        }
+/// Waits until every thread of the process sleeps.
+fn expect_sleep(process: &Speaker) {
+    let tasks = format!("/proc/{}/task", process.id());
+    let sleeps = || {
+        fs::read_dir(&tasks).expect("it lives").all(|task| {
+            let stat = fs::read_to_string(task.expect("a thread").path().join("stat"));
+            let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+            state.is_none_or(|state| state == 'S')
+        })
+    };
+    // Not only for a moment.
+    let mut times = 0;
+    while times < 50 {
+        times = if sleeps() { times + 1 } else { 0 };
+        thread::yield_now();
     }
 }
 
@@ -216,32 +179,31 @@ fn run(victim: Rank, death: Death) {
         format!("vigie-barrier-crash-{}-{}-{}", std::process::id(), victim.0, death.encode());
     let name = name.replace(' ', "-");
     let mut members: Vec<_> =
-        (0..SIZE).map(|rank| Member::start(Rank(rank), victim, &name, death)).collect();
+        (0..SIZE).map(|rank| start(Rank(rank), victim, &name, death)).collect();
     for member in &members {
-        member.expect("ready", death);
+        member.line("ready");
     }
     match death {
         Death::Before(_) | Death::Between(_) => {}
         Death::Asleep(_) => {
-            members[late(victim).index()].expect("late", death);
+            members[late(victim).index()].line("late");
             let asleep = &mut members[victim.index()];
-            asleep.expect("next", death);
-            asleep.expect_sleep();
-            asleep.process.kill().expect("killed");
-            let late = members[late(victim).index()].process.stdin.as_mut();
-            late.expect("piped").write_all(b"\n").expect("it lives");
+            asleep.line("next");
+            expect_sleep(asleep);
+            asleep.kill();
+            members[late(victim).index()].tell("");
         }
         Death::Anywhere(micros) => {
             let until = Instant::now() + Duration::from_micros(micros);
             while Instant::now() < until {
                 std::hint::spin_loop();
             }
-            members[victim.index()].process.kill().expect("killed");
+            members[victim.index()].kill();
         }
     }
     for (rank, member) in (0..SIZE).map(Rank).zip(&members) {
         if rank != victim {
-            assert_eq!(member.expect("lost", death), victim.0.to_string(), "{rank}, {death:?}");
+            assert_eq!(member.line("lost"), victim.0.to_string(), "{rank}, {death:?}");
         }
     }
 }

@@ -20,7 +20,7 @@ use rustix::{
 };
 use vigie_barrier::{
     Group, Rank,
-    local::shm::{BootstrapPoint, FormError, ShmBootstrap, ShmMember},
+    local::shm::{BootstrapPoint, ShmBootstrap, ShmFormationError, ShmMember},
     net::{FormationError, NetBarrier},
 };
 use vigie_detect::{Flavor, Instant, Server};
@@ -83,7 +83,7 @@ fn a_member_without_descriptors_is_an_error() {
     let server = Server::new(Flavor::UserLevel).expect("an epoll");
     let soon = Instant::now() + Duration::from_secs(60);
     let group = Group::new(1).expect("small");
-    let failed = with_few_descriptors(|| -> Result<ShmMember, FormError> {
+    let failed = with_few_descriptors(|| -> Result<ShmMember, ShmFormationError> {
         let point = BootstrapPoint::random().expect("random numbers");
         at_once(ShmBootstrap::new(group, Rank(0), point).join_on(&server, soon))
     });

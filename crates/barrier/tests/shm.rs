@@ -2,6 +2,10 @@
 
 #![cfg(not(loom))]
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
     fs,
     future::Future,
@@ -12,11 +16,13 @@ use std::{
 
 use vigie_barrier::{
     BarrierError, Group, Rank,
-    local::shm::{BootstrapPoint, FormError, NameError, ShmBootstrap, ShmMember},
+    local::shm::{BootstrapNameError, BootstrapPoint, ShmBootstrap, ShmFormationError, ShmMember},
 };
 use vigie_detect::{HostThread, Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::world;
+
+use crate::kit::child::in_child;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
@@ -211,11 +217,11 @@ fn strangers_are_turned_away() {
     };
     let now = Instant::now() + Duration::from_millis(20);
     let alone = block_on(join(group(2), 1, &point, now));
-    assert!(matches!(alone, Err(FormError::Unreachable { .. })), "{alone:?}");
+    assert!(matches!(alone, Err(ShmFormationError::Unreachable { .. })), "{alone:?}");
     let outside = block_on(join(group(2), 2, &point, now));
-    assert!(matches!(outside, Err(FormError::TooMany { size: 2, rank: Rank(2) })));
+    assert!(matches!(outside, Err(ShmFormationError::TooMany { size: 2, rank: Rank(2) })));
     let large = block_on(join(group(ShmBootstrap::SIZE_MAX + 1), 0, &point, now));
-    assert!(matches!(large, Err(FormError::TooMany { .. })));
+    assert!(matches!(large, Err(ShmFormationError::TooMany { .. })));
     thread::scope(|scope| {
         let leader = scope.spawn(|| {
             let deadline = Instant::now() + Duration::from_secs(3);
@@ -233,16 +239,16 @@ fn strangers_are_turned_away() {
                 continue;
             }
             let refused = block_on(join(group(size), rank, point, soon()));
-            assert!(matches!(refused, Err(FormError::Refused { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(ShmFormationError::Refused { .. })), "{refused:?}");
         }
         let first = scope.spawn(|| block_on(join(group(5), 1, &right, soon())));
         let second = block_on(join(group(5), 1, &right, soon()));
         let first = first.join().expect("no panic");
         // Both are refused in the end: one as the second of its rank, one as rank 0 gives up.
-        assert!(matches!(first, Err(FormError::Refused { .. })), "{first:?}");
-        assert!(matches!(second, Err(FormError::Refused { .. })), "{second:?}");
+        assert!(matches!(first, Err(ShmFormationError::Refused { .. })), "{first:?}");
+        assert!(matches!(second, Err(ShmFormationError::Refused { .. })), "{second:?}");
         let missing = leader.join().expect("no panic");
-        let Err(FormError::Missing { ranks }) = &missing else { panic!("{missing:?}") };
+        let Err(ShmFormationError::Missing { ranks }) = &missing else { panic!("{missing:?}") };
         assert_eq!(ranks.ranks(), [Rank(2), Rank(3), Rank(4)]);
         let said = missing.expect_err("not formed").to_string();
         assert!(said.starts_with("ranks 2, 3, 4 are missing"), "{said}");
@@ -255,12 +261,12 @@ fn strangers_are_turned_away() {
 fn names_are_checked() {
     let refused = |name: &str| BootstrapPoint::new(name, [1; 16]).expect_err("refused");
     let long = "é".repeat(BootstrapPoint::NAME_MAX / 2);
-    assert_eq!(refused(""), NameError::Empty);
+    assert_eq!(refused(""), BootstrapNameError::Empty);
     let too_long = refused(&(long.clone() + "x"));
-    assert_eq!(too_long, NameError::TooLong { length: BootstrapPoint::NAME_MAX + 1 });
+    assert_eq!(too_long, BootstrapNameError::TooLong { length: BootstrapPoint::NAME_MAX + 1 });
     assert!(too_long.to_string().ends_with("shorten it to 100 at most"), "{too_long}");
     for (name, character, at) in [("a\0b", '\0', 1), ("\n", '\n', 0), ("é b", ' ', 2)] {
-        assert_eq!(refused(name), NameError::Character { character, at });
+        assert_eq!(refused(name), BootstrapNameError::Character { character, at });
     }
     let point = BootstrapPoint::new(&long, [1; 16]).expect("as long as a name may be");
     let host = host();
@@ -272,23 +278,14 @@ fn names_are_checked() {
 /// gone, in a process of its own, since other tests run beside.
 #[test]
 fn nothing_is_left_behind() {
-    const ROLE: &str = "VIGIE_BARRIER_LEFTOVERS";
-    if std::env::var_os(ROLE).is_none() {
-        let this = std::env::current_exe().expect("this test");
-        let status = std::process::Command::new(this)
-            .args(["--exact", "nothing_is_left_behind", "--test-threads=1"])
-            .env(ROLE, "1")
-            .stdout(std::process::Stdio::null())
-            .status();
-        assert!(status.expect("started").success());
-        return;
-    }
-    let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
-    let before = count();
-    for _ in 0..3 {
-        with_members(4, |mut member, _| drop(member.wait_blocking()));
-    }
-    assert_eq!(count(), before, "descriptors are left");
-    let maps = fs::read_to_string("/proc/self/maps").expect("proc");
-    assert!(!maps.contains("vigie-barrier ") && !maps.contains("memfd:vigie"), "{maps}");
+    in_child("nothing_is_left_behind", || {
+        let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
+        let before = count();
+        for _ in 0..3 {
+            with_members(4, |mut member, _| drop(member.wait_blocking()));
+        }
+        assert_eq!(count(), before, "descriptors are left");
+        let maps = fs::read_to_string("/proc/self/maps").expect("proc");
+        assert!(!maps.contains("vigie-barrier ") && !maps.contains("memfd:vigie"), "{maps}");
+    });
 }

@@ -39,10 +39,11 @@ use crate::virtual_time::VirtualTimePlan;
 use crate::waits::WaitsPlan;
 use crate::watch::{Dump, Watch};
 
-/// Reproduces the measurements of vigie's papers, beside peers, and checks vigie's goals.
+/// Measures vigie beside other systems (peers), checks vigie's goals, and shows running programs.
 ///
-/// Server and client are separate processes on this machine; the client has real-time priority where
-/// that is allowed. Exit status: 0 done, 1 a goal is missed, 2 the measurement failed.
+/// Server and client are separate processes on this machine; the client has real-time priority where that is allowed.
+/// Reaction is the time from a message to its echo; Table 1 and Table 2 are those of the paper (docs/papers.md, bouge02).
+/// Times have a unit: ns, us, ms or s. Exit code: 0 done, 1 a goal is missed, 2 the measurement failed.
 #[derive(Debug, Parser)]
 #[command(name = "vigie-bench", version)]
 pub struct Cli {
@@ -55,18 +56,17 @@ pub struct Cli {
 enum Command {
     #[command(flatten)]
     Measurement(Measurement),
-    /// Random mixes of behaviour, drawn by seed, judged by what kernel threads make of them.
+    /// Random mixes of tasks, drawn by seed, on vigie and tokio; the bounds follow the same mix on kernel threads (5 minutes).
     Loads(LoadsPlan),
-    /// Sleeping calls that are cut short, for each source of signals; the cost of a signal (about 3
-    /// minutes).
+    /// Which sources of signals end sleeping system calls early, and what a signal costs (about 3 minutes).
     Interrupts(Interrupts),
-    /// Long stress run of everything at once, with faults: checks everything, measures nothing.
+    /// Stress run of all parts at once, with injected faults: checks results, measures nothing (a minute).
     Soak(SoakPlan),
-    /// Measures what the goals need, and shows goal and figure side by side.
+    /// Measures what vigie's goals need, and shows each goal beside its figure; exit code 1 if one is missed.
     Goals(Goals),
-    /// Shows the metrics of a running program that has opened a metrics socket.
+    /// Shows the metrics of a running program that was built with `metrics_socket`.
     Watch(Watch),
-    /// Shows all tasks of such a program: what each does, since when, and which events it waits for.
+    /// Shows all tasks of such a program: state, time in that state, and the event for which each waits.
     Dump(Dump),
 }
 
@@ -91,46 +91,45 @@ macro_rules! measurements {
 }
 
 measurements! {
-    /// Table 1: time until a message is echoed, beside N compute tasks (about a minute).
+    /// Table 1: reaction beside N tasks that compute (about a minute).
     Reaction(ReactionPlan),
-    /// Table 2: time of a task with many switches, beside K tasks that wait for messages (about 2 minutes).
+    /// Table 2: run time of a task that yields often, beside K tasks that wait for messages (about 2 minutes).
     Pending(PendingPlan),
-    /// Reaction beside one task that sleeps and computes in turn.
+    /// Reaction beside one task that alternately sleeps and computes.
     Periodic(PeriodicPlan),
-    /// Reaction of a service of which some requests compute, on old and on new connections.
+    /// Reaction of a service some of whose requests compute, on open and on new connections.
     Service(ServicePlan),
-    /// Reaction on many connections that send by the clock, beside compute tasks.
+    /// Reaction on many connections, each of which sends at fixed times, beside tasks that compute.
     Crowd(CrowdPlan),
-    /// The share of the processor that compute tasks keep beside foreign processes.
+    /// Processor time that tasks get beside other processes that compute.
     Fairness(FairnessPlan),
-    /// Reaction with a quota of one core, or another, in a control group (needs root).
+    /// Reaction in a control group with a processor quota, beside tasks that compute (needs root).
     Container(ContainerPlan),
-    /// Echo while nothing else runs: its time, and processor time per message.
+    /// Echo on an idle machine: time and processor time per message.
     Echo(EchoPlan),
-    /// Messages between two processes of this host, beside limits and peers (about 3 minutes).
+    /// Messages between processes of this host, beside the machine's limits and other message systems (about 3 minutes).
     Pingpong(messages::PingPong),
-    /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
-    /// minute; as root, over a veth pair too).
+    /// Datagrams between two processes, over UDP and raw Ethernet, beside UDP sockets and the VI layer (half a minute; over
+    /// a veth pair only as root).
     Datagrams(datagrams::Datagrams),
-    /// Barriers of tasks, threads, processes and hosts, beside peers (about 2 minutes); or the paper's cluster,
-    /// simulated.
+    /// Barriers of tasks, threads, processes and hosts, beside peers (about 2 minutes); with --simulate, the paper's
+    /// cluster in simulation.
     Barrier(barrier::Barrier),
-    /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
-    /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
+    /// Forwarding: the paper's model and its simulation (a second), or a measurement: messages through a forwarding process
+    /// (a minute for each 300 messages and row), frames between interfaces, relays of streams.
     Forward(forward::Forward),
-    /// Files that the kernel has in memory: reads at random places, and appends that are synced, on vigie and on tokio (a
-    /// minute and a half).
+    /// Cached files: reads at random offsets, and appends with fsync, on vigie and on tokio (a minute and a half).
     Files(FilesPlan),
-    /// Jobs of 2 to 64 ranks, from their start to their end, beside Open MPI and MPICH (a minute and a half).
+    /// Run time of empty jobs of 2 to 64 ranks, beside Open MPI and MPICH (a minute and a half).
     Starts(StartsPlan),
-    /// A service on hyper, on vigie and on tokio: requests per second under `wrk`, and pings beside too much
-    /// computation (a minute and a half).
+    /// A hyper service on vigie and on tokio: requests per second under `wrk`, and times of pings beside more computation
+    /// than the cores can do (a minute and a half).
     Http(HttpPlan),
-    /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
+    /// Slowdown of requests of widely differing sizes, by offered load, beside a simulated optimal scheduler (5 minutes).
     Slowdown(SlowdownPlan),
-    /// Timers: the cost and lateness of a fired one, and an echo beside many (3 minutes).
+    /// Timers: processor time and lateness of each, and an echo beside many timers (3 minutes).
     Timers(TimersPlan),
-    /// An event beside tasks that wait in barriers, for messages and for datagrams (1 minute).
+    /// Reaction beside tasks that wait in barriers, for messages and for datagrams (a minute).
     Waits(WaitsPlan),
     /// The activity of a server that is left alone, for the goals.
     #[command(hide = true)]
@@ -148,7 +147,7 @@ measurements! {
 struct Measured<P: Args> {
     #[command(flatten)]
     plan: P,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Results")]
     output: Output,
 }
 
@@ -174,7 +173,7 @@ struct Interrupts {
 
 #[derive(Debug, Args)]
 struct Goals {
-    /// Check the goals of this area only.
+    /// The area whose goals are checked. Default: all areas.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,

@@ -58,7 +58,7 @@ const OWN: [System; 3] = [System::VigieNaive, System::VigieEnhanced, System::Vig
 /// Which systems run the task, beside how many waiting tasks.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PendingPlan {
-    /// Numbers of waiting tasks; the first is what the others are compared with.
+    /// Numbers of waiting tasks; each is a row, which is compared with the first.
     #[arg(
         long,
         value_delimiter = ',',
@@ -67,13 +67,13 @@ pub(crate) struct PendingPlan {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     waiting: Vec<u32>,
-    /// Steps of the task, with a yield after each.
+    /// Number of steps of the measured task, which yields after each.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Length of a step.
+    /// Computation of a step.
     #[arg(long, value_name = "TIME", default_value = "5us", value_parser = parse_duration)]
     step: Duration,
-    /// Turns; figures are medians over them.
+    /// Number of rounds; figures are medians over them.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     #[command(flatten)]

@@ -55,22 +55,22 @@ const OWN: [System; 4] =
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("2s")), mut_arg("rounds", by_default("2")))]
 pub(crate) struct ReactionPlan {
-    /// Numbers of compute tasks.
+    /// Numbers of tasks that compute; each is a row.
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "0,1,2,5,10")]
     compute: Vec<u32>,
-    /// How often each compute task yields: a duration, or `never`.
+    /// Computation of each of these tasks between two yields: a time, or `never`.
     #[arg(long, value_name = "TIME", default_value = "10ms")]
     yield_every: YieldEvery,
-    /// Messages per system and number of compute tasks, at most.
+    /// Limit of messages for each row.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
-    /// Shortest pause between an echo and the next message.
+    /// Minimum pause between an echo and the next message.
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_duration)]
     pause: Duration,
     // A system whose echo waits for a task to yield must have the cycle, or its mean depends on where the last echo left
     // the schedule.
-    /// Range over which the pauses spread. Default: a whole cycle of the compute tasks, from 3 ms to 1 s;
-    /// a system whose echo does not wait for a task to yield gives more samples with less.
+    /// Random addition to --pause, from 0 to this. Default: the time in which all compute tasks run once, at least 3 ms and at
+    /// most 1 s.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     spread: Option<Duration>,
     #[command(flatten)]

@@ -88,17 +88,17 @@ pub enum WatchError {
 pub(crate) struct Watch {
     /// The path that the program gave to `Runtime::builder().metrics_socket(…)`.
     socket: PathBuf,
-    /// Time between two views.
+    /// Time between two views; ignored with --once.
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
     interval: Duration,
-    /// Show one view and end.
+    /// Print one view and exit.
     #[arg(long)]
     once: bool,
-    /// Show also the N tasks that have been in their state for longest, as `dump` does. In a program with the feature `stacks`,
+    /// Print also the N tasks that have been in their state for longest, as `dump` does. In a program with the feature `stacks`,
     /// each view interrupts the threads that are inside a poll.
     #[arg(long, value_name = "N", default_value_t = 0)]
     tasks: usize,
-    /// Print the program's own lines of JSON.
+    /// Print each snapshot as a line of JSON.
     #[arg(long, conflicts_with = "tasks")]
     json: bool,
 }
@@ -157,7 +157,7 @@ impl Watch {
 pub(crate) struct Dump {
     /// The path that the program gave to `Runtime::builder().metrics_socket(…)`.
     socket: PathBuf,
-    /// Print the program's own line of JSON.
+    /// Print a line of JSON instead of a table.
     #[arg(long)]
     json: bool,
 }

@@ -268,5 +268,5 @@ fn a_child_uses_a_server_of_its_own() {
     });
     assert!(ended, "the child hangs or panics");
     assert_eq!(watched(&inherited), before);
-    assert!(!inherited.is_closed() && !inherited.has_events(now));
+    assert!(!inherited.is_closed() && !inherited.has_announced_events(now));
 }

@@ -6,11 +6,16 @@
 mod kit;
 
 use std::{
+    fs::Permissions,
     future::{Future, poll_fn},
     io::{self, ErrorKind, IoSlice, Read, Write},
     mem::MaybeUninit,
     net::{Ipv4Addr, SocketAddr},
-    os::{fd::AsFd, unix::net},
+    os::{
+        fd::AsFd,
+        unix::{fs::PermissionsExt, net},
+    },
+    path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -133,7 +138,7 @@ fn a_refused_connection_is_told() {
 
 #[test]
 fn an_address_in_use_is_told() {
-    // Goal: the second bind is refused, in every family; for ports the error says where and what to do, also as `main` prints it, and
+    // Goal: the second bind to a port is refused; the error says where and what to do, also as `main` prints it, and
     // the kernel's error is its source. Method: bind twice.
     run(|_| async {
         let listener = TcpListener::bind(ANY_PORT).await.expect("bind");
@@ -151,18 +156,69 @@ fn an_address_in_use_is_told() {
         let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
         let code = source.and_then(io::Error::raw_os_error);
         assert_eq!(code, Some(Errno::ADDRINUSE.raw_os_error()));
-        let directory = Folder::new();
-        let path = directory.path("socket");
-        let _listener = UnixListener::bind(&path).expect("bind");
-        for error in [
-            UnixListener::bind(&path).expect_err("in use"),
-            UnixDatagram::bind(&path).expect_err("in use"),
-        ] {
-            assert_eq!(error.kind(), ErrorKind::AddrInUse);
-        }
         // The first listener is unaffected.
         let connecting = tokio::try_join!(TcpStream::connect(address), listener.accept());
         connecting.expect("connected");
+    });
+}
+
+#[test]
+fn refused_paths_are_named_with_the_remedy() {
+    // Goal: an error of a Unix socket's bind or connect has the kernel's kind, names the path and says what to do, as `main` prints it,
+    // too. Method: every refusal that needs no other user, and a folder without permissions for all but root.
+    run(|_| async {
+        let folder = Folder::new();
+        let path = folder.path("socket");
+        let _listener = UnixListener::bind(&path).expect("bind");
+        let _datagrams = UnixDatagram::bind(folder.path("datagrams")).expect("bind");
+        let file = folder.path("file");
+        std::fs::write(&file, "no socket").expect("a file");
+        let bind = |path: &Path| UnixListener::bind(path).expect_err("refused");
+        let connect = async |path: &Path| UnixStream::connect(path).await.expect_err("refused");
+
+        let missing = folder.path("missing");
+        let long = folder.path("x".repeat(108));
+        let below_file = file.join("socket");
+        let abstract_name = PathBuf::from(format!("\0{}", folder.path("name").display()));
+        let _abstract = UnixListener::bind(&abstract_name).expect("bind");
+        let mut cases = vec![
+            (&path, bind(&path), ErrorKind::AddrInUse, "remove the file"),
+            (&abstract_name, bind(&abstract_name), ErrorKind::AddrInUse, "take another name"),
+            (
+                &below_file,
+                bind(&below_file),
+                ErrorKind::NotADirectory,
+                "a part of the path is a file",
+            ),
+            (&long, bind(&long), ErrorKind::InvalidFilename, "107 bytes"),
+            (&long, connect(&long).await, ErrorKind::InvalidFilename, "107 bytes"),
+            (&missing, connect(&missing).await, ErrorKind::NotFound, "start the program"),
+            (&file, connect(&file).await, ErrorKind::ConnectionRefused, "no program listens"),
+        ];
+        let in_missing = missing.join("socket");
+        cases.push((&in_missing, bind(&in_missing), ErrorKind::NotFound, "make it first"));
+        let closed = folder.path("closed");
+        std::fs::create_dir(&closed).expect("a folder");
+        std::fs::set_permissions(&closed, Permissions::from_mode(0o000)).expect("permissions");
+        let in_closed = closed.join("socket");
+        if !rustix::process::geteuid().is_root() {
+            let denied = ErrorKind::PermissionDenied;
+            cases.push((&in_closed, bind(&in_closed), denied, "may not create files"));
+            cases.push((&in_closed, connect(&in_closed).await, denied, "needs the permission"));
+        }
+        std::fs::set_permissions(&closed, Permissions::from_mode(0o700)).expect("permissions");
+        for (path, error, kind, remedy) in cases {
+            let shown = path.display().to_string().replacen('\0', "@", 1);
+            assert_eq!(error.kind(), kind, "{error}");
+            for printed in [error.to_string(), format!("{error:?}")] {
+                assert!(printed.contains(&shown) && printed.contains(remedy), "{printed}");
+            }
+            let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref());
+            assert!(source.and_then(io::Error::raw_os_error).is_some(), "{error:?}");
+        }
+        // The kernel's error for a socket of the other kind has no kind of its own.
+        let error = connect(&folder.path("datagrams")).await;
+        assert!(error.to_string().contains("of another kind"), "{error}");
     });
 }
 

@@ -5,23 +5,23 @@
 mod kit;
 mod namespace;
 
-use std::{
-    env,
-    io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream, UdpSocket},
-    os::fd::AsFd,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{env, io::Read, net::UdpSocket, time::Duration};
 
 use vigie_forward::bpf::{
     Assembler, Atomic, AttachError, AttachMode, Attachment, BpfMap, Condition, Fault, Generator,
     Helper, Interpreter, KernelMap, LoadError, LoadedProgram, MapError, MapKind, MapSpec,
     Operation, PacketBuffer, Program, ProgramKind, Register::*, RunContext, Size, TCX_DROP,
-    UpdateMode, UserMap, XDP_DROP, XDP_PASS, attach_to_sockets, constant_program,
+    UpdateMode, UserMap, XDP_DROP, XDP_PASS, constant_program,
 };
 
-use crate::namespace::{Namespace, index, inside, run};
+use crate::{
+    kit::{
+        child::{command_in, role, run as run_child},
+        skip::skip,
+        speaker::Speaker,
+    },
+    namespace::{Namespace, index, inside, run},
+};
 
 fn zero() -> [u8; 4] {
     0_u32.to_ne_bytes()
@@ -252,34 +252,26 @@ fn programs_are_attached_and_go() {
 /// Goal: nothing stays after `kill -9`. Method: a child attaches programs at two places and is killed.
 #[test]
 fn nothing_stays_after_a_kill() {
-    const CHILD: &str = "VIGIE_FORWARD_ATTACHES";
-    inside("nothing_stays_after_a_kill", || {
-        if env::var_os(CHILD).is_some() {
+    const TEST: &str = "nothing_stays_after_a_kill";
+    inside(TEST, || {
+        if role(TEST).is_some() {
             let mut kept = Vec::new();
             for (place, action) in [(AttachMode::Native, XDP_DROP), (AttachMode::Tcx, TCX_DROP)] {
                 let program = constant_program(place.kind(), action);
                 let program = LoadedProgram::load(&program).expect("loaded");
                 kept.push(Attachment::new(&program, index("v0"), place).expect("attached"));
             }
-            println!("attached");
+            println!("\nattached");
             let _ = std::io::stdin().read(&mut [0]);
             return;
         }
         run("ip link add v0 type veth peer name v1; ip link set v0 up; ip link set v1 up");
         let shown = || run("ip link show dev v0").contains("xdp");
         assert!(!shown());
-        let mut child = Command::new(env::current_exe().expect("this program"))
-            .args(["--exact", "nothing_stays_after_a_kill", "--nocapture"])
-            .env(CHILD, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a child");
-        let output = BufReader::new(child.stdout.take().expect("piped"));
-        assert!(output.lines().any(|line| line.expect("a line").contains("attached")));
+        let mut child = Speaker::start(command_in("attaches", &[], TEST));
+        child.line("attached");
         assert!(shown());
-        child.kill().expect("SIGKILL");
-        child.wait().expect("it ended");
+        child.kill();
         // The kernel frees links in the background after the process has ended: soon, but not at once.
         let gone = (0..100).any(|_| !run("sleep 0.05; ip link show dev v0").contains("xdp"));
         assert!(gone, "still attached");
@@ -290,40 +282,25 @@ fn nothing_stays_after_a_kill() {
 /// capability, and in a user namespace, whose capabilities have no effect here.
 #[test]
 fn missing_rights_are_named() {
-    const CHILD: &str = "VIGIE_FORWARD_WITHOUT";
-    if let Ok(name) = env::var(CHILD) {
+    const TEST: &str = "missing_rights_are_named";
+    if let Some(name) = role(TEST) {
         let error = LoadedProgram::load(&counting(ProgramKind::Xdp, XDP_PASS));
         let said = error.expect_err("no right").to_string();
         assert!(said.contains(&name) && said.contains("setcap"), "{said}");
         return;
     }
-    let again = |command: &mut Command, name: &str| {
-        let output = command
-            .arg(env::current_exe().expect("this program"))
-            .args(["--exact", "missing_rights_are_named"])
-            .env(CHILD, name)
-            .output()
-            .expect("a child");
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{name}: {output:?}");
-    };
+    let again = |program: &[&str], name: &str| run_child(command_in(name, program, TEST), TEST);
     if run("unshare -Urn true && echo yes || echo no") == "yes\n" {
-        again(Command::new("unshare").arg("-Urn"), "CAP_BPF");
+        again(&["unshare", "-Urn"], "CAP_BPF");
     } else {
-        std::io::stderr()
-            .write_all(b"SKIPPED: user namespaces are not allowed here\n")
-            .expect("said");
+        skip(TEST, "user namespaces");
     }
     if run("setpriv --bounding-set -bpf true && echo yes || echo no") == "yes\n" {
-        let bounded = |set: &str| {
-            let mut command = Command::new("setpriv");
-            command.args(["--bounding-set", set, "--inh-caps", set]);
-            command
-        };
-        again(&mut bounded("-bpf,-sys_admin"), "CAP_BPF");
+        let bounded = |set| ["setpriv", "--bounding-set", set, "--inh-caps", set];
+        again(&bounded("-bpf,-sys_admin"), "CAP_BPF");
         // Who may load nothing has no other right to miss.
         if vigie_forward::bpf::Support::probe().xdp.is_ok() {
-            again(&mut bounded("-net_admin,-sys_admin"), "CAP_NET_ADMIN");
+            again(&bounded("-net_admin,-sys_admin"), "CAP_NET_ADMIN");
         }
     }
 }
@@ -341,68 +318,5 @@ fn live_frames_are_all_counted() {
         assert!(error.to_string().contains("live frames"), "{error}");
         let tcx = LoadedProgram::load(&constant_program(ProgramKind::Tcx, 0)).expect("loaded");
         assert!(Generator::new(&tcx, &[0; 60], 1).burst(64).is_err());
-    });
-}
-
-/// A parser that treats all available bytes as one message.
-fn parser() -> Program {
-    let mut a = Assembler::new("whole", ProgramKind::StreamParser);
-    a.load(Size::Word, R0, R1, 0).exit();
-    a.finish().expect("a program")
-}
-
-/// A verdict that sends messages from the socket with this local port to entry 0, all others to entry 1.
-fn verdict(map: MapSpec, port: u16) -> Program {
-    let mut a = Assembler::new("to_the_other", ProgramKind::StreamVerdict);
-    let sockets = a.map(map);
-    let same = a.label();
-    // skb->local_port, in native order.
-    a.load(Size::Word, R6, R1, 136).set(R3, 1);
-    a.branch(Condition::NotEqual, R6, i32::from(port), same).set(R3, 0);
-    a.bind(same).load_map(R2, sockets).set(R4, 0).call(Helper::SocketRedirectMap).exit();
-    a.finish().expect("a program")
-}
-
-/// Goal: streams are relayed by the kernel alone. Method: two connections whose ends here are in a map of sockets.
-#[test]
-fn sockets_are_redirected() {
-    inside("sockets_are_redirected", || {
-        run("ip link set lo up");
-        let pair = || {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-            let address = listener.local_addr().expect("an address");
-            let client = TcpStream::connect(address).expect("connected");
-            client.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
-            (client, listener.accept().expect("accepted").0)
-        };
-        let ((mut near, left), (mut far, right)) = (pair(), pair());
-        let map = KernelMap::new(MapSpec::sockets(2), "relay").expect("a map");
-        let port = right.local_addr().expect("an address").port();
-        let parser = LoadedProgram::load(&parser()).expect("loaded");
-        let verdict = LoadedProgram::load_with(&verdict(map.spec(), port), vec![map.clone()]);
-        let verdict = verdict.expect("loaded");
-        attach_to_sockets(&parser, &map).expect("attached");
-        attach_to_sockets(&verdict, &map).expect("attached");
-        for (key, socket) in [(0_u32, &left), (1, &right)] {
-            map.put_socket(&key.to_ne_bytes(), socket.as_fd()).expect("put");
-        }
-        for (from, to) in [(&mut near, &mut far)] {
-            for text in [&b"there"[..], b"and more"] {
-                from.write_all(text).expect("written");
-                let mut buffer = vec![0; text.len()];
-                to.read_exact(&mut buffer).expect("relayed");
-                assert_eq!(buffer, text);
-            }
-        }
-        far.write_all(b"back").expect("written");
-        let mut buffer = [0; 4];
-        near.read_exact(&mut buffer).expect("relayed");
-        assert_eq!(&buffer, b"back");
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-        let unconnected = map.put_socket(&zero(), listener.as_fd());
-        println!("a listener in the map: {unconnected:?}");
-        let file = std::fs::File::open("/dev/null").expect("opened");
-        let none = map.put_socket(&zero(), file.as_fd());
-        assert!(none.is_err(), "{none:?}");
     });
 }

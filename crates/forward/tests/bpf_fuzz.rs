@@ -125,7 +125,7 @@ fn no_program_escapes() {
     let end = seconds.map(|seconds| Instant::now() + seconds);
     let mut rng = Rng::with_seed(seed);
     let helpers: Vec<Helper> = Helper::all().collect();
-    let kinds = [ProgramKind::Xdp, ProgramKind::Tcx, ProgramKind::StreamParser];
+    let kinds = [ProgramKind::Xdp, ProgramKind::Tcx];
     let [mut tried, mut ended, mut reached, mut endless] = [0_u64; 4];
     loop {
         let mut insns = Vec::new();

@@ -18,7 +18,7 @@ use vigie_forward::{
     packet::{Ethernet, Fragment, Headers, Packet, Port, TAGS_MAX, Tag, UDP, Verified},
     pipeline::{Pipeline, Stage, Verdict},
     stages::{
-        Action, Checksum, Filter, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Rule, Ttl,
+        Action, Checksum, Filter, FilterRule, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Ttl,
     },
     tables::{Fib, Interface, NatEndpoint, NatTable, Route},
 };
@@ -116,7 +116,7 @@ fn stages() -> Vec<Box<dyn Stage>> {
             external,
         });
     let rate = Bandwidth::new(1_000_000).expect("a rate");
-    let rule = Rule::new(Action::Drop).destination_ports(53..=53).protocol(6);
+    let rule = FilterRule::new(Action::Drop).destination_ports(53..=53).protocol(6);
     vec![
         Box::new(Filter::with_default(Action::Accept).rule(rule)),
         Box::new(nat),

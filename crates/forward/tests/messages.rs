@@ -1,11 +1,13 @@
 //! Messages through a forwarder over real providers: threads and processes of this machine.
 
-use std::env;
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -22,6 +24,11 @@ use vigie_via::shm::Shm;
 use vigie_via::software_nic::{Secret, SoftwareNic, SoftwareNicConfig, Wire};
 use vigie_via::udp::{Udp, UdpWire};
 use vigie_via::vi::{Address, Provider};
+
+use crate::kit::{
+    child::{command_in, role},
+    speaker::Speaker,
+};
 
 const PATHS: [Path; 3] = [Path::HOST, Path::NIC, Path::NIC_CUT_THROUGH];
 
@@ -218,8 +225,8 @@ fn busy_time_is_spent_where_it_is_said() {
     }
 }
 
-/// The variable that makes a process of this test the forwarder: it holds the sink's address.
-const NEXT: &str = "VIGIE_FORWARD_TEST_NEXT";
+/// The test that is the forwarder in a child; its role is the sink's address.
+const FORWARDER: &str = "the_forwarders_process";
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
@@ -237,7 +244,7 @@ fn unhex(text: &str) -> Vec<u8> {
 /// The forwarder's process, if started by the test below; otherwise does nothing.
 #[test]
 fn the_forwarders_process() {
-    let Ok(next) = env::var(NEXT) else { return };
+    let Some(next) = role(FORWARDER) else { return };
     let routes = [(1, Address(unhex(&next)))];
     let config = config().ends_with_sources(true);
     let forwarder =
@@ -247,29 +254,10 @@ fn the_forwarders_process() {
     forwarder.join().expect("no error");
 }
 
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn forwarder_process(sink: &Address) -> (Killed, Address) {
-    let mut child = Command::new(env::current_exe().expect("this program"))
-        .args(["--exact", "the_forwarders_process", "--nocapture"])
-        .env(NEXT, hex(&sink.0))
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a process");
-    let output = child.stdout.take().expect("a pipe");
-    let child = Killed(child);
-    let mut lines = BufReader::new(output).lines().map_while(Result::ok);
-    let address = lines.find_map(|line| line.strip_prefix("forwards at ").map(unhex));
-    // The rest of its output needs a reader.
-    thread::spawn(move || lines.count());
-    (child, Address(address.expect("an address")))
+fn forwarder_process(sink: &Address) -> (Speaker, Address) {
+    let child = Speaker::start(command_in(&hex(&sink.0), &[], FORWARDER));
+    let address = Address(unhex(&child.line("forwards at ")));
+    (child, address)
 }
 
 /// Goal: both sides notice with a typed error that a forwarder was killed, within the provider's time, and what the
@@ -287,14 +275,14 @@ fn a_killed_forwarder_is_noticed() {
         }
         assert_eq!(source.finish(1).expect("acknowledged").delivered, 100);
         if is_killed {
-            process.0.kill().expect("killed");
+            process.kill();
             let error = (0..100_000)
                 .find_map(|tag| source.send_forward(1, tag, &bytes).err())
                 .expect("an error");
             assert!(matches!(error, MessagesError::Lost { .. }), "{error}");
         } else {
             drop(source);
-            assert!(process.0.wait().expect("an end").success());
+            assert!(process.finish().success());
         }
         let received = sink.join().expect("a sink");
         assert!(received.len() >= 100 && received.iter().all(|found| *found == bytes));

@@ -20,7 +20,9 @@ use vigie_forward::{
         Assembler, AttachMode, Attachment, BpfMap, Condition, Generator, Helper, LoadedProgram,
         MapSpec, Program, ProgramKind, Register::*, Size, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
-    nic::{FollowError, Nic, NicBuilder, NicConfig, NicCounters, NicError, PassAll},
+    nic::{
+        FollowError, NicConfig, NicCounters, NicError, NicPipeline, NicPipelineBuilder, PassAll,
+    },
     packet::{Packet, Port},
     pipeline::{Offload, Reason, Stage, StockStage},
     stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
@@ -29,6 +31,7 @@ use vigie_forward::{
 use vigie_via::link::{Capability, EtherType, Link, MacAddress};
 
 use crate::{
+    kit::child::{command_in, role, run as run_child},
     namespace::{Namespace, index, inside, run},
     traffic::{PORTS, borrowed, change_fib, frame, may_go_up, on_host, stages},
 };
@@ -74,7 +77,7 @@ fn compare_in_kernel(seed: u64, interfaces: [u32; 3], seen: &mut Seen) {
     if has(&host, |stock| matches!(stock, StockStage::Meter(_))) {
         return;
     }
-    let mut builder = Nic::builder().config(small()).attach_modes(&[AttachMode::Generic]);
+    let mut builder = NicPipeline::builder().config(small()).attach_modes(&[AttachMode::Generic]);
     for (port, interface) in PORTS.into_iter().zip(interfaces) {
         builder = builder.port(port, interface);
     }
@@ -151,11 +154,11 @@ fn the_kernel_does_what_stages_do() {
 /// others; then without the third.
 #[test]
 fn three_rights_suffice() {
-    const CHILD: &str = "VIGIE_FORWARD_RIGHTS";
-    inside("three_rights_suffice", || {
+    const TEST: &str = "three_rights_suffice";
+    inside(TEST, || {
         let interfaces_of_child = || ["p0", "p1", "p2"].map(index);
-        match env::var(CHILD).as_deref() {
-            Ok("three") => {
+        match role(TEST).as_deref() {
+            Some("three") => {
                 let mut seen = Seen::default();
                 for seed in (2 << 32)..(2 << 32) + 40 {
                     compare_in_kernel(seed, interfaces_of_child(), &mut seen);
@@ -163,17 +166,22 @@ fn three_rights_suffice() {
                 assert!(seen.pipelines > 10, "{seen:?}");
                 return;
             }
-            Ok(_) => {
+            Some(_) => {
                 let [p0, ..] = interfaces_of_child();
                 let ttl = Ttl::new();
-                let error = Nic::builder().port(Port(0), p0).start(&[&ttl]).expect_err("no right");
+                let error =
+                    NicPipeline::builder().port(Port(0), p0).start(&[&ttl]).expect_err("no right");
                 assert_eq!(error.missing_capability(), Some(Capability::PerfMon), "{error}");
                 // Programs that read no headers need only two.
                 let rewrite = Rewrite::new().source_mac(MACS[0]).send(Port(0));
-                Nic::builder().port(Port(0), p0).start(&[&rewrite]).map(drop).expect("started");
+                NicPipeline::builder()
+                    .port(Port(0), p0)
+                    .start(&[&rewrite])
+                    .map(drop)
+                    .expect("started");
                 return;
             }
-            Err(_) => {}
+            None => {}
         }
         if run("setpriv --bounding-set -all true && echo yes || echo no") != "yes\n" {
             eprintln!("SKIPPED: three_rights_suffice needs `setpriv`");
@@ -183,15 +191,8 @@ fn three_rights_suffice() {
         for (name, set) in
             [("three", "-all,+bpf,+net_admin,+perfmon"), ("two", "-all,+bpf,+net_admin")]
         {
-            let output = std::process::Command::new("setpriv")
-                .args(["--bounding-set", set, "--inh-caps", "-all"])
-                .arg(env::current_exe().expect("this program"))
-                .args(["--exact", "three_rights_suffice", "--nocapture"])
-                .env(CHILD, name)
-                .output()
-                .expect("a child");
-            let said = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && said.contains("1 passed"), "{name}: {output:?}");
+            let program = ["setpriv", "--bounding-set", set, "--inh-caps", "-all"];
+            run_child(command_in(name, &program, TEST), TEST);
         }
     });
 }
@@ -251,8 +252,8 @@ impl Line {
         found.split(':').next().expect("an index").parse().expect("a number")
     }
 
-    fn nic(config: NicConfig) -> NicBuilder {
-        let builder = Nic::builder().config(config);
+    fn nic(config: NicConfig) -> NicPipelineBuilder {
+        let builder = NicPipeline::builder().config(config);
         builder.port(Port(0), index("f0")).port(Port(1), index("f1"))
     }
 
@@ -417,7 +418,8 @@ fn interfaces_go_and_maps_fill() {
         let mut nic = Line::nic(NicConfig::new().routes(3)).start(&stages).expect("started");
         let send = || line.send(("10.2.0.2", 4000), ("10.1.0.2", 5000), b"hello");
         assert!(line.received("10.2.0.2:4000", send).is_some());
-        let dropped = |nic: &Nic, reason| nic.counters().expect("counters").traffic.of(reason);
+        let dropped =
+            |nic: &NicPipeline, reason| nic.counters().expect("counters").traffic.of(reason);
         // Closed by the code that watches it, and opened again.
         nic.close(Port(1)).expect("closed");
         send();

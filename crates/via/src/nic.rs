@@ -150,7 +150,7 @@ impl<P: Provider> Engine for NicEngine<P> {
     }
 
     fn attach(&mut self, bell: Notifier) -> io::Result<()> {
-        self.provider.attach(bell);
+        self.provider.attach_notifier(bell);
         Ok(())
     }
 }

@@ -3,24 +3,24 @@
 
 #[path = "crash/killer.rs"]
 mod killer;
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 #[path = "crash/rank.rs"]
 mod rank;
 
-use std::{
-    env, fs,
-    io::{BufRead, BufReader, Write},
-    os::unix::process::ExitStatusExt,
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc,
-    thread,
-};
+use std::{fs, os::unix::process::ExitStatusExt, process::ExitStatus};
 
 use killer::Death;
-use rank::{PATIENCE, Rank, VICTIM};
+use kit::{
+    child::{command_in, role},
+    speaker::Speaker,
+};
+use rank::{Rank, VICTIM};
 use vigie_via::vi::Address;
 
-const ROLE: &str = "VIGIE_CRASH_RANK";
-const DEATH: &str = "VIGIE_CRASH_DEATH";
+/// The test that is a rank in a child; its role is the rank's number, and when the victim dies.
+const RANK: &str = "in_a_role";
 const SIZE: u32 = 3;
 /// More transmissions than a rank makes.
 const DEATHS_MAX: u64 = 2000;
@@ -43,9 +43,10 @@ fn descriptor_count() -> usize {
 /// A rank. Does nothing when run as a test.
 #[test]
 fn in_a_role() {
-    let Ok(role) = env::var(ROLE) else { return };
-    let number: u32 = role.parse().expect("a rank");
-    let death = env::var(DEATH).ok().filter(|_| number == VICTIM).map(|text| {
+    let Some(role) = role(RANK) else { return };
+    let (number, death) = role.split_once(',').expect("a number and a death");
+    let number: u32 = number.parse().expect("a rank");
+    let death = Some(death).filter(|_| number == VICTIM).map(|text| {
         let (when, at) = text.split_once(' ').expect("when and at what");
         let at = at.parse().expect("a number");
         if when == "before" { Death::Before(at) } else { Death::After(at) }
@@ -64,78 +65,15 @@ fn in_a_role() {
     assert!(!maps.contains("vigie-shm"), "mappings are left: {maps}");
 }
 
-struct Ranks(Vec<Child>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+/// Lets the ranks run to their ends. Returns their addresses and how they ended.
+fn run(death: &str) -> (Vec<String>, Vec<ExitStatus>) {
+    let start = |rank| Speaker::start(command_in(&format!("{rank},{death}"), &[], RANK));
+    let mut ranks: Vec<_> = (0..SIZE).map(start).collect();
+    let addresses: Vec<_> = ranks.iter().map(|rank| rank.line("address ")).collect();
+    for rank in &mut ranks {
+        rank.tell(&addresses.join(" "));
     }
-}
-
-enum Said {
-    Line(u32, String),
-    End,
-}
-
-impl Ranks {
-    fn start(death: Option<&str>, heard: &mpsc::Sender<Said>) -> Self {
-        let mut ranks = Self(Vec::new());
-        for rank in 0..SIZE {
-            let mut command = Command::new(env::current_exe().expect("this test"));
-            command
-                .args(["--exact", "in_a_role", "--nocapture"])
-                .env(ROLE, rank.to_string())
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped());
-            if let Some(death) = death {
-                command.env(DEATH, death);
-            }
-            let mut child = command.spawn().expect("this test, once more");
-            let output = BufReader::new(child.stdout.take().expect("piped"));
-            let heard = heard.clone();
-            thread::spawn(move || {
-                for line in output.lines().map_while(Result::ok) {
-                    let _ = heard.send(Said::Line(rank, line));
-                }
-                let _ = heard.send(Said::End);
-            });
-            ranks.0.push(child);
-        }
-        ranks
-    }
-
-    /// Lets the ranks run to their ends. Returns their addresses and how they ended.
-    fn run(death: Option<&str>) -> (Vec<String>, Vec<ExitStatus>) {
-        let (heard, said) = mpsc::channel();
-        let mut ranks = Self::start(death, &heard);
-        let mut addresses = vec![String::new(); ranks.0.len()];
-        let (mut missing, mut running, mut output) = (SIZE, SIZE, String::new());
-        while running > 0 {
-            let next = said.recv_timeout(PATIENCE);
-            match next.unwrap_or_else(|_| panic!("{death:?}: a rank hangs: {output}")) {
-                Said::Line(rank, line) => {
-                    if let Some(address) = line.strip_prefix("address ") {
-                        addresses[usize::try_from(rank).expect("small")] = address.to_owned();
-                        missing -= 1;
-                    }
-                    output += &format!("{rank}: {line}\n");
-                }
-                Said::End => running -= 1,
-            }
-            if missing == 0 {
-                missing = SIZE;
-                for child in &mut ranks.0 {
-                    let mut input = child.stdin.take().expect("piped");
-                    writeln!(input, "{}", addresses.join(" ")).expect("a rank that listens");
-                }
-            }
-        }
-        let ends = ranks.0.iter_mut().map(|child| child.wait().expect("a child")).collect();
-        (addresses, ends)
-    }
+    (addresses, ranks.into_iter().map(Speaker::finish).collect())
 }
 
 /// Names of leftovers in shared places.
@@ -160,7 +98,7 @@ fn a_rank_may_die_at_any_transmission() {
         let mut death_count = 0;
         for k in 1..=DEATHS_MAX {
             let death = format!("{when} {k}");
-            let (addresses, ends) = Ranks::run(Some(&death));
+            let (addresses, ends) = run(&death);
             let sockets = fs::read_to_string("/proc/net/unix").expect("proc");
             for address in addresses {
                 // The name of the socket is in the address, behind five bytes.

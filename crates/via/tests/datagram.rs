@@ -8,9 +8,7 @@ mod kit;
 mod namespace;
 
 use std::{
-    env,
     net::{Ipv4Addr, Ipv6Addr, UdpSocket},
-    process::Command,
     sync::atomic::{AtomicU8, Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
@@ -23,7 +21,13 @@ use vigie_via::{
     link::{BackEnd, EtherType, Link, MacAddress},
 };
 
-use crate::namespace::{ip, with_veth};
+use crate::{
+    kit::{
+        child::{command_in, role},
+        speaker::Speaker,
+    },
+    namespace::{ip, with_veth},
+};
 
 const BASE: u16 = 22_016;
 /// A bound for each test, much longer than it takes.
@@ -235,7 +239,7 @@ fn groups_are_reached() {
         post(&port, 5, 100);
         let ports = members.map(|member| {
             let early = member.acquire_port(11).expect("free");
-            member.join(group).expect("joined");
+            member.join_group(group).expect("joined");
             let late = member.acquire_port(10).expect("free");
             post(&early, 5, 100);
             post(&late, 5, 100);
@@ -261,7 +265,8 @@ fn groups_are_reached() {
         for back_end in [BackEnd::PacketRings, BackEnd::PacketCalls] {
             let (left, right) = (over(server, "v0", back_end), over(server, "v1", back_end));
             in_tokio(reach(&left, [&right], MacAddress::group(3).into()));
-            let error = right.join(NodeAddress::Mac(MacAddress([2; 6]))).expect_err("no group");
+            let error =
+                right.join_group(NodeAddress::Mac(MacAddress([2; 6]))).expect_err("no group");
             assert!(matches!(error, DatagramError::WrongNode { .. }), "{error}");
         }
         ip("addr add 10.7.0.1/24 dev v0");
@@ -273,7 +278,7 @@ fn groups_are_reached() {
         let (left, right) = (udp([10, 7, 0, 1]), udp([10, 7, 0, 2]));
         let group = NodeAddress::Ip(Ipv4Addr::new(239, 1, 2, 3).into());
         in_tokio(reach(&left, [&right], group));
-        let error = left.join(left.node()).expect_err("no group");
+        let error = left.join_group(left.node()).expect_err("no group");
         assert!(matches!(error, DatagramError::WrongNode { .. }), "{error}");
     });
 }
@@ -343,35 +348,26 @@ fn malformed_datagrams_are_counted_over_links() {
 /// another process, killed while it holds ports.
 #[test]
 fn a_port_has_one_owner() {
-    const HOLD: &str = "VIGIE_HOLD_PORTS";
+    const TEST: &str = "a_port_has_one_owner";
     let devices = |host: &HostThread| {
         let config = UdpConfig::new(Ipv4Addr::LOCALHOST.into());
         let udp = Device::over_udp(host.server(), config).expect("a device");
         (over(host.server(), "v1", BackEnd::Automatic), udp)
     };
-    if env::var_os(HOLD).is_some() {
+    if role(TEST).is_some() {
         let host = Server::spawn_thread().expect("a host");
         let (link, udp) = devices(&host);
         let _held = (link.acquire_port(8).expect("free"), udp.acquire_port(8).expect("free"));
-        println!("held");
+        println!("\nheld");
         // Until it is killed, or its parent ends.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         return;
     }
-    with_veth("a_port_has_one_owner", || {
+    with_veth(TEST, || {
         let host = Server::spawn_thread().expect("a host");
         let (link, udp) = devices(&host);
-        let mut other = Command::new(env::current_exe().expect("this program"))
-            .args(["--exact", "a_port_has_one_owner", "--nocapture", "--test-threads=1"])
-            .env(HOLD, "1")
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("another process");
-        let said = std::io::BufReader::new(other.stdout.take().expect("piped"));
-        let is_held =
-            std::io::BufRead::lines(said).any(|line| line.is_ok_and(|line| line.contains("held")));
-        assert!(is_held, "the other process did not get its ports");
+        let mut other = Speaker::start(command_in("holds", &[], TEST));
+        other.line("held");
         let pid = i32::try_from(other.id()).expect("a process");
         let error = link.acquire_port(8).expect_err("taken");
         assert!(
@@ -381,8 +377,7 @@ fn a_port_has_one_owner() {
         let error = udp.acquire_port(8).expect_err("taken");
         assert!(matches!(error, DatagramError::PortTaken { number: 8, .. }), "{error}");
         let _others = (link.acquire_port(9).expect("free"), udp.acquire_port(9).expect("free"));
-        other.kill().expect("killed");
-        other.wait().expect("it has ended");
+        other.kill();
         let again =
             (link.acquire_port(8).expect("free again"), udp.acquire_port(8).expect("free again"));
         assert!(link.acquire_port(8).is_err() && udp.acquire_port(8).is_err());

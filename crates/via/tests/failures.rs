@@ -5,8 +5,8 @@ use std::{io::IoSlice, task::Poll};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, SendError,
-        SendState,
+        EngineConfig, EngineEvent, MessageEngine, Pattern, Payload, RequestError, SendError,
+        SendMode, SendState,
     },
     shm::Shm,
     vi::{Connect, NicEvent, Provider, Reason, Reliability, ViAttributes},
@@ -58,7 +58,7 @@ fn last_words_are_heard() {
     let words: [&[u8]; 3] = [b"first", &long, b"last"];
     for word in words {
         let slices = [IoSlice::new(word)];
-        let sent = one.send(1, 0, 0, Mode::Standard, Payload::Borrowed(&slices));
+        let sent = one.send(1, 0, 0, SendMode::Standard, Payload::Borrowed(&slices));
         assert_eq!(sent, Ok(SendState::Done));
     }
     drop(one);
@@ -87,7 +87,7 @@ fn last_words_are_heard() {
     let reason = Reason::Disconnected;
     assert_eq!(failed, Some(Err(RequestError::PeerFailed { rank: 0, reason })));
     let slices = [IoSlice::new(b"hello")];
-    let sent = other.send(0, 0, 0, Mode::Standard, Payload::Borrowed(&slices));
+    let sent = other.send(0, 0, 0, SendMode::Standard, Payload::Borrowed(&slices));
     assert_eq!(sent, Err(SendError::PeerFailed { rank: 0, reason }));
 }
 

@@ -14,7 +14,7 @@ use std::{
 use vigie_detect::{Flavor, Server, WaitError};
 use vigie_via::{
     message::{Endpoint, MessageErrorKind},
-    protocol::{EngineConfig, MessageEngine, Mode},
+    protocol::{EngineConfig, MessageEngine, SendMode},
     shm::Shm,
 };
 
@@ -35,7 +35,7 @@ fn a_child_leaves_the_engine_alone() {
     let all = endpoint.communicator();
     let mut receive = all.start_recv(0, 1);
     assert!(poll(receive.wait()).is_pending());
-    let send = all.start_send(0, 2, Mode::Synchronous, vec![1]).expect("begun");
+    let send = all.start_send(0, 2, SendMode::Synchronous, vec![1]).expect("begun");
     let loan = all.loan(0, 8).expect("there is room");
     let mut held = Some((receive, send, loan));
     let ended = endpoint.with(|_| {

@@ -7,8 +7,8 @@ use fastrand::Rng;
 use vigie_detect::Instant;
 use vigie_via::{
     protocol::{
-        Control, EngineConfig, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening,
-        Pattern, Payload, RequestId, SendState,
+        Control, EngineConfig, EngineEvent, Envelope, FrameKind, MessageEngine, Opening, Pattern,
+        Payload, RequestId, SendMode, SendState,
     },
     shm::Shm,
     vi::{
@@ -296,7 +296,7 @@ fn work(
             receives.push(victim.post_receive(Pattern { context: 0, source, tag }));
         }
         3..=6 => {
-            let mode = if rng.bool() { Mode::Synchronous } else { Mode::Standard };
+            let mode = if rng.bool() { SendMode::Synchronous } else { SendMode::Standard };
             let body = vec![1; *rng.choice(&[8, 1000, 50_000]).expect("some")];
             let slices = [IoSlice::new(&body)];
             let payload =
@@ -392,7 +392,7 @@ fn a_hostile_rank_hurts_itself_alone() {
             let (one, other) =
                 if to == 2 { (&mut victim, &mut friend) } else { (&mut friend, &mut victim) };
             let payload = Payload::Owned(body.clone());
-            if let Ok(SendState::Pending(id)) = one.send(to, 5, 5, Mode::Standard, payload) {
+            if let Ok(SendState::Pending(id)) = one.send(to, 5, 5, SendMode::Standard, payload) {
                 one.drop_send(id);
             }
             assert!(receive(other, one, 2 - to) == body, "seed {seed}");
@@ -454,7 +454,8 @@ fn a_third_rank_scribbles_in_vain() {
             let body: Vec<u8> = (0..rng.usize(0..60_000)).map(|_| rng.u8(..)).collect();
             for (from, to) in [(&mut one, 2), (&mut other, 0)] {
                 let payload = Payload::Owned(body.clone());
-                if let Ok(SendState::Pending(id)) = from.send(to, 5, 5, Mode::Standard, payload) {
+                if let Ok(SendState::Pending(id)) = from.send(to, 5, 5, SendMode::Standard, payload)
+                {
                     from.drop_send(id);
                 }
             }

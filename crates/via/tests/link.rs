@@ -7,10 +7,8 @@ mod kit;
 mod namespace;
 
 use std::{
-    env,
-    io::{BufRead, BufReader, Read},
+    io::Read,
     net::UdpSocket,
-    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -26,7 +24,11 @@ use vigie_via::link::{
 };
 
 use crate::{
-    kit::namespace::inside,
+    kit::{
+        child::{command_in, role},
+        namespace::inside,
+        speaker::Speaker,
+    },
     namespace::{ip, make_veth, with_veth},
 };
 
@@ -251,7 +253,7 @@ fn waits_are_served() {
         });
         let [left, right] = &links;
         let group = MacAddress::group(1);
-        right.with(|link| link.join(group)).expect("joined");
+        right.with(|link| link.join_group(group)).expect("joined");
         let address = left.with(|link| link.address());
         let ping = async {
             for number in 0..300_u32 {
@@ -485,33 +487,24 @@ fn xdp_places_go_back() {
 #[test]
 #[ignore = "needs privilege: CAP_BPF in the first user namespace"]
 fn xdp_programs_go_with_their_process() {
-    const OWNER: &str = "VIGIE_LINK_OWNER";
     let name = "xdp_programs_go_with_their_process";
     inside(name, &[&["-n"]], || {
         let builder = Link::builder("v1").back_end(BackEnd::Xdp);
-        if env::var_os(OWNER).is_some() {
+        if role(name).is_some() {
             let _link = builder.open().expect("a link");
-            println!("it is mine");
+            println!("\nit is mine");
             // Until it is killed, at the latest with its parent's standard input.
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
             return;
         }
         make_veth();
-        let mut owner = Command::new(env::current_exe().expect("this test's program"))
-            .args(["--exact", name, "--nocapture", "--include-ignored", "--test-threads=1"])
-            .env(OWNER, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("another process");
-        let said = BufReader::new(owner.stdout.take().expect("its output"));
-        assert!(said.lines().any(|line| line.expect("a line").contains("it is mine")));
+        let mut owner = Speaker::start(command_in("owner", &[], name));
+        owner.line("it is mine");
         let error = builder.clone().open().expect_err("taken");
         assert!(matches!(error, OpenError::QueueTaken { .. }), "{error}");
         let shown = ip("link show v1");
         assert!(shown.contains("xdp"), "no program is attached: {shown}");
-        owner.kill().expect("killed");
-        owner.wait().expect("it ended");
+        owner.kill();
         let mut link = open_when_free(builder);
         let mut sender = open("v0", BackEnd::PacketRings);
         sender.send(link.address(), &[b"to the next one"]).expect("room");

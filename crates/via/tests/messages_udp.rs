@@ -10,7 +10,7 @@ mod ranks;
 
 use vigie_detect::Instant;
 use vigie_via::{
-    protocol::{EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, SendState},
+    protocol::{EngineConfig, EngineEvent, MessageEngine, Pattern, SendMode, SendState},
     software_nic::{Secret, SoftwareNicConfig},
     udp::Udp,
     vi::Provider,
@@ -63,7 +63,7 @@ fn a_message_comes_with_its_connection() {
                 Some(event) => panic!("{event:?}"),
             }
         }
-        let sent = one.send_bytes(1, 0, 1, Mode::Standard, &whole);
+        let sent = one.send_bytes(1, 0, 1, SendMode::Standard, &whole);
         assert_eq!(sent.expect("connected"), SendState::Done);
         one.progress(Instant::now());
         let mut found = vec![0; whole.len()];

@@ -27,7 +27,7 @@ use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime, yield_now};
 use vigie_via::{
     message::{Communicator, Endpoint, Message, SourceFilter},
-    protocol::{EngineConfig, Mode},
+    protocol::{EngineConfig, SendMode},
     shm::Shm,
     software_nic::{Secret, SoftwareNicConfig},
     udp::Udp,
@@ -109,7 +109,7 @@ impl Program {
             let Transfer { to, context, ref body, mode, .. } = self.transfers[number];
             let (way, tag) = (&all[usize::from(context)], Self::tag(number));
             match step {
-                Step::Send(_) if mode == Mode::Synchronous => {
+                Step::Send(_) if mode == SendMode::Synchronous => {
                     way.send_sync(to, tag, body).await.expect("sent");
                 }
                 Step::Send(_) => way.send(to, tag, body).await.expect("sent"),

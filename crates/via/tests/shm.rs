@@ -1,13 +1,11 @@
 //! The shared-memory provider between real processes: this test binary runs itself again as the peer, in
 //! a role that an environment variable names.
 
-use std::{
-    collections::BTreeSet,
-    env, fs,
-    io::{IoSlice, Read},
-    process::{Child, ChildStdout, Command, Stdio},
-    time::Duration,
-};
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
+use std::{collections::BTreeSet, fs, io::IoSlice, time::Duration};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vigie_detect::{Armed, Instant};
@@ -20,8 +18,13 @@ use vigie_via::{
     },
 };
 
-const ROLE: &str = "VIGIE_SHM_ROLE";
-const ADDRESS: &str = "VIGIE_SHM_ADDRESS";
+use crate::kit::{
+    child::{command_in, in_child, role},
+    speaker::Speaker,
+};
+
+/// The test that is the peer in a child.
+const PEER: &str = "in_a_role";
 /// Several times what one call of a NIC copies.
 const AREA_BYTES: usize = 12 << 20;
 /// A bound for each wait, longer than it takes on a busy machine.
@@ -159,21 +162,14 @@ struct Piece {
 }
 
 /// The peer's process. It is killed when the test ends, in any way.
-struct Peer(Child);
+struct Peer(Speaker);
 
 impl Peer {
     fn start(role: &str, end: &mut End) -> Self {
         end.nic.listen(b"test").expect("no other listener");
         let address: String =
             end.nic.address().0.iter().map(|byte| format!("{byte:02x}")).collect();
-        let child = Command::new(env::current_exe().expect("this test"))
-            .args(["--exact", "in_a_role", "--nocapture"])
-            .env(ROLE, role)
-            .env(ADDRESS, address)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this test, once more");
-        Self(child)
+        Self(Speaker::start(command_in(&format!("{role} {address}"), &[], PEER)))
     }
 
     /// Starts the peer and connects with it.
@@ -190,32 +186,17 @@ impl Peer {
         peer
     }
 
-    fn kill(&mut self) {
-        self.0.kill().expect("a child");
-        self.0.wait().expect("a child");
-    }
-
     /// Waits until the peer has ended well.
-    fn finish(mut self) {
-        // The child's output ends when the child does.
-        let mut rest = String::new();
-        let mut output: ChildStdout = self.0.stdout.take().expect("piped");
-        output.read_to_string(&mut rest).expect("text");
-        assert!(self.0.wait().expect("a child").success(), "the peer failed: {rest}");
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+    fn finish(self) {
+        assert!(self.0.finish().success(), "the peer failed");
     }
 }
 
 /// The peer's side of each test. Does nothing when run as a test.
 #[test]
 fn in_a_role() {
-    let (Ok(role), Ok(address)) = (env::var(ROLE), env::var(ADDRESS)) else { return };
+    let Some(role) = role(PEER) else { return };
+    let (role, address) = role.split_once(' ').expect("two words");
     let bytes: Vec<u8> = (0..address.len())
         .step_by(2)
         .map(|at| u8::from_str_radix(&address[at..at + 2], 16).expect("hexadecimal"))
@@ -359,7 +340,7 @@ fn a_killed_peer_is_noticed() {
                 assert_eq!(end.completion(Queue::Receive).status, Status::Done);
             }
         }
-        peer.kill();
+        peer.0.kill();
         let event = end.next_event();
         let expected = NicEvent::Broken { vi: end.vi, reason: Reason::PeerDied };
         assert_eq!(event, expected);
@@ -392,40 +373,35 @@ fn mappings() -> usize {
 /// process, inspect `/proc` before and after.
 #[test]
 fn nothing_is_left_behind() {
-    const ALONE: &str = "VIGIE_SHM_ALONE";
-    if env::var(ALONE).is_err() {
-        let status = Command::new(env::current_exe().expect("this test"))
-            .args(["--exact", "nothing_is_left_behind", "--nocapture"])
-            .env(ALONE, "1")
-            .status()
-            .expect("this test, once more");
-        assert!(status.success());
-        return;
-    }
-    let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
-    let before = count();
-    let mut names = Vec::new();
-    for is_killed in [false, true] {
-        let mut end = End::new(Reliability::ReliableDelivery);
-        let mut peer = Peer::connected("mirror-delivery", &mut end);
-        names.push(format!("{:?}", end.nic));
-        assert!(!descriptors().is_empty() && mappings() > 0, "the test looks at the right place");
-        if is_killed {
-            peer.kill();
-            assert!(matches!(end.next_event(), NicEvent::Broken { .. }));
-        } else {
-            end.nic.disconnect(end.vi).expect("a VI");
-            peer.finish();
+    in_child("nothing_is_left_behind", || {
+        let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
+        let before = count();
+        let mut names = Vec::new();
+        for is_killed in [false, true] {
+            let mut end = End::new(Reliability::ReliableDelivery);
+            let mut peer = Peer::connected("mirror-delivery", &mut end);
+            names.push(format!("{:?}", end.nic));
+            assert!(
+                !descriptors().is_empty() && mappings() > 0,
+                "the test looks at the right place"
+            );
+            if is_killed {
+                peer.0.kill();
+                assert!(matches!(end.next_event(), NicEvent::Broken { .. }));
+            } else {
+                end.nic.disconnect(end.vi).expect("a VI");
+                peer.finish();
+            }
         }
-    }
-    assert_eq!(descriptors(), BTreeSet::new());
-    assert_eq!(mappings(), 0);
-    assert_eq!(count(), before, "descriptors");
-    let sockets = fs::read_to_string("/proc/net/unix").expect("proc");
-    for name in names {
-        let name = name.split('"').nth(1).expect("the name of the socket");
-        assert!(name.starts_with("vigie-shm-") && !sockets.contains(name), "{name} is left");
-    }
+        assert_eq!(descriptors(), BTreeSet::new());
+        assert_eq!(mappings(), 0);
+        assert_eq!(count(), before, "descriptors");
+        let sockets = fs::read_to_string("/proc/net/unix").expect("proc");
+        for name in names {
+            let name = name.split('"').nth(1).expect("the name of the socket");
+            assert!(name.starts_with("vigie-shm-") && !sockets.contains(name), "{name} is left");
+        }
+    });
 }
 
 /// Goal: no wake-up is lost, whatever the order of publishing, sleeping and polling. Method: many rounds

@@ -1,6 +1,10 @@
 //! Callers that may not connect, and a process without descriptors: each in its own process, which this
 //! test binary starts by running itself again.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
     env, fs,
     fs::File,
@@ -26,6 +30,8 @@ use vigie_via::{
         ViAttributes, ViId,
     },
 };
+
+use crate::kit::child::in_child;
 
 const ROLE: &str = "VIGIE_STRANGER_ROLE";
 const ADDRESS: &str = "VIGIE_STRANGER_ADDRESS";
@@ -265,41 +271,38 @@ fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
 /// and a caller arrives while no file can be opened.
 #[test]
 fn without_descriptors_nothing_breaks() {
-    if env::var(ROLE).is_err() {
-        let status = again("without_descriptors_nothing_breaks", "alone").status();
-        assert!(status.expect("this test, once more").success());
-        return;
-    }
-    let (mut one, mut other) = (End::new(), End::new());
-    call(&mut one, &other);
-    accept(&mut one, &mut other);
-    // Memory granted to a peer that cannot map it.
-    let to = other.allocate();
-    let from = one.allocate();
-    let full = Full::new();
-    write(&mut one, &mut other, &from, &to, 1);
-    drop(full);
-    write(&mut one, &mut other, &from, &to, 2);
-    assert_eq!((one.nic.next_event(), other.nic.next_event()), (None, None), "nothing breaks");
-    other.nic.deregister(to.handle).expect("registered");
-    until(&mut one, &mut other, |one, _| (one.nic.arm().ok()? == Armed::Armed).then_some(()));
-    assert_eq!(one.nic.next_event(), None, "nor when it is taken back");
-    // A caller that cannot be accepted.
-    let mut late = End::new();
-    call(&mut late, &other);
-    let full = Full::new();
-    let mut quiet_count = 0;
-    until(&mut late, &mut other, |_, other| {
-        let is_armed = other.nic.arm().expect("can sleep") == Armed::Armed;
-        let is_quiet = is_armed && !is_readable(other.nic.descriptor().expect("a real NIC"));
-        quiet_count += u32::from(is_quiet && other.nic.next_deadline().is_some());
-        (quiet_count > 10).then_some(())
+    in_child("without_descriptors_nothing_breaks", || {
+        let (mut one, mut other) = (End::new(), End::new());
+        call(&mut one, &other);
+        accept(&mut one, &mut other);
+        // Memory granted to a peer that cannot map it.
+        let to = other.allocate();
+        let from = one.allocate();
+        let full = Full::new();
+        write(&mut one, &mut other, &from, &to, 1);
+        drop(full);
+        write(&mut one, &mut other, &from, &to, 2);
+        assert_eq!((one.nic.next_event(), other.nic.next_event()), (None, None), "nothing breaks");
+        other.nic.deregister(to.handle).expect("registered");
+        until(&mut one, &mut other, |one, _| (one.nic.arm().ok()? == Armed::Armed).then_some(()));
+        assert_eq!(one.nic.next_event(), None, "nor when it is taken back");
+        // A caller that cannot be accepted.
+        let mut late = End::new();
+        call(&mut late, &other);
+        let full = Full::new();
+        let mut quiet_count = 0;
+        until(&mut late, &mut other, |_, other| {
+            let is_armed = other.nic.arm().expect("can sleep") == Armed::Armed;
+            let is_quiet = is_armed && !is_readable(other.nic.descriptor().expect("a real NIC"));
+            quiet_count += u32::from(is_quiet && other.nic.next_deadline().is_some());
+            (quiet_count > 10).then_some(())
+        });
+        assert_eq!(other.nic.next_event(), None);
+        drop(full);
+        let vi = other.nic.create_vi(attributes(other.tag)).expect("a VI");
+        other.vi = vi;
+        accept(&mut late, &mut other);
     });
-    assert_eq!(other.nic.next_event(), None);
-    drop(full);
-    let vi = other.nic.create_vi(attributes(other.tag)).expect("a VI");
-    other.vi = vi;
-    accept(&mut late, &mut other);
 }
 
 /// Goal: callers that are not answered take only a bounded number of descriptors. Method: more callers
@@ -307,25 +310,22 @@ fn without_descriptors_nothing_breaks() {
 #[test]
 fn callers_that_nobody_answers_are_bounded() {
     const COUNT: usize = 300;
-    if env::var(ROLE).is_err() {
-        let status = again("callers_that_nobody_answers_are_bounded", "alone").status();
-        assert!(status.expect("this test, once more").success());
-        return;
-    }
-    let (mut caller, mut other) = (End::new(), End::new());
-    let before = fs::read_dir("/proc/self/fd").expect("proc").count();
-    let mut rejected = 0;
-    for _ in 0..COUNT {
-        caller.vi = caller.nic.create_vi(attributes(caller.tag)).expect("a VI");
-        call(&mut caller, &other);
-    }
-    until(&mut caller, &mut other, |caller, _| {
-        while let Some(event) = caller.nic.next_event() {
-            assert!(matches!(event, NicEvent::Refused { .. }), "{event:?}");
-            rejected += 1;
+    in_child("callers_that_nobody_answers_are_bounded", || {
+        let (mut caller, mut other) = (End::new(), End::new());
+        let before = fs::read_dir("/proc/self/fd").expect("proc").count();
+        let mut rejected = 0;
+        for _ in 0..COUNT {
+            caller.vi = caller.nic.create_vi(attributes(caller.tag)).expect("a VI");
+            call(&mut caller, &other);
         }
-        (rejected >= COUNT - 256).then_some(())
+        until(&mut caller, &mut other, |caller, _| {
+            while let Some(event) = caller.nic.next_event() {
+                assert!(matches!(event, NicEvent::Refused { .. }), "{event:?}");
+                rejected += 1;
+            }
+            (rejected >= COUNT - 256).then_some(())
+        });
+        let after = fs::read_dir("/proc/self/fd").expect("proc").count();
+        assert!(after - before <= 2 * 256 + 32, "{} descriptors", after - before);
     });
-    let after = fs::read_dir("/proc/self/fd").expect("proc").count();
-    assert!(after - before <= 2 * 256 + 32, "{} descriptors", after - before);
 }

@@ -18,7 +18,7 @@ use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     conformance::{Fixture, Profile, SetupError, check},
     message::{Communicator, Endpoint},
-    protocol::{EngineConfig, Mode},
+    protocol::{EngineConfig, SendMode},
     verbs::{OpenError, Verbs, VerbsConfig, VerbsSecret},
     vi::{
         Address, Connect, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, ProtectionTag,
@@ -192,7 +192,7 @@ async fn all_to_all(rank: Communicator<Verbs>) {
         let mut sends = Vec::new();
         for to in &others {
             let bytes = pattern(length, seed(own, *to, round).expect("small"));
-            sends.push(rank.start_send(*to, 5, Mode::Standard, bytes).expect("begun"));
+            sends.push(rank.start_send(*to, 5, SendMode::Standard, bytes).expect("begun"));
         }
         for from in &others {
             let message = rank.recv(*from, 5).await.expect("received");

@@ -6,7 +6,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, FlowConfig, FlowKind, L2, L3, Nat, Process, Relay, Time};
 
-/// Forwards streams, frames and packets: in a program on the network interface where possible, otherwise on the host.
+/// Forwards streams, frames and packets: by a program (eBPF) at the network interface where possible, otherwise in this
+/// process.
 #[derive(Debug, Parser)]
 #[command(name = "vigie-forward", version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -24,17 +25,18 @@ pub(crate) enum Command {
     L3(Single<L3>),
     /// Route packets, and hide private addresses behind a public one (IPv4).
     Nat(Single<Nat>),
-    /// Run all flows of a configuration file.
+    /// Run all flows (relays, and sets of interfaces) of a configuration file.
     Run(RunArgs),
-    /// Check a configuration file, and print what it would do.
+    /// Check a configuration file and print what its flows would do; start nothing.
     Check {
-        /// The file.
+        /// The configuration file (TOML).
         #[arg(value_name = "FILE")]
         config: PathBuf,
     },
-    /// Measure the cost of forwarding on this machine, and print where the model would place it.
+    /// Measure the costs of forwarding on this machine, and print where the model would place a flow (host or network
+    /// interface).
     Plan(PlanArgs),
-    /// Show what a running instance does.
+    /// Show the flows and counters of a running instance.
     Stats(StatsArgs),
     /// Move a flow of a running instance between host and network interface.
     Move(MoveArgs),
@@ -60,32 +62,32 @@ impl<T: Args> Single<T> {
 
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// The configuration file: docs/guide/forwarding.md lists its settings.
+    /// The configuration file (TOML); docs/guide/forwarding.md lists its settings.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: PathBuf,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct PlanArgs {
-    /// The interface whose speed limits the links; without one, or if it reports none, 10 Gb/s is assumed.
+    /// The interface whose speed limits the links. Default: 10 Gb/s, also for an interface that reports no speed.
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) interface: Option<String>,
 
-    /// The rate of the links in megabits per second, instead of an interface.
+    /// The rate of the links, in megabits per second: 1 to 4000000. Default: the speed of the interface.
     #[arg(long, value_name = "MBIT", conflicts_with = "interface",
           value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
     pub(crate) rate: Option<u32>,
 
-    /// A message size in bytes; may be repeated.
+    /// A message size in bytes, 14 to 16777216; may be repeated.
     #[arg(long, value_name = "BYTES", default_values_t = [64, 1500, 65536],
           value_parser = clap::value_parser!(u32).range(14..=16 << 20))]
     pub(crate) message: Vec<u32>,
 
-    /// The processing of packets.
+    /// What is done to each packet.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) work: PlannedWork,
 
-    /// Messages in the node at once.
+    /// Number of messages that may be in the forwarder at once: 1 to 65536.
     #[arg(long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) window: u32,
@@ -102,18 +104,18 @@ pub(crate) struct PlanArgs {
 /// The processing of packets, for the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum PlannedWork {
-    /// Nothing: l2.
+    /// Nothing, as the command `l2`.
     L2,
-    /// TTL and route: l3.
+    /// TTL and route, as the command `l3`.
     #[default]
     L3,
-    /// TTL, route and translation: nat.
+    /// TTL, route and address translation, as the command `nat`.
     Nat,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct StatsArgs {
-    /// The instance's socket. Default: the only one found.
+    /// The instance's socket. Default: the socket of the only running instance.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
@@ -121,25 +123,25 @@ pub(crate) struct StatsArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Repeat at this interval, until interrupted; shows rates.
+    /// Repeat at this interval (such as 1s), with rates, until interrupted. Default: one report.
     #[arg(long, value_name = "TIME")]
     pub(crate) every: Option<Time>,
 
-    /// Stop after this many reports.
+    /// Stop after this many reports. Default: no limit.
     #[arg(long, value_name = "COUNT", requires = "every")]
     pub(crate) count: Option<u64>,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct MoveArgs {
-    /// The flow's name.
+    /// The flow's name, as `stats` shows it.
     pub(crate) flow: String,
 
     /// Where it should run.
     #[arg(value_enum)]
     pub(crate) to: FlowSide,
 
-    /// The instance's socket. Default: the only one found.
+    /// The instance's socket. Default: the socket of the only running instance.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
@@ -163,20 +165,24 @@ impl FlowSide {
 }
 
 const AFTER_HELP: &str = "\
-Rights: relay needs none. Programs at interfaces need CAP_BPF and CAP_NET_ADMIN, packet sockets \
-CAP_NET_RAW. What is missing is named, with the path that is taken instead. After set-up all rights are given up but \
-those that attaching again takes when an interface returns (--drop-all-rights: those too).
+Rights: `relay` needs none, except to listen below port 1024. Programs at interfaces need CAP_BPF and \
+CAP_NET_ADMIN, packet sockets need CAP_NET_RAW. If a right is missing, the log names it and the path that is taken \
+instead. After set-up, the process gives up all rights except those that it needs to attach again when an interface \
+returns (with --drop-all-rights: these too).
 
-Signals: SIGTERM or SIGINT drains: no new connections, and those that there are have --drain to end; a second one \
-ends at once. SIGHUP reads the file of `run` again; flows that are the same in it go on. Nothing stays attached to an interface, however the process ends.
+Times have a unit: 250ms, 10s, 5m, 1h 30m.
+
+Signals: on SIGTERM or SIGINT, no new connections are accepted, and open ones may continue for --drain; a second \
+signal ends the process at once. On SIGHUP, `run` reads its file again; unchanged flows continue. Nothing stays \
+attached to an interface, however the process ends.
 
 Exit code:
-  0      asked to end, and all was drained
-  1      something failed: standard error says what
+  0      ended by a signal, after all connections had ended
+  1      a failure, described on standard error
   2      the command line or the configuration is wrong; nothing was started
-  3      a right is missing without which nothing can be forwarded
-  4      asked to end, and connections were cut at the deadline
-  128+N  a second signal, of number N";
+  3      a right is missing, and nothing can be forwarded without it
+  4      ended by a signal; connections were cut when --drain was over
+  128+N  ended at once by a second signal, of number N";
 
 #[cfg(test)]
 mod tests {

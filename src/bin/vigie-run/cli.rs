@@ -13,25 +13,25 @@ use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind, value_parser};
 /// The maximum number of ranks of one job.
 pub(crate) const RANKS_MAX: u32 = 1024;
 
-/// Starts the ranks of a program on this host, and ends them together; or starts only this host's ranks, which meet
-/// others over TCP.
+/// Starts N processes (ranks) of a program and ends them together: all of them on this host, or this host's share of
+/// ranks that meet over TCP.
 #[derive(Debug, Parser)]
 #[command(name = "vigie-run", version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
-    /// How many ranks to start: 1 to 1024.
+    /// Number of ranks of the job, on all hosts together: 1 to 1024.
     #[arg(short = 'n', long = "ranks", value_name = "N", allow_negative_numbers = true,
           value_parser = value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     pub(crate) ranks: u32,
 
-    /// If a rank fails, let the others continue, and tell them over the rendezvous.
+    /// When a rank fails, let the others continue and notify them. Default: end all ranks.
     #[arg(long)]
     pub(crate) keep_going: bool,
 
-    /// End the job after this time, with code 124.
+    /// End the job after this many seconds, with exit code 124; fractions are allowed. Default: no limit.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<Duration>,
 
-    /// How long ranks may take to end after SIGTERM before they are killed (SIGKILL).
+    /// Seconds between SIGTERM and SIGKILL when the launcher ends ranks; fractions are allowed.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     pub(crate) timeout_end: Duration,
 
@@ -39,24 +39,24 @@ pub(crate) struct Cli {
     #[arg(long, conflicts_with = "no_prefix")]
     tag_output: bool,
 
-    /// Let the ranks write directly to the launcher's own output, instead of passing it on line by line.
+    /// Let the ranks write directly to the launcher's standard output and error, without prefixes.
     #[arg(long)]
     pub(crate) no_prefix: bool,
 
-    /// Bind each rank to one processor (`core`), in turn over those that the launcher may use.
+    /// Processors on which each rank may run.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = BindTo::None)]
     pub(crate) bind_to: BindTo,
 
-    /// Set an environment variable for the ranks; may be repeated.
+    /// Set an environment variable for the ranks, beside those of the launcher; may be repeated.
     #[arg(long, value_name = "KEY=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
 
-    /// Serve a rendezvous over TCP at this address only, for ranks on other hosts; without a program do nothing else.
-    /// Port 0 is any free port; standard error shows which.
+    /// Serve the rendezvous, where ranks of all hosts meet, over TCP at this address. Without a program, start no
+    /// ranks here. Port 0 takes any free port, which is written to standard error.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address, help_heading = "Many hosts")]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// Meet at the rendezvous of another `vigie-run --listen`.
+    /// Let the ranks meet at the rendezvous of another `vigie-run --listen`.
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -66,21 +66,21 @@ pub(crate) struct Cli {
     )]
     pub(crate) meet: Option<SocketAddr>,
 
-    /// The ranks to start here: `4`, or `4-7`. Default: all.
+    /// The ranks to start on this host, counted from 0: `4`, or `4-7`. Default: all.
     #[arg(long, value_name = "RANKS", value_parser = ranks, help_heading = "Many hosts")]
     here: Option<(u32, u32)>,
 
-    /// The file with the secret shared by all participants: 32 hexadecimal digits. Default: as for ranks, from
-    /// VIGIE_SECRET or VIGIE_SECRET_FILE.
+    /// The file with the secret that all hosts share: 32 hexadecimal digits. Default: the environment variable
+    /// VIGIE_SECRET, or the file that VIGIE_SECRET_FILE names.
     #[arg(long, value_name = "PATH", help_heading = "Many hosts")]
     pub(crate) secret_file: Option<PathBuf>,
 
-    /// How long ranks may take to arrive at the rendezvous, from its start.
+    /// Seconds that ranks may take to arrive at the rendezvous, from its start.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60", requires = "listen",
           help_heading = "Many hosts")]
     pub(crate) arrival: Duration,
 
-    /// The program, searched in PATH if it has no slash, and its arguments.
+    /// The program (looked up in PATH if its name has no slash) and its arguments.
     #[arg(required_unless_present = "listen", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
@@ -139,44 +139,44 @@ impl Cli {
 /// The processors on which ranks may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BindTo {
-    /// On any that the launcher may use.
+    /// Any that the launcher may use.
     None,
-    /// On one processor each.
+    /// One processor for each rank, in turn over those that the launcher may use.
     Core,
 }
 
 const AFTER_HELP: &str = "\
 Environment of the ranks:
-  VIGIE_RANK, VIGIE_SIZE   for scripts
-  VIGIE_RENDEZVOUS         the number of the descriptor by which vigie's `World` joins, or
+  VIGIE_RANK, VIGIE_SIZE   the rank and the number of ranks, for scripts
+  VIGIE_RENDEZVOUS         where vigie's `World` joins: the number of an inherited descriptor, or
                            tcp://ADDRESS:PORT
   VIGIE_SECRET, VIGIE_SECRET_FILE
-                           the secret of a rendezvous over TCP, or the file in which it is
+                           the secret of a rendezvous over TCP, or the file that contains it
 
-Many hosts: `vigie-run -n 4 --listen 192.0.2.1:7000 --secret-file S --here 0-1 PROGRAM` on one, and
-`vigie-run -n 4 --meet 192.0.2.1:7000 --secret-file S --here 2-3 PROGRAM` on the other. Programs that
-something else starts meet there too, by the variables above. If ranks do not arrive within
---arrival, all others are told which; with --keep-going they go on without them. Ranks of other
-hosts go on when one is lost, and are told.
+Several hosts: run `vigie-run -n 4 --listen 192.0.2.1:7000 --secret-file S --here 0-1 PROGRAM` on one host, and \
+`vigie-run -n 4 --meet 192.0.2.1:7000 --secret-file S --here 2-3 PROGRAM` on the other. Ranks that another program \
+starts join in the same way if they have the variables above. If ranks do not arrive within --arrival, the others \
+are told which ones and end; with --keep-going they continue. When a rank is lost, the ranks of other hosts continue \
+and are notified.
 
-Input and output: rank 0 has the launcher's standard input, the others have none. Each line of
-output is passed on whole, after its rank; a last line without its end gets one; a line of more
-than 64 KiB is cut. With --no-prefix nothing is touched.
+Input and output: rank 0 reads the launcher's standard input, the other ranks have none. Each line of output is \
+passed on whole, with its rank in front; a last line without a line end gets one, and a line of more than 64 KiB is \
+cut. With --no-prefix, output is not changed.
 
-Ends: when a rank fails, the others get SIGTERM, and SIGKILL after --timeout-end; with --keep-going
-they go on. Each rank leads a process group of its own, which gets every signal and is killed when
-the rank has ended. Ranks do not outlive the launcher, even if that is killed.
+End of the job: when a rank fails, the others get SIGTERM, and SIGKILL after --timeout-end; with --keep-going they \
+continue. Each rank has a process group of its own, which gets every signal and is killed when the rank has ended. \
+Ranks do not outlive the launcher, even if the launcher is killed.
 
-Signals: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on to
-the ranks. A second SIGINT or SIGTERM kills them.
+Signals: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on to the ranks. A \
+second SIGINT or SIGTERM kills the ranks.
 
 Exit code:
   0           all ranks ended with 0
-  N           what the first rank that failed ended with; 128 + S if signal S killed it
+  1           output could not be written, or ranks at --listen were lost or never joined
+  2           the command line is wrong, or this host does not allow so large a job
   124         the job took longer than --timeout
-  126, 127    the program cannot be run; there is no such program
-  2           the command line is wrong, or the job is more than this host allows
-  1           output could not be written, or ranks at --listen were lost or never joined";
+  126, 127    the program cannot be run; the program does not exist
+  N           exit code of the first rank that failed; 128 + S if signal S ended it";
 
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {

@@ -77,7 +77,7 @@ type NodeIndex = usize;
 pub const LOOP_NS: u64 = 30_000;
 
 /// Barriers per run. *Deviation:* the listing of [eth-barrier, §4.3] has 25, its text 100.
-pub const BARRIERS: u32 = 100;
+pub const BARRIERS_DEFAULT: u32 = 100;
 
 /// The longest simulated time of a run: an hour.
 const LIMIT_NS: u64 = 3_600_000_000_000;
@@ -107,7 +107,7 @@ pub enum Arrival {
 
 /// A cluster to simulate: how nodes are connected, and what they run.
 ///
-/// By default it has the calibrated [`ClusterConfig`], and follows the paper's method ([`BARRIERS`], [`LOOP_NS`])
+/// By default it has the calibrated [`ClusterConfig`], and follows the paper's method ([`BARRIERS_DEFAULT`], [`LOOP_NS`])
 /// without loss, with seed 0.
 #[derive(Clone, Debug)]
 #[must_use = "a cluster does nothing until it runs"]
@@ -127,7 +127,7 @@ impl Cluster {
         Self {
             media: media.into_iter().collect(),
             config: ClusterConfig::CALIBRATED,
-            barriers: BARRIERS,
+            barriers: BARRIERS_DEFAULT,
             loop_ns: LOOP_NS,
             arrival: Arrival::Together,
             loss: 0.0,

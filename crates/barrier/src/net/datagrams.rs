@@ -207,7 +207,7 @@ impl DatagramTransport {
             let like = net.device.node();
             let group = wanted.filter(|group| is_like(*group, like));
             let group = group.map_or_else(|| group_of(id, like), Ok)?;
-            net.device.join(group)?;
+            net.device.join_group(group)?;
             net.group = Some(PeerAddress { node: group, port: net.port });
         }
         Ok(())

@@ -1,10 +1,7 @@
 //! `kill -9` of a member, on real processes: this test binary starts itself again as the members of a group.
 
 use std::{
-    env,
-    io::{BufRead, BufReader},
     net::{Ipv4Addr, SocketAddr, TcpListener},
-    process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
@@ -14,9 +11,16 @@ use vigie_barrier::{
     net::{MeasureError, NetBarrier},
 };
 
-use crate::stage::{Failed, Place, on_threads};
+use crate::{
+    kit::{
+        child::{command_in, role},
+        speaker::Speaker,
+    },
+    stage::{Failed, Place, on_threads},
+};
 
-const ROLE: &str = "VIGIE_NET_BARRIER_MEMBER";
+/// The test that is a member in the child.
+const MEMBER: &str = "crash::in_a_role";
 const SIZE: u32 = 4;
 /// Stands for an algorithm.
 const MEASURING: &str = "measuring";
@@ -62,25 +66,13 @@ async fn play(
 /// A member. Does nothing when it is run as a test.
 #[test]
 fn in_a_role() {
-    let Ok(role) = env::var(ROLE) else { return };
+    let Some(role) = role(MEMBER) else { return };
     let words: Vec<_> = role.split(',').collect();
     let [at, rank, place, algorithm] = words[..] else { panic!("{role}") };
     let (at, rank) = (at.parse().expect("an address"), rank.parse().expect("a rank"));
     let place = Place::of(place.parse().expect("a number"));
     let algorithm = (algorithm != MEASURING).then(|| algorithm.parse().expect("an algorithm"));
     on_threads(play(at, Rank(rank), place, algorithm)).expect("a member");
-}
-
-/// Members that are ended with this, however the test ends.
-struct Members(Vec<Child>);
-
-impl Drop for Members {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 /// Goal: a member that is killed at whatever step is named on every other one, and the rest goes on. Method: processes
@@ -108,41 +100,23 @@ fn kill_each(algorithms: &[&str], places: u32) {
             let at = listener.local_addr().expect("an address");
             drop(listener);
             let start = |rank: u32| {
-                Command::new(env::current_exe().expect("this program"))
-                    .args(["--exact", "crash::in_a_role", "--nocapture", "--test-threads=1"])
-                    .env(ROLE, format!("{at},{rank},{number},{algorithm}"))
-                    .stdout(Stdio::piped())
-                    .stderr(Stdio::null())
-                    .spawn()
-                    .expect("a member")
+                let role = format!("{at},{rank},{number},{algorithm}");
+                Speaker::start(command_in(&role, &[], MEMBER))
             };
-            let mut members = Members((0..SIZE).map(start).collect());
-            let mut outputs: Vec<_> = members
-                .0
-                .iter_mut()
-                .map(|child| BufReader::new(child.stdout.take().expect("piped")).lines())
-                .collect();
-            let mut next = |rank: u32| {
-                let lines = &mut outputs[usize::try_from(rank).expect("small")];
-                let is_said = |line: &String| {
-                    ["formed", "lost", "passed"].iter().any(|word| line.starts_with(word))
-                };
-                lines.by_ref().map_while(Result::ok).find(is_said)
-            };
-            for rank in 0..SIZE {
-                assert_eq!(next(rank).as_deref(), Some("formed"), "rank {rank}");
+            let mut members: Vec<_> = (0..SIZE).map(start).collect();
+            for member in &members {
+                member.line("formed");
             }
             // Any step will do: barriers follow on each other.
             let steps = if *algorithm == MEASURING { 40_000 } else { 2_000 };
             for _ in 0..random.u32(0..steps) {
                 thread::yield_now();
             }
-            members.0[usize::try_from(victim).expect("small")].kill().expect("killed");
-            for rank in (0..SIZE).filter(|rank| *rank != victim) {
-                let said = next(rank);
+            members[usize::try_from(victim).expect("small")].kill();
+            for (rank, member) in (0..SIZE).zip(&members).filter(|(rank, _)| *rank != victim) {
                 let context = format!("{algorithm}, {victim} killed, {rank} says");
-                assert_eq!(said, Some(format!("lost {victim}")), "{context}");
-                assert_eq!(next(rank).as_deref(), Some("passed among 3"), "{context}");
+                assert_eq!(member.line("lost"), victim.to_string(), "{context}");
+                assert_eq!(member.line("passed"), "among 3", "{context}");
             }
         }
     }

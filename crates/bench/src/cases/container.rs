@@ -31,16 +31,16 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("16s")), mut_arg("rounds", by_default("2")))]
 pub(crate) struct ContainerPlan {
-    /// Cores that the group may use.
+    /// Quota of the control group, in cores; a fraction is allowed.
     #[arg(long, default_value_t = 1.0)]
     quota: f64,
-    /// Compute tasks.
+    /// Number of tasks that compute.
     #[arg(long, default_value_t = 2)]
     compute: u32,
-    /// How often each compute task yields: a duration, or `never`.
+    /// Computation of each of these tasks between two yields: a time, or `never`.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     yield_every: YieldEvery,
-    /// Messages per system, at most.
+    /// Limit of messages for each system.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     #[command(flatten)]

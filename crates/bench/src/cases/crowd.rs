@@ -16,16 +16,16 @@ use crate::schedulers::System;
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("6s")), mut_arg("rounds", by_default("2")))]
 pub(crate) struct CrowdPlan {
-    /// Connections.
+    /// Number of connections.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
-    /// Time between two messages of one connection.
+    /// Time between two messages of a connection.
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_duration)]
     period: Duration,
-    /// Compute tasks.
+    /// Number of tasks that compute.
     #[arg(long, default_value_t = 2)]
     compute: u32,
-    /// How often each compute task yields: a duration, or `never`.
+    /// Computation of each of these tasks between two yields: a time, or `never`.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     yield_every: YieldEvery,
     #[command(flatten)]

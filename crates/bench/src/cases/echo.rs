@@ -21,7 +21,7 @@ pub(crate) struct EchoPlan {
     /// Pause between an echo and the next message. Default: none.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pause: Option<Duration>,
-    /// Messages per system, at most.
+    /// Limit of messages for each system.
     #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     #[command(flatten)]

@@ -40,14 +40,14 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("6s")), mut_arg("rounds", by_default("3")))]
 pub(crate) struct FairnessPlan {
-    /// Numbers of foreign processes, each of which computes on one thread.
+    /// Numbers of other processes, each of which computes on one thread; each number is a row.
     #[arg(long, value_delimiter = ',', value_name = "K,…", default_value = "1,3")]
     outside: Vec<u32>,
     // The fair share takes each of them for a thread.
-    /// Compute tasks of the server: as many as it has workers, or fewer.
+    /// Number of tasks that compute, at most --workers.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     compute: u32,
-    /// How often each compute task yields: a duration, or `never`.
+    /// Computation of each of these tasks between two yields: a time, or `never`.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     yield_every: YieldEvery,
     #[command(flatten)]

@@ -20,13 +20,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("24s")), mut_arg("rounds", by_default("2")))]
 pub(crate) struct PeriodicPlan {
-    /// How long the task sleeps.
+    /// Time for which the task sleeps.
     #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
     rest: Duration,
-    /// How long it computes.
+    /// Time for which it then computes.
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = parse_duration)]
     step: Duration,
-    /// Messages per system, at most.
+    /// Limit of messages for each system.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     #[command(flatten)]

@@ -31,13 +31,13 @@ const COUNT_EVERY: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("8s")), mut_arg("rounds", by_default("2")))]
 pub(crate) struct ServicePlan {
-    /// Clients whose requests compute.
+    /// Number of clients whose requests compute.
     #[arg(long, default_value_t = 8)]
     clients: u32,
-    /// How long such a request computes.
+    /// Computation of each of their requests.
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = parse_duration)]
     step: Duration,
-    /// Messages on old and messages on new connections, per system, at most.
+    /// Limit of messages on open connections, and of messages on new ones, for each system.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     #[command(flatten)]

@@ -16,16 +16,16 @@ use crate::report::Plan;
 
 #[derive(Debug, Args)]
 pub(super) struct Barrier {
-    /// Simulate the paper's cluster of 2000: nodes with their interrupts, a switch, a repeater hub. It uses no real
-    /// time, and gives the same results on every machine.
+    /// Simulate the paper's cluster of the year 2000 (eth-barrier in docs/papers.md), in virtual time: the results are the same
+    /// on every machine.
     #[arg(long)]
     simulate: bool,
-    /// Algorithms, such as shuffle-exchange, binary, ternary, concurrent, ternary-two-networks, dissemination-3, nomial-4,
-    /// optimal-34500-7360. Default: the paper's figures 5 to 10; over a network, concurrent, ternary, binary, dissemination
-    /// and central, and the planner's choice, which is always there.
+    /// Algorithms: shuffle-exchange, binary, ternary, concurrent, central, ternary-two-networks, dissemination-3, nomial-4,
+    /// optimal-34500-7360 and the like. Default with --simulate: those of the paper's figures 5 to 10; over a network:
+    /// concurrent, ternary, binary, dissemination, central. The planner's choice is always added.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", value_parser = algorithm)]
     algorithm: Vec<Algorithm>,
-    /// Numbers of members. Default: 2, 8 and 32, or 2 to 32 in simulation.
+    /// Numbers of members, 1 to 1024. Default: 2, 8 and 32; with --simulate 2 to 32.
     #[arg(
         long,
         value_delimiter = ',',
@@ -33,7 +33,7 @@ pub(super) struct Barrier {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MEMBERS_MAX))
     )]
     members: Vec<u32>,
-    /// One member is late in each barrier by this much.
+    /// Time by which one member enters each barrier later than the others. Default: 0.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     late: Option<Duration>,
     #[command(flatten)]

@@ -12,11 +12,10 @@ use crate::report::{Plan, Turns, by_default};
 #[derive(Debug, Args)]
 #[command(mut_arg("budget", by_default("150ms")), mut_arg("rounds", by_default("3")))]
 pub(super) struct Datagrams {
-    /// Measure these systems only. Default: all; those over a veth pair need the right to make network
-    /// namespaces, and are skipped without it.
+    /// Measure only these systems. Default: all; those over a veth pair are skipped unless you may make network namespaces.
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", value_parser = this)]
     only: Vec<&'static Carrier>,
-    /// Sizes of datagrams in bytes. Default: from 1 to as many as fit into a packet.
+    /// Sizes of datagrams in bytes. Default: from 1 byte to a full packet.
     #[arg(
         long,
         value_delimiter = ',',

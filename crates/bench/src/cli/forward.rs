@@ -14,34 +14,34 @@ use crate::report::Plan;
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("what").required(true).args(["model", "over", "relay", "live"])))]
 pub(super) struct Forward {
-    /// Calculate and simulate the paper's node, and compare with the paper. Nothing is measured.
+    /// Calculate and simulate the paper's forwarding node, and compare with the paper. Nothing is measured.
     #[arg(long)]
     model: bool,
-    /// Measure figures 4 to 6 live: source, forwarder and sink as processes, messages over this provider.
+    /// Measure the paper's figures 4 to 6: source, forwarder and sink are processes that send messages over this provider.
     #[arg(long, value_name = "PROVIDER")]
     over: Option<ViaCarrier>,
-    /// Measure relays: raw and framed streams (about a minute; the links between namespaces need root).
+    /// Measure relays of raw and framed streams (about a minute; framed ones need root, for links between network namespaces).
     #[arg(long)]
     relay: bool,
-    /// Measure the host paths between two veth pairs: rate of 64-byte frames, and what is added to their time
-    /// (about a minute; needs root, two cores and iproute2). DPDK's testpmd is a peer if it is installed. And the path
-    /// by the interface: programs at the driver between three network namespaces, fed with live XDP frames.
+    /// Measure forwarding between two veth pairs: the rate of 64-byte frames and the added latency, by processes on the host
+    /// (beside DPDK's testpmd, if it is installed) and by programs at the driver (about a minute; needs root, two cores and
+    /// iproute2).
     #[arg(long)]
     live: bool,
-    /// Turns, over which figures are medians. Default: 3; over a provider 1.
+    /// Number of rounds, over which figures are medians (from 1). Default: 3; with --over 1.
     #[arg(long, conflicts_with = "model", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Measure these only: raw or framed relays, or live paths by their names in the results (host-xdp, testpmd-xdp,
-    /// nic-route, …).
+    /// Measure only these: `raw` or `framed` with --relay; with --live, names of paths as in the results (host-xdp,
+    /// testpmd-xdp, nic-route, …).
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with_all = ["model", "over"])]
     only: Vec<String>,
+    /// Draw figure 4 to this file, and figures 5 and 6 to two beside it, as SVG.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["relay", "live"])]
+    plot: Option<PathBuf>,
     #[command(flatten)]
     messages: ViaPlan,
     #[command(flatten)]
     relays: RelayMeasurement,
-    /// Draw figure 4 to this file, and figures 5 and 6 to two beside it, as SVG.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["relay", "live"])]
-    plot: Option<PathBuf>,
 }
 
 impl Options for Forward {

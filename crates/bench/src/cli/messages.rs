@@ -15,8 +15,8 @@ use crate::report::{Plan, Turns, by_default};
 #[derive(Debug, Args)]
 #[command(mut_arg("budget", by_default("300ms")), mut_arg("rounds", by_default("3")))]
 pub(super) struct PingPong {
-    /// The carriers of vigie's own messages. With udp and ether the ranks are in two network namespaces with a
-    /// veth pair between them (as root), beside TCP and UDP sockets there; shm is not mixed with those.
+    /// What carries vigie's messages. With udp and ether, the ranks are in two network namespaces with a veth pair between
+    /// them (needs root), and TCP and UDP sockets are measured there; do not combine shm with them.
     #[arg(
         long,
         value_enum,
@@ -25,8 +25,8 @@ pub(super) struct PingPong {
         default_value = "shm"
     )]
     provider: Vec<Provider>,
-    /// Peers to measure in the same run, after vigie's own rows and the limits; one that is not on this
-    /// machine is skipped, and the table says how to get it.
+    /// Other systems to measure in the same run, after vigie's own rows and the limits; the table says how to install missing
+    /// ones.
     #[arg(
         long,
         value_delimiter = ',',
@@ -35,10 +35,10 @@ pub(super) struct PingPong {
         default_value = "openmpi,mpich,ucx,iceoryx2,tcp,uds"
     )]
     peers: Vec<Selection>,
-    /// Measure exactly these systems instead of vigie's rows, the limits and the peers.
+    /// Measure only these systems, instead of vigie's rows, the limits and --peers.
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", value_parser = these)]
     only: Vec<Selection>,
-    /// Which cases. Default: all.
+    /// The cases to measure. Default: all.
     #[arg(
         long,
         value_delimiter = ',',
@@ -46,8 +46,8 @@ pub(super) struct PingPong {
         value_parser = clap::builder::PossibleValuesParser::new(Measure::CASES)
     )]
     cases: Vec<String>,
-    /// Sizes of messages whose latency is measured, in bytes. Default: those of the paper's Table 1, and
-    /// from 64 KiB to 4 MiB.
+    /// Sizes of the messages of the latency case, in bytes, up to 1 GiB. Default: those of the paper's Table 1 (via-lam), and
+    /// 64 KiB to 4 MiB.
     #[arg(
         long,
         value_delimiter = ',',
@@ -55,7 +55,7 @@ pub(super) struct PingPong {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(BYTES_MAX))
     )]
     sizes: Vec<u32>,
-    /// Numbers of ranks of the rings, on two cores.
+    /// Numbers of ranks of the ring case, 2 to 256, on two cores.
     #[arg(
         long,
         value_delimiter = ',',
@@ -66,7 +66,7 @@ pub(super) struct PingPong {
     ranks: Vec<u32>,
     #[command(flatten)]
     turns: Turns,
-    /// Draw latency by size to this file, and the rings to one beside it, as SVG.
+    /// Draw latency by size to this file, and the ring case to a second one beside it, as SVG.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }

@@ -11,10 +11,10 @@ use crate::report::Report;
 
 #[derive(Debug, Args)]
 pub(super) struct Output {
-    /// Write machine, command, rows and raw samples to this file, as one JSON object.
+    /// Also write machine, command, rows and raw samples to this file, as one JSON object.
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
-    /// Seed of pauses and choices.
+    /// Seed for random pauses and orders.
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
 }

@@ -10,7 +10,7 @@ use vigie_barrier::cluster::paper::{
     Case, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
 use vigie_barrier::cluster::{
-    Arrival, BARRIERS, ClusterConfig, Completion, Counts, FramesPerInterrupt, Medium, Runs,
+    Arrival, BARRIERS_DEFAULT, ClusterConfig, Completion, Counts, FramesPerInterrupt, Medium, Runs,
     SimulationError,
 };
 use vigie_barrier::{Algorithm, Group};
@@ -132,7 +132,7 @@ impl SimulationPlan {
         Self {
             cases,
             has_four_ary: false,
-            barriers: BARRIERS,
+            barriers: BARRIERS_DEFAULT,
             seeds: SEEDS,
             arrival: Arrival::Together,
             loss: 0.0,
@@ -284,7 +284,7 @@ impl SimulationPlan {
 
     /// Whether it is the paper's method that runs, so that its numbers can be held beside.
     fn is_of_the_paper(&self) -> bool {
-        self.barriers == BARRIERS && self.arrival == Arrival::Together && self.loss == 0.0
+        self.barriers == BARRIERS_DEFAULT && self.arrival == Arrival::Together && self.loss == 0.0
     }
 }
 

@@ -64,7 +64,7 @@ impl FileLoad {
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("8s")), mut_arg("rounds", by_default("4")))]
 pub(crate) struct FilesPlan {
-    /// Folder for the file, on the file system to be measured [default: the system's for temporary files].
+    /// Folder for the test file, on the file system that you want to measure [default: the folder for temporary files].
     #[arg(long, value_name = "PATH")]
     folder: Option<PathBuf>,
     #[command(flatten)]

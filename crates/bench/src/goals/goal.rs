@@ -82,55 +82,55 @@ fn unmeasured_because(rows: &[Row]) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Area {
-    /// Time until a message is echoed, beside compute tasks that yield as in the paper, or often.
+    /// Reaction beside tasks that compute and yield as in the paper, or more often.
     Reaction,
-    /// The same, beside compute tasks that yield seldom, and what those tasks lose.
+    /// Reaction beside tasks that compute and seldom yield, and what those tasks lose.
     Hogs,
-    /// The same, of a service with many clients.
+    /// Reaction of a service with many clients.
     Service,
-    /// What compute tasks keep beside others, and reaction within a quota.
+    /// Processor time of tasks beside other processes, and reaction within a quota.
     Fairness,
-    /// Time and processor time of an echo while nothing else runs.
+    /// Time and processor time of an echo on an idle machine.
     Echo,
-    /// Time of a task, beside waiting tasks.
+    /// Run time of a task beside waiting tasks.
     Pending,
     /// The activity of an idle server.
     Idle,
-    /// The costs of a task switch other than time.
+    /// Allocations and system calls of a task switch.
     Costs,
     /// Messages between processes of one host.
     Messages,
-    /// Messages between hosts, for which network namespaces stand.
+    /// Messages between hosts, simulated by network namespaces.
     Remote,
     /// Barriers of the paper's cluster, in simulation.
     BarrierSim,
     /// Barriers of members on one host.
     BarrierLocal,
-    /// Barriers between hosts, for which network namespaces stand.
+    /// Barriers between hosts, simulated by network namespaces.
     BarrierNet,
     /// The model of forwarding, beside its simulation and its paper.
     ForwardModel,
-    /// Messages through a node in the middle, live, beside the model.
+    /// Messages through a forwarding process, beside the model.
     ForwardVia,
     /// Frames that are forwarded in user space between interfaces.
     ForwardLive,
-    /// Frames that programs at the driver forward.
+    /// Frames that are forwarded by programs at the driver.
     ForwardNic,
     /// Relays of streams, beside others.
     ForwardRelay,
-    /// Random mixes of behaviour, and those of the promise's table.
+    /// Random mixes of tasks, and the named loads of docs/measurements/promise.md.
     Loads,
-    /// A service on hyper, beside the same on tokio.
+    /// A hyper service, beside the same service on tokio.
     Http,
-    /// Files that the kernel has in memory.
+    /// Cached files.
     Files,
-    /// Tail slowdown against offered load.
+    /// Slowdown of requests, by offered load.
     Slowdown,
-    /// The cost and the lateness of timers.
+    /// Processor time and lateness of timers.
     Timers,
-    /// An event beside tasks that wait for peers.
+    /// Reaction beside tasks that wait for peers.
     Waits,
-    /// The scheduler's own code in virtual time, under loads drawn by seed.
+    /// The scheduler in virtual time, under loads drawn by seed.
     Simulation,
 }
 

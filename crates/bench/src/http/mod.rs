@@ -60,16 +60,16 @@ const COMPUTATIONS_PER_CORE: u32 = 6;
 #[derive(Clone, Debug, Args)]
 #[command(mut_arg("budget", by_default("20s")), mut_arg("rounds", by_default("2")))]
 pub(crate) struct HttpPlan {
-    /// Connections of `wrk`.
+    /// Number of connections of `wrk`.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
-    /// Pings per second.
+    /// Number of pings per second.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
     pings: u32,
-    /// Requests per second that compute [default: 6 for each core].
+    /// Number of requests per second that compute [default: 6 for each core].
     #[arg(long)]
     computations: Option<u32>,
-    /// How long such a request computes, on a core of its own.
+    /// Computation of each of these requests, on a core of its own.
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = parse_duration)]
     step: Duration,
     #[command(flatten)]

@@ -41,19 +41,19 @@ const STEPS: u64 = 40_000_000;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InterruptsPlan {
     // Calls with `SO_RCVTIMEO` last a tick of the kernel, and are a fiftieth of it.
-    /// Sleeps of each kind, for each source.
+    /// Number of sleeping calls of each kind, for each source of signals.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     calls: u32,
-    /// Sleeps after a computation.
+    /// Number of sleeping calls that each follow a computation.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     mixed: u32,
     /// Time between two signals.
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_duration)]
     period: Duration,
-    /// Measure only the sources whose name contains this.
+    /// Measure only the sources whose names contain this.
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
-    /// Seed of the lengths of computations.
+    /// Seed for the lengths of computations.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
 }

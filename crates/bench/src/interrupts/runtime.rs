@@ -56,8 +56,8 @@ const WORKERS: usize = 2;
 /// The number of foreign calls.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ForeignCallsPlan {
-    /// Measure no source, but this many foreign calls in tasks of the hybrid flavor, beside hogs (a minute for
-    /// a million).
+    /// Instead of sources, count how many of N sleeping system calls inside tasks end early, beside tasks that never yield
+    /// (a minute for a million).
     #[arg(long = "runtime", value_name = "N", conflicts_with_all = ["calls", "mixed", "period", "only"])]
     foreign: Option<u64>,
 }

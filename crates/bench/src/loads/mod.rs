@@ -46,21 +46,21 @@ const WARM_UP: Duration = Duration::from_millis(400);
 #[derive(Clone, Debug, Args)]
 #[command(after_help = names())]
 pub(crate) struct LoadsPlan {
-    /// Seed of the first mix; the next ones count on, and each shows its own. `--seed S --count 1`
-    /// replays one mix. Default: drawn from the commit's hash.
+    /// Seed of the first mix; the next mixes take the next numbers, and each prints its seed. `--seed S --count 1` repeats
+    /// one mix. Default: derived from the commit's hash.
     #[arg(long)]
     seed: Option<u64>,
-    /// Number of mixes. 200 take about 40 minutes: each runs for about 2 s on threads, on each
-    /// of `--peers`, and on threads two times more; once more if the host of this machine took time away.
+    /// Number of mixes; 200 take about 40 minutes. Each runs for 2 s on kernel threads (three times) and on each of --peers;
+    /// a run from which a virtual machine's host took processor time is repeated.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Loads with names instead of drawn ones, or `all`; see below.
+    /// Run these named loads instead of drawn ones; `all` runs every one. The names are listed below.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "count")]
     case: Vec<String>,
     /// Seconds for which each run is measured, after 0.4 s of warm-up.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.5, value_parser = seconds)]
     seconds: f64,
-    /// Systems that are judged by threads, which are always measured (three times).
+    /// Systems whose figures are compared with those of kernel threads.
     #[arg(
         long,
         value_delimiter = ',',
@@ -68,16 +68,16 @@ pub(crate) struct LoadsPlan {
         default_value = "vigie,threads,tokio"
     )]
     peers: Vec<System>,
-    /// Worker threads, where a system has a choice.
+    /// Worker threads of systems that let you choose their number.
     #[arg(long, default_value_t = 2)]
     workers: usize,
-    /// Show a table for each mix, not only what is missed.
+    /// Show a table for each mix, not only figures beyond their bounds.
     #[arg(long)]
     tables: bool,
-    /// Say what would run, in words, and run nothing.
+    /// Describe what would run, and run nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Write machine, command and rows to this file, as one JSON object.
+    /// Also write machine, command and rows to this file, as one JSON object.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::message::{Communicator, Endpoint, MessageError};
-use vigie_via::protocol::{EngineConfig, EngineEvent, MessageEngine, Mode};
+use vigie_via::protocol::{EngineConfig, EngineEvent, MessageEngine, SendMode};
 use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
 
@@ -127,7 +127,7 @@ impl<P: Provider + Send + 'static> RankState<P> {
         match measure {
             Measure::Synchronous { .. } => {
                 let slices = [IoSlice::new(message)];
-                self.all.send_slices(self.next, 0, Mode::Synchronous, &slices).await?;
+                self.all.send_slices(self.next, 0, SendMode::Synchronous, &slices).await?;
             }
             Measure::Loaned { bytes } => {
                 let loan = self.all.loan(self.next, bytes)?;

@@ -162,13 +162,13 @@ impl<C: SystemCase> Case for C {
 /// The systems that a command measures.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Systems {
-    /// Peers to measure in the same run, after vigie's own rows.
+    /// Other systems to measure in the same run, after vigie's own rows: tokio, smol, … (an unknown name lists all).
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", default_value = "tokio")]
     peers: Vec<System>,
-    /// Measure exactly these systems instead of vigie's rows and the peers.
+    /// Measure only these systems, instead of vigie's rows and --peers.
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
     only: Vec<System>,
-    /// Worker threads, where a system has a choice.
+    /// Worker threads of systems that let you choose their number.
     #[arg(long, default_value_t = 2)]
     pub(crate) workers: usize,
 }
@@ -187,10 +187,10 @@ impl Systems {
 /// How long to measure. Each plan sets the defaults with [`by_default`].
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Turns {
-    /// Time per row of the table, at most.
+    /// Time limit for each row of the table, in all rounds together.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) budget: Duration,
-    /// Turns in which samples and budget are spent.
+    /// Number of rounds, over which samples and --budget are spread; in each, all systems are measured in turn (from 1).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
 }

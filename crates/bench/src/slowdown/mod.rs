@@ -79,8 +79,8 @@ pub(crate) const SERVICES: [Service; 4] = [
 /// Which systems serve which loads.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SlowdownPlan {
-    /// Distributions of service times: 99.5-0.5 (10 µs and 10 ms), 50-50 (1 µs and 100 µs),
-    /// exponential-10, exponential-25.
+    /// Distributions of the requests' computation: 99.5-0.5 (percent of 10 µs and of 10 ms), 50-50 (percent of 1 µs and of
+    /// 100 µs), exponential-10, exponential-25 (mean in µs).
     #[arg(
         long,
         value_delimiter = ',',
@@ -89,7 +89,7 @@ pub(crate) struct SlowdownPlan {
         value_parser = Service::named
     )]
     service: Vec<Service>,
-    /// Loads, in rising order; 1 is the maximum of a server without overhead, beside the client.
+    /// Loads, in rising order; 1 is what a server without overhead could do beside the client.
     #[arg(
         long,
         value_delimiter = ',',
@@ -97,16 +97,16 @@ pub(crate) struct SlowdownPlan {
         default_value = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
     )]
     loads: Vec<f64>,
-    /// Connections; each request takes the one that has been idle for longest.
+    /// Number of connections; each request takes the one that has been idle for longest.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
     /// Time per run, after 0.3 s of warm-up.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     budget: Duration,
-    /// Systems to measure [default: vigie,threads,tokio, and go where it is installed].
+    /// Systems to measure [default: vigie,threads,tokio, and go if it is installed].
     #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
     peers: Vec<System>,
-    /// Worker threads, where a system has a choice.
+    /// Worker threads of systems that let you choose their number.
     #[arg(long, default_value_t = 2)]
     workers: usize,
 }

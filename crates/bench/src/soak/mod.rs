@@ -39,16 +39,16 @@ const PROGRESS: Duration = Duration::from_secs(10);
 /// How long to soak, and from which seed.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct SoakPlan {
-    /// Minutes to soak, at least; four turns are always made.
+    /// Minimum duration in minutes; at least four turns are made.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = minutes)]
     minutes: f64,
-    /// Task switches to make, at least, however long that takes.
+    /// Minimum number of task switches, however long they take.
     #[arg(long, value_name = "N", default_value_t = 0)]
     switches: u64,
-    /// Time of a turn, each on a fresh runtime.
+    /// Duration of a turn; each has a runtime of its own.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     turn: Duration,
-    /// Seed of the first turn; the next ones count on. Default: random, and shown.
+    /// Seed of the first turn; the next turns take the next numbers. Default: random, and printed.
     #[arg(long)]
     seed: Option<u64>,
 }

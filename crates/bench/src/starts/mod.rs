@@ -56,14 +56,14 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Which systems start how many ranks.
 #[derive(Debug, Args)]
 pub(crate) struct StartsPlan {
-    /// Ranks of a job.
+    /// Numbers of ranks of a job; each is a row.
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "2,8,32,64",
           value_parser = clap::value_parser!(u32).range(2..=4096))]
     ranks: Vec<u32>,
-    /// Peers to measure in the same run; none if the option has no value.
+    /// Other systems to measure in the same run; without a value, none.
     #[arg(long, num_args = 0.., value_delimiter = ',', value_name = "PEER,…", default_value = "openmpi,mpich")]
     peers: Vec<MpiPeer>,
-    /// Turns, each of which starts every job once.
+    /// Number of rounds; each starts every job once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// The programs of Open MPI and of MPICH, once they are wanted.

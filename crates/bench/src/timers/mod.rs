@@ -89,10 +89,10 @@ const OWN: [System; 2] = [System::Vigie, System::VigieUserLevel];
 /// Which systems are measured, and for how long.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TimersPlan {
-    /// Time for each row and turn.
+    /// Time for each row and round.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     time: Duration,
-    /// Turns; figures are medians over them.
+    /// Number of rounds; figures are medians over them.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     #[command(flatten)]

@@ -48,10 +48,10 @@ const PERIODS: [Duration; 2] = [Duration::from_micros(100), Duration::from_micro
 /// How much is measured of each kind of wait, on both flavors.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct WaitsPlan {
-    /// Events of each row and turn.
+    /// Number of events for each row and round.
     #[arg(long, default_value_t = 1_000)]
     events: usize,
-    /// Turns; percentiles are of all events of a row.
+    /// Number of rounds; percentiles are taken over the events of all of them.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }

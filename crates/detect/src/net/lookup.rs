@@ -1,7 +1,6 @@
 //! Addresses from names: what the sockets accept wherever they take an address.
 
 use std::{
-    error, fmt,
     future::poll_fn,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs as _},
@@ -291,52 +290,6 @@ pub(super) fn first_of<T>(
         }
     }
     Err(last.unwrap_or_else(no_address))
-}
-
-/// The error of a bind that the kernel refused: says where, and what to do.
-pub(super) fn refused_bind(address: impl fmt::Display, error: impl Into<io::Error>) -> io::Error {
-    let source = error.into();
-    let kind = source.kind();
-    let remedy = match kind {
-        io::ErrorKind::AddrInUse => {
-            "another socket has this port; `ss -tulpn` lists them with their programs: end that program, or bind to \
-             another port (0 takes a free one)"
-        }
-        io::ErrorKind::AddrNotAvailable => {
-            "this machine does not have the address; `ip address` lists those it has, and 0.0.0.0 or [::] means all"
-        }
-        io::ErrorKind::PermissionDenied => {
-            "ports below 1024 need the capability CAP_NET_BIND_SERVICE: take a higher one, or lower \
-             `net.ipv4.ip_unprivileged_port_start`"
-        }
-        _ => return source,
-    };
-    let message = format!("cannot bind to {address}: {source}: {remedy}");
-    io::Error::new(kind, BindRefused { message, source })
-}
-
-struct BindRefused {
-    message: String,
-    source: io::Error,
-}
-
-/// What a `main` that returns the error prints.
-impl fmt::Debug for BindRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.message, f)
-    }
-}
-
-impl fmt::Display for BindRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl error::Error for BindRefused {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        Some(&self.source)
-    }
 }
 
 /// The error of a name or slice without addresses.

@@ -76,6 +76,7 @@ mod halves;
 mod listener;
 mod lookup;
 pub mod pipe;
+mod refused;
 mod simulated;
 mod socket;
 mod stream;

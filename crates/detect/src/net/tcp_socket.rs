@@ -13,7 +13,7 @@ use rustix::{
 };
 
 use super::{
-    lookup, simulated,
+    refused, simulated,
     tcp::{TcpListener, TcpStream},
 };
 use crate::{network::NetworkSocket, server::Server};
@@ -236,9 +236,9 @@ impl TcpSocket {
     /// [`io::ErrorKind::PermissionDenied`] for a port below 1024; the message of these names the address and the remedy.
     pub fn bind(&self, address: SocketAddr) -> io::Result<()> {
         if let Some(simulated) = &self.simulated {
-            return simulated.bind(address).map_err(|error| lookup::refused_bind(address, error));
+            return simulated.bind(address).map_err(|error| refused::bind(address, error));
         }
-        rustix::net::bind(&self.fd, &address).map_err(|error| lookup::refused_bind(address, error))
+        rustix::net::bind(&self.fd, &address).map_err(|error| refused::bind(address, error))
     }
 
     /// Connects to `address`, on the server that is current at the first poll.

@@ -11,7 +11,7 @@ use tokio::io::ReadBuf;
 use super::{
     datagram::Datagram,
     lookup::{self, ToSocketAddrs},
-    simulated,
+    refused, simulated,
     socket::{DatagramSocket, Socket, sealed::Sealed},
 };
 use crate::{builtin::Direction, server::Server, stock::AsyncFd};
@@ -41,7 +41,7 @@ impl UdpSocket {
     /// # Errors
     /// Same as [`bind`](Self::bind), apart from the lookup.
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
-        let refused = |error| lookup::refused_bind(address, error);
+        let refused = |error| refused::bind(address, error);
         let Some((name, simulated)) = simulated::udp(server)? else {
             let socket = std::net::UdpSocket::bind(address).map_err(refused)?;
             return Self::from_std_on(server, socket);

@@ -10,15 +10,19 @@ use std::{
     time::Duration,
 };
 
-use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, addr::SocketAddrLen,
-    socket_with,
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, addr::SocketAddrLen,
+        socket_with,
+    },
 };
 
 use super::{
     datagram::Datagram,
     halves,
     listener::Listener,
+    refused,
     socket::{self, DatagramSocket, ListenerSocket, Socket, StreamSocket, sealed::Sealed},
     stream::Stream,
 };
@@ -61,9 +65,10 @@ impl UnixListener {
     /// [unix(7)]; this is so for all Unix sockets.
     ///
     /// # Errors
-    /// The kernel's error: [`io::ErrorKind::AddrInUse`] if there already is a file, even one left by
-    /// an earlier listener; `ENAMETOOLONG` for a path of more than 107 bytes. Also
-    /// the errors of [`AsyncFd::new`](crate::AsyncFd::new).
+    /// The kernel's error, which names the path and the remedy: [`io::ErrorKind::AddrInUse`] if there already is a file,
+    /// even one left by an earlier listener; [`io::ErrorKind::NotFound`] if there is no such folder;
+    /// [`io::ErrorKind::PermissionDenied`]; [`io::ErrorKind::InvalidFilename`] for a path of more than 107 bytes. Also the
+    /// errors of [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::bind_on(&Server::current()?, path)
     }
@@ -88,10 +93,10 @@ impl UnixStream {
     /// Cancel safe.
     ///
     /// # Errors
-    /// The kernel's error: [`io::ErrorKind::NotFound`] if there is no such file,
-    /// [`io::ErrorKind::ConnectionRefused`] if no socket listens there, [`io::ErrorKind::WouldBlock`]
-    /// if the listener's queue is full, for which there is no readiness event: try again after a
-    /// while. Also the errors of [`AsyncFd::new`](crate::AsyncFd::new).
+    /// The kernel's error, which names the path and the remedy: [`io::ErrorKind::NotFound`] if there is no such file,
+    /// [`io::ErrorKind::ConnectionRefused`] if no socket listens there, [`io::ErrorKind::PermissionDenied`] without the
+    /// permission to write to its file. [`io::ErrorKind::WouldBlock`], alone, if the listener's queue is full, for which there
+    /// is no readiness event: try again after a while. Also the errors of [`AsyncFd::new`](crate::AsyncFd::new).
     pub async fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::connect_on(&Server::current()?, path).await
     }
@@ -106,7 +111,7 @@ impl UnixStream {
     #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
     pub async fn connect_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
         let socket = UnixSocket::new_stream()?;
-        rustix::net::connect(&socket.fd, &address_of(path.as_ref())?)?;
+        connect(&socket.fd, path.as_ref())?;
         Self::watched_by(server.readiness(), socket.fd.into())
     }
 
@@ -230,9 +235,9 @@ impl UnixDatagram {
     /// not wait.
     ///
     /// # Errors
-    /// The kernel's error: [`io::ErrorKind::NotFound`], [`io::ErrorKind::ConnectionRefused`].
+    /// As [`UnixStream::connect`], without `WouldBlock`.
     pub fn connect(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        Ok(rustix::net::connect(&self.fd, &address_of(path.as_ref())?)?)
+        connect(&self.fd, path.as_ref())
     }
 
     /// Returns the address to which the socket is connected.
@@ -329,7 +334,7 @@ impl UnixSocket {
     /// # Errors
     /// Same as [`UnixListener::bind`].
     pub fn bind(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        Ok(rustix::net::bind(&self.fd, &address_of(path.as_ref())?)?)
+        bind(&self.fd, path.as_ref())
     }
 
     /// Listens; up to `backlog` connections wait to be accepted, if `net.core.somaxconn` allows.
@@ -352,7 +357,7 @@ impl UnixSocket {
     #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
     pub async fn connect(self, path: impl AsRef<Path>) -> io::Result<UnixStream> {
         self.require(SocketType::STREAM, "`connect`")?;
-        rustix::net::connect(&self.fd, &address_of(path.as_ref())?)?;
+        connect(&self.fd, path.as_ref())?;
         UnixStream::watched_by(Server::current()?.readiness(), self.fd.into())
     }
 
@@ -441,11 +446,21 @@ const NOT_SIMULATED: &str = "invariant: no Unix socket is simulated";
 const BACKLOG: i32 = 1024;
 
 /// Returns the address of a path; of an abstract name, if it begins with a NUL byte.
-fn address_of(path: &Path) -> io::Result<SocketAddrUnix> {
+fn address_of(path: &Path) -> Result<SocketAddrUnix, Errno> {
     match path.as_os_str().as_bytes().split_first() {
-        Some((0, name)) => Ok(SocketAddrUnix::new_abstract_name(name)?),
-        _ => Ok(SocketAddrUnix::new(path)?),
+        Some((0, name)) => SocketAddrUnix::new_abstract_name(name),
+        _ => SocketAddrUnix::new(path),
     }
+}
+
+fn bind(socket: impl AsFd, path: &Path) -> io::Result<()> {
+    let bound = address_of(path).and_then(|address| rustix::net::bind(socket, &address));
+    bound.map_err(|error| refused::bind_unix(path, error))
+}
+
+fn connect(socket: impl AsFd, path: &Path) -> io::Result<()> {
+    let connected = address_of(path).and_then(|address| rustix::net::connect(socket, &address));
+    connected.map_err(|error| refused::connect_unix(path, error))
 }
 
 /// The size of an address that consists only of its family.

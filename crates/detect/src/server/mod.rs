@@ -297,12 +297,12 @@ impl Server {
     }
 
     /// Returns whether a look at `now` would find something: a notifier was called, a deadline has passed, or
-    /// the poller announces an event. Does not cover detectors that must be polled.
+    /// the poller announces an event. Does not cover detectors that announce nothing and must be polled.
     ///
     /// # Cost
     /// Two loads and one system call that does not block.
     #[must_use]
-    pub fn has_events(&self, now: Instant) -> bool {
+    pub fn has_announced_events(&self, now: Instant) -> bool {
         self.owner.shared.has_events(now)
     }
 

@@ -618,7 +618,7 @@ fn announcements_in_vain() {
 fn who_is_rung_for() {
     let (server, mut driver) = server();
     let host = numbers(&server);
-    let is_notified = || server.has_events(server.now());
+    let is_notified = || server.has_announced_events(server.now());
     host.with(|_| ());
     host.post(|_| ());
     assert!(!is_notified(), "no waiter");

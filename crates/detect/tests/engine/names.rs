@@ -157,7 +157,7 @@ fn who_is_rung_for() {
     let (server, mut driver) = server();
     let (host, _peer) = boxes(&server);
     host.keep_running().expect("the server is there");
-    let is_notified = || server.has_events(server.now());
+    let is_notified = || server.has_announced_events(server.now());
     let asleep = |driver: &mut Driver| {
         driver.detect();
         prepare(driver);

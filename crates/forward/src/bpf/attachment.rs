@@ -1,4 +1,4 @@
-//! Attaching programs to interfaces and sockets.
+//! Attaching programs to interfaces.
 
 use std::{
     io,
@@ -10,7 +10,6 @@ use thiserror::Error;
 use vigie_via::link::Capability;
 
 use super::{
-    kernel_map::KernelMap,
     loaded::LoadedProgram,
     privilege::{self, PrivilegeError},
     program::ProgramKind,
@@ -159,14 +158,4 @@ fn exists(interface: u32) -> bool {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     // Without a socket it cannot be checked.
     socket.map_or(true, |socket| index_to_name(socket, interface).is_ok())
-}
-
-/// Attaches a parser or verdict program to all sockets of a map, for as long as the map exists.
-///
-/// # Errors
-/// A missing capability; `EINVAL` if the map does not hold sockets or the program is not for sockets.
-pub fn attach_to_sockets(program: &LoadedProgram, map: &KernelMap) -> Result<(), PrivilegeError> {
-    let attached = sys::attach_to_map(map.descriptor(), program.descriptor(), program.kind());
-    let what = "attaching a program to sockets";
-    attached.map_err(|error| PrivilegeError::of(what, &privilege::LOADING, error))
 }

@@ -19,16 +19,12 @@ numbered! {
         CloneRedirect = 13,
         /// `(interface, flags) -> action`: the packet goes to an interface when the program returns the action.
         Redirect = 23,
-        /// `(packet, bytes)`, for programs at tcx and of sockets: makes this many bytes directly readable.
+        /// `(packet, bytes)`, for programs at tcx: makes this many bytes directly readable.
         PullData = 39,
         /// `(packet, bytes)`, for XDP: removes bytes from the front of the frame, or adds some if negative.
         AdjustHead = 44,
         /// `(map, key, flags) -> action`, for XDP: as [`Redirect`](Self::Redirect), to an entry of a map.
         RedirectMap = 51,
-        /// `(packet, map, key, flags) -> verdict`, for sockets: to a socket of a `SockMap`.
-        SocketRedirectMap = 52,
-        /// `(packet, map, key, flags) -> verdict`, for sockets: to a socket of a `SockHash`.
-        SocketRedirectHash = 72,
         /// `() -> nanoseconds`, as of the last tick of the kernel: coarser and cheaper.
         MonotonicTimeCoarse = 160,
         /// `(packet) -> bytes`, for XDP: the length of the frame.

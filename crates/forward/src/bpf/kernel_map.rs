@@ -1,10 +1,6 @@
 //! Maps of the kernel.
 
-use std::{
-    io,
-    os::fd::{AsRawFd, BorrowedFd},
-    sync::Arc,
-};
+use std::{io, os::fd::AsRawFd, sync::Arc};
 
 use super::{
     map::{BpfMap, MapError, MapKind, MapSpec, UpdateMode, masked, prefix},
@@ -14,7 +10,7 @@ use super::{
 
 /// A map in the kernel. It lives as long as any of its clones, or a program loaded with it.
 ///
-/// Any thread may write while programs run. They see each entry of a hash, a trie, or a map of interfaces or sockets
+/// Any thread may write while programs run. They see each entry of a hash, a trie, or a map of interfaces
 /// atomically; the bytes of an array's value may change while they read.
 #[derive(Clone, Debug)]
 pub struct KernelMap {
@@ -32,16 +28,6 @@ impl KernelMap {
         let map = made
             .map_err(|error| PrivilegeError::of("making a BPF map", &privilege::LOADING, error))?;
         Ok(Self { map: Arc::new(map) })
-    }
-
-    /// Adds a socket to a map of sockets: from now on the map's programs read it. The map holds the socket until it is
-    /// removed or closed.
-    ///
-    /// # Errors
-    /// [`MapError::NoTarget`] if the socket is not connected, or of a kind that cannot be redirected to.
-    pub fn put_socket(&self, key: &[u8], socket: BorrowedFd<'_>) -> Result<(), MapError> {
-        let number = socket.as_raw_fd().to_ne_bytes();
-        self.write(key, &number, UpdateMode::Any)
     }
 
     /// Writes an entry, as [`BpfMap::put`] does, without `&mut`.
@@ -80,10 +66,6 @@ impl KernelMap {
 
     pub(super) fn number(&self) -> i32 {
         self.map.as_fd().as_raw_fd()
-    }
-
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.map.as_fd()
     }
 }
 

@@ -22,10 +22,6 @@ pub enum MapKind {
     DevMap,
     /// By a key of 4 bytes; values are interfaces, to which XDP redirects.
     DevMapHash,
-    /// By an index; values are sockets.
-    SockMap,
-    /// By a key of arbitrary bytes; values are sockets.
-    SockHash,
 }
 
 impl MapKind {
@@ -38,8 +34,6 @@ impl MapKind {
             Self::LruHash => 9,
             Self::LpmTrie => 11,
             Self::DevMap => 14,
-            Self::SockMap => 15,
-            Self::SockHash => 18,
             Self::DevMapHash => 25,
         }
     }
@@ -53,13 +47,13 @@ impl MapKind {
     /// Returns whether programs can read its values, not only redirect by it.
     #[must_use]
     pub const fn has_values(self) -> bool {
-        !matches!(self, Self::DevMap | Self::DevMapHash | Self::SockMap | Self::SockHash)
+        !matches!(self, Self::DevMap | Self::DevMapHash)
     }
 
     /// Returns whether its keys are indices.
     #[must_use]
     pub const fn is_array(self) -> bool {
-        matches!(self, Self::Array | Self::PerCpuArray | Self::DevMap | Self::SockMap)
+        matches!(self, Self::Array | Self::PerCpuArray | Self::DevMap)
     }
 }
 
@@ -71,7 +65,7 @@ pub struct MapSpec {
     pub kind: MapKind,
     /// Bytes of a key.
     pub key_bytes: u32,
-    /// Bytes of a value; 4 for interfaces and sockets.
+    /// Bytes of a value; 4 for interfaces.
     pub value_bytes: u32,
     /// The maximum number of entries.
     pub entries_max: u32,
@@ -106,12 +100,6 @@ impl MapSpec {
     #[must_use]
     pub const fn devices(entries: u32) -> Self {
         Self::new(MapKind::DevMap, 4, 4, entries)
-    }
-
-    /// Describes a map of sockets by index.
-    #[must_use]
-    pub const fn sockets(entries: u32) -> Self {
-        Self::new(MapKind::SockMap, 4, 4, entries)
     }
 
     /// The length of a key, in bytes.
@@ -169,8 +157,8 @@ pub enum MapError {
     /// The index does not exist, the prefix is invalid, or this kind of map does not support the operation.
     #[error("the map does not take this key, this value or this operation")]
     Invalid,
-    /// The interface or socket does not exist or cannot be redirected to.
-    #[error("there is no such interface or socket to redirect to")]
+    /// The interface does not exist or cannot be redirected to.
+    #[error("there is no such interface to redirect to")]
     NoTarget,
     /// Another error from the kernel.
     #[error("{what} of a map: {source}")]

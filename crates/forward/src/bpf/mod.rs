@@ -2,7 +2,7 @@
 //! interpreter in this process that takes the same instructions.
 //!
 //! ```text
-//!   Assembler --finish--> Program --+--> LoadedProgram --> Attachment (XDP, tcx), attach_to_sockets
+//!   Assembler --finish--> Program --+--> LoadedProgram --> Attachment (XDP, tcx)
 //!   labels, instructions   a value  |        |   KernelMap: written while the program runs
 //!                                   |        +-> test_run, Generator (live frames)
 //!                                   +--> Interpreter, UserMap: no privilege, no kernel
@@ -42,7 +42,7 @@ mod user_map;
 #[doc(hidden)]
 pub use self::{
     assembler::{Assembler, Label, MapId},
-    attachment::{Attachment, attach_to_sockets},
+    attachment::Attachment,
     generator::{BURST_MIN, Generator},
     helper::Helper,
     insn::{Atomic, Condition, Insn, Operand, Operation, Register, Size, Width},
@@ -53,8 +53,8 @@ pub use self::{
     loaded::{LoadedProgram, TestRun},
     map::{BpfMap, MapKind, MapSpec, UpdateMode},
     probe::{
-        SK_DROP, SK_PASS, Support, TCX_DROP, TCX_NEXT, XDP_ABORTED, XDP_DROP, XDP_PASS,
-        XDP_REDIRECT, XDP_TX, constant_program,
+        Support, TCX_DROP, TCX_NEXT, XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX,
+        constant_program,
     },
     program::{Program, ProgramKind, WORDS_MAX},
     user_map::{USER_MAP_MAX, UserMap},

@@ -23,11 +23,6 @@ pub const XDP_REDIRECT: i32 = 4;
 pub const TCX_NEXT: i32 = -1;
 /// At tcx: the packet is dropped.
 pub const TCX_DROP: i32 = 2;
-/// For sockets: the message is dropped.
-pub const SK_DROP: i32 = 0;
-/// For sockets: the message goes to its socket, or to the one it was redirected to.
-pub const SK_PASS: i32 = 1;
-
 /// The support found by [`probe`](Self::probe).
 #[derive(Debug)]
 #[non_exhaustive]
@@ -36,8 +31,6 @@ pub struct Support {
     pub xdp: Result<(), LoadError>,
     /// Loading programs for tcx.
     pub tcx: Result<(), LoadError>,
-    /// Loading programs for sockets, and redirecting between them.
-    pub sockets: Result<(), LoadError>,
 }
 
 /// Builds the program that always returns the same number.
@@ -65,7 +58,6 @@ impl Support {
         Self {
             xdp: try_to(ProgramKind::Xdp, MapKind::DevMap, XDP_PASS),
             tcx: try_to(ProgramKind::Tcx, MapKind::Array, TCX_NEXT),
-            sockets: try_to(ProgramKind::StreamVerdict, MapKind::SockMap, SK_PASS),
         }
     }
 }

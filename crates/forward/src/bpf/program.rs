@@ -12,10 +12,6 @@ pub enum ProgramKind {
     Xdp,
     /// After the first part of the network stack, at tcx: packets (`struct __sk_buff`).
     Tcx,
-    /// Returns the length of the next message of a stream (`struct __sk_buff`), for a `SockMap`.
-    StreamParser,
-    /// Decides where the message goes (`struct __sk_buff`), for a `SockMap`.
-    StreamVerdict,
 }
 
 impl ProgramKind {
@@ -24,15 +20,12 @@ impl ProgramKind {
         match self {
             Self::Tcx => 3,
             Self::Xdp => 6,
-            Self::StreamParser | Self::StreamVerdict => 14,
         }
     }
 
     /// The kernel's number of the attach type.
     pub(super) const fn attach_type(self) -> u32 {
         match self {
-            Self::StreamParser => 4,
-            Self::StreamVerdict => 5,
             Self::Xdp => 37,
             // Ingress.
             Self::Tcx => 46,

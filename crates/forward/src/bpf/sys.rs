@@ -22,7 +22,6 @@ const MAP_UPDATE: i64 = 2;
 const MAP_DELETE: i64 = 3;
 const MAP_NEXT_KEY: i64 = 4;
 const PROGRAM_LOAD: i64 = 5;
-const PROGRAM_ATTACH: i64 = 8;
 const TEST_RUN: i64 = 10;
 const INFORMATION: i64 = 15;
 const LINK_CREATE: i64 = 28;
@@ -234,16 +233,6 @@ pub(super) fn interface_of(link: BorrowedFd<'_>) -> io::Result<u32> {
     attribute.call(INFORMATION)?;
     let [_, _, _, _, a, b, c, d] = information[12..].first_chunk().copied().unwrap_or_default();
     Ok(u32::from_ne_bytes([a, b, c, d]))
-}
-
-/// Attaches a program to the sockets of a map.
-pub(super) fn attach_to_map(
-    map: BorrowedFd<'_>,
-    program: BorrowedFd<'_>,
-    kind: ProgramKind,
-) -> io::Result<()> {
-    let attribute = Attribute::new().descriptor(0, map).descriptor(4, program);
-    attribute.word(8, kind.attach_type()).call(PROGRAM_ATTACH).map(|_| ())
 }
 
 /// The input of a test run, besides the program.

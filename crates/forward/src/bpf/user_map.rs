@@ -7,13 +7,13 @@ use super::map::{BpfMap, MapError, MapKind, MapSpec, UpdateMode, masked, prefix}
 /// The maximum number of entries of an interpreter's map, and of bytes of a value.
 pub const USER_MAP_MAX: u32 = 1 << 20;
 
-/// A map in this process. It stores what a kernel map does; for interfaces and sockets the number given.
+/// A map in this process. It stores what a kernel map does; for interfaces the number given.
 #[derive(Clone, Debug)]
 pub struct UserMap {
     spec: MapSpec,
     /// The values, each in its slot.
     values: Vec<u8>,
-    /// The slot of each key; for arrays, only the entries of maps of interfaces and sockets.
+    /// The slot of each key; for arrays, only the entries of maps of interfaces.
     slots: BTreeMap<Vec<u8>, u32>,
     free: Vec<u32>,
     /// When each slot was last used, and the current time.

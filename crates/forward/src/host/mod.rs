@@ -234,12 +234,12 @@ impl Exit<'_> {
     #[inline]
     fn depart(&mut self, port: Port, packet: &Packet, is_copy: bool) {
         let Some(attachment) = self.ports.iter_mut().find(|one| one.port() == port) else {
-            return self.counters.dropped(Reason::NoPort, 1);
+            return self.counters.count_dropped(Reason::NoPort, 1);
         };
         match attachment.send(packet, self.waiting_packets, self.drops || is_copy) {
             SendOutcome::Now => add(&mut self.sent, (1, to_u64(packet.len()))),
             SendOutcome::Waits => {}
-            SendOutcome::Dropped(reason) => self.counters.dropped(reason, 1),
+            SendOutcome::Dropped(reason) => self.counters.count_dropped(reason, 1),
         }
     }
 }
@@ -304,7 +304,7 @@ impl Forwarder {
                         add(&mut sent, self.forward(&mut piece, now));
                     }
                 }
-                Err(reason) => self.counters.dropped(reason, 1),
+                Err(reason) => self.counters.count_dropped(reason, 1),
             }
         }
 
@@ -313,9 +313,9 @@ impl Forwarder {
         self.next_release = self.pipeline.next_release(now);
 
         // Only now, so that the counters delay nothing.
-        self.counters.received(to_u64(count), bytes);
+        self.counters.count_received(to_u64(count), bytes);
         if sent.0 > 0 {
-            self.counters.sent(sent.0, sent.1);
+            self.counters.count_sent(sent.0, sent.1);
         }
 
         count
@@ -328,7 +328,7 @@ impl Forwarder {
         match pipeline.decide(packet, now, &mut |port, packet| exit.depart(port, packet, true)) {
             Ok(Some(port)) => exit.depart(port, packet, false),
             Ok(None) => {}
-            Err(reason) => exit.counters.dropped(reason, 1),
+            Err(reason) => exit.counters.count_dropped(reason, 1),
         }
         exit.sent
     }
@@ -344,11 +344,11 @@ impl Forwarder {
             match decided {
                 Ok(Some(port)) => exit.depart(port, &packet, false),
                 Ok(None) => {}
-                Err(reason) => exit.counters.dropped(reason, 1),
+                Err(reason) => exit.counters.count_dropped(reason, 1),
             }
         }
         if count > 0 {
-            exit.counters.sent(exit.sent.0, exit.sent.1);
+            exit.counters.count_sent(exit.sent.0, exit.sent.1);
             self.flush(now);
         }
         self.next_release = self.pipeline.next_release(now);
@@ -368,9 +368,9 @@ impl Forwarder {
         for attachment in &mut self.ports {
             if attachment.waiting() > 0 {
                 let (packets, bytes, lost) = attachment.send_waiting();
-                self.counters.sent(to_u64(packets), bytes);
+                self.counters.count_sent(to_u64(packets), bytes);
                 if let Some((reason, lost)) = lost {
-                    self.counters.dropped(reason, to_u64(lost));
+                    self.counters.count_dropped(reason, to_u64(lost));
                 }
                 count += packets;
             }

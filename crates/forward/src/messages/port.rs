@@ -379,7 +379,7 @@ impl<P: Provider> NodePort<P> {
     }
 
     pub(super) fn attach(&mut self, waker: Notifier) {
-        self.nic.attach(waker);
+        self.nic.attach_notifier(waker);
     }
 
     pub(super) fn arm(&mut self) -> std::io::Result<Armed> {

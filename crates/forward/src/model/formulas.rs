@@ -27,7 +27,7 @@ impl Parameters {
     ///     + T_pci + (nb − 1) × max(T_pci, T_snd) + T_snd
     /// ```
     /// which is 2 nb × T_net + 2 T_pci + T_algoH where the bus is no slower than the network. Where a hand-over takes
-    /// [T_bell](super::ParametersBuilder::t_bell) beside that, it counts twice.
+    /// [T_handover](super::ParametersBuilder::t_handover) beside that, it counts twice.
     ///
     /// # Source
     /// [fast-forward, §2.2].
@@ -52,7 +52,7 @@ impl Parameters {
         if self.bus == Bus::HalfDuplex {
             return None;
         }
-        let first = self.t_rcv + 2 * (self.t_pci + self.t_bell) + self.t_snd;
+        let first = self.t_rcv + 2 * (self.t_pci + self.t_handover) + self.t_snd;
         let departing = first + self.rest_times(self.t_pci.max(self.t_snd));
         let arriving = first + self.rest_times(self.t_rcv.max(self.t_pci));
         Some(departing.saturating_add(t_algo_h).max(arriving))
@@ -143,7 +143,7 @@ impl Parameters {
                 (self.t_rcv + self.nb_times(self.t_snd)).saturating_add(t_algo_h)
             }
         };
-        let by_time = span.saturating_sub(t_n.saturating_add(self.t_turn));
+        let by_time = span.saturating_sub(t_n.saturating_add(self.t_idle));
         let by_processor = (span / self.window).saturating_sub(self.engine());
         let by_processor = by_processor.saturating_sub(t_algo_h);
         let least = by_time.min(by_processor);
@@ -160,7 +160,7 @@ impl Parameters {
     fn t_h_moves(&self) -> Duration {
         let arriving = self.t_rcv + self.rest_times(self.t_rcv.max(self.t_pci)) + self.t_pci;
         let departing = self.t_pci + self.rest_times(self.t_pci.max(self.t_snd)) + self.t_snd;
-        arriving + 2 * self.t_bell + departing
+        arriving + 2 * self.t_handover + departing
     }
 
     /// nb(ℓ) × `time`.

@@ -25,8 +25,8 @@ pub struct Parameters {
     pub(super) t_rcv: Duration,
     pub(super) t_snd: Duration,
     pub(super) t_pci: Duration,
-    pub(super) t_bell: Duration,
-    pub(super) t_turn: Duration,
+    pub(super) t_handover: Duration,
+    pub(super) t_idle: Duration,
     pub(super) work: WorkCosts,
     pub(super) bus: Bus,
     pub(super) window: u32,
@@ -42,7 +42,7 @@ pub(super) struct WorkCosts {
     /// Of one packet on the bus, both ways.
     pub(super) bus: Duration,
     /// Of the hand-over of one message, both ways.
-    pub(super) bell: Duration,
+    pub(super) handover: Duration,
     /// Of one packet in the node's interface, on both links: part of `links`.
     pub(super) engine: Duration,
     /// Of one message there, besides its packets.
@@ -70,13 +70,13 @@ impl Parameters {
             t_rcv: None,
             t_snd: None,
             t_pci: None,
-            t_bell: Duration::ZERO,
-            t_turn: Duration::ZERO,
+            t_handover: Duration::ZERO,
+            t_idle: Duration::ZERO,
             work: WorkCosts {
                 processors: 0,
                 links: Duration::ZERO,
                 bus: Duration::ZERO,
-                bell: Duration::ZERO,
+                handover: Duration::ZERO,
                 engine: Duration::ZERO,
                 engine_message: Duration::ZERO,
             },
@@ -99,10 +99,10 @@ impl Parameters {
         t_pci: Duration,
 
         /// Returns the time of a hand-over to the host or back, in addition to T_pci of its last packet.
-        t_bell: Duration,
+        t_handover: Duration,
 
         /// Returns the time per message, on any path, in which no resource of the node works on it.
-        t_turn: Duration,
+        t_idle: Duration,
 
         /// Returns the kind of bus.
         bus: Bus,
@@ -113,7 +113,7 @@ impl Parameters {
 
     /// Whether they include costs that only live systems have.
     pub(crate) fn is_live(&self) -> bool {
-        !(self.t_bell.is_zero() && self.t_turn.is_zero()) || self.work.processors != 0
+        !(self.t_handover.is_zero() && self.t_idle.is_zero()) || self.work.processors != 0
     }
 
     /// Returns the same parameters with another window.
@@ -136,8 +136,8 @@ pub struct ParametersBuilder {
     t_rcv: Option<Duration>,
     t_snd: Option<Duration>,
     t_pci: Option<Duration>,
-    t_bell: Duration,
-    t_turn: Duration,
+    t_handover: Duration,
+    t_idle: Duration,
     work: WorkCosts,
     bus: Bus,
     window: u32,
@@ -163,12 +163,12 @@ impl ParametersBuilder {
         /// T_pci of its packets: an interrupt, a thread's wake-up. Default: zero; at most [`TIME_MAX`].
         ///
         /// *Deviation:* the paper's library polls, and T_pci includes everything.
-        t_bell: Duration,
+        t_handover: Duration,
 
         /// Sets the time per message in which no resource works on it, until the next one may take its place in the
         /// window: propagation, wake-ups of threads, and the return of the window to the source. It counts once per
         /// message, on any path, and only where the window limits. Default: zero; at most [`TIME_MAX`].
-        t_turn: Duration,
+        t_idle: Duration,
     }
 
     pub(super) const fn work(mut self, work: WorkCosts) -> Self {
@@ -194,8 +194,8 @@ impl ParametersBuilder {
             t_rcv: checked("T_rcv", self.t_rcv, Duration::from_nanos(1))?,
             t_snd: checked("T_snd", self.t_snd, Duration::from_nanos(1))?,
             t_pci: checked("T_pci", self.t_pci, Duration::ZERO)?,
-            t_bell: checked("T_bell", Some(self.t_bell), Duration::ZERO)?,
-            t_turn: checked("T_turn", Some(self.t_turn), Duration::ZERO)?,
+            t_handover: checked("T_handover", Some(self.t_handover), Duration::ZERO)?,
+            t_idle: checked("T_idle", Some(self.t_idle), Duration::ZERO)?,
             work: self.work,
             bus: self.bus,
             window: 1,
@@ -223,8 +223,8 @@ pub struct Node {
     t_rcv: Cost,
     t_snd: Cost,
     t_pci: Cost,
-    t_bell: Duration,
-    t_turn: Duration,
+    t_handover: Duration,
+    t_idle: Duration,
     shared: Option<SharedProcessors>,
     bus: Bus,
     window: u32,
@@ -243,7 +243,7 @@ pub struct SharedProcessors {
     /// Processor time of a packet on the bus, one way, by the packet's bytes.
     pub bus: Cost,
     /// Processor time of a message's hand-over, one way.
-    pub bell: Duration,
+    pub handover: Duration,
     /// Processor time of a packet in the node's interface, on both links, by the packet's bytes: time that its
     /// processor lacks for the algorithm.
     pub engine: Cost,
@@ -259,8 +259,8 @@ impl Node {
             t_rcv: t_net,
             t_snd: t_net,
             t_pci,
-            t_bell: Duration::ZERO,
-            t_turn: Duration::ZERO,
+            t_handover: Duration::ZERO,
+            t_idle: Duration::ZERO,
             shared: None,
             bus: Bus::HalfDuplex,
             window: 1,
@@ -271,12 +271,12 @@ impl Node {
         /// Sets T_snd, if the link to the next node differs from that of T_net.
         t_snd: Cost,
 
-        /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_bell`]. Default: zero.
-        t_bell: Duration,
+        /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_handover`]. Default: zero.
+        t_handover: Duration,
 
-        /// Sets the time per message in which no resource works on it: see [`ParametersBuilder::t_turn`]. Default:
+        /// Sets the time per message in which no resource works on it: see [`ParametersBuilder::t_idle`]. Default:
         /// zero.
-        t_turn: Duration,
+        t_idle: Duration,
 
         /// Sets the processors that all nodes share. Default: they share none.
         shared: SharedProcessors => Some,
@@ -298,13 +298,13 @@ impl Node {
             .t_rcv(self.t_rcv.at(sz))
             .t_snd(self.t_snd.at(sz))
             .t_pci(self.t_pci.at(sz))
-            .t_bell(self.t_bell)
-            .t_turn(self.t_turn)
+            .t_handover(self.t_handover)
+            .t_idle(self.t_idle)
             .work(self.shared.map_or_else(WorkCosts::default, |shared| WorkCosts {
                 processors: shared.processors.max(1),
                 links: shared.link.at(sz).saturating_mul(2),
                 bus: shared.bus.at(sz).saturating_mul(2),
-                bell: shared.bell.saturating_mul(2),
+                handover: shared.handover.saturating_mul(2),
                 engine: shared.engine.at(sz),
                 engine_message: shared.engine_message,
             }))

@@ -32,7 +32,7 @@ named! {
 /// most w messages leave per T, and no resource works faster than for one message:
 ///
 /// ```text
-/// time per message ≥ max( (T + T_turn) / w, nb T_rcv, bus, T_algo, nb T_snd, shared )
+/// time per message ≥ max( (T + T_idle) / w, nb T_rcv, bus, T_algo, nb T_snd, shared )
 /// bus = 2 nb T_pci (half-duplex), nb T_pci (full-duplex), 0 (interface)
 /// shared = processor time of one message at all nodes / processors, if they share them; else 0
 /// ```
@@ -60,7 +60,7 @@ pub struct Prediction {
 impl Prediction {
     /// Returns the share of the host's processor that the algorithm uses, 0 to 1: 0 on the interface.
     #[must_use]
-    pub fn host_share(&self) -> f64 {
+    pub fn host_cpu_share(&self) -> f64 {
         match self.path.placement {
             Placement::Nic => 0.0,
             Placement::Host => {
@@ -85,7 +85,7 @@ impl Parameters {
         let bandwidth = Bandwidth::measured(bytes, span).unwrap_or(Bandwidth::SLOWEST);
         let limits = self.works(path.placement, t_algo).into_iter();
         let busiest = limits.max_by_key(|(_, work)| *work).map(|(limit, _)| limit);
-        let limit = if span == time.saturating_add(self.t_turn) {
+        let limit = if span == time.saturating_add(self.t_idle) {
             Limit::Window
         } else {
             busiest.unwrap_or(Limit::Window)
@@ -98,7 +98,7 @@ impl Parameters {
     pub(super) fn span(&self, placement: Placement, time: Duration, t_algo: Duration) -> Duration {
         let works = self.works(placement, t_algo).into_iter().map(|(_, work)| work);
         let busiest = works.max().unwrap_or_default();
-        time.saturating_add(self.t_turn).max(busiest.saturating_mul(self.window))
+        time.saturating_add(self.t_idle).max(busiest.saturating_mul(self.window))
     }
 
     /// Returns the time that the interface's processor spends on one message besides the algorithm.
@@ -114,11 +114,11 @@ impl Parameters {
             (Placement::Host, Bus::FullDuplex) => self.nb_times(self.t_pci),
         };
 
-        let WorkCosts { processors, links, bus: bus_work, bell, .. } = self.work;
+        let WorkCosts { processors, links, bus: bus_work, handover, .. } = self.work;
         let engine = self.engine();
         let moving = match placement {
             Placement::Nic => self.nb_times(links),
-            Placement::Host => self.nb_times(links + bus_work) + bell,
+            Placement::Host => self.nb_times(links + bus_work) + handover,
         };
 
         let shared = moving.saturating_add(t_algo).checked_div(processors).unwrap_or_default();

@@ -140,7 +140,7 @@ fn windows_end_at_the_bottleneck() {
     assert_eq!(at(half, 2, Path::NIC_CUT_THROUGH, zero), (us(60), Limit::ReceiveLink));
     assert_eq!(at(half, 8, Path::NIC, us(90)), (us(90), Limit::Processor));
     let host = table_2().build().unwrap().predict(Path::HOST, us(58)).unwrap();
-    assert!((host.host_share() - 0.29).abs() < 1e-9, "58 of 200 µs");
+    assert!((host.host_cpu_share() - 0.29).abs() < 1e-9, "58 of 200 µs");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn nothing_overflows_within_the_bounds() {
             for t_algo in [Duration::ZERO, Duration::MAX] {
                 let prediction = parameters.predict(path, t_algo);
                 assert!(prediction.is_none_or(|one| one.bandwidth.bytes_per_s() > 0));
-                let _host_share = prediction.map(|one| one.host_share());
+                let _host_share = prediction.map(|one| one.host_cpu_share());
             }
         }
         for mode in [SwitchingMode::StoreAndForward, SwitchingMode::CutThrough] {
@@ -275,11 +275,11 @@ fn a_plan_says_what_it_compared() {
 }
 
 #[test]
-fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
-    // Goal: a bell counts twice and on the host only, a turn once for every path and only where the window limits, and
+fn hand_overs_idle_times_and_shared_processors_are_what_a_live_node_adds() {
+    // Goal: a hand-over counts twice and on the host only, an idle time once for every path and only where the window limits, and
     // shared processors bound what all nodes do at once. Method: the paper's node with each of them, by hand.
     let message = Message::cut(8192, 2048).unwrap();
-    let live = paper_node().t_bell(us(10)).t_turn(us(50));
+    let live = paper_node().t_handover(us(10)).t_idle(us(50));
     let parameters = live.parameters(message).unwrap();
     assert_eq!(parameters.t_h(Duration::ZERO), us(142 + 20));
     assert_eq!(parameters.t_n_store_and_forward(Duration::ZERO), us(120));
@@ -297,7 +297,7 @@ fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
         processors: 2,
         link: Cost::fixed(us(20)),
         bus: Cost::ZERO,
-        bell: us(30),
+        handover: us(30),
         engine: Cost::fixed(us(20)),
         engine_message: us(20),
     };
@@ -307,5 +307,5 @@ fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
     let host = predict(crowded, Path::HOST);
     assert_eq!((host.span, host.limit), (us(8 * 110), Limit::SharedProcessors));
     let simulated = Simulation::new(vec![Flow::new(crowded, Path::NIC, us(1))]).run();
-    assert_eq!(simulated.err(), Some(SimulationError::Live));
+    assert_eq!(simulated.err(), Some(SimulationError::UnsupportedCosts));
 }

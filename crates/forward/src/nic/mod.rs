@@ -6,7 +6,7 @@
 //! [`CompileError`] gives the reason, and the pipeline runs on the host.
 //!
 //! # Main types
-//! - [`Nic`]: the program in the kernel. [`Nic::follow`] keeps its maps in step with the tables.
+//! - [`NicPipeline`]: the program in the kernel. [`NicPipeline::follow`] keeps its maps in step with the tables.
 //! - [`Emulator`]: the same program interpreted, without privilege.
 //! - [`NicConfig`]: sizes, and the treatment of packets that a program cannot handle.
 //!
@@ -25,7 +25,7 @@ pub use self::{
     emulator::{Emulator, EmulatorError, EmulatorVerdict},
     follow::FollowError,
     layout::PORTS_MAX,
-    processor::{Nic, NicBuilder, NicError, PassAll},
+    processor::{NicError, NicPipeline, NicPipelineBuilder, PassAll},
 };
 use crate::{
     pipeline::Reason,

@@ -85,16 +85,16 @@ struct NicPort {
     attachment: Option<Attachment>,
 }
 
-/// The settings of a [`Nic`].
+/// The settings of a [`NicPipeline`].
 #[derive(Clone, Debug, Default)]
 #[must_use = "`start` makes the processor"]
-pub struct NicBuilder {
+pub struct NicPipelineBuilder {
     config: NicConfig,
     ports: BTreeMap<Port, u32>,
     modes: Option<Vec<AttachMode>>,
 }
 
-impl NicBuilder {
+impl NicPipelineBuilder {
     /// Sets how the pipeline is compiled.
     pub fn config(mut self, config: NicConfig) -> Self {
         self.config = config;
@@ -117,7 +117,7 @@ impl NicBuilder {
     ///
     /// # Errors
     /// [`NicError`]; then nothing is attached.
-    pub fn start(self, stages: &[&dyn Stage]) -> Result<Nic, NicError> {
+    pub fn start(self, stages: &[&dyn Stage]) -> Result<NicPipeline, NicError> {
         let modes = self.modes.as_deref().unwrap_or(&AttachMode::ALL);
         let mut last = None;
         for kind in [ProgramKind::Xdp, ProgramKind::Tcx] {
@@ -148,7 +148,7 @@ impl NicBuilder {
         stages: &[&dyn Stage],
         kind: ProgramKind,
         modes: Vec<AttachMode>,
-    ) -> Result<Nic, NicError> {
+    ) -> Result<NicPipeline, NicError> {
         let ports: Vec<Port> = self.ports.keys().copied().collect();
         let Compiled { layout, programs } = compile(stages, &ports, &self.config, kind)?;
         let maps = layout.specs.iter().map(|spec| KernelMap::new(*spec, "vigie_nic"));
@@ -159,7 +159,7 @@ impl NicBuilder {
             let program = Arc::new(LoadedProgram::load_with(program, maps.clone())?);
             nic_ports.insert(*port, NicPort { interface: *interface, program, attachment: None });
         }
-        let mut nic = Nic { layout, maps, follower, nic_ports, modes, kind };
+        let mut nic = NicPipeline { layout, maps, follower, nic_ports, modes, kind };
         nic.follow()?;
         for port in &ports {
             nic.open(*port)?;
@@ -173,7 +173,7 @@ impl NicBuilder {
 /// however it ends.
 #[derive(Debug)]
 #[must_use = "the programs are detached when this is dropped"]
-pub struct Nic {
+pub struct NicPipeline {
     layout: Layout,
     maps: Vec<KernelMap>,
     follower: Follower,
@@ -182,10 +182,10 @@ pub struct Nic {
     kind: ProgramKind,
 }
 
-impl Nic {
+impl NicPipeline {
     /// Starts the settings of a network processor.
-    pub fn builder() -> NicBuilder {
-        NicBuilder::default()
+    pub fn builder() -> NicPipelineBuilder {
+        NicPipelineBuilder::default()
     }
 
     /// Applies changes of the tables to the maps. Returns the number of changes. Forwarding goes on meanwhile, by the

@@ -65,7 +65,7 @@ impl OpenMessages {
                 given_up = self.open.shift_remove_index(0).map(|(_, open)| open);
             }
             if let Some(open) = given_up {
-                counters.dropped(Reason::Incomplete, to_u64(open.packets.len()));
+                counters.count_dropped(Reason::Incomplete, to_u64(open.packets.len()));
             }
             let open = OpenMessage { next: 0, verdict: None, packets: Vec::new() };
             self.open.insert(part.message, open);
@@ -96,9 +96,11 @@ impl OpenMessages {
     ) {
         let Some(part) = packet.part() else { return };
         match self.enter(part, counters) {
-            Ok(OpenMessage { verdict: Some(Err(_)), .. }) => counters.dropped(Reason::Message, 1),
+            Ok(OpenMessage { verdict: Some(Err(_)), .. }) => {
+                counters.count_dropped(Reason::Message, 1)
+            }
             Ok(open) => open.packets.push(packet),
-            Err(reason) => counters.dropped(reason, 1),
+            Err(reason) => counters.count_dropped(reason, 1),
         }
 
         if !part.is_last {
@@ -122,7 +124,7 @@ impl OpenMessages {
 
         match verdict {
             Ok(port) => open.packets.into_iter().for_each(|packet| outputs.push(port, packet)),
-            Err(reason) => counters.dropped(reason, to_u64(count)),
+            Err(reason) => counters.count_dropped(reason, to_u64(count)),
         }
     }
 
@@ -139,9 +141,9 @@ impl OpenMessages {
         let Some(part) = packet.part() else { return };
         let sees_all = std::mem::take(&mut self.sees_all);
         match self.enter(part, counters) {
-            Err(reason) => counters.dropped(reason, 1),
+            Err(reason) => counters.count_dropped(reason, 1),
             Ok(open) => match open.verdict {
-                Some(Err(_)) => counters.dropped(Reason::Message, 1),
+                Some(Err(_)) => counters.count_dropped(Reason::Message, 1),
                 Some(Ok(port)) => {
                     for (stage, _) in
                         stages.stages.iter_mut().zip(&sees_all).filter(|(_, sees_all)| **sees_all)
@@ -160,7 +162,7 @@ impl OpenMessages {
                     open.verdict = Some(verdict);
                     match verdict {
                         Ok(port) => outputs.push(port, packet),
-                        Err(reason) => counters.dropped(reason, 1),
+                        Err(reason) => counters.count_dropped(reason, 1),
                     }
                 }
             },
@@ -176,7 +178,7 @@ impl OpenMessages {
 impl OpenMessage {
     /// Drops the message, and its stored packets.
     fn kill(&mut self, reason: Reason, counters: &TrafficCounters) {
-        counters.dropped(reason, to_u64(self.packets.len()));
+        counters.count_dropped(reason, to_u64(self.packets.len()));
         self.packets = Vec::new();
         self.verdict = Some(Err(reason));
     }

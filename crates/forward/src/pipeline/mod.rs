@@ -465,11 +465,11 @@ impl Pipeline {
             if self.on_full == OnFull::Wait {
                 return Err(packet);
             }
-            self.counters.received(1, bytes);
-            self.counters.dropped(Reason::BufferFull, 1);
+            self.counters.count_received(1, bytes);
+            self.counters.count_dropped(Reason::BufferFull, 1);
             return Ok(());
         }
-        self.counters.received(1, bytes);
+        self.counters.count_received(1, bytes);
         self.input.push_back(packet);
         Ok(())
     }
@@ -516,7 +516,7 @@ impl Pipeline {
             match decided {
                 Ok(Some(port)) => outputs.push(port, packet),
                 Ok(None) => {}
-                Err(reason) => counters.dropped(reason, 1),
+                Err(reason) => counters.count_dropped(reason, 1),
             }
         }
     }
@@ -526,14 +526,14 @@ impl Pipeline {
         match stages.decide(&mut packet, now, &mut |port, packet| outputs.copy(port, packet)) {
             Ok(Some(port)) => outputs.push(port, packet),
             Ok(None) => {}
-            Err(reason) => counters.dropped(reason, 1),
+            Err(reason) => counters.count_dropped(reason, 1),
         }
     }
 
     /// Takes the oldest packet waiting at a port.
     pub fn take(&mut self, port: Port) -> Option<Packet> {
         let packet = self.outputs.take(port)?;
-        self.counters.sent(1, u64::try_from(packet.len()).unwrap_or(u64::MAX));
+        self.counters.count_sent(1, u64::try_from(packet.len()).unwrap_or(u64::MAX));
         Some(packet)
     }
 

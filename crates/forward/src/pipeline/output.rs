@@ -67,7 +67,7 @@ impl OutputQueues {
             if has_room {
                 self.output(port).packets.push_back(packet);
             } else {
-                counters.dropped(Reason::BufferFull, 1);
+                counters.count_dropped(Reason::BufferFull, 1);
             }
         }
         true

@@ -74,7 +74,7 @@ counters! {
         timed_out,
         /// Failed attempts to reach an upstream, for any reason.
         connects_failed,
-        /// Attempts to reach an upstream that exceeded the connect time-out.
+        /// Attempts to reach an upstream that exceeded the set-up time-out.
         connects_timed_out,
         /// Connections whose upstream was sent data, but failed or reached the idle time-out without an answer.
         unanswered,

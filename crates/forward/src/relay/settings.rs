@@ -20,7 +20,7 @@ use super::{
 pub struct RelayBuilder {
     pub(super) listen: Endpoint,
     pub(super) upstreams: Vec<Endpoint>,
-    pub(super) connect_timeout: Duration,
+    pub(super) setup_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
     pub(super) connections_max: usize,
     pub(super) memory_bytes_max: usize,
@@ -43,7 +43,7 @@ impl RelayBuilder {
         Self {
             listen,
             upstreams: Vec::new(),
-            connect_timeout: Duration::from_secs(5),
+            setup_timeout: Duration::from_secs(5),
             idle_timeout: None,
             connections_max: to_usize(usable * 7 / 16).max(1),
             memory_bytes_max: 256 << 20,
@@ -62,9 +62,9 @@ impl RelayBuilder {
     }
 
     vigie_detect::setters! {
-        /// Sets the time limit for connecting to one upstream, and for a client to send its PROXY protocol header.
-        /// Default 5 s; at least 1 ms.
-        connect_timeout: Duration,
+        /// Sets the time limit for each step of a connection's set-up: for the client to send its PROXY protocol header, and
+        /// for connecting to one upstream. Default 5 s; at least 1 ms.
+        setup_timeout: Duration,
 
         /// Sets the time without a byte in either direction after which a connection is closed. Default `None`: never.
         idle_timeout: Option<Duration>,
@@ -125,8 +125,8 @@ impl RelayBuilder {
         if self.connections_max == 0 {
             return Err(BindError::NoConnections);
         }
-        if self.connect_timeout < Duration::from_millis(1) {
-            return Err(BindError::ConnectTimeout { time: self.connect_timeout });
+        if self.setup_timeout < Duration::from_millis(1) {
+            return Err(BindError::SetupTimeout { time: self.setup_timeout });
         }
         if self.idle_timeout.is_some_and(|time| time < Duration::from_millis(1)) {
             return Err(BindError::IdleTimeout);
@@ -163,9 +163,9 @@ pub enum BindError {
     /// The limit of connections is zero.
     #[error("at least one connection must be allowed")]
     NoConnections,
-    /// The connect time-out is too short.
-    #[error("a connect time-out of {time:?}: give at least 1 ms")]
-    ConnectTimeout {
+    /// The set-up time-out is too short.
+    #[error("a set-up time-out of {time:?}: give at least 1 ms")]
+    SetupTimeout {
         /// The value given.
         time: Duration,
     },

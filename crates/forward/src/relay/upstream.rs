@@ -26,7 +26,7 @@ pub(super) async fn accept_header(
     client: &Connection,
 ) -> Result<ProxyHeader, RelayError> {
     let server = &shared.resources.server;
-    let deadline = server.now() + shared.settings.connect_timeout;
+    let deadline = server.now() + shared.settings.setup_timeout;
     let ended = timeout_at(server, deadline, read_header(client)).await;
     let failed = |source| RelayError::Failed { peer: Peer::Client, source };
     ended.map_err(failed)?.unwrap_or_else(|| Err(ProxyError::Late.into()))
@@ -86,7 +86,7 @@ pub(super) async fn connect(
 /// The upstreams in the order in which to try them, each with the time for it.
 fn targets(shared: &RelayShared) -> Vec<(&Endpoint, &Arc<UpstreamHealth>, Duration)> {
     let now = shared.resources.server.now();
-    let time = shared.settings.connect_timeout;
+    let time = shared.settings.setup_timeout;
     let all = shared.settings.upstreams.iter().zip(&shared.upstream_health);
     let is_only = shared.settings.upstreams.len() == 1;
     let (mut targets, mut last) = (Vec::new(), Vec::new());

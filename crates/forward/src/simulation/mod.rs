@@ -122,7 +122,7 @@ impl Simulation {
                 return Err(SimulationError::TwoBuses { first: bus });
             }
             if flow.parameters.is_live() {
-                return Err(SimulationError::Live);
+                return Err(SimulationError::UnsupportedCosts);
             }
             if flow.t_algo > TIME_MAX {
                 return Err(SimulationError::Algorithm { time: flow.t_algo });
@@ -152,9 +152,9 @@ pub enum SimulationError {
     },
     /// Costs that only live systems have.
     #[error(
-        "bells, turns and shared processors are not simulated: leave them out of the parameters"
+        "hand-overs, idle times and shared processors are not simulated: leave them out of the parameters"
     )]
-    Live,
+    UnsupportedCosts,
     /// An algorithm that is too slow to be intended.
     #[error("an algorithm of {time:?}: it must be at most {TIME_MAX:?}")]
     Algorithm {

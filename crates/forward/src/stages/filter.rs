@@ -29,7 +29,7 @@ pub enum Action {
 /// An action, and conditions for the packets to which it applies. Without conditions a rule matches everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a filter takes it"]
-pub struct Rule {
+pub struct FilterRule {
     action: Action,
     ingress: Option<Port>,
     ether_type: Option<EtherType>,
@@ -40,7 +40,7 @@ pub struct Rule {
     destination_ports: Option<RangeInclusive<u16>>,
 }
 
-impl Rule {
+impl FilterRule {
     /// Creates a rule for every packet.
     pub const fn new(action: Action) -> Self {
         Self {
@@ -147,7 +147,7 @@ impl Rule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a pipeline takes it"]
 pub struct Filter {
-    rules: Vec<Rule>,
+    rules: Vec<FilterRule>,
     default_action: Action,
     reason: Reason,
 }
@@ -190,8 +190,8 @@ impl Filter {
     /// 169.254.0.0/16.
     pub fn martians() -> Self {
         let prefix = |(address, bits): &(IpAddr, u8)| Prefix::new(*address, *bits).ok();
-        let drop = || Rule::new(Action::Drop);
-        let by = |rule: &dyn Fn(Prefix) -> Rule, list: &[(IpAddr, u8)]| -> Vec<Rule> {
+        let drop = || FilterRule::new(Action::Drop);
+        let by = |rule: &dyn Fn(Prefix) -> FilterRule, list: &[(IpAddr, u8)]| -> Vec<FilterRule> {
             list.iter().filter_map(prefix).map(rule).collect()
         };
         let mut rules = by(&|prefix| drop().source(prefix), &MARTIAN_SOURCES);
@@ -212,13 +212,13 @@ impl Filter {
     }
 
     /// Appends a rule.
-    pub fn rule(mut self, rule: Rule) -> Self {
+    pub fn rule(mut self, rule: FilterRule) -> Self {
         self.rules.push(rule);
         self
     }
 
     /// Returns the rules, in order.
-    pub fn rules(&self) -> &[Rule] {
+    pub fn rules(&self) -> &[FilterRule] {
         &self.rules
     }
 
@@ -239,7 +239,7 @@ impl Stage for Filter {
         let Ok(headers) = packet.headers() else { return UNREADABLE };
         let rule =
             self.rules.iter().find(|rule| rule.means(packet.ingress(), &headers, packet.bytes()));
-        match rule.map_or(self.default_action, Rule::action) {
+        match rule.map_or(self.default_action, FilterRule::action) {
             Action::Accept => Verdict::Pass,
             Action::Drop => Verdict::Drop(self.reason),
         }

@@ -18,7 +18,7 @@ mod tests;
 pub use self::{
     checksum::{Checksum, ChecksumMode},
     closure::StageFn,
-    filter::{Action, Filter, Rule},
+    filter::{Action, Filter, FilterRule},
     meter::Meter,
     mirror::Mirror,
     nat::{Nat, NatRule},

@@ -99,7 +99,7 @@ fn stock_stages_keep_the_contract() {
         conformance::check(|| Meter::new(rate, 2000).unwrap(), seed, count).unwrap();
         conformance::check(|| RouteStage::new(fib()), seed, count).unwrap();
         conformance::check(|| nat(seed), seed, count).unwrap();
-        let rule = Rule::new(Action::Drop).protocol(17).destination_ports(81..=90);
+        let rule = FilterRule::new(Action::Drop).protocol(17).destination_ports(81..=90);
         conformance::check(|| Filter::with_default(Action::Accept).rule(rule.clone()), seed, count)
             .unwrap();
     }
@@ -323,11 +323,11 @@ fn rules_mean_what_they_say() {
     // Goal: each condition of a rule counts, and the first matching rule decides. Method: one rule for each condition,
     // on a packet that meets all and one that misses it.
     let packet = || udp(Port(1), ("10.0.0.2", 5), ("10.0.1.2", 53));
-    let meets = |rule: Rule| {
+    let meets = |rule: FilterRule| {
         let mut filter = Filter::with_default(Action::Accept).rule(rule);
         filter.process(&mut packet(), START) == Verdict::Drop(Reason::Filtered)
     };
-    let drop = || Rule::new(Action::Drop);
+    let drop = || FilterRule::new(Action::Drop);
     for (rule, is_met) in [
         (drop(), true),
         (drop().ingress(Port(1)), true),
@@ -348,7 +348,7 @@ fn rules_mean_what_they_say() {
         assert_eq!(meets(rule.clone()), is_met, "{rule:?}");
     }
     let accept_first = Filter::with_default(Action::Drop)
-        .rule(Rule::new(Action::Accept).protocol(17))
+        .rule(FilterRule::new(Action::Accept).protocol(17))
         .rule(drop().ingress(Port(1)));
     assert_eq!(accept_first.clone().process(&mut packet(), START), Verdict::Pass);
 }

@@ -63,21 +63,21 @@ fn add(counter: &AtomicU64, count: u64) {
 impl TrafficCounters {
     /// Counts received packets.
     #[inline]
-    pub fn received(&self, packets: u64, bytes: u64) {
+    pub fn count_received(&self, packets: u64, bytes: u64) {
         add(&self.cells.received_packets, packets);
         add(&self.cells.received_bytes, bytes);
     }
 
     /// Counts sent packets.
     #[inline]
-    pub fn sent(&self, packets: u64, bytes: u64) {
+    pub fn count_sent(&self, packets: u64, bytes: u64) {
         add(&self.cells.sent_packets, packets);
         add(&self.cells.sent_bytes, bytes);
     }
 
     /// Counts dropped packets.
     #[inline]
-    pub fn dropped(&self, reason: Reason, packets: u64) {
+    pub fn count_dropped(&self, reason: Reason, packets: u64) {
         if let Some(counter) = self.cells.dropped.get(reason.number()) {
             add(counter, packets);
         }

@@ -237,8 +237,8 @@ fn impossible_relays_are_refused() {
         assert!(matches!(Relay::builder(local()).bind(), Err(BindError::NoUpstream)));
         let none = tcp(upstream).connections_max(0).bind();
         assert!(matches!(none, Err(BindError::NoConnections)));
-        let hasty = tcp(upstream).connect_timeout(Duration::ZERO).bind();
-        assert!(matches!(hasty, Err(BindError::ConnectTimeout { .. })));
+        let hasty = tcp(upstream).setup_timeout(Duration::ZERO).bind();
+        assert!(matches!(hasty, Err(BindError::SetupTimeout { .. })));
         let idle = tcp(upstream).idle_timeout(Some(Duration::ZERO)).bind();
         assert!(matches!(idle, Err(BindError::IdleTimeout)));
         let framing = Framing::new(LengthFormat::U32Be).message_bytes_max(1 << 20);
@@ -267,7 +267,7 @@ fn a_black_hole_is_passed_over() {
         let builder = Relay::builder(vigie_forward::relay::Endpoint::Tcp(local()))
             .upstream(hole)
             .upstream(echo().await?)
-            .connect_timeout(Duration::from_millis(1500));
+            .setup_timeout(Duration::from_millis(1500));
         let relay = Serving::start(builder);
         for number in 0..50 {
             let sent = pattern(number, 100);

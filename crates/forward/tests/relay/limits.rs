@@ -6,7 +6,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::TcpListener;
 use vigie_runtime::time;
 
-use crate::{Serving, echo, exchange, local, pattern, run, tcp};
+use crate::{
+    Serving, echo, exchange,
+    kit::{
+        child::{command_in, role},
+        speaker::Speaker,
+    },
+    local, pattern, run, tcp,
+};
 
 /// Goal: connections beyond the limit wait, and all are served. Method: thirty connections of a relay for two.
 #[test]
@@ -63,8 +70,8 @@ fn a_slow_receiver_stops_its_sender() {
     });
 }
 
-/// The environment variable that makes [`few_descriptors`] a relay; it holds the upstream's address.
-const UPSTREAM: &str = "VIGIE_TEST_RELAY_UPSTREAM";
+/// The test that is a relay in a child; its role is the upstream's address.
+const FEW_DESCRIPTORS: &str = "limits::few_descriptors";
 
 /// Descriptors of that process.
 const FEW: u64 = 96;
@@ -74,7 +81,7 @@ const FEW: u64 = 96;
 #[test]
 #[ignore = "a part of ten_thousand_connections_and_few_descriptors, which runs it"]
 fn few_descriptors() {
-    let upstream = std::env::var(UPSTREAM).expect("run by the test below");
+    let upstream = role(FEW_DESCRIPTORS).expect("run by the test below");
     let limit = rustix::process::Rlimit { current: Some(FEW), maximum: Some(FEW) };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)
         .expect("lower than it was");
@@ -86,7 +93,7 @@ fn few_descriptors() {
     run(async {
         // More than there are descriptors for, so that the kernel sets the limit.
         let builder = tcp(upstream.parse().expect("an address"));
-        let builder = builder.connections_max(10_000).connect_timeout(crate::PATIENCE);
+        let builder = builder.connections_max(10_000).setup_timeout(crate::PATIENCE);
         let relay = Serving::start(builder);
         println!("\nlistening {}", relay.endpoint.address().expect("it listens on TCP"));
         vigie_runtime::spawn_blocking(move || end.recv())
@@ -107,32 +114,12 @@ fn few_descriptors() {
 /// connection or after 100 ms, which bounds the number of pauses.
 #[test]
 fn ten_thousand_connections_and_few_descriptors() {
-    use std::io::{BufRead, BufReader};
-
     const AT_A_TIME: u64 = 250;
     const EACH: u64 = 40;
     run(async {
         let upstream = echo().await?;
-        let mut child = std::process::Command::new(std::env::current_exe()?)
-            .args(["limits::few_descriptors", "--exact", "--ignored", "--nocapture"])
-            .env(UPSTREAM, upstream.to_string())
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()?;
-        let stdout = child.stdout.take().expect("it was asked for");
-        let (said, mut hears) = tokio::sync::mpsc::channel(16);
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = said.blocking_send(line);
-            }
-        });
-        let mut heard = async |mark: &str| loop {
-            let line = hears.recv().await.expect("the child lives");
-            if let Some(rest) = line.strip_prefix(mark) {
-                return rest.to_owned();
-            }
-        };
-        let address: std::net::SocketAddr = heard("listening ").await.parse().expect("an address");
+        let mut child = Speaker::start(command_in(&upstream.to_string(), &[], FEW_DESCRIPTORS));
+        let address: std::net::SocketAddr = child.line("listening ").parse().expect("an address");
         let mut tasks = Vec::new();
         for index in 0..AT_A_TIME {
             tasks.push(vigie_runtime::spawn(async move {
@@ -147,8 +134,8 @@ fn ten_thousand_connections_and_few_descriptors() {
         for task in tasks {
             task.await.expect("no connection is lost")?;
         }
-        drop(child.stdin.take());
-        let counted = heard("counted ").await;
+        child.close();
+        let counted = child.line("counted ");
         let counted: Vec<u64> = counted.split(' ').filter_map(|text| text.parse().ok()).collect();
         let [accepted, finished, refused, pauses] = counted[..] else { panic!("{counted:?}") };
         assert_eq!((accepted, refused), (AT_A_TIME * EACH, 0));
@@ -157,6 +144,7 @@ fn ten_thousand_connections_and_few_descriptors() {
         assert!(pauses > 0, "the limit was never met: {counted:?}");
         let ticks = u64::try_from(crate::PATIENCE.as_millis() / 100).unwrap_or(u64::MAX);
         assert!(pauses <= accepted + ticks, "it ran in circles: {counted:?}");
-        child.wait().map(|status| assert!(status.success()))
+        assert!(child.finish().success());
+        Ok(())
     });
 }

@@ -3,6 +3,10 @@
 //! No test here asserts a time: time-outs are tested in virtual time, in the unit tests of `relay::session`. Every test
 //! has a bound, after which it fails.
 
+#[path = "../../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 mod datagrams;
 mod ends;
 mod framed;

@@ -9,7 +9,7 @@ use vigie_forward::{
     packet::{Headers, Network, Packet, Port},
     pipeline::{Reason, Stage, Verdict},
     stages::{
-        Action, Checksum, Filter, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Rule, Ttl,
+        Action, Checksum, Filter, FilterRule, Meter, Mirror, Nat, NatRule, Rewrite, RouteStage, Ttl,
     },
     tables::{Fib, Interface, NatEndpoint, NatTable, Prefix, Route},
 };
@@ -205,8 +205,8 @@ fn rewrite(rng: &mut Rng) -> Rewrite {
     if rng.bool() { rewrite.send(one_of(rng, &PORTS)) } else { rewrite }
 }
 
-fn rule(rng: &mut Rng) -> Rule {
-    let mut rule = Rule::new(if rng.bool() { Action::Accept } else { Action::Drop });
+fn rule(rng: &mut Rng) -> FilterRule {
+    let mut rule = FilterRule::new(if rng.bool() { Action::Accept } else { Action::Drop });
     let is_v6 = rng.bool();
     if rng.u8(..4) == 0 {
         rule = rule.ingress(one_of(rng, &PORTS));

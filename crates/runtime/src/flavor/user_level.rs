@@ -536,7 +536,7 @@ pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     let shared = &*local.owner;
     let computes_for_long = poll::has_polled_for(shared.options.quantum, now);
     let others_wait = computes_for_long && local.lanes.borrow().counts().1 > 0;
-    Some(others_wait || shared.has_injected() || shared.server.has_events(now))
+    Some(others_wait || shared.has_injected() || shared.server.has_announced_events(now))
 }
 
 /// Returns whether this thread is inside a `block_on` of this flavor, and of `shared` if given.

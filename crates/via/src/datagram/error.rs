@@ -107,9 +107,6 @@ pub enum DatagramError {
     /// The interface is gone for good.
     #[error("the interface was removed; open it again when it is back")]
     Removed,
-    /// The port was dropped while the datagram waited for room.
-    #[error("the port was dropped before its datagram could be sent")]
-    PortDropped,
     /// The detection server ended.
     #[error(transparent)]
     Wait(#[from] vigie_detect::WaitError),

@@ -192,7 +192,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DatagramError::WrongNode`] if `group` is not a group of the device's kind; the kernel's.
-    pub fn join(&self, group: NodeAddress) -> Result<(), DatagramError> {
+    pub fn join_group(&self, group: NodeAddress) -> Result<(), DatagramError> {
         self.host.with(|engine| engine.join(group))
     }
 

@@ -74,7 +74,7 @@ impl OverLink {
     }
 
     pub(super) fn join(&mut self, group: NodeAddress) -> Result<(), DatagramError> {
-        Ok(self.link.join(mac(group)?)?)
+        Ok(self.link.join_group(mac(group)?)?)
     }
 
     pub(super) fn node(&self) -> NodeAddress {

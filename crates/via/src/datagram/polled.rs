@@ -45,8 +45,8 @@ impl PolledDevice {
     /// Joins a group: all ports receive what is sent to it.
     ///
     /// # Errors
-    /// As [`Device::join`](super::Device::join).
-    pub fn join(&mut self, group: NodeAddress) -> Result<(), DatagramError> {
+    /// As [`Device::join_group`](super::Device::join_group).
+    pub fn join_group(&mut self, group: NodeAddress) -> Result<(), DatagramError> {
         self.engine.join(group)
     }
 

@@ -405,7 +405,7 @@ impl Link {
     ///
     /// # Errors
     /// The kernel's; [`io::ErrorKind::InvalidInput`] if `group` is not a group's address.
-    pub fn join(&mut self, group: MacAddress) -> Result<(), LinkError> {
+    pub fn join_group(&mut self, group: MacAddress) -> Result<(), LinkError> {
         let what = "joining a group";
         if !group.is_multicast() {
             return Err(LinkError::Kernel { what, source: io::ErrorKind::InvalidInput.into() });

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     protocol::{
-        Begun, MessageEngine, Mode, Pattern, Payload, RequestId, SendError, SendState, Sink, Status,
+        Begun, MessageEngine, Pattern, Payload, RequestId, SendError, SendMode, SendState, Sink,
+        Status,
     },
     vi::{Provider, Region},
     world::Rank,
@@ -137,7 +138,7 @@ impl<P: Provider> Communicator<P> {
         &self,
         dest: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
         self.inner.with(|engine| {
@@ -158,7 +159,7 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     #[inline]
     pub async fn send(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_bytes(dest, tag, Mode::Standard, bytes).await
+        self.send_bytes(dest, tag, SendMode::Standard, bytes).await
     }
 
     #[inline]
@@ -166,7 +167,7 @@ impl<P: Provider> Communicator<P> {
         &self,
         dest: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         bytes: &[u8],
     ) -> Result<(), MessageError> {
         let sent = self.inner.with(|engine| {
@@ -210,7 +211,7 @@ impl<P: Provider> Communicator<P> {
     /// [`SendError::BufferFull`](crate::protocol::SendError::BufferFull), or as [`send`](Self::send).
     pub fn send_buffered(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
         let body = [IoSlice::new(bytes)];
-        let sent = self.begin(dest, tag, Mode::Buffered, Payload::Borrowed(&body))?;
+        let sent = self.begin(dest, tag, SendMode::Buffered, Payload::Borrowed(&body))?;
         match sent {
             SendState::Done => {}
             // The engine owns the bytes and finishes the send.
@@ -227,7 +228,7 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_sync(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_bytes(dest, tag, Mode::Synchronous, bytes).await
+        self.send_bytes(dest, tag, SendMode::Synchronous, bytes).await
     }
 
     /// Sends a message to a receive that you know is posted. If it is not, the message is still sent,
@@ -239,7 +240,7 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_ready(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_bytes(dest, tag, Mode::Ready, bytes).await
+        self.send_bytes(dest, tag, SendMode::Ready, bytes).await
     }
 
     /// Sends one message made of several pieces, in any mode: vectored, or strided by
@@ -255,7 +256,7 @@ impl<P: Provider> Communicator<P> {
         &self,
         dest: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         slices: &[IoSlice<'_>],
     ) -> Result<(), MessageError> {
         let sent = self.begin(dest, tag, mode, Payload::Borrowed(slices))?;
@@ -273,7 +274,7 @@ impl<P: Provider> Communicator<P> {
         &self,
         dest: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         bytes: Vec<u8>,
     ) -> Result<SendRequest<P>, MessageError> {
         self.start(dest, tag, mode, Payload::Owned(bytes))
@@ -288,7 +289,7 @@ impl<P: Provider> Communicator<P> {
         &self,
         dest: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         (region, offset, length): (&Region, u64, u64),
     ) -> Result<SendRequest<P>, MessageError> {
         self.start(dest, tag, mode, Payload::Region { region: region.clone(), offset, length })
@@ -298,7 +299,7 @@ impl<P: Provider> Communicator<P> {
         &self,
         dest: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         payload: Payload<'_>,
     ) -> Result<SendRequest<P>, MessageError> {
         let sent = self.begin(dest, tag, mode, payload)?;
@@ -482,7 +483,7 @@ impl<P: Provider> Communicator<P> {
 
     /// Returns a send that you can start any number of times with the same envelope: `MPI_Send_init`.
     #[must_use]
-    pub fn persistent_send(&self, dest: u32, tag: u32, mode: Mode) -> PersistentSend<P> {
+    pub fn persistent_send(&self, dest: u32, tag: u32, mode: SendMode) -> PersistentSend<P> {
         PersistentSend { communicator: self.clone(), dest, tag, mode }
     }
 
@@ -519,7 +520,7 @@ pub struct PersistentSend<P: Provider> {
     communicator: Communicator<P>,
     dest: u32,
     tag: u32,
-    mode: Mode,
+    mode: SendMode,
 }
 
 impl<P: Provider> PersistentSend<P> {

@@ -111,7 +111,7 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
     }
 
     fn attach(&mut self, bell: Notifier) -> io::Result<()> {
-        self.engine.nic_mut().attach(bell);
+        self.engine.nic_mut().attach_notifier(bell);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use super::{
     request::WaitPhase,
 };
 use crate::{
-    protocol::{Committed, Loan, Mode, Payload, SendError, SendState, Status, View},
+    protocol::{Committed, Loan, Payload, SendError, SendMode, SendState, Status, View},
     vi::{Memory, OutOfBounds, Provider},
 };
 
@@ -176,7 +176,7 @@ impl<P: Provider> Communicator<P> {
         &self,
         dest: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         (memory, offset, length): (&Memory, u64, u64),
     ) -> Result<SendRequest<P>, MessageError> {
         let memory = memory.clone();
@@ -208,7 +208,7 @@ impl<P: Provider> Communicator<P> {
                 let sent = inner.with(|engine| {
                     engine.give_back(loan);
                     let payload = Payload::Owned(bytes);
-                    engine.send(rank, self.context(), tag, Mode::Standard, payload)
+                    engine.send(rank, self.context(), tag, SendMode::Standard, payload)
                 })?;
                 match sent {
                     SendState::Done => return Ok(()),

@@ -2,7 +2,7 @@
 //! piece of this rank's area that the receiver reads in place.
 
 use super::{
-    MessageEngine, Mode, Payload, SendError, SendState, Status,
+    MessageEngine, Payload, SendError, SendMode, SendState, Status,
     area::Hold,
     envelope::{Control, ENVELOPE_BYTES, Envelope, FrameKind, Opening},
     incoming::{DirectReceive, ReceiveInterest},
@@ -190,7 +190,7 @@ impl<P: Provider> MessageEngine<P> {
             } else {
                 Payload::Owned(loan.to_vec().unwrap_or_default())
             };
-            let sent = self.send(rank, context, tag, Mode::Standard, payload)?;
+            let sent = self.send(rank, context, tag, SendMode::Standard, payload)?;
             return Ok(match sent {
                 SendState::Done => Committed::Done,
                 SendState::Pending(id) => Committed::Pending(id),

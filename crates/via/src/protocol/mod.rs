@@ -64,7 +64,7 @@ pub use matching::{Label, Pattern};
 pub(crate) use payload::put_all;
 pub use payload::{Discard, Layout, Payload, Scattered, Sink};
 pub use reliable::ErrorControlCounters;
-pub use request::{CancelState, Mode, RequestId, SendState, Status};
+pub use request::{CancelState, RequestId, SendMode, SendState, Status};
 pub(crate) use waiting::Begun;
 
 /// Converts a byte count to the type of lengths on the wire.

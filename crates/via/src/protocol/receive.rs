@@ -29,9 +29,9 @@ struct Kept {
 }
 
 impl Sink for Kept {
-    fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
+    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
         let length = length.min(self.limit.saturating_sub(to_usize(offset)));
-        self.bytes.space(offset, length)
+        self.bytes.buffer_at(offset, length)
     }
 }
 

@@ -23,7 +23,7 @@ pub struct RequestId(pub(crate) u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "the standard has four")]
 #[repr(u32)]
-pub enum Mode {
+pub enum SendMode {
     /// Done when the bytes may be changed again.
     #[default]
     Standard,

@@ -3,7 +3,7 @@
 use std::{io::IoSlice, task::Poll};
 
 use super::{
-    MessageEngine, Mode, Payload, RequestError, RequestId, SendError, SendState,
+    MessageEngine, Payload, RequestError, RequestId, SendError, SendMode, SendState,
     envelope::{
         ENVELOPE_BYTES, Envelope, FLAG_ANNOUNCED, FLAG_KEY, FLAG_LAST, FLAG_READY,
         FLAG_SYNCHRONOUS, FrameKind, OPENING_BYTES, Opening,
@@ -37,7 +37,7 @@ struct MessageRoute {
     dest: u32,
     context: u16,
     tag: u32,
-    mode: Mode,
+    mode: SendMode,
 }
 
 /// Returns what the first frame of a message says that is not sent whole: its beginning follows, or nothing if the peer has
@@ -105,12 +105,12 @@ impl<P: Provider> MessageEngine<P> {
         dest: u32,
         context: u16,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
         let route = MessageRoute { dest, context, tag, mode };
         if let Payload::Borrowed(body) = &payload
-            && mode != Mode::Synchronous
+            && mode != SendMode::Synchronous
             && self.send_at_once(route, body)
         {
             return Ok(SendState::Done);
@@ -129,11 +129,11 @@ impl<P: Provider> MessageEngine<P> {
         dest: u32,
         context: u16,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         bytes: &[u8],
     ) -> Result<SendState, SendError> {
         let route = MessageRoute { dest, context, tag, mode };
-        if mode != Mode::Synchronous
+        if mode != SendMode::Synchronous
             && let Some((head, frame)) = self.head_at_once(route, to_u64(bytes.len()))
         {
             let slices = [IoSlice::new(&head), IoSlice::new(bytes)];
@@ -169,7 +169,7 @@ impl<P: Provider> MessageEngine<P> {
             return None;
         }
         let (length, frame) = (u32::try_from(length).ok()?, u32::try_from(frame).ok()?);
-        let flags = if mode == Mode::Ready { FLAG_READY } else { 0 };
+        let flags = if mode == SendMode::Ready { FLAG_READY } else { 0 };
         let kind = FrameKind::Eager;
         let head = Envelope { kind, flags, context, tag, id: NO_REQUEST, length }.encode();
         Some((head, frame))
@@ -225,15 +225,15 @@ impl<P: Provider> MessageEngine<P> {
         let MessageRoute { dest, context, tag, mode } = route;
         self.check_destination(dest)?;
         self.check_announced(dest)?;
-        let is_synchronous = mode == Mode::Synchronous;
+        let is_synchronous = mode == SendMode::Synchronous;
         let mut request = SendRequest {
             peer: dest,
             context,
             tag,
             flags: match mode {
-                Mode::Synchronous => FLAG_SYNCHRONOUS,
-                Mode::Ready => FLAG_READY,
-                Mode::Standard | Mode::Buffered => 0,
+                SendMode::Synchronous => FLAG_SYNCHRONOUS,
+                SendMode::Ready => FLAG_READY,
+                SendMode::Standard | SendMode::Buffered => 0,
             },
             total: 0,
             sent: 0,
@@ -254,7 +254,7 @@ impl<P: Provider> MessageEngine<P> {
 
         let mut borrowed: Option<&[IoSlice<'_>]> = None;
         match payload {
-            Payload::Borrowed(body) if mode == Mode::Buffered => {
+            Payload::Borrowed(body) if mode == SendMode::Buffered => {
                 let bytes = self.keep_buffered(body)?;
                 request.total = to_u64(bytes.len());
                 request.buffered = request.total;
@@ -286,7 +286,7 @@ impl<P: Provider> MessageEngine<P> {
         }
 
         // The owner of a buffered send does not poll it.
-        request.is_detached = mode == Mode::Buffered;
+        request.is_detached = mode == SendMode::Buffered;
         let key = self.requests.insert(RequestEntry::Send(request));
         self.begin(key, dest, borrowed);
         Ok(self.state_of(key))

@@ -3,7 +3,7 @@
 use vigie_detect::Instant;
 
 use super::{
-    EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestId, SendState,
+    EngineConfig, EngineEvent, MessageEngine, Pattern, Payload, RequestId, SendMode, SendState,
     incoming::DirectReceive,
     payload::Discard,
     request::{RequestEntry, SendRequest},
@@ -101,13 +101,13 @@ impl Pair {
     }
 
     /// Sends bytes that the engine owns from rank 0 to rank 1.
-    pub(super) fn send(&mut self, tag: u32, mode: Mode, length: usize) -> SendState {
+    pub(super) fn send(&mut self, tag: u32, mode: SendMode, length: usize) -> SendState {
         let payload = Payload::Owned(vec![7; length]);
         self.engines[0].send(1, 0, tag, mode, payload).expect("the send begins")
     }
 
     /// As [`send`](Self::send), for a message that does not end at once.
-    pub(super) fn begin(&mut self, tag: u32, mode: Mode, length: usize) -> RequestId {
+    pub(super) fn begin(&mut self, tag: u32, mode: SendMode, length: usize) -> RequestId {
         match self.send(tag, mode, length) {
             SendState::Pending(id) => id,
             SendState::Done => panic!("it ended at once"),
@@ -125,7 +125,7 @@ impl Pair {
     /// Fills `units` units of rank 1's area with empty messages.
     pub(super) fn fill(&mut self, units: usize) {
         for _ in 0..units {
-            assert_eq!(self.send(99, Mode::Standard, 0), SendState::Done);
+            assert_eq!(self.send(99, SendMode::Standard, 0), SendState::Done);
         }
     }
 }

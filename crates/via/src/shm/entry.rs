@@ -203,15 +203,6 @@ impl Draft {
         Self { words: [const { AtomicU64::new(0) }; LINE_WORDS] }
     }
 
-    /// Returns a draft of these bytes.
-    pub(super) fn of(line: &CacheLine) -> Self {
-        let draft = Self::new();
-        for (place, word) in draft.words.iter().zip(line.as_chunks::<8>().0) {
-            place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-        }
-        draft
-    }
-
     #[inline]
     fn set(&self, index: usize, word: u64) {
         self.words[index].store(word, Ordering::Relaxed);
@@ -262,15 +253,6 @@ impl Draft {
         }
         bytes
     }
-
-    /// Returns the bytes.
-    pub(super) fn line(&self) -> CacheLine {
-        let mut line = [0; CACHE_LINE];
-        for (place, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(&self.words) {
-            *place = word.load(Ordering::Relaxed).to_ne_bytes();
-        }
-        line
-    }
 }
 
 /// Returns a word that starts with fewer than eight bytes, without a detour through memory.
@@ -302,6 +284,26 @@ fn take<const N: usize>(line: &CacheLine, at: usize) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Draft {
+        /// Returns a draft of these bytes.
+        pub(in crate::shm) fn of(line: &CacheLine) -> Self {
+            let draft = Self::new();
+            for (place, word) in draft.words.iter().zip(line.as_chunks::<8>().0) {
+                place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            }
+            draft
+        }
+
+        /// Returns the bytes.
+        pub(in crate::shm) fn line(&self) -> CacheLine {
+            let mut line = [0; CACHE_LINE];
+            for (place, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(&self.words) {
+                *place = word.load(Ordering::Relaxed).to_ne_bytes();
+            }
+            line
+        }
+    }
 
     /// Goal: what is written is read back. Method: entries of every kind and place, decoded again.
     #[test]

@@ -40,8 +40,6 @@
 mod connecting;
 mod connection;
 mod entry;
-#[doc(hidden)]
-pub mod hostile;
 mod layout;
 mod nic;
 mod receiver;
@@ -50,6 +48,8 @@ mod sender;
 pub(crate) mod sleep;
 mod sys;
 mod table;
+#[cfg(test)]
+mod tests;
 mod vi;
 mod wakeup;
 mod wire;

@@ -283,7 +283,7 @@ impl Provider for SimNic {
         Ok(Armed::Armed)
     }
 
-    fn attach(&mut self, bell: Notifier) {
+    fn attach_notifier(&mut self, bell: Notifier) {
         self.lock().nics[self.id.0].bell = Some(bell);
     }
 

@@ -536,7 +536,7 @@ pub trait Provider: Send + 'static {
     fn quiet(&mut self) {}
 
     /// Attaches the notifier of the NIC's host, at most once: a NIC without a descriptor notifies through it.
-    fn attach(&mut self, notifier: Notifier) {
+    fn attach_notifier(&mut self, notifier: Notifier) {
         let _ = notifier;
     }
 

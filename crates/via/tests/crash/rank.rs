@@ -6,8 +6,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
-        SendError, SendState,
+        EngineConfig, EngineEvent, MessageEngine, Pattern, Payload, RequestError, RequestId,
+        SendError, SendMode, SendState,
     },
     shm::Shm,
     vi::{Address, MemoryAttributes, Provider, Reason},
@@ -155,12 +155,12 @@ impl Rank {
                 let region = self.engine.nic_mut().allocate(body.len(), attributes);
                 let region = region.expect("memory");
                 region.memory.write(0, &body).expect("inside");
-                (Mode::Standard, Payload::Region { region, offset: 0, length })
+                (SendMode::Standard, Payload::Region { region, offset: 0, length })
             }
-            OWNED => (Mode::Standard, Payload::Owned(body.clone())),
-            BUFFERED => (Mode::Buffered, Payload::Borrowed(&slices)),
-            SYNCHRONOUS | SYNCHRONOUS_FRAMES => (Mode::Synchronous, Payload::Borrowed(&slices)),
-            _ => (Mode::Standard, Payload::Borrowed(&slices)),
+            OWNED => (SendMode::Standard, Payload::Owned(body.clone())),
+            BUFFERED => (SendMode::Buffered, Payload::Borrowed(&slices)),
+            SYNCHRONOUS | SYNCHRONOUS_FRAMES => (SendMode::Synchronous, Payload::Borrowed(&slices)),
+            _ => (SendMode::Standard, Payload::Borrowed(&slices)),
         };
         let is_borrowed = matches!(payload, Payload::Borrowed(_));
         match self.engine.send(to, context, kind.0, mode, payload) {

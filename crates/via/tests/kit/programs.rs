@@ -1,6 +1,6 @@
 //! Random programs of sends and receives that are legal by MPI 5.0, section 3.5: with any buffering, or none, they end.
 
-use vigie_via::protocol::Mode;
+use vigie_via::protocol::SendMode;
 
 use crate::pattern::pattern;
 
@@ -11,7 +11,7 @@ pub(crate) struct Transfer {
     pub(crate) from: u32,
     pub(crate) context: u16,
     pub(crate) body: Vec<u8>,
-    pub(crate) mode: Mode,
+    pub(crate) mode: SendMode,
     pub(crate) has_wildcard: bool,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn programs(
     count: usize,
 ) -> (Vec<Transfer>, Vec<Vec<Step>>) {
     let lengths = [0, 8, 400, 600, 3000, 20_000, 150_000];
-    let modes = [Mode::Standard, Mode::Standard, Mode::Synchronous];
+    let modes = [SendMode::Standard, SendMode::Standard, SendMode::Synchronous];
     let mut transfers = Vec::new();
     let mut timed: Vec<Vec<(f64, Step)>> = (0..size).map(|_| Vec::new()).collect();
     for number in 0..count {

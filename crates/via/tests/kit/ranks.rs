@@ -6,7 +6,7 @@ use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     message::{Communicator, Endpoint},
-    protocol::{EngineConfig, Mode},
+    protocol::{EngineConfig, SendMode},
     vi::Provider,
     world::local,
 };
@@ -92,7 +92,7 @@ pub(crate) async fn all_to_all<P: Provider>(ranks: Vec<Communicator<P>>) {
                     let mut sends = Vec::new();
                     for rank in (0..5).filter(|rank| *rank != own) {
                         let bytes = pattern(length, usize::try_from(own).expect("few"));
-                        let sent = all.start_send(rank, round, Mode::Standard, bytes);
+                        let sent = all.start_send(rank, round, SendMode::Standard, bytes);
                         sends.push(sent.expect("taken"));
                     }
                     for rank in (0..5).filter(|rank| *rank != own) {

@@ -6,7 +6,7 @@ use tokio::join;
 use vigie_detect::Instant;
 use vigie_via::{
     message::{Endpoint, MessageErrorKind},
-    protocol::{EngineConfig, EngineEvent, MessageEngine, Mode, SendError},
+    protocol::{EngineConfig, EngineEvent, MessageEngine, SendError, SendMode},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, CacheCounters, Memory, Provider},
 };
@@ -42,7 +42,7 @@ async fn send<P: Provider>(ends: &[Endpoint<P>], memory: &Memory, seed: usize) {
     let bytes = pattern(LENGTH, seed);
     memory.write(0, &bytes).expect("inside");
     let piece = (memory, 0, LENGTH as u64);
-    let mut sending = a.start_send_memory(1, 2, Mode::Standard, piece).expect("begun");
+    let mut sending = a.start_send_memory(1, 2, SendMode::Standard, piece).expect("begun");
     let (sent, received) = join!(sending.wait(), b.recv(0, 2));
     sent.expect("sent");
     assert!(received.expect("received").bytes == bytes, "memory {seed}");
@@ -83,7 +83,7 @@ fn over_shared_memory() {
         assert_eq!((counters(&ends[0]).misses, counters(&ends[0]).hits), (2, 8 + 3 + 3));
         assert_eq!(fetched(&ends[1]), fetched_before, "heap memory cannot be read");
         let beyond = ends[0].communicator();
-        let beyond = beyond.start_send_memory(1, 2, Mode::Standard, (&heap, 1, LENGTH as u64));
+        let beyond = beyond.start_send_memory(1, 2, SendMode::Standard, (&heap, 1, LENGTH as u64));
         let error = beyond.map(drop).expect_err("beyond its end");
         let kind = error.kind();
         assert!(matches!(kind, MessageErrorKind::Send(SendError::OutOfBounds { offset: 1, .. })));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use vigie_detect::Instant;
 use vigie_via::{
     message::{Endpoint, JoinError, MessageError, SourceFilter, TagFilter},
-    protocol::{EngineConfig, EngineEvent, Mode},
+    protocol::{EngineConfig, EngineEvent, SendMode},
     shm::Shm,
     world::{World, local},
 };
@@ -72,7 +72,7 @@ fn a_rank_that_goes_ends_all_waits() {
                         "probe" => all.probe(2, 5).await.map(drop),
                         "any probe" => all.matched_probe(SourceFilter::Any, 6).await.map(drop),
                         "request" => {
-                            let mode = Mode::Synchronous;
+                            let mode = SendMode::Synchronous;
                             all.start_send(2, 7, mode, vec![0; 100])?.wait().await
                         }
                         _ => all.start_recv(2, TagFilter::Any).wait().await.map(drop),

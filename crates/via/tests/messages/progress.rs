@@ -55,7 +55,7 @@ fn posted_receives_take_their_messages() {
                     let memory = all.buffer(LONG).expect("memory");
                     memory.write(0, &pattern(LONG, 4)).expect("inside");
                     let whole = (&memory, 0, LONG as u64);
-                    let mode = vigie_via::protocol::Mode::Standard;
+                    let mode = vigie_via::protocol::SendMode::Standard;
                     let mut sent = all.start_send_memory(peer, 3, mode, whole).expect("begins");
                     sent.wait().await.expect("sent");
                     assert!(request.wait().await.expect("received").bytes == pattern(LONG, 4));

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use vigie_via::{
     message::{Communicator, Endpoint, MessageErrorKind},
-    protocol::{EngineConfig, Mode, RequestError},
+    protocol::{EngineConfig, RequestError, SendMode},
     shm::Shm,
 };
 
@@ -184,8 +184,8 @@ fn send_requests_outlive_their_waits() {
         for polls in 0..6 {
             let bytes = pattern(50_000, polls);
             let mut request =
-                ranks[0].start_send(1, 0, Mode::Synchronous, bytes.clone()).expect("begun");
-            drop(ranks[0].start_send(1, 0, Mode::Standard, b"next".to_vec()).expect("begun"));
+                ranks[0].start_send(1, 0, SendMode::Synchronous, bytes.clone()).expect("begun");
+            drop(ranks[0].start_send(1, 0, SendMode::Standard, b"next".to_vec()).expect("begun"));
             assert!(poll_and_drop(&host, polls, request.wait()).await.is_none(), "unmatched");
             assert!(!request.test().expect("no error"));
             let (sent, message) = tokio::join!(request.wait(), ranks[1].recv(0, 0));
@@ -212,7 +212,7 @@ fn receive_requests_outlive_their_waits() {
             assert_eq!(request.test().expect("no error"), None, "unsent");
             let bytes = pattern(LENGTH, round);
             let mut sending =
-                ranks[0].start_send(1, 0, Mode::Standard, bytes.clone()).expect("begun");
+                ranks[0].start_send(1, 0, SendMode::Standard, bytes.clone()).expect("begun");
             let early = poll_and_drop(&host, polls, request.wait()).await;
             let early = early.map(|early| early.expect("received").bytes);
             let is_early = early.is_some();

@@ -5,26 +5,27 @@ use std::io::IoSlice;
 use tokio::join;
 use vigie_via::{
     message::{Communicator, SourceFilter, TagFilter},
-    protocol::{EngineConfig, Layout, Mode},
+    protocol::{EngineConfig, Layout, SendMode},
     shm::Shm,
 };
 
 use super::hosts::{Ranks, scarce, with_ranks};
 use crate::pattern::pattern;
 
-const MODES: [Mode; 4] = [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready];
+const MODES: [SendMode; 4] =
+    [SendMode::Standard, SendMode::Buffered, SendMode::Synchronous, SendMode::Ready];
 
 fn two(ranks: Ranks) -> (Communicator<Shm>, Communicator<Shm>) {
     let mut ranks = ranks.into_iter();
     (ranks.next().expect("rank 0"), ranks.next().expect("rank 1"))
 }
 
-async fn send_in(all: &Communicator<Shm>, mode: Mode, tag: u32, bytes: &[u8]) {
+async fn send_in(all: &Communicator<Shm>, mode: SendMode, tag: u32, bytes: &[u8]) {
     let sent = match mode {
-        Mode::Standard => all.send(1, tag, bytes).await,
-        Mode::Buffered => all.send_buffered(1, tag, bytes),
-        Mode::Synchronous => all.send_sync(1, tag, bytes).await,
-        Mode::Ready => all.send_ready(1, tag, bytes).await,
+        SendMode::Standard => all.send(1, tag, bytes).await,
+        SendMode::Buffered => all.send_buffered(1, tag, bytes),
+        SendMode::Synchronous => all.send_sync(1, tag, bytes).await,
+        SendMode::Ready => all.send_ready(1, tag, bytes).await,
     };
     sent.unwrap_or_else(|error| panic!("{mode:?}, {} bytes: {error}", bytes.len()));
 }
@@ -157,12 +158,12 @@ fn cancelling() {
         let mut request = request.cancel().expect_err("too late");
         assert_eq!(request.wait().await.expect("the message").bytes, b"one");
 
-        let send = a.start_send(1, 2, Mode::Synchronous, b"two".to_vec()).expect("begun");
+        let send = a.start_send(1, 2, SendMode::Synchronous, b"two".to_vec()).expect("begun");
         assert!(send.cancel().await.expect("answered"), "not yet matched");
         a.send(1, 2, b"three").await.expect("sent");
         assert_eq!(b.recv(0, 2).await.expect("received").bytes, b"three", "not the other");
 
-        let mut send = a.start_send(1, 3, Mode::Synchronous, b"four".to_vec()).expect("begun");
+        let mut send = a.start_send(1, 3, SendMode::Synchronous, b"four".to_vec()).expect("begun");
         let (sent, received) = join!(send.wait(), b.recv(0, 3));
         sent.expect("matched");
         assert_eq!(received.expect("received").bytes, b"four");
@@ -176,7 +177,7 @@ fn cancelling() {
 fn persistent_requests() {
     with_ranks(2, EngineConfig::default(), |_, ranks| async move {
         let (a, b) = two(ranks);
-        let sender = a.persistent_send(1, 4, Mode::Standard);
+        let sender = a.persistent_send(1, 4, SendMode::Standard);
         let receiver = b.persistent_recv(0, 4);
         for round in 0..50u8 {
             let mut early = receiver.start();
@@ -214,8 +215,10 @@ fn truncation_and_layouts() {
             let mut target = vec![0; count * block * 3];
             let slices: Vec<IoSlice<'_>> = from.slices(&source).expect("inside");
             let mut sink = to.sink(&mut target);
-            let (sent, status) =
-                join!(a.send_slices(1, 2, Mode::Standard, &slices), b.recv_into(0, 2, &mut sink));
+            let (sent, status) = join!(
+                a.send_slices(1, 2, SendMode::Standard, &slices),
+                b.recv_into(0, 2, &mut sink)
+            );
             sent.expect("sent");
             assert_eq!(status.expect("received").length, (count * block) as u64);
             for index in 0..count {
@@ -251,7 +254,8 @@ fn to_oneself() {
             all.send_buffered(1, 2, &bytes[..length.min(1 << 16)]).expect("sent");
             let message = waiting.await.expect("it ran").expect("received");
             assert!(message.bytes == bytes[..length.min(1 << 16)]);
-            let mut sending = all.start_send(1, 3, Mode::Standard, bytes.clone()).expect("begun");
+            let mut sending =
+                all.start_send(1, 3, SendMode::Standard, bytes.clone()).expect("begun");
             let status = probing.await.expect("it ran").expect("probed");
             assert_eq!(status.length, length as u64);
             assert!(all.recv(1, 3).await.expect("received").bytes == bytes);
@@ -276,12 +280,12 @@ fn regions() {
         region.memory.write(0, &bytes).expect("inside");
         for (offset, length) in [(0, 1 << 20), (4096, 100_000), (64, 8)] {
             let piece = (&region, offset as u64, length as u64);
-            let mut sending = a.start_send_region(1, 1, Mode::Standard, piece).expect("begun");
+            let mut sending = a.start_send_region(1, 1, SendMode::Standard, piece).expect("begun");
             let message = b.recv(0, 1).await.expect("received");
             assert!(message.bytes == bytes[offset..offset + length]);
             sending.wait().await.expect("read");
         }
-        let beyond = a.start_send_region(1, 1, Mode::Standard, (&region, 1, 1 << 20));
+        let beyond = a.start_send_region(1, 1, SendMode::Standard, (&region, 1, 1 << 20));
         assert!(beyond.is_err(), "beyond its end");
     });
 }

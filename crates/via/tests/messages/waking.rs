@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use fastrand::Rng;
 use vigie_via::{
     message::{SourceFilter, TagFilter},
-    protocol::{EngineConfig, Mode},
+    protocol::{EngineConfig, SendMode},
 };
 
 use super::hosts::{Host, scarce, with_ranks};
@@ -108,7 +108,7 @@ fn forgotten_sends_go_on() {
             let count = 100;
             for tag in 0..count {
                 let bytes = pattern(900, tag as usize + round);
-                drop(ranks[0].start_send(1, tag, Mode::Standard, bytes).expect("begun"));
+                drop(ranks[0].start_send(1, tag, SendMode::Standard, bytes).expect("begun"));
             }
             host.wait(Duration::from_millis(2)).await;
             for tag in 0..count {

@@ -5,8 +5,8 @@ use std::{io::IoSlice, task::Poll, time::Duration};
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
     protocol::{
-        EngineConfig, EngineEvent, MessageEngine, Mode, Pattern, Payload, RequestError, RequestId,
-        SendState, Sink, Status,
+        EngineConfig, EngineEvent, MessageEngine, Pattern, Payload, RequestError, RequestId,
+        SendMode, SendState, Sink, Status,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, Provider},
@@ -192,7 +192,7 @@ impl Cluster {
         from: u32,
         to: u32,
         tag: u32,
-        mode: Mode,
+        mode: SendMode,
         bytes: &[u8],
     ) -> SendState {
         self.engine(from)

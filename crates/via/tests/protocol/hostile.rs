@@ -5,8 +5,8 @@ use std::{io::IoSlice, time::Duration};
 use vigie_detect::Instant;
 use vigie_via::{
     protocol::{
-        Control, EngineConfig, EngineEvent, Envelope, FrameKind, MessageEngine, Mode, Opening,
-        Payload, RequestError,
+        Control, EngineConfig, EngineEvent, Envelope, FrameKind, MessageEngine, Opening, Payload,
+        RequestError, SendMode,
     },
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{
@@ -156,7 +156,7 @@ fn a_forger_hurts_only_its_own_connection() {
         let body = bytes_of(seed, 5000);
         let mut pointer = 0;
         let mut receives: Vec<_> = (0..3).map(|tag| engine.post_receive(from(1, tag))).collect();
-        let mode = if seed.is_multiple_of(2) { Mode::Synchronous } else { Mode::Standard };
+        let mode = if seed.is_multiple_of(2) { SendMode::Synchronous } else { SendMode::Standard };
         let sent = engine.send(1, 0, 0, mode, Payload::Borrowed(&[IoSlice::new(&body)]));
         assert!(sent.is_ok(), "{sent:?}");
         for _ in 0..30 {
@@ -181,7 +181,7 @@ fn a_forger_hurts_only_its_own_connection() {
             }
         }
         let own = engine.post_receive(from(0, 9));
-        let sent = engine.send(0, 0, 9, Mode::Standard, Payload::Owned(vec![1, 2]));
+        let sent = engine.send(0, 0, 9, SendMode::Standard, Payload::Owned(vec![1, 2]));
         assert!(sent.is_ok(), "{sent:?}");
         let mut found = Vec::new();
         assert!(engine.poll_receive(own, &mut found).is_ready(), "its own messages go on");
@@ -225,7 +225,7 @@ fn silence_over_an_unreliable_vi_has_an_end() {
     let mut cluster = Cluster::new(1, FaultPlan::lossy(0.1), 2, config);
     let silent = cluster.engine(1).nic().id();
     cluster.network.freeze(silent);
-    let state = cluster.send(0, 1, 1, Mode::Synchronous, &[1]);
+    let state = cluster.send(0, 1, 1, SendMode::Synchronous, &[1]);
     let begin = cluster.network.now();
     let error = cluster.finish(0, state, &[1]).expect_err("no answer");
     assert_eq!(error, RequestError::PeerFailed { rank: 1, reason: Reason::TransportFailed });

@@ -5,7 +5,7 @@ use std::task::Poll;
 use crate::cluster::{Cluster, bytes_of, from};
 use vigie_detect::Armed;
 use vigie_via::{
-    protocol::{Committed, EngineConfig, Loan, Mode, Payload, RequestId, SendError, SendState},
+    protocol::{Committed, EngineConfig, Loan, Payload, RequestId, SendError, SendMode, SendState},
     sim::FaultPlan,
     vi::{Attributes, Memory, MemoryAttributes, Provider, RemoteKey},
 };
@@ -103,7 +103,7 @@ fn long_loans_come_from_a_pool() {
 
 fn send_memory(cluster: &mut Cluster, memory: &Memory, length: u64) -> RequestId {
     let payload = Payload::Memory { memory: memory.clone(), offset: 10, length };
-    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, payload);
+    let sent = cluster.engine(0).send(1, 0, 1, SendMode::Standard, payload);
     let SendState::Pending(id) = sent.expect("begins") else { panic!("not yet received") };
     id
 }
@@ -118,11 +118,11 @@ fn memory_is_registered_once() {
     let memory = Memory::allocate(body.len()).expect("memory");
     memory.write(0, &body).expect("inside");
     let short = Payload::Memory { memory: memory.clone(), offset: 1, length: 100 };
-    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, short).expect("begins");
+    let sent = cluster.engine(0).send(1, 0, 1, SendMode::Standard, short).expect("begins");
     assert_eq!(sent, SendState::Done);
     assert!(cluster.receive(1, from(0, 1)).1 == body[1..101]);
     let beyond = Payload::Memory { memory: memory.clone(), offset: 11, length: 60_000 };
-    let error = cluster.engine(0).send(1, 0, 1, Mode::Standard, beyond);
+    let error = cluster.engine(0).send(1, 0, 1, SendMode::Standard, beyond);
     assert_eq!(error, Err(SendError::OutOfBounds { offset: 11, length: 60_000 }));
     assert!(cluster.engine(0).registrations().is_empty(), "short messages need none");
     for _ in 0..10 {
@@ -164,7 +164,7 @@ fn a_loan_may_be_overtaken() {
     for round in 0..50 {
         let bodies: Vec<Vec<u8>> = (0..3).map(|one| bytes_of(round * 3 + one, 700)).collect();
         let first = filled(&mut cluster, &bodies[0]);
-        assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &bodies[1]), SendState::Done);
+        assert_eq!(cluster.send(0, 1, 1, SendMode::Standard, &bodies[1]), SendState::Done);
         let second = filled(&mut cluster, &bodies[2]);
         let third = filled(&mut cluster, &bodies[1]);
         assert!(cluster.receive(1, from(0, None)).1 == bodies[1]);
@@ -189,7 +189,7 @@ fn a_view_is_released_in_any_order() {
     for round in 0..20 {
         let bodies: Vec<Vec<u8>> = (0..4).map(|one| bytes_of(round * 4 + one, 1500)).collect();
         for body in &bodies {
-            assert_eq!(cluster.send(0, 1, 5, Mode::Standard, body), SendState::Done, "{round}");
+            assert_eq!(cluster.send(0, 1, 5, SendMode::Standard, body), SendState::Done, "{round}");
         }
         while cluster.network.step() {}
         let mut views = Vec::new();
@@ -218,9 +218,9 @@ fn send_region(cluster: &mut Cluster, body: &[u8]) -> SendState {
     let length = body.len() as u64;
     let payload = Payload::Region { region: region.clone(), offset: 10, length };
     let error =
-        engine.send(1, 0, 1, Mode::Standard, Payload::Region { region, offset: 11, length });
+        engine.send(1, 0, 1, SendMode::Standard, Payload::Region { region, offset: 11, length });
     assert_eq!(error, Err(SendError::OutOfBounds { offset: 11, length }));
-    engine.send(1, 0, 1, Mode::Standard, payload).expect("begins")
+    engine.send(1, 0, 1, SendMode::Standard, payload).expect("begins")
 }
 
 /// Goal: a message in registered memory is fetched in one copy if it is mapped, and otherwise sent; its
@@ -301,7 +301,7 @@ fn a_loan_that_is_given_back_costs_nothing() {
             assert!(loan.is_in_place(), "{number}");
             assert!(!cluster.engine(0).loan(1, 10).expect("a loan").is_in_place(), "one at a time");
             if is_overtaken {
-                assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &[number]), SendState::Done);
+                assert_eq!(cluster.send(0, 1, 1, SendMode::Standard, &[number]), SendState::Done);
             }
             cluster.engine(0).give_back(loan);
             if is_overtaken {
@@ -323,7 +323,7 @@ fn one_frame_needs_no_registration() {
     memory.write(0, &body).expect("inside");
     for (length, is_registered) in [(4096 - 16, false), (4096 - 15, true)] {
         let payload = Payload::Memory { memory: memory.clone(), offset: 0, length };
-        let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, payload).expect("begins");
+        let sent = cluster.engine(0).send(1, 0, 1, SendMode::Standard, payload).expect("begins");
         assert_eq!(sent != SendState::Done, is_registered);
         assert_eq!(cluster.engine(0).registrations().is_empty(), !is_registered);
         let length = usize::try_from(length).expect("short");

@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use vigie_via::{
-    protocol::{EngineEvent, Mode, Pattern, Payload, RequestError, SendError, SendState},
+    protocol::{EngineEvent, Pattern, Payload, RequestError, SendError, SendMode, SendState},
     sim::FaultPlan,
     vi::{Attributes, Connect, Provider, Reason, Reliability, ViAttributes},
 };
@@ -37,7 +37,7 @@ fn both_sides_may_call_at_once() {
         for side in [0_u32, 2] {
             for tag in 0..3 {
                 let body = pattern(random.usize(0..3000), tag as usize);
-                let mode = Mode::Standard;
+                let mode = SendMode::Standard;
                 for _ in 0..random.u32(0..3) {
                     cluster.turn();
                 }
@@ -100,7 +100,7 @@ fn a_rank_may_end_before_it_is_connected() {
         assert_eq!(ended, Poll::Ready(Err(error)));
     }
     assert_eq!(cluster.engine(0).poll_receive(named, &mut Vec::new()), Poll::Pending);
-    let sent = cluster.engine(0).send(3, 0, 1, Mode::Standard, Payload::Owned(vec![1]));
+    let sent = cluster.engine(0).send(3, 0, 1, SendMode::Standard, Payload::Owned(vec![1]));
     assert_eq!(sent, Err(SendError::PeerFailed { rank: 3, reason: Reason::PeerDied }));
 }
 
@@ -120,7 +120,7 @@ fn a_crash_at_every_step_of_a_call() {
         for own in 0..3 {
             for to in (0..3).filter(|to| *to != own) {
                 let payload = Payload::Owned(pattern(900, 1));
-                let sent = cluster.engine(own).send(to, 0, 1, Mode::Standard, payload);
+                let sent = cluster.engine(own).send(to, 0, 1, SendMode::Standard, payload);
                 if let Ok(SendState::Pending(id)) = sent {
                     cluster.engine(own).drop_send(id);
                 }
@@ -163,7 +163,7 @@ fn a_crash_at_every_step_of_a_call() {
 #[test]
 fn strangers_are_turned_away() {
     let mut cluster = cluster(1, FaultPlan::reliable(), 3);
-    let _ = cluster.send(1, 0, 1, Mode::Standard, b"early");
+    let _ = cluster.send(1, 0, 1, SendMode::Standard, b"early");
     cluster.settle();
     let greeting = cluster.engine(2).greeting(0).expect("a greeting").1;
     let says = |rank: u32| [&greeting[..4], &rank.to_le_bytes(), &greeting[8..]].concat();
@@ -191,7 +191,7 @@ fn strangers_are_turned_away() {
         assert!(is_refused, "{greeting:?}: {event:?}");
         assert!(!matches!(cluster.engine(0).next_event(), Some(EngineEvent::Requested { .. })));
     }
-    let _ = cluster.send(2, 0, 2, Mode::Standard, b"late");
+    let _ = cluster.send(2, 0, 2, SendMode::Standard, b"late");
     let any = Pattern { context: 0, source: None, tag: None };
     assert_eq!(cluster.receive(0, any).1, b"early");
     assert_eq!(cluster.receive(0, any).1, b"late");

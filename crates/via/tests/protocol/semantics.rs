@@ -5,7 +5,7 @@ use std::{io::IoSlice, task::Poll};
 use crate::cluster::{Cluster, bytes_of, from, scarce, small};
 use vigie_via::{
     protocol::{
-        CancelState, EngineConfig, Layout, Mode, Pattern, Payload, RequestError, SendError,
+        CancelState, EngineConfig, Layout, Pattern, Payload, RequestError, SendError, SendMode,
         SendState, Sink,
     },
     sim::FaultPlan,
@@ -38,7 +38,7 @@ fn lengths_around_every_limit() {
             let tag = u32::try_from(number).expect("few");
             let posted =
                 number.is_multiple_of(2).then(|| cluster.engine(1).post_receive(from(0, tag)));
-            let state = cluster.send(0, 1, tag, Mode::Standard, &body);
+            let state = cluster.send(0, 1, tag, SendMode::Standard, &body);
             let id = posted.unwrap_or_else(|| {
                 cluster.settle();
                 cluster.engine(1).post_receive(from(0, tag))
@@ -75,7 +75,7 @@ fn credits_and_wraps_for_ever() {
     for number in 0..3000_u64 {
         let body = bytes_of(number, usize::try_from(number % 400).expect("small"));
         for (from_rank, to) in [(0, 1), (1, 0)] {
-            let state = cluster.send(from_rank, to, 7, Mode::Standard, &body);
+            let state = cluster.send(from_rank, to, 7, SendMode::Standard, &body);
             let (_, found) = cluster.receive(to, from(from_rank, 7));
             assert!(found == body, "message {number}");
             cluster.finish(from_rank, state, &body).expect("sent");
@@ -89,8 +89,8 @@ fn credits_and_wraps_for_ever() {
 fn messages_do_not_overtake() {
     let mut cluster = pair();
     let large = bytes_of(1, 500_000);
-    let modes = [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready];
-    let first = cluster.send(0, 1, 5, Mode::Standard, &large);
+    let modes = [SendMode::Standard, SendMode::Buffered, SendMode::Synchronous, SendMode::Ready];
+    let first = cluster.send(0, 1, 5, SendMode::Standard, &large);
     let mut states = Vec::new();
     for (number, mode) in (0_u8..).zip(modes) {
         states.push((cluster.send(0, 1, 5, mode, &[number]), [number]));
@@ -133,7 +133,7 @@ fn the_earliest_posted_receive_matches() {
         order.rotate_left(turn);
         let ids = order.map(|pattern| cluster.engine(1).post_receive(pattern));
         for number in 0..4 {
-            let state = cluster.send(0, 1, 3, Mode::Standard, &[number]);
+            let state = cluster.send(0, 1, 3, SendMode::Standard, &[number]);
             assert_eq!(state, SendState::Done);
         }
         cluster.settle();
@@ -151,7 +151,7 @@ fn the_earliest_posted_receive_matches() {
 fn the_earliest_arrived_message_matches() {
     let mut cluster = pair();
     for (number, tag) in (0..).zip([1, 2, 1, 2, 1]) {
-        assert_eq!(cluster.send(0, 1, tag, Mode::Standard, &[number]), SendState::Done);
+        assert_eq!(cluster.send(0, 1, tag, SendMode::Standard, &[number]), SendState::Done);
     }
     cluster.settle();
     for (pattern, expected) in [
@@ -171,8 +171,13 @@ fn contexts_do_not_mix() {
     let mut cluster = pair();
     for context in [1, 2] {
         let body = [u8::try_from(context).expect("small")];
-        let sent =
-            cluster.engine(0).send(1, context, 9, Mode::Standard, Payload::Owned(body.to_vec()));
+        let sent = cluster.engine(0).send(
+            1,
+            context,
+            9,
+            SendMode::Standard,
+            Payload::Owned(body.to_vec()),
+        );
         assert_eq!(sent, Ok(SendState::Done));
     }
     for context in [2, 1] {
@@ -189,7 +194,7 @@ fn a_probe_and_a_matched_probe() {
     let mut cluster = pair();
     assert_eq!(cluster.engine(1).probe(from(None, None)), None);
     for (number, tag) in [(0, 4), (1, 5)] {
-        assert_eq!(cluster.send(0, 1, tag, Mode::Standard, &[number; 3]), SendState::Done);
+        assert_eq!(cluster.send(0, 1, tag, SendMode::Standard, &[number; 3]), SendState::Done);
     }
     cluster.settle();
     for _ in 0..2 {
@@ -213,7 +218,7 @@ fn truncation_is_the_receivers_alone() {
         let mut cluster = pair();
         let body = bytes_of(3, length);
         let id = cluster.engine(1).post_receive(from(0, 1));
-        let state = cluster.send(0, 1, 1, Mode::Standard, &body);
+        let state = cluster.send(0, 1, 1, SendMode::Standard, &body);
         let mut found = [0; 10];
         let status = loop {
             if let Poll::Ready(result) = cluster.engine(1).poll_receive(id, &mut found[..]) {
@@ -226,7 +231,7 @@ fn truncation_is_the_receivers_alone() {
         };
         assert_eq!((status.length, status.is_truncated()), (length as u64, true));
         assert_eq!(found, body[..10]);
-        let _ = cluster.send(0, 1, 1, Mode::Standard, &[1, 2, 3]);
+        let _ = cluster.send(0, 1, 1, SendMode::Standard, &[1, 2, 3]);
         assert_eq!(cluster.receive(1, from(0, 1)).1, [1, 2, 3], "the stream is intact");
     }
 }
@@ -235,8 +240,8 @@ fn truncation_is_the_receivers_alone() {
 #[test]
 fn empty_messages_match_and_synchronise() {
     let mut cluster = pair();
-    assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &[]), SendState::Done);
-    let SendState::Pending(id) = cluster.send(0, 1, 2, Mode::Synchronous, &[]) else {
+    assert_eq!(cluster.send(0, 1, 1, SendMode::Standard, &[]), SendState::Done);
+    let SendState::Pending(id) = cluster.send(0, 1, 2, SendMode::Synchronous, &[]) else {
         panic!("not yet matched")
     };
     cluster.settle();
@@ -254,7 +259,7 @@ fn synchronous_mode_completes_at_the_match() {
     for (to, length) in [(1, 8), (1, 100_000), (0, 8), (0, 100_000)] {
         let mut cluster = pair();
         let body = bytes_of(2, length);
-        let SendState::Pending(id) = cluster.send(0, to, 2, Mode::Synchronous, &body) else {
+        let SendState::Pending(id) = cluster.send(0, to, 2, SendMode::Synchronous, &body) else {
             panic!("not yet matched")
         };
         for _ in 0..5 {
@@ -285,7 +290,7 @@ fn buffered_mode_completes_locally_within_its_buffer() {
     let mut count = 0;
     let error = loop {
         let payload = [IoSlice::new(&body)];
-        match cluster.engine(0).send(1, 0, count, Mode::Buffered, Payload::Borrowed(&payload)) {
+        match cluster.engine(0).send(1, 0, count, SendMode::Buffered, Payload::Borrowed(&payload)) {
             Ok(state) => assert_eq!(state, SendState::Done),
             Err(error) => break error,
         }
@@ -297,7 +302,7 @@ fn buffered_mode_completes_locally_within_its_buffer() {
         assert!(cluster.receive(1, from(0, tag)).1 == body, "message {tag}");
     }
     cluster.settle();
-    assert_eq!(cluster.send(0, 1, 0, Mode::Buffered, &bytes_of(1, 10_000)), SendState::Done);
+    assert_eq!(cluster.send(0, 1, 0, SendMode::Buffered, &bytes_of(1, 10_000)), SendState::Done);
     assert_eq!(cluster.receive(1, from(0, 0)).1.len(), 10_000);
 }
 
@@ -308,7 +313,7 @@ fn a_receive_is_cancelled_or_received() {
     let mut cluster = pair();
     let id = cluster.engine(1).post_receive(from(0, 1));
     assert_eq!(cluster.engine(1).cancel_receive(id), CancelState::Cancelled);
-    assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &[5]), SendState::Done);
+    assert_eq!(cluster.send(0, 1, 1, SendMode::Standard, &[5]), SendState::Done);
     cluster.settle();
     let polled = cluster.engine(1).poll_receive(id, &mut [0; 1][..]);
     assert_eq!(polled, Poll::Ready(Err(RequestError::Unknown)));
@@ -327,7 +332,7 @@ fn a_send_is_cancelled_or_delivered() {
         for is_matched in [false, true] {
             let mut cluster = pair();
             let body = bytes_of(4, length);
-            let SendState::Pending(id) = cluster.send(0, 1, 1, Mode::Synchronous, &body) else {
+            let SendState::Pending(id) = cluster.send(0, 1, 1, SendMode::Synchronous, &body) else {
                 panic!("not yet matched")
             };
             let receive = is_matched.then(|| {
@@ -367,7 +372,7 @@ fn a_send_is_cancelled_or_delivered() {
                 assert_eq!(sent, Err(RequestError::Cancelled));
                 cluster.settle();
                 assert_eq!(cluster.engine(1).probe(from(None, None)), None, "never seen");
-                let _ = cluster.send(0, 1, 1, Mode::Standard, &[1]);
+                let _ = cluster.send(0, 1, 1, SendMode::Standard, &[1]);
                 assert_eq!(cluster.receive(1, from(None, None)).1, [1], "the stream is intact");
             }
             cluster.settle();
@@ -382,10 +387,11 @@ fn a_send_is_cancelled_or_delivered() {
 fn rendezvous_head_to_head() {
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
     let body = bytes_of(5, 200_000);
-    let ids = [0, 1].map(|rank| match cluster.send(rank, 1 - rank, 1, Mode::Synchronous, &body) {
-        SendState::Pending(id) => id,
-        SendState::Done => panic!("too large"),
-    });
+    let ids =
+        [0, 1].map(|rank| match cluster.send(rank, 1 - rank, 1, SendMode::Synchronous, &body) {
+            SendState::Pending(id) => id,
+            SendState::Done => panic!("too large"),
+        });
     cluster.settle();
     let receives = [0, 1].map(|rank| cluster.engine(rank).post_receive(from(1 - rank, 1)));
     let mut found = [Vec::new(), Vec::new()];
@@ -419,7 +425,7 @@ fn unexpected_floods_hold_no_other_message_up() {
     let body = bytes_of(6, 300);
     let mut pending = Vec::new();
     for tag in 0..500 {
-        if let SendState::Pending(id) = cluster.send(0, 1, tag, Mode::Standard, &body) {
+        if let SendState::Pending(id) = cluster.send(0, 1, tag, SendMode::Standard, &body) {
             pending.push(id);
         }
         cluster.settle();
@@ -431,13 +437,13 @@ fn unexpected_floods_hold_no_other_message_up() {
     for context in 0..2 {
         let body = [IoSlice::new(b"passes")];
         let engine = cluster.engine(0);
-        let state = engine.send(1, context, 999, Mode::Standard, Payload::Borrowed(&body));
+        let state = engine.send(1, context, 999, SendMode::Standard, Payload::Borrowed(&body));
         let pattern = Pattern { context, source: None, tag: Some(999) };
         assert_eq!(cluster.receive(1, pattern).1, b"passes");
         cluster.finish(0, state.expect("the send begins"), b"passes").expect("sent");
     }
     let large = bytes_of(7, 50_000);
-    let state = cluster.send(1, 0, 9, Mode::Synchronous, &large);
+    let state = cluster.send(1, 0, 9, SendMode::Synchronous, &large);
     let id = cluster.engine(0).post_receive(from(1, 9));
     let mut found = Vec::new();
     let SendState::Pending(sending) = state else { panic!("not yet matched") };
@@ -465,24 +471,30 @@ fn announced_messages_are_bounded() {
     let config = small().unexpected_bytes_max(0).announced_messages_max(10);
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, config, scarce());
     cluster.finish(0, SendState::Done, b"").expect("nothing");
-    let first = cluster.send(0, 1, 100, Mode::Standard, b"it pauses");
+    let first = cluster.send(0, 1, 100, SendMode::Standard, b"it pauses");
     assert_eq!(first, SendState::Done);
     cluster.settle();
     let (long, modes) = (
         bytes_of(1, 9000),
-        [Mode::Standard, Mode::Buffered, Mode::Ready, Mode::Synchronous, Mode::Synchronous],
+        [
+            SendMode::Standard,
+            SendMode::Buffered,
+            SendMode::Ready,
+            SendMode::Synchronous,
+            SendMode::Synchronous,
+        ],
     );
     let bodies: [&[u8]; 5] = [b"", b"buffered", b"ready", b"synchronous", b""];
     let mut sent = Vec::new();
     for (tag, (mode, body)) in (0..).zip(modes.into_iter().zip(bodies)) {
         sent.push((cluster.send(0, 1, tag, mode, body), body));
         let is_done = matches!(sent[sent.len() - 1].0, SendState::Done);
-        assert_eq!(is_done, mode != Mode::Synchronous, "{mode:?}");
+        assert_eq!(is_done, mode != SendMode::Synchronous, "{mode:?}");
     }
     for tag in 5..10 {
-        sent.push((cluster.send(0, 1, tag, Mode::Standard, &long), &long));
+        sent.push((cluster.send(0, 1, tag, SendMode::Standard, &long), &long));
     }
-    let refused = cluster.engine(0).send(1, 0, 10, Mode::Standard, Payload::Borrowed(&[]));
+    let refused = cluster.engine(0).send(1, 0, 10, SendMode::Standard, Payload::Borrowed(&[]));
     assert_eq!(refused, Err(SendError::TooManyUnmatched { rank: 1, max: 10 }));
     cluster.settle();
 
@@ -493,7 +505,7 @@ fn announced_messages_are_bounded() {
     let ended = cluster.engine(0).poll_send(last, None);
     assert_eq!(ended, Poll::Ready(Err(RequestError::Cancelled)));
     assert_eq!(cluster.engine(1).probe(from(0, 9)), None);
-    let again = cluster.send(0, 1, 10, Mode::Standard, b"again");
+    let again = cluster.send(0, 1, 10, SendMode::Standard, b"again");
     assert_eq!(again, SendState::Done);
 
     let mut found = Vec::new();
@@ -514,7 +526,7 @@ fn announced_messages_are_bounded() {
     cluster.settle();
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0), "nothing leaks");
     assert!(cluster.engine(0).has_all_left());
-    assert!(matches!(cluster.send(0, 1, 0, Mode::Standard, b"short"), SendState::Done));
+    assert!(matches!(cluster.send(0, 1, 0, SendMode::Standard, b"short"), SendState::Done));
 }
 
 /// Goal: what a receive takes of its message is all that is kept of it while it is not polled. Method: a long message
@@ -531,7 +543,7 @@ fn what_a_receive_does_not_take_is_not_kept() {
         let memory = cluster.engine(0).buffer(body.len()).expect("memory");
         memory.write(0, &body).expect("inside");
         let payload = Payload::Memory { memory, offset: 0, length: 50_000 };
-        let state = cluster.engine(0).send(1, 0, 1, Mode::Standard, payload).expect("begins");
+        let state = cluster.engine(0).send(1, 0, 1, SendMode::Standard, payload).expect("begins");
         let mut found = [0; 700];
         cluster.finish(0, state, &[]).expect("the receive need not be polled");
         let status = cluster.receive_into(1, id, &mut found[..]).expect("received");
@@ -548,7 +560,7 @@ fn a_rank_sends_to_itself() {
     for (number, length) in (0..).zip([0, 1, 400, 600, 30_000]) {
         let body = bytes_of(number, length);
         let early = number.is_multiple_of(2).then(|| cluster.engine(0).post_receive(from(None, 3)));
-        let state = cluster.send(0, 0, 3, Mode::Standard, &body);
+        let state = cluster.send(0, 0, 3, SendMode::Standard, &body);
         let id = early.unwrap_or_else(|| cluster.engine(0).post_receive(from(0, None)));
         let mut found = Vec::new();
         loop {
@@ -571,7 +583,7 @@ fn vectored_and_strided_layouts() {
     let matrix = bytes_of(8, 30_000);
     let columns = Layout::strided(300, 7, 100);
     let slices = columns.slices(&matrix).expect("inside");
-    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, Payload::Borrowed(&slices));
+    let sent = cluster.engine(0).send(1, 0, 1, SendMode::Standard, Payload::Borrowed(&slices));
     let Ok(SendState::Pending(sending)) = sent else { panic!("too long for one frame: {sent:?}") };
     let rows = Layout::strided(140, 15, 16);
     let mut target = vec![0; 140 * 16];
@@ -596,7 +608,7 @@ struct Sum {
 }
 
 impl Sink for Sum {
-    fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
+    fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8] {
         self.checked += u64::from(offset == self.from);
         self.from = offset + length as u64;
         &mut self.scratch[..length]
@@ -613,7 +625,7 @@ fn more_than_four_gibibytes() {
     let slices = vec![IoSlice::new(&buffer); 65];
     let total = 65 * (1_u64 << 26);
     assert!(total > 1 << 32);
-    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, Payload::Borrowed(&slices));
+    let sent = cluster.engine(0).send(1, 0, 1, SendMode::Standard, Payload::Borrowed(&slices));
     let Ok(SendState::Pending(sending)) = sent else { panic!("{sent:?}") };
     let id = cluster.engine(1).post_receive(from(0, 1));
     let mut sum = Sum { scratch: vec![0; 4 << 20], from: 0, checked: 0 };
@@ -635,7 +647,8 @@ fn dropped_owners_lose_nothing_that_the_engine_has() {
     let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
     let body = bytes_of(9, 20_000);
     for tag in 0..5 {
-        let sent = cluster.engine(0).send(1, 0, tag, Mode::Standard, Payload::Owned(body.clone()));
+        let sent =
+            cluster.engine(0).send(1, 0, tag, SendMode::Standard, Payload::Owned(body.clone()));
         if let Ok(SendState::Pending(id)) = sent {
             cluster.engine(0).drop_send(id);
         }
@@ -656,11 +669,11 @@ fn a_sender_that_gives_up_is_named() {
     let mut cluster = pair();
     let body = bytes_of(9, 1_000_000);
     let id = cluster.engine(1).post_receive(from(0, 1));
-    let SendState::Pending(sending) = cluster.send(0, 1, 1, Mode::Standard, &body) else {
+    let SendState::Pending(sending) = cluster.send(0, 1, 1, SendMode::Standard, &body) else {
         panic!("too large")
     };
     cluster.engine(0).drop_send(sending);
-    let _ = cluster.send(0, 1, 2, Mode::Standard, &[3]);
+    let _ = cluster.send(0, 1, 2, SendMode::Standard, &[3]);
     let mut found = Vec::new();
     assert_eq!(cluster.receive_into(1, id, &mut found), Err(RequestError::Aborted { rank: 0 }));
     assert_eq!(cluster.receive(1, from(0, 2)).1, [3]);
@@ -674,7 +687,7 @@ fn a_receiver_that_gives_up_blocks_nobody() {
     let mut cluster = pair();
     let body = bytes_of(9, 1_000_000);
     let id = cluster.engine(1).post_receive(from(0, 1));
-    let state = cluster.send(0, 1, 1, Mode::Standard, &body);
+    let state = cluster.send(0, 1, 1, SendMode::Standard, &body);
     cluster.settle();
     assert!(cluster.engine(1).poll_receive(id, &mut Vec::new()).is_pending());
     cluster.engine(1).drop_receive(id);
@@ -691,9 +704,10 @@ fn what_is_received_at_once_is_the_first_that_fits() {
     let mut cluster = pair();
     let large = bytes_of(1, 100_000);
     let owned = Payload::Owned(large.clone());
-    assert!(cluster.engine(0).send(1, 0, 1, Mode::Standard, owned).is_ok());
+    assert!(cluster.engine(0).send(1, 0, 1, SendMode::Standard, owned).is_ok());
     for tag in [1, 2, 3, 4] {
-        let sent = cluster.send(0, 1, tag, Mode::Standard, &[u8::try_from(tag).expect("small")]);
+        let sent =
+            cluster.send(0, 1, tag, SendMode::Standard, &[u8::try_from(tag).expect("small")]);
         assert_eq!(sent, SendState::Done);
     }
     while cluster.network.step() {}
@@ -720,10 +734,10 @@ fn what_is_received_at_once_is_the_first_that_fits() {
 fn a_match_of_a_waiting_message_is_told() {
     for way in 0..3 {
         let mut cluster = pair();
-        let SendState::Pending(id) = cluster.send(0, 1, 2, Mode::Synchronous, &[1, 2]) else {
+        let SendState::Pending(id) = cluster.send(0, 1, 2, SendMode::Synchronous, &[1, 2]) else {
             panic!("not yet matched")
         };
-        assert_eq!(cluster.send(0, 1, 2, Mode::Standard, &[3]), SendState::Done);
+        assert_eq!(cluster.send(0, 1, 2, SendMode::Standard, &[3]), SendState::Done);
         cluster.settle();
         let pattern = from(0, 2);
         let mut found = Vec::new();
@@ -757,7 +771,7 @@ fn a_window_may_be_shorter_than_a_frame() {
     for (number, length) in (0_u64..).zip([100, 128, 496, 497, 600, 624, 5000]) {
         let body = bytes_of(number, length);
         let owned = Payload::Owned(body.clone());
-        let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, owned).expect("begins");
+        let sent = cluster.engine(0).send(1, 0, 1, SendMode::Standard, owned).expect("begins");
         assert!(cluster.receive(1, from(0, 1)).1 == body, "{length} bytes");
         cluster.finish(0, sent, &body).expect("sent");
     }

@@ -4,7 +4,7 @@ use std::{io::IoSlice, task::Poll};
 
 use vigie_via::{
     protocol::{
-        CancelState, Mode, Pattern, Payload, RequestError, RequestId, SendError, SendState,
+        CancelState, Pattern, Payload, RequestError, RequestId, SendError, SendMode, SendState,
     },
     vi::Provider,
 };
@@ -139,8 +139,13 @@ impl Traffic {
         let (context, tag) = (self.random.u16(0..2), self.random.u32(0..3));
         let longest = self.lengths[self.random.usize(0..6)];
         let length = self.random.usize(0..=longest);
-        let modes =
-            [Mode::Standard, Mode::Standard, Mode::Synchronous, Mode::Buffered, Mode::Ready];
+        let modes = [
+            SendMode::Standard,
+            SendMode::Standard,
+            SendMode::Synchronous,
+            SendMode::Buffered,
+            SendMode::Ready,
+        ];
         let mode = modes[self.random.usize(0..5)];
         let number = self.messages.len();
         let mut body = bytes_of(number as u64, length);
@@ -347,7 +352,8 @@ impl Traffic {
                 for length in [5, 20_000] {
                     let body = bytes_of(length, usize::try_from(length).expect("short"));
                     let engine = self.cluster.engine(from);
-                    let sent = engine.send(to, 0, 77, Mode::Standard, Payload::Owned(body.clone()));
+                    let sent =
+                        engine.send(to, 0, 77, SendMode::Standard, Payload::Owned(body.clone()));
                     let sent = sent.expect("the send begins");
                     let pattern = Pattern { context: 0, source: Some(from), tag: Some(77) };
                     assert!(self.cluster.receive(to, pattern).1 == body, "from {from} to {to}");

@@ -109,12 +109,12 @@ pub(crate) struct Process {
     #[arg(long, value_name = "PATH")]
     pub(crate) stats_socket: Option<PathBuf>,
 
-    /// Time for which connections may continue after SIGTERM or SIGINT.
+    /// Time for which connections may continue after SIGTERM or SIGINT, such as 500ms or 1m.
     #[arg(long, value_name = "TIME", default_value_t = DRAIN_DEFAULT)]
     pub(crate) drain: Time,
 
-    /// Give up all rights after set-up, including those for re-attaching when an interface returns: a flow whose
-    /// interface is removed then stays without it.
+    /// Give up all rights after set-up, including those to attach again when an interface returns: a flow whose interface
+    /// is removed then never gets it back.
     #[arg(long)]
     pub(crate) drop_all_rights: bool,
 }
@@ -134,46 +134,48 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "ENDPOINT")]
     pub(crate) listen: EndpointUri,
 
-    /// The target. May be repeated: further targets are tried if the first cannot be reached.
+    /// The target, in the same form; may be repeated: further targets are tried if the first cannot be reached.
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<EndpointUri>,
 
-    /// The method that moves the bytes.
+    /// The way in which bytes are moved.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) mode: RelayMode,
 
-    /// Time for which a connection may be idle in both directions.
+    /// Time without a byte in either direction after which a connection is closed; with UDP, the session of a sender.
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
-    /// Longest time to connect to the target.
+    /// Time limit for connecting to each target, and for a client to send its PROXY protocol header.
     #[arg(long, value_name = "TIME", default_value_t = CONNECT_DEFAULT)]
     pub(crate) connect: Time,
 
-    /// The maximum number of concurrent connections; more have to wait. With UDP, of senders; datagrams of more are
-    /// dropped.
+    /// The maximum number of open connections, 1 to 1000000; further ones wait. With UDP, of senders; datagrams of
+    /// further ones are dropped.
     #[arg(long, alias = "connections", value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
     pub(crate) connections_max: u32,
 
-    /// Tell the target the client's address, by a PROXY protocol header, version 2.
+    /// Send the client's address to the target, in a PROXY protocol header, version 2.
     #[arg(long)]
     pub(crate) proxy_send: bool,
 
-    /// Trust the PROXY protocol header, version 2, which connections from these addresses must begin with, as in
-    /// 10.0.0.0/8; may be repeated.
+    /// Addresses, as in 10.0.0.0/8, whose connections must begin with a PROXY protocol header, version 2, which is
+    /// trusted; may be repeated. Default: none.
     #[arg(long, value_name = "NETWORK")]
     pub(crate) proxy_from: Vec<Range>,
 
-    /// Split streams into messages that have their length before them in this form.
+    /// Split streams into messages, each of which begins with its length in this form. Default: pass on bytes as they
+    /// come.
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) framed: Option<LengthForm>,
 
-    /// The moment at which the first byte of a message may leave.
+    /// When the first byte of a message may be sent on.
     #[arg(long, value_enum, default_value_t, requires = "framed")]
     pub(crate) frame_mode: FrameMode,
 
-    /// The longest message, in bytes.
+    /// The length limit of a message, in bytes; a longer one resets its connection. At most 127 MiB, unless --frame-mode
+    /// is cut-through.
     #[arg(long, value_name = "BYTES", default_value_t = MESSAGE_BYTES_DEFAULT, requires = "framed")]
     pub(crate) message_max: u64,
 }
@@ -190,24 +192,25 @@ const CONNECTIONS_MAX: i64 = 1_000_000;
 /// The settings for frames.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frames {
-    /// The method that moves the frames. `auto` falls back and says why.
+    /// The way in which frames are moved. `auto` takes the first that works, and logs why others do not.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) path: PathChoice,
 
-    /// The way in which the host's threads wait, if the host forwards.
+    /// How this process waits for frames, where it forwards them itself.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) waiting: WaitMode,
 
-    /// The treatment of frames that hold several segments, on the host.
+    /// What this process does with frames that hold several segments (GRO, TSO).
     #[arg(long, value_enum, default_value_t)]
     pub(crate) segments: SegmentsChoice,
 
-    /// Start on the host, and move to the network interface above this many packets per second.
+    /// Start on the host, and move to the network interface above this many packets per second (from 1). Default: never
+    /// move.
     #[arg(long, value_name = "PPS", requires = "to_host_below",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) to_nic_above: Option<u64>,
 
-    /// Move back to the host below this many packets per second.
+    /// Move back to the host below this many packets per second; less than --to-nic-above.
     #[arg(long, value_name = "PPS", requires = "to_nic_above")]
     pub(crate) to_host_below: Option<u64>,
 
@@ -248,11 +251,11 @@ pub(crate) struct L2 {
 /// Packets routed by the kernel's routes.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct L3 {
-    /// The interfaces between which packets are routed.
+    /// The interfaces between which packets are routed; at least two.
     #[arg(num_args = 1.., required = true, value_name = "INTERFACE")]
     pub(crate) interfaces: Vec<String>,
 
-    /// The kernel's routing table (`ip route show table N`).
+    /// The kernel's routing table (`ip route show table N`); 254 is the main one.
     #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
     pub(crate) table: u32,
 
@@ -273,33 +276,34 @@ pub(crate) struct Nat {
     #[arg(long, value_name = "INTERFACE")]
     pub(crate) outside: String,
 
-    /// The public address.
+    /// The public IPv4 address, which must not be an address of this host.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Ipv4Addr,
 
-    /// An inside network whose addresses are translated; may be repeated. Default: the networks reached by the inside
-    /// interfaces when the program starts.
+    /// An inside network whose addresses are translated, as in 10.0.0.0/24; may be repeated. Default: the networks that
+    /// are reached by the inside interfaces when the program starts.
     #[arg(long, value_name = "NETWORK")]
     pub(crate) from: Vec<Inside>,
 
-    /// The public ports assigned to connections from inside.
+    /// The public ports for connections from inside.
     #[arg(long, value_name = "FIRST-LAST", default_value_t = PORTS_DEFAULT)]
     pub(crate) ports: Ports,
 
-    /// Share of the public ports, and of the translations, that one inside host may have for each protocol.
+    /// The percentage (1 to 100) of public ports and of translations that one inside host may use, for each protocol.
     #[arg(long, value_name = "PERCENT", default_value_t = HOST_SHARE_DEFAULT,
           value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) host_share: u8,
 
-    /// Time for which a translation without packets is kept.
+    /// Time for which a UDP translation without packets is kept; TCP's times are those of RFC 5382.
     #[arg(long, value_name = "TIME", default_value_t = IDLE_DEFAULT)]
     pub(crate) idle: Time,
 
-    /// A public port forwarded to an inside server, as in tcp:8080=10.0.0.2:80; may be repeated.
-    #[arg(long, value_name = "PUBLISHED")]
+    /// A public port that is forwarded to an inside server, as in tcp:8080=10.0.0.2:80; may be repeated. It must be
+    /// outside of --ports.
+    #[arg(long, value_name = "PROTOCOL:PORT=ADDRESS:PORT")]
     pub(crate) publish: Vec<Publish>,
 
-    /// The kernel's routing table.
+    /// The kernel's routing table (`ip route show table N`); 254 is the main one.
     #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
     pub(crate) table: u32,
 

@@ -208,7 +208,7 @@ pub(crate) enum PathChoice {
     /// The first of xdp-native, xdp-generic, tcx, af-packet that works.
     #[default]
     Auto,
-    /// A program in the driver.
+    /// An eBPF program in the driver.
     XdpNative,
     /// The same program, after the driver.
     XdpGeneric,
@@ -237,10 +237,10 @@ pub(crate) enum WaitMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SegmentsChoice {
-    /// The host accepts them whole, up to 64 KiB, and cuts them: 64 MiB of memory per interface.
+    /// Accept them whole, up to 64 KiB, and cut them to the MTU: 64 MiB of memory per interface.
     #[default]
     Cut,
-    /// The host drops and counts them: 8 MiB per interface, and more frames can wait.
+    /// Drop and count them: 8 MiB of memory per interface, and more frames can wait.
     Refuse,
 }
 
@@ -248,7 +248,7 @@ pub(crate) enum SegmentsChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RelayMode {
-    /// Whichever is faster for these two ends.
+    /// Measure both, and take the faster one; if they are equally fast, the one that takes less processor time.
     #[default]
     Auto,
     /// Through a buffer of this process.
@@ -277,12 +277,12 @@ pub(crate) enum LengthForm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FrameMode {
-    /// As the model predicts to be best for the measured links.
+    /// Whichever the model predicts to be faster, by the measured links.
     #[default]
     Planned,
     /// After the whole message has arrived.
     StoreAndForward,
-    /// As soon as it arrives.
+    /// As soon as it has arrived, before the rest of the message.
     CutThrough,
 }
 

@@ -94,7 +94,7 @@ fn prepare_streams(
     log_if_stale(&relay.listen);
     let connections = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
     let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?)
-        .connect_timeout(relay.connect.0)
+        .setup_timeout(relay.connect.0)
         .idle_timeout(Some(relay.idle.0))
         .memory_bytes_max(MEMORY_BYTES_MAX);
     for to in relay.to.iter().filter_map(endpoint) {

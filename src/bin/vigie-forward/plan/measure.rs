@@ -12,7 +12,7 @@ use vigie::{
     forward::{
         Cost,
         bpf::AttachMode,
-        nic::{Nic, NicConfig},
+        nic::{NicConfig, NicPipeline},
         packet::{Packet, Port},
         pipeline::{Pipeline, Reason, Stage},
         stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
@@ -186,7 +186,7 @@ pub(crate) fn program_cost(work: PlannedWork) -> Result<String, String> {
     let stages: Vec<&dyn Stage> = stages.iter().map(|stage| &**stage).collect();
     // The first interface of every namespace is lo. The outgoing port has none: nothing is sent, and the code path up
     // to that point is as long.
-    let nic = Nic::builder()
+    let nic = NicPipeline::builder()
         .config(NicConfig::new().pass_up(&[Reason::NoRoute]))
         .attach_modes(&[AttachMode::Generic])
         .port(Port(0), 1)

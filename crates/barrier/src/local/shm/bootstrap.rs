@@ -53,18 +53,18 @@ impl BootstrapPoint {
     /// which must be free until rank 0 arrives, and a secret that all members know.
     ///
     /// # Errors
-    /// [`NameError`] if the name is empty, too long, or contains spaces or control characters.
-    pub fn new(name: &str, secret: [u8; 16]) -> Result<Self, NameError> {
+    /// [`BootstrapNameError`] if the name is empty, too long, or contains spaces or control characters.
+    pub fn new(name: &str, secret: [u8; 16]) -> Result<Self, BootstrapNameError> {
         if name.is_empty() {
-            return Err(NameError::Empty);
+            return Err(BootstrapNameError::Empty);
         }
         if name.len() > Self::NAME_MAX {
-            return Err(NameError::TooLong { length: name.len() });
+            return Err(BootstrapNameError::TooLong { length: name.len() });
         }
         // Lists of sockets could not show them, and C programs could not use them.
         let is_bad = |character: char| character.is_whitespace() || character.is_control();
         match name.char_indices().find(|(_, character)| is_bad(*character)) {
-            Some((at, character)) => Err(NameError::Character { character, at }),
+            Some((at, character)) => Err(BootstrapNameError::Character { character, at }),
             None => Ok(Self { name: name.to_owned(), secret }),
         }
     }
@@ -97,7 +97,7 @@ impl fmt::Debug for BootstrapPoint {
 /// A bootstrap point cannot have this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum NameError {
+pub enum BootstrapNameError {
     /// The name is empty.
     #[error(
         "the name is empty: all members need the same, or one that `BootstrapPoint::random` has made"
@@ -166,23 +166,29 @@ impl ShmBootstrap {
     /// Not cancel safe: the key is used up, so agree on another one.
     ///
     /// # Errors
-    /// [`FormError::World`], [`FormError::Group`], [`FormError::Io`]; [`FormError::Unreachable`] if rank 0 is gone.
-    pub async fn in_world(world: &World, key: &str, deadline: Instant) -> Result<Self, FormError> {
+    /// [`ShmFormationError::World`], [`ShmFormationError::Group`], [`ShmFormationError::Io`]; [`ShmFormationError::Unreachable`] if rank 0 is gone.
+    pub async fn in_world(
+        world: &World,
+        key: &str,
+        deadline: Instant,
+    ) -> Result<Self, ShmFormationError> {
         let group = Group::new(world.size())?;
         let rank = world.rank();
         let mut listener = None;
         let mut value = Vec::new();
         if rank == Rank(0) {
             let doing = "making a bootstrap point";
-            let point = BootstrapPoint::random().map_err(FormError::io(doing))?;
-            let socket = wire::listen(&point.name, group.size()).map_err(FormError::io(doing))?;
+            let point = BootstrapPoint::random().map_err(ShmFormationError::io(doing))?;
+            let socket =
+                wire::listen(&point.name, group.size()).map_err(ShmFormationError::io(doing))?;
             listener = Some(socket);
             value = point.encode();
         }
         let values = world.all_gather(key, &value, deadline).await?;
         let point = values.first().and_then(|value| BootstrapPoint::decode(value.as_deref()?));
-        let point = point
-            .ok_or_else(|| FormError::Unreachable { source: io::ErrorKind::NotFound.into() })?;
+        let point = point.ok_or_else(|| ShmFormationError::Unreachable {
+            source: io::ErrorKind::NotFound.into(),
+        })?;
         Ok(Self { group, rank, point, listener })
     }
 
@@ -193,8 +199,8 @@ impl ShmBootstrap {
     /// *Loses* the group: to the others, this member is gone.
     ///
     /// # Errors
-    /// [`FormError`].
-    pub async fn join(self, deadline: Instant) -> Result<ShmMember, FormError> {
+    /// [`ShmFormationError`].
+    pub async fn join(self, deadline: Instant) -> Result<ShmMember, ShmFormationError> {
         let server = Server::current()?;
         self.join_on(&server, deadline).await
     }
@@ -205,11 +211,15 @@ impl ShmBootstrap {
     /// The same as [`join`](Self::join).
     ///
     /// # Errors
-    /// [`FormError`].
-    pub async fn join_on(self, server: &Server, deadline: Instant) -> Result<ShmMember, FormError> {
+    /// [`ShmFormationError`].
+    pub async fn join_on(
+        self,
+        server: &Server,
+        deadline: Instant,
+    ) -> Result<ShmMember, ShmFormationError> {
         let size = self.group.size();
         if size > Self::SIZE_MAX || !self.group.contains(self.rank) {
-            return Err(FormError::TooMany { size, rank: self.rank });
+            return Err(ShmFormationError::TooMany { size, rank: self.rank });
         }
         let state = if self.rank == Rank(0) {
             self.lead(server, deadline).await?
@@ -220,11 +230,15 @@ impl ShmBootstrap {
     }
 
     /// The part of rank 0.
-    async fn lead(self, server: &Server, deadline: Instant) -> Result<MemberState, FormError> {
+    async fn lead(
+        self,
+        server: &Server,
+        deadline: Instant,
+    ) -> Result<MemberState, ShmFormationError> {
         let Self { group, rank, point, listener } = self;
         let doing = "sharing memory with the other members";
-        let (segment, file) = Segment::create(group).map_err(FormError::io(doing))?;
-        let (own, socket) = liveness::pair().map_err(FormError::io(doing))?;
+        let (segment, file) = Segment::create(group).map_err(ShmFormationError::io(doing))?;
+        let (own, socket) = liveness::pair().map_err(ShmFormationError::io(doing))?;
 
         let listener = match listener {
             Some(listener) => listener,
@@ -232,7 +246,7 @@ impl ShmBootstrap {
                 let listened = wire::listen(&point.name, group.size());
                 listened.map_err(|error| {
                     let is_taken = error.kind() == io::ErrorKind::AddrInUse;
-                    FormError::io(if is_taken {
+                    ShmFormationError::io(if is_taken {
                         "another process is rank 0 at this meeting point: end it, or take another name"
                     } else {
                         "listening at the bootstrap point"
@@ -240,7 +254,7 @@ impl ShmBootstrap {
                 })?
             }
         };
-        let listener = AsyncFd::new_on(server, listener).map_err(FormError::io(doing))?;
+        let listener = AsyncFd::new_on(server, listener).map_err(ShmFormationError::io(doing))?;
 
         let mut acceptor =
             Acceptor { group, secret: point.secret, pending: Vec::new(), admitted: Vec::new() };
@@ -253,10 +267,12 @@ impl ShmBootstrap {
 
         match all_here.await {
             Some(Ok(())) => {}
-            Some(Err(error)) => return Err(FormError::io("waiting for the other members")(error)),
+            Some(Err(error)) => {
+                return Err(ShmFormationError::io("waiting for the other members")(error));
+            }
             None => {
                 let ranks = LostRanks::new(acceptor.missing().collect());
-                return Err(FormError::Missing { ranks });
+                return Err(ShmFormationError::Missing { ranks });
             }
         }
         drop(listener);
@@ -271,9 +287,9 @@ impl ShmBootstrap {
         for (rank, connection) in (1..).map(Rank).zip(&connections) {
             let sent = with_deadline(server, deadline, send_files(connection, &borrowed)).await;
             match sent {
-                Some(sent) => sent.map_err(|source| FormError::Member { rank, source })?,
+                Some(sent) => sent.map_err(|source| ShmFormationError::Member { rank, source })?,
                 None => {
-                    return Err(FormError::Missing { ranks: LostRanks::new(vec![rank]) });
+                    return Err(ShmFormationError::Missing { ranks: LostRanks::new(vec![rank]) });
                 }
             }
         }
@@ -283,9 +299,14 @@ impl ShmBootstrap {
     }
 
     /// The part of all other ranks.
-    async fn follow(self, server: &Server, deadline: Instant) -> Result<MemberState, FormError> {
+    async fn follow(
+        self,
+        server: &Server,
+        deadline: Instant,
+    ) -> Result<MemberState, ShmFormationError> {
         let Self { group, rank, point, .. } = self;
-        let (own, socket) = liveness::pair().map_err(FormError::io("making a liveness socket"))?;
+        let (own, socket) =
+            liveness::pair().map_err(ShmFormationError::io("making a liveness socket"))?;
         let connection = connect(server, &point.name, deadline).await?;
         let size = group.size();
         let hello = Handshake::Hello { secret: point.secret, rank: rank.0, size };
@@ -310,14 +331,14 @@ impl ShmBootstrap {
             Ok(files)
         };
         let files = match with_deadline(server, deadline, exchange).await {
-            Some(exchanged) => exchanged.map_err(|source| FormError::Refused { source })?,
-            None => return Err(FormError::TimedOut),
+            Some(exchanged) => exchanged.map_err(|source| ShmFormationError::Refused { source })?,
+            None => return Err(ShmFormationError::TimedOut),
         };
         drop(socket);
         let mut files = files.into_iter();
-        let memory = files.next().ok_or(FormError::TimedOut)?;
+        let memory = files.next().ok_or(ShmFormationError::TimedOut)?;
         let opened = Segment::open(memory.as_fd(), group);
-        let segment = opened.map_err(FormError::io("mapping the memory of the group"))?;
+        let segment = opened.map_err(ShmFormationError::io("mapping the memory of the group"))?;
         let others = files.take(Rank(size).index()).map(Some).collect();
         assemble(group, rank, segment, (own, others))
     }
@@ -330,12 +351,12 @@ fn assemble(
     rank: Rank,
     segment: Segment,
     (own, mut others): (OwnedFd, Vec<Option<OwnedFd>>),
-) -> Result<MemberState, FormError> {
+) -> Result<MemberState, ShmFormationError> {
     if let Some(socket) = others.get_mut(rank.index()) {
         *socket = None;
     }
     let sockets = LivenessSockets::new(own, others)
-        .map_err(FormError::io("watching the liveness sockets of the group"))?;
+        .map_err(ShmFormationError::io("watching the liveness sockets of the group"))?;
     Ok(MemberState { group, rank, segment, sockets })
 }
 
@@ -431,7 +452,7 @@ async fn connect(
     server: &Server,
     name: &str,
     deadline: Instant,
-) -> Result<AsyncFd<OwnedFd>, FormError> {
+) -> Result<AsyncFd<OwnedFd>, ShmFormationError> {
     use io::ErrorKind::{ConnectionRefused, WouldBlock};
     loop {
         match wire::connect(name).and_then(|connection| AsyncFd::new_on(server, connection)) {
@@ -439,7 +460,7 @@ async fn connect(
             Err(source) => {
                 let is_early = matches!(source.kind(), ConnectionRefused | WouldBlock);
                 if !is_early || server.now() >= deadline {
-                    return Err(FormError::Unreachable { source });
+                    return Err(ShmFormationError::Unreachable { source });
                 }
             }
         }
@@ -451,7 +472,7 @@ async fn connect(
 /// Why a group was not formed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum FormError {
+pub enum ShmFormationError {
     /// The ranks of the world could not agree on a bootstrap point.
     #[error("the world's ranks could not agree on where to meet")]
     World(#[from] WorldError),
@@ -523,7 +544,7 @@ pub enum FormError {
     Watch(#[from] BarrierError),
 }
 
-impl FormError {
+impl ShmFormationError {
     fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, source }
     }

@@ -7,6 +7,6 @@ mod segment;
 mod wire;
 
 pub use self::{
-    bootstrap::{BootstrapPoint, FormError, NameError, ShmBootstrap},
+    bootstrap::{BootstrapNameError, BootstrapPoint, ShmBootstrap, ShmFormationError},
     member::ShmMember,
 };

@@ -10,22 +10,21 @@ use crate::compute::{ParseDurationError, parse_duration};
 
 #[derive(Debug, Args)]
 #[group(conflicts_with = "simulate")]
+#[command(next_help_heading = "Without --simulate")]
 pub(super) struct Live {
-    /// What the members are: tasks on two workers, threads, processes over shared memory (shm), or
-    /// processes in network namespaces on a bridge over UDP with multicast (udp) or raw Ethernet
-    /// (ether), which needs root, or processes over messages of via (via). Default: tasks, threads and shm.
+    /// What the members are, and how they meet (udp and ether need root). Default: tasks, threads, shm.
     #[arg(long, value_delimiter = ',', value_name = "KIND,…")]
     over: Vec<BarrierTransport>,
-    /// What carries the messages of `--over via`: shared memory, UDP on the loopback interface, or Ethernet in network
-    /// namespaces on a bridge, which needs root.
+    /// What carries the messages of `--over via`: shared memory, UDP at the loopback interface, or Ethernet between network
+    /// namespaces (needs root).
     #[arg(long, value_delimiter = ',', value_name = "PROVIDER,…", default_value = "shm,udp,ether")]
     provider: Vec<Provider>,
-    /// The question that the paper leaves open: the 4-ary tree and shuffle exchange, with receivers that poll (a small o_r)
-    /// and with receivers that sleep, for 16 members over UDP and raw Ethernet.
+    /// Compare the 4-ary tree with shuffle exchange, with receivers that poll and with receivers that sleep, for 16 members
+    /// over UDP and raw Ethernet: a question that the paper leaves open (needs root).
     #[arg(long)]
     receivers: bool,
-    /// Peers to measure in the same run: openmpi (with each of its algorithms), mpich, std, hurdles,
-    /// pthread, tokio; one that is not on this machine is skipped, and the table says how to get it.
+    /// Other systems to measure in the same run (openmpi with each of its algorithms); the table says how to install missing
+    /// ones.
     #[arg(
         long,
         value_delimiter = ',',
@@ -34,16 +33,16 @@ pub(super) struct Live {
         default_value = "openmpi,mpich,std,hurdles,pthread,tokio"
     )]
     peers: Vec<String>,
-    /// Dummy loop between two barriers; 0 for barriers that follow on each other at once.
+    /// Computation of each member between two barriers; 0 for none.
     #[arg(long, value_name = "TIME", default_value = "30us", value_parser = pause)]
     dummy: Duration,
-    /// Skewed arrival: each member's loop is longer by this much than that of the member before.
+    /// Skew: each member computes longer by this than the member before it; 0 for none.
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = pause)]
     skew: Duration,
-    /// Time per system and number of members.
+    /// Time for each system and number of members.
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = parse_duration)]
     budget: Duration,
-    /// Turns in which the budget is spent.
+    /// Number of rounds, over which --budget is spread (from 1).
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }

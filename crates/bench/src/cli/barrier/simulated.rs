@@ -13,8 +13,9 @@ use crate::compute::parse_duration;
 
 #[derive(Debug, Args)]
 #[group(requires = "simulate")]
+#[command(next_help_heading = "With --simulate")]
 pub(super) struct Simulated {
-    /// The networks of the algorithms that are asked for.
+    /// Networks to simulate, with --algorithm.
     #[arg(
         long,
         value_delimiter = ',',
@@ -23,32 +24,31 @@ pub(super) struct Simulated {
         default_value = "switch,hub"
     )]
     network: Vec<SimulatedNetwork>,
-    /// What everything costs; for the algorithms that are asked for, or instead of figures 5 to 10 with the calibrated and the
-    /// bare set.
+    /// Sets of costs. Default: calibrated; without --algorithm, calibrated and bare.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…")]
     parameters: Vec<ParameterSet>,
-    /// Run the member machine, with colours and recovery, instead of the bare steps.
+    /// Let members recover lost frames, as the library's members do, instead of only sending the algorithm's steps.
     #[arg(long)]
     recovery: bool,
-    /// After which time a member asks for what it misses.
+    /// Time after which a member asks for a missing frame.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10ms", requires = "recovery")]
     repeat_after: Duration,
-    /// Probability that a receiver does not get a frame; the bare steps do not get over that.
+    /// Probability, 0 to 1, that a receiver loses a frame; above 0, use --recovery.
     #[arg(long, value_name = "PART", default_value_t = 0.0)]
     loss: f64,
-    /// Members enter later by a random time of up to this.
+    /// Each member enters after a random delay of up to this. Default: no delay.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "late")]
     spread: Option<Duration>,
-    /// Barriers of a run.
+    /// Number of barriers of a run.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     barriers: u32,
-    /// Seeds of which a time with chance in it is the mean.
+    /// Number of seeds, over which times are averaged where they depend on chance.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     seeds: u32,
     /// Simulate what the goals need.
     #[arg(long, hide = true, conflicts_with = "algorithm")]
     for_goals: bool,
-    /// Draw each figure to a file beside this one, as SVG.
+    /// Draw each figure as SVG, to files whose names begin like this one.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }

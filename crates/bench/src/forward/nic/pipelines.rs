@@ -11,7 +11,7 @@ use vigie_forward::bpf::{
     Register::{R0, R1, R2, R3, R6, R7, R10},
     Size, UpdateMode, XDP_DROP, XDP_PASS, XDP_REDIRECT,
 };
-use vigie_forward::nic::{Nic, NicError};
+use vigie_forward::nic::{NicError, NicPipeline};
 use vigie_forward::packet::{Packet, Port};
 use vigie_forward::pipeline::{Stage, Verdict};
 use vigie_forward::stages::{Nat, NatRule, Rewrite, RouteStage, Ttl};
@@ -73,7 +73,7 @@ impl NicProgram {
             Self::Route | Self::RouteChanging => vec![&ttl, &route],
             Self::Nat => vec![&nat, &ttl, &route],
         };
-        let builder = Nic::builder().attach_modes(&[AttachMode::Native]);
+        let builder = NicPipeline::builder().attach_modes(&[AttachMode::Native]);
         let builder = builder.port(Port(0), wires.arrival).port(Port(1), wires.departure);
         Ok(Forwarding::of(Runs::Compiled(Box::new(Mutex::new(builder.start(&stages)?))), fib))
     }
@@ -119,7 +119,7 @@ pub(super) struct Forwarding {
 #[derive(Debug)]
 enum Runs {
     ByHand((LoadedProgram, Attachment, Attachment)),
-    Compiled(Box<Mutex<Nic>>),
+    Compiled(Box<Mutex<NicPipeline>>),
 }
 
 impl Forwarding {

@@ -42,7 +42,7 @@ const SAMPLES: u32 = 3_000;
 #[group(requires = "relay")]
 #[command(next_help_heading = "Relays (--relay)")]
 pub(crate) struct RelayMeasurement {
-    /// Relays of others to measure in the same run.
+    /// Other relays to measure in the same run.
     #[arg(
         long,
         value_delimiter = ',',
@@ -50,13 +50,13 @@ pub(crate) struct RelayMeasurement {
         default_value = "socat,haproxy,nginx,tokio"
     )]
     peers: Vec<RelayPeer>,
-    /// Measure vigie's engines, copy and splice, one by one too.
+    /// Also measure vigie's two ways to move bytes, copy and splice, separately.
     #[arg(long)]
     engines: bool,
-    /// Numbers of connections.
+    /// Numbers of connections; each is a row.
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..))]
     connections: Vec<u32>,
-    /// Time of one stream.
+    /// Time for each measurement.
     #[arg(long, value_name = "TIME", default_value = "700ms", value_parser = parse_duration)]
     budget: Duration,
     /// Whether streams and latency of raw relays are measured.

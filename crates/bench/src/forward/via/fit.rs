@@ -3,13 +3,13 @@
 //! ```text
 //! D(n)     time of a message of n bytes without a node between           T_net(2048) = (D(8 packets) − D(1 packet)) / 7
 //! D'(n)    the same, in packets of 64 bytes                              T_net(64)   = (D'(8 packets) − D'(1 packet)) / 7
-//! N(64)    the same through the interface, store-and-forward             T_turn = N(64) − 2 T_net(64)
-//! host     stamps in the messages that pass, 64 and 8192 bytes           T_pci(n), T_bell
+//! N(64)    the same through the interface, store-and-forward             T_idle = N(64) − 2 T_net(64)
+//! host     stamps in the messages that pass, 64 and 8192 bytes           T_pci(n), T_handover
 //! busy     what an algorithm says that its runs took                     T_algo
 //! CPU      processor time of source and sink by D, of the engine by N,    shared processors, engine
 //!          1 and 8 packets, with the window
 //! ```
-//! T_turn is the time in which no resource is busy: threads that wake up, at each node and both ways, and the window's
+//! T_idle is the time in which no resource is busy: threads that wake up, at each node and both ways, and the window's
 //! way back. With the measured window, it is the same for all paths. (The extra time of a single packet of 2048 bytes
 //! over one of 64 does not measure T_net: on a machine whose processors fall asleep, the longer the link was busy before,
 //! the less waking up takes.)
@@ -46,8 +46,8 @@ const ROUNDS: usize = 5;
 pub(super) struct FittedParameters {
     t_net: [Duration; 2],
     t_pci: [Duration; 2],
-    t_bell: Duration,
-    t_turn: Duration,
+    t_handover: Duration,
+    t_idle: Duration,
     t_algo_excess: Duration,
     shared: SharedProcessors,
     node: Node,
@@ -104,25 +104,33 @@ pub(super) fn fit(plan: &ViaPlan, topology: &ViaTopology) -> Result<FittedParame
     let small =
         ((time(in_small_packets) - time(0)) / f64::from(PACKETS - 1)).clamp(0.05, packet.max(0.05));
     let t_pci = [of_forwarder(4, |node| node.copy_ns), of_forwarder(5, |node| node.copy_ns)];
-    let bell =
+    let handover =
         f64::midpoint(of_forwarder(4, |node| node.bell_ns), of_forwarder(5, |node| node.bell_ns));
     let excess = of_forwarder(6, |node| node.algorithm_ns) - T_ALGO.as_secs_f64() * 1e6;
     let t_net = [us(small), us(packet)];
     let t_pci = t_pci.map(us);
-    let t_turn = us(time(3) - 2.0 * small);
+    let t_idle = us(time(3) - 2.0 * small);
     let shared = shared(&found)?;
     let line = |[small, packet]: [Duration; 2]| {
         let points = ((u64::from(SMALL), small), (u64::from(PACKET_BYTES_U32), packet));
         Cost::through(points.0, points.1).map_err(ModelError::from)
     };
     let node = Node::new(line(t_net)?, line(t_pci)?)
-        .t_bell(us(bell))
-        .t_turn(t_turn)
+        .t_handover(us(handover))
+        .t_idle(t_idle)
         .shared(shared)
         .bus(Bus::HalfDuplex)
         .window(plan.window);
     let t_algo_excess = us(excess);
-    Ok(FittedParameters { t_net, t_pci, t_bell: us(bell), t_turn, t_algo_excess, shared, node })
+    Ok(FittedParameters {
+        t_net,
+        t_pci,
+        t_handover: us(handover),
+        t_idle,
+        t_algo_excess,
+        shared,
+        node,
+    })
 }
 
 /// The processor time of moving a message: the sum over all nodes, at two sizes.
@@ -150,7 +158,7 @@ fn shared(found: &[Vec<RunCosts>]) -> Result<SharedProcessors, BenchError> {
         processors: u32::try_from(processors).unwrap_or(u32::MAX),
         link: Cost::fixed(us(packet)),
         bus: Cost::ZERO,
-        bell: us(program / 2e3),
+        handover: us(program / 2e3),
         engine: Cost::fixed(us(engine_packet)),
         engine_message: us(engine(9) - engine_packet),
     })
@@ -179,11 +187,11 @@ impl FittedParameters {
             .with_figure("t_net_2048_us", us(self.t_net[1]))
             .with_figure("t_pci_64_us", us(self.t_pci[0]))
             .with_figure("t_pci_2048_us", us(self.t_pci[1]))
-            .with_figure("t_bell_us", us(self.t_bell))
-            .with_figure("t_turn_us", us(self.t_turn))
+            .with_figure("t_bell_us", us(self.t_handover))
+            .with_figure("t_turn_us", us(self.t_idle))
             .with_figure("t_algo_excess_us", us(self.t_algo_excess))
             .with_figure("cpu_link_us", us(self.shared.link.at(2048)))
-            .with_figure("cpu_bell_us", us(self.shared.bell))
+            .with_figure("cpu_handover_us", us(self.shared.handover))
             .with_figure("cpu_engine_packet_us", us(self.shared.engine.at(2048)))
             .with_figure("cpu_engine_message_us", us(self.shared.engine_message))
     }

@@ -125,16 +125,16 @@ pub(crate) struct ViaPlan {
     /// Where figure 4 is drawn to; figures 5 and 6 are drawn to two files beside it.
     #[arg(skip)]
     pub(crate) plot: Option<PathBuf>,
-    /// Messages of a run, before the final acknowledgement.
+    /// Number of messages of a run; the last is acknowledged.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     messages: u32,
-    /// Messages under way at once.
+    /// Number of messages in flight at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     window: u32,
-    /// Bytes per second of each link, paced by the sending node; 0: as fast as the machine allows.
+    /// Rate of each link in bytes per second, which the sending process keeps; 0: as fast as the machine allows.
     #[arg(long, default_value_t = 20_000_000)]
     rate: u64,
-    /// Nodes look for a while before they sleep, where that pays: the strategy for low latency.
+    /// Let processes poll before they sleep, as long as that pays off: lower latency, more processor time.
     #[arg(long)]
     spin: bool,
 }

@@ -10,7 +10,6 @@ use crate::bpf::{
 const XDP_ABORTED: u64 = 0;
 const XDP_REDIRECT: u64 = 4;
 const TC_REDIRECT: u64 = 7;
-const SOCKET_PASS: u64 = 1;
 /// `BPF_F_BROADCAST`, `BPF_F_EXCLUDE_INGRESS`.
 const BROADCAST: u64 = 8;
 const BUT_INGRESS: u64 = 16;
@@ -31,19 +30,17 @@ impl Run<'_> {
     pub(super) fn call(&mut self, at: usize, helper: Helper) -> Result<u64, Fault> {
         let [_, a, b, c, d, ..] = self.registers;
         let is_xdp = self.memory.kind() == ProgramKind::Xdp;
-        let is_socket =
-            matches!(self.memory.kind(), ProgramKind::StreamParser | ProgramKind::StreamVerdict);
         let result = match helper {
             Helper::MapLookup => self.look_up(at, a, b)?,
             Helper::MapUpdate => self.update(at, [a, b, c, d])?,
             Helper::MapDelete => self.delete(at, a, b)?,
             Helper::MonotonicTime | Helper::MonotonicTimeCoarse => self.run_context.time_ns,
             Helper::Processor => u64::from(self.run_context.processor),
-            Helper::CloneRedirect if !is_xdp && !is_socket => {
+            Helper::CloneRedirect if !is_xdp => {
                 self.clones.push(lower(b));
                 0
             }
-            Helper::Redirect if !is_socket => {
+            Helper::Redirect => {
                 self.redirect = Some(Redirect::Interface(lower(a)));
                 if is_xdp { XDP_REDIRECT } else { TC_REDIRECT }
             }
@@ -60,9 +57,6 @@ impl Run<'_> {
                 u64::try_from(self.memory.packet.frame().len()).unwrap_or(u64::MAX)
             }
             Helper::RedirectMap if is_xdp => self.redirect_map(at, a, b, c)?,
-            Helper::SocketRedirectMap | Helper::SocketRedirectHash if is_socket => {
-                self.redirect_socket(at, helper, b, c)?
-            }
             _ => return Err(Fault::Helper { at }),
         };
 
@@ -110,7 +104,7 @@ impl Run<'_> {
         Ok(done.map_or_else(|error| error_code(&error), |()| 0))
     }
 
-    /// The entry of a map of interfaces or sockets.
+    /// The entry of a map of interfaces.
     fn entry(&mut self, map: usize, key: &[u8]) -> Option<u32> {
         let map = &mut self.memory.maps[map];
         let slot = map.slot(key)?;
@@ -138,29 +132,5 @@ impl Run<'_> {
         };
         self.redirect = Some(Redirect::Entry { map: index, value });
         Ok(XDP_REDIRECT)
-    }
-
-    fn redirect_socket(
-        &mut self,
-        at: usize,
-        helper: Helper,
-        map: u64,
-        key: u64,
-    ) -> Result<u64, Fault> {
-        let wanted =
-            if helper == Helper::SocketRedirectMap { MapKind::SockMap } else { MapKind::SockHash };
-        let map = self.memory.map_of(map).ok_or(Fault::Helper { at })?;
-        let spec = self.memory.maps[map].spec();
-        if spec.kind != wanted {
-            return Err(Fault::Helper { at });
-        }
-        let key = match wanted {
-            MapKind::SockMap => lower(key).to_ne_bytes().to_vec(),
-            _ => self.memory.bytes(at, key, spec.key_length())?,
-        };
-        let Some(value) = self.entry(map, &key) else { return Ok(0) };
-        let map = u32::try_from(map).unwrap_or(u32::MAX);
-        self.redirect = Some(Redirect::Entry { map, value });
-        Ok(SOCKET_PASS)
     }
 }

@@ -16,7 +16,7 @@ pub(super) const STACK_BYTES: usize = 512;
 const FIELDS: usize = 48;
 
 /// Offsets in `struct __sk_buff` that programs can read, and those that they can also write.
-const SKB_READ: [u64; 6] = [0, 16, 36, 40, 132, 136];
+const SKB_READ: [u64; 4] = [0, 16, 36, 40];
 const SKB_WRITE: [u64; 7] = [8, 32, 48, 52, 56, 60, 64];
 const SKB_DATA: u64 = 76;
 const SKB_DATA_END: u64 = 80;
@@ -56,8 +56,6 @@ impl<'a> Memory<'a> {
             fields[4] = u32::from(protocol.map_or(0, u16::from_ne_bytes));
             fields[9] = run_context.interface;
             fields[10] = run_context.interface;
-            fields[33] = u32::from(run_context.ports.0.to_be()) << 16;
-            fields[34] = u32::from(run_context.ports.1);
         }
         Self { kind, packet, maps, stack: [0; STACK_BYTES], fields }
     }

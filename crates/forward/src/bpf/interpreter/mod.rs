@@ -1,6 +1,6 @@
 //! Runs programs in user space: without privileges or the kernel, and confined to the memory that they are given.
 //!
-//! The crate `rbpf` does not fit: it has neither maps nor the contexts of XDP, tcx and socket programs, its helpers are
+//! The crate `rbpf` does not fit: it has neither maps nor the contexts of XDP and tcx, its helpers are
 //! plain functions over real addresses, without the state of a run, and its assembler knows neither labels nor maps.
 
 mod call;
@@ -32,8 +32,6 @@ pub struct RunContext {
     pub processor: u32,
     /// Time in nanoseconds, from an arbitrary origin.
     pub time_ns: u64,
-    /// For socket programs: the peer's port and the local one.
-    pub ports: (u16, u16),
 }
 
 impl RunContext {
@@ -56,7 +54,7 @@ impl RunContext {
 pub enum Redirect {
     /// To an interface.
     Interface(u32),
-    /// To the entry of a map, whose value is given: an interface or a socket.
+    /// To the entry of a map, whose value is given: an interface.
     Entry {
         /// The map's index in the program.
         map: u32,

@@ -14,12 +14,12 @@ use crate::{
     },
     nic::layout::octets,
     pipeline::Reason,
-    stages::{Action, Filter, Rule},
+    stages::{Action, Filter, FilterRule},
     tables::Prefix,
 };
 
 /// Whether a rule can match packets of a kind that arrive here, as far as known at compile time.
-fn may_mean(rule: &Rule, kind: NetworkKind, ingress: crate::packet::Port) -> bool {
+fn may_mean(rule: &FilterRule, kind: NetworkKind, ingress: crate::packet::Port) -> bool {
     let (port, ether_type) = rule.frames();
     let (source, destination, protocol) = rule.packets();
     let (source_ports, destination_ports) = rule.ports();
@@ -81,7 +81,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn conditions(&mut self, rule: &Rule, kind: NetworkKind, next: Label) {
+    fn conditions(&mut self, rule: &FilterRule, kind: NetworkKind, next: Label) {
         let (source, destination, protocol) = rule.packets();
         if let (NetworkKind::Other, Some(ether_type)) = (kind, rule.frames().1) {
             self.get(R0, ETHER_TYPE);

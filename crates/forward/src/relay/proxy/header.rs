@@ -84,7 +84,7 @@ pub enum ProxyError {
         /// Bytes received.
         received: usize,
     },
-    /// It did not arrive within the connect time-out.
+    /// It did not arrive within the set-up time-out.
     #[error("it did not arrive in time")]
     Late,
 }

@@ -84,7 +84,7 @@ pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     let mut computing = computing.chain([&shared.injected.compute]);
     Some(
         computes_for_long && computing.any(|queue| !queue.is_empty())
-            || !server.is_watched() && server.has_events(now)
+            || !server.is_watched() && server.has_announced_events(now)
             || !shared.injected.reaction.is_empty() && !shared.reserves.is_serving(),
     )
 }
@@ -313,7 +313,7 @@ impl HybridShared {
     /// Returns the state of all threads, if a task waits for one of them, or an event for a thread that
     /// looks.
     pub(super) fn standstill(&self, waiting_count: usize, now: Instant) -> Option<Standstill> {
-        if waiting_count == 0 && !self.server.has_events(now) {
+        if waiting_count == 0 && !self.server.has_announced_events(now) {
             return None;
         }
         let mut standstill = Standstill::default();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     protocol::{
-        Control, Mode, Payload, SendState,
+        Control, Payload, SendMode, SendState,
         tests::{Pair, small, tagged},
     },
     sim::{FaultPlan, SimNetwork, SimNic},
@@ -25,7 +25,7 @@ fn unreliable() -> EngineConfig {
 
 fn send_to_self(engine: &mut MessageEngine<SimNic>) {
     let own = engine.rank();
-    let sent = engine.send(own, 0, 1, Mode::Standard, Payload::Owned(vec![1]));
+    let sent = engine.send(own, 0, 1, SendMode::Standard, Payload::Owned(vec![1]));
     assert_eq!(sent, Ok(SendState::Done));
 }
 
@@ -232,7 +232,7 @@ fn progress_tells_whether_anything_was_done() {
     assert_eq!(pair.engine(1).unexpected.len(), 3);
     // A message that is sent, now that there is credit.
     pair.fill(17);
-    pair.begin(1, Mode::Standard, 100);
+    pair.begin(1, SendMode::Standard, 100);
     pair.travel(0);
     let now = pair.network.now();
     assert!(!pair.engine(0).progress(now));
@@ -243,7 +243,7 @@ fn progress_tells_whether_anything_was_done() {
     let now = pair.network.now();
     assert!(!pair.engine(0).progress(now));
     // One arrives and one is sent.
-    let sent = pair.engine(1).send(0, 0, 5, Mode::Standard, Payload::Owned(vec![1]));
+    let sent = pair.engine(1).send(0, 0, 5, SendMode::Standard, Payload::Owned(vec![1]));
     assert_eq!(sent, Ok(SendState::Done));
     pair.travel(1);
     pair.engine(0).peers[1].controls.push_back(Control::Resume);
@@ -270,7 +270,7 @@ fn what_is_sent_again_is_work() {
     for arrives in [false, true] {
         let mut pair = Pair::new(unreliable());
         pair.fill(1);
-        let sent = pair.engine(1).send(0, 0, 5, Mode::Standard, Payload::Owned(vec![1]));
+        let sent = pair.engine(1).send(0, 0, 5, SendMode::Standard, Payload::Owned(vec![1]));
         assert_eq!(sent, Ok(SendState::Done));
         if arrives {
             while pair.network.step() {}

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     protocol::{
-        EngineEvent, Mode, Payload,
+        EngineEvent, Payload, SendMode,
         peer::STREAMS_MAX,
         request::ReceiveRequest,
         tests::{small, tagged},
@@ -406,7 +406,7 @@ fn answers_are_bounded_by_what_is_on_its_way() {
 fn a_step_aside_reads_one_thing() {
     let mut engine = lone();
     let payload = Payload::Owned(vec![1]);
-    assert!(engine.send(0, 0, 1, Mode::Standard, payload).is_ok());
+    assert!(engine.send(0, 0, 1, SendMode::Standard, payload).is_ok());
     assert!(engine.step_aside() && engine.unexpected.len() == 1);
     assert!(!engine.step_aside());
 }

@@ -5,7 +5,7 @@ use std::task::Poll;
 use super::*;
 use crate::{
     protocol::{
-        EngineConfig, MessageEngine, Mode, Opening, SendState,
+        EngineConfig, MessageEngine, Opening, SendMode, SendState,
         peer::PeerLink,
         tests::{Pair, small, tagged},
     },
@@ -306,7 +306,7 @@ fn a_sleeper_is_rung_for_credit() {
     for round in 0..2 {
         let mut sent = 0;
         let id = loop {
-            match pair.send(5, Mode::Standard, 200) {
+            match pair.send(5, SendMode::Standard, 200) {
                 SendState::Done => sent += 1,
                 SendState::Pending(id) => break id,
             }

@@ -16,7 +16,7 @@ fn wide_open() -> EngineConfig {
 }
 
 /// Begins to send bytes that stay with their owner.
-fn lend_slot(pair: &mut Pair, mode: Mode, body: &[u8]) -> RequestId {
+fn lend_slot(pair: &mut Pair, mode: SendMode, body: &[u8]) -> RequestId {
     match pair.engine(0).send(1, 0, 1, mode, Payload::Borrowed(&[IoSlice::new(body)])) {
         Ok(SendState::Pending(id)) => id,
         other => panic!("{other:?}"),
@@ -41,9 +41,9 @@ fn a_send_to_nobody_is_refused() {
         (1, SendError::PeerFailed { rank: 1, reason: Reason::TimedOut }),
     ] {
         let engine = pair.engine(0);
-        let sent = engine.send(rank, 0, 0, Mode::Standard, Payload::Owned(vec![1]));
+        let sent = engine.send(rank, 0, 0, SendMode::Standard, Payload::Owned(vec![1]));
         assert_eq!(sent, Err(error.clone()));
-        assert_eq!(engine.send_bytes(rank, 0, 0, Mode::Standard, &[1]), Err(error));
+        assert_eq!(engine.send_bytes(rank, 0, 0, SendMode::Standard, &[1]), Err(error));
         assert_eq!(engine.kept(), 0);
     }
 }
@@ -59,9 +59,9 @@ fn what_finds_credit_takes_no_buffer() {
         for is_short_way in [false, true] {
             let engine = pair.engine(0);
             let sent = if is_short_way {
-                engine.send_bytes(1, 0, 0, Mode::Buffered, body)
+                engine.send_bytes(1, 0, 0, SendMode::Buffered, body)
             } else {
-                engine.send(1, 0, 0, Mode::Buffered, Payload::Borrowed(&[IoSlice::new(body)]))
+                engine.send(1, 0, 0, SendMode::Buffered, Payload::Borrowed(&[IoSlice::new(body)]))
             };
             if length == 497 {
                 assert_eq!(sent, Err(SendError::BufferFull { needed: 497, free: 10 }));
@@ -80,7 +80,7 @@ fn what_finds_credit_takes_no_buffer() {
 #[test]
 fn messages_are_counted() {
     let mut pair = Pair::new(small());
-    for mode in [Mode::Standard, Mode::Ready] {
+    for mode in [SendMode::Standard, SendMode::Ready] {
         let engine = pair.engine(0);
         let owned = Payload::Owned(vec![1]);
         assert_eq!(engine.send(1, 0, 7, mode, owned), Ok(SendState::Done));
@@ -88,7 +88,7 @@ fn messages_are_counted() {
         assert_eq!(engine.send(1, 0, 7, mode, Payload::Borrowed(&loaned)), Ok(SendState::Done));
         assert_eq!(engine.send_bytes(1, 0, 7, mode, &[1]), Ok(SendState::Done));
     }
-    let synchronous = pair.engine(0).send_bytes(1, 0, 7, Mode::Synchronous, &[1]);
+    let synchronous = pair.engine(0).send_bytes(1, 0, 7, SendMode::Synchronous, &[1]);
     assert!(matches!(synchronous, Ok(SendState::Pending(_))));
     assert_eq!(pair.engine(0).counters().messages_sent, 7);
     assert_eq!((pair.travel(0), pair.take(1)), (7, 7));
@@ -96,7 +96,7 @@ fn messages_are_counted() {
     assert_eq!((found.messages_received, found.unexpected, found.ready_unexpected), (7, 7, 3));
     // A receive waits: nothing is unexpected.
     pair.engine(1).post_receive(tagged(8));
-    assert_eq!(pair.send(8, Mode::Ready, 10), SendState::Done);
+    assert_eq!(pair.send(8, SendMode::Ready, 10), SendState::Done);
     pair.travel(0);
     assert_eq!(pair.take(1), 1);
     let found = pair.engine(1).counters();
@@ -107,7 +107,7 @@ fn messages_are_counted() {
 #[test]
 fn a_poll_looks_for_itself() {
     let mut pair = Pair::new(small());
-    let id = pair.begin(3, Mode::Synchronous, 8);
+    let id = pair.begin(3, SendMode::Synchronous, 8);
     pair.travel(0);
     assert!(pair.engine(1).probe(tagged(4)).is_none());
     assert!(pair.engine(1).probe(tagged(3)).is_some(), "it has been looked for");
@@ -120,7 +120,7 @@ fn a_poll_looks_for_itself() {
     let receive = pair.engine(1).post_receive(tagged(5));
     let other = pair.engine(1).post_receive(tagged(6));
     for tag in [6, 5] {
-        assert_eq!(pair.send(tag, Mode::Standard, 8), SendState::Done);
+        assert_eq!(pair.send(tag, SendMode::Standard, 8), SendState::Done);
     }
     pair.travel(0);
     for id in [receive, other] {
@@ -135,9 +135,9 @@ fn a_poll_looks_for_itself() {
 fn paused_messages_go_on() {
     let mut pair = Pair::new(EngineConfig { staging_frames: 16, ..small() });
     for _ in 0..6 {
-        assert_eq!(pair.send(9, Mode::Standard, 400), SendState::Done);
+        assert_eq!(pair.send(9, SendMode::Standard, 400), SendState::Done);
     }
-    let id = pair.begin(1, Mode::Standard, 5000);
+    let id = pair.begin(1, SendMode::Standard, 5000);
     assert_eq!(pair.request(id).sent, 896, "two frames fit");
     assert_eq!(pair.engine(0).control(1, Control::Pause), Ok(()));
     pair.serve(1);
@@ -157,7 +157,7 @@ fn paused_messages_go_on() {
 #[test]
 fn only_the_receiver_answers() {
     let mut pair = Pair::new(small());
-    let id = pair.begin(1, Mode::Synchronous, 8);
+    let id = pair.begin(1, SendMode::Synchronous, 8);
     let short = u64::from(id.0.index());
     let engine = pair.engine(0);
     assert_eq!(engine.control(2, Control::Matched { request: short }), Ok(()));
@@ -181,7 +181,7 @@ fn only_the_receiver_answers() {
 #[test]
 fn a_message_that_is_sent_is_not_finished() {
     let mut pair = Pair::new(wide_open());
-    let id = pair.begin(1, Mode::Standard, 20_000);
+    let id = pair.begin(1, SendMode::Standard, 20_000);
     assert!(pair.engine(0).control(1, Control::Finished { request: id.0 }).is_err());
     assert!(pair.request(id).sent < 20_000);
 }
@@ -196,11 +196,11 @@ fn a_flush_tells_what_it_did() {
             0 => {
                 pair.fill(20);
                 assert_eq!(pair.engine(0).counters().blocked, 0);
-                pair.begin(1, Mode::Standard, 100);
+                pair.begin(1, SendMode::Standard, 100);
                 assert_eq!(pair.engine(0).counters().blocked, 1);
             }
             1 => {
-                let id = pair.begin(1, Mode::Standard, 5000);
+                let id = pair.begin(1, SendMode::Standard, 5000);
                 assert_eq!(pair.request(id).sent, 8 * 448);
             }
             _ => (0..9).for_each(|_| pair.engine(0).queue_control(1, Control::Resume)),
@@ -224,7 +224,7 @@ fn a_flush_tells_what_it_did() {
 fn a_stalled_owner_is_told() {
     let mut pair = Pair::new(wide_open());
     let body = [3; 5000];
-    let id = lend_slot(&mut pair, Mode::Standard, &body);
+    let id = lend_slot(&mut pair, SendMode::Standard, &body);
     let mut ready = Vec::new();
     for _ in 0..2 {
         assert!(!pair.engine(0).flush());
@@ -248,9 +248,9 @@ fn a_queued_message_is_forgotten() {
     for is_cancelled in [false, true] {
         let mut pair = Pair::new(wide_open());
         pair.fill(20);
-        pair.begin(1, Mode::Standard, 100);
-        let id = lend_slot(&mut pair, Mode::Standard, &[3; 5000]);
-        pair.begin(1, Mode::Standard, 100);
+        pair.begin(1, SendMode::Standard, 100);
+        let id = lend_slot(&mut pair, SendMode::Standard, &[3; 5000]);
+        pair.begin(1, SendMode::Standard, 100);
         if is_cancelled {
             assert_eq!(pair.engine(0).cancel_send(id), CancelState::Cancelled);
             assert_eq!(pair.engine(0).cancel_send(id), CancelState::TooLate);
@@ -270,7 +270,7 @@ fn a_queued_message_is_forgotten() {
 #[test]
 fn a_send_that_has_ended_is_forgotten() {
     let mut pair = Pair::new(small());
-    let id = pair.begin(1, Mode::Synchronous, 8);
+    let id = pair.begin(1, SendMode::Synchronous, 8);
     assert_eq!(pair.travel(0), 1);
     for _ in 0..2 {
         assert_eq!(pair.engine(0).cancel_send(id), CancelState::Asked);
@@ -282,7 +282,7 @@ fn a_send_that_has_ended_is_forgotten() {
     pair.engine(0).drop_send(id);
     assert_eq!(pair.engine(0).kept(), 0);
 
-    let id = pair.begin(1, Mode::Synchronous, 8);
+    let id = pair.begin(1, SendMode::Synchronous, 8);
     pair.request(id).is_matched = true;
     assert_eq!(pair.engine(0).cancel_send(id), CancelState::TooLate);
 }
@@ -294,11 +294,11 @@ fn a_send_that_has_ended_is_forgotten() {
 fn an_abort_outlives_its_owner() {
     for owner in 0..3 {
         let mut pair = Pair::new(EngineConfig { staging_frames: 16, ..small() });
-        let id = lend_slot(&mut pair, Mode::Synchronous, &[3; 5000]);
+        let id = lend_slot(&mut pair, SendMode::Synchronous, &[3; 5000]);
         assert_eq!(pair.request(id).sent, 2048);
         // The rest of the area.
         for _ in 0..13 {
-            assert_eq!(pair.send(2, Mode::Standard, 112), SendState::Done);
+            assert_eq!(pair.send(2, SendMode::Standard, 112), SendState::Done);
         }
         pair.fill(1);
         pair.request(id).awaits_answer = true;
@@ -322,7 +322,7 @@ fn an_abort_outlives_its_owner() {
         pair.serve(1);
         assert_eq!((pair.engine(0).kept(), pair.engine(1).kept()), (0, 14), "{owner}");
         // The stream is used again.
-        assert_eq!(pair.send(3, Mode::Standard, 1000), SendState::Done);
+        assert_eq!(pair.send(3, SendMode::Standard, 1000), SendState::Done);
         pair.serve(1);
         assert_eq!((pair.engine(1).kept(), pair.engine(1).failure(0)), (15, None));
     }

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use vigie::forward::{
     packet::{Port, TCP, UDP},
     pipeline::Stage,
-    stages::{Action, Checksum, Filter, Nat as NatStage, NatRule, Rewrite, RouteStage, Rule, Ttl},
+    stages::{
+        Action, Checksum, Filter, FilterRule, Nat as NatStage, NatRule, Rewrite, RouteStage, Ttl,
+    },
     tables::{Fib, NatEndpoint, NatTable, Prefix},
 };
 
@@ -130,7 +132,7 @@ pub(super) fn program_stages(
 ) -> Result<Vec<Box<dyn Stage>>, FlowError> {
     let mut filter = Filter::with_default(Action::Accept);
     for prefix in NOT_ROUTED {
-        filter = filter.rule(Rule::new(Action::Drop).destination(parsed(prefix)?));
+        filter = filter.rule(FilterRule::new(Action::Drop).destination(parsed(prefix)?));
     }
     let mut stages: Vec<Box<dyn Stage>> = vec![Box::new(filter)];
     stages.extend(checks());

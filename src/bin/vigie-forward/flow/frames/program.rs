@@ -6,7 +6,7 @@ use vigie::{
     Instant,
     forward::{
         bpf::AttachMode,
-        nic::{Nic, NicConfig, NicError},
+        nic::{NicConfig, NicError, NicPipeline},
         packet::Port,
         pipeline::{Reason, Stage},
         tables::{CounterSnapshot, Prefix},
@@ -73,7 +73,7 @@ impl AttachRefusal {
 /// A program at all interfaces of a flow, attached or paused.
 #[derive(Debug)]
 pub(super) struct FrameProgram {
-    nic: Nic,
+    nic: NicPipeline,
     flow: String,
     interfaces: BTreeMap<Port, u32>,
     is_attached: bool,
@@ -100,7 +100,7 @@ pub(super) fn attach(
 
     let (modes, mut reasons) = modes(choice, needs, ports);
     let mut interfaces = BTreeMap::new();
-    let mut builder = Nic::builder().config(NicConfig::new().pass_up(&PASSED_UP));
+    let mut builder = NicPipeline::builder().config(NicConfig::new().pass_up(&PASSED_UP));
     for (number, flow_interface) in (0..).zip(ports) {
         builder = builder.port(Port(number), flow_interface.index);
         interfaces.insert(Port(number), flow_interface.index);

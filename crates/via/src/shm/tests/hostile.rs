@@ -1,4 +1,4 @@
-//! A peer that breaks the rules, driven by bytes: for fuzzers and tests. Not part of the interface.
+//! A peer that breaks the rules, driven by bytes.
 //!
 //! The attacker knows the format, so it gets further than noise would. It does what the bytes say:
 //! entries of any content, scribbling over everything that it may write, packets with right and wrong
@@ -13,25 +13,27 @@ use std::{
 use rustix::fs::{MemfdFlags, SealFlags};
 use vigie_detect::Instant;
 
-use super::{
-    entry::{DataLocation, Draft, EntryKind, RingEntry},
-    layout::{CONSUMED_AT, PAGE_BYTES, REFUSAL_AT, RING_BYTES, STAGING_BYTES, size},
-    nic::Shm,
-    ring::Producer,
-    sys::{self, SocketRead},
-    wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress as Address},
-};
-use crate::vi::{
-    CACHE_LINE, Connect, Data, LocalSegment, Memory, MemoryAttributes, NicEvent, Operation,
-    Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
-    SendDescriptor, ViAttributes, ViId, ViState,
+use crate::{
+    shm::{
+        entry::{DataLocation, Draft, EntryKind, RingEntry},
+        layout::{CONSUMED_AT, PAGE_BYTES, REFUSAL_AT, RING_BYTES, STAGING_BYTES, size},
+        nic::Shm,
+        ring::Producer,
+        sys::{self, SocketRead},
+        wire::{ConnectionParameters, ControlPacket, Hello, PACKET_MAX, ShmAddress as Address},
+    },
+    vi::{
+        CACHE_LINE, Connect, Data, LocalSegment, Memory, MemoryAttributes, NicEvent, Operation,
+        Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+        SendDescriptor, ViAttributes, ViId, ViState,
+    },
 };
 
 /// Decodes bytes as a packet of the socket, and encodes the result again.
 ///
 /// # Errors
 /// A description of the bug if decoder and encoder disagree.
-pub fn try_packet(bytes: &[u8]) -> Result<bool, String> {
+pub(super) fn try_packet(bytes: &[u8]) -> Result<bool, String> {
     let Ok(packet) = ControlPacket::decode(bytes) else { return Ok(false) };
     // A refusal's text is not sent.
     if packet.encode() == bytes { Ok(true) } else { Err(format!("{packet:?} from {bytes:?}")) }
@@ -41,7 +43,7 @@ pub fn try_packet(bytes: &[u8]) -> Result<bool, String> {
 ///
 /// # Errors
 /// A description of the decoder's bug.
-pub fn try_entry(bytes: &[u8]) -> Result<bool, String> {
+pub(super) fn try_entry(bytes: &[u8]) -> Result<bool, String> {
     let mut line = [0; CACHE_LINE];
     for (place, byte) in line.iter_mut().zip(bytes) {
         *place = *byte;
@@ -68,11 +70,11 @@ pub fn try_entry(bytes: &[u8]) -> Result<bool, String> {
 /// The outcome of an attack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct AttackOutcome {
+pub(super) struct AttackOutcome {
     /// Why the victim broke the connection, if it did.
-    pub broken: Option<Reason>,
+    pub(super) broken: Option<Reason>,
     /// Completions that the victim saw.
-    pub completions: u64,
+    pub(super) completions: u64,
 }
 
 /// The bytes that drive the attack, followed by zeros.
@@ -354,7 +356,7 @@ impl Attacker {
 ///
 /// # Errors
 /// A description of any harm to the victim beyond the loss of the connection.
-pub fn attack(bytes: &[u8]) -> Result<AttackOutcome, String> {
+pub(super) fn attack(bytes: &[u8]) -> Result<AttackOutcome, String> {
     let mut script = Script(bytes);
     let levels =
         [Reliability::ReliableReception, Reliability::ReliableDelivery, Reliability::Unreliable];
@@ -405,7 +407,7 @@ pub fn attack(bytes: &[u8]) -> Result<AttackOutcome, String> {
 /// The kind of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Flood {
+pub(super) enum Flood {
     /// Wake-ups for a victim that does not sleep.
     Wakeups,
     /// Small regions of memory.
@@ -422,7 +424,7 @@ pub enum Flood {
 ///
 /// # Errors
 /// A description of any harm to the victim beyond the loss of the connection.
-pub fn flood(what: Flood) -> Result<AttackOutcome, String> {
+pub(super) fn flood(what: Flood) -> Result<AttackOutcome, String> {
     let level = Reliability::ReliableDelivery;
     let mut victim = Victim::new(level)?;
     let attacker = Attacker::connect(&mut victim, level)?;

@@ -1,17 +1,17 @@
 //! Fuzz targets of the shared-memory provider: packets, ring entries, and whole connections.
 //!
-//! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-via --test shm_fuzz`.
+//! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-via --lib shm::tests`.
 
-#[path = "../../../tests/kit/mod.rs"]
+mod hostile;
+#[path = "../../../../../tests/kit/mod.rs"]
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
 
-use vigie_via::{
-    shm::hostile::{Flood, attack, flood, try_entry, try_packet},
-    vi::Reason,
+use self::{
+    hostile::{Flood, attack, flood, try_entry, try_packet},
+    kit::fuzz::fuzz,
 };
-
-use crate::kit::fuzz::fuzz;
+use crate::vi::Reason;
 
 /// Goal: no bytes on the socket crash the decoder, and an accepted packet encodes to the same bytes.
 /// Method: mutated packets.
