@@ -23,6 +23,8 @@ pub const XDP_REDIRECT: i32 = 4;
 pub const TCX_NEXT: i32 = -1;
 /// At tcx: the packet is dropped.
 pub const TCX_DROP: i32 = 2;
+/// At tcx: the packet goes where a helper directed it.
+pub const TCX_REDIRECT: i32 = 7;
 /// For sockets: the message is dropped.
 pub const SK_DROP: i32 = 0;
 /// For sockets: the message goes to its socket, or to the one it was redirected to.
