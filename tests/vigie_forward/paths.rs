@@ -303,7 +303,7 @@ fn moving_loses_nothing() {
         let mut router = forward(network, &folder, &["l3", "ra", "rb"]);
         router.until("not xdp-native: ra is one end of a veth pair");
         let socket = folder.path("stats");
-        assert_eq!(report(&socket)["flows"][0]["path"], "xdp-generic");
+        assert_eq!(report(&socket)["flows"][0]["path"], "tcx");
         let (port, caller) = (network.echo(), network.caller());
         caller.set_read_timeout(Some(BOUND)).expect("a socket");
         // Until neighbours are known on the way out and back.
@@ -330,6 +330,9 @@ fn moving_loses_nothing() {
     });
 }
 
+/// Load that a few packets are.
+const MOVES: [&str; 6] = ["--to-nic-above", "20", "--to-host-below", "5", "--hold", "300ms"];
+
 /// Goal: load moves a flow to the interface, and its end moves it back, both counted and said. Method: thresholds that
 /// a few packets cross.
 #[test]
@@ -339,9 +342,7 @@ fn load_moves_a_flow() {
             return;
         }
         let folder = Folder::new();
-        let thresholds = ["--to-nic-above", "20", "--to-host-below", "5", "--hold", "300ms"];
-        let mut router =
-            forward(network, &folder, &[&["l3", "ra", "rb"][..], &thresholds].concat());
+        let mut router = forward(network, &folder, &[&["l3", "ra", "rb"][..], &MOVES].concat());
         let socket = folder.path("stats");
         assert_eq!(report(&socket)["flows"][0]["side"], "host");
         let (port, caller) = (network.echo(), network.caller());
@@ -441,9 +442,46 @@ fn a_program_returns() {
     });
 }
 
+/// Goal: segments pass whole where a router's program runs by default on veth pairs, with right addresses and checksums;
+/// those that are too long for the outgoing interface are reported to their sender. Method: TCP through a router and a
+/// translator, with frames counted; then with a smaller MTU of the outgoing interface alone.
+#[test]
+fn segments_pass_whole() {
+    const TEST: &str = "paths::segments_pass_whole";
+    with_network(TEST, |network| {
+        if !has_programs(TEST) {
+            return;
+        }
+        let nat = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
+        for (flow, arguments) in [("l3", &["l3", "ra", "rb"][..]), ("nat", &nat)] {
+            let folder = Folder::new();
+            let router = forward(network, &folder, arguments);
+            let socket = folder.path("stats");
+            assert_eq!(report(&socket)["flows"][0]["path"], "tcx");
+            call(&network.caller(), SERVER, network.echo());
+            let count = |name: &str| counter(&socket, flow, name);
+            let before = ["host: sent_packets", "nic: sent_packets", "nic: sent_bytes"].map(count);
+            stream(network, SERVER);
+            let after = ["host: sent_packets", "nic: sent_packets", "nic: sent_bytes"].map(count);
+            let [by_host, frames, bytes] = [0, 1, 2].map(|at| after[at] - before[at]);
+            // What opens and closes connections, the last segments among it, which the host cuts.
+            assert!(by_host < 100, "{flow}: {by_host} frames by the host");
+            assert!(bytes > 3 << 20 && frames < bytes / 1448, "{flow}: {frames} frames, {bytes}");
+            network.router.run("ip link set dev rb mtu 1400");
+            // The change is followed soon, not at once.
+            while count("ICMP errors sent") == 0 {
+                stream(network, SERVER);
+            }
+            network.router.run("ip link set dev rb mtu 1500");
+            network.client.run("ip route flush cache");
+            assert_eq!(router.end().code(), 0);
+        }
+    });
+}
+
 /// Goal: a wire by a program carries segments whole and each frame once, and where the host would forward the same
-/// frames again a program is refused. Method: calls and TCP through a wire at tcx, where the host takes nothing; a router
-/// there.
+/// frames again a program is refused. Method: calls and TCP through a wire at tcx, where the host takes nothing; a wire
+/// there that moves.
 #[test]
 fn a_program_is_a_wire() {
     with_network("paths::a_program_is_a_wire", |network| {
@@ -451,7 +489,10 @@ fn a_program_is_a_wire() {
             return;
         }
         let folder = Folder::new();
-        let ended = network.router.forwarder(&folder, &["l3", "ra", "rb", "--path", "tcx"]).wait();
+        let ended = network
+            .router
+            .forwarder(&folder, &[&["l2", "ra", "rb", "--path", "tcx"][..], &MOVES].concat())
+            .wait();
         assert_eq!(ended.code(), 2, "{}", ended.said);
         assert!(ended.said.contains("the host would forward them, too"), "{}", ended.said);
         network.server.run("ip addr add 10.1.0.7/24 dev s0");
