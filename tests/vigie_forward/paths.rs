@@ -415,6 +415,22 @@ fn fallbacks_are_named() {
     });
 }
 
+/// Goal: XDP in the driver of a veth pair, where frames may vanish uncounted, is not taken without a word. Method: a wire
+/// by that name.
+#[test]
+fn a_pair_that_loses_frames_is_named() {
+    with_network("paths::a_pair_that_loses_frames_is_named", |network| {
+        if !has_programs("paths::a_pair_that_loses_frames_is_named") {
+            return;
+        }
+        let folder = Folder::new();
+        let mut wire = forward(network, &folder, &["l2", "ra", "rb", "--path", "xdp-native"]);
+        assert_eq!(report(&folder.path("stats"))["flows"][0]["path"], "xdp-native");
+        wire.until("ra is one end of a veth pair: frames that are redirected there vanish");
+        assert_eq!(wire.end().code(), 0);
+    });
+}
+
 /// Goal: a program is attached again at an interface that was removed and made again. Method: as with packet sockets,
 /// and the program must have sent what comes afterwards.
 #[test]

@@ -115,7 +115,14 @@ pub(super) fn attach(
         interfaces.insert(Port(number), flow_interface.index);
     }
 
+    let pair = ports.iter().find(|flow_interface| flow_interface.is_pair);
     for mode in modes {
+        if let (AttachMode::Native, Some(FlowInterface { name, .. })) = (mode, pair) {
+            log(format!(
+                "flow `{flow}`: {name} is one end of a veth pair: frames that are redirected there vanish, and nothing counts \
+                 them, unless the other end has a program of XDP, too"
+            ));
+        }
         match builder.clone().attach_modes(&[mode]).start(stages) {
             Ok(nic) => {
                 let flow = flow.to_owned();
