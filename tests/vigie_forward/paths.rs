@@ -105,48 +105,54 @@ fn nat_translates() {
 
 /// Goal: 30 000 unanswered SYNs from one host, each from a port of its own, stop no new flow of another host inside, and
 /// what they cost is counted and said. Method: the client sends them from a second address, raw, and calls from its
-/// first one afterwards, each call from a new socket and answered at the first try.
+/// first one afterwards, each call from a new socket and answered at the first try; by the host, and beside a program.
 #[test]
 fn a_flood_stops_no_other_host() {
-    with_network("paths::a_flood_stops_no_other_host", |network| {
-        let folder = Folder::new();
+    const TEST: &str = "paths::a_flood_stops_no_other_host";
+    with_network(TEST, |network| {
         network.client.run("ip addr add 10.1.0.66/24 dev c0");
-        let arguments = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
-        let mut router =
-            forward(network, &folder, &[&arguments[..], &["--path", "af-packet"]].concat());
-        let port = network.echo();
-        call(&network.caller(), SERVER, port);
-        network.router.run("ip neigh add 10.2.0.77 lladdr 02:00:00:00:00:77 dev rb nud permanent");
-        let socket = folder.path("stats");
-        let begun = || {
-            let of = |name| counter(&socket, "nat", name);
-            of("translations") + of("translations: ended for others")
-        };
-        let near = network.address_of("ra");
-        let ends = ([10, 1, 0, 66], [10, 2, 0, 77]);
-        let syn = |from: u16| {
-            let ports = [from.to_be_bytes(), [0, 80]].concat();
-            let segment =
-                [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 4, 0, 0, 0, 0, 0]].concat();
-            ip_frame(near, ends, (6, from, 0x4000), &segment)
-        };
-        let syns: Vec<_> = (1..=30_000).map(syn).collect();
-        // Some may be lost on the way in.
-        while begun() < 30_000 {
-            network.client.inside(|| send_frames("c0", syns.iter().cloned()));
+        flood(network, "af-packet");
+        if has_programs(TEST) {
+            flood(network, "tcx");
         }
-        for number in 0..200 {
-            let caller = network.caller();
-            caller.set_read_timeout(Some(BOUND)).expect("a socket");
-            let question = format!("call-{number}");
-            assert!(calls_through(&caller, SERVER, port, &question), "{question} was lost");
-        }
-        router.until("has no room for new translations");
-        assert!(counter(&socket, "nat", "translations: ended for others") > 10_000);
-        assert_eq!(counter(&socket, "nat", "translations: refused"), 0);
-        assert!(counter(&socket, "nat", "translations: percent full") >= 50);
-        assert_eq!(router.end().code(), 0);
     });
+}
+
+fn flood(network: &Network, path: &str) {
+    let folder = Folder::new();
+    let arguments = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
+    let mut router = forward(network, &folder, &[&arguments[..], &["--path", path]].concat());
+    let port = network.echo();
+    call(&network.caller(), SERVER, port);
+    network.router.run("ip neigh replace 10.2.0.77 lladdr 02:00:00:00:00:77 dev rb nud permanent");
+    let socket = folder.path("stats");
+    let begun = || {
+        let of = |name| counter(&socket, "nat", name);
+        of("translations") + of("translations: ended for others")
+    };
+    let near = network.address_of("ra");
+    let ends = ([10, 1, 0, 66], [10, 2, 0, 77]);
+    let syn = |from: u16| {
+        let ports = [from.to_be_bytes(), [0, 80]].concat();
+        let segment = [&ports[..], &[0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 4, 0, 0, 0, 0, 0]].concat();
+        ip_frame(near, ends, (6, from, 0x4000), &segment)
+    };
+    let syns: Vec<_> = (1..=30_000).map(syn).collect();
+    // Some may be lost on the way in.
+    while begun() < 30_000 {
+        network.client.inside(|| send_frames("c0", syns.iter().cloned()));
+    }
+    for number in 0..200 {
+        let caller = network.caller();
+        caller.set_read_timeout(Some(BOUND)).expect("a socket");
+        let question = format!("call-{number}");
+        assert!(calls_through(&caller, SERVER, port, &question), "{question} was lost");
+    }
+    router.until("has no room for new translations");
+    assert!(counter(&socket, "nat", "translations: ended for others") > 10_000);
+    assert_eq!(counter(&socket, "nat", "translations: refused"), 0);
+    assert!(counter(&socket, "nat", "translations: percent full") >= 50);
+    assert_eq!(router.end().code(), 0);
 }
 
 /// Goal: a wire carries everything between two interfaces, ARP included, and bytes of TCP stay what they are. Method:
