@@ -122,7 +122,7 @@ fn by_kernel(network: &Network, has_v6: bool, frames: &[Vec<u8>]) -> Vec<Vec<u8>
 
 /// The paths to compare with the kernel's.
 fn paths(test: &str) -> &'static [&'static str] {
-    if has_programs(test) { &["af-packet", "xdp-generic"] } else { &["af-packet"] }
+    if has_programs(test) { &["af-packet", "xdp-generic", "tcx"] } else { &["af-packet"] }
 }
 
 fn sorted(packets: &[Vec<u8>]) -> BTreeSet<Vec<u8>> {

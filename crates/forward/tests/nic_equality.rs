@@ -13,12 +13,12 @@ use fastrand::Rng;
 use proptest::prelude::*;
 use vigie_detect::Instant;
 use vigie_forward::{
-    bpf::PacketBuffer,
+    bpf::{AttachMode, PacketBuffer},
     nic::{Emulator, EmulatorError, EmulatorVerdict, NicConfig, NicCounters},
     packet::{Packet, Port},
     pipeline::{Offload, Reason, Stage, StockStage},
     stages::{Nat, NatRule},
-    tables::{NatEndpoint, NatTable},
+    tables::{NatEndpoint, NatFlow, NatTable, NatTuple},
 };
 
 use crate::traffic::{Made, PORTS, borrowed, change_fib, frame, may_go_up, on_host, stages};
@@ -115,7 +115,9 @@ fn run(seed: u64, seen: &mut Seen) {
     let default_port = (!seed.is_multiple_of(3)).then_some(Port(2));
     let config =
         default_port.map_or_else(NicConfig::new, |port| NicConfig::new().default_port(port));
-    let mut emulator = match Emulator::new(&borrowed(&host), &PORTS, &config) {
+    // Every other program at tcx.
+    let place = if seed.is_multiple_of(2) { AttachMode::Tcx } else { AttachMode::Native };
+    let mut emulator = match Emulator::at(place, &borrowed(&host), &PORTS, &config) {
         Ok(emulator) => emulator,
         Err(EmulatorError::Compile(_)) => {
             seen.refused += 1;
@@ -251,6 +253,48 @@ fn a_program_tells_what_it_saw_of_connections() {
         assert_eq!(timeout(), established);
         assert_eq!(emulator.refresh(now, 10).expect("maps"), 1);
         assert_eq!(timeout() < established, ends);
+    }
+}
+
+/// Goal: with `asked_flows` a flow of the table reaches the program when it is asked for, in either direction, and not
+/// before; one that has ended leaves it. Method: a segment before and after, at each place.
+#[test]
+fn flows_are_taken_over_when_asked_for() {
+    let [inside, server, external] =
+        ["10.0.0.2", "10.9.0.1", "192.0.2.1"].map(|text| text.parse::<IpAddr>().expect("one"));
+    for place in [AttachMode::Native, AttachMode::Tcx] {
+        for asks_by_answer in [false, true] {
+            let (table, mut now) =
+                (NatTable::builder().seed(3).build(), Instant::from_nanos(1_000_000_000));
+            let original = NatTuple {
+                protocol: 6,
+                source: NatEndpoint::new(inside, 5000),
+                destination: NatEndpoint::new(server, 80),
+                is_echo_reply: false,
+            };
+            let translated = table.open(original, (Some(external), None), None, now).expect("room");
+            let host: Vec<Box<dyn Stage>> = vec![Box::new(Nat::new(table.clone()))];
+            let config = NicConfig::new().default_port(PORTS[2]).asked_flows();
+            let emulator = Emulator::at(place, &borrowed(&host), &PORTS, &config);
+            let mut emulator = emulator.expect("it compiles");
+            let passes = |emulator: &mut Emulator, now| {
+                let frame = segment((inside, 5000), (server, 80), 0x10, 2, 71);
+                let verdict = emulator.process(PORTS[0], &mut PacketBuffer::new(&frame), now);
+                verdict.expect("no fault") != EmulatorVerdict::PassedUp
+            };
+            assert!(!passes(&mut emulator, now));
+            let flow = if asks_by_answer {
+                NatFlow::new(translated.reversed(), original.reversed())
+            } else {
+                NatFlow::new(original, translated)
+            };
+            emulator.add_flow(&flow).expect("room");
+            assert!(passes(&mut emulator, now));
+            now += Duration::from_secs(100_000);
+            assert_eq!(table.expire(now), 1);
+            emulator.follow().expect("room");
+            assert!(!passes(&mut emulator, now));
+        }
     }
 }
 

@@ -32,7 +32,8 @@ pub(super) struct Forward {
     #[arg(long, conflicts_with = "model", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// Measure only these: `raw` or `framed` with --relay; with --live, names of paths as in the results (host-xdp,
-    /// testpmd-xdp, nic-route, …).
+    /// testpmd-xdp, nic-route, …; `segments` is measured only if it is named: TCP through `vigie-forward`, which must be beside this
+    /// program, and through the kernel, by iperf3, two minutes).
     #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with_all = ["model", "over"])]
     only: Vec<String>,
     /// Draw figure 4 to this file, and figures 5 and 6 to two beside it, as SVG.

@@ -10,6 +10,7 @@ pub(crate) mod live;
 mod nic;
 mod plot;
 pub(crate) mod relay;
+mod segments;
 mod tables;
 pub(crate) mod via;
 
@@ -30,6 +31,7 @@ use crate::report::{Outcome, Plan, Progress, Row, Subject};
 pub(crate) use self::figures::{gain_distance, simulation_error, table_distance};
 use self::live::LivePlan;
 use self::nic::NicPlan;
+use self::segments::SegmentsPlan;
 
 /// The paper's three paths.
 const PATHS: [(Subject, Path); 3] =
@@ -78,29 +80,35 @@ impl Plan for ModelPlan {
     }
 }
 
-/// Paths between interfaces: those by the host, and those by programs at the driver.
+/// Paths between interfaces: those by the host, those by programs at the driver, and segments by the command.
 #[derive(Debug)]
 pub(crate) struct InterfacesPlan {
     by_host: Option<LivePlan>,
     by_nic: Option<NicPlan>,
+    segments: Option<SegmentsPlan>,
 }
 
 impl InterfacesPlan {
     /// Plans the paths of these names, or all if there are none, in so many turns.
     pub(crate) fn new(only: &[String], rounds: u32) -> Self {
-        let (of_nic, of_host): (Vec<_>, Vec<_>) =
+        let (of_nic, others): (Vec<_>, Vec<_>) =
             only.iter().cloned().partition(|name| NicPlan::has(name));
+        let (of_segments, of_host): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|name| SegmentsPlan::has(name));
         let is_asked = |names: &[String]| only.is_empty() || !names.is_empty();
         Self {
             by_host: is_asked(&of_host).then(|| LivePlan::new(of_host, rounds)),
             // Its turns are short.
             by_nic: is_asked(&of_nic).then(|| NicPlan::new(of_nic, 2 * rounds)),
+            // Two minutes: only if they are named.
+            segments: (!of_segments.is_empty()).then(|| SegmentsPlan::new(rounds)),
         }
     }
 
     fn parts(&self) -> impl Iterator<Item = &dyn Plan> {
         let by_host = self.by_host.iter().map(|plan| plan as &dyn Plan);
-        by_host.chain(self.by_nic.iter().map(|plan| plan as &dyn Plan))
+        let by_nic = self.by_nic.iter().map(|plan| plan as &dyn Plan);
+        by_host.chain(by_nic).chain(self.segments.iter().map(|plan| plan as &dyn Plan))
     }
 }
 

@@ -15,6 +15,10 @@ numbered! {
         MonotonicTime = 5,
         /// `() -> number of the processor`.
         Processor = 8,
+        /// `(packet, offset, from, to, flags) -> 0 or a negative error`, for programs at tcx: replaces a part of what the
+        /// transport's checksum at an offset covers, whether the sender has computed it or left it to the network card.
+        /// With a `from` and a size (the lowest bits of the flags) of 0, `to` is the difference.
+        ReplaceTransportChecksum = 11,
         /// `(packet, interface, flags)`, for programs at tcx: sends a copy.
         CloneRedirect = 13,
         /// `(interface, flags) -> action`: the packet goes to an interface when the program returns the action.

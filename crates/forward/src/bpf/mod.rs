@@ -53,8 +53,8 @@ pub use self::{
     loaded::{LoadedProgram, TestRun},
     map::{BpfMap, MapKind, MapSpec, UpdateMode},
     probe::{
-        Support, TCX_DROP, TCX_NEXT, XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX,
-        constant_program,
+        Support, TCX_DROP, TCX_NEXT, TCX_REDIRECT, XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT,
+        XDP_TX, constant_program,
     },
     program::{Program, ProgramKind, WORDS_MAX},
     user_map::{USER_MAP_MAX, UserMap},

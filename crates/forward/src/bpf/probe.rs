@@ -23,6 +23,9 @@ pub const XDP_REDIRECT: i32 = 4;
 pub const TCX_NEXT: i32 = -1;
 /// At tcx: the packet is dropped.
 pub const TCX_DROP: i32 = 2;
+/// At tcx: the packet goes where a helper directed it.
+pub const TCX_REDIRECT: i32 = 7;
+
 /// The support found by [`probe`](Self::probe).
 #[derive(Debug)]
 #[non_exhaustive]

@@ -132,6 +132,7 @@ pub enum ForwarderError {
 pub struct ForwarderBuilder {
     pipeline: Pipeline,
     ports: Vec<(Port, LinkBuilder, Segments)>,
+    more: Vec<(Port, LinkBuilder, Segments)>,
     batch: usize,
     waiting_packets: usize,
     reopen: Option<Duration>,
@@ -146,6 +147,13 @@ impl ForwarderBuilder {
     /// Adds an interface, with the treatment of its segments.
     pub fn port_with(mut self, port: Port, link: LinkBuilder, segments: Segments) -> Self {
         self.ports.push((port, link, segments));
+        self
+    }
+
+    /// Adds a link from which a port also receives: links of single protocols see frames later than one of all protocols
+    /// does, and so only those that a program at tcx has left. The port reports events and sends by its first link.
+    pub fn also_from(mut self, port: Port, link: LinkBuilder, segments: Segments) -> Self {
+        self.more.push((port, link, segments));
         self
     }
 
@@ -173,11 +181,13 @@ impl ForwarderBuilder {
             }
         }
         let mut ports = Vec::<AttachedInterface>::new();
-        for (port, builder, segments) in self.ports {
-            if ports.iter().any(|attachment| attachment.port() == port) {
+        let first = self.ports.into_iter().map(|one| (one, false));
+        let more = self.more.into_iter().map(|one| (one, true));
+        for ((port, builder, segments), is_more) in first.chain(more) {
+            if !is_more && ports.iter().any(|attachment| attachment.port() == port) {
                 return Err(ForwarderError::Twice { port });
             }
-            let attachment = AttachedInterface::open(port, builder, segments);
+            let attachment = AttachedInterface::open(port, is_more, builder, segments);
             ports.push(attachment.map_err(|source| ForwarderError::Open { port, source })?);
         }
         let batch = (0..self.batch).map(|_| Inbound::default()).collect();
@@ -233,7 +243,8 @@ struct Exit<'a> {
 impl Exit<'_> {
     #[inline]
     fn depart(&mut self, port: Port, packet: &Packet, is_copy: bool) {
-        let Some(attachment) = self.ports.iter_mut().find(|one| one.port() == port) else {
+        let Some(attachment) = self.ports.iter_mut().find(|one| one.port() == port && one.sends())
+        else {
             return self.counters.count_dropped(Reason::NoPort, 1);
         };
         match attachment.send(packet, self.waiting_packets, self.drops || is_copy) {
@@ -251,6 +262,7 @@ impl Forwarder {
         ForwarderBuilder {
             pipeline,
             ports: Vec::new(),
+            more: Vec::new(),
             batch: 32,
             waiting_packets: 256,
             reopen: Some(Duration::from_millis(100)),
@@ -437,7 +449,7 @@ impl Forwarder {
     /// Returns the link of a port; `None` while its interface is gone.
     #[must_use]
     pub fn link_of(&self, port: Port) -> Option<&Link> {
-        self.ports.iter().find(|attachment| attachment.port() == port)?.link()
+        self.ports.iter().find(|one| one.port() == port && one.sends())?.link()
     }
 
     /// Returns what was received, sent and dropped. Frames that the kernel dropped before the forwarder saw them are in

@@ -148,6 +148,8 @@ pub(super) enum SendOutcome {
 #[derive(Debug)]
 pub(super) struct AttachedInterface {
     port: Port,
+    /// Whether it only receives for a port that has another link, which reports events and sends.
+    is_more: bool,
     builder: LinkBuilder,
     segments: Segments,
     /// `None` while the interface is gone.
@@ -168,12 +170,14 @@ pub(super) struct AttachedInterface {
 impl AttachedInterface {
     pub(super) fn open(
         port: Port,
+        is_more: bool,
         builder: LinkBuilder,
         segments: Segments,
     ) -> Result<Self, OpenError> {
         let rules = FrameRules { segments, mtu: 0, cut_to: 0, guesses: false };
         let mut this = Self {
             port,
+            is_more,
             builder,
             segments,
             link: None,
@@ -205,6 +209,11 @@ impl AttachedInterface {
 
     pub(super) const fn port(&self) -> Port {
         self.port
+    }
+
+    /// Whether its port sends by it.
+    pub(super) const fn sends(&self) -> bool {
+        !self.is_more
     }
 
     pub(super) const fn link(&self) -> Option<&Link> {
@@ -329,8 +338,14 @@ impl AttachedInterface {
         &mut self,
         now: Instant,
         every: Option<Duration>,
-        on_event: &mut dyn FnMut(HostEvent),
+        report: &mut dyn FnMut(HostEvent),
     ) {
+        let is_more = self.is_more;
+        let mut on_event = |event| {
+            if !is_more {
+                report(event);
+            }
+        };
         while let Some(link) = &mut self.link {
             match link.next_event() {
                 Ok(Some(event)) => {

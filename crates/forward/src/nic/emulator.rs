@@ -13,11 +13,12 @@ use super::{
 };
 use crate::{
     bpf::{
-        BpfMap, Fault, Interpreter, MapError, PacketBuffer, ProgramKind, Redirect, RunContext,
-        UpdateMode, UserMap, XDP_DROP, XDP_PASS, XDP_REDIRECT,
+        AttachMode, BpfMap, Fault, Interpreter, MapError, PacketBuffer, ProgramKind, Redirect,
+        RunContext, TCX_NEXT, TCX_REDIRECT, UpdateMode, UserMap, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
     packet::Port,
     pipeline::Stage,
+    tables::NatFlow,
 };
 
 /// The outcome of a packet.
@@ -63,6 +64,7 @@ pub enum EmulatorError {
 /// Runs the program of a pipeline without the kernel or privileges: for tests, and to see its effect.
 #[derive(Debug)]
 pub struct Emulator {
+    kind: ProgramKind,
     programs: BTreeMap<Port, Interpreter>,
     maps: Vec<UserMap>,
     layout: Layout,
@@ -79,7 +81,7 @@ fn port_of(number: u32) -> Port {
 }
 
 impl Emulator {
-    /// Compiles stages for packets that arrive on these ports; there are no others.
+    /// Compiles stages to programs of XDP, for packets that arrive on these ports; there are no others.
     ///
     /// # Errors
     /// [`EmulatorError::Compile`], or an error if a map is too large for the interpreter.
@@ -88,7 +90,21 @@ impl Emulator {
         ports: &[Port],
         config: &NicConfig,
     ) -> Result<Self, EmulatorError> {
-        let Compiled { layout, programs } = compile(stages, ports, config, ProgramKind::Xdp)?;
+        Self::at(AttachMode::Native, stages, ports, config)
+    }
+
+    /// As [`new`](Self::new), with the programs that would run at this place.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn at(
+        mode: AttachMode,
+        stages: &[&dyn Stage],
+        ports: &[Port],
+        config: &NicConfig,
+    ) -> Result<Self, EmulatorError> {
+        let kind = mode.kind();
+        let Compiled { layout, programs } = compile(stages, ports, config, kind)?;
         let maps = layout.specs.iter().map(|spec| UserMap::new(*spec));
         let mut maps: Vec<UserMap> = maps.collect::<Result<_, _>>()?;
         for port in ports {
@@ -104,9 +120,9 @@ impl Emulator {
                 }
             }
         }
-        let follower = Follower::new(stages, layout.clone());
+        let follower = Follower::new(stages, layout.clone(), config.asked_flows);
         let programs = ports.iter().copied().zip(programs.iter().map(Interpreter::new)).collect();
-        let mut this = Self { programs, maps, layout, follower };
+        let mut this = Self { kind, programs, maps, layout, follower };
         this.follow()?;
         Ok(this)
     }
@@ -117,6 +133,14 @@ impl Emulator {
     /// [`EmulatorError::Follow`].
     pub fn follow(&mut self) -> Result<usize, EmulatorError> {
         Ok(self.follower.follow(&mut self.maps)?)
+    }
+
+    /// Takes over a flow: see [`Nic::add_flow`](super::Nic::add_flow).
+    ///
+    /// # Errors
+    /// [`EmulatorError::Follow`].
+    pub fn add_flow(&mut self, flow: &NatFlow) -> Result<(), EmulatorError> {
+        Ok(self.follower.add_flow(&mut self.maps, flow)?)
     }
 
     /// Runs the program on a packet.
@@ -134,6 +158,15 @@ impl Emulator {
         let before = self.drops()?;
         let outcome = program.run(&run_context, packet, &mut self.maps)?;
         let copies = self.layout.needs.copies;
+        if self.kind == ProgramKind::Tcx {
+            return Ok(match (outcome.action.cast_signed(), outcome.redirect) {
+                (TCX_NEXT, _) => EmulatorVerdict::PassedUp,
+                (TCX_REDIRECT, Some(Redirect::Interface(interface))) => {
+                    EmulatorVerdict::Sent { port: port_of(interface), copy: None }
+                }
+                _ => EmulatorVerdict::Dropped,
+            });
+        }
         Ok(match (i32::try_from(outcome.action), outcome.redirect) {
             (Ok(XDP_PASS), _) => EmulatorVerdict::PassedUp,
             (Ok(XDP_DROP), _) => EmulatorVerdict::Dropped,

@@ -84,12 +84,14 @@ pub(super) struct Follower {
     macs: BTreeMap<(Port, IpAddr), MacAddress>,
     interfaces: BTreeMap<Port, Interface>,
     translations: BTreeMap<NatTuple, MappedTranslation>,
+    /// Whether new flows are left to the host until they are asked for.
+    takes_asked: bool,
     /// Where the search for flows in use continues.
     refreshed_to: Option<NatTuple>,
 }
 
 impl Follower {
-    pub(super) fn new(stages: &[&dyn Stage], layout: Layout) -> Self {
+    pub(super) fn new(stages: &[&dyn Stage], layout: Layout, takes_asked: bool) -> Self {
         let mut this = Self {
             layout,
             fib: None,
@@ -101,6 +103,7 @@ impl Follower {
             macs: BTreeMap::new(),
             interfaces: BTreeMap::new(),
             translations: BTreeMap::new(),
+            takes_asked,
             refreshed_to: None,
         };
         for stage in stages {
@@ -135,6 +138,16 @@ impl Follower {
             }
         }
         followed
+    }
+
+    /// Takes over a flow, after all pending changes.
+    pub(super) fn add_flow<T: BpfMap>(
+        &mut self,
+        maps: &mut [T],
+        flow: &NatFlow,
+    ) -> Result<(), FollowError> {
+        self.follow(maps)?;
+        MapWriter { follower: self, maps }.add_flow(flow)
     }
 
     /// Refreshes flows in the host's table whose packets the program has translated since they were last examined;
@@ -208,6 +221,7 @@ impl<T: BpfMap> MapWriter<'_, T> {
             count += 1;
             match update {
                 Update::Snapshot(flows) => self.all_flows(&flows)?,
+                Update::Change(NatChange::Added(_)) if self.follower.takes_asked => {}
                 Update::Change(NatChange::Added(flow)) => self.add_flow(&flow)?,
                 Update::Change(NatChange::Removed(flow)) => {
                     for (tuple, _) in flow.translations() {
@@ -360,6 +374,9 @@ impl<T: BpfMap> MapWriter<'_, T> {
         let known = self.follower.translations.keys();
         for tuple in known.copied().filter(|one| !kept.contains(one)).collect::<Vec<_>>() {
             self.remove_translation(&tuple)?;
+        }
+        if self.follower.takes_asked {
+            return Ok(());
         }
         all.iter().try_for_each(|flow| self.add_flow(flow))
     }

@@ -20,6 +20,7 @@ use crate::{
     },
     packet::Port,
     pipeline::Stage,
+    tables::NatFlow,
 };
 
 /// Why a pipeline does not run on interfaces.
@@ -153,7 +154,7 @@ impl NicPipelineBuilder {
         let Compiled { layout, programs } = compile(stages, &ports, &self.config, kind)?;
         let maps = layout.specs.iter().map(|spec| KernelMap::new(*spec, "vigie_nic"));
         let maps: Vec<KernelMap> = maps.collect::<Result<_, _>>()?;
-        let follower = Follower::new(stages, layout.clone());
+        let follower = Follower::new(stages, layout.clone(), self.config.asked_flows);
         let mut nic_ports = BTreeMap::new();
         for ((port, interface), program) in self.ports.iter().zip(&programs) {
             let program = Arc::new(LoadedProgram::load_with(program, maps.clone())?);
@@ -199,6 +200,19 @@ impl NicPipeline {
             return Ok(0);
         }
         self.follower.follow(&mut self.maps).map_err(|error| {
+            self.pause();
+            error.into()
+        })
+    }
+
+    /// Takes over a flow of the host's table now, after all pending changes: packets that arrive from here on are translated
+    /// by the program. Call it before the host sends the packet of the flow that it has, so that none overtakes it. A flow for
+    /// which there is no room stays with the host.
+    ///
+    /// # Errors
+    /// As [`follow`](Self::follow).
+    pub fn add_flow(&mut self, flow: &NatFlow) -> Result<(), NicError> {
+        self.follower.add_flow(&mut self.maps, flow).map_err(|error| {
             self.pause();
             error.into()
         })

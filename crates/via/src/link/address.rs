@@ -68,10 +68,14 @@ impl FromStr for MacAddress {
 pub struct EtherType(pub u16);
 
 impl EtherType {
+    /// No protocol: a link that only sends, frames of every protocol.
+    pub const NONE: Self = Self(0);
     /// Frames of every protocol.
     pub const ALL: Self = Self(0x0003);
     /// IP version 4.
     pub const IPV4: Self = Self(0x0800);
+    /// The address resolution protocol of IPv4.
+    pub const ARP: Self = Self(0x0806);
     /// IP version 6.
     pub const IPV6: Self = Self(0x86dd);
     /// The first of the two numbers that IEEE 802 leaves to local experiments.

@@ -13,6 +13,10 @@ const TC_REDIRECT: u64 = 7;
 /// `BPF_F_BROADCAST`, `BPF_F_EXCLUDE_INGRESS`.
 const BROADCAST: u64 = 8;
 const BUT_INGRESS: u64 = 16;
+/// `BPF_F_PSEUDO_HDR`, `BPF_F_MARK_MANGLED_0`, `BPF_F_MARK_ENFORCE`.
+const PSEUDO_HEADER: u64 = 16;
+const MARK_MANGLED_0: u64 = 32;
+const MARK_ENFORCED: u64 = 64;
 /// The lower bits of a redirection's flags: its result if the entry is missing.
 const OTHERWISE: u64 = 3;
 
@@ -28,7 +32,7 @@ fn error_code(error: &MapError) -> u64 {
 
 impl Run<'_> {
     pub(super) fn call(&mut self, at: usize, helper: Helper) -> Result<u64, Fault> {
-        let [_, a, b, c, d, ..] = self.registers;
+        let [_, a, b, c, d, e, ..] = self.registers;
         let is_xdp = self.memory.kind() == ProgramKind::Xdp;
         let result = match helper {
             Helper::MapLookup => self.look_up(at, a, b)?,
@@ -36,6 +40,9 @@ impl Run<'_> {
             Helper::MapDelete => self.delete(at, a, b)?,
             Helper::MonotonicTime | Helper::MonotonicTimeCoarse => self.run_context.time_ns,
             Helper::Processor => u64::from(self.run_context.processor),
+            Helper::ReplaceTransportChecksum if !is_xdp => {
+                self.replace_transport_checksum(b, c, d, e)
+            }
             Helper::CloneRedirect if !is_xdp => {
                 self.clones.push(lower(b));
                 0
@@ -61,6 +68,33 @@ impl Run<'_> {
         };
 
         Ok(result)
+    }
+
+    /// Frames in this process have whole checksums. Only differences are known.
+    fn replace_transport_checksum(&mut self, offset: u64, from: u64, to: u64, flags: u64) -> u64 {
+        let known = flags & !(MARK_MANGLED_0 | MARK_ENFORCED | PSEUDO_HEADER) == 0;
+        if !known || from != 0 || offset > 0xffff || !offset.is_multiple_of(2) {
+            return extended(-22);
+        }
+        let (packet, at) = (&mut self.memory.packet, usize::try_from(offset).unwrap_or(0));
+        let frame = &mut packet.bytes[packet.start..packet.end];
+        let Some(place) = frame.get_mut(at..).and_then(<[u8]>::first_chunk_mut::<2>) else {
+            return extended(-14);
+        };
+        let old = u16::from_ne_bytes(*place);
+        if flags & MARK_MANGLED_0 != 0 && flags & MARK_ENFORCED == 0 && old == 0 {
+            return 0;
+        }
+        let mut sum = u64::from(lower(to)) + u64::from(!old);
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        let mut new = !u16::try_from(sum).unwrap_or(0);
+        if flags & MARK_MANGLED_0 != 0 && new == 0 {
+            new = 0xffff;
+        }
+        *place = new.to_ne_bytes();
+        0
     }
 
     /// The map in R1, and the key at an address.

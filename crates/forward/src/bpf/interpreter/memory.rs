@@ -16,7 +16,7 @@ pub(super) const STACK_BYTES: usize = 512;
 const FIELDS: usize = 48;
 
 /// Offsets in `struct __sk_buff` that programs can read, and those that they can also write.
-const SKB_READ: [u64; 4] = [0, 16, 36, 40];
+const SKB_READ: [u64; 9] = [0, 4, 16, 20, 36, 40, 132, 136, 176];
 const SKB_WRITE: [u64; 7] = [8, 32, 48, 52, 56, 60, 64];
 const SKB_DATA: u64 = 76;
 const SKB_DATA_END: u64 = 80;

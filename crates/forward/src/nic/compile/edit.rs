@@ -3,7 +3,9 @@
 //! Words are added in native order: a one's complement sum is the same in either byte order, except that its own bytes
 //! are swapped.
 
-use super::emitter::{Emitter, ICMP, NetworkKind, OTHER, TCP, TRANSPORT, VALUE};
+use super::emitter::{
+    ADDRESSES_ADDED, Emitter, ICMP, NetworkKind, OTHER, PAYLOAD_ADDED, TCP, TRANSPORT, VALUE,
+};
 use crate::bpf::{
     Condition, Operation,
     Register::{self, R0, R1, R2, R3, R4, R5, R8, R9},
@@ -64,6 +66,15 @@ impl Emitter<'_> {
         self.a.branch(Condition::Equal, R0, OTHER, end);
         if kind == NetworkKind::V4 && !of_payload {
             self.a.branch(Condition::Equal, R0, ICMP, end);
+        }
+        if self.is_tcx() {
+            // Mended when all has changed.
+            let added = if of_payload { PAYLOAD_ADDED } else { ADDRESSES_ADDED };
+            self.get(R0, added);
+            self.a.set(R2, R1).compute(Operation::Xor, R2, 0xffff).add(R0, R2).add(R0, R3);
+            self.keep(added, R0);
+            self.a.bind(end);
+            return;
         }
         self.a.set(R4, R9).add(R4, 16).branch(Condition::Equal, R0, TCP, go);
         self.a.set(R4, R9).add(R4, 2).branch(Condition::Equal, R0, ICMP, go);

@@ -4,12 +4,15 @@
 
 use std::collections::BTreeMap;
 
-use super::{Exceptions, NicConfig};
+use super::{
+    Exceptions, NicConfig,
+    headers::{IPV4, IPV6, half},
+};
 use crate::{
     bpf::{
         Assembler, Condition, Helper, Label, MapId, Operand, Operation, Program, ProgramError,
         ProgramKind,
-        Register::{self, R0, R1, R2, R3, R6, R7, R8, R9, R10},
+        Register::{self, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10},
         Size, TCX_DROP, TCX_NEXT, XDP_DROP, XDP_PASS, XDP_REDIRECT,
     },
     nic::layout::{self, Layout},
@@ -35,6 +38,8 @@ pub(super) const NOW: i16 = -72;
 pub(super) const COPY: i16 = -80;
 /// The EtherType after the tags, in network order.
 pub(super) const ETHER_TYPE: i16 = -88;
+/// The address of the context.
+pub(super) const CONTEXT: i16 = -96;
 /// A value of a map.
 pub(super) const VALUE: i16 = -104;
 /// Scratch space of a stage: four words of 8 bytes.
@@ -45,6 +50,27 @@ pub(super) const KEY: i16 = -184;
 pub(super) const SAVED_MACS: i16 = -200;
 pub(super) const SAVED_NETWORK: i16 = -240;
 pub(super) const SAVED_TRANSPORT: i16 = -256;
+
+/// At tcx: what was added, in one's complement, to the addresses that the transport's checksum covers, and to what
+/// follows the IP header. Then the offset of that checksum, 0 if there is none, and the flags for the kernel.
+pub(super) const ADDRESSES_ADDED: i16 = -264;
+pub(super) const PAYLOAD_ADDED: i16 = -272;
+const CHECKSUM_AT: i16 = -280;
+const CHECKSUM_FLAGS: i16 = -288;
+/// `BPF_F_PSEUDO_HDR`, `BPF_F_MARK_MANGLED_0`.
+const PSEUDO_HEADER: i32 = 16;
+const MARK_MANGLED_0: i32 = 32;
+
+/// Fields of `struct __sk_buff`: whether the frame is for this interface (0), for others or for a group; whether a tag was
+/// removed; bytes in each segment of a packet of several, else 0.
+const SKB_PACKET_TYPE: i16 = 4;
+const SKB_TAGGED: i16 = 20;
+pub(super) const SKB_SEGMENT_BYTES: i16 = 176;
+/// All that is read of a frame: two tags, and the longest headers of IPv4 and TCP without options.
+const HEADERS_MAX: i32 = 14 + 8 + 60 + 20;
+/// The same without tags and options.
+const HEADERS_V4: i32 = 14 + 20 + 20;
+const HEADERS_V6: i32 = 14 + 40 + 20;
 
 /// The values of [`TRANSPORT`].
 pub(super) const OTHER: i32 = 0;
@@ -81,6 +107,17 @@ impl NetworkKind {
     }
 }
 
+/// What the stages of a program need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub(super) headers: bool,
+    pub(super) time: bool,
+    /// They change bytes, which are put back before a packet goes up.
+    pub(super) saving: bool,
+    /// They change bytes that the checksum of the transport covers.
+    pub(super) transport: bool,
+}
+
 /// Writes a program.
 pub(super) struct Emitter<'a> {
     pub(super) a: Assembler,
@@ -89,6 +126,7 @@ pub(super) struct Emitter<'a> {
     pub(super) config: &'a NicConfig,
     pub(super) layout: &'a Layout,
     program: ProgramKind,
+    needs: Needs,
     /// The exits for dropping, by reason.
     drops: BTreeMap<Reason, Label>,
     /// The exit for packets that go up unchanged.
@@ -106,12 +144,31 @@ impl<'a> Emitter<'a> {
         config: &'a NicConfig,
         layout: &'a Layout,
         program: ProgramKind,
+        needs: Needs,
     ) -> Self {
         let mut a = Assembler::new(format!("vigie_nic_{}", ingress.0), program).without_dead_code();
         let maps = layout.put(&mut a);
         let [up_unread, pass, send, abort] = [(); 4].map(|()| a.label());
         let (drops, up) = (BTreeMap::new(), pass);
-        Self { a, maps, ingress, config, layout, program, drops, up, up_unread, pass, send, abort }
+        Self {
+            a,
+            maps,
+            ingress,
+            config,
+            layout,
+            program,
+            needs,
+            drops,
+            up,
+            up_unread,
+            pass,
+            send,
+            abort,
+        }
+    }
+
+    pub(super) fn is_tcx(&self) -> bool {
+        self.program == ProgramKind::Tcx
     }
 
     pub(super) fn map(&self, place: usize) -> MapId {
@@ -140,32 +197,29 @@ impl<'a> Emitter<'a> {
         self.a.load(Size::Double, R1, R6, offset).add(R1, by).store(Size::Double, R6, offset, R1);
     }
 
-    /// Loads the frame's address into R7, its end into R2.
+    /// Loads the frame's address into R7, the end of what can be read of it into R2. The context's address is in R9.
     fn bounds(&mut self) {
-        let (start, end) = if self.program == ProgramKind::Xdp { (0, 4) } else { (76, 80) };
+        let (start, end) = if self.is_tcx() { (76, 80) } else { (0, 4) };
         self.a.load(Size::Word, R7, R9, start).load(Size::Word, R2, R9, end);
         self.keep(END, R2);
     }
 
-    /// Counts the packet and locates its bytes. With `saves`, changes by stages can be undone.
-    pub(super) fn prologue(&mut self, needs_time: bool, saves: bool) {
+    /// Counts the packet and locates its bytes.
+    pub(super) fn prologue(&mut self) {
         self.a.set(R9, R1).store(Size::Word, R10, KEY, 0);
         self.look_up(self.layout.counters);
         self.a.branch(Condition::Equal, R0, 0, self.abort).set(R6, R0);
-        if self.program == ProgramKind::Xdp {
-            self.a.set(R1, R9).call(Helper::FrameLength).set(R8, R0);
-        } else {
+        if self.is_tcx() {
             self.a.load(Size::Word, R8, R9, 0);
+        } else {
+            self.a.set(R1, R9).call(Helper::FrameLength).set(R8, R0);
         }
 
         self.keep(LENGTH, R8);
         self.count(layout::RECEIVED_PACKETS, 1);
         self.count(layout::RECEIVED_BYTES, R8);
-        if self.program != ProgramKind::Xdp {
-            // A tag that the driver stripped is not in the frame; frames that are not contiguous go up too.
-            self.a.load(Size::Word, R1, R9, 20).branch(Condition::NotEqual, R1, 0, self.pass);
-            self.a.set(R1, R9).set(R2, R8).call(Helper::PullData);
-            self.a.branch(Condition::NotEqual, R0, 0, self.pass);
+        if self.is_tcx() {
+            self.prologue_of_tcx();
         }
 
         self.keep(OUT, NOWHERE);
@@ -173,7 +227,7 @@ impl<'a> Emitter<'a> {
             self.keep(COPY, 0);
         }
 
-        if needs_time {
+        if self.needs.time {
             self.a.call(Helper::MonotonicTime);
             self.keep(NOW, R0);
         }
@@ -182,7 +236,7 @@ impl<'a> Emitter<'a> {
         self.a.set(R1, R7).add(R1, 14);
         let malformed = self.drop_label(Reason::Malformed);
         self.a.branch(Condition::Greater, R1, R2, malformed);
-        if saves {
+        if self.needs.saving {
             self.a.load(Size::Double, R1, R7, 0);
             self.keep(SAVED_MACS, R1);
             self.a.load(Size::Word, R1, R7, 8);
@@ -191,25 +245,95 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// Makes the headers readable, which the kernel may hold apart; the rest of a long packet stays where it is.
+    fn prologue_of_tcx(&mut self) {
+        // A tag that the driver stripped is not in the frame.
+        self.a.load(Size::Word, R1, R9, SKB_TAGGED).branch(Condition::NotEqual, R1, 0, self.pass);
+        if self.config.own_frames {
+            self.a.load(Size::Word, R1, R9, SKB_PACKET_TYPE);
+            self.a.branch(Condition::NotEqual, R1, 0, self.pass);
+        }
+        if !self.needs.headers {
+            return;
+        }
+
+        self.keep(CONTEXT, R9);
+        if self.needs.transport {
+            for slot in [ADDRESSES_ADDED, PAYLOAD_ADDED, CHECKSUM_AT] {
+                self.keep(slot, 0);
+            }
+        }
+
+        let [v6, pull, ready] = [(); 3].map(|()| self.a.label());
+        self.bounds();
+        self.a.set(R1, R7).add(R1, HEADERS_V4).branch(Condition::Greater, R1, R2, pull);
+        self.a.load(Size::Half, R1, R7, 12).branch(Condition::Equal, R1, half(IPV6), v6);
+        self.a.branch(Condition::NotEqual, R1, half(IPV4), pull).load(Size::Byte, R1, R7, 14);
+        self.a.branch(Condition::Equal, R1, 0x45, ready).jump(pull).bind(v6);
+        self.a.set(R1, R7).add(R1, HEADERS_V6).branch(Condition::AtMost, R1, R2, ready).bind(pull);
+        let short = self.a.label();
+        self.a.set(R1, R9).set(R2, R8).branch(Condition::AtMost, R2, HEADERS_MAX, short);
+        self.a.set(R2, HEADERS_MAX).bind(short).call(Helper::PullData);
+        self.a.branch(Condition::NotEqual, R0, 0, self.pass).bind(ready);
+    }
+
     /// Starts the part for one kind of packet.
-    pub(super) fn begin(&mut self, kind: NetworkKind, label: Label, saves: bool) {
+    pub(super) fn begin(&mut self, kind: NetworkKind, label: Label) {
         self.a.bind(label);
         self.read(kind);
-        if saves && kind.version().is_some() {
+        if self.needs.saving && kind.version().is_some() {
             self.up = self.a.label();
             self.save(kind);
         }
     }
 
     /// Ends the part: packets that reach its end are sent.
-    pub(super) fn end(&mut self, kind: NetworkKind, saved: bool) {
+    pub(super) fn end(&mut self, kind: NetworkKind) {
+        if self.is_tcx() && self.needs.transport && kind.version().is_some() {
+            self.keep_checksum_place();
+        }
         self.a.jump(self.send);
-        if saved && kind.version().is_some() {
+        if self.needs.saving && kind.version().is_some() {
             self.a.bind(self.up);
             self.put_back(kind);
             self.a.jump(self.up_unread);
             self.up = self.up_unread;
         }
+    }
+
+    /// Notes where the checksum of the transport is.
+    fn keep_checksum_place(&mut self) {
+        let end = self.a.label();
+        self.a.set(R1, R9).compute(Operation::Subtract, R1, R7);
+        self.get(R0, TRANSPORT);
+        for (transport, offset, flags) in [(TCP, 16, 0), (UDP, 6, MARK_MANGLED_0), (ICMP, 2, 0)] {
+            let next = self.a.label();
+            self.a.branch(Condition::NotEqual, R0, transport, next).add(R1, offset);
+            self.keep(CHECKSUM_AT, R1);
+            self.keep(CHECKSUM_FLAGS, flags);
+            self.a.jump(end).bind(next);
+        }
+        self.a.bind(end);
+    }
+
+    /// Has the kernel mend the checksum of the transport, which knows whether the sender has computed it. From here on the
+    /// packet's bytes are out of reach.
+    fn mend_checksum(&mut self, failed: Label) {
+        let end = self.a.label();
+        self.get(R1, CHECKSUM_AT);
+        self.a.branch(Condition::Equal, R1, 0, end);
+        for (added, flag) in [(ADDRESSES_ADDED, PSEUDO_HEADER), (PAYLOAD_ADDED, 0)] {
+            let next = self.a.label();
+            self.get(R4, added);
+            self.a.branch(Condition::Equal, R4, 0, next);
+            self.get(R1, CONTEXT);
+            self.get(R2, CHECKSUM_AT);
+            self.get(R5, CHECKSUM_FLAGS);
+            self.a.set(R3, 0).compute(Operation::Or, R5, flag);
+            self.a.call(Helper::ReplaceTransportChecksum);
+            self.a.branch(Condition::NotEqual, R0, 0, failed).bind(next);
+        }
+        self.a.bind(end);
     }
 
     /// The exit where packets are dropped, or go up, for a reason.
@@ -236,7 +360,7 @@ impl<'a> Emitter<'a> {
     }
 
     fn leave(&mut self, xdp: i32, tcx: i32) {
-        self.a.set(R0, if self.program == ProgramKind::Xdp { xdp } else { tcx }).exit();
+        self.a.set(R0, if self.is_tcx() { tcx } else { xdp }).exit();
     }
 
     /// Writes the exits, and returns the program.
@@ -303,7 +427,7 @@ impl<'a> Emitter<'a> {
         }
 
         let ports = self.map(self.layout.ports);
-        if self.program == ProgramKind::Xdp {
+        if !self.is_tcx() {
             self.a.load_map(R1, ports).set(R3, XDP_DROP).call(Helper::RedirectMap);
             self.a.branch(Condition::NotEqual, R0, XDP_REDIRECT, gone);
             self.count_sent(1);
@@ -313,6 +437,9 @@ impl<'a> Emitter<'a> {
             self.look_up(self.layout.ports);
             self.a.branch(Condition::Equal, R0, 0, gone).load(Size::Word, R8, R0, 0);
             self.a.branch(Condition::Equal, R8, 0, gone);
+            if self.needs.transport {
+                self.mend_checksum(self.abort);
+            }
             self.count_sent(1);
             self.a.set(R1, R8).set(R2, 0).call(Helper::Redirect).exit();
         }

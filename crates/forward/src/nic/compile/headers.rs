@@ -1,8 +1,8 @@
 //! Reading headers, with the same errors as `packet::Headers`.
 
 use super::emitter::{
-    END, ETHER_TYPE, Emitter, FIRST, FRAGMENT, ICMP, LATER, NetworkKind, OTHER, PACKET_LENGTH,
-    PROTOCOL, TCP, TRANSPORT, TRANSPORT_LENGTH, UDP, WHOLE,
+    END, ETHER_TYPE, Emitter, FIRST, FRAGMENT, ICMP, LATER, LENGTH, NetworkKind, OTHER,
+    PACKET_LENGTH, PROTOCOL, TCP, TRANSPORT, TRANSPORT_LENGTH, UDP, WHOLE,
 };
 use crate::{
     bpf::{
@@ -20,8 +20,8 @@ pub(super) fn half(number: u16) -> i32 {
 }
 
 const TAGS: [u16; 2] = [0x8100, 0x88a8];
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
 const ARP: u16 = 0x0806;
 /// The protocol numbers of IPv6 extension headers below 64, as bits; and the others.
 const EXTENSIONS_LOW: u64 = 1 | 1 << 43 | 1 << 44 | 1 << 51 | 1 << 60;
@@ -72,6 +72,18 @@ impl Emitter<'_> {
         self.a.set(R1, R8).add(R1, bytes).branch(Condition::Greater, R1, R2, malformed);
     }
 
+    /// Fails if fewer than R1 bytes of the frame follow R3, which is clobbered. R2 = the end of what can be read, which at
+    /// tcx is not all of the frame.
+    fn is_whole(&mut self, malformed: Label) {
+        if self.is_tcx() {
+            self.a.compute(Operation::Subtract, R3, R7).add(R3, R1);
+            self.get(R4, LENGTH);
+            self.a.branch(Condition::Greater, R3, R4, malformed);
+        } else {
+            self.a.add(R3, R1).branch(Condition::Greater, R3, R2, malformed);
+        }
+    }
+
     fn read_arp(&mut self) {
         let malformed = self.drop_label(Reason::Malformed);
         self.needs(28, malformed);
@@ -91,7 +103,8 @@ impl Emitter<'_> {
         self.a.branch(Condition::Less, R0, 20, malformed);
         self.a.load(Size::Half, R1, R8, 2).network_order(Size::Half, R1);
         self.a.branch(Condition::Less, R1, R0, malformed);
-        self.a.set(R3, R8).add(R3, R1).branch(Condition::Greater, R3, R2, malformed);
+        self.a.set(R3, R8);
+        self.is_whole(malformed);
         self.keep(PACKET_LENGTH, R1);
         self.read_fragment(malformed);
         self.a.set(R9, R8).add(R9, R0).compute(Operation::Subtract, R1, R0);
@@ -130,7 +143,8 @@ impl Emitter<'_> {
         self.a.branch(Condition::NotEqual, R0, 6, malformed);
         self.a.load(Size::Half, R1, R8, 4).network_order(Size::Half, R1);
         self.a.set(R9, R8).add(R9, 40);
-        self.a.set(R3, R9).add(R3, R1).branch(Condition::Greater, R3, R2, malformed);
+        self.a.set(R3, R9);
+        self.is_whole(malformed);
         self.keep(TRANSPORT_LENGTH, R1);
         self.a.set(R3, R1).add(R3, 40);
         self.keep(PACKET_LENGTH, R3);

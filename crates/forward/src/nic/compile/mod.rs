@@ -21,7 +21,7 @@ use std::borrow::Cow;
 
 use thiserror::Error;
 
-use self::emitter::{Emitter, NetworkKind};
+use self::emitter::{Emitter, Needs, NetworkKind};
 use super::layout::{Layout, MapRequirements, MapSizes, PORTS_MAX};
 use crate::{
     bpf::{Program, ProgramError, ProgramKind},
@@ -53,6 +53,8 @@ pub struct NicConfig {
     pub(super) exceptions: Exceptions,
     pub(super) pass_up: Vec<Reason>,
     pub(super) default_port: Option<Port>,
+    pub(super) own_frames: bool,
+    pub(super) asked_flows: bool,
 }
 
 impl NicConfig {
@@ -88,6 +90,20 @@ impl NicConfig {
     /// Sets the number of translated flows, for each version of IP: 1 to 16 777 216. Default: 65 536.
     pub const fn flows(mut self, count: u32) -> Self {
         self.sizes.flows = count;
+        self
+    }
+
+    /// Lets frames that are addressed to other stations or to groups go up unchanged, as a router must. Only at tcx, where
+    /// the kernel has compared the addresses; elsewhere the program handles them like others. Default: no.
+    pub const fn own_frames(mut self) -> Self {
+        self.own_frames = true;
+        self
+    }
+
+    /// Takes over only the translated flows that [`Nic::add_flow`](super::Nic::add_flow) names, so that flows of one packet
+    /// cost nothing here. The host translates the others. Default: no, all flows are taken over.
+    pub const fn asked_flows(mut self) -> Self {
+        self.asked_flows = true;
         self
     }
 
@@ -204,9 +220,6 @@ fn obstacle(stocks: &[StockStage<'_>], at: usize, kind: ProgramKind) -> Option<&
         {
             Some("XDP makes one copy of a frame")
         }
-        one if is_tcx && changes_transport(one) => {
-            Some("at tcx, checksums that were left to the network card cannot be kept right")
-        }
         StockStage::Checksum(_)
         | StockStage::Rewrite(_)
         | StockStage::Ttl(_)
@@ -281,28 +294,31 @@ fn program(
     layout: &Layout,
     kind: ProgramKind,
 ) -> Result<Program, CompileError> {
-    let mut emitter = Emitter::new(ingress, config, layout, kind);
-    let needs_time =
-        stocks.iter().any(|one| matches!(one, StockStage::Meter(_) | StockStage::Nat(_)));
-    let may_go_up_changed = stocks.iter().any(writes);
-    emitter.prologue(needs_time, may_go_up_changed);
     let headless = stocks.iter().take_while(|stock| reads_nothing(stock)).count();
+    let needs = Needs {
+        headers: headless < stocks.len(),
+        time: stocks.iter().any(|one| matches!(one, StockStage::Meter(_) | StockStage::Nat(_))),
+        saving: stocks.iter().any(writes),
+        transport: stocks.iter().any(changes_transport),
+    };
+    let mut emitter = Emitter::new(ingress, config, layout, kind, needs);
+    emitter.prologue();
     let mut meters = 0;
     for stock in &stocks[..headless] {
         stage(&mut emitter, stock, NetworkKind::Unread, &mut meters);
     }
-    if headless < stocks.len() {
+    if needs.headers {
         let kinds = emitter.headers();
         for (kind, label) in kinds {
             let mut meters = meters;
-            emitter.begin(kind, label, may_go_up_changed);
+            emitter.begin(kind, label);
             for stock in &stocks[headless..] {
                 stage(&mut emitter, stock, kind, &mut meters);
             }
-            emitter.end(kind, may_go_up_changed);
+            emitter.end(kind);
         }
     } else {
-        emitter.end(NetworkKind::Unread, may_go_up_changed);
+        emitter.end(NetworkKind::Unread);
     }
     Ok(emitter.finish()?)
 }

@@ -1,10 +1,13 @@
 //! Route: the longest prefix, the interface, the neighbour.
 
-use super::emitter::{Emitter, KEY, NetworkKind, OUT, PACKET_LENGTH, WORK};
+use super::emitter::{
+    CONTEXT, Emitter, KEY, NetworkKind, OUT, PACKET_LENGTH, SKB_SEGMENT_BYTES, TCP, TRANSPORT, UDP,
+    WORK,
+};
 use crate::{
     bpf::{
-        Condition,
-        Register::{R0, R1, R2, R3, R7, R8, R10},
+        Condition, Label, Operation,
+        Register::{R0, R1, R2, R3, R4, R7, R8, R9, R10},
         Size,
     },
     nic::layout::ADDRESS_BYTES,
@@ -44,6 +47,9 @@ impl Emitter<'_> {
         let too_long = self.drop_label(Reason::TooLong);
         let fits = self.a.label();
         self.a.branch(Condition::AtMost, R1, R2, fits);
+        if self.is_tcx() {
+            self.segments_fit(fits);
+        }
         if kind == NetworkKind::V4 {
             // The host makes fragments.
             let fragments = self.exception(Reason::TooLong);
@@ -61,6 +67,21 @@ impl Emitter<'_> {
         self.keep(OUT, R1);
     }
 
+    /// A packet of several segments is cut behind the program, by the outgoing interface or before it: branches if each
+    /// segment has room in R2 bytes. R0 stays.
+    fn segments_fit(&mut self, fits: Label) {
+        let exception = self.exception(Reason::TooLong);
+        let [no_tcp, add, single] = [(); 3].map(|()| self.a.label());
+        self.get(R3, CONTEXT);
+        self.a.load(Size::Word, R3, R3, SKB_SEGMENT_BYTES).branch(Condition::Equal, R3, 0, single);
+        self.get(R4, TRANSPORT);
+        self.a.branch(Condition::NotEqual, R4, TCP, no_tcp).load(Size::Byte, R1, R9, 12);
+        self.a.compute(Operation::ShiftRight, R1, 4).compute(Operation::ShiftLeft, R1, 2).jump(add);
+        self.a.bind(no_tcp).branch(Condition::NotEqual, R4, UDP, exception).set(R1, 8).bind(add);
+        self.a.add(R3, R1).set(R1, R9).compute(Operation::Subtract, R1, R8).add(R3, R1);
+        self.a.branch(Condition::AtMost, R3, R2, fits).bind(single);
+    }
+
     /// Copies the destination address to a place on the stack.
     fn put_destination(&mut self, kind: NetworkKind, to: i16) {
         let (from, words): (i16, i16) = if kind == NetworkKind::V4 { (16, 1) } else { (24, 4) };
@@ -68,7 +89,7 @@ impl Emitter<'_> {
     }
 
     /// R0 = the address of the next hop's Ethernet address.
-    fn next_hop(&mut self, kind: NetworkKind, version: usize, no_neighbour: crate::bpf::Label) {
+    fn next_hop(&mut self, kind: NetworkKind, version: usize, no_neighbour: Label) {
         let [on_link, found] = [(); 2].map(|()| self.a.label());
         self.get(R3, HOP);
         self.a.branch(Condition::Equal, R3, 0, on_link);

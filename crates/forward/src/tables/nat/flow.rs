@@ -129,6 +129,12 @@ pub struct NatFlow {
 }
 
 impl NatFlow {
+    /// Creates the flow of packets of which `original` becomes `translated`; either direction will do.
+    #[must_use]
+    pub const fn new(original: NatTuple, translated: NatTuple) -> Self {
+        Self { original, translated }
+    }
+
     /// Returns the translations of both directions: the tuples before and after.
     #[must_use]
     pub const fn translations(&self) -> [(NatTuple, NatTuple); 2] {

@@ -12,9 +12,9 @@ use vigie::forward::{
 };
 
 use super::{
-    program::FlowInterface,
+    program::{FlowInterface, FlowTaker},
     questions::Questions,
-    stages::{Guard, Router},
+    stages::{Guard, Router, Translator},
 };
 use crate::{
     config::{FlowKind, Nat, TransportProtocol},
@@ -98,6 +98,7 @@ pub(super) fn host_stages(
     forwarding: &Forwarding,
     fib: &Fib,
     questions: &Arc<Questions>,
+    taker: &FlowTaker,
 ) -> Vec<Box<dyn Stage>> {
     match forwarding {
         Forwarding::Wire => wire(),
@@ -109,7 +110,8 @@ pub(super) fn host_stages(
         }
         Forwarding::Translate { table, nat, outside, inside } => {
             let mut behind = checks();
-            behind.push(Box::new(nat_stage(table, nat, *outside, inside)));
+            let translator = nat_stage(table, nat, *outside, inside);
+            behind.push(Box::new(Translator::new(translator, taker.clone())));
             behind.push(Box::new(Ttl::new()));
             behind.push(Box::new(Router::new(fib.clone(), Arc::clone(questions))));
             vec![Box::new(Guard::new(fib, Some((nat.address, *outside)), behind))]

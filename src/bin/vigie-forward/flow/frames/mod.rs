@@ -26,7 +26,9 @@ use vigie::{
     Instant,
     detect::{Fixed, Frequency, Registration, Server, Strategy},
     forward::{
-        host::{self, AsyncForwarder, Forwarder, ForwarderError, HostEvent, Segments},
+        host::{
+            self, AsyncForwarder, Forwarder, ForwarderBuilder, ForwarderError, HostEvent, Segments,
+        },
         icmp::IcmpErrorSender,
         packet::Port,
         pipeline::{OnFull, Pipeline, Stage},
@@ -40,7 +42,7 @@ use self::{
     checks::{Claims, check_interfaces, check_rights, claim},
     forwarding::{Forwarding, forwarding_of, host_stages, program_stages},
     fullness::Fullness,
-    program::{AttachRefusal, FlowInterface, FrameProgram, HostRequirement, mode_name},
+    program::{AttachRefusal, FlowInterface, FlowTaker, FrameProgram, HostRequirement, mode_name},
     questions::Questions,
     running::FramesFlow,
     tables::Tables,
@@ -57,10 +59,16 @@ use crate::{
 
 /// How long the kernel polls the network card before a thread that busy-polls sleeps.
 const BUSY_POLL: Duration = Duration::from_micros(50);
-/// The number of frames of 64 KiB that the kernel buffers: 128 KiB each.
+/// The number of frames of 64 KiB that the kernel buffers, 128 KiB each: of a wire, of each version of IP, and of each
+/// version of IP beside a program that handles segments.
 const SEGMENT_FRAMES: u32 = 512;
+const SEGMENT_FRAMES_OF_VERSION: u32 = 256;
+const SEGMENT_FRAMES_BESIDE: u32 = 96;
 /// The number of frames of the MTU that the kernel buffers.
 const PLAIN_FRAMES: u32 = 4096;
+/// The number of frames that wait to be sent, and of answers to ARP.
+const SENT_FRAMES: u32 = 1024;
+const ARP_FRAMES: u32 = 128;
 
 /// A flow that is set up but not running.
 struct PreparedFrames {
@@ -103,9 +111,10 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     let claims = claim(&names)?;
     let fib = Fib::default();
     let questions = Arc::new(Questions::new());
+    let taker = FlowTaker::default();
     let work = forwarding_of(&flow.kind, &flow_interfaces)?;
     let mut builder = Pipeline::builder().on_full(OnFull::Drop);
-    for stage in host_stages(&work, &fib, &questions) {
+    for stage in host_stages(&work, &fib, &questions, &taker) {
         builder = builder.boxed(stage);
     }
 
@@ -126,16 +135,12 @@ pub(super) fn prepare(flow: &FlowConfig) -> Result<Box<dyn Prepared>, FlowError>
     };
 
     let program = program(&mut head, frames, &flow_interfaces, &work, &fib)?;
-    let mut forwarder = Forwarder::builder(pipeline);
-
-    // Beside a program that handles all frames itself, the host must not take them as well.
-    let is_alone = program.as_ref().is_some_and(FrameProgram::is_alone);
-    let taken = if is_alone { &[][..] } else { &names[..] };
-    for (port, name) in (0..).zip(taken) {
-        let (link, segments) = link(name, frames, &flow.kind);
-        forwarder = forwarder.port_with(Port(port), link, segments);
+    if let Some(program) = &program {
+        program.takes_flows_by(&taker);
     }
 
+    let builder = Forwarder::builder(pipeline);
+    let forwarder = with_links(builder, &names, frames, &flow.kind, program.as_ref());
     let forwarder = forwarder.build().map_err(|error| cannot_open(error, &names))?;
     let nat = match work {
         Forwarding::Translate { table, .. } => Some(table),
@@ -178,7 +183,8 @@ fn program(
     let translates = matches!(work, Forwarding::Translate { .. });
     let needs = match work {
         Forwarding::Wire if frames.migration().is_none() => HostRequirement::Nothing,
-        _ => HostRequirement::Host,
+        Forwarding::Wire => HostRequirement::Frames,
+        Forwarding::Route | Forwarding::Translate { .. } => HostRequirement::Packets,
     };
 
     match program::attach(&head.name, (frames.path, needs), flow_interfaces, &stages, translates) {
@@ -210,24 +216,74 @@ fn program(
     }
 }
 
-/// Returns the settings for opening an interface.
-fn link(name: &str, frames: &Frames, kind: &FlowKind) -> (LinkBuilder, Segments) {
-    let is_wire = matches!(kind, FlowKind::L2(_));
-    let mut builder = if is_wire {
-        host::link(name)
-    } else {
-        // A router takes only frames addressed to it.
-        Link::builder(name).ether_type(EtherType::ALL).receive_frames(1024).send_frames(1024)
-    };
-    if frames.waiting == WaitMode::BusyPoll {
-        builder = builder.busy_poll(BUSY_POLL);
+/// Adds the links of all interfaces; none beside a program that handles all frames itself, since the host would take them
+/// as well.
+fn with_links(
+    mut forwarder: ForwarderBuilder,
+    names: &[String],
+    frames: &Frames,
+    kind: &FlowKind,
+    program: Option<&FrameProgram>,
+) -> ForwarderBuilder {
+    if program.is_some_and(FrameProgram::is_alone) {
+        return forwarder;
     }
-    match (frames.path, frames.segments) {
-        (PathChoice::AfXdp, _) => (builder.back_end(BackEnd::Xdp), Segments::Refuse),
-        (_, SegmentsChoice::Cut) => {
-            (builder.segments().receive_frames(SEGMENT_FRAMES), Segments::Cut)
-        }
-        (_, SegmentsChoice::Refuse) => (builder.receive_frames(PLAIN_FRAMES), Segments::Refuse),
+    let takes_segments = program.is_some_and(FrameProgram::takes_segments);
+    for (port, name) in (0..).zip(names) {
+        forwarder = if let FlowKind::L2(_) = kind {
+            let (link, segments) = wire_link(name, frames);
+            forwarder.port_with(Port(port), link, segments)
+        } else {
+            let answers_arp = matches!(kind, FlowKind::Nat(_));
+            router_links(forwarder, (Port(port), name), frames, (takes_segments, answers_arp))
+        };
+    }
+    forwarder
+}
+
+/// Returns the settings of a wire's link: all frames.
+fn wire_link(name: &str, frames: &Frames) -> (LinkBuilder, Segments) {
+    let builder = waiting(host::link(name), frames);
+    match frames.path {
+        PathChoice::AfXdp => (builder.back_end(BackEnd::Xdp), Segments::Refuse),
+        _ => buffered(builder, frames, SEGMENT_FRAMES),
+    }
+}
+
+/// Adds a router's links on an interface: one that sends, and one for each protocol of frames that are addressed to it.
+/// Links of a single protocol see frames after a program at tcx, and only those that it has left.
+fn router_links(
+    forwarder: ForwarderBuilder,
+    (port, name): (Port, &str),
+    frames: &Frames,
+    (is_beside, answers_arp): (bool, bool),
+) -> ForwarderBuilder {
+    let link = |ether_type| waiting(Link::builder(name).ether_type(ether_type), frames);
+    let sends = link(EtherType::NONE).receive_frames(1).send_frames(SENT_FRAMES);
+    let segment_frames = if is_beside { SEGMENT_FRAMES_BESIDE } else { SEGMENT_FRAMES_OF_VERSION };
+    let mut forwarder = forwarder.port_with(port, sends, Segments::Refuse);
+    for ether_type in [EtherType::IPV4, EtherType::IPV6] {
+        let (link, segments) = buffered(link(ether_type).send_frames(1), frames, segment_frames);
+        forwarder = forwarder.also_from(port, link, segments);
+    }
+    if answers_arp {
+        let link = link(EtherType::ARP).receive_frames(ARP_FRAMES).send_frames(1);
+        forwarder = forwarder.also_from(port, link, Segments::Refuse);
+    }
+    forwarder
+}
+
+fn waiting(builder: LinkBuilder, frames: &Frames) -> LinkBuilder {
+    match frames.waiting {
+        WaitMode::BusyPoll => builder.busy_poll(BUSY_POLL),
+        WaitMode::Sleep | WaitMode::Spin => builder,
+    }
+}
+
+fn buffered(builder: LinkBuilder, frames: &Frames, segment_frames: u32) -> (LinkBuilder, Segments) {
+    match frames.segments {
+        SegmentsChoice::Cut => (builder.segments().receive_frames(segment_frames), Segments::Cut),
+        SegmentsChoice::Refuse => (builder.receive_frames(PLAIN_FRAMES), Segments::Refuse),
     }
 }
 

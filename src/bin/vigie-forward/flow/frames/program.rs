@@ -1,15 +1,18 @@
 //! The program at the interfaces: where it can run, and why not.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
 
 use vigie::{
     Instant,
     forward::{
-        bpf::AttachMode,
+        bpf::{AttachError, AttachMode},
         nic::{NicConfig, NicError, NicPipeline},
         packet::Port,
         pipeline::{Reason, Stage},
-        tables::{CounterSnapshot, Prefix},
+        tables::{CounterSnapshot, NatFlow, Prefix},
     },
 };
 
@@ -73,11 +76,12 @@ impl AttachRefusal {
 /// A program at all interfaces of a flow, attached or paused.
 #[derive(Debug)]
 pub(super) struct FrameProgram {
-    nic: NicPipeline,
+    nic: Arc<Mutex<NicPipeline>>,
     flow: String,
     interfaces: BTreeMap<Port, u32>,
     is_attached: bool,
     translates: bool,
+    is_alone: bool,
     /// Its maps could not follow the tables; retried.
     is_behind: bool,
 }
@@ -100,19 +104,38 @@ pub(super) fn attach(
 
     let (modes, mut reasons) = modes(choice, needs, ports);
     let mut interfaces = BTreeMap::new();
-    let mut builder = NicPipeline::builder().config(NicConfig::new().pass_up(&PASSED_UP));
+    let mut config = NicConfig::new().pass_up(&PASSED_UP);
+    if needs == HostRequirement::Packets {
+        config = config.own_frames().asked_flows();
+    }
+
+    let mut builder = NicPipeline::builder().config(config);
     for (number, flow_interface) in (0..).zip(ports) {
         builder = builder.port(Port(number), flow_interface.index);
         interfaces.insert(Port(number), flow_interface.index);
     }
 
+    let pair = ports.iter().find(|flow_interface| flow_interface.is_pair);
     for mode in modes {
+        if let (AttachMode::Native, Some(FlowInterface { name, .. })) = (mode, pair) {
+            log(format!(
+                "flow `{flow}`: {name} is one end of a veth pair: frames that are redirected there vanish, and nothing counts \
+                 them, unless the other end has a program of XDP, too"
+            ));
+        }
         match builder.clone().attach_modes(&[mode]).start(stages) {
             Ok(nic) => {
                 let flow = flow.to_owned();
-                let (is_attached, is_behind) = (true, false);
-                let program =
-                    FrameProgram { nic, flow, interfaces, is_attached, translates, is_behind };
+                let is_alone = mode == AttachMode::Tcx && needs == HostRequirement::Nothing;
+                let program = FrameProgram {
+                    nic: Arc::new(Mutex::new(nic)),
+                    flow,
+                    interfaces,
+                    is_attached: true,
+                    translates,
+                    is_alone,
+                    is_behind: false,
+                };
                 return Ok((program, reasons));
             }
             Err(error) => reasons.push(format!("{}: {}", mode_name(mode), named(&error, ports))),
@@ -129,7 +152,13 @@ fn named(error: &NicError, ports: &[FlowInterface]) -> String {
             let name = ports
                 .get(usize::from(port.0))
                 .map_or("?", |flow_interface| flow_interface.name.as_str());
-            format!("{name}: {source}")
+            let hint = match source {
+                AttachError::NoAttachMode { mode: AttachMode::Tcx, .. } => {
+                    " (Linux has it since 6.6)"
+                }
+                _ => "",
+            };
+            format!("{name}: {source}{hint}")
         }
         error => error.to_string(),
     }
@@ -140,9 +169,15 @@ fn named(error: &NicError, ports: &[FlowInterface]) -> String {
 pub(super) enum HostRequirement {
     /// Independent of the host: a wire.
     Nothing,
-    /// A host that gets the packets that the program passes up, or the whole flow when it moves there.
-    Host,
+    /// A host that gets all frames when the flow moves there.
+    Frames,
+    /// A host that gets the packets that the program passes up, or all when the flow moves there.
+    Packets,
 }
+
+/// The order in which modes are tried. Segments pass tcx whole; generic XDP copies each into one piece, and leaves those
+/// longer than the MTU to the host.
+const AUTO: [AttachMode; 3] = [AttachMode::Native, AttachMode::Tcx, AttachMode::Generic];
 
 /// Returns the modes to try, and why others are not.
 fn modes(
@@ -151,7 +186,7 @@ fn modes(
     ports: &[FlowInterface],
 ) -> (Vec<AttachMode>, Vec<String>) {
     let mut modes = match choice {
-        PathChoice::Auto => AttachMode::ALL.to_vec(),
+        PathChoice::Auto => AUTO.to_vec(),
         PathChoice::XdpNative => vec![AttachMode::Native],
         PathChoice::XdpGeneric => vec![AttachMode::Generic],
         PathChoice::Tcx => vec![AttachMode::Tcx],
@@ -166,10 +201,10 @@ fn modes(
         }
     };
 
-    if needs == HostRequirement::Host {
+    if needs == HostRequirement::Frames {
         leave_out(
             AttachMode::Tcx,
-            "packet sockets see frames before it does, so that the host would forward them, too"
+            "packet sockets of all frames see them before it does, so that the host would forward them, too"
                 .to_owned(),
         );
     }
@@ -201,10 +236,36 @@ fn modes(
     (modes, reasons)
 }
 
+/// Takes over the flows of the host's table, from the thread that forwards.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FlowTaker(Arc<OnceLock<Arc<Mutex<NicPipeline>>>>);
+
+impl FlowTaker {
+    /// Has the program translate a flow from here on, if there is a program.
+    pub(super) fn take(&self, flow: &NatFlow) {
+        let Some(nic) = self.0.get() else { return };
+        let mut nic = nic.lock().unwrap_or_else(PoisonError::into_inner);
+        if nic.attach_mode(Port(0)).is_some() {
+            // After an error it is detached, and the next look says why.
+            let _ = nic.add_flow(flow);
+        }
+    }
+}
+
 impl FrameProgram {
+    /// Lets `taker` take over flows for it.
+    pub(super) fn takes_flows_by(&self, taker: &FlowTaker) {
+        // There is one program for each flow.
+        let _ = taker.0.set(Arc::clone(&self.nic));
+    }
+
+    fn nic(&self) -> MutexGuard<'_, Nic> {
+        self.nic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns its attach mode, if it is attached.
     pub(super) fn mode(&self) -> Option<AttachMode> {
-        self.nic.attach_mode(Port(0))
+        self.nic().attach_mode(Port(0))
     }
 
     pub(super) const fn is_attached(&self) -> bool {
@@ -212,19 +273,24 @@ impl FrameProgram {
     }
 
     /// Returns whether it handles all frames itself: no host pipeline sees what it passes up.
-    pub(super) fn is_alone(&self) -> bool {
-        self.mode() == Some(AttachMode::Tcx)
+    pub(super) const fn is_alone(&self) -> bool {
+        self.is_alone
+    }
+
+    /// Returns whether it is attached where segments pass whole.
+    pub(super) fn takes_segments(&self) -> bool {
+        self.is_attached && self.mode() == Some(AttachMode::Tcx)
     }
 
     /// Detaches it: from here on all packets go up to the host.
     pub(super) fn pause(&mut self) {
-        self.nic.pause();
+        self.nic().pause();
         self.is_attached = false;
     }
 
     /// Attaches it again.
     pub(super) fn resume(&mut self) -> Result<(), String> {
-        self.nic.resume().map_err(|error| error.to_string())?;
+        self.nic().resume().map_err(|error| error.to_string())?;
         self.is_attached = true;
         self.is_behind = false;
         Ok(())
@@ -234,11 +300,11 @@ impl FrameProgram {
     pub(super) fn interface(&mut self, port: Port, index: u32, is_up: bool) {
         let known = self.interfaces.insert(port, index);
         let result = if known == Some(index) {
-            if is_up { self.nic.open(port) } else { self.nic.close(port) }
+            if is_up { self.nic().open(port) } else { self.nic().close(port) }
         } else {
-            let replaced = self.nic.replace(port, index);
+            let replaced = self.nic().replace(port, index);
             if !self.is_attached {
-                self.nic.pause();
+                self.nic().pause();
             }
             replaced
         };
@@ -255,7 +321,7 @@ impl FrameProgram {
     pub(super) fn gone(&mut self, port: Port) {
         // An interface that returns is a new one.
         self.interfaces.remove(&port);
-        if let Err(error) = self.nic.close(port) {
+        if let Err(error) = self.nic().close(port) {
             log(format!("flow `{}`: its program: {error}", self.flow));
         }
     }
@@ -268,7 +334,8 @@ impl FrameProgram {
             }
             return;
         }
-        if let Err(error) = self.nic.follow() {
+        let followed = self.nic().follow();
+        if let Err(error) = followed {
             log(format!(
                 "flow `{}`: its program is detached, the host forwards: {error}",
                 self.flow
@@ -278,13 +345,13 @@ impl FrameProgram {
         }
         if self.translates && self.is_attached {
             // Translations not refreshed now are refreshed by the next look.
-            let _ = self.nic.refresh(now, REFRESHED_MAX);
+            let _ = self.nic().refresh(now, REFRESHED_MAX);
         }
     }
 
     /// Returns its counters, and how many packets it left to the host.
     pub(super) fn counters(&self) -> Option<(CounterSnapshot, u64)> {
-        let counters = self.nic.counters().ok()?;
+        let counters = self.nic().counters().ok()?;
         Some((counters.traffic, counters.passed_up))
     }
 }

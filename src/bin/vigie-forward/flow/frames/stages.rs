@@ -8,13 +8,13 @@ use vigie::{
         model::{Sees, StageModel, Writes},
         packet::{ARP_BYTES, Arp, Ethernet, Packet, Port},
         pipeline::{Offload, Reason, Stage, Verdict},
-        stages::RouteStage,
-        tables::{Fib, FibReader},
+        stages::{Nat as NatStage, RouteStage},
+        tables::{Fib, FibReader, NatFlow, NatTuple},
     },
     via::link::{EtherType, MacAddress},
 };
 
-use super::questions::Questions;
+use super::{program::FlowTaker, questions::Questions};
 
 /// The port of packets for this host. It has no interface: a program passes such packets up to the kernel; the host's
 /// own pipeline drops them, since the kernel has its own copy.
@@ -218,6 +218,58 @@ impl Stage for Router {
 
     fn offload(&self) -> Offload<'_> {
         self.route.offload()
+    }
+}
+
+/// Translates, and hands flows to the program before their second packet leaves: the flow's later packets all go one way,
+/// and flows of a single packet cost the program nothing.
+#[derive(Debug)]
+pub(super) struct Translator {
+    nat: NatStage,
+    taker: FlowTaker,
+}
+
+impl Translator {
+    pub(super) const fn new(nat: NatStage, taker: FlowTaker) -> Self {
+        Self { nat, taker }
+    }
+
+    /// Returns the flow to which a packet belongs, if it has begun.
+    fn flow(&self, packet: &mut Packet) -> Option<NatFlow> {
+        let headers = packet.headers().ok()?;
+        let tuple = NatTuple::of(&headers, packet.bytes())?;
+        Some(NatFlow::new(tuple, self.nat.table().peek(&tuple)?))
+    }
+}
+
+impl Stage for Translator {
+    fn model(&self) -> StageModel {
+        self.nat.model()
+    }
+
+    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        let flow = self.flow(packet);
+        let verdict = self.nat.process(packet, now);
+        if let (Some(flow), Verdict::Pass) = (flow, verdict) {
+            self.taker.take(&flow);
+        }
+        verdict
+    }
+
+    fn release(&mut self, now: Instant) -> Option<(Packet, Verdict)> {
+        self.nat.release(now)
+    }
+
+    fn next_release(&self, now: Instant) -> Option<Instant> {
+        self.nat.next_release(now)
+    }
+
+    fn held(&self) -> usize {
+        self.nat.held()
+    }
+
+    fn offload(&self) -> Offload<'_> {
+        self.nat.offload()
     }
 }
 

@@ -1,0 +1,314 @@
+//! Segments through a router and a translator, beside the kernel's own.
+//!
+//! *Question*: is TCP between network namespaces as fast through `vigie-forward` as through the kernel that it replaces,
+//! with offloads as the kernel sets them, and does it reorder nothing? *Prediction*: a program at tcx passes packets of
+//! several segments whole, as the kernel does, and does less for each. *Method*: iperf3 with one stream and with eight;
+//! kernel and program in turns, each between namespaces of its own; the ratio is within a turn. Reorderings are those that
+//! the sender's kernel has noticed in further runs, with both ends on one core: else the scheduler moves senders between
+//! cores, and the kernel's forwarding reorders, too. *Unit*: Gbit/s.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::error::Missing;
+use crate::host::{Namespace, allowed};
+use crate::report::{Outcome, Plan, Progress, Row, Show, Subject, lines};
+use crate::statistics::median;
+
+/// The row's case.
+pub(crate) const SEGMENTS: &str = "segments";
+const GBIT_S: &str = "gbit_s";
+const BY_KERNEL: &str = "times_kernel";
+const RETRANSMITTED: &str = "retransmitted";
+const REORDERED: &str = "reordered";
+
+const STREAMS: [u32; 2] = [1, 8];
+/// Seconds of a run whose rate counts, and of one on one core.
+const SECONDS: u32 = 3;
+const SECONDS_ORDERED: u32 = 1;
+const SERVER: &str = "10.2.0.2";
+
+/// Who forwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SegmentsForwarder {
+    Kernel,
+    Route,
+    Masquerade,
+    Nat,
+}
+
+impl SegmentsForwarder {
+    /// Each of the kernel's comes before the one that is compared with it.
+    const ALL: [Self; 4] = [Self::Kernel, Self::Route, Self::Masquerade, Self::Nat];
+
+    const fn subject(self) -> Subject {
+        let (name, label) = match self {
+            Self::Kernel => ("segments-kernel", "ip_forward"),
+            Self::Route => ("segments-l3", "vigie-forward l3"),
+            Self::Masquerade => ("segments-masquerade", "nft masquerade"),
+            Self::Nat => ("segments-nat", "vigie-forward nat"),
+        };
+        Subject::Carrier { name, label }
+    }
+
+    const fn is_kernel(self) -> bool {
+        matches!(self, Self::Kernel | Self::Masquerade)
+    }
+}
+
+/// Segments through all forwarders.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentsPlan {
+    rounds: u32,
+}
+
+/// What was measured of a forwarder with so many streams.
+#[derive(Debug, Default)]
+struct Sums {
+    gbit_s: Vec<f64>,
+    by_kernel: Vec<f64>,
+    retransmitted: u64,
+    reordered: u64,
+}
+
+impl SegmentsPlan {
+    pub(super) const fn new(rounds: u32) -> Self {
+        Self { rounds }
+    }
+
+    /// Returns whether a name means this plan.
+    pub(super) fn has(name: &str) -> bool {
+        name == SEGMENTS
+    }
+
+    fn measure(self, progress: &mut Progress) -> Result<Vec<Sums>, String> {
+        let count = SegmentsForwarder::ALL.len() * STREAMS.len();
+        let mut sums: Vec<Sums> = (0..count).map(|_| Sums::default()).collect();
+        for round in 0..self.rounds {
+            progress.case(format!("turn {} of {}", round + 1, self.rounds));
+            let mut of_kernel = [0.0; STREAMS.len()];
+            let forwarders = SegmentsForwarder::ALL.into_iter();
+            for (forwarder, sums) in forwarders.zip(sums.chunks_mut(STREAMS.len())) {
+                let line = Line::make(forwarder)?;
+                for ((streams, base), sums) in STREAMS.into_iter().zip(&mut of_kernel).zip(sums) {
+                    let run = line.run(streams, SECONDS, None)?;
+                    if forwarder.is_kernel() {
+                        *base = run.gbit_s;
+                    }
+                    sums.gbit_s.push(run.gbit_s);
+                    sums.by_kernel.push(run.gbit_s / *base);
+                    sums.retransmitted += run.retransmitted;
+                    let before = line.reorderings()?;
+                    line.run(streams, SECONDS_ORDERED, allowed().first().copied())?;
+                    sums.reordered += line.reorderings()?.saturating_sub(before);
+                }
+            }
+            progress.case_done();
+        }
+        Ok(sums)
+    }
+}
+
+impl Plan for SegmentsPlan {
+    fn cases(&self) -> usize {
+        self.rounds as usize
+    }
+
+    fn run(
+        &self,
+        _seed: u64,
+        progress: &mut Progress,
+    ) -> Result<Outcome, crate::error::BenchError> {
+        let measured = self.measure(progress);
+        let each = SegmentsForwarder::ALL.into_iter();
+        let each = each.flat_map(|one| STREAMS.into_iter().map(move |streams| (one, streams)));
+        let row = |(one, streams): (SegmentsForwarder, u32)| {
+            Row::new(one.subject(), SEGMENTS).parameter("streams", streams)
+        };
+        let rows = match measured {
+            Ok(sums) => each.zip(sums).map(|(one, sums)| sums.put(row(one))).collect(),
+            Err(failure) => each
+                .map(|one| {
+                    let mut row = row(one);
+                    row.failure = Some(failure.clone());
+                    row
+                })
+                .collect(),
+        };
+        Ok(Outcome { rows, priority: None })
+    }
+
+    fn tables(&self, rows: &[Row]) -> String {
+        let title = "TCP between three namespaces, offloads as the kernel sets them";
+        let columns = [
+            ("streams", Show::Parameter("streams")),
+            ("Gbit/s", Show::Fixed(GBIT_S, 2)),
+            ("× the kernel", Show::Fixed(BY_KERNEL, 3)),
+            ("retransmitted", Show::Fixed(RETRANSMITTED, 0)),
+            ("reordered on one core", Show::Fixed(REORDERED, 0)),
+        ];
+        let own = rows.iter().filter(|row| row.case == SEGMENTS);
+        let table = lines(title, "forwarder", own, &columns);
+        let failure = rows.iter().find_map(|row| row.failure.as_ref());
+        failure.map_or_else(|| table.to_string(), |failure| format!("{table}\n{failure}"))
+    }
+}
+
+impl Sums {
+    fn put(&self, row: Row) -> Row {
+        let put = |row: Row, key: &str, figures: &[f64]| match median(figures) {
+            Some(figure) => row.with_figure(key, figure),
+            None => row,
+        };
+        let row = put(row, GBIT_S, &self.gbit_s);
+        let row = put(row, BY_KERNEL, &self.by_kernel);
+        let row = row.with_figure(RETRANSMITTED, self.retransmitted);
+        row.with_figure(REORDERED, self.reordered).with_figure("samples", self.gbit_s.len())
+    }
+}
+
+/// A client and a server, with a router between that forwards.
+#[derive(Debug)]
+struct Line {
+    client: Namespace,
+    server: Namespace,
+    _router: Namespace,
+    /// `None` where the kernel forwards.
+    _command: Option<ForwardCommand>,
+}
+
+/// What iperf3 says.
+#[derive(Clone, Copy, Debug)]
+struct IperfRun {
+    gbit_s: f64,
+    retransmitted: u64,
+}
+
+impl Line {
+    fn make(forwarder: SegmentsForwarder) -> Result<Self, String> {
+        let said = |missing: Missing| missing.to_string();
+        let make = || Namespace::make().map_err(said);
+        let (client, router, server) = (make()?, make()?, make()?);
+        let ends = [(&client, "ra", "c0", "10.1.0"), (&server, "rb", "s0", "10.2.0")];
+        for (host, near, far, network) in ends {
+            let peer = format!("peer name {far} netns {}", host.id());
+            let on = |host: &Namespace, arguments: String| host.run("ip", &arguments).map_err(said);
+            on(&router, format!("link add {near} type veth {peer}"))?;
+            for (host, name, last) in [(&router, near, 1), (host, far, 2)] {
+                on(host, format!("addr add {network}.{last}/24 dev {name}"))?;
+                on(host, format!("link set {name} up"))?;
+            }
+            on(host, format!("route add default via {network}.1"))?;
+        }
+        let set = |program, arguments: &str| router.run(program, arguments).map_err(said);
+        let forwards = u8::from(forwarder.is_kernel());
+        set("sysctl", &format!("-q -w net.ipv4.ip_forward={forwards}"))?;
+        let command = match forwarder {
+            SegmentsForwarder::Kernel => None,
+            SegmentsForwarder::Masquerade => {
+                set("nft", "add table ip vigie")?;
+                set("nft", "add chain ip vigie out { type nat hook postrouting priority 100 ; }")?;
+                set("nft", "add rule ip vigie out oif rb masquerade")?;
+                None
+            }
+            SegmentsForwarder::Route => Some(ForwardCommand::start(&router, "l3 ra rb")?),
+            SegmentsForwarder::Nat => {
+                let arguments = "nat --inside ra --outside rb --address 10.2.0.9";
+                Some(ForwardCommand::start(&router, arguments)?)
+            }
+        };
+        Ok(Self { client, server, _router: router, _command: command })
+    }
+
+    /// Sends for some seconds, with both ends on a core if one is given.
+    fn run(&self, streams: u32, seconds: u32, core: Option<usize>) -> Result<IperfRun, String> {
+        let mut server = self.server.command("iperf3");
+        server.args(["-s", "-1", "--forceflush"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut server = Running(server.spawn().map_err(|error| format!("`nsenter`: {error}"))?);
+        let mut output = BufReader::new(server.0.stdout.take().ok_or("iperf3 has no output")?);
+        let mut said = String::new();
+        while !said.contains("listening") {
+            let before = said.len();
+            let _ = output.read_line(&mut said);
+            if said.len() == before {
+                return Err(format!(
+                    "iperf3, which is needed (`apt install iperf3`), has ended: {said}"
+                ));
+            }
+        }
+        let mut client = self.client.command("iperf3");
+        client.args(["-J", "-c", SERVER, "-t", &seconds.to_string(), "-P", &streams.to_string()]);
+        if let Some(core) = core {
+            client.args(["-A", &format!("{core},{core}")]);
+        }
+        let output = client.output().map_err(|error| format!("`nsenter`: {error}"))?;
+        let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let end = &result["end"];
+        let rate = end["sum_received"]["bits_per_second"].as_f64();
+        let retransmitted = end["sum_sent"]["retransmits"].as_u64();
+        let (Some(rate), Some(retransmitted)) = (rate, retransmitted) else {
+            return Err(format!("iperf3: {}", result["error"].as_str().unwrap_or("no result")));
+        };
+        Ok(IperfRun { gbit_s: rate / 1e9, retransmitted })
+    }
+
+    /// How many reorderings the client's kernel has noticed so far.
+    fn reorderings(&self) -> Result<u64, String> {
+        let output = self.client.command("cat").arg("/proc/net/netstat").output();
+        let output = output.map_err(|error| format!("`nsenter`: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut of_tcp = text.lines().filter(|line| line.starts_with("TcpExt:"));
+        let (Some(names), Some(values)) = (of_tcp.next(), of_tcp.next()) else {
+            return Err("the kernel counts no reorderings".to_owned());
+        };
+        let named = names.split_whitespace().zip(values.split_whitespace());
+        let counts = named.filter(|(name, _)| name.ends_with("Reorder"));
+        Ok(counts.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
+    }
+}
+
+/// `vigie-forward`, until this is dropped.
+#[derive(Debug)]
+struct ForwardCommand {
+    _child: Running,
+    /// Kept open for what it says.
+    output: BufReader<ChildStderr>,
+}
+
+impl ForwardCommand {
+    fn start(router: &Namespace, arguments: &str) -> Result<Self, String> {
+        let beside = std::env::current_exe().map(|own| own.with_file_name("vigie-forward"));
+        let program = beside.ok().filter(|path| path.exists()).ok_or(
+            "vigie-forward is needed beside this program: cargo build --profile measure --features cli-forward --bin \
+             vigie-forward",
+        )?;
+        let mut command: Command = router.command(&program.to_string_lossy());
+        command.args(arguments.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child =
+            Running(command.spawn().map_err(|error| format!("vigie-forward: {error}"))?);
+        let output = child.0.stderr.take().ok_or("vigie-forward has no output")?;
+        let mut this = Self { _child: child, output: BufReader::new(output) };
+        let mut said = String::new();
+        while !said.contains("vigie-forward: forwards;") {
+            let before = said.len();
+            let _ = this.output.read_line(&mut said);
+            if said.len() == before {
+                return Err(said);
+            }
+        }
+        Ok(this)
+    }
+}
+
+/// A process, until this is dropped.
+#[derive(Debug)]
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
