@@ -135,7 +135,7 @@ impl Emulator {
         Ok(self.follower.follow(&mut self.maps)?)
     }
 
-    /// Takes over a flow: see [`Nic::add_flow`](super::Nic::add_flow).
+    /// Takes over a flow: see [`NicPipeline::add_flow`](super::NicPipeline::add_flow).
     ///
     /// # Errors
     /// [`EmulatorError::Follow`].

@@ -100,7 +100,7 @@ impl NicConfig {
         self
     }
 
-    /// Takes over only the translated flows that [`Nic::add_flow`](super::Nic::add_flow) names, so that flows of one packet
+    /// Takes over only the translated flows that [`NicPipeline::add_flow`](super::NicPipeline::add_flow) names, so that flows of one packet
     /// cost nothing here. The host translates the others. Default: no, all flows are taken over.
     pub const fn asked_flows(mut self) -> Self {
         self.asked_flows = true;

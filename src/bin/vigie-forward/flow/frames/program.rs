@@ -259,7 +259,7 @@ impl FrameProgram {
         let _ = taker.0.set(Arc::clone(&self.nic));
     }
 
-    fn nic(&self) -> MutexGuard<'_, Nic> {
+    fn nic(&self) -> MutexGuard<'_, NicPipeline> {
         self.nic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
