@@ -364,7 +364,7 @@ impl fmt::Display for ViId {
 /// 7. A completion is returned once: by [`poll_cq`](Self::poll_cq) if the VI's queue is attached to a completion
 ///    queue, otherwise by [`poll_queue`](Self::poll_queue).
 /// 8. After [`arm`](Self::arm) returned [`Armed::Armed`], new completions and events make
-///    [`descriptor`](Self::descriptor) readable, notify the [attached](Self::attach) host, or come at
+///    [`descriptor`](Self::descriptor) readable, notify the [attached](Self::attach_notifier) host, or come at
 ///    [`next_deadline`](Self::next_deadline). If an action of others makes that deadline earlier, they notify it, too.
 /// 9. Whatever a peer does, it can only harm VIs connected to it: they break, with
 ///    [`Reason::PeerFault`] where the peer's fault is known.
