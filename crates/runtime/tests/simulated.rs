@@ -228,7 +228,8 @@ fn what_would_leave_the_simulation_is_refused() {
         let pair = vigie_detect::net::UnixStream::pair();
         let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let real = TcpListener::from_std(socket);
-        let file = vigie_runtime::fs::metadata("/").await;
+        let file = std::fs::File::open("/").expect("a directory");
+        let file = vigie_runtime::fs::File::from_std(file).metadata().await;
         let child = vigie_runtime::process::Command::new("true").status().await;
         vec![
             kind(pair.map(drop)),
