@@ -11,7 +11,7 @@ use std::{
 use pin_project_lite::pin_project;
 use vigie_detect::{Server, Timers, Wait, budget};
 
-pub use std::time::Duration;
+pub use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Errors, where tokio has them.
 pub mod error {
@@ -19,6 +19,32 @@ pub mod error {
 }
 
 pub use vigie_detect::Instant;
+
+use crate::handle::{Handle, Scheduler};
+
+/// Returns the time of day: [`SystemTime::now`], or what the wall clock of the node shows in a
+/// [simulation](crate::simulation). That one begins on 1 January 2026, 00:00 UTC, and jumps and drifts when a test
+/// [wants it](crate::simulation::Node::clock_forward).
+///
+/// It may go backward, as every wall clock may: measure durations with [`Instant`].
+///
+/// # Examples
+/// ```
+/// use vigie_runtime::{Flavor, Runtime, time};
+///
+/// let runtime = Runtime::builder().flavor(Flavor::Simulated { seed: 0 }).build()?;
+/// let begin = runtime.block_on(async { time::system_time() });
+/// assert_eq!(begin.duration_since(time::UNIX_EPOCH)?.as_secs(), 1_767_225_600);
+/// assert!(time::system_time() != begin, "the real time");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn system_time() -> SystemTime {
+    match Handle::try_current().map(|handle| handle.scheduler) {
+        Ok(Scheduler::Simulated(shared)) => shared.machine.clock.now(),
+        _ => SystemTime::now(),
+    }
+}
 
 /// Waits for `duration` from this call on. Does not wait if that time has passed already, as with zero.
 ///

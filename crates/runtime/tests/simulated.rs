@@ -3,6 +3,7 @@
 use std::{
     io,
     panic::{self, AssertUnwindSafe},
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -11,7 +12,9 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::mpsc,
 };
-use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
+use vigie_detect::net::{
+    TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener, UnixStream,
+};
 use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now};
 
 fn simulation(seed: u64) -> Runtime {
@@ -225,10 +228,12 @@ fn tasks_end_as_elsewhere() {
 fn what_would_leave_the_simulation_is_refused() {
     async fn kinds() -> Vec<Option<io::ErrorKind>> {
         let kind = |result: io::Result<()>| result.err().map(|error| error.kind());
-        let pair = vigie_detect::net::UnixStream::pair();
+        let (one, _other) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let pair = UnixStream::from_std(one);
         let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let real = TcpListener::from_std(socket);
-        let file = vigie_runtime::fs::metadata("/").await;
+        let file = std::fs::File::open("/").expect("a directory");
+        let file = vigie_runtime::fs::File::from_std(file).metadata().await;
         let child = vigie_runtime::process::Command::new("true").status().await;
         vec![
             kind(pair.map(drop)),
@@ -244,4 +249,85 @@ fn what_would_leave_the_simulation_is_refused() {
     let refused =
         Runtime::builder().flavor(Flavor::Simulated { seed: 0 }).metrics_socket("/nowhere").build();
     assert!(refused.expect_err("no real socket").to_string().contains("metrics_socket"));
+}
+
+/// Goal: Unix sockets answer in a simulation as the kernel's do. Method: one program on both: streams and datagrams by path, by
+/// abstract name and in pairs, their addresses, ends and errors; its answers are compared, for many seeds.
+#[test]
+fn unix_sockets_answer_as_real_ones() {
+    let folder = std::env::temp_dir().join(format!("vigie-unix-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let real = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
+    let expected = real.block_on(talk(&folder)).expect("real sockets");
+    std::fs::remove_dir_all(&folder).expect("it is there");
+    for seed in 0..20 {
+        let found = simulation(seed).block_on(talk(&folder)).expect("simulated sockets");
+        assert_eq!(found, expected, "seed {seed}");
+    }
+}
+
+async fn talk(folder: &Path) -> io::Result<Vec<String>> {
+    let path = |name: &str| folder.join(name);
+    let mut seen = Vec::new();
+    let kind = |result: io::Result<()>| format!("{:?}", result.map_err(|error| error.kind()));
+    seen.push(kind(UnixStream::connect(path("stream")).await.map(drop)));
+    let abstract_name = format!("\0vigie-{}", std::process::id());
+    for name in [path("stream"), PathBuf::from(&abstract_name)] {
+        let listener = UnixListener::bind(&name)?;
+        seen.push(kind(UnixListener::bind(&name).map(drop)));
+        let mut client = UnixStream::connect(&name).await?;
+        let (mut served, address) = listener.accept().await?;
+        let names = [address, client.local_addr()?, served.local_addr()?, client.peer_addr()?];
+        seen.push(format!(
+            "{:?}",
+            names.map(|it| (it.is_unnamed(), it.as_pathname() == Some(&name)))
+        ));
+        client.write_all(&[7; 100_000]).await?;
+        client.shutdown().await?;
+        let mut bytes = Vec::new();
+        served.read_to_end(&mut bytes).await?;
+        served.write_all(b"ahoy").await?;
+        drop(served);
+        client.read_to_end(&mut bytes).await?;
+        seen.push(format!("{} {:?}", bytes.len(), &bytes[100_000..]));
+        drop(listener);
+        seen.push(kind(UnixStream::connect(&name).await.map(drop)));
+    }
+    let (mut one, mut other) = UnixStream::pair()?;
+    one.write_all(b"pair").await?;
+    drop(one);
+    let mut text = String::new();
+    other.read_to_string(&mut text).await?;
+    seen.push(format!("{text} {}", kind(other.write_all(b"gone").await)));
+
+    let receiver = UnixDatagram::bind(path("datagram"))?;
+    let sender = UnixDatagram::unbound()?;
+    seen.push(kind(sender.connect(path("nothing"))));
+    seen.push(kind(sender.send(b"to none").await.map(drop)));
+    sender.send_to(b"once", path("datagram")).await?;
+    let mut room = [0; 3];
+    let (count, from) = receiver.recv_from(&mut room).await?;
+    seen.push(format!("{:?} {}", &room[..count], from.is_unnamed()));
+    sender.connect(path("datagram"))?;
+    // More than the queue takes: each is received, in order.
+    let sending = spawn(async move {
+        for number in 0..1000_u32 {
+            sender.send(&[number.to_be_bytes().as_slice(), &[0; 1000]].concat()).await?;
+        }
+        io::Result::Ok(())
+    });
+    for number in 0..1000_u32 {
+        let mut room = [0; 1004];
+        assert_eq!(
+            (receiver.recv(&mut room).await?, &room[..4]),
+            (1004, &number.to_be_bytes()[..])
+        );
+    }
+    sending.await.expect("it ends")?;
+    let (one, other) = UnixDatagram::pair()?;
+    one.send(b"").await?;
+    seen.push(format!("{} {}", other.recv(&mut room).await?, other.peer_addr()?.is_unnamed()));
+    drop(other);
+    seen.push(kind(one.send(b"gone").await.map(drop)));
+    Ok(seen)
 }

@@ -382,3 +382,39 @@ fn failures_can_be_replayed() {
     let (succeeds, text) = run(&[("VIGIE_SEEDS", "0..1"), ("WITH_CLOCK", "1")]);
     assert!(!succeeds && text.contains("two runs with the seed 0 differ"), "{text}");
 }
+
+/// Goal: each node's wall clock goes wrong alone, and by as much as the test says; neither timers nor a restart change it.
+/// Method: jumps, a drift of a tenth, a restart and the correction, each against the other node's clock.
+#[test]
+fn wall_clocks_can_be_wrong() {
+    let mut world = World::new(3);
+    let node = world.node("wrong").start();
+    let both = || async {
+        let theirs = node.spawn(async { time::system_time() }).await.expect("a time");
+        // The question takes no time.
+        (theirs, time::system_time())
+    };
+    world.block_on(async {
+        let (theirs, right) = both().await;
+        assert_eq!(theirs, right);
+        node.clock_forward(millis(5000));
+        let (theirs, right) = both().await;
+        assert_eq!(theirs, right + millis(5000));
+        node.clock_back(millis(7000));
+        let (theirs, right) = both().await;
+        assert_eq!(theirs, right - millis(2000));
+        node.clock_drift(100_000);
+        let begin = time::Instant::now();
+        let slept = node.spawn(time::sleep(millis(60_000))).await;
+        assert!(slept.is_ok() && begin.elapsed() == millis(60_000), "timers do not drift");
+        let (theirs, right) = both().await;
+        assert_eq!(theirs, right + millis(4000));
+        node.restart();
+        time::sleep(millis(10)).await;
+        let (theirs, right) = both().await;
+        assert_eq!(theirs, right + millis(4001));
+        node.clock_correct();
+        let (theirs, right) = both().await;
+        assert_eq!(theirs, right);
+    });
+}

@@ -67,7 +67,7 @@ impl<S: DatagramSocket> Datagram<S> {
     pub fn local_addr(&self) -> io::Result<S::Address> {
         match &self.simulated {
             None => self.fd.as_inner().local_address(),
-            Some(simulated) => simulated.local_addr().map(S::simulated_address),
+            Some(simulated) => simulated::local_address::<S>(simulated),
         }
     }
 
@@ -304,7 +304,7 @@ impl<S: DatagramSocket> Datagram<S> {
             None => socket.receive_from(room),
             Some(simulated) => {
                 let (count, address) = simulated.receive(&mut ReadBuf::new(room), false)?;
-                Ok((count, S::simulated_address(address)))
+                Ok((count, simulated::address::<S>(simulated, address)))
             }
         }
     }

@@ -68,7 +68,7 @@ impl<L: ListenerSocket> Listener<L> {
     pub fn local_addr(&self) -> io::Result<L::Address> {
         match &self.simulated {
             None => self.fd.as_inner().local_address(),
-            Some(simulated) => simulated.local_addr().map(L::Stream::simulated_address),
+            Some(simulated) => simulated::local_address::<L::Stream>(simulated),
         }
     }
 
@@ -156,7 +156,8 @@ impl<L: ListenerSocket> Listener<L> {
         };
         let name = simulated::tcp_name()?;
         let (connection, address) = simulated.accept(name.as_raw_fd())?;
-        Ok((name.into(), Some(connection), L::Stream::simulated_address(address)))
+        let address = simulated::address::<L::Stream>(&connection, address);
+        Ok((name.into(), Some(connection), address))
     }
 
     fn watch(

@@ -5,11 +5,13 @@
 
 use std::{
     io,
+    net::SocketAddr,
     os::fd::{AsRawFd, OwnedFd},
 };
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
+use super::socket::Socket;
 use crate::{
     network::{NetworkNode, NetworkSocket},
     server::Server,
@@ -24,6 +26,39 @@ pub(super) fn tcp(server: &Server) -> io::Result<Option<(OwnedFd, NetworkSocket)
 pub(super) fn udp(server: &Server) -> io::Result<Option<(OwnedFd, NetworkSocket)>> {
     // A real UDP socket would send without being connected.
     open(server, || name(AddressFamily::UNIX, SocketType::DGRAM), NetworkSocket::udp)
+}
+
+/// Opens a Unix socket, if `server` is in virtual time.
+pub(super) fn unix(
+    server: &Server,
+    kind: SocketType,
+) -> io::Result<Option<(OwnedFd, NetworkSocket)>> {
+    let is_datagram = kind == SocketType::DGRAM;
+    let open_it = if is_datagram { NetworkSocket::unix_datagram } else { NetworkSocket::tcp };
+    open(server, || name(AddressFamily::UNIX, kind), open_it)
+}
+
+/// Opens two Unix streams that are connected, if `server` is in virtual time.
+pub(super) fn stream_pair(server: &Server) -> io::Result<Option<[(OwnedFd, NetworkSocket); 2]>> {
+    let Some(node) = server.network_node() else { return Ok(None) };
+    let unix = || name(AddressFamily::UNIX, SocketType::STREAM);
+    let (one, other) = (unix()?, unix()?);
+    let [near, far] = NetworkSocket::stream_pair(node, [one.as_raw_fd(), other.as_raw_fd()]);
+    Ok(Some([(one, near), (other, far)]))
+}
+
+/// Returns the address of a socket's own end.
+pub(super) fn local_address<S: Socket>(socket: &NetworkSocket) -> io::Result<S::Address> {
+    Ok(address::<S>(socket, socket.local_addr()?))
+}
+
+/// Returns the address of a socket's other end.
+pub(super) fn peer_address<S: Socket>(socket: &NetworkSocket) -> io::Result<S::Address> {
+    Ok(address::<S>(socket, socket.peer_addr()?))
+}
+
+pub(super) fn address<S: Socket>(socket: &NetworkSocket, address: SocketAddr) -> S::Address {
+    S::simulated_address(address, socket.name_of(address))
 }
 
 fn open(

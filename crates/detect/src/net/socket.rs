@@ -29,9 +29,9 @@ pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'st
     #[doc(hidden)]
     fn local_address(&self) -> io::Result<Self::Address>;
 
-    /// Returns an address in the simulated network, in which there are only sockets with such addresses.
+    /// Returns an address in the simulated network, which stands for `name` if it has one.
     #[doc(hidden)]
-    fn simulated_address(address: SocketAddr) -> Self::Address;
+    fn simulated_address(address: SocketAddr, name: Option<Vec<u8>>) -> Self::Address;
 }
 
 /// A connected socket that carries bytes: TCP or Unix. Sealed.

@@ -116,7 +116,7 @@ impl<S: StreamSocket> Stream<S> {
     pub fn local_addr(&self) -> io::Result<S::Address> {
         match &self.simulated {
             None => self.fd.as_inner().local_address(),
-            Some(simulated) => simulated.local_addr().map(S::simulated_address),
+            Some(simulated) => simulated::local_address::<S>(simulated),
         }
     }
 
@@ -127,7 +127,7 @@ impl<S: StreamSocket> Stream<S> {
     pub fn peer_addr(&self) -> io::Result<S::Address> {
         match &self.simulated {
             None => self.fd.as_inner().peer_address(),
-            Some(simulated) => simulated.peer_addr().map(S::simulated_address),
+            Some(simulated) => simulated::peer_address::<S>(simulated),
         }
     }
 

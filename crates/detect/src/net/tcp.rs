@@ -190,7 +190,7 @@ impl Socket for std::net::TcpStream {
         self.local_addr()
     }
 
-    fn simulated_address(address: SocketAddr) -> SocketAddr {
+    fn simulated_address(address: SocketAddr, _: Option<Vec<u8>>) -> SocketAddr {
         address
     }
 }
@@ -223,7 +223,7 @@ impl Socket for std::net::TcpListener {
         self.local_addr()
     }
 
-    fn simulated_address(address: SocketAddr) -> SocketAddr {
+    fn simulated_address(address: SocketAddr, _: Option<Vec<u8>>) -> SocketAddr {
         address
     }
 }

@@ -342,7 +342,7 @@ impl Socket for std::net::UdpSocket {
         self.local_addr()
     }
 
-    fn simulated_address(address: SocketAddr) -> SocketAddr {
+    fn simulated_address(address: SocketAddr, _: Option<Vec<u8>>) -> SocketAddr {
         address
     }
 }

@@ -1,9 +1,11 @@
 //! Unix socket specifics: paths, pairs, credentials.
 
 use std::{
+    ffi::OsStr,
     io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
+        linux::net::SocketAddrExt,
         unix::{ffi::OsStrExt, net},
     },
     path::Path,
@@ -22,7 +24,7 @@ use super::{
     datagram::Datagram,
     halves,
     listener::Listener,
-    refused,
+    refused, simulated,
     socket::{self, DatagramSocket, ListenerSocket, Socket, StreamSocket, sealed::Sealed},
     stream::Stream,
 };
@@ -30,7 +32,7 @@ pub use std::os::unix::net::SocketAddr;
 
 pub use self::PeerCredentials as UCred;
 pub use super::pipe;
-use crate::server::Server;
+use crate::{network::NetworkSocket, server::Server, stock::AsyncFd};
 
 /// A connection within the host. Methods shared with TCP connections are at [`Stream`].
 pub type UnixStream = Stream<net::UnixStream>;
@@ -78,10 +80,9 @@ impl UnixListener {
     /// # Errors
     /// Same as [`bind`](Self::bind).
     pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
-        let socket = UnixSocket::new_stream()?;
+        let socket = UnixSocket::of_kind(Some(server), SocketType::STREAM)?;
         socket.bind(path)?;
-        rustix::net::listen(&socket.fd, BACKLOG)?;
-        Self::from_std_on(server, socket.fd.into())
+        socket.listen_on(server, BACKLOG)
     }
 }
 
@@ -108,11 +109,9 @@ impl UnixStream {
     ///
     /// # Errors
     /// Same as [`connect`](Self::connect).
-    #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
     pub async fn connect_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
-        let socket = UnixSocket::new_stream()?;
-        connect(&socket.fd, path.as_ref())?;
-        Self::watched_by(server.readiness(), socket.fd.into())
+        let socket = UnixSocket::of_kind(Some(server), SocketType::STREAM)?;
+        socket.connect_on(server, path.as_ref()).await
     }
 
     /// Creates two streams connected to each other.
@@ -128,17 +127,25 @@ impl UnixStream {
     /// # Errors
     /// Same as [`pair`](Self::pair).
     pub fn pair_on(server: &Server) -> io::Result<(Self, Self)> {
+        if let Some([(one, near), (other, far)]) = simulated::stream_pair(server)? {
+            let stream = |name: OwnedFd, end| Self::simulated(server.readiness(), name.into(), end);
+            return Ok((stream(one, near)?, stream(other, far)?));
+        }
         let (one, other) = net::UnixStream::pair()?;
         Ok((Self::from_std_on(server, one)?, Self::from_std_on(server, other)?))
     }
 }
 
 impl UnixStream {
-    /// Returns who is at the other end: the process that connected, or that called `listen` or `socketpair`.
+    /// Returns who is at the other end: the process that connected, or that called `listen` or `socketpair`. In virtual time,
+    /// user and group are 0, and there is no process.
     ///
     /// # Errors
     /// The kernel's error.
     pub fn peer_cred(&self) -> io::Result<PeerCredentials> {
+        if self.as_simulated().is_some() {
+            return Ok(PeerCredentials { uid: 0, gid: 0, pid: 0 });
+        }
         let rustix::net::UCred { pid, uid, gid } = rustix::net::sockopt::socket_peercred(self)?;
         Ok(PeerCredentials {
             uid: uid.as_raw(),
@@ -193,9 +200,9 @@ impl UnixDatagram {
     /// # Errors
     /// Same as [`UnixListener::bind`].
     pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
-        let socket = UnixSocket::new_datagram()?;
+        let socket = UnixSocket::of_kind(Some(server), SocketType::DGRAM)?;
         socket.bind(path)?;
-        Self::from_std_on(server, socket.fd.into())
+        socket.datagram_on(server)
     }
 
     /// Creates a socket without an address, to send from.
@@ -211,7 +218,7 @@ impl UnixDatagram {
     /// # Errors
     /// Same as [`unbound`](Self::unbound).
     pub fn unbound_on(server: &Server) -> io::Result<Self> {
-        Self::from_std_on(server, net::UnixDatagram::unbound()?)
+        UnixSocket::of_kind(Some(server), SocketType::DGRAM)?.datagram_on(server)
     }
 
     /// Creates two sockets connected to each other.
@@ -227,6 +234,13 @@ impl UnixDatagram {
     /// # Errors
     /// Same as [`pair`](Self::pair).
     pub fn pair_on(server: &Server) -> io::Result<(Self, Self)> {
+        if server.is_virtual() {
+            let (one, other) = (Self::unbound_on(server)?, Self::unbound_on(server)?);
+            if let (Some(near), Some(far)) = (&one.simulated, &other.simulated) {
+                near.pair_with(far)?;
+            }
+            return Ok((one, other));
+        }
         let (one, other) = net::UnixDatagram::pair()?;
         Ok((Self::from_std_on(server, one)?, Self::from_std_on(server, other)?))
     }
@@ -237,7 +251,10 @@ impl UnixDatagram {
     /// # Errors
     /// As [`UnixStream::connect`], without `WouldBlock`.
     pub fn connect(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        connect(&self.fd, path.as_ref())
+        match &self.simulated {
+            None => connect(&self.fd, path.as_ref()),
+            Some(simulated) => simulated.set_peer(simulated.find_name(name_of(path.as_ref()))?),
+        }
     }
 
     /// Returns the address to which the socket is connected.
@@ -245,7 +262,10 @@ impl UnixDatagram {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] if the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.fd.as_inner().peer_addr()
+        match &self.simulated {
+            None => self.fd.as_inner().peer_addr(),
+            Some(simulated) => simulated::peer_address::<net::UnixDatagram>(simulated),
+        }
     }
 
     /// Sends a datagram to the socket at `path`. Returns the number of bytes, which is all of them.
@@ -278,6 +298,10 @@ impl UnixDatagram {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if the receiver's queue is full; the kernel's error.
     pub fn try_send_to(&self, datagram: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
+        if let Some(simulated) = &self.simulated {
+            let to = simulated.find_name(name_of(path.as_ref()))?;
+            return simulated.send(datagram, Some(to));
+        }
         let address = address_of(path.as_ref())?;
         Ok(rustix::net::sendto(&self.fd, datagram, SendFlags::NOSIGNAL, &address)?)
     }
@@ -295,6 +319,8 @@ impl TryFrom<net::UnixStream> for UnixStream {
 /// A Unix socket before it is connected or listens.
 #[derive(Debug)]
 pub struct UnixSocket {
+    /// In virtual time: dropped first, since the descriptor is its name.
+    simulated: Option<NetworkSocket>,
     fd: OwnedFd,
     kind: SocketType,
 }
@@ -305,7 +331,7 @@ impl UnixSocket {
     /// # Errors
     /// Out of descriptors or memory.
     pub fn new_stream() -> io::Result<Self> {
-        Self::of_kind(SocketType::STREAM)
+        Self::of_kind(Server::current().ok().as_ref(), SocketType::STREAM)
     }
 
     /// Creates a socket for datagrams.
@@ -313,12 +339,46 @@ impl UnixSocket {
     /// # Errors
     /// Out of descriptors or memory.
     pub fn new_datagram() -> io::Result<Self> {
-        Self::of_kind(SocketType::DGRAM)
+        Self::of_kind(Server::current().ok().as_ref(), SocketType::DGRAM)
     }
 
-    fn of_kind(kind: SocketType) -> io::Result<Self> {
+    fn of_kind(server: Option<&Server>, kind: SocketType) -> io::Result<Self> {
+        if let Some(server) = server
+            && let Some((fd, simulated)) = simulated::unix(server, kind)?
+        {
+            return Ok(Self { simulated: Some(simulated), fd, kind });
+        }
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        Ok(Self { fd: socket_with(AddressFamily::UNIX, kind, flags, None)?, kind })
+        let fd = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+        Ok(Self { simulated: None, fd, kind })
+    }
+
+    fn listen_on(self, server: &Server, backlog: u32) -> io::Result<UnixListener> {
+        if let Some(simulated) = self.simulated {
+            simulated.listen(backlog)?;
+            return UnixListener::simulated(server, self.fd.into(), simulated);
+        }
+        rustix::net::listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        UnixListener::from_std_on(server, self.fd.into())
+    }
+
+    async fn connect_on(self, server: &Server, path: &Path) -> io::Result<UnixStream> {
+        if let Some(simulated) = self.simulated {
+            simulated.connect(simulated.find_name(name_of(path))?)?;
+            return UnixStream::connected(server, self.fd.into(), Some(simulated)).await;
+        }
+        connect(&self.fd, path)?;
+        UnixStream::watched_by(server.readiness(), self.fd.into())
+    }
+
+    fn datagram_on(self, server: &Server) -> io::Result<UnixDatagram> {
+        match self.simulated {
+            None => UnixDatagram::from_std_on(server, self.fd.into()),
+            Some(_) => Ok(UnixDatagram {
+                simulated: self.simulated,
+                fd: AsyncFd::new_on(server, self.fd.into())?,
+            }),
+        }
     }
 
     fn require(&self, kind: SocketType, call: &str) -> io::Result<()> {
@@ -334,7 +394,10 @@ impl UnixSocket {
     /// # Errors
     /// Same as [`UnixListener::bind`].
     pub fn bind(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        bind(&self.fd, path.as_ref())
+        match &self.simulated {
+            None => bind(&self.fd, path.as_ref()),
+            Some(simulated) => simulated.bind_name(name_of(path.as_ref())),
+        }
     }
 
     /// Listens; up to `backlog` connections wait to be accepted, if `net.core.somaxconn` allows.
@@ -343,8 +406,7 @@ impl UnixSocket {
     /// [`io::ErrorKind::InvalidInput`] for a socket for datagrams; the kernel's error.
     pub fn listen(self, backlog: u32) -> io::Result<UnixListener> {
         self.require(SocketType::STREAM, "`listen`")?;
-        rustix::net::listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
-        UnixListener::from_std(self.fd.into())
+        self.listen_on(&Server::current()?, backlog)
     }
 
     /// Connects to the listener at `path`.
@@ -354,11 +416,9 @@ impl UnixSocket {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a socket for datagrams; otherwise as [`UnixStream::connect`].
-    #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
     pub async fn connect(self, path: impl AsRef<Path>) -> io::Result<UnixStream> {
         self.require(SocketType::STREAM, "`connect`")?;
-        connect(&self.fd, path.as_ref())?;
-        UnixStream::watched_by(Server::current()?.readiness(), self.fd.into())
+        self.connect_on(&Server::current()?, path.as_ref()).await
     }
 
     /// Makes it a socket that sends and receives datagrams.
@@ -367,7 +427,7 @@ impl UnixSocket {
     /// [`io::ErrorKind::InvalidInput`] for a socket for streams; those of [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn datagram(self) -> io::Result<UnixDatagram> {
         self.require(SocketType::DGRAM, "`datagram`")?;
-        UnixDatagram::from_std(self.fd.into())
+        self.datagram_on(&Server::current()?)
     }
 }
 
@@ -386,8 +446,8 @@ impl Socket for net::UnixStream {
         self.local_addr()
     }
 
-    fn simulated_address(_: std::net::SocketAddr) -> SocketAddr {
-        unreachable!("{NOT_SIMULATED}")
+    fn simulated_address(_: std::net::SocketAddr, name: Option<Vec<u8>>) -> SocketAddr {
+        named(name)
     }
 }
 
@@ -418,8 +478,8 @@ impl Socket for net::UnixListener {
         self.local_addr()
     }
 
-    fn simulated_address(_: std::net::SocketAddr) -> SocketAddr {
-        unreachable!("{NOT_SIMULATED}")
+    fn simulated_address(_: std::net::SocketAddr, name: Option<Vec<u8>>) -> SocketAddr {
+        named(name)
     }
 }
 
@@ -439,11 +499,23 @@ impl ListenerSocket for net::UnixListener {
     }
 }
 
-/// A socket of the simulated network is made by TCP or UDP only.
-const NOT_SIMULATED: &str = "invariant: no Unix socket is simulated";
-
 /// How many connections the kernel queues for a listener, if `net.core.somaxconn` allows.
-const BACKLOG: i32 = 1024;
+const BACKLOG: u32 = 1024;
+
+/// Returns a name as the simulated network knows it.
+fn name_of(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// Returns the address of a name of the simulated network.
+fn named(name: Option<Vec<u8>>) -> SocketAddr {
+    let name = name.unwrap_or_default();
+    let address = match name.split_first() {
+        Some((0, name)) => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(OsStr::from_bytes(&name)),
+    };
+    address.expect("invariant: the name was checked when it was bound")
+}
 
 /// Returns the address of a path; of an abstract name, if it begins with a NUL byte.
 fn address_of(path: &Path) -> Result<SocketAddrUnix, Errno> {
@@ -484,8 +556,8 @@ impl Socket for net::UnixDatagram {
         self.local_addr()
     }
 
-    fn simulated_address(_: std::net::SocketAddr) -> SocketAddr {
-        unreachable!("{NOT_SIMULATED}")
+    fn simulated_address(_: std::net::SocketAddr, name: Option<Vec<u8>>) -> SocketAddr {
+        named(name)
     }
 }
 

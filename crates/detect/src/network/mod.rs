@@ -10,11 +10,13 @@
 mod event;
 mod handle;
 mod link;
+mod names;
 mod socket;
 mod sockets;
 mod state;
 mod tcp;
 mod udp;
+mod unix;
 
 pub(crate) use self::{handle::NetworkNode, socket::NetworkSocket};
 pub use self::{handle::SimulatedNetwork, link::Link, state::NodeId};

@@ -12,10 +12,11 @@ use tokio::io::ReadBuf;
 
 use super::{
     handle::{NetworkNode, SimulatedNetwork},
+    names::is_name,
     sockets::{Protocol, SocketKind},
     state::NetworkState,
     tcp::{Connection, Output, SocketBuffers},
-    udp::{DATAGRAM_MAX, Datagrams},
+    udp::{DATAGRAM_MAX, Datagrams, QUEUE_MAX},
 };
 use crate::sync::RealGuard;
 
@@ -36,6 +37,11 @@ impl NetworkSocket {
         Self::open(at, Protocol::Udp, SocketKind::Datagram(Datagrams::default()), descriptor)
     }
 
+    /// Opens a Unix datagram socket that is known by `descriptor`, which must stay open as long.
+    pub(crate) fn unix_datagram(at: &NetworkNode, descriptor: RawFd) -> Self {
+        Self::open(at, Protocol::Unix, SocketKind::Datagram(Datagrams::default()), descriptor)
+    }
+
     fn open(at: &NetworkNode, protocol: Protocol, kind: SocketKind, descriptor: RawFd) -> Self {
         let id = at.network.state().open(at.node, protocol, kind, descriptor);
         Self { network: at.network.clone(), id }
@@ -48,6 +54,32 @@ impl NetworkSocket {
     pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
         self.state().bind(self.id, address)?;
         Ok(())
+    }
+
+    /// Binds a Unix socket.
+    pub(crate) fn bind_name(&self, name: &[u8]) -> io::Result<()> {
+        Ok(self.state().bind_name(self.id, name)?)
+    }
+
+    /// Returns the address that stands for a name.
+    pub(crate) fn find_name(&self, name: &[u8]) -> io::Result<SocketAddr> {
+        Ok(self.state().find_name(self.id, name)?)
+    }
+
+    /// Returns the name for which an address stands.
+    pub(crate) fn name_of(&self, address: SocketAddr) -> Option<Vec<u8>> {
+        if is_name(address.ip()) { self.state().name_of(address) } else { None }
+    }
+
+    /// Opens two Unix streams that are connected.
+    pub(crate) fn stream_pair(at: &NetworkNode, descriptors: [RawFd; 2]) -> [Self; 2] {
+        let ids = at.network.state().stream_pair(at.node, descriptors);
+        ids.map(|id| Self { network: at.network.clone(), id })
+    }
+
+    /// Connects two Unix datagram sockets to each other.
+    pub(crate) fn pair_with(&self, other: &Self) -> io::Result<()> {
+        Ok(self.state().pair_datagrams([self.id, other.id])?)
     }
 
     pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<()> {
@@ -141,6 +173,9 @@ impl NetworkSocket {
     }
 
     pub(crate) fn write(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.state().is_peer_gone(self.id) {
+            return Err(Errno::PIPE.into());
+        }
         self.on_connection(|connection, output| connection.write(buffers, output))
     }
 
@@ -161,6 +196,11 @@ impl NetworkSocket {
         let mut state = self.state();
         let node = state.sockets.get(&self.id).ok_or(Errno::BADF)?.node;
         state.route(node, address.ip()).ok_or(Errno::HOSTUNREACH)?;
+        if is_name(address.ip())
+            && state.find_bound(node, Protocol::Unix, address, |_| true).is_none()
+        {
+            return Err(Errno::CONNREFUSED.into());
+        }
         match state.sockets.get_mut(&self.id).map(|socket| &mut socket.kind) {
             Some(SocketKind::Datagram(datagrams)) => datagrams.peer = Some(address),
             _ => return Err(Errno::INVAL.into()),
@@ -178,11 +218,19 @@ impl NetworkSocket {
         if let Some(error) = datagrams.take_error() {
             return Err(error.into());
         }
-        let to = to.or(datagrams.peer).ok_or(Errno::DESTADDRREQ)?;
-        if bytes.len() > DATAGRAM_MAX {
+        let missing = match socket.protocol {
+            Protocol::Unix => Errno::NOTCONN,
+            Protocol::Tcp | Protocol::Udp => Errno::DESTADDRREQ,
+        };
+        let to = to.or(datagrams.peer).ok_or(missing)?;
+        let is_local = is_name(to.ip());
+        if bytes.len() > if is_local { QUEUE_MAX } else { DATAGRAM_MAX } {
             return Err(Errno::MSGSIZE.into());
         }
-        state.send_datagram(self.id, bytes, to)?;
+        match is_local {
+            true => state.hand_over(self.id, bytes, to)?,
+            false => state.send_datagram(self.id, bytes, to)?,
+        }
         Ok(bytes.len())
     }
 
@@ -194,7 +242,11 @@ impl NetworkSocket {
     ) -> io::Result<(usize, SocketAddr)> {
         let mut state = self.state();
         match &mut state.sockets.get_mut(&self.id).ok_or(Errno::BADF)?.kind {
-            SocketKind::Datagram(datagrams) => datagrams.receive(peeks, |bytes| put(buffer, bytes)),
+            SocketKind::Datagram(datagrams) => {
+                let received = datagrams.receive(peeks, |bytes| put(buffer, bytes))?;
+                state.announce_room(self.id);
+                Ok(received)
+            }
             _ => Err(Errno::INVAL.into()),
         }
     }

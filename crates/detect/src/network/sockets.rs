@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, fmt, net::SocketAddr, os::fd::RawFd};
 
 use super::{
+    names::is_name,
     state::NodeId,
     tcp::{Connection, SocketBuffers},
     udp::Datagrams,
@@ -16,6 +17,8 @@ use crate::{
 pub(super) enum Protocol {
     Tcp,
     Udp,
+    /// Datagrams within a node. Streams are TCP's.
+    Unix,
 }
 
 pub(super) struct SocketState {
@@ -23,6 +26,8 @@ pub(super) struct SocketState {
     pub(super) protocol: Protocol,
     pub(super) descriptor: Option<RawFd>,
     pub(super) bound: Option<SocketAddr>,
+    /// Of a Unix socket that was bound.
+    pub(super) path: Option<Box<str>>,
     pub(super) kind: SocketKind,
     pub(super) watch: Option<(HandleAddress, u32)>,
     pub(super) announced: Ready,
@@ -56,6 +61,7 @@ impl SocketState {
             protocol,
             descriptor: None,
             bound: None,
+            path: None,
             kind,
             watch: None,
             announced: Ready::NONE,
@@ -67,8 +73,17 @@ impl SocketState {
 
 impl fmt::Display for SocketState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = if self.protocol == Protocol::Tcp { "TCP" } else { "UDP" };
+        let name = match self.protocol {
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+            Protocol::Unix => "Unix",
+        };
+        if let Some(path) = &self.path {
+            return write!(f, "Unix {path}");
+        }
         match (&self.kind, self.bound) {
+            (SocketKind::Stream(it), _) if is_name(it.local.ip()) => f.write_str("Unix stream"),
+            (_, Some(bound)) if is_name(bound.ip()) => f.write_str("Unix socket"),
             (SocketKind::Stream(it), _) => write!(f, "{name} {} to {}", it.local, it.remote),
             (SocketKind::Listener(_), Some(bound)) => write!(f, "{name} listener {bound}"),
             (SocketKind::Datagram(Datagrams { peer: Some(peer), .. }), Some(bound)) => {

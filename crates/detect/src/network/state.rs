@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::{
     event::{Happening, NetworkEvent},
     link::Link,
+    names::is_name,
     sockets::{ListenerState, Protocol, SocketKind, SocketState},
     tcp::{Connection, Output, Segment, SegmentKind},
     udp::UdpPacket,
@@ -55,8 +56,10 @@ pub(super) struct NetworkState {
     pub(super) cuts: BTreeSet<(NodeId, NodeId)>,
     pub(super) sockets: BTreeMap<u64, SocketState>,
     pub(super) descriptors: BTreeMap<RawFd, u64>,
-    connections: BTreeMap<(NodeId, SocketAddr, SocketAddr), u64>,
-    bound: BTreeMap<(NodeId, Protocol, u16), Vec<u64>>,
+    pub(super) connections: BTreeMap<(NodeId, SocketAddr, SocketAddr), u64>,
+    pub(super) bound: BTreeMap<(NodeId, Protocol, u16), Vec<u64>>,
+    /// The addresses that stand for names of Unix sockets; a name keeps its own.
+    pub(super) names: BTreeMap<(NodeId, Vec<u8>), SocketAddr>,
     events: BinaryHeap<NetworkEvent>,
     /// The number of the next socket, connection or event.
     next_number: u64,
@@ -79,6 +82,7 @@ impl NetworkState {
             descriptors: BTreeMap::new(),
             connections: BTreeMap::new(),
             bound: BTreeMap::new(),
+            names: BTreeMap::new(),
             events: BinaryHeap::new(),
             next_number: 0,
             now: Instant::from_nanos(0),
@@ -127,7 +131,7 @@ impl NetworkState {
 
     /// Returns the node that has `ip`, seen from `from`.
     pub(super) fn route(&self, from: NodeId, ip: IpAddr) -> Option<NodeId> {
-        if ip.is_loopback() || ip.is_unspecified() {
+        if ip.is_loopback() || ip.is_unspecified() || is_name(ip) {
             return Some(from);
         }
         let index = self.nodes.iter().position(|node| node.ips.contains(&ip))?;
@@ -136,7 +140,7 @@ impl NetworkState {
 
     /// Returns the address from which `node` sends to `to`.
     pub(super) fn source(&self, node: NodeId, to: IpAddr) -> Option<IpAddr> {
-        if to.is_loopback() || self.nodes[node.index()].ips.contains(&to) {
+        if to.is_loopback() || is_name(to) || self.nodes[node.index()].ips.contains(&to) {
             return Some(to);
         }
         let ips = &self.nodes[node.index()].ips;
@@ -238,7 +242,7 @@ impl NetworkState {
         None
     }
 
-    fn find_bound(
+    pub(super) fn find_bound(
         &self,
         node: NodeId,
         protocol: Protocol,
@@ -335,8 +339,7 @@ impl NetworkState {
         call: impl FnOnce(&mut Self, &mut Output<'_>) -> T,
     ) -> T {
         let mut random = std::mem::replace(&mut self.random, fastrand::Rng::with_seed(0));
-        let mut output =
-            Output { now: self.now, random: &mut random, segments: Vec::new(), ready: Ready::NONE };
+        let mut output = Output::new(self.now, &mut random);
         let value = call(self, &mut output);
         let Output { segments, ready, .. } = output;
         self.random = random;
@@ -348,8 +351,13 @@ impl NetworkState {
         value
     }
 
+    /// Calls methods of connections whose segments are not sent.
+    pub(super) fn without_network<T>(&mut self, call: impl FnOnce(&mut Output<'_>) -> T) -> T {
+        call(&mut Output::new(self.now, &mut self.random))
+    }
+
     /// After a change of a connection: sets its timer, forgets it if it is over.
-    fn settle(&mut self, id: u64) {
+    pub(super) fn settle(&mut self, id: u64) {
         let Some(socket) = self.sockets.get_mut(&id) else { return };
         let SocketKind::Stream(connection) = &socket.kind else { return };
         let (is_over, deadline) = (connection.is_over(), connection.deadline());
@@ -422,7 +430,7 @@ impl NetworkState {
         None
     }
 
-    fn connection(&self, id: u64) -> Option<&Connection> {
+    pub(super) fn connection(&self, id: u64) -> Option<&Connection> {
         match &self.sockets.get(&id)?.kind {
             SocketKind::Stream(connection) => Some(connection),
             _ => None,

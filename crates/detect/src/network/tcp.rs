@@ -97,7 +97,11 @@ pub(super) struct Output<'a> {
     pub(super) ready: Ready,
 }
 
-impl Output<'_> {
+impl<'a> Output<'a> {
+    pub(super) const fn new(now: Instant, random: &'a mut fastrand::Rng) -> Self {
+        Self { now, random, segments: Vec::new(), ready: Ready::NONE }
+    }
+
     fn announce(&mut self, ready: Ready) {
         self.ready = self.ready.union(ready);
     }
@@ -270,6 +274,11 @@ impl Connection {
 
     pub(super) fn is_dead(&self) -> bool {
         self.state == ConnectionState::Dead
+    }
+
+    /// Returns whether the application has closed it.
+    pub(super) const fn is_orphan(&self) -> bool {
+        self.is_orphan
     }
 
     /// Returns whether the network may forget it.

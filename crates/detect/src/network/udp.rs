@@ -9,7 +9,7 @@ pub(super) const DATAGRAM_MAX: usize = 65_507;
 
 /// How many bytes a socket queues: Linux's default of `net.core.rmem_default`, without its overhead. What arrives beyond is
 /// lost.
-const QUEUE_MAX: usize = 212_992;
+pub(super) const QUEUE_MAX: usize = 212_992;
 
 #[derive(Debug)]
 pub(super) struct UdpPacket {

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     ffi::OsString,
-    fs::{self, FileType, Metadata},
+    fs,
     future::{Future, poll_fn},
     io,
     os::unix::fs::{DirBuilderExt, DirEntryExt},
@@ -12,8 +12,13 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::blocking;
-use crate::{spawn_blocking, sync::Arc, task_cell::JoinHandle};
+use super::{FileType, Metadata, UMASK, blocking, on_disk, simulated_disk};
+use crate::{
+    flavor::simulated::{ListedEntry, SimulatedDisk},
+    spawn_blocking,
+    sync::Arc,
+    task_cell::JoinHandle,
+};
 
 /// How many entries one visit to the blocking pool reads.
 const BATCH: usize = 32;
@@ -24,7 +29,10 @@ const BATCH: usize = 32;
 /// Those of [`std::fs::read_dir`].
 pub async fn read_dir(path: impl AsRef<Path>) -> io::Result<ReadDir> {
     let path = path.as_ref().to_owned();
-    let batch = blocking(move || Batch::read(fs::read_dir(path)?)).await?;
+    let batch = match simulated_disk() {
+        Some(disk) => on_disk(disk, move |disk| Batch::list(disk, &path)).await?,
+        None => blocking(move || Batch::read(fs::read_dir(path)?)).await?,
+    };
     Ok(ReadDir { batch, running: None })
 }
 
@@ -51,15 +59,24 @@ impl Batch {
             match rest.next() {
                 Some(entry) => {
                     // Known by the directory on most file systems, so it costs nothing more here.
-                    entries.push_back(
-                        entry
-                            .map(|std| DirEntry { kind: std.file_type().ok(), std: Arc::new(std) }),
-                    );
+                    entries.push_back(entry.map(|std| DirEntry {
+                        kind: std.file_type().ok().map(Into::into),
+                        source: EntrySource::Std(Arc::new(std)),
+                    }));
                 }
                 None => return Ok(Self { entries, rest: None }),
             }
         }
         Ok(Self { entries, rest: Some(rest) })
+    }
+
+    fn list(disk: &Arc<SimulatedDisk>, path: &Path) -> io::Result<Self> {
+        let on_disk = |(name, number, bits): ListedEntry| DirEntry {
+            kind: Some(FileType::from_bits(bits)),
+            source: EntrySource::Simulated { path: path.join(name), number },
+        };
+        let entries = disk.list(path)?.into_iter().map(|entry| Ok(on_disk(entry))).collect();
+        Ok(Self { entries, rest: None })
     }
 }
 
@@ -98,27 +115,42 @@ impl ReadDir {
 /// An entry of a directory.
 #[derive(Clone, Debug)]
 pub struct DirEntry {
-    std: Arc<fs::DirEntry>,
+    source: EntrySource,
     kind: Option<FileType>,
+}
+
+#[derive(Clone, Debug)]
+enum EntrySource {
+    Std(Arc<fs::DirEntry>),
+    Simulated { path: PathBuf, number: u64 },
 }
 
 impl DirEntry {
     /// Returns the path of the directory with this name at its end.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        self.std.path()
+        match &self.source {
+            EntrySource::Std(std) => std.path(),
+            EntrySource::Simulated { path, .. } => path.clone(),
+        }
     }
 
     /// Returns the name.
     #[must_use]
     pub fn file_name(&self) -> OsString {
-        self.std.file_name()
+        match &self.source {
+            EntrySource::Std(std) => std.file_name(),
+            EntrySource::Simulated { path, .. } => path.file_name().unwrap_or_default().to_owned(),
+        }
     }
 
     /// Returns the number of the inode.
     #[must_use]
     pub fn ino(&self) -> u64 {
-        self.std.ino()
+        match &self.source {
+            EntrySource::Std(std) => std.ino(),
+            EntrySource::Simulated { number, .. } => *number,
+        }
     }
 
     /// Returns the metadata of the file, or of a link itself.
@@ -126,8 +158,13 @@ impl DirEntry {
     /// # Errors
     /// Those of [`std::fs::DirEntry::metadata`].
     pub async fn metadata(&self) -> io::Result<Metadata> {
-        let std = Arc::clone(&self.std);
-        blocking(move || std.metadata()).await
+        match &self.source {
+            EntrySource::Std(std) => {
+                let std = Arc::clone(std);
+                blocking(move || std.metadata()).await.map(Into::into)
+            }
+            EntrySource::Simulated { path, .. } => super::symlink_metadata(path).await,
+        }
     }
 
     /// Returns the type of the file, or that it is a link.
@@ -135,11 +172,10 @@ impl DirEntry {
     /// # Errors
     /// Those of [`std::fs::DirEntry::file_type`].
     pub async fn file_type(&self) -> io::Result<FileType> {
-        if let Some(kind) = self.kind {
-            return Ok(kind);
+        match self.kind {
+            Some(kind) => Ok(kind),
+            None => Ok(self.metadata().await?.file_type()),
         }
-        let std = Arc::clone(&self.std);
-        blocking(move || std.file_type()).await
     }
 }
 
@@ -180,6 +216,14 @@ impl DirBuilder {
             builder.mode(mode);
         }
         let path = path.as_ref().to_owned();
-        blocking(move || builder.create(path)).await
+        let Some(disk) = simulated_disk() else {
+            return blocking(move || builder.create(path)).await;
+        };
+        let (mode, is_recursive) = (self.mode.unwrap_or(0o777) & !UMASK, self.is_recursive);
+        let create = move |disk: &Arc<SimulatedDisk>| match is_recursive {
+            true => disk.create_dir_all(&path, mode),
+            false => disk.create_dir(&path, mode),
+        };
+        on_disk(disk, create).await
     }
 }

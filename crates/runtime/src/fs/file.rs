@@ -2,13 +2,10 @@
 
 use std::{
     fmt,
-    fs::{self, Metadata, Permissions},
+    fs::{self, Permissions},
     future::{Future, poll_fn},
-    io::{self, IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write},
-    os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
-        unix::fs::FileExt,
-    },
+    io::{self, IoSlice, IoSliceMut, SeekFrom},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     path::Path,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -18,9 +15,8 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 use vigie_detect::budget;
 
-use super::{OpenOptions, blocking};
+use super::{Metadata, OpenOptions, joined, open_file::OpenFile};
 use crate::{
-    spawn_blocking,
     sync::{Arc, AtomicBool, Condvar, Ordering, PoisonError, RealMutex},
     task_cell::JoinHandle,
 };
@@ -57,7 +53,7 @@ const OWN_POSITION: u64 = u64::MAX;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct File {
-    std: Arc<fs::File>,
+    open: Arc<OpenFile>,
     can: Arc<NoWait>,
     running: Option<Running>,
     /// Where to go once nothing runs.
@@ -123,15 +119,9 @@ struct Chunk {
 
 impl Chunk {
     /// Reads up to `room` bytes, without moving the position where there is one.
-    fn read(file: &fs::File, room: usize) -> io::Result<Self> {
+    fn read(file: &OpenFile, room: usize) -> io::Result<Self> {
         let mut bytes = vec![0; room];
-        let (count, has_position) = match (&*file).stream_position() {
-            Ok(position) => (file.read_at(&mut bytes, position)?, true),
-            Err(error) if error.kind() == io::ErrorKind::NotSeekable => {
-                ((&*file).read(&mut bytes)?, false)
-            }
-            Err(error) => return Err(error),
-        };
+        let (count, has_position) = file.read_here(&mut bytes)?;
         bytes.truncate(count);
         Ok(Self { bytes, has_position })
     }
@@ -171,9 +161,13 @@ impl File {
     /// Takes over an open file.
     #[must_use]
     pub fn from_std(std: fs::File) -> Self {
+        Self::new(OpenFile::Std(std))
+    }
+
+    pub(super) fn new(open: OpenFile) -> Self {
         let can = NoWait { read: AtomicBool::new(true), write: AtomicBool::new(true) };
         Self {
-            std: Arc::new(std),
+            open: Arc::new(open),
             can: Arc::new(can),
             running: None,
             seek: None,
@@ -184,7 +178,8 @@ impl File {
         }
     }
 
-    /// Waits for the operation that runs, and returns the file of the standard library.
+    /// Waits for the operation that runs, and returns the file of the standard library. In a simulation, every operation on
+    /// that one fails: as everywhere, only vigie's own calls reach the simulated disk.
     pub async fn into_std(mut self) -> fs::File {
         let _ = self.settled().await;
         loop {
@@ -208,10 +203,10 @@ impl File {
         if self.running.is_some() {
             return Err(self);
         }
-        match Arc::try_unwrap(self.std) {
-            Ok(std) => Ok(std),
-            Err(std) => {
-                self.std = std;
+        match Arc::try_unwrap(self.open) {
+            Ok(open) => Ok(open.into_std()),
+            Err(open) => {
+                self.open = open;
                 Err(self)
             }
         }
@@ -222,7 +217,7 @@ impl File {
     /// # Errors
     /// The kernel's error.
     pub async fn try_clone(&self) -> io::Result<Self> {
-        self.after_writes(move |std| std.try_clone()).await.map(Self::from_std)
+        self.after_writes(OpenFile::try_clone).await.map(Self::new)
     }
 
     /// Sets how many bytes one operation on the blocking pool reads or writes. Default 2 MiB.
@@ -241,7 +236,7 @@ impl File {
     /// # Errors
     /// The kernel's error.
     pub async fn sync_all(&self) -> io::Result<()> {
-        self.after_writes(move |std| std.sync_all()).await
+        self.after_writes(OpenFile::sync_all).await
     }
 
     /// Writes the contents to the disk, and only the metadata that is needed to read them (`fdatasync`).
@@ -249,7 +244,7 @@ impl File {
     /// # Errors
     /// The kernel's error.
     pub async fn sync_data(&self) -> io::Result<()> {
-        self.after_writes(move |std| std.sync_data()).await
+        self.after_writes(OpenFile::sync_data).await
     }
 
     /// Sets the length in bytes: cuts the file, or fills it up with zeros.
@@ -257,7 +252,7 @@ impl File {
     /// # Errors
     /// The kernel's error.
     pub async fn set_len(&self, bytes: u64) -> io::Result<()> {
-        self.after_writes(move |std| std.set_len(bytes)).await
+        self.after_writes(move |file| file.set_len(bytes)).await
     }
 
     /// Returns the metadata.
@@ -265,7 +260,7 @@ impl File {
     /// # Errors
     /// The kernel's error.
     pub async fn metadata(&self) -> io::Result<Metadata> {
-        self.after_writes(move |std| std.metadata()).await
+        self.after_writes(OpenFile::metadata).await
     }
 
     /// Sets the permissions.
@@ -273,8 +268,7 @@ impl File {
     /// # Errors
     /// The kernel's error.
     pub async fn set_permissions(&self, permissions: Permissions) -> io::Result<()> {
-        let std = Arc::clone(&self.std);
-        blocking(move || std.set_permissions(permissions)).await
+        joined(self.open.start(move |file| file.set_permissions(permissions))).await
     }
 
     /// Reads bytes at `offset` into `buffer`, without the file's position, and returns their number; zero is the end of the
@@ -287,32 +281,35 @@ impl File {
     /// The kernel's error: `ESPIPE` for what has no positions.
     pub async fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         poll_fn(|cx| budget::poll_proceed(cx)).await;
-        if let Some(read) = self.can.try_read(&self.std, buffer, offset) {
+        if let Some(read) = self.can.try_read(&self.open, buffer, offset) {
             return read;
         }
-        let (std, room) = (Arc::clone(&self.std), buffer.len().min(self.chunk_max));
-        let bytes = blocking(move || {
+        let room = buffer.len().min(self.chunk_max);
+        let read = self.open.start(move |file| {
             let mut bytes = vec![0; room];
-            let count = std.read_at(&mut bytes, offset)?;
+            let count = file.read_at(&mut bytes, offset)?;
             bytes.truncate(count);
             Ok(bytes)
-        })
-        .await?;
+        });
+        let bytes = joined(read).await?;
         buffer[..bytes.len()].copy_from_slice(&bytes);
         Ok(bytes.len())
     }
 
-    /// Runs `call` on the blocking pool, after a write that was begun.
+    /// Runs `call` where operations run, after a write that was begun.
     async fn after_writes<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&fs::File) -> io::Result<T> + Send + 'static,
+        call: impl FnOnce(&OpenFile) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let (std, pending) = (Arc::clone(&self.std), Arc::clone(&self.pending));
-        blocking(move || {
-            pending.wait();
-            call(&std)
-        })
-        .await
+        let pending = Arc::clone(&self.pending);
+        let after = self.open.start(move |file| {
+            match file {
+                OpenFile::Std(_) => pending.wait(),
+                OpenFile::Simulated(it) => it.settle(),
+            }
+            call(file)
+        });
+        joined(after).await
     }
 
     /// Waits until no operation runs.
@@ -340,7 +337,7 @@ impl File {
         if let Some(position) = self.seek.take() {
             self.left.clear();
             // The kernel only stores a number.
-            let result = (&*self.std).seek(position);
+            let result = self.open.seek(position);
             self.failed = self.failed.take().or_else(|| result.err());
         }
         Poll::Ready(self.failed.take().map_or(Ok(()), Err))
@@ -353,20 +350,39 @@ impl File {
     }
 
     fn begin_write(&mut self, bytes: Vec<u8>) {
-        let std = Arc::clone(&self.std);
-        self.pending.set(true);
-        let ends = EndsWrite(Arc::clone(&self.pending));
-        let write = move || {
-            let _ends = ends;
-            (&*std).write_all(&bytes)
+        let write = match &*self.open {
+            OpenFile::Std(_) => {
+                self.pending.set(true);
+                let ends = EndsWrite(Arc::clone(&self.pending));
+                self.open.start(move |file| {
+                    let _ends = ends;
+                    file.write_all(&bytes)
+                })
+            }
+            OpenFile::Simulated(it) => {
+                it.defer(bytes);
+                self.open.start(|file| match file {
+                    OpenFile::Simulated(it) => {
+                        it.settle();
+                        it.take_result()
+                    }
+                    OpenFile::Std(_) => Ok(()),
+                })
+            }
         };
-        self.running = Some(Running::Write(spawn_blocking(write)));
+        self.running = Some(Running::Write(write));
     }
 }
 
 impl NoWait {
     /// Reads what is cached. `None` if the kernel would have to wait, or cannot say.
-    fn try_read(&self, file: &fs::File, room: &mut [u8], offset: u64) -> Option<io::Result<usize>> {
+    fn try_read(&self, file: &OpenFile, room: &mut [u8], offset: u64) -> Option<io::Result<usize>> {
+        let file = match file {
+            OpenFile::Std(file) => file,
+            OpenFile::Simulated(it) => {
+                return it.try_read(room, (offset != OWN_POSITION).then_some(offset));
+            }
+        };
         if !self.read.load(Ordering::Relaxed) {
             return None;
         }
@@ -382,7 +398,11 @@ impl NoWait {
     }
 
     /// Writes what needs no wait. `None` if the kernel would have to wait, or cannot say.
-    fn try_write(&self, file: &fs::File, bytes: &[u8]) -> Option<io::Result<usize>> {
+    fn try_write(&self, file: &OpenFile, bytes: &[u8]) -> Option<io::Result<usize>> {
+        let file = match file {
+            OpenFile::Std(file) => file,
+            OpenFile::Simulated(it) => return it.try_write(bytes),
+        };
         if !self.write.load(Ordering::Relaxed) {
             return None;
         }
@@ -415,7 +435,7 @@ impl AsyncRead for File {
                     let count = chunk.bytes.len().min(buffer.remaining());
                     buffer.put_slice(&chunk.bytes[..count]);
                     let forward = i64::try_from(count).unwrap_or(i64::MAX);
-                    (&*self.std).seek_relative(forward)?;
+                    self.open.seek(SeekFrom::Current(forward))?;
                 } else {
                     self.left = chunk.bytes;
                     self.take_left(buffer);
@@ -432,12 +452,11 @@ impl AsyncRead for File {
             }
             let room_max = buffer.remaining().min(self.chunk_max);
             let room = buffer.initialize_unfilled_to(room_max);
-            if let Some(read) = self.can.try_read(&self.std, room, OWN_POSITION) {
+            if let Some(read) = self.can.try_read(&self.open, room, OWN_POSITION) {
                 buffer.advance(read?);
                 return Poll::Ready(Ok(()));
             }
-            let std = Arc::clone(&self.std);
-            let task = spawn_blocking(move || Chunk::read(&std, room_max));
+            let task = self.open.start(move |file| Chunk::read(file, room_max));
             self.running = Some(Running::Read(task));
         }
     }
@@ -455,7 +474,7 @@ impl AsyncWrite for File {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        if let Some(written) = self.can.try_write(&self.std, bytes) {
+        if let Some(written) = self.can.try_write(&self.open, bytes) {
             return Poll::Ready(written);
         }
         self.begin_write(bytes.to_vec());
@@ -502,7 +521,7 @@ impl AsyncSeek for File {
 
     fn poll_complete(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<u64>> {
         ready!(self.poll_settled(cx))?;
-        Poll::Ready((&*self.std).stream_position())
+        Poll::Ready(self.open.seek(SeekFrom::Current(0)))
     }
 }
 
@@ -514,13 +533,13 @@ impl From<fs::File> for File {
 
 impl AsFd for File {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.std.as_fd()
+        self.open.as_fd()
     }
 }
 
 impl AsRawFd for File {
     fn as_raw_fd(&self) -> RawFd {
-        self.std.as_raw_fd()
+        self.open.as_fd().as_raw_fd()
     }
 }
 
@@ -532,6 +551,10 @@ impl From<OwnedFd> for File {
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File").field("std", &self.std).finish_non_exhaustive()
+        let mut text = f.debug_struct("File");
+        if let OpenFile::Std(std) = &*self.open {
+            text.field("std", std);
+        }
+        text.finish_non_exhaustive()
     }
 }

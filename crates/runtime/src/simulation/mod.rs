@@ -44,4 +44,5 @@ pub use self::{
     seeds::{TestOutcome, for_each_seed, run_test},
     world::World,
 };
+pub use crate::flavor::simulated::Disk;
 pub use vigie_detect::Link;

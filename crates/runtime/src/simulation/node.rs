@@ -6,13 +6,14 @@ use std::{
     net::IpAddr,
     panic::Location,
     process::{ExitCode, Termination},
+    time::Duration,
 };
 
 use vigie_detect::{Link, NodeId};
 
 use super::world::World;
 use crate::{
-    flavor::simulated::{self, Fault, SimulatedShared, SimulatedWorld},
+    flavor::simulated::{self, Disk, Fault, SimulatedShared, SimulatedWorld},
     handle::{Handle, Scheduler},
     sync::Arc,
     task_cell::{JoinHandle, Label},
@@ -56,19 +57,24 @@ impl Node {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        Handle::from(Scheduler::Simulated(self.shared())).spawn(future)
+    }
+
+    #[track_caller]
+    fn shared(&self) -> Arc<SimulatedShared> {
         let shared = self.world.with_nodes(|nodes| nodes.get(self.id.index()).cloned());
-        let shared = shared.expect("the world of this node is gone");
-        Handle::from(Scheduler::Simulated(shared)).spawn(future)
+        shared.expect("the world of this node is gone")
     }
 
     /// Stops the machine before the next poll, as if its power was cut: all its tasks are dropped, and it answers nothing. Its
-    /// peers find out by their own time-outs, or by a reset after a [`restart`](Self::restart).
+    /// peers find out by their own time-outs, or by a reset after a [`restart`](Self::restart). Of what was not synced, its disk
+    /// keeps what the seed draws.
     pub fn crash(&self) {
         self.world.request(Fault::Crash(self.id));
     }
 
     /// Ends the process before the next poll: all its tasks are dropped, and the machine goes on and closes its sockets. Peers
-    /// see the end of their connections, or a reset where bytes were unread.
+    /// see the end of their connections, or a reset where bytes were unread. Files keep what was written.
     pub fn kill(&self) {
         self.world.request(Fault::Kill(self.id));
     }
@@ -88,6 +94,52 @@ impl Node {
     /// Ends a [`pause`](Self::pause).
     pub fn resume(&self) {
         self.world.pause(self.id, false);
+    }
+
+    /// Sets how its disk behaves from now on.
+    ///
+    /// # Panics
+    /// If the world is gone.
+    #[track_caller]
+    pub fn disk(&self, disk: Disk) {
+        self.shared().machine.disk.configure(disk);
+    }
+
+    /// Moves its wall clock forward. Timers, [`Instant`](vigie_detect::Instant) and other nodes' clocks are not concerned.
+    ///
+    /// # Panics
+    /// If the world is gone.
+    #[track_caller]
+    pub fn clock_forward(&self, by: Duration) {
+        self.shared().machine.clock.jump(by, true);
+    }
+
+    /// Moves its wall clock back, at most to 1970.
+    ///
+    /// # Panics
+    /// If the world is gone.
+    #[track_caller]
+    pub fn clock_back(&self, by: Duration) {
+        self.shared().machine.clock.jump(by, false);
+    }
+
+    /// Makes its wall clock gain `parts_per_million` microseconds in each second from now on, or lose them if the number is
+    /// negative. Default 0.
+    ///
+    /// # Panics
+    /// If the world is gone.
+    #[track_caller]
+    pub fn clock_drift(&self, parts_per_million: i32) {
+        self.shared().machine.clock.drift(parts_per_million);
+    }
+
+    /// Sets its wall clock right, and ends its drift.
+    ///
+    /// # Panics
+    /// If the world is gone.
+    #[track_caller]
+    pub fn clock_correct(&self) {
+        self.shared().machine.clock.correct();
     }
 
     /// Sets the link to another node and back.

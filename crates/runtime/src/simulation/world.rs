@@ -60,15 +60,14 @@ impl World {
 
     pub(super) fn add(&mut self, name: &str, ips: &[IpAddr], program: NodeProgram) -> Node {
         let world = &self.main.world;
-        let (id, server) = world.with_host(|host| {
+        let shared = world.with_host(|host| {
             let id = host.add_node(name, ips);
-            (id, host.server_of(id).clone())
+            self.main.beside(host, id)
         });
-        let shared = self.main.beside(id, server);
         world.with_nodes(|nodes| nodes.push(Arc::clone(&shared)));
         start(&program, &shared);
         self.programs.push(program);
-        Node::new(world, id)
+        Node::new(world, shared.node)
     }
 
     /// Sets the link between each pair of nodes that has none of its own.
@@ -140,16 +139,19 @@ fn carry_out(
         Fault::Crash(node) => {
             world.network.stop(node);
             end(node);
+            world.with_nodes(|nodes| nodes[node.index()].machine.disk.crash());
         }
         Fault::Kill(node) => end(node),
         Fault::Restart(node) => {
             end(node);
             world.network.start(node);
             world.pause(node, false);
-            let shared = main.beside(node, host.renew_server(node));
+            let server = host.renew_server(node);
             // Outside the lock: it may be the last reference.
-            let old = world.with_nodes(|nodes| {
-                std::mem::replace(&mut nodes[node.index()], Arc::clone(&shared))
+            let (shared, old) = world.with_nodes(|nodes| {
+                let shared = nodes[node.index()].renewed(server);
+                let old = std::mem::replace(&mut nodes[node.index()], Arc::clone(&shared));
+                (shared, old)
             });
             drop(old);
             start(&programs[node.index()], &shared);

@@ -6,13 +6,20 @@
 //!
 //! A runtime is a node of a [`SimulatedWorld`], which runs the tasks; most worlds have one.
 
+mod disk;
+mod wall_clock;
 mod world;
 
 use std::{future::Future, io, time::Duration};
 
 use vigie_detect::{NodeId, Server, VirtualHost};
 
-pub(crate) use self::world::{Fault, SimulatedWorld};
+pub use self::disk::Disk;
+pub(crate) use self::{
+    disk::{DIRECTORY, FILE, InodeStatus, LINK, ListedEntry, OpenMode, OpenedFile, SimulatedDisk},
+    wall_clock::WallClock,
+    world::{Fault, SimulatedWorld},
+};
 use crate::{
     blocking_pool::BlockingPool,
     context::EnteredContext,
@@ -31,10 +38,27 @@ pub(crate) struct SimulatedShared {
     pub(crate) world: Arc<SimulatedWorld>,
     /// Its place in the world.
     pub(crate) node: NodeId,
+    pub(crate) machine: SimulatedMachine,
     /// Enters this runtime on a thread.
     enter: fn(Arc<Self>) -> EnteredContext,
     ready: RealMutex<Vec<Runnable>>,
     is_ending: AtomicBool,
+}
+
+/// What a node keeps when its process starts anew.
+#[derive(Clone)]
+pub(crate) struct SimulatedMachine {
+    pub(crate) disk: Arc<SimulatedDisk>,
+    pub(crate) clock: Arc<WallClock>,
+}
+
+impl SimulatedMachine {
+    fn new(host: &VirtualHost, seed: u64, node: NodeId) -> Self {
+        let clock = Arc::new(WallClock::new(host.clock()));
+        // Each disk draws for itself.
+        let seed = seed ^ (node.index() as u64) << 32;
+        Self { disk: Arc::new(SimulatedDisk::new(seed, Arc::clone(&clock))), clock }
+    }
 }
 
 /// Returns whether the calling thread is inside `block_on` of a simulated runtime: of the world of `shared`, or of any.
@@ -60,12 +84,14 @@ impl SimulatedShared {
         let host = VirtualHost::new(seed);
         let server = host.server().clone();
         let node = host.network().node("main").expect("invariant: the first node of a host");
-        Self::on_node(Arc::new(SimulatedWorld::new(seed, host)), (node, server), options, enter)
+        let machine = SimulatedMachine::new(&host, seed, node);
+        let world = Arc::new(SimulatedWorld::new(seed, host));
+        Self::on_node(world, (node, server, machine), options, enter)
     }
 
     fn on_node(
         world: Arc<SimulatedWorld>,
-        (node, server): (NodeId, Server),
+        (node, server, machine): (NodeId, Server, SimulatedMachine),
         options: Options,
         enter: fn(Arc<Self>) -> EnteredContext,
     ) -> Self {
@@ -76,16 +102,27 @@ impl SimulatedShared {
             options,
             world,
             node,
+            machine,
             enter,
             ready: RealMutex::new(Vec::new()),
             is_ending: AtomicBool::new(false),
         }
     }
 
-    /// Returns a runtime on a node of the same world, with the node's server.
-    pub(crate) fn beside(&self, node: NodeId, server: Server) -> Arc<Self> {
+    /// Returns a runtime on a new node of the same world.
+    pub(crate) fn beside(&self, host: &VirtualHost, node: NodeId) -> Arc<Self> {
+        let machine = SimulatedMachine::new(host, self.world.seed, node);
+        self.at((node, host.server_of(node).clone(), machine))
+    }
+
+    /// Returns a runtime with the node's new server, on the same machine.
+    pub(crate) fn renewed(&self, server: Server) -> Arc<Self> {
+        self.at((self.node, server, self.machine.clone()))
+    }
+
+    fn at(&self, place: (NodeId, Server, SimulatedMachine)) -> Arc<Self> {
         let world = Arc::clone(&self.world);
-        Arc::new(Self::on_node(world, (node, server), self.options.clone(), self.enter))
+        Arc::new(Self::on_node(world, place, self.options.clone(), self.enter))
     }
 
     /// Makes this runtime current on the calling thread.
