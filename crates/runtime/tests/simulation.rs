@@ -369,8 +369,9 @@ fn failures_can_be_replayed() {
     let seed = &rest[..rest.find(' ').expect("the command goes on")];
     assert!(rest.contains("fails_sometimes -- --exact"), "{rest}");
 
-    let (succeeds, text) = run(&[("VIGIE_SEED", seed)]);
+    let (succeeds, text) = run(&[("VIGIE_SEED", seed), ("VIGIE_COMMIT", "c0ffee")]);
     assert!(!succeeds && text.contains("the second came first"), "{text}");
+    assert!(text.contains(&format!("seed {seed} fails at commit c0ffee: replay")), "{text}");
     assert_eq!(text.matches(" ran\n").count(), 1, "{text}");
 
     // Those before it pass; the seeds 0, 8 and so on run twice.
@@ -381,4 +382,10 @@ fn failures_can_be_replayed() {
 
     let (succeeds, text) = run(&[("VIGIE_SEEDS", "0..1"), ("WITH_CLOCK", "1")]);
     assert!(!succeeds && text.contains("two runs with the seed 0 differ"), "{text}");
+    // By its first event: another number of polls, or another time, of the future or a task of the test.
+    assert!(text.contains("the first event that differs is number"), "{text}");
+    assert!(
+        text.contains("on node main: the future of `block_on` (crates/runtime/tests"),
+        "{text}"
+    );
 }

@@ -14,7 +14,16 @@ mod socket;
 mod sockets;
 mod state;
 mod tcp;
+mod trace;
 mod udp;
 
 pub(crate) use self::{handle::NetworkNode, socket::NetworkSocket};
-pub use self::{handle::SimulatedNetwork, link::Link, state::NodeId};
+pub use self::{
+    handle::SimulatedNetwork,
+    link::Link,
+    state::NodeId,
+    trace::{
+        DropReason, NodeChange, PacketInfo, TaskEnd, TraceDetail, TraceEvent, TraceEventKind,
+        TraceLog, TracedTask,
+    },
+};

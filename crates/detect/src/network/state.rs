@@ -13,6 +13,7 @@ use super::{
     link::Link,
     sockets::{ListenerState, Protocol, SocketKind, SocketState},
     tcp::{Connection, Output, Segment, SegmentKind},
+    trace::{DropReason, TraceDetail, TraceEventKind, TraceLog},
     udp::UdpPacket,
 };
 use crate::{
@@ -61,13 +62,21 @@ pub(super) struct NetworkState {
     /// The number of the next socket, connection or event.
     next_number: u64,
     pub(super) now: Instant,
+    log: TraceLog,
+}
+
+/// What becomes of a packet as it leaves its node.
+enum PacketFate {
+    /// It is under way, with this number.
+    Sent(u64),
+    Dropped(DropReason),
 }
 
 /// The first of the ports that are given to sockets without one [RFC 6335, §6].
 const FIRST_PORT: u16 = 49_152;
 
 impl NetworkState {
-    pub(super) fn new(random: fastrand::Rng) -> Self {
+    pub(super) fn new(random: fastrand::Rng, log: TraceLog) -> Self {
         Self {
             random,
             trace: 0,
@@ -82,6 +91,7 @@ impl NetworkState {
             events: BinaryHeap::new(),
             next_number: 0,
             now: Instant::from_nanos(0),
+            log,
         }
     }
 
@@ -371,10 +381,28 @@ impl NetworkState {
         self.events.push(NetworkEvent { at, number, node, happening });
     }
 
+    /// Records the fate of a packet, as far as it is known when it leaves.
+    fn log_fate(&self, (from, to): (NodeId, NodeId), packet: &Happening, fate: PacketFate) {
+        let Some(what) = packet.info() else { return };
+        self.log.note(self.now, from, || match fate {
+            PacketFate::Sent(packet) => TraceEventKind::Sent { packet, to, what },
+            PacketFate::Dropped(reason) => {
+                TraceEventKind::Dropped { packet: None, to, what, reason }
+            }
+        });
+    }
+
     /// Puts a packet on its way, whose copies `make` makes.
     fn send(&mut self, from: NodeId, ip: IpAddr, make: impl Fn(&mut Self) -> Happening) {
         let Some(to) = self.route(from, ip) else { return };
+        let drop_it = |state: &mut Self, reason| {
+            if state.log.records(TraceDetail::Events) {
+                let packet = make(state);
+                state.log_fate((from, to), &packet, PacketFate::Dropped(reason));
+            }
+        };
         if self.cuts.contains(&(from, to)) {
+            drop_it(self, DropReason::Cut);
             return;
         }
         let link = match self.links.get(&(from, to)) {
@@ -382,8 +410,16 @@ impl NetworkState {
             None if from == to => Link::loopback(),
             None => self.default_link,
         };
-        for time in link.draw(&mut self.random).into_iter().flatten() {
+        let copies = link.draw(&mut self.random);
+        if copies[0].is_none() {
+            drop_it(self, DropReason::Loss);
+        }
+        for time in copies.into_iter().flatten() {
             let happening = make(self);
+            if self.log.records(TraceDetail::Events) {
+                let number = self.next_number + 1;
+                self.log_fate((from, to), &happening, PacketFate::Sent(number));
+            }
             self.plan(self.now + time, to, happening);
         }
     }
@@ -457,9 +493,22 @@ impl NetworkState {
         self.now = self.now.max(now);
     }
 
-    fn happen(&mut self, NetworkEvent { at, node, happening, .. }: NetworkEvent) {
+    fn happen(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
         self.note(at.as_nanos());
         self.note(u64::from(node.0));
+        if self.log.records(TraceDetail::Events)
+            && let Some(what) = happening.info()
+        {
+            let packet = number;
+            let is_up = self.nodes[node.index()].is_up;
+            self.log.note(at, node, || match is_up {
+                true => TraceEventKind::Delivered { packet },
+                false => {
+                    let (to, packet, reason) = (node, Some(packet), DropReason::Off);
+                    TraceEventKind::Dropped { packet, to, what, reason }
+                }
+            });
+        }
         if !self.nodes[node.index()].is_up {
             return;
         }

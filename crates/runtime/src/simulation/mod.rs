@@ -35,6 +35,7 @@
 //!
 //! [`for_each_seed`] runs a test in as many worlds as you want; one number replays a failure.
 
+mod failure;
 mod node;
 mod seeds;
 mod world;
@@ -44,4 +45,6 @@ pub use self::{
     seeds::{TestOutcome, for_each_seed, run_test},
     world::World,
 };
-pub use vigie_detect::Link;
+pub use vigie_detect::{
+    DropReason, Link, NodeChange, PacketInfo, TaskEnd, TraceEvent, TraceEventKind, TracedTask,
+};

@@ -64,25 +64,33 @@ impl Node {
     /// Stops the machine before the next poll, as if its power was cut: all its tasks are dropped, and it answers nothing. Its
     /// peers find out by their own time-outs, or by a reset after a [`restart`](Self::restart).
     pub fn crash(&self) {
-        self.world.request(Fault::Crash(self.id));
+        if self.world.recorder.admit_end(self.id, "crash") {
+            self.world.request(Fault::Crash(self.id));
+        }
     }
 
     /// Ends the process before the next poll: all its tasks are dropped, and the machine goes on and closes its sockets. Peers
     /// see the end of their connections, or a reset where bytes were unread.
     pub fn kill(&self) {
-        self.world.request(Fault::Kill(self.id));
+        if self.world.recorder.admit_end(self.id, "kill") {
+            self.world.request(Fault::Kill(self.id));
+        }
     }
 
     /// Starts the node's program anew before the next poll, as a new process on the same addresses. Ends the old one as
     /// [`kill`](Self::kill) does, if it is there.
     pub fn restart(&self) {
-        self.world.request(Fault::Restart(self.id));
+        if self.world.recorder.admit_restart(self.id, self.is_down()) {
+            self.world.request(Fault::Restart(self.id));
+        }
     }
 
     /// Stops polling its tasks, as `SIGSTOP` does: the machine still receives and acknowledges. Its timers are late when it goes
     /// on.
     pub fn pause(&self) {
-        self.world.pause(self.id, true);
+        if self.world.recorder.admit(self.id, || "pause".to_owned()) {
+            self.world.pause(self.id, true);
+        }
     }
 
     /// Ends a [`pause`](Self::pause).
@@ -98,7 +106,10 @@ impl Node {
 
     /// Sets the link to another node, in this direction only.
     pub fn link_to(&self, other: &Self, link: Link) {
-        self.world.network.link(self.id, other.id, link);
+        let what = || format!("link to {}: {link:?}", other.name());
+        if self.world.recorder.admit(self.id, what) {
+            self.world.network.link(self.id, other.id, link);
+        }
     }
 
     /// Lets no packet pass to another node, nor back. Packets under way arrive.
@@ -109,13 +120,24 @@ impl Node {
 
     /// Lets no packet pass to another node, in this direction only.
     pub fn cut_to(&self, other: &Self) {
-        self.world.network.cut(self.id, other.id);
+        if self.world.recorder.admit(self.id, || format!("cut to {}", other.name())) {
+            self.world.network.cut(self.id, other.id);
+        }
     }
 
     /// Lets packets pass again to another node and back.
     pub fn heal(&self, other: &Self) {
         self.world.network.heal(self.id, other.id);
         self.world.network.heal(other.id, self.id);
+        self.world.recorder.healed(self.id, &other.name());
+    }
+
+    /// Returns whether its program has ended by a fault, or is about to.
+    fn is_down(&self) -> bool {
+        self.world.is_to_end(self.id)
+            || self
+                .world
+                .with_nodes(|nodes| nodes.get(self.id.index()).is_none_or(|node| node.is_ending()))
     }
 }
 

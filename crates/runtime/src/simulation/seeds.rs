@@ -5,13 +5,12 @@ use std::{
     future::Future,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    path::Path,
 };
 
-use vigie_detect::Flavor;
+use vigie_detect::{Flavor, TraceDetail, TraceEvent};
 
-use super::world::World;
-use crate::{runtime::Runtime, sync::thread};
+use super::{failure, world::World};
+use crate::{flavor::simulated::SimulatedWorld, runtime::Runtime};
 
 /// One of so many seeds is run twice, and the traces are compared.
 const TWICE_ONE_IN: u64 = 8;
@@ -40,18 +39,68 @@ const TWICE_ONE_IN: u64 = 8;
 /// });
 /// ```
 pub fn for_each_seed(count: u64, mut test: impl FnMut(&mut World)) {
-    let mut run = |seed: u64| {
+    let mut run = |seed: u64, is_compared: bool| {
         let mut world = World::new(seed);
+        if is_compared {
+            record_polls(world.simulated());
+        }
         test(&mut world);
-        world.trace_hash()
+        is_compared.then(|| RunTrace::of(world.simulated()))
     };
     for seed in seeds(0..count) {
         replayable(seed, || {
-            let trace = run(seed);
-            if seed % TWICE_ONE_IN == 0 {
-                same_trace(seed, trace, run(seed));
+            let is_compared = seed % TWICE_ONE_IN == 0;
+            if let Some(trace) = run(seed, is_compared) {
+                trace.assert_same(seed, run(seed, true).as_ref());
             }
         });
+    }
+}
+
+/// How many events are recorded of a run that is compared with another one of its seed.
+const COMPARED_EVENTS: usize = 1 << 16;
+
+fn record_polls(world: &SimulatedWorld) {
+    world.recorder.log.record(TraceDetail::Polls, COMPARED_EVENTS);
+}
+
+/// A run, to be compared with another one of its seed.
+struct RunTrace {
+    hash: u64,
+    events: Vec<TraceEvent>,
+    /// By their index.
+    node_names: Vec<String>,
+}
+
+impl RunTrace {
+    fn of(world: &SimulatedWorld) -> Self {
+        let hash = world.trace_hash();
+        Self { hash, events: world.recorder.log.events(), node_names: world.network.names() }
+    }
+
+    /// Fails if two runs of a seed differ.
+    fn assert_same(&self, seed: u64, other: Option<&Self>) {
+        let Some(other) = other.filter(|other| other.hash != self.hash) else { return };
+        let show = |run: &Self, index: usize| match run.events.get(index) {
+            None => "nothing".to_owned(),
+            Some(TraceEvent { at, node, kind, .. }) => {
+                format!("at {at:?} on node {}: {kind}", run.node_names[node.index()])
+            }
+        };
+        let count = self.events.len().max(other.events.len());
+        let differs = |index: &usize| self.events.get(*index) != other.events.get(*index);
+        let first = match (0..count).find(differs) {
+            Some(index) => format!(
+                "the first event that differs is number {index}, {} in one run and {} in the other",
+                show(self, index),
+                show(other, index)
+            ),
+            None => format!("their first {count} events are the same"),
+        };
+        panic!(
+            "two runs with the seed {seed} differ: the test depends on something else, such as a real clock, a thread, \
+             `select!` without `biased`, or the iteration order of a `HashMap`; {first}"
+        );
     }
 }
 
@@ -82,40 +131,35 @@ pub fn run_test<F: Future>(default: u64, test: impl Fn() -> F) -> F::Output
 where
     F::Output: TestOutcome,
 {
-    let run = |seed: u64| {
+    let run = |seed: u64, is_compared: bool| {
         let builder = Runtime::builder().flavor(Flavor::Simulated { seed });
         let runtime = builder.build().expect("invariant: it needs no thread and no descriptor");
+        let world = runtime.handle().simulated_world();
+        if let Some(world) = world.filter(|_| is_compared) {
+            record_polls(world);
+        }
         let outcome = runtime.block_on(test());
-        (outcome, runtime.handle().simulation_trace())
+        (outcome, world.filter(|_| is_compared).map(|world| RunTrace::of(world)))
     };
     let seeds = seeds(default..default.saturating_add(1));
     let compares = seeds.clone().count() > 1;
     let mut last = None;
     for seed in seeds {
         let outcome = replayable(seed, || {
-            let (outcome, trace) = run(seed);
-            if compares && seed % TWICE_ONE_IN == 0 {
-                same_trace(seed, trace, run(seed).1);
+            let (outcome, trace) = run(seed, compares && seed % TWICE_ONE_IN == 0);
+            if let Some(trace) = trace {
+                trace.assert_same(seed, run(seed, true).1.as_ref());
             }
             outcome
         });
         let has_failed = outcome.is_failure();
         last = Some(outcome);
         if has_failed {
-            eprintln!("seed {seed} fails: replay it with `{}`", command(seed));
+            eprintln!("{}", failure::report(seed));
             break;
         }
     }
     last.expect("`VIGIE_SEEDS` names at least one seed")
-}
-
-/// Fails if two runs of a seed differ.
-fn same_trace<T: PartialEq>(seed: u64, one: T, other: T) {
-    assert!(
-        one == other,
-        "two runs with the seed {seed} differ: the test depends on something else, such as a real clock, a thread, or the \
-         iteration order of a `HashMap`"
-    );
 }
 
 /// Returns the seeds that the environment names, or `default`.
@@ -141,23 +185,8 @@ fn replayable<T>(seed: u64, test: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(test)) {
         Ok(value) => value,
         Err(panic) => {
-            eprintln!("seed {seed} fails: replay it with `{}`", command(seed));
+            eprintln!("{}", failure::report(seed));
             resume_unwind(panic);
         }
-    }
-}
-
-/// Returns the command that runs the calling test with one seed.
-fn command(seed: u64) -> String {
-    let program = env::args().next().unwrap_or_default();
-    let stem = Path::new(&program).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    // cargo appends a hash.
-    let target = stem.rsplit_once('-').map_or(&*stem, |(name, _)| name);
-    let package = env::var("CARGO_PKG_NAME").map(|name| format!(" -p {name}")).unwrap_or_default();
-    match thread::current().name() {
-        Some(test) if test != "main" => {
-            format!("VIGIE_SEED={seed} cargo test{package} {test} -- --exact")
-        }
-        _ => format!("VIGIE_SEED={seed} {target}"),
     }
 }

@@ -2,11 +2,11 @@
 
 use std::{fmt, future::Future, net::IpAddr, panic};
 
-use vigie_detect::{Flavor, Link, NodeId, VirtualHost};
+use vigie_detect::{Flavor, Link, NodeChange, NodeId, TraceDetail, TraceEvent, VirtualHost};
 
 use super::node::{Node, NodeBuilder, NodeProgram};
 use crate::{
-    flavor::simulated::{Fault, SimulatedShared},
+    flavor::simulated::{Fault, SimulatedShared, SimulatedWorld},
     handle::Scheduler,
     runtime::Runtime,
     sync::Arc,
@@ -66,6 +66,7 @@ impl World {
         });
         let shared = self.main.beside(id, server);
         world.with_nodes(|nodes| nodes.push(Arc::clone(&shared)));
+        world.recorder.changed(id, NodeChange::Started);
         start(&program, &shared);
         self.programs.push(program);
         Node::new(world, id)
@@ -106,6 +107,33 @@ impl World {
         world.block_on(main, future, &mut between)
     }
 
+    /// Records what happens from now on, and keeps the newest `events_max` events, of some 150 bytes each: what becomes of
+    /// nodes, packets and tasks, and each fault. Without this call, nothing is recorded.
+    pub fn record(&mut self, events_max: usize) {
+        self.main.world.recorder.log.record(TraceDetail::Events, events_max);
+    }
+
+    /// Returns the events that were [recorded](Self::record), in order.
+    #[must_use]
+    pub fn events(&self) -> Vec<TraceEvent> {
+        self.main.world.recorder.log.events()
+    }
+
+    /// Returns the node of an [event](Self::events).
+    ///
+    /// # Panics
+    /// If the event is of another world with more nodes.
+    #[must_use]
+    pub fn node_of(&self, event: &TraceEvent) -> Node {
+        let node = Node::new(&self.main.world, event.node);
+        assert!(event.node.index() < self.programs.len(), "this world has no such node");
+        node
+    }
+
+    pub(super) fn simulated(&self) -> &Arc<SimulatedWorld> {
+        &self.main.world
+    }
+
     /// Returns a hash of everything that has happened until [`block_on`](Self::block_on) last ended. Two runs with the same
     /// seed have the same hash.
     #[must_use]
@@ -138,12 +166,17 @@ fn carry_out(
     };
     match fault {
         Fault::Crash(node) => {
+            world.recorder.changed(node, NodeChange::Crashed);
             world.network.stop(node);
             end(node);
         }
-        Fault::Kill(node) => end(node),
+        Fault::Kill(node) => {
+            world.recorder.changed(node, NodeChange::Killed);
+            end(node);
+        }
         Fault::Restart(node) => {
             end(node);
+            world.recorder.changed(node, NodeChange::Restarted);
             world.network.start(node);
             world.pause(node, false);
             let shared = main.beside(node, host.renew_server(node));

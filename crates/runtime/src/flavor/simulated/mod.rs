@@ -6,9 +6,10 @@
 //!
 //! A runtime is a node of a [`SimulatedWorld`], which runs the tasks; most worlds have one.
 
+mod recorder;
 mod world;
 
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, io, panic::Location, time::Duration};
 
 use vigie_detect::{NodeId, Server, VirtualHost};
 
@@ -126,11 +127,31 @@ impl SimulatedShared {
     }
 
     fn poll(&self, task: Runnable) {
-        if task.metadata().is_aborted() || self.is_ending.load(Ordering::Relaxed) {
+        let recorded = self.world.recorder.is_on().then(|| task.metadata().id());
+        if let Some(id) = recorded {
+            self.world.recorder.polls(id);
+        }
+        let is_cancelled = task.metadata().is_aborted() || self.is_ending.load(Ordering::Relaxed);
+        if is_cancelled {
             drop_task(task);
         } else {
             // The future's panics are caught inside; only a waker's panic can get here.
             contained("a poll", || task.run());
+        }
+        if let Some(id) = recorded {
+            self.world.recorder.polled(id, is_cancelled);
+        }
+    }
+
+    /// Records that a task was spawned, if events are recorded.
+    pub(crate) fn record_spawn<T>(
+        &self,
+        handle: &JoinHandle<T>,
+        name: Option<Arc<str>>,
+        site: &'static Location<'static>,
+    ) {
+        if self.world.recorder.is_on() {
+            self.world.recorder.spawned(self.node, handle.abort_handle(), name, site);
         }
     }
 
@@ -160,12 +181,17 @@ impl SimulatedShared {
         self.finish();
     }
 
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::SeqCst)
+    }
+
     fn begin_end(&self) {
         self.is_ending.store(true, Ordering::SeqCst);
         self.live.close();
     }
 
     fn finish(&self) {
+        self.world.recorder.forget(self.node);
         loop {
             let task = self.ready().pop();
             match task {
@@ -201,5 +227,8 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    task_cell::spawn_local(&shared.live, label, future, schedule(shared))
+    let (name, site) = (label.name.clone(), label.site);
+    let handle = task_cell::spawn_local(&shared.live, label, future, schedule(shared));
+    shared.record_spawn(&handle, name, site);
+    handle
 }

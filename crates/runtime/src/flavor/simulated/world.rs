@@ -5,14 +5,15 @@ use std::{
     cell::RefCell,
     collections::BTreeSet,
     future::Future,
+    panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind},
     pin::pin,
     task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
-use vigie_detect::{Deadlock, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
+use vigie_detect::{Deadlock, NodeChange, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
 
-use super::{SimulatedShared, locked};
+use super::{SimulatedShared, locked, recorder::Recorder};
 use crate::{
     context::EnteredContext,
     dump::Dump,
@@ -61,6 +62,7 @@ pub(crate) type Failure = Box<dyn Any + Send>;
 pub(crate) struct SimulatedWorld {
     pub(crate) seed: u64,
     pub(crate) network: SimulatedNetwork,
+    pub(crate) recorder: Recorder,
     host: RealMutex<VirtualHost>,
     /// By their index; a single one only while it runs.
     nodes: RealMutex<Vec<Arc<SimulatedShared>>>,
@@ -82,6 +84,7 @@ impl SimulatedWorld {
         Self {
             seed,
             network: host.network().clone(),
+            recorder: Recorder::new(&host),
             trace: AtomicU64::new(host.trace_hash()),
             host: RealMutex::new(host),
             nodes: RealMutex::new(Vec::new()),
@@ -93,7 +96,7 @@ impl SimulatedWorld {
         }
     }
 
-    pub(super) fn trace_hash(&self) -> u64 {
+    pub(crate) fn trace_hash(&self) -> u64 {
         self.trace.load(RELAXED)
     }
 
@@ -118,16 +121,23 @@ impl SimulatedWorld {
     /// Stops polling the tasks of a node, or goes on.
     pub(crate) fn pause(&self, node: NodeId, is_paused: bool) {
         let mut paused = locked(&self.paused);
-        if is_paused {
-            paused.insert(node)
-        } else {
-            paused.remove(&node)
-        };
+        let has_changed = if is_paused { paused.insert(node) } else { paused.remove(&node) };
+        if has_changed {
+            let change = if is_paused { NodeChange::Paused } else { NodeChange::Resumed };
+            self.recorder.changed(node, change);
+        }
     }
 
     pub(crate) fn request(&self, fault: Fault) {
         locked(&self.faults).push(fault);
         self.has_news.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether a node is about to end.
+    pub(crate) fn is_to_end(&self, node: NodeId) -> bool {
+        let ends =
+            |fault: &Fault| matches!(fault, Fault::Crash(it) | Fault::Kill(it) if *it == node);
+        locked(&self.faults).iter().any(ends)
     }
 
     pub(crate) fn fail(&self, panic: Failure) {
@@ -145,7 +155,7 @@ impl SimulatedWorld {
     }
 
     /// Runs `future` on the node `main`, and the tasks of all nodes, on the calling thread until the future is ready. Calls
-    /// `between` before each poll.
+    /// `between` before each poll. Records a panic that leaves it.
     ///
     /// # Panics
     /// If nothing can happen any more; on another thread than the first call's.
@@ -154,6 +164,22 @@ impl SimulatedWorld {
         self: &Arc<Self>,
         main: &Arc<SimulatedShared>,
         future: F,
+        between: &mut dyn FnMut(&mut VirtualHost),
+    ) -> F::Output {
+        let site = Location::caller();
+        match catch_unwind(AssertUnwindSafe(|| self.run(main, (future, site), between))) {
+            Ok(value) => value,
+            Err(panic) => {
+                self.recorder.failed(main.node, panic_message(&*panic));
+                resume_unwind(panic);
+            }
+        }
+    }
+
+    fn run<F: Future>(
+        self: &Arc<Self>,
+        main: &Arc<SimulatedShared>,
+        (future, site): (F, &'static Location<'static>),
         between: &mut dyn FnMut(&mut VirtualHost),
     ) -> F::Output {
         let here = thread::current().id();
@@ -178,6 +204,7 @@ impl SimulatedWorld {
                 }
                 Drawn::Main => {
                     visit.away = None;
+                    self.recorder.polls_main(main.node, site);
                     awake.is_woken.store(false, Ordering::SeqCst);
                     let mut context = Context::from_waker(&waker);
                     if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
@@ -189,7 +216,7 @@ impl SimulatedWorld {
                         || awake.is_woken.load(Ordering::SeqCst) || self.ready_count() > 0;
                     if let Err(deadlock) = run.host.advance(has_ready) {
                         drop(run);
-                        self.report(&deadlock, &waker);
+                        self.report(&deadlock, &waker, site);
                     }
                 }
             }
@@ -222,8 +249,7 @@ impl SimulatedWorld {
         None
     }
 
-    #[track_caller]
-    fn report(&self, deadlock: &Deadlock, main: &Waker) -> ! {
+    fn report(&self, deadlock: &Deadlock, main: &Waker, site: &Location<'_>) -> ! {
         let nodes = locked(&self.nodes).clone();
         let mut text = String::new();
         for node in &nodes {
@@ -239,8 +265,16 @@ impl SimulatedWorld {
                 wait.handle, wait.what
             ));
         }
-        panic!("{deadlock}. What waits (a wake-up from another thread does not count):\n{text}")
+        panic!(
+            "{deadlock}, in `block_on` at {site}. What waits (a wake-up from another thread does not count):\n{text}"
+        )
     }
+}
+
+/// Returns the text of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic")
 }
 
 /// Forgets the nodes when it is dropped.

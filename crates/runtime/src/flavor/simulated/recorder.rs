@@ -1,0 +1,168 @@
+//! What a world records of its run, and which of its faults it leaves out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::Location,
+};
+
+use vigie_detect::{
+    NodeChange, NodeId, TaskEnd, TraceDetail, TraceEventKind, TraceLog, TracedTask, VirtualHost,
+    clock::{Clock, VirtualClock},
+};
+
+use super::locked;
+use crate::{
+    sync::{Arc, RealMutex},
+    task_cell::{AbortHandle, Id},
+};
+
+/// Records nodes, faults and tasks in the log of a world's network.
+pub(crate) struct Recorder {
+    pub(crate) log: TraceLog,
+    clock: Arc<VirtualClock>,
+    tasks: RealMutex<RecordedTasks>,
+    faults: RealMutex<FaultCount>,
+}
+
+#[derive(Default)]
+struct RecordedTasks {
+    next: u32,
+    live: BTreeMap<Id, RecordedTask>,
+}
+
+struct RecordedTask {
+    node: NodeId,
+    task: TracedTask,
+    handle: AbortHandle,
+}
+
+#[derive(Default)]
+struct FaultCount {
+    /// Those that do not happen, by their index.
+    omitted: BTreeSet<u32>,
+    next: u32,
+    /// Nodes that would be down without `omitted`.
+    spared: BTreeSet<NodeId>,
+}
+
+impl Recorder {
+    pub(super) fn new(host: &VirtualHost) -> Self {
+        Self {
+            log: host.network().log().clone(),
+            clock: host.clock(),
+            tasks: RealMutex::default(),
+            faults: RealMutex::default(),
+        }
+    }
+
+    /// Returns whether events are recorded.
+    pub(crate) fn is_on(&self) -> bool {
+        self.log.records(TraceDetail::Events)
+    }
+
+    fn note(&self, node: NodeId, kind: impl FnOnce() -> TraceEventKind) {
+        self.log.note(self.clock.now(), node, kind);
+    }
+
+    pub(crate) fn changed(&self, node: NodeId, change: NodeChange) {
+        self.note(node, || TraceEventKind::Node(change));
+    }
+
+    pub(crate) fn failed(&self, node: NodeId, message: &str) {
+        self.note(node, || TraceEventKind::Failed { message: message.to_owned() });
+    }
+
+    /// Counts a fault, and returns whether it is to happen.
+    pub(crate) fn admit(&self, node: NodeId, what: impl FnOnce() -> String) -> bool {
+        let mut faults = locked(&self.faults);
+        let index = faults.next;
+        faults.next += 1;
+        let is_admitted = !faults.omitted.contains(&index);
+        drop(faults);
+        if is_admitted {
+            self.note(node, || TraceEventKind::Fault { index, what: what() });
+        }
+        is_admitted
+    }
+
+    /// Like [`admit`](Self::admit), for one that ends the node.
+    pub(crate) fn admit_end(&self, node: NodeId, what: &str) -> bool {
+        let is_admitted = self.admit(node, || what.to_owned());
+        if !is_admitted {
+            locked(&self.faults).spared.insert(node);
+        }
+        is_admitted
+    }
+
+    /// The same for a restart: that of a node that is down is no fault.
+    pub(crate) fn admit_restart(&self, node: NodeId, is_down: bool) -> bool {
+        let was_spared = locked(&self.faults).spared.remove(&node);
+        !was_spared && (is_down || self.admit(node, || "restart".to_owned()))
+    }
+
+    pub(crate) fn healed(&self, node: NodeId, other: &str) {
+        self.note(node, || TraceEventKind::Healed { other: other.to_owned() });
+    }
+
+    pub(super) fn spawned(
+        &self,
+        node: NodeId,
+        handle: AbortHandle,
+        name: Option<Arc<str>>,
+        site: &'static Location<'static>,
+    ) {
+        let mut tasks = locked(&self.tasks);
+        let task = TracedTask::new(Some(tasks.next), name, site);
+        tasks.next += 1;
+        self.note(node, || TraceEventKind::TaskSpawned(task.clone()));
+        // One that came too late is over.
+        if !handle.is_finished() {
+            tasks.live.insert(handle.id(), RecordedTask { node, task, handle });
+        }
+    }
+
+    /// A task is about to be polled.
+    pub(super) fn polls(&self, id: Id) {
+        if self.log.records(TraceDetail::Polls)
+            && let Some(it) = locked(&self.tasks).live.get(&id)
+        {
+            self.note(it.node, || TraceEventKind::TaskPolled(it.task.clone()));
+        }
+    }
+
+    /// The future of `block_on` is about to be polled.
+    pub(super) fn polls_main(&self, node: NodeId, site: &'static Location<'static>) {
+        if self.log.records(TraceDetail::Polls) {
+            self.note(node, || TraceEventKind::TaskPolled(TracedTask::new(None, None, site)));
+        }
+    }
+
+    /// A task was polled, or cancelled.
+    pub(super) fn polled(&self, id: Id, is_cancelled: bool) {
+        let mut tasks = locked(&self.tasks);
+        let is_over = |it: &RecordedTask| it.handle.is_finished();
+        if !tasks.live.get(&id).is_some_and(is_over) {
+            return;
+        }
+        let Some(RecordedTask { node, task, handle }) = tasks.live.remove(&id) else { return };
+        let end = match (handle.has_panicked(), is_cancelled) {
+            (true, _) => TaskEnd::Panicked,
+            (false, true) => TaskEnd::Cancelled,
+            (false, false) => TaskEnd::Finished,
+        };
+        self.note(node, || TraceEventKind::TaskEnded { task, end });
+        drop(tasks);
+        // A waker may be the last reference to a task.
+        drop(handle);
+    }
+
+    /// The tasks of a node end, which its own end says.
+    pub(super) fn forget(&self, node: NodeId) {
+        let mut tasks = locked(&self.tasks);
+        let all = std::mem::take(&mut tasks.live);
+        let (gone, kept): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, it)| it.node == node);
+        tasks.live = kept.into_iter().collect();
+        drop(tasks);
+        drop(gone);
+    }
+}

@@ -1,0 +1,144 @@
+//! What a world records of its run.
+
+use std::{io, time::Duration};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
+use vigie_runtime::{
+    simulation::{DropReason, Link, NodeChange, TaskEnd, TraceEventKind, World},
+    spawn, time,
+};
+
+const fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+/// Answers each connection with one byte.
+async fn answer() -> io::Result<()> {
+    let listener = TcpListener::bind("0.0.0.0:7").await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        spawn(async move { stream.write_u8(1).await }).detach();
+    }
+}
+
+/// Calls a server that crashes, restarts and is cut off meanwhile, over a bad link; tasks of the caller panic and are aborted.
+/// Returns the world after that.
+fn eventful(seed: u64, events_max: Option<usize>) -> World {
+    let mut world = World::new(seed);
+    if let Some(events_max) = events_max {
+        world.record(events_max);
+    }
+    world.default_link(Link::new().loss(0.2));
+    let server = world.node("server").run(answer);
+    let main = world.main();
+    world.block_on(async {
+        for round in 0..8 {
+            let call = async {
+                let mut stream = TcpStream::connect("server:7").await?;
+                stream.read_u8().await
+            };
+            let _ = time::timeout(Duration::from_secs(5), call).await;
+            match round {
+                1 => server.pause(),
+                2 => server.resume(),
+                3 => server.crash(),
+                4 => {
+                    let socket = UdpSocket::bind("0.0.0.0:0").await.expect("a port");
+                    socket.send_to(b"?", "server:9").await.expect("a route");
+                    time::sleep(millis(10)).await;
+                    server.restart();
+                }
+                5 => main.partition(&server),
+                6 => main.heal(&server),
+                _ => {}
+            }
+        }
+        let named = vigie_runtime::task::Builder::new().name("doomed");
+        named.spawn(async { panic!("as planned") }).await.expect_err("it panics");
+        let aborted = spawn(std::future::pending::<()>());
+        aborted.abort();
+        aborted.await.expect_err("it never ends");
+    });
+    world
+}
+
+/// Goal: the record tells what became of nodes, packets and tasks, and of faults, in order. Method: a run with one of each kind
+/// of event; how often each occurs; each packet that arrives was sent before; each task that ends began before.
+#[test]
+fn a_record_tells_what_happened() {
+    let world = eventful(1, Some(1 << 20));
+    let events = world.events();
+    assert!(events.is_sorted_by_key(|event| event.at));
+    let on_server = |change: NodeChange| {
+        let is_it = |event: &&_| world.node_of(event).name() == "server";
+        let of_server = events.iter().filter(is_it);
+        of_server.filter(|event| event.kind == TraceEventKind::Node(change)).count()
+    };
+    use NodeChange::{Crashed, Killed, Paused, Restarted, Resumed, Started};
+    let counts = [Started, Paused, Resumed, Crashed, Restarted, Killed].map(on_server);
+    assert_eq!(counts, [1, 1, 1, 1, 1, 0]);
+
+    let (mut sent, mut arrived, mut tasks, mut faults) = (vec![], 0, vec![], vec![]);
+    let (mut dropped, mut ends) = (vec![], vec![]);
+    for event in &events {
+        match &event.kind {
+            TraceEventKind::Sent { packet, .. } => sent.push(*packet),
+            TraceEventKind::Delivered { packet } => {
+                assert!(sent.contains(packet), "{event:?}");
+                arrived += 1;
+            }
+            TraceEventKind::Dropped { packet, reason, .. } => {
+                assert_eq!(packet.is_some(), *reason == DropReason::Off);
+                dropped.push(*reason);
+            }
+            TraceEventKind::TaskSpawned(task) => tasks.push(task.clone()),
+            TraceEventKind::TaskEnded { task, end } => {
+                assert!(tasks.contains(task), "{event:?}");
+                assert!(task.site.file().ends_with("simulation_trace.rs"), "{event:?}");
+                ends.push((*end, task.name.clone()));
+            }
+            TraceEventKind::Fault { index, what } => faults.push((*index, what.as_str())),
+            TraceEventKind::Node(_) | TraceEventKind::Healed { .. } => {}
+            kind => panic!("{kind}"),
+        }
+    }
+    assert!(arrived > 20 && sent.len() >= arrived, "{arrived} of {}", sent.len());
+    for reason in [DropReason::Cut, DropReason::Loss, DropReason::Off] {
+        assert!(dropped.contains(&reason), "{reason:?} in {dropped:?}");
+    }
+    assert_eq!(faults, [(0, "pause"), (1, "crash"), (2, "cut to server"), (3, "cut to main")]);
+    assert!(ends.contains(&(TaskEnd::Panicked, Some("doomed".into()))), "{ends:?}");
+    let count = |end: TaskEnd| ends.iter().filter(|(it, _)| *it == end).count();
+    assert_eq!((count(TaskEnd::Panicked), count(TaskEnd::Cancelled)), (1, 1));
+    assert!(count(TaskEnd::Finished) > 0);
+}
+
+/// Goal: recording changes nothing, keeps the newest events in the room that it has, and is off by default. Method: one seed with
+/// and without a record, and with a small one.
+#[test]
+fn a_record_is_bounded_and_changes_nothing() {
+    let (without, with, small) =
+        (eventful(2, None), eventful(2, Some(1 << 20)), eventful(2, Some(10)));
+    assert_eq!(without.trace_hash(), with.trace_hash());
+    assert_eq!(without.events(), []);
+    let all = with.events();
+    assert!(all.len() > 100);
+    assert_eq!(small.events(), all[all.len() - 10..]);
+}
+
+/// Goal: the message of a failure is in the record. Method: an invariant that breaks.
+#[test]
+fn a_failure_is_recorded() {
+    let mut world = World::new(3);
+    world.record(100);
+    world.invariant(|| assert!(time::Instant::now().as_nanos() < 1000, "it is late"));
+    let run = || world.block_on(async { time::sleep(millis(1)).await });
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("it is late");
+    let events = world.events();
+    let last = events.last().expect("the failure");
+    assert_eq!(
+        (last.at.as_nanos(), last.kind.to_string()),
+        (1_000_000, "the run failed: it is late".into())
+    );
+}
