@@ -142,3 +142,118 @@ fn a_failure_is_recorded() {
         (1_000_000, "the run failed: it is late".into())
     );
 }
+
+/// Tasks that meet in channels, timers and closures, on one node.
+fn tasks(seed: u64) -> World {
+    let mut world = World::new(seed);
+    world.block_on(async {
+        let (sender, mut receiver) = tokio::sync::mpsc::channel(3);
+        for number in 0..20_u64 {
+            let sender = sender.clone();
+            spawn(async move {
+                time::sleep(millis(number % 4)).await;
+                let number = vigie_runtime::spawn_blocking(move || number).await;
+                sender.send(number.expect("it ends")).await.expect("it is read");
+            })
+            .detach();
+        }
+        drop(sender);
+        let mut ticks = time::interval(millis(2));
+        while receiver.recv().await.is_some() {
+            let _ = time::timeout(millis(1), ticks.tick()).await;
+        }
+    });
+    world
+}
+
+/// Datagrams in a ring of nodes, over links that lose, double and delay them.
+fn datagrams(seed: u64) -> World {
+    let mut world = World::new(seed);
+    world.default_link(Link::new().jitter(millis(20)).loss(0.1).duplication(0.1));
+    for number in 0..4 {
+        let next = format!("{}:9", (number + 1) % 4);
+        world.node(&number.to_string()).run(move || {
+            let next = next.clone();
+            async move {
+                let socket = UdpSocket::bind("0.0.0.0:9").await?;
+                let mut room = [0; 9];
+                loop {
+                    socket.send_to(&[number], &*next).await?;
+                    let _ = time::timeout(millis(15), socket.recv(&mut room)).await;
+                }
+                #[expect(unreachable_code, reason = "names the type of the error")]
+                io::Result::Ok(())
+            }
+        });
+    }
+    world.block_on(async { time::sleep(Duration::from_secs(2)).await });
+    world
+}
+
+/// Streams with full windows, half-closed at the end.
+fn streams(seed: u64) -> World {
+    let mut world = World::new(seed);
+    world.default_link(Link::new().jitter(millis(3)).loss(0.03));
+    world.node("echo").run(|| async {
+        let listener = TcpListener::bind("0.0.0.0:7").await?;
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            spawn(async move {
+                let (mut reader, mut writer) = stream.split();
+                tokio::io::copy(&mut reader, &mut writer).await?;
+                writer.shutdown().await
+            })
+            .detach();
+        }
+        #[expect(unreachable_code, reason = "names the type of the error")]
+        io::Result::Ok(())
+    });
+    world.block_on(async {
+        let calls = (0..3_u8).map(|number| {
+            spawn(async move {
+                time::sleep(millis(1)).await;
+                let (mut reader, mut writer) = TcpStream::connect("echo:7").await?.into_split();
+                let sent = vec![number; 300_000];
+                let copy = sent.clone();
+                let write = spawn(async move {
+                    writer.write_all(&copy).await?;
+                    writer.shutdown().await
+                });
+                let mut heard = Vec::new();
+                reader.read_to_end(&mut heard).await?;
+                assert_eq!(heard, sent);
+                write.await.expect("it ends")
+            })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            call.await.expect("it ends").expect("the link is bad, not dead");
+        }
+    });
+    world
+}
+
+/// Goal: a seed means the same on every machine, in every build: what a colleague or CI has found can be repeated here. Method:
+/// the hashes of 20 runs, beside this file. After a change that is meant to change them,
+/// `VIGIE_UPDATE_TRACES=1 cargo test -p vigie-runtime --test simulation_trace committed` writes them anew.
+#[test]
+fn traces_are_the_committed_ones() {
+    type Scenario = fn(u64) -> World;
+    let scenarios: [(&str, Scenario); 4] = [
+        ("tasks", tasks),
+        ("datagrams", datagrams),
+        ("streams", streams),
+        ("faults", |seed| eventful(seed, None)),
+    ];
+    let mut now = String::new();
+    for (name, scenario) in scenarios {
+        for seed in 0..5 {
+            now.push_str(&format!("{name} {seed} {:016x}\n", scenario(seed).trace_hash()));
+        }
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces.txt");
+    if std::env::var_os("VIGIE_UPDATE_TRACES").is_some() {
+        std::fs::write(path, &now).expect("the file can be written");
+    }
+    let committed = std::fs::read_to_string(path).expect("the file is there");
+    assert_eq!(committed, now, "see this test's goal");
+}

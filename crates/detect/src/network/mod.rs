@@ -27,3 +27,13 @@ pub use self::{
         TraceLog, TracedTask,
     },
 };
+
+/// Draws a number below `count`, which is not zero: the same one on machines with other words, where `Rng::usize` draws less.
+///
+/// # Panics
+/// If `count` is zero.
+#[must_use]
+pub(crate) fn draw_below(random: &mut fastrand::Rng, count: usize) -> usize {
+    let drawn = random.u64(..count as u64);
+    usize::try_from(drawn).expect("invariant: less than a usize")
+}

@@ -345,7 +345,7 @@ impl<'a> WorldRun<'a> {
         if count == 0 {
             return Drawn::Nothing;
         }
-        let index = self.host.random().usize(..count);
+        let index = self.host.draw_below(count);
         self.host.note_run(index as u64);
         self.host.note_run(count as u64);
         match self.world.take_ready(index) {
