@@ -1,7 +1,11 @@
 //! Worlds of several simulated nodes: what a seed decides, and what faults do.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
-    env, io,
+    env, fs, io,
     net::Ipv4Addr,
     panic::{self, AssertUnwindSafe},
     process::Command,
@@ -12,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use self::kit::folder::Folder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
 use vigie_runtime::{
@@ -369,7 +374,18 @@ fn failures_can_be_replayed() {
     let seed = &rest[..rest.find(' ').expect("the command goes on")];
     assert!(rest.contains("fails_sometimes -- --exact"), "{rest}");
 
-    let (succeeds, text) = run(&[("VIGIE_SEED", seed), ("VIGIE_COMMIT", "c0ffee")]);
+    let folder = Folder::new();
+    let pages = folder.path("pages").display().to_string();
+    let variables = [("VIGIE_SEED", seed), ("VIGIE_COMMIT", "c0ffee"), ("VIGIE_TIMELINE", &pages)];
+    let (succeeds, text) = run(&variables);
+    let page = format!("{pages}/fails_sometimes-seed-{seed}.html");
+    assert!(text.contains(&format!("timeline of seed {seed}: {page}")), "{text}");
+    let page = fs::read_to_string(page).expect("it is there");
+    assert!(page.contains("the run failed: the second came first"), "{page}");
+    assert_eq!(text.matches(" ran\n").count(), 2, "once more for its page: {text}");
+
+    let (succeeds_alone, text) = run(&[("VIGIE_SEED", seed), ("VIGIE_COMMIT", "c0ffee")]);
+    assert_eq!(succeeds, succeeds_alone);
     assert!(!succeeds && text.contains("the second came first"), "{text}");
     assert!(text.contains(&format!("seed {seed} fails at commit c0ffee: replay")), "{text}");
     assert_eq!(text.matches(" ran\n").count(), 1, "{text}");

@@ -1,7 +1,18 @@
 //! What a world records of its run.
 
-use std::{io, time::Duration};
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
 
+use std::{
+    fs, io,
+    panic::{self, AssertUnwindSafe},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use self::kit::{folder::Folder, skip::skip};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
 use vigie_runtime::{
@@ -134,13 +145,70 @@ fn a_failure_is_recorded() {
     world.record(100);
     world.invariant(|| assert!(time::Instant::now().as_nanos() < 1000, "it is late"));
     let run = || world.block_on(async { time::sleep(millis(1)).await });
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("it is late");
+    panic::catch_unwind(AssertUnwindSafe(run)).expect_err("it is late");
     let events = world.events();
     let last = events.last().expect("the failure");
     assert_eq!(
         (last.at.as_nanos(), last.kind.to_string()),
         (1_000_000, "the run failed: it is late".into())
     );
+}
+
+/// Opens a page in a browser, and returns what it has become there; `None` if there is no browser.
+fn in_browser(page: &Path) -> Option<String> {
+    let name = |name: &&str| Command::new(name).arg("--version").output().is_ok();
+    let browser = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(name)?;
+    let profile = page.with_extension("profile");
+    let output = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        .args(["--window-size=1200,900", "--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .expect("it has a version");
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Goal: the page of a run shows its nodes, packets, tasks, faults and failure, needs no network, and no text of the run breaks it.
+/// Method: a run with all of them, whose task has a name that would end a script; what a browser has drawn of it.
+#[test]
+fn a_page_shows_a_run() {
+    let folder = Folder::new();
+    let mut world = eventful(1, Some(1 << 16));
+    let fail = || {
+        world.block_on(async {
+            let task = vigie_runtime::task::Builder::new().name("</script><b>");
+            task.spawn(async {}).await.expect("it ends");
+            panic!("<i>it failed</i>");
+        })
+    };
+    panic::catch_unwind(AssertUnwindSafe(fail)).expect_err("it panics");
+    let page = world.timeline();
+    assert_eq!(page.matches("</script>").count(), 1);
+    let addresses: Vec<_> = page.match_indices("http").map(|(at, _)| &page[at..at + 26]).collect();
+    assert!(addresses.iter().all(|it| *it == "http://www.w3.org/2000/svg"), "{addresses:?}");
+
+    let path = folder.path("page.html");
+    fs::write(&path, &page).expect("there is room");
+    let Some(drawn) = in_browser(&path) else {
+        return skip("a_page_shows_a_run", "a browser (chromium)");
+    };
+    for (part, count_min) in [
+        ("class=\"node\"", 2),
+        ("class=\"sent\"", 20),
+        ("class=\"lost\"", 3),
+        ("class=\"task\"", 3),
+        ("class=\"task panicked\"", 1),
+        ("class=\"fault\"", 4),
+        ("class=\"down\"", 1),
+        ("class=\"paused\"", 1),
+        ("class=\"failed\"", 1),
+        ("<tr>", 100),
+    ] {
+        let count = drawn.matches(part).count();
+        assert!(count >= count_min, "{count} times {part} in {drawn}");
+    }
+    assert!(drawn.contains("&lt;i&gt;it failed&lt;/i&gt;") && !drawn.contains("<b>"), "{drawn}");
 }
 
 /// Tasks that meet in channels, timers and closures, on one node.
@@ -252,8 +320,8 @@ fn traces_are_the_committed_ones() {
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces.txt");
     if std::env::var_os("VIGIE_UPDATE_TRACES").is_some() {
-        std::fs::write(path, &now).expect("the file can be written");
+        fs::write(path, &now).expect("the file can be written");
     }
-    let committed = std::fs::read_to_string(path).expect("the file is there");
+    let committed = fs::read_to_string(path).expect("the file is there");
     assert_eq!(committed, now, "see this test's goal");
 }

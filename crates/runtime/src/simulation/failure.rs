@@ -14,7 +14,7 @@ pub(super) fn report(seed: u64) -> String {
 }
 
 /// Returns the commit that the environment names, or else that of the present directory.
-fn commit() -> Option<String> {
+pub(super) fn commit() -> Option<String> {
     let named = COMMIT_VARIABLES.into_iter().find_map(|name| env::var(name).ok());
     if named.as_ref().is_some_and(|commit| !commit.is_empty()) {
         return named;
@@ -29,11 +29,7 @@ fn commit() -> Option<String> {
 }
 
 /// Returns the command that runs the calling test with one seed.
-fn command(seed: u64) -> String {
-    let program = env::args().next().unwrap_or_default();
-    let stem = Path::new(&program).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    // cargo appends a hash.
-    let target = stem.rsplit_once('-').map_or(&*stem, |(name, _)| name);
+pub(super) fn command(seed: u64) -> String {
     match test_name() {
         Some(test) => {
             let package = env::var("CARGO_PKG_NAME").map(|name| format!(" -p {name}"));
@@ -41,8 +37,15 @@ fn command(seed: u64) -> String {
             let package = package.unwrap_or_default();
             format!("VIGIE_SEED={seed} cargo test{release}{package} {test} -- --exact")
         }
-        None => format!("VIGIE_SEED={seed} {target}"),
+        None => format!("VIGIE_SEED={seed} {}", program_name()),
     }
+}
+
+/// Returns the name of this program, without the hash that cargo appends.
+pub(super) fn program_name() -> String {
+    let program = env::args().next().unwrap_or_default();
+    let stem = Path::new(&program).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    stem.rsplit_once('-').map_or_else(|| stem.clone(), |(name, _)| name.to_owned())
 }
 
 /// Returns the name of the test that the calling thread runs.

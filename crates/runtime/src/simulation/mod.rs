@@ -38,6 +38,7 @@
 mod failure;
 mod node;
 mod seeds;
+mod timeline;
 mod world;
 
 pub use self::{

@@ -9,8 +9,12 @@ use std::{
 
 use vigie_detect::{Flavor, TraceDetail, TraceEvent};
 
-use super::{failure, world::World};
-use crate::{flavor::simulated::SimulatedWorld, runtime::Runtime};
+use super::{failure, timeline, world::World};
+use crate::{
+    flavor::simulated::SimulatedWorld,
+    runtime::Runtime,
+    sync::{Arc, thread},
+};
 
 /// One of so many seeds is run twice, and the traces are compared.
 const TWICE_ONE_IN: u64 = 8;
@@ -19,6 +23,7 @@ const TWICE_ONE_IN: u64 = 8;
 ///
 /// - `VIGIE_SEEDS=5000` replaces the count, `VIGIE_SEEDS=5000..9000` names the range.
 /// - `VIGIE_SEED=37` runs that seed alone: a failure prints the command for it.
+/// - `VIGIE_TIMELINE=folder` writes the [timeline](World::timeline) of a seed that fails, or is alone, into a folder.
 ///
 /// Every eighth seed is run twice, and the [traces](World::trace_hash) are compared: a difference is a failure, since the test
 /// then depends on more than its seed, for example on the iteration order of a `HashMap`.
@@ -39,29 +44,81 @@ const TWICE_ONE_IN: u64 = 8;
 /// });
 /// ```
 pub fn for_each_seed(count: u64, mut test: impl FnMut(&mut World)) {
-    let mut run = |seed: u64, is_compared: bool| {
-        let mut world = World::new(seed);
-        if is_compared {
-            record_polls(world.simulated());
-        }
-        test(&mut world);
-        is_compared.then(|| RunTrace::of(world.simulated()))
-    };
-    for seed in seeds(0..count) {
-        replayable(seed, || {
-            let is_compared = seed % TWICE_ONE_IN == 0;
-            if let Some(trace) = run(seed, is_compared) {
-                trace.assert_same(seed, run(seed, true).as_ref());
+    run_seeds(seeds(0..count), true, &mut |seed, detail| {
+        let mut world = World::of_seed_run(seed);
+        record(world.simulated(), detail);
+        let result = catch_unwind(AssertUnwindSafe(|| test(&mut world)));
+        Attempt { result, world: Arc::clone(world.simulated()) }
+    });
+}
+
+/// Runs a test once, and records it with a detail.
+type RunSeed<'a, T> = dyn FnMut(u64, TraceDetail) -> Attempt<T> + 'a;
+
+/// A test's result with a seed, and its world, which has ended.
+struct Attempt<T> {
+    result: thread::Result<T>,
+    world: Arc<SimulatedWorld>,
+}
+
+/// Runs a test with each seed until it fails, one of eight twice if `compares`; returns the last result.
+fn run_seeds<T: TestOutcome>(seeds: Range<u64>, compares: bool, run: &mut RunSeed<'_, T>) -> T {
+    let is_single = seeds.end.saturating_sub(seeds.start) == 1;
+    let mut last = None;
+    for seed in seeds {
+        let is_compared = compares && seed % TWICE_ONE_IN == 0;
+        let detail = if is_compared { TraceDetail::Polls } else { TraceDetail::Off };
+        let first = run(seed, detail);
+        let outcome = match first.result {
+            Ok(outcome) => outcome,
+            Err(panic) => {
+                explain(seed, run);
+                resume_unwind(panic);
             }
-        });
+        };
+        if outcome.is_failure() {
+            explain(seed, run);
+            return outcome;
+        }
+        if is_compared {
+            let trace = RunTrace::of(&first.world);
+            let second = run(seed, detail);
+            if let Some(difference) = trace.difference(&RunTrace::of(&second.world)) {
+                explain(seed, run);
+                panic!("{}", difference_message(seed, &difference));
+            }
+        }
+        if is_single && timeline::folder().is_some() {
+            timeline::keep(&run(seed, TraceDetail::Events).world);
+        }
+        last = Some(outcome);
+    }
+    last.expect("`VIGIE_SEEDS` names at least one seed")
+}
+
+/// Says how to repeat a failure, and where its page is.
+fn explain<T: TestOutcome>(seed: u64, run: &mut RunSeed<'_, T>) {
+    eprintln!("{}", failure::report(seed));
+    if timeline::folder().is_some() {
+        let Attempt { result, world } = run(seed, TraceDetail::Events);
+        match &result {
+            Ok(outcome) if outcome.is_failure() => world.note_failure(None),
+            Ok(_) => {}
+            Err(panic) => world.note_failure(Some(&**panic)),
+        }
+        timeline::keep(&world);
     }
 }
 
 /// How many events are recorded of a run that is compared with another one of its seed.
 const COMPARED_EVENTS: usize = 1 << 16;
 
-fn record_polls(world: &SimulatedWorld) {
-    world.recorder.log.record(TraceDetail::Polls, COMPARED_EVENTS);
+fn record(world: &SimulatedWorld, detail: TraceDetail) {
+    match detail {
+        TraceDetail::Off => {}
+        TraceDetail::Events => timeline::record(world),
+        TraceDetail::Polls => world.recorder.log.record(detail, COMPARED_EVENTS),
+    }
 }
 
 /// A run, to be compared with another one of its seed.
@@ -78,9 +135,11 @@ impl RunTrace {
         Self { hash, events: world.recorder.log.events(), node_names: world.network.names() }
     }
 
-    /// Fails if two runs of a seed differ.
-    fn assert_same(&self, seed: u64, other: Option<&Self>) {
-        let Some(other) = other.filter(|other| other.hash != self.hash) else { return };
+    /// Returns how two runs differ, if they do.
+    fn difference(&self, other: &Self) -> Option<String> {
+        if self.hash == other.hash {
+            return None;
+        }
         let show = |run: &Self, index: usize| match run.events.get(index) {
             None => "nothing".to_owned(),
             Some(TraceEvent { at, node, kind, .. }) => {
@@ -89,19 +148,22 @@ impl RunTrace {
         };
         let count = self.events.len().max(other.events.len());
         let differs = |index: &usize| self.events.get(*index) != other.events.get(*index);
-        let first = match (0..count).find(differs) {
+        Some(match (0..count).find(differs) {
             Some(index) => format!(
                 "the first event that differs is number {index}, {} in one run and {} in the other",
                 show(self, index),
                 show(other, index)
             ),
             None => format!("their first {count} events are the same"),
-        };
-        panic!(
-            "two runs with the seed {seed} differ: the test depends on something else, such as a real clock, a thread, \
-             `select!` without `biased`, or the iteration order of a `HashMap`; {first}"
-        );
+        })
     }
+}
+
+fn difference_message(seed: u64, difference: &str) -> String {
+    format!(
+        "two runs with the seed {seed} differ: the test depends on something else, such as a real clock, a thread, \
+         `select!` without `biased`, or the iteration order of a `HashMap`; {difference}"
+    )
 }
 
 /// The result of a test: see [`run_test`].
@@ -131,35 +193,16 @@ pub fn run_test<F: Future>(default: u64, test: impl Fn() -> F) -> F::Output
 where
     F::Output: TestOutcome,
 {
-    let run = |seed: u64, is_compared: bool| {
+    let seeds = seeds(default..default.saturating_add(1));
+    let compares = seeds.end.saturating_sub(seeds.start) > 1;
+    run_seeds(seeds, compares, &mut |seed, detail| {
         let builder = Runtime::builder().flavor(Flavor::Simulated { seed });
         let runtime = builder.build().expect("invariant: it needs no thread and no descriptor");
-        let world = runtime.handle().simulated_world();
-        if let Some(world) = world.filter(|_| is_compared) {
-            record_polls(world);
-        }
-        let outcome = runtime.block_on(test());
-        (outcome, world.filter(|_| is_compared).map(|world| RunTrace::of(world)))
-    };
-    let seeds = seeds(default..default.saturating_add(1));
-    let compares = seeds.clone().count() > 1;
-    let mut last = None;
-    for seed in seeds {
-        let outcome = replayable(seed, || {
-            let (outcome, trace) = run(seed, compares && seed % TWICE_ONE_IN == 0);
-            if let Some(trace) = trace {
-                trace.assert_same(seed, run(seed, true).1.as_ref());
-            }
-            outcome
-        });
-        let has_failed = outcome.is_failure();
-        last = Some(outcome);
-        if has_failed {
-            eprintln!("{}", failure::report(seed));
-            break;
-        }
-    }
-    last.expect("`VIGIE_SEEDS` names at least one seed")
+        let world = runtime.handle().simulated_world().expect("the flavor was given");
+        record(world, detail);
+        let result = catch_unwind(AssertUnwindSafe(|| runtime.block_on(test())));
+        Attempt { result, world: Arc::clone(world) }
+    })
 }
 
 /// Returns the seeds that the environment names, or `default`.
@@ -177,16 +220,5 @@ fn seeds(default: Range<u64>) -> Range<u64> {
             None => 0..number("VIGIE_SEEDS", &text),
         },
         Err(_) => default,
-    }
-}
-
-/// Runs a test; if it panics, prints the seed and the command that replays it.
-fn replayable<T>(seed: u64, test: impl FnOnce() -> T) -> T {
-    match catch_unwind(AssertUnwindSafe(test)) {
-        Ok(value) => value,
-        Err(panic) => {
-            eprintln!("{}", failure::report(seed));
-            resume_unwind(panic);
-        }
     }
 }

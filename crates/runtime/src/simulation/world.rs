@@ -1,10 +1,18 @@
 //! The world of a test.
 
-use std::{fmt, future::Future, net::IpAddr, panic};
+use std::{
+    fmt,
+    future::Future,
+    net::IpAddr,
+    panic::{self, AssertUnwindSafe, Location},
+};
 
 use vigie_detect::{Flavor, Link, NodeChange, NodeId, TraceDetail, TraceEvent, VirtualHost};
 
-use super::node::{Node, NodeBuilder, NodeProgram};
+use super::{
+    node::{Node, NodeBuilder, NodeProgram},
+    timeline,
+};
 use crate::{
     flavor::simulated::{Fault, SimulatedShared, SimulatedWorld},
     handle::Scheduler,
@@ -20,6 +28,8 @@ pub struct World {
     /// By the nodes' index.
     programs: Vec<NodeProgram>,
     invariants: Vec<Box<dyn FnMut()>>,
+    /// Its page is written if it fails.
+    keeps_timeline: bool,
     /// Dropped last: the runtime of `main`.
     _runtime: Runtime,
 }
@@ -31,6 +41,16 @@ impl World {
     /// Never in practice: a simulated runtime needs nothing of the kernel.
     #[must_use]
     pub fn new(seed: u64) -> Self {
+        let mut world = Self::of_seed_run(seed);
+        world.keeps_timeline = timeline::folder().is_some();
+        if world.keeps_timeline {
+            timeline::record(&world.main.world);
+        }
+        world
+    }
+
+    /// Like [`new`](Self::new), for the caller who explains failures.
+    pub(super) fn of_seed_run(seed: u64) -> Self {
         let builder = Runtime::builder().flavor(Flavor::Simulated { seed });
         let runtime = builder.build().expect("invariant: it needs no thread and no descriptor");
         let Scheduler::Simulated(main) = &runtime.handle().scheduler else {
@@ -38,7 +58,13 @@ impl World {
         };
         let main = Arc::clone(main);
         main.world.with_nodes(|nodes| nodes.push(Arc::clone(&main)));
-        Self { main, programs: vec![Box::new(|_| {})], invariants: Vec::new(), _runtime: runtime }
+        Self {
+            main,
+            programs: vec![Box::new(|_| {})],
+            invariants: Vec::new(),
+            keeps_timeline: false,
+            _runtime: runtime,
+        }
     }
 
     /// Returns the seed.
@@ -85,6 +111,8 @@ impl World {
 
     /// Runs all nodes until `future` is ready, which runs on the node `main`.
     ///
+    /// If the run fails, and `VIGIE_TIMELINE` names a folder, its [timeline](Self::timeline) is written there.
+    ///
     /// # Panics
     /// With the panic of a node's program; if nothing can happen any more, with everything that waits; inside another
     /// runtime.
@@ -104,7 +132,17 @@ impl World {
                 carry_out(fault, main, programs, host);
             }
         };
-        world.block_on(main, future, &mut between)
+        let site = Location::caller();
+        let run = || world.block_on(main, (future, site), &mut between);
+        match panic::catch_unwind(AssertUnwindSafe(run)) {
+            Ok(value) => value,
+            Err(panic) => {
+                if self.keeps_timeline {
+                    timeline::keep(&main.world);
+                }
+                panic::resume_unwind(panic);
+            }
+        }
     }
 
     /// Records what happens from now on, and keeps the newest `events_max` events, of some 150 bytes each: what becomes of
@@ -117,6 +155,13 @@ impl World {
     #[must_use]
     pub fn events(&self) -> Vec<TraceEvent> {
         self.main.world.recorder.log.events()
+    }
+
+    /// Returns a page that shows the [recorded](Self::record) events: a lane for each node over the virtual time, its tasks,
+    /// faults, and each packet as an arrow. It needs nothing but a browser.
+    #[must_use]
+    pub fn timeline(&self) -> String {
+        timeline::page(&self.main.world)
     }
 
     /// Returns the node of an [event](Self::events).

@@ -118,7 +118,8 @@ impl SimulatedShared {
         });
         // A runtime refers to its world, which must not refer to it for longer.
         let _forget = alone.then(|| world::ForgetNodes(&self.world));
-        let value = self.world.block_on(self, future, &mut |_| {});
+        let site = Location::caller();
+        let value = self.world.block_on(self, (future, site), &mut |_| {});
         if self.is_ending.load(Ordering::SeqCst) {
             let _entered = self.entered();
             self.finish();

@@ -26,6 +26,7 @@ pub(crate) struct Recorder {
 
 #[derive(Default)]
 struct RecordedTasks {
+    has_failed: bool,
     next: u32,
     live: BTreeMap<Id, RecordedTask>,
 }
@@ -68,7 +69,11 @@ impl Recorder {
         self.note(node, || TraceEventKind::Node(change));
     }
 
-    pub(crate) fn failed(&self, node: NodeId, message: &str) {
+    pub(super) fn failed(&self, node: NodeId, message: &str) {
+        if locked(&self.tasks).has_failed {
+            return;
+        }
+        locked(&self.tasks).has_failed = true;
         self.note(node, || TraceEventKind::Failed { message: message.to_owned() });
     }
 

@@ -133,6 +133,13 @@ impl SimulatedWorld {
         self.has_news.store(true, Ordering::SeqCst);
     }
 
+    /// Records that the run has failed, by a panic or an error, unless that has been recorded.
+    pub(crate) fn note_failure(&self, panic: Option<&(dyn Any + Send)>) {
+        if let Some(main) = self.network.node("main") {
+            self.recorder.failed(main, panic.map_or("the test returned an error", panic_message));
+        }
+    }
+
     /// Returns whether a node is about to end.
     pub(crate) fn is_to_end(&self, node: NodeId) -> bool {
         let ends =
@@ -155,22 +162,20 @@ impl SimulatedWorld {
     }
 
     /// Runs `future` on the node `main`, and the tasks of all nodes, on the calling thread until the future is ready. Calls
-    /// `between` before each poll. Records a panic that leaves it.
+    /// `between` before each poll. Records a panic that leaves it. The caller is at `site`.
     ///
     /// # Panics
     /// If nothing can happen any more; on another thread than the first call's.
-    #[track_caller]
     pub(crate) fn block_on<F: Future>(
         self: &Arc<Self>,
         main: &Arc<SimulatedShared>,
-        future: F,
+        (future, site): (F, &'static Location<'static>),
         between: &mut dyn FnMut(&mut VirtualHost),
     ) -> F::Output {
-        let site = Location::caller();
         match catch_unwind(AssertUnwindSafe(|| self.run(main, (future, site), between))) {
             Ok(value) => value,
             Err(panic) => {
-                self.recorder.failed(main.node, panic_message(&*panic));
+                self.note_failure(Some(&*panic));
                 resume_unwind(panic);
             }
         }
