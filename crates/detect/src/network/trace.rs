@@ -74,6 +74,11 @@ pub enum TraceEventKind {
         /// How.
         end: TaskEnd,
     },
+    /// A task did something that the simulation does not see, such as a wait in the kernel.
+    Escaped {
+        /// What, and which task.
+        what: String,
+    },
     /// The run failed: a panic left `block_on`.
     Failed {
         /// Its message.
@@ -281,6 +286,7 @@ impl fmt::Display for TraceEventKind {
             Self::TaskSpawned(task) => write!(f, "{task} spawned"),
             Self::TaskPolled(task) => write!(f, "{task} polled"),
             Self::TaskEnded { task, end } => write!(f, "{task} {}", end.name()),
+            Self::Escaped { what } => write!(f, "escape: {what}"),
             Self::Failed { message } => write!(f, "the run failed: {message}"),
         }
     }

@@ -35,6 +35,8 @@
 //!
 //! [`for_each_seed`] runs a test in as many worlds as you want; one number replays a failure.
 
+#[doc(hidden)]
+pub mod escapes;
 mod failure;
 mod node;
 mod seeds;
@@ -46,6 +48,7 @@ pub use self::{
     seeds::{TestOutcome, for_each_seed, run_test},
     world::World,
 };
+pub use crate::catch_escapes;
 pub use vigie_detect::{
     DropReason, Link, NodeChange, PacketInfo, TaskEnd, TraceEvent, TraceEventKind, TracedTask,
 };

@@ -12,7 +12,7 @@ use vigie_detect::{Link, NodeId};
 
 use super::world::World;
 use crate::{
-    flavor::simulated::{self, Fault, SimulatedShared, SimulatedWorld},
+    flavor::simulated::{self, Failure, Fault, SimulatedShared, SimulatedWorld},
     handle::{Handle, Scheduler},
     sync::Arc,
     task_cell::{JoinHandle, Label},
@@ -190,12 +190,13 @@ impl<'a> NodeBuilder<'a> {
                     Ok(result) => {
                         if result.report() != ExitCode::SUCCESS {
                             let name = world.network.name(node);
-                            world.fail(Box::new(format!("the program of node {name} failed")));
+                            let text = format!("the program of node {name} failed");
+                            world.fail(Failure::Message(text));
                         }
                     }
                     Err(error) => {
                         if let Ok(panic) = error.try_into_panic() {
-                            world.fail(panic);
+                            world.fail(Failure::Panic(panic));
                         }
                     }
                 }

@@ -71,7 +71,7 @@ fn event(TraceEvent { at, node, kind, .. }: &TraceEvent) -> String {
     object.number("node", node.index() as u64);
     let name = match kind {
         TraceEventKind::Node(_) => "node",
-        TraceEventKind::Fault { .. } => "fault",
+        TraceEventKind::Fault { .. } | TraceEventKind::Escaped { .. } => "fault",
         TraceEventKind::Healed { .. } => "healed",
         TraceEventKind::Sent { packet, to, .. } => {
             object.number("packet", *packet);

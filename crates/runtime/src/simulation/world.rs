@@ -126,7 +126,7 @@ impl World {
             }
             let Some((faults, failure)) = main.world.take_news() else { return };
             if let Some(failure) = failure {
-                panic::resume_unwind(failure);
+                failure.raise();
             }
             for fault in faults {
                 carry_out(fault, main, programs, host);
@@ -143,6 +143,12 @@ impl World {
                 panic::resume_unwind(panic);
             }
         }
+    }
+
+    /// Makes so many polls without a moment at which nothing is ready a livelock, which fails the run with the tasks that were
+    /// polled most. Default: ten million, of which each takes a microsecond of virtual time after the first 10 000.
+    pub fn polls_max(&mut self, polls_max: u64) {
+        self.main.world.set_polls_max(polls_max);
     }
 
     /// Records what happens from now on, and keeps the newest `events_max` events, of some 150 bytes each: what becomes of

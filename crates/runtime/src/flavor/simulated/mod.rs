@@ -6,6 +6,7 @@
 //!
 //! A runtime is a node of a [`SimulatedWorld`], which runs the tasks; most worlds have one.
 
+mod pace;
 mod recorder;
 mod world;
 
@@ -13,7 +14,10 @@ use std::{future::Future, io, panic::Location, time::Duration};
 
 use vigie_detect::{NodeId, Server, VirtualHost};
 
-pub(crate) use self::world::{Fault, SimulatedWorld};
+pub(crate) use self::{
+    pace::{PolledIn, polled_in},
+    world::{Failure, Fault, SimulatedWorld},
+};
 use crate::{
     blocking_pool::BlockingPool,
     context::EnteredContext,
@@ -119,7 +123,12 @@ impl SimulatedShared {
         // A runtime refers to its world, which must not refer to it for longer.
         let _forget = alone.then(|| world::ForgetNodes(&self.world));
         let site = Location::caller();
-        let value = self.world.block_on(self, (future, site), &mut |_| {});
+        let mut fail = |_: &mut VirtualHost| {
+            if let Some((_, Some(failure))) = self.world.take_news() {
+                failure.raise();
+            }
+        };
+        let value = self.world.block_on(self, (future, site), &mut fail);
         if self.is_ending.load(Ordering::SeqCst) {
             let _entered = self.entered();
             self.finish();

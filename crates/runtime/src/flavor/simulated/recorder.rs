@@ -6,7 +6,8 @@ use std::{
 };
 
 use vigie_detect::{
-    NodeChange, NodeId, TaskEnd, TraceDetail, TraceEventKind, TraceLog, TracedTask, VirtualHost,
+    Instant, NodeChange, NodeId, TaskEnd, TraceDetail, TraceEventKind, TraceLog, TracedTask,
+    VirtualHost,
     clock::{Clock, VirtualClock},
 };
 
@@ -20,6 +21,8 @@ use crate::{
 pub(crate) struct Recorder {
     pub(crate) log: TraceLog,
     clock: Arc<VirtualClock>,
+    /// The system's random numbers, for who asks for them.
+    random: RealMutex<fastrand::Rng>,
     tasks: RealMutex<RecordedTasks>,
     faults: RealMutex<FaultCount>,
 }
@@ -47,8 +50,9 @@ struct FaultCount {
 }
 
 impl Recorder {
-    pub(super) fn new(host: &VirtualHost) -> Self {
+    pub(super) fn new(seed: u64, host: &VirtualHost) -> Self {
         Self {
+            random: RealMutex::new(fastrand::Rng::with_seed(seed ^ 0x0073_7973_7465_6D00)),
             log: host.network().log().clone(),
             clock: host.clock(),
             tasks: RealMutex::default(),
@@ -59,6 +63,16 @@ impl Recorder {
     /// Returns whether events are recorded.
     pub(crate) fn is_on(&self) -> bool {
         self.log.records(TraceDetail::Events)
+    }
+
+    /// Returns the virtual time.
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Fills `bytes` with random ones of the seed.
+    pub(crate) fn fill(&self, bytes: &mut [u8]) {
+        locked(&self.random).fill(bytes);
     }
 
     fn note(&self, node: NodeId, kind: impl FnOnce() -> TraceEventKind) {
@@ -103,6 +117,11 @@ impl Recorder {
     pub(crate) fn admit_restart(&self, node: NodeId, is_down: bool) -> bool {
         let was_spared = locked(&self.faults).spared.remove(&node);
         !was_spared && (is_down || self.admit(node, || "restart".to_owned()))
+    }
+
+    /// A task does something that the simulation does not see.
+    pub(super) fn escaped(&self, node: NodeId, what: &str) {
+        self.note(node, || TraceEventKind::Escaped { what: what.to_owned() });
     }
 
     pub(crate) fn healed(&self, node: NodeId, other: &str) {

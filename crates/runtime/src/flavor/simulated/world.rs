@@ -11,9 +11,13 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::{Deadlock, NodeChange, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
+use vigie_detect::{NodeChange, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
 
-use super::{SimulatedShared, locked, recorder::Recorder};
+use super::{
+    SimulatedShared, locked,
+    pace::{POLLS_MAX, Pace, PolledIn},
+    recorder::Recorder,
+};
 use crate::{
     context::EnteredContext,
     dump::Dump,
@@ -56,8 +60,23 @@ pub(crate) enum Fault {
     Restart(NodeId),
 }
 
-/// The payload of a panic.
-pub(crate) type Failure = Box<dyn Any + Send>;
+/// Why a run fails between two polls.
+pub(crate) enum Failure {
+    /// The panic of a node's program, whose message was printed.
+    Panic(Box<dyn Any + Send>),
+    /// Something else.
+    Message(String),
+}
+
+impl Failure {
+    /// Panics.
+    pub(crate) fn raise(self) -> ! {
+        match self {
+            Self::Panic(panic) => resume_unwind(panic),
+            Self::Message(message) => panic!("{message}"),
+        }
+    }
+}
 
 pub(crate) struct SimulatedWorld {
     pub(crate) seed: u64,
@@ -73,7 +92,9 @@ pub(crate) struct SimulatedWorld {
     /// The trace's hash when `block_on` last ended.
     trace: AtomicU64,
     faults: RealMutex<Vec<Fault>>,
-    /// The panic of a node's program.
+    /// So many polls without a pause are a livelock, instead of the default.
+    polls_max: RealMutex<Option<u64>>,
+    /// Of a node's program, or an escape.
     failure: RealMutex<Option<Failure>>,
     /// There are faults, or a failure.
     has_news: AtomicBool,
@@ -84,13 +105,14 @@ impl SimulatedWorld {
         Self {
             seed,
             network: host.network().clone(),
-            recorder: Recorder::new(&host),
+            recorder: Recorder::new(seed, &host),
             trace: AtomicU64::new(host.trace_hash()),
             host: RealMutex::new(host),
             nodes: RealMutex::new(Vec::new()),
             paused: RealMutex::new(BTreeSet::new()),
             thread: RealMutex::new(None),
             faults: RealMutex::new(Vec::new()),
+            polls_max: RealMutex::new(None),
             failure: RealMutex::new(None),
             has_news: AtomicBool::new(false),
         }
@@ -128,6 +150,10 @@ impl SimulatedWorld {
         }
     }
 
+    pub(crate) fn set_polls_max(&self, polls_max: u64) {
+        *locked(&self.polls_max) = Some(polls_max);
+    }
+
     pub(crate) fn request(&self, fault: Fault) {
         locked(&self.faults).push(fault);
         self.has_news.store(true, Ordering::SeqCst);
@@ -147,8 +173,9 @@ impl SimulatedWorld {
         locked(&self.faults).iter().any(ends)
     }
 
-    pub(crate) fn fail(&self, panic: Failure) {
-        locked(&self.failure).get_or_insert(panic);
+    /// Fails the run before the next poll.
+    pub(crate) fn fail(&self, failure: Failure) {
+        locked(&self.failure).get_or_insert(failure);
         self.has_news.store(true, Ordering::SeqCst);
     }
 
@@ -199,31 +226,47 @@ impl SimulatedWorld {
         let mut future = pin!(future);
         let mut visit = Visit { home: main, away: None };
         let mut polls = (run.host.now(), 0);
+        let mut pace = Pace::new(locked(&self.polls_max).unwrap_or(POLLS_MAX));
         loop {
             between(&mut run.host);
             let is_woken = awake.is_woken.load(Ordering::SeqCst);
             match run.draw(is_woken) {
                 Drawn::Task(node, task) => {
                     visit.enter(&node);
+                    let polled = PolledIn::new(self, node.node, task.metadata().site).enter();
                     node.poll(task);
+                    let polled = polled.leave();
+                    pace.note(&polled);
                 }
                 Drawn::Main => {
                     visit.away = None;
                     self.recorder.polls_main(main.node, site);
                     awake.is_woken.store(false, Ordering::SeqCst);
                     let mut context = Context::from_waker(&waker);
+                    let polled = PolledIn::new(self, main.node, site).enter();
                     if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
                         return value;
                     }
+                    let polled = polled.leave();
+                    pace.note(&polled);
                 }
                 Drawn::Nothing => {
+                    pace.rest();
                     let has_ready =
                         || awake.is_woken.load(Ordering::SeqCst) || self.ready_count() > 0;
                     if let Err(deadlock) = run.host.advance(has_ready) {
                         drop(run);
-                        self.report(&deadlock, &waker, site);
+                        self.report(&deadlock.to_string(), &waker, site);
                     }
                 }
+            }
+            if let Some(livelock) = pace.livelock() {
+                let now = run.host.now();
+                drop(run);
+                let seed = self.seed;
+                let text =
+                    format!("livelock at {now:?} of the simulation with seed {seed}: {livelock}");
+                self.report(&text, &waker, site);
             }
             let now = run.host.now();
             polls = if polls.0 == now { (now, polls.1 + 1) } else { (now, 0) };
@@ -254,7 +297,7 @@ impl SimulatedWorld {
         None
     }
 
-    fn report(&self, deadlock: &Deadlock, main: &Waker, site: &Location<'_>) -> ! {
+    fn report(&self, what: &str, main: &Waker, site: &Location<'_>) -> ! {
         let nodes = locked(&self.nodes).clone();
         let mut text = String::new();
         for node in &nodes {
@@ -271,7 +314,7 @@ impl SimulatedWorld {
             ));
         }
         panic!(
-            "{deadlock}, in `block_on` at {site}. What waits (a wake-up from another thread does not count):\n{text}"
+            "{what}, in `block_on` at {site}. What waits (a wake-up from another thread does not count):\n{text}"
         )
     }
 }
