@@ -20,7 +20,7 @@ use crate::flavor::simulated::{self, PolledIn};
 /// more is noticed, and named on standard error.
 ///
 /// # Examples
-/// ```
+/// ```standalone_crate
 /// vigie_runtime::catch_escapes!();
 ///
 /// # fn main() {

@@ -40,6 +40,7 @@ pub mod escapes;
 mod failure;
 mod node;
 mod seeds;
+mod shrink;
 mod timeline;
 mod world;
 

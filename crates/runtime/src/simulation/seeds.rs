@@ -9,9 +9,9 @@ use std::{
 
 use vigie_detect::{Flavor, TraceDetail, TraceEvent};
 
-use super::{failure, timeline, world::World};
+use super::{failure, shrink, timeline, world::World};
 use crate::{
-    flavor::simulated::SimulatedWorld,
+    flavor::simulated::{FaultPlan, SimulatedWorld},
     runtime::Runtime,
     sync::{Arc, thread},
 };
@@ -23,10 +23,15 @@ const TWICE_ONE_IN: u64 = 8;
 ///
 /// - `VIGIE_SEEDS=5000` replaces the count, `VIGIE_SEEDS=5000..9000` names the range.
 /// - `VIGIE_SEED=37` runs that seed alone: a failure prints the command for it.
+/// - `VIGIE_FAULTS=2,5` carries out no other faults of a run, `VIGIE_NODES=3` replaces [`World::node_count`]: see below.
 /// - `VIGIE_TIMELINE=folder` writes the [timeline](World::timeline) of a seed that fails, or is alone, into a folder.
 ///
 /// Every eighth seed is run twice, and the [traces](World::trace_hash) are compared: a difference is a failure, since the test
 /// then depends on more than its seed, for example on the iteration order of a `HashMap`.
+///
+/// A seed that fails is run up to 200 times more, with fewer nodes and without some of its faults, and the smallest run that fails
+/// in the same place is printed. A fault is a call of a [`Node`](super::Node) that harms it or its links; a node's restart after a
+/// crash, `resume` and `heal` end one.
 ///
 /// # Panics
 /// With the panic of the test; if two runs of a seed differ; if a variable is not what it should be.
@@ -44,69 +49,88 @@ const TWICE_ONE_IN: u64 = 8;
 /// });
 /// ```
 pub fn for_each_seed(count: u64, mut test: impl FnMut(&mut World)) {
-    run_seeds(seeds(0..count), true, &mut |seed, detail| {
+    run_seeds(seeds(0..count), true, &mut |seed, detail, plan| {
         let mut world = World::of_seed_run(seed);
+        world.simulated().recorder.set_plan(plan.clone());
         record(world.simulated(), detail);
         let result = catch_unwind(AssertUnwindSafe(|| test(&mut world)));
         Attempt { result, world: Arc::clone(world.simulated()) }
     });
 }
 
-/// Runs a test once, and records it with a detail.
-type RunSeed<'a, T> = dyn FnMut(u64, TraceDetail) -> Attempt<T> + 'a;
+/// Runs a test once, with what a plan leaves of it, and records it with a detail.
+pub(super) type RunSeed<'a, T> = dyn FnMut(u64, TraceDetail, &FaultPlan) -> Attempt<T> + 'a;
 
 /// A test's result with a seed, and its world, which has ended.
-struct Attempt<T> {
+pub(super) struct Attempt<T> {
     result: thread::Result<T>,
-    world: Arc<SimulatedWorld>,
+    pub(super) world: Arc<SimulatedWorld>,
+}
+
+impl<T: TestOutcome> Attempt<T> {
+    pub(super) fn is_failure(&self) -> bool {
+        self.result.as_ref().map_or(true, TestOutcome::is_failure)
+    }
+
+    /// Records a failure that did not leave `block_on`.
+    pub(super) fn note_failure(&self) {
+        match &self.result {
+            Ok(outcome) if outcome.is_failure() => self.world.note_failure(None),
+            Ok(_) => {}
+            Err(panic) => self.world.note_failure(Some(&**panic)),
+        }
+    }
 }
 
 /// Runs a test with each seed until it fails, one of eight twice if `compares`; returns the last result.
 fn run_seeds<T: TestOutcome>(seeds: Range<u64>, compares: bool, run: &mut RunSeed<'_, T>) -> T {
     let is_single = seeds.end.saturating_sub(seeds.start) == 1;
+    let plan = shrink::plan_of_environment();
     let mut last = None;
     for seed in seeds {
         let is_compared = compares && seed % TWICE_ONE_IN == 0;
         let detail = if is_compared { TraceDetail::Polls } else { TraceDetail::Off };
-        let first = run(seed, detail);
+        let first = run(seed, detail, &plan);
         let outcome = match first.result {
             Ok(outcome) => outcome,
             Err(panic) => {
-                explain(seed, run);
+                explain(&first.world, &plan, run);
                 resume_unwind(panic);
             }
         };
         if outcome.is_failure() {
-            explain(seed, run);
+            explain(&first.world, &plan, run);
             return outcome;
         }
         if is_compared {
             let trace = RunTrace::of(&first.world);
-            let second = run(seed, detail);
+            let second = run(seed, detail, &plan);
             if let Some(difference) = trace.difference(&RunTrace::of(&second.world)) {
-                explain(seed, run);
+                explain(&second.world, &plan, run);
                 panic!("{}", difference_message(seed, &difference));
             }
         }
         if is_single && timeline::folder().is_some() {
-            timeline::keep(&run(seed, TraceDetail::Events).world);
+            timeline::keep(&run(seed, TraceDetail::Events, &plan).world);
         }
         last = Some(outcome);
     }
     last.expect("`VIGIE_SEEDS` names at least one seed")
 }
 
-/// Says how to repeat a failure, and where its page is.
-fn explain<T: TestOutcome>(seed: u64, run: &mut RunSeed<'_, T>) {
+/// Says how to repeat a failure, what it needs, and where its page is.
+fn explain<T: TestOutcome>(failed: &SimulatedWorld, plan: &FaultPlan, run: &mut RunSeed<'_, T>) {
+    let seed = failed.seed;
     eprintln!("{}", failure::report(seed));
-    if timeline::folder().is_some() {
-        let Attempt { result, world } = run(seed, TraceDetail::Events);
-        match &result {
-            Ok(outcome) if outcome.is_failure() => world.note_failure(None),
-            Ok(_) => {}
-            Err(panic) => world.note_failure(Some(&**panic)),
-        }
-        timeline::keep(&world);
+    let can_shrink = failed.recorder.can_shrink();
+    if let Some(shrunk) = can_shrink.then(|| shrink::shrink(seed, plan, run)).flatten() {
+        let command = failure::command(seed);
+        eprintln!("{}: replay that with `{}{command}`", shrunk.report(), shrunk.variables());
+        timeline::keep(&shrunk.world);
+    } else if timeline::folder().is_some() {
+        let attempt = run(seed, TraceDetail::Events, plan);
+        attempt.note_failure();
+        timeline::keep(&attempt.world);
     }
 }
 
@@ -195,10 +219,11 @@ where
 {
     let seeds = seeds(default..default.saturating_add(1));
     let compares = seeds.end.saturating_sub(seeds.start) > 1;
-    run_seeds(seeds, compares, &mut |seed, detail| {
+    run_seeds(seeds, compares, &mut |seed, detail, plan| {
         let builder = Runtime::builder().flavor(Flavor::Simulated { seed });
         let runtime = builder.build().expect("invariant: it needs no thread and no descriptor");
         let world = runtime.handle().simulated_world().expect("the flavor was given");
+        world.recorder.set_plan(plan.clone());
         record(world, detail);
         let result = catch_unwind(AssertUnwindSafe(|| runtime.block_on(test())));
         Attempt { result, world: Arc::clone(world) }

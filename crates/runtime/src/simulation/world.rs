@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     net::IpAddr,
+    ops::RangeInclusive,
     panic::{self, AssertUnwindSafe, Location},
 };
 
@@ -71,6 +72,31 @@ impl World {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.main.world.seed
+    }
+
+    /// Draws from the seed how many nodes the test is to have. [`for_each_seed`](super::for_each_seed) looks for a smaller number with
+    /// which a seed still fails.
+    ///
+    /// # Panics
+    /// If the range is empty.
+    ///
+    /// # Examples
+    /// ```
+    /// let mut world = vigie_runtime::simulation::World::new(1);
+    /// for number in 0..world.node_count(3..=7) {
+    ///     world.node(&format!("replica {number}")).start();
+    /// }
+    /// ```
+    #[must_use]
+    pub fn node_count(&self, range: RangeInclusive<usize>) -> usize {
+        let (min, max) = (*range.start(), *range.end());
+        assert!(min <= max, "a number of nodes from {min} to {max}");
+        let drawn = || {
+            let mut random = fastrand::Rng::with_seed(self.seed() ^ 0x6E6F_6465_7300_0000);
+            let more = random.u64(..=(max - min) as u64);
+            min + usize::try_from(more).expect("invariant: within the range")
+        };
+        self.main.world.recorder.size(min, drawn)
     }
 
     /// Returns the node on which [`block_on`](Self::block_on) runs its future. It is not to be crashed.

@@ -16,6 +16,7 @@ use vigie_detect::{NodeId, Server, VirtualHost};
 
 pub(crate) use self::{
     pace::{PolledIn, polled_in},
+    recorder::FaultPlan,
     world::{Failure, Fault, SimulatedWorld},
 };
 use crate::{

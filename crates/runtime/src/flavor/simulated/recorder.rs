@@ -17,6 +17,17 @@ use crate::{
     task_cell::{AbortHandle, Id},
 };
 
+/// What a run leaves out, to find out what a failure needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FaultPlan {
+    /// The faults that happen, by their index; `None` for all.
+    pub(crate) kept: Option<BTreeSet<u32>>,
+    /// How many nodes the test has that asks for a number.
+    pub(crate) size: Option<usize>,
+    /// Nothing is said of a failure.
+    pub(crate) is_quiet: bool,
+}
+
 /// Records nodes, faults and tasks in the log of a world's network.
 pub(crate) struct Recorder {
     pub(crate) log: TraceLog,
@@ -42,10 +53,11 @@ struct RecordedTask {
 
 #[derive(Default)]
 struct FaultCount {
-    /// Those that do not happen, by their index.
-    omitted: BTreeSet<u32>,
+    plan: FaultPlan,
+    /// The least number of nodes that the test has asked for, and its drawn one.
+    drawn_size: Option<(usize, usize)>,
     next: u32,
-    /// Nodes that would be down without `omitted`.
+    /// Nodes that should be down, but for the plan.
     spared: BTreeSet<NodeId>,
 }
 
@@ -91,12 +103,41 @@ impl Recorder {
         self.note(node, || TraceEventKind::Failed { message: message.to_owned() });
     }
 
+    /// Replaces the plan, before the run.
+    pub(crate) fn set_plan(&self, plan: FaultPlan) {
+        locked(&self.faults).plan = plan;
+    }
+
+    /// Returns whether nothing is to be said of a failure.
+    pub(super) fn is_quiet(&self) -> bool {
+        locked(&self.faults).plan.is_quiet
+    }
+
+    /// Returns the number of nodes that the plan has, or that `draw` draws.
+    pub(crate) fn size(&self, min: usize, draw: impl FnOnce() -> usize) -> usize {
+        let drawn = draw();
+        let mut faults = locked(&self.faults);
+        faults.drawn_size = Some((min, drawn));
+        faults.plan.size.unwrap_or(drawn)
+    }
+
+    /// Returns the least and the drawn number of nodes, if the test has asked.
+    pub(crate) fn drawn_size(&self) -> Option<(usize, usize)> {
+        locked(&self.faults).drawn_size
+    }
+
+    /// Returns whether the run had something that a plan can leave out.
+    pub(crate) fn can_shrink(&self) -> bool {
+        let faults = locked(&self.faults);
+        faults.next > 0 || faults.drawn_size.is_some()
+    }
+
     /// Counts a fault, and returns whether it is to happen.
     pub(crate) fn admit(&self, node: NodeId, what: impl FnOnce() -> String) -> bool {
         let mut faults = locked(&self.faults);
         let index = faults.next;
         faults.next += 1;
-        let is_admitted = !faults.omitted.contains(&index);
+        let is_admitted = faults.plan.kept.as_ref().is_none_or(|kept| kept.contains(&index));
         drop(faults);
         if is_admitted {
             self.note(node, || TraceEventKind::Fault { index, what: what() });

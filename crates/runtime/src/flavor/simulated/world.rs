@@ -409,7 +409,7 @@ impl Drop for WorldRun<'_> {
         // Outside the borrow: it may be the last reference.
         let left = RUNS.try_with(|runs| runs.borrow_mut().take());
         drop(left);
-        if thread::panicking() {
+        if thread::panicking() && !self.world.recorder.is_quiet() {
             let (seed, now) = (self.world.seed, self.host.now());
             eprintln!("a simulation with seed {seed} failed at {now:?}");
         }
