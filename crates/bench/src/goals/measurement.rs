@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 38] = [
+const CASES: [&str; 39] = [
     "barrier",
     "barrier-sim",
     "barrier-sim-four-ary",
@@ -306,6 +306,7 @@ const CASES: [&str; 38] = [
     "waiting",
     "waits",
     "window",
+    "worlds",
 ];
 
 #[cfg(test)]

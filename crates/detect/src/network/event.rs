@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::{
-    state::NodeId,
+    node_id::NodeId,
     tcp::{Segment, SegmentKind},
     trace::PacketInfo,
     udp::UdpPacket,

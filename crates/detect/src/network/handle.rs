@@ -6,11 +6,7 @@ use std::{
     os::fd::RawFd,
 };
 
-use super::{
-    link::Link,
-    state::{NetworkState, NodeId},
-    trace::TraceLog,
-};
+use super::{link::Link, node_id::NodeId, state::NetworkState, trace::TraceLog};
 use crate::{
     clock::Instant,
     detector::{HandleAddress, ReadinessEvent, Watch},

@@ -10,6 +10,7 @@
 mod event;
 mod handle;
 mod link;
+mod node_id;
 mod socket;
 mod sockets;
 mod state;
@@ -21,7 +22,7 @@ pub(crate) use self::{handle::NetworkNode, socket::NetworkSocket};
 pub use self::{
     handle::SimulatedNetwork,
     link::Link,
-    state::NodeId,
+    node_id::NodeId,
     trace::{
         DropReason, NodeChange, PacketInfo, TaskEnd, TraceDetail, TraceEvent, TraceEventKind,
         TraceLog, TracedTask,

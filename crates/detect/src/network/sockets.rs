@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, fmt, net::SocketAddr, os::fd::RawFd};
 
 use super::{
-    state::NodeId,
+    node_id::NodeId,
     tcp::{Connection, SocketBuffers},
     udp::Datagrams,
 };

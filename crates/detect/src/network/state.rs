@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::{
     event::{Happening, NetworkEvent},
     link::Link,
+    node_id::NodeId,
     sockets::{ListenerState, Protocol, SocketKind, SocketState},
     tcp::{Connection, Output, Segment, SegmentKind},
     trace::{DropReason, TraceDetail, TraceEventKind, TraceLog},
@@ -20,22 +21,6 @@ use crate::{
     clock::Instant,
     detector::{Ready, Watch},
 };
-
-/// A node of a [`SimulatedNetwork`](super::SimulatedNetwork).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(u32);
-
-impl NodeId {
-    pub(super) fn of_index(index: usize) -> Option<Self> {
-        u32::try_from(index).ok().map(Self)
-    }
-
-    /// Returns its number in its network, counted from 0.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 pub(super) struct NodeState {
     pub(super) name: String,
@@ -114,7 +99,7 @@ impl NetworkState {
             !ips.iter().any(taken),
             "an address of node {name} is that of another one: {ips:?}"
         );
-        let id = NodeId(u32::try_from(self.nodes.len()).expect("invariant: there are fewer nodes"));
+        let id = NodeId::of_index(self.nodes.len()).expect("invariant: there are fewer nodes");
         self.nodes.push(NodeState {
             name: name.to_owned(),
             ips,
@@ -495,7 +480,7 @@ impl NetworkState {
 
     fn happen(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
         self.note(at.as_nanos());
-        self.note(u64::from(node.0));
+        self.note(node.index() as u64);
         if self.log.records(TraceDetail::Events)
             && let Some(what) = happening.info()
         {

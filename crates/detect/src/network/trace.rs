@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt, net::SocketAddr, panic::Location};
 
-use super::state::NodeId;
+use super::node_id::NodeId;
 use crate::{
     clock::Instant,
     sync::{Arc, AtomicU8, Ordering, PoisonError, RealGuard, RealMutex},

@@ -92,6 +92,8 @@ macro_rules! catch_escapes {
     };
 }
 
+pub use catch_escapes;
+
 /// The begin of the simulated wall clock: 2020-01-01 UTC.
 const EPOCH_S: u64 = 1_577_836_800;
 

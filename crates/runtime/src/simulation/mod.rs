@@ -45,11 +45,11 @@ mod timeline;
 mod world;
 
 pub use self::{
+    escapes::catch_escapes,
     node::{Node, NodeBuilder},
     seeds::{TestOutcome, for_each_seed, run_test},
     world::World,
 };
-pub use crate::catch_escapes;
 pub use vigie_detect::{
     DropReason, Link, NodeChange, PacketInfo, TaskEnd, TraceEvent, TraceEventKind, TracedTask,
 };

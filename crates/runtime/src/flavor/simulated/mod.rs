@@ -24,7 +24,7 @@ use crate::{
     context::EnteredContext,
     options::Options,
     panics::contained,
-    sync::{Arc, AtomicBool, Ordering, RealGuard, RealMutex, thread},
+    sync::{Arc, AtomicBool, Ordering, RealGuard, RealMutex, lock_real, thread},
     task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, drop_task},
 };
 
@@ -77,7 +77,7 @@ impl SimulatedShared {
     ) -> Self {
         Self {
             server,
-            live: Arc::new(LiveTasks::new()),
+            live: Arc::new(LiveTasks::with_shards(1)),
             pool: Arc::new(BlockingPool::new(1, Duration::ZERO)),
             options,
             world,
@@ -105,7 +105,7 @@ impl SimulatedShared {
     }
 
     fn ready(&self) -> RealGuard<'_, Vec<Runnable>> {
-        locked(&self.ready)
+        lock_real(&self.ready)
     }
 
     /// Runs `future` and all tasks on the calling thread until the future is ready.
@@ -214,10 +214,6 @@ impl SimulatedShared {
         }
         self.server.shutdown();
     }
-}
-
-fn locked<T>(mutex: &RealMutex<T>) -> RealGuard<'_, T> {
-    mutex.lock().unwrap_or_else(crate::sync::PoisonError::into_inner)
 }
 
 /// Returns what schedules a task of `shared`.

@@ -3,7 +3,6 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
-    fs,
     io::{Write, stderr},
     panic::Location,
     time::Duration,
@@ -11,11 +10,9 @@ use std::{
 
 use vigie_detect::{Instant, NodeId, clock::monotonic_now};
 
-use super::{
-    locked,
-    world::{Failure, SimulatedWorld},
-};
-use crate::sync::{Arc, RealMutex, thread_local};
+use super::world::{Failure, SimulatedWorld};
+use crate::kernel_help::sleeps_in_kernel;
+use crate::sync::{Arc, RealMutex, lock_real, thread_local};
 
 /// So many polls without a pause are a livelock.
 pub(super) const POLLS_MAX: u64 = 10_000_000;
@@ -107,8 +104,8 @@ pub(crate) fn polled_in<T>(use_it: impl FnOnce(&PolledIn) -> T) -> Option<T> {
 pub(super) struct Pace {
     /// When the last poll ended, in real time. Nothing but warnings depends on it.
     last: Instant,
-    /// How often the thread had slept in the kernel then.
-    sleeps: u64,
+    /// How often the thread had slept in the kernel then, and had waited for a page of memory.
+    sleeps: (u64, u64),
     polls_max: u64,
     /// Polls since nothing was ready.
     polls: u64,
@@ -145,7 +142,8 @@ impl Pace {
     #[cold]
     fn examine(&mut self, polled: &PolledIn, took: Duration) {
         let sleeps = sleeps_in_kernel();
-        if sleeps > self.sleeps {
+        // A page that is read from a disk is no wait of the task's.
+        if sleeps.0 > self.sleeps.0 && sleeps.1 == self.sleeps.1 {
             let what = "slept or waited in the kernel: use the runtime's timers and sockets";
             warn(polled, what, took);
         } else if took >= VERY_LONG {
@@ -180,7 +178,7 @@ fn warn(polled: &PolledIn, what: &str, took: Duration) {
         RealMutex::new(BTreeSet::new());
     let text = polled.describe(what);
     polled.world.recorder.escaped(polled.node, &text);
-    if locked(&NAMED).insert((*polled.site, what.to_owned())) {
+    if lock_real(&NAMED).insert((*polled.site, what.to_owned())) {
         let line = format!(
             "simulation with seed {}: {text} ({took:.1?} of real time)\n",
             polled.world.seed
@@ -188,11 +186,4 @@ fn warn(polled: &PolledIn, what: &str, took: Duration) {
         // Who closes standard error does not want it.
         let _ = stderr().write_all(line.as_bytes());
     }
-}
-
-/// Returns how often the calling thread has slept in the kernel; zero if the kernel does not say.
-fn sleeps_in_kernel() -> u64 {
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }

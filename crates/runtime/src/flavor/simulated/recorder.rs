@@ -11,9 +11,8 @@ use vigie_detect::{
     clock::{Clock, VirtualClock},
 };
 
-use super::locked;
 use crate::{
-    sync::{Arc, RealMutex},
+    sync::{Arc, RealMutex, lock_real},
     task_cell::{AbortHandle, Id},
 };
 
@@ -84,7 +83,7 @@ impl Recorder {
 
     /// Fills `bytes` with random ones of the seed.
     pub(crate) fn fill(&self, bytes: &mut [u8]) {
-        locked(&self.random).fill(bytes);
+        lock_real(&self.random).fill(bytes);
     }
 
     fn note(&self, node: NodeId, kind: impl FnOnce() -> TraceEventKind) {
@@ -96,45 +95,45 @@ impl Recorder {
     }
 
     pub(super) fn failed(&self, node: NodeId, message: &str) {
-        if locked(&self.tasks).has_failed {
+        if lock_real(&self.tasks).has_failed {
             return;
         }
-        locked(&self.tasks).has_failed = true;
+        lock_real(&self.tasks).has_failed = true;
         self.note(node, || TraceEventKind::Failed { message: message.to_owned() });
     }
 
     /// Replaces the plan, before the run.
     pub(crate) fn set_plan(&self, plan: FaultPlan) {
-        locked(&self.faults).plan = plan;
+        lock_real(&self.faults).plan = plan;
     }
 
     /// Returns whether nothing is to be said of a failure.
     pub(super) fn is_quiet(&self) -> bool {
-        locked(&self.faults).plan.is_quiet
+        lock_real(&self.faults).plan.is_quiet
     }
 
     /// Returns the number of nodes that the plan has, or that `draw` draws.
     pub(crate) fn size(&self, min: usize, draw: impl FnOnce() -> usize) -> usize {
         let drawn = draw();
-        let mut faults = locked(&self.faults);
+        let mut faults = lock_real(&self.faults);
         faults.drawn_size = Some((min, drawn));
         faults.plan.size.unwrap_or(drawn)
     }
 
     /// Returns the least and the drawn number of nodes, if the test has asked.
     pub(crate) fn drawn_size(&self) -> Option<(usize, usize)> {
-        locked(&self.faults).drawn_size
+        lock_real(&self.faults).drawn_size
     }
 
     /// Returns whether the run had something that a plan can leave out.
     pub(crate) fn can_shrink(&self) -> bool {
-        let faults = locked(&self.faults);
+        let faults = lock_real(&self.faults);
         faults.next > 0 || faults.drawn_size.is_some()
     }
 
     /// Counts a fault, and returns whether it is to happen.
     pub(crate) fn admit(&self, node: NodeId, what: impl FnOnce() -> String) -> bool {
-        let mut faults = locked(&self.faults);
+        let mut faults = lock_real(&self.faults);
         let index = faults.next;
         faults.next += 1;
         let is_admitted = faults.plan.kept.as_ref().is_none_or(|kept| kept.contains(&index));
@@ -149,14 +148,14 @@ impl Recorder {
     pub(crate) fn admit_end(&self, node: NodeId, what: &str) -> bool {
         let is_admitted = self.admit(node, || what.to_owned());
         if !is_admitted {
-            locked(&self.faults).spared.insert(node);
+            lock_real(&self.faults).spared.insert(node);
         }
         is_admitted
     }
 
     /// The same for a restart: that of a node that is down is no fault.
     pub(crate) fn admit_restart(&self, node: NodeId, is_down: bool) -> bool {
-        let was_spared = locked(&self.faults).spared.remove(&node);
+        let was_spared = lock_real(&self.faults).spared.remove(&node);
         !was_spared && (is_down || self.admit(node, || "restart".to_owned()))
     }
 
@@ -176,7 +175,7 @@ impl Recorder {
         name: Option<Arc<str>>,
         site: &'static Location<'static>,
     ) {
-        let mut tasks = locked(&self.tasks);
+        let mut tasks = lock_real(&self.tasks);
         let task = TracedTask::new(Some(tasks.next), name, site);
         tasks.next += 1;
         self.note(node, || TraceEventKind::TaskSpawned(task.clone()));
@@ -189,7 +188,7 @@ impl Recorder {
     /// A task is about to be polled.
     pub(super) fn polls(&self, id: Id) {
         if self.log.records(TraceDetail::Polls)
-            && let Some(it) = locked(&self.tasks).live.get(&id)
+            && let Some(it) = lock_real(&self.tasks).live.get(&id)
         {
             self.note(it.node, || TraceEventKind::TaskPolled(it.task.clone()));
         }
@@ -204,7 +203,7 @@ impl Recorder {
 
     /// A task was polled, or cancelled.
     pub(super) fn polled(&self, id: Id, is_cancelled: bool) {
-        let mut tasks = locked(&self.tasks);
+        let mut tasks = lock_real(&self.tasks);
         let is_over = |it: &RecordedTask| it.handle.is_finished();
         if !tasks.live.get(&id).is_some_and(is_over) {
             return;
@@ -223,7 +222,7 @@ impl Recorder {
 
     /// The tasks of a node end, which its own end says.
     pub(super) fn forget(&self, node: NodeId) {
-        let mut tasks = locked(&self.tasks);
+        let mut tasks = lock_real(&self.tasks);
         let all = std::mem::take(&mut tasks.live);
         let (gone, kept): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, it)| it.node == node);
         tasks.live = kept.into_iter().collect();

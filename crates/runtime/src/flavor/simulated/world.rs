@@ -14,7 +14,7 @@ use std::{
 use vigie_detect::{NodeChange, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
 
 use super::{
-    SimulatedShared, locked,
+    SimulatedShared,
     pace::{POLLS_MAX, Pace, PolledIn},
     recorder::Recorder,
 };
@@ -25,6 +25,7 @@ use crate::{
     sync::{
         Arc, AtomicBool, Ordering, RealGuard, RealMutex, TryLockError,
         count::{AtomicU64, RELAXED},
+        lock_real,
         thread::{self, ThreadId},
         thread_local,
     },
@@ -124,7 +125,7 @@ impl SimulatedWorld {
 
     /// Returns whether it runs on another thread.
     pub(super) fn is_elsewhere(&self) -> bool {
-        locked(&self.thread).is_some_and(|it| it != thread::current().id())
+        lock_real(&self.thread).is_some_and(|it| it != thread::current().id())
     }
 
     /// Calls `use_them` with the nodes, by their index.
@@ -132,17 +133,17 @@ impl SimulatedWorld {
         &self,
         use_them: impl FnOnce(&mut Vec<Arc<SimulatedShared>>) -> T,
     ) -> T {
-        use_them(&mut locked(&self.nodes))
+        use_them(&mut lock_real(&self.nodes))
     }
 
     /// Calls `use_it` with the host, while nothing runs.
     pub(crate) fn with_host<T>(&self, use_it: impl FnOnce(&mut VirtualHost) -> T) -> T {
-        use_it(&mut locked(&self.host))
+        use_it(&mut lock_real(&self.host))
     }
 
     /// Stops polling the tasks of a node, or goes on.
     pub(crate) fn pause(&self, node: NodeId, is_paused: bool) {
-        let mut paused = locked(&self.paused);
+        let mut paused = lock_real(&self.paused);
         let has_changed = if is_paused { paused.insert(node) } else { paused.remove(&node) };
         if has_changed {
             let change = if is_paused { NodeChange::Paused } else { NodeChange::Resumed };
@@ -151,11 +152,11 @@ impl SimulatedWorld {
     }
 
     pub(crate) fn set_polls_max(&self, polls_max: u64) {
-        *locked(&self.polls_max) = Some(polls_max);
+        *lock_real(&self.polls_max) = Some(polls_max);
     }
 
     pub(crate) fn request(&self, fault: Fault) {
-        locked(&self.faults).push(fault);
+        lock_real(&self.faults).push(fault);
         self.has_news.store(true, Ordering::SeqCst);
     }
 
@@ -170,12 +171,12 @@ impl SimulatedWorld {
     pub(crate) fn is_to_end(&self, node: NodeId) -> bool {
         let ends =
             |fault: &Fault| matches!(fault, Fault::Crash(it) | Fault::Kill(it) if *it == node);
-        locked(&self.faults).iter().any(ends)
+        lock_real(&self.faults).iter().any(ends)
     }
 
     /// Fails the run before the next poll.
     pub(crate) fn fail(&self, failure: Failure) {
-        locked(&self.failure).get_or_insert(failure);
+        lock_real(&self.failure).get_or_insert(failure);
         self.has_news.store(true, Ordering::SeqCst);
     }
 
@@ -184,8 +185,8 @@ impl SimulatedWorld {
         if !self.has_news.swap(false, Ordering::SeqCst) {
             return None;
         }
-        let faults = std::mem::take(&mut *locked(&self.faults));
-        Some((faults, locked(&self.failure).take()))
+        let faults = std::mem::take(&mut *lock_real(&self.faults));
+        Some((faults, lock_real(&self.failure).take()))
     }
 
     /// Runs `future` on the node `main`, and the tasks of all nodes, on the calling thread until the future is ready. Calls
@@ -216,7 +217,7 @@ impl SimulatedWorld {
     ) -> F::Output {
         let here = thread::current().id();
         assert!(
-            *locked(&self.thread).get_or_insert(here) == here,
+            *lock_real(&self.thread).get_or_insert(here) == here,
             "a simulation runs on one thread: call `block_on` where it was called first"
         );
         let _entered = main.entered();
@@ -226,7 +227,7 @@ impl SimulatedWorld {
         let mut future = pin!(future);
         let mut visit = Visit { home: main, away: None };
         let mut polls = (run.host.now(), 0);
-        let mut pace = Pace::new(locked(&self.polls_max).unwrap_or(POLLS_MAX));
+        let mut pace = Pace::new(lock_real(&self.polls_max).unwrap_or(POLLS_MAX));
         loop {
             between(&mut run.host);
             let is_woken = awake.is_woken.load(Ordering::SeqCst);
@@ -278,16 +279,16 @@ impl SimulatedWorld {
 
     /// Returns how many tasks can be polled.
     fn ready_count(&self) -> usize {
-        let paused = locked(&self.paused);
-        let nodes = locked(&self.nodes);
+        let paused = lock_real(&self.paused);
+        let nodes = lock_real(&self.nodes);
         let awake = nodes.iter().filter(|node| !paused.contains(&node.node));
         awake.map(|node| node.ready().len()).sum()
     }
 
     /// Takes the ready task with this index among those of all nodes.
     fn take_ready(&self, mut index: usize) -> Option<(Arc<SimulatedShared>, Runnable)> {
-        let paused = locked(&self.paused);
-        for node in locked(&self.nodes).iter().filter(|node| !paused.contains(&node.node)) {
+        let paused = lock_real(&self.paused);
+        for node in lock_real(&self.nodes).iter().filter(|node| !paused.contains(&node.node)) {
             let mut ready = node.ready();
             if index < ready.len() {
                 return Some((Arc::clone(node), ready.swap_remove(index)));
@@ -298,7 +299,7 @@ impl SimulatedWorld {
     }
 
     fn report(&self, what: &str, main: &Waker, site: &Location<'_>) -> ! {
-        let nodes = locked(&self.nodes).clone();
+        let nodes = lock_real(&self.nodes).clone();
         let mut text = String::new();
         for node in &nodes {
             if nodes.len() > 1 {
