@@ -204,6 +204,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "timers",
             "waits",
             "virtual_time",
+            "worlds",
             "turns",
             "soak",
             "files",

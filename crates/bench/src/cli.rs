@@ -38,6 +38,7 @@ use crate::timers::TimersPlan;
 use crate::virtual_time::VirtualTimePlan;
 use crate::waits::WaitsPlan;
 use crate::watch::{Dump, Watch};
+use crate::worlds::WorldsPlan;
 
 /// Measures vigie beside other systems (peers), checks vigie's goals, and shows running programs.
 ///
@@ -140,6 +141,9 @@ measurements! {
     /// The scheduler in virtual time, for the goals.
     #[command(hide = true)]
     Simulation(VirtualTimePlan),
+    /// What simulated worlds cost, for the goals.
+    #[command(hide = true)]
+    Worlds(WorldsPlan),
 }
 
 /// What to measure, and where the results go.

@@ -90,6 +90,7 @@ mod timers;
 pub mod turns;
 mod virtual_time;
 mod waits;
+mod worlds;
 
 mod soak;
 

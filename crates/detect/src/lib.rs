@@ -90,7 +90,10 @@ pub use engine::{
     WatchedDescriptor,
 };
 pub use error::{RegisterError, WaitError};
-pub use network::{Link, NodeId, SimulatedNetwork};
+pub use network::{
+    DropReason, Link, NodeChange, NodeId, PacketInfo, SimulatedNetwork, TaskEnd, TraceDetail,
+    TraceEvent, TraceEventKind, TraceLog, TracedTask,
+};
 pub use policy::{
     Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Peers, Policy, Reactivity,
     Situation, SpinCosts, SpinStep, SpinWait, Strategies, Strategy, StrategyKind, WaitPlan,

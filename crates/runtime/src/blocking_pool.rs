@@ -35,7 +35,10 @@ impl BlockingPool {
         Self {
             state: RealMutex::new(PoolState::default()),
             has_work: Condvar::new(),
-            live: Arc::new(LiveTasks::new()),
+            live: Arc::new(match threads_max {
+                1 => LiveTasks::with_shards(1),
+                _ => LiveTasks::new(),
+            }),
             threads_max,
             keep_alive,
         }

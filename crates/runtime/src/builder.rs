@@ -459,9 +459,12 @@ impl RuntimeBuilder {
     /// [`BuildError`]: an option is out of range, or the kernel refused a resource.
     pub fn build(self) -> Result<Runtime, BuildError> {
         let mut options = self.options;
-        options.workers = self
-            .workers
-            .unwrap_or_else(|| thread::available_parallelism().map_or(1, std::num::NonZero::get));
+        // A simulation has one thread, and asking for the number of processors takes as long as the rest of its build.
+        let is_simulated = matches!(self.flavor, Flavor::Simulated { .. });
+        options.workers = self.workers.unwrap_or_else(|| match is_simulated {
+            true => 1,
+            false => thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        });
 
         check(&options, &self.adaptive)?;
 

@@ -170,8 +170,11 @@ impl Handle {
             }
             Scheduler::KernelLevel(shared) => kernel_level::spawn(shared, label, future),
             Scheduler::Simulated(shared) => {
-                let schedule = simulated::schedule(shared);
-                task_cell::queue(task_cell::spawn(&shared.live, label, future, schedule))
+                let (schedule, site) = (simulated::schedule(shared), label.site);
+                let name = label.name.clone();
+                let spawned = task_cell::spawn(&shared.live, label, future, schedule);
+                shared.record_spawn(&spawned.1, name, site);
+                task_cell::queue(spawned)
             }
         }
     }
@@ -336,6 +339,14 @@ impl Handle {
     pub fn simulation_trace(&self) -> Option<u64> {
         match &self.scheduler {
             Scheduler::Simulated(shared) => Some(shared.trace_hash()),
+            _ => None,
+        }
+    }
+
+    /// Returns the world of a simulated runtime.
+    pub(crate) fn simulated_world(&self) -> Option<&Arc<simulated::SimulatedWorld>> {
+        match &self.scheduler {
+            Scheduler::Simulated(shared) => Some(&shared.world),
             _ => None,
         }
     }

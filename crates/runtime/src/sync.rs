@@ -49,3 +49,8 @@ pub(crate) mod parking {
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Like [`lock`], outside of all models.
+pub(crate) fn lock_real<T>(mutex: &RealMutex<T>) -> RealGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,7 +1,11 @@
 //! Worlds of several simulated nodes: what a seed decides, and what faults do.
 
+#[path = "../../../tests/kit/mod.rs"]
+#[expect(dead_code, reason = "a test uses parts of the kit")]
+mod kit;
+
 use std::{
-    env, io,
+    env, fs, io,
     net::Ipv4Addr,
     panic::{self, AssertUnwindSafe},
     process::Command,
@@ -12,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use self::kit::folder::Folder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
 use vigie_runtime::{
@@ -349,28 +354,114 @@ fn fails_sometimes() {
     });
 }
 
+/// Not a test of its own: [`failures_are_made_small`] runs it. It fails if neither of the first two nodes answers.
+#[test]
+#[ignore = "run by another test"]
+fn fails_by_two_faults() {
+    simulation::for_each_seed(1, |world| {
+        let count = world.node_count(4..=9) - 2;
+        let nodes: Vec<_> = (0..count)
+            .map(|number| {
+                world.node(&number.to_string()).run(|| async {
+                    let socket = UdpSocket::bind("0.0.0.0:9").await?;
+                    loop {
+                        let (_, from) = socket.recv_from(&mut [0; 1]).await?;
+                        socket.send_to(b"!", from).await?;
+                    }
+                    #[expect(unreachable_code, reason = "names the type of the error")]
+                    io::Result::Ok(())
+                })
+            })
+            .collect();
+        let main = world.main();
+        world.block_on(async {
+            for node in nodes.iter().rev() {
+                node.pause();
+                time::sleep(millis(10)).await;
+                node.link(&main, Link::new().delay(millis(5)));
+                node.resume();
+            }
+            nodes[0].crash();
+            nodes[0].restart();
+            time::sleep(millis(10)).await;
+            nodes[0].crash();
+            main.cut_to(&nodes[1]);
+            nodes[1].restart();
+            time::sleep(millis(10)).await;
+            let socket = UdpSocket::bind("0.0.0.0:0").await.expect("a port");
+            for number in 0..2 {
+                socket.send_to(b"?", format!("{number}:9")).await.expect("a route");
+            }
+            let answer = time::timeout(Duration::from_secs(1), socket.recv(&mut [0; 1])).await;
+            assert!(answer.is_ok(), "neither answers");
+        });
+    });
+}
+
+/// Runs an ignored test of this file in a process of its own, with variables; returns whether it passes, and what it says.
+fn run_child(test: &str, variables: &[(&str, &str)]) -> (bool, String) {
+    let program = env::current_exe().expect("this program");
+    let mut command = Command::new(program);
+    command.args(["--ignored", "--exact", test, "--nocapture"]);
+    for name in ["VIGIE_SEED", "VIGIE_SEEDS", "VIGIE_TIMELINE", "VIGIE_FAULTS", "VIGIE_NODES"] {
+        command.env_remove(name);
+    }
+    let output = command.envs(variables.iter().copied()).output().expect("it runs");
+    let text = [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
+    (output.status.success(), text.concat())
+}
+
+/// Goal: a failing seed is made small: the fewest nodes, and only the faults that its failure needs; variables repeat that. Method: the
+/// test above, which fails by two faults of more than ten; with both, and with each alone.
+#[test]
+fn failures_are_made_small() {
+    let (passes, text) = run_child("fails_by_two_faults", &[]);
+    assert!(!passes, "{text}");
+    assert!(text.contains("it still fails there with 4 of "), "{text}");
+    let (_, rest) = text.split_once("nodes and 2 of ").unwrap_or_else(|| panic!("{text}"));
+    let (count, rest) = rest.split_once(" faults, as ").expect("how many there were");
+    assert!(count.parse::<u32>().expect("a number") >= 10, "{text}");
+    let (faults, rest) = rest.split_once(": replay that with").expect("how");
+    assert!(faults.contains(": crash, at 3") && faults.contains(": cut to 1, at"), "{text}");
+    // What the runs said meanwhile is not shown.
+    assert_eq!(text.matches("neither answers").count(), 1, "{text}");
+    assert_eq!(text.matches("a simulation with seed").count(), 1, "{text}");
+
+    let (_, kept) = rest.split_once("VIGIE_FAULTS=").expect("the faults");
+    let (kept, rest) = kept.split_once(" VIGIE_NODES=4 VIGIE_SEED=0 cargo test").expect("all");
+    assert!(rest.contains("fails_by_two_faults -- --exact"), "{text}");
+    let run = |kept: &str| {
+        let variables = [("VIGIE_FAULTS", kept), ("VIGIE_NODES", "4"), ("VIGIE_SEED", "0")];
+        run_child("fails_by_two_faults", &variables).0
+    };
+    let (one, other) = kept.split_once(',').expect("two");
+    assert_eq!([kept, one, other, ""].map(run), [false, true, true, true]);
+}
+
 /// Goal: a failing test names its seed and the command that replays it, the environment chooses seeds, and a test that depends
 /// on more than its seed is found. Method: the test above as a child process, by its output.
 #[test]
 fn failures_can_be_replayed() {
-    let run = |variables: &[(&str, &str)]| {
-        let program = env::current_exe().expect("this program");
-        let mut command = Command::new(program);
-        command.args(["--ignored", "--exact", "fails_sometimes", "--nocapture"]);
-        command.env_remove("VIGIE_SEED").env_remove("VIGIE_SEEDS");
-        command.envs(variables.iter().copied());
-        let output = command.output().expect("it runs");
-        let text =
-            [output.stdout, output.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
-        (output.status.success(), text.concat())
-    };
+    let run = |variables: &[(&str, &str)]| run_child("fails_sometimes", variables);
     let (_, text) = run(&[]);
     let (_, rest) = text.split_once("VIGIE_SEED=").unwrap_or_else(|| panic!("a seed: {text}"));
     let seed = &rest[..rest.find(' ').expect("the command goes on")];
     assert!(rest.contains("fails_sometimes -- --exact"), "{rest}");
 
-    let (succeeds, text) = run(&[("VIGIE_SEED", seed)]);
+    let folder = Folder::new();
+    let pages = folder.path("pages").display().to_string();
+    let variables = [("VIGIE_SEED", seed), ("VIGIE_COMMIT", "c0ffee"), ("VIGIE_TIMELINE", &pages)];
+    let (succeeds, text) = run(&variables);
+    let page = format!("{pages}/fails_sometimes-seed-{seed}.html");
+    assert!(text.contains(&format!("timeline of seed {seed}: {page}")), "{text}");
+    let page = fs::read_to_string(page).expect("it is there");
+    assert!(page.contains("the run failed: the second came first"), "{page}");
+    assert_eq!(text.matches(" ran\n").count(), 2, "once more for its page: {text}");
+
+    let (succeeds_alone, text) = run(&[("VIGIE_SEED", seed), ("VIGIE_COMMIT", "c0ffee")]);
+    assert_eq!(succeeds, succeeds_alone);
     assert!(!succeeds && text.contains("the second came first"), "{text}");
+    assert!(text.contains(&format!("seed {seed} fails at commit c0ffee: replay")), "{text}");
     assert_eq!(text.matches(" ran\n").count(), 1, "{text}");
 
     // Those before it pass; the seeds 0, 8 and so on run twice.
@@ -381,6 +472,12 @@ fn failures_can_be_replayed() {
 
     let (succeeds, text) = run(&[("VIGIE_SEEDS", "0..1"), ("WITH_CLOCK", "1")]);
     assert!(!succeeds && text.contains("two runs with the seed 0 differ"), "{text}");
+    // By its first event: another number of polls, or another time, of the future or a task of the test.
+    assert!(text.contains("the first event that differs is number"), "{text}");
+    assert!(
+        text.contains("on node main: the future of `block_on` (crates/runtime/tests"),
+        "{text}"
+    );
 }
 
 /// Goal: each node's wall clock goes wrong alone, and by as much as the test says; neither timers nor a restart change it.

@@ -132,6 +132,8 @@ pub(crate) enum Area {
     Waits,
     /// The scheduler in virtual time, under loads drawn by seed.
     Simulation,
+    /// What simulated worlds cost.
+    Worlds,
 }
 
 impl fmt::Display for Area {

@@ -307,6 +307,7 @@ const CASES: [&str; 39] = [
     "waiting",
     "waits",
     "window",
+    "worlds",
 ];
 
 #[cfg(test)]

@@ -2,7 +2,12 @@
 
 use std::cmp::Ordering;
 
-use super::{state::NodeId, tcp::Segment, udp::UdpPacket};
+use super::{
+    node_id::NodeId,
+    tcp::{Segment, SegmentKind},
+    trace::PacketInfo,
+    udp::UdpPacket,
+};
 use crate::clock::Instant;
 
 pub(super) enum Happening {
@@ -11,6 +16,34 @@ pub(super) enum Happening {
     /// Nothing has received the datagram of this socket.
     Unreachable(u64),
     Timer(u64),
+}
+
+impl Happening {
+    /// Describes a packet; timers are none.
+    pub(super) fn info(&self) -> Option<PacketInfo> {
+        let (kind, from, to, size_bytes) = match self {
+            Self::Segment(segment) => {
+                (segment.kind.name(), segment.from, segment.to, segment.bytes.len())
+            }
+            Self::Datagram(packet) => ("UDP", packet.from, packet.to, packet.bytes.len()),
+            Self::Unreachable(_) | Self::Timer(_) => return None,
+        };
+        Some(PacketInfo { kind, from, to, size_bytes })
+    }
+}
+
+impl SegmentKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Syn => "SYN",
+            Self::SynAck => "SYN-ACK",
+            Self::Ack => "ACK",
+            Self::Data => "data",
+            Self::Fin => "FIN",
+            Self::Probe => "probe",
+            Self::Reset => "reset",
+        }
+    }
 }
 
 pub(super) struct NetworkEvent {

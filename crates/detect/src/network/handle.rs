@@ -6,10 +6,7 @@ use std::{
     os::fd::RawFd,
 };
 
-use super::{
-    link::Link,
-    state::{NetworkState, NodeId},
-};
+use super::{link::Link, node_id::NodeId, state::NetworkState, trace::TraceLog};
 use crate::{
     clock::Instant,
     detector::{HandleAddress, ReadinessEvent, Watch},
@@ -23,6 +20,7 @@ use crate::{
 #[derive(Clone)]
 pub struct SimulatedNetwork {
     state: Arc<RealMutex<NetworkState>>,
+    log: TraceLog,
 }
 
 impl SimulatedNetwork {
@@ -31,7 +29,8 @@ impl SimulatedNetwork {
     pub fn new(seed: u64) -> Self {
         // Not the generator of the tasks' order: the network's draws stay when a task more is spawned.
         let random = fastrand::Rng::with_seed(seed ^ 0x006E_6574_776F_726B);
-        Self { state: Arc::new(RealMutex::new(NetworkState::new(random))) }
+        let log = TraceLog::new();
+        Self { state: Arc::new(RealMutex::new(NetworkState::new(random, log.clone()))), log }
     }
 
     pub(super) fn state(&self) -> RealGuard<'_, NetworkState> {
@@ -75,6 +74,12 @@ impl SimulatedNetwork {
         self.state().nodes[node.index()].name.clone()
     }
 
+    /// Returns the names of all nodes, by their index.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.state().nodes.iter().map(|node| node.name.clone()).collect()
+    }
+
     /// Sets the link between each pair of nodes that has none of its own.
     pub fn default_link(&self, link: Link) {
         self.state().default_link = link;
@@ -103,6 +108,12 @@ impl SimulatedNetwork {
     /// Starts a stopped node, which knows of no connection.
     pub fn start(&self, node: NodeId) {
         self.state().nodes[node.index()].is_up = true;
+    }
+
+    /// Returns the record of what happens, which is off at first.
+    #[must_use]
+    pub fn log(&self) -> &TraceLog {
+        &self.log
     }
 
     /// Returns when the next packet arrives or timer expires.

@@ -11,12 +11,32 @@ mod event;
 mod handle;
 mod link;
 mod names;
+mod node_id;
 mod socket;
 mod sockets;
 mod state;
 mod tcp;
+mod trace;
 mod udp;
 mod unix;
 
 pub(crate) use self::{handle::NetworkNode, socket::NetworkSocket};
-pub use self::{handle::SimulatedNetwork, link::Link, state::NodeId};
+pub use self::{
+    handle::SimulatedNetwork,
+    link::Link,
+    node_id::NodeId,
+    trace::{
+        DropReason, NodeChange, PacketInfo, TaskEnd, TraceDetail, TraceEvent, TraceEventKind,
+        TraceLog, TracedTask,
+    },
+};
+
+/// Draws a number below `count`, which is not zero: the same one on machines with other words, where `Rng::usize` draws less.
+///
+/// # Panics
+/// If `count` is zero.
+#[must_use]
+pub(crate) fn draw_below(random: &mut fastrand::Rng, count: usize) -> usize {
+    let drawn = random.u64(..count as u64);
+    usize::try_from(drawn).expect("invariant: less than a usize")
+}

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, fmt, net::SocketAddr, os::fd::RawFd};
 
 use super::{
     names::is_name,
-    state::NodeId,
+    node_id::NodeId,
     tcp::{Connection, SocketBuffers},
     udp::Datagrams,
 };

@@ -12,30 +12,16 @@ use super::{
     event::{Happening, NetworkEvent},
     link::Link,
     names::is_name,
+    node_id::NodeId,
     sockets::{ListenerState, Protocol, SocketKind, SocketState},
     tcp::{Connection, Output, Segment, SegmentKind},
+    trace::{DropReason, TraceDetail, TraceEventKind, TraceLog},
     udp::UdpPacket,
 };
 use crate::{
     clock::Instant,
     detector::{Ready, Watch},
 };
-
-/// A node of a [`SimulatedNetwork`](super::SimulatedNetwork).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(u32);
-
-impl NodeId {
-    pub(super) fn of_index(index: usize) -> Option<Self> {
-        u32::try_from(index).ok().map(Self)
-    }
-
-    /// Returns its number in its network, counted from 0.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 pub(super) struct NodeState {
     pub(super) name: String,
@@ -64,13 +50,21 @@ pub(super) struct NetworkState {
     /// The number of the next socket, connection or event.
     next_number: u64,
     pub(super) now: Instant,
+    log: TraceLog,
+}
+
+/// What becomes of a packet as it leaves its node.
+enum PacketFate {
+    /// It is under way, with this number.
+    Sent(u64),
+    Dropped(DropReason),
 }
 
 /// The first of the ports that are given to sockets without one [RFC 6335, §6].
 const FIRST_PORT: u16 = 49_152;
 
 impl NetworkState {
-    pub(super) fn new(random: fastrand::Rng) -> Self {
+    pub(super) fn new(random: fastrand::Rng, log: TraceLog) -> Self {
         Self {
             random,
             trace: 0,
@@ -86,6 +80,7 @@ impl NetworkState {
             events: BinaryHeap::new(),
             next_number: 0,
             now: Instant::from_nanos(0),
+            log,
         }
     }
 
@@ -108,7 +103,7 @@ impl NetworkState {
             !ips.iter().any(taken),
             "an address of node {name} is that of another one: {ips:?}"
         );
-        let id = NodeId(u32::try_from(self.nodes.len()).expect("invariant: there are fewer nodes"));
+        let id = NodeId::of_index(self.nodes.len()).expect("invariant: there are fewer nodes");
         self.nodes.push(NodeState {
             name: name.to_owned(),
             ips,
@@ -379,10 +374,28 @@ impl NetworkState {
         self.events.push(NetworkEvent { at, number, node, happening });
     }
 
+    /// Records the fate of a packet, as far as it is known when it leaves.
+    fn log_fate(&self, (from, to): (NodeId, NodeId), packet: &Happening, fate: PacketFate) {
+        let Some(what) = packet.info() else { return };
+        self.log.note(self.now, from, || match fate {
+            PacketFate::Sent(packet) => TraceEventKind::Sent { packet, to, what },
+            PacketFate::Dropped(reason) => {
+                TraceEventKind::Dropped { packet: None, to, what, reason }
+            }
+        });
+    }
+
     /// Puts a packet on its way, whose copies `make` makes.
     fn send(&mut self, from: NodeId, ip: IpAddr, make: impl Fn(&mut Self) -> Happening) {
         let Some(to) = self.route(from, ip) else { return };
+        let drop_it = |state: &mut Self, reason| {
+            if state.log.records(TraceDetail::Events) {
+                let packet = make(state);
+                state.log_fate((from, to), &packet, PacketFate::Dropped(reason));
+            }
+        };
         if self.cuts.contains(&(from, to)) {
+            drop_it(self, DropReason::Cut);
             return;
         }
         let link = match self.links.get(&(from, to)) {
@@ -390,8 +403,16 @@ impl NetworkState {
             None if from == to => Link::loopback(),
             None => self.default_link,
         };
-        for time in link.draw(&mut self.random).into_iter().flatten() {
+        let copies = link.draw(&mut self.random);
+        if copies[0].is_none() {
+            drop_it(self, DropReason::Loss);
+        }
+        for time in copies.into_iter().flatten() {
             let happening = make(self);
+            if self.log.records(TraceDetail::Events) {
+                let number = self.next_number + 1;
+                self.log_fate((from, to), &happening, PacketFate::Sent(number));
+            }
             self.plan(self.now + time, to, happening);
         }
     }
@@ -465,9 +486,22 @@ impl NetworkState {
         self.now = self.now.max(now);
     }
 
-    fn happen(&mut self, NetworkEvent { at, node, happening, .. }: NetworkEvent) {
+    fn happen(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
         self.note(at.as_nanos());
-        self.note(u64::from(node.0));
+        self.note(node.index() as u64);
+        if self.log.records(TraceDetail::Events)
+            && let Some(what) = happening.info()
+        {
+            let packet = number;
+            let is_up = self.nodes[node.index()].is_up;
+            self.log.note(at, node, || match is_up {
+                true => TraceEventKind::Delivered { packet },
+                false => {
+                    let (to, packet, reason) = (node, Some(packet), DropReason::Off);
+                    TraceEventKind::Dropped { packet, to, what, reason }
+                }
+            });
+        }
         if !self.nodes[node.index()].is_up {
             return;
         }

@@ -19,6 +19,7 @@ use std::{
 
 use rustix::io::Errno;
 
+use super::draw_below;
 use crate::{clock::Instant, detector::Ready, sync::Arc};
 
 /// The most bytes of one segment: what interfaces make of several packets.
@@ -441,7 +442,7 @@ impl Connection {
             let window = usize::try_from(sending.edge.saturating_sub(sending.next));
             let mut count = sending.unsent.len().min(window.unwrap_or(usize::MAX)).min(SEGMENT_MAX);
             if count > 1 && output.random.u8(..CUT_ONE_IN) == 0 {
-                count = output.random.usize(1..count);
+                count = draw_below(output.random, count - 1) + 1;
             }
             let is_last = sending.unsent.is_empty() && sending.is_shut && !sending.is_fin_sent;
             if count == 0 && !is_last {

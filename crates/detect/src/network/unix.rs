@@ -9,8 +9,9 @@ use rustix::io::Errno;
 
 use super::{
     names::{address, is_name},
+    node_id::NodeId,
     sockets::{Protocol, SocketKind, SocketState},
-    state::{NetworkState, NodeId},
+    state::NetworkState,
     tcp::{Connection, SocketBuffers},
     udp::UdpPacket,
 };

@@ -230,7 +230,7 @@ impl Simulation {
         }
         let mut woken = lock(&self.woken);
         let count = woken.len();
-        let drawn = (count > 0).then(|| woken.swap_remove(self.host.random().usize(..count)));
+        let drawn = (count > 0).then(|| woken.swap_remove(self.host.draw_below(count)));
         drop(woken);
         if let Some(index) = drawn {
             self.host.note_run(index as u64);

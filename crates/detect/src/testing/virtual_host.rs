@@ -6,7 +6,7 @@ use std::{error::Error, fmt, net::IpAddr, time::Duration};
 use crate::{
     clock::{Clock, Instant, VirtualClock},
     detector::Flavor,
-    network::{NetworkNode, NodeId, SimulatedNetwork},
+    network::{NetworkNode, NodeId, SimulatedNetwork, draw_below},
     policy::Adaptive,
     server::{Detected, Driver, Server},
     sync::Arc,
@@ -173,6 +173,15 @@ impl VirtualHost {
         &mut self.random
     }
 
+    /// Draws a number below `count`, the same one on every machine.
+    ///
+    /// # Panics
+    /// If `count` is zero.
+    #[must_use]
+    pub fn draw_below(&mut self, count: usize) -> usize {
+        draw_below(&mut self.random, count)
+    }
+
     /// Returns a hash of everything that was noted: which task ran when, what was detected, which packet arrived when.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
@@ -190,7 +199,7 @@ impl VirtualHost {
     pub fn detect(&mut self) {
         self.network.advance(self.clock.now());
         let count = self.nodes.len();
-        let index = if count == 1 { 0 } else { self.random.usize(..count) };
+        let index = if count == 1 { 0 } else { self.draw_below(count) };
         self.look(index);
     }
 

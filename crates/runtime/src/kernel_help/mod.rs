@@ -169,6 +169,21 @@ pub(crate) fn thread_number() -> u32 {
     u32::try_from(unsafe { libc::gettid() }).unwrap_or(0)
 }
 
+/// Returns how often the calling thread has slept in the kernel or waited there, and how often it has waited for memory to be read
+/// from a disk.
+///
+/// # Cost
+/// A system call.
+pub(crate) fn sleeps_in_kernel() -> (u64, u64) {
+    let mut usage = mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel writes one `rusage`.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    // SAFETY: zeros are a valid value, and so is what the kernel writes.
+    let usage = unsafe { usage.assume_init() };
+    let count = |count: libc::c_long| u64::try_from(count).unwrap_or(0);
+    (count(usage.ru_nvcsw), count(usage.ru_majflt))
+}
+
 /// How long a call counts: longer than the kernel makes a thread wait where few compute, and short enough
 /// that a call which is never answered costs no thread its share.
 const CALL_LASTS: Duration = Duration::from_millis(10);

@@ -35,14 +35,22 @@
 //!
 //! [`for_each_seed`] runs a test in as many worlds as you want; one number replays a failure.
 
+#[doc(hidden)]
+pub mod escapes;
+mod failure;
 mod node;
 mod seeds;
+mod shrink;
+mod timeline;
 mod world;
 
 pub use self::{
+    escapes::catch_escapes,
     node::{Node, NodeBuilder},
     seeds::{TestOutcome, for_each_seed, run_test},
     world::World,
 };
 pub use crate::flavor::simulated::Disk;
-pub use vigie_detect::Link;
+pub use vigie_detect::{
+    DropReason, Link, NodeChange, PacketInfo, TaskEnd, TraceEvent, TraceEventKind, TracedTask,
+};

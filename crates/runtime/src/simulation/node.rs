@@ -13,7 +13,7 @@ use vigie_detect::{Link, NodeId};
 
 use super::world::World;
 use crate::{
-    flavor::simulated::{self, Disk, Fault, SimulatedShared, SimulatedWorld},
+    flavor::simulated::{self, Disk, Failure, Fault, SimulatedShared, SimulatedWorld},
     handle::{Handle, Scheduler},
     sync::Arc,
     task_cell::{JoinHandle, Label},
@@ -70,25 +70,33 @@ impl Node {
     /// peers find out by their own time-outs, or by a reset after a [`restart`](Self::restart). Of what was not synced, its disk
     /// keeps what the seed draws.
     pub fn crash(&self) {
-        self.world.request(Fault::Crash(self.id));
+        if self.world.recorder.admit_end(self.id, "crash") {
+            self.world.request(Fault::Crash(self.id));
+        }
     }
 
     /// Ends the process before the next poll: all its tasks are dropped, and the machine goes on and closes its sockets. Peers
     /// see the end of their connections, or a reset where bytes were unread. Files keep what was written.
     pub fn kill(&self) {
-        self.world.request(Fault::Kill(self.id));
+        if self.world.recorder.admit_end(self.id, "kill") {
+            self.world.request(Fault::Kill(self.id));
+        }
     }
 
     /// Starts the node's program anew before the next poll, as a new process on the same addresses. Ends the old one as
     /// [`kill`](Self::kill) does, if it is there.
     pub fn restart(&self) {
-        self.world.request(Fault::Restart(self.id));
+        if self.world.recorder.admit_restart(self.id, self.is_down()) {
+            self.world.request(Fault::Restart(self.id));
+        }
     }
 
     /// Stops polling its tasks, as `SIGSTOP` does: the machine still receives and acknowledges. Its timers are late when it goes
     /// on.
     pub fn pause(&self) {
-        self.world.pause(self.id, true);
+        if self.world.recorder.admit(self.id, || "pause".to_owned()) {
+            self.world.pause(self.id, true);
+        }
     }
 
     /// Ends a [`pause`](Self::pause).
@@ -111,7 +119,9 @@ impl Node {
     /// If the world is gone.
     #[track_caller]
     pub fn clock_forward(&self, by: Duration) {
-        self.shared().machine.clock.jump(by, true);
+        if self.world.recorder.admit(self.id, || format!("clock forward by {by:?}")) {
+            self.shared().machine.clock.jump(by, true);
+        }
     }
 
     /// Moves its wall clock back, at most to 1970.
@@ -120,7 +130,9 @@ impl Node {
     /// If the world is gone.
     #[track_caller]
     pub fn clock_back(&self, by: Duration) {
-        self.shared().machine.clock.jump(by, false);
+        if self.world.recorder.admit(self.id, || format!("clock back by {by:?}")) {
+            self.shared().machine.clock.jump(by, false);
+        }
     }
 
     /// Makes its wall clock gain `parts_per_million` microseconds in each second from now on, or lose them if the number is
@@ -130,7 +142,10 @@ impl Node {
     /// If the world is gone.
     #[track_caller]
     pub fn clock_drift(&self, parts_per_million: i32) {
-        self.shared().machine.clock.drift(parts_per_million);
+        if self.world.recorder.admit(self.id, || format!("clock drifts by {parts_per_million} ppm"))
+        {
+            self.shared().machine.clock.drift(parts_per_million);
+        }
     }
 
     /// Sets its wall clock right, and ends its drift.
@@ -150,7 +165,10 @@ impl Node {
 
     /// Sets the link to another node, in this direction only.
     pub fn link_to(&self, other: &Self, link: Link) {
-        self.world.network.link(self.id, other.id, link);
+        let what = || format!("link to {}: {link:?}", other.name());
+        if self.world.recorder.admit(self.id, what) {
+            self.world.network.link(self.id, other.id, link);
+        }
     }
 
     /// Lets no packet pass to another node, nor back. Packets under way arrive.
@@ -161,13 +179,24 @@ impl Node {
 
     /// Lets no packet pass to another node, in this direction only.
     pub fn cut_to(&self, other: &Self) {
-        self.world.network.cut(self.id, other.id);
+        if self.world.recorder.admit(self.id, || format!("cut to {}", other.name())) {
+            self.world.network.cut(self.id, other.id);
+        }
     }
 
     /// Lets packets pass again to another node and back.
     pub fn heal(&self, other: &Self) {
         self.world.network.heal(self.id, other.id);
         self.world.network.heal(other.id, self.id);
+        self.world.recorder.healed(self.id, &other.name());
+    }
+
+    /// Returns whether its program has ended by a fault, or is about to.
+    fn is_down(&self) -> bool {
+        self.world.is_to_end(self.id)
+            || self
+                .world
+                .with_nodes(|nodes| nodes.get(self.id.index()).is_none_or(|node| node.is_ending()))
     }
 }
 
@@ -220,12 +249,13 @@ impl<'a> NodeBuilder<'a> {
                     Ok(result) => {
                         if result.report() != ExitCode::SUCCESS {
                             let name = world.network.name(node);
-                            world.fail(Box::new(format!("the program of node {name} failed")));
+                            let text = format!("the program of node {name} failed");
+                            world.fail(Failure::Message(text));
                         }
                     }
                     Err(error) => {
                         if let Ok(panic) = error.try_into_panic() {
-                            world.fail(panic);
+                            world.fail(Failure::Panic(panic));
                         }
                     }
                 }

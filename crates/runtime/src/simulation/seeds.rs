@@ -5,13 +5,16 @@ use std::{
     future::Future,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    path::Path,
 };
 
-use vigie_detect::Flavor;
+use vigie_detect::{Flavor, TraceDetail, TraceEvent};
 
-use super::world::World;
-use crate::{runtime::Runtime, sync::thread};
+use super::{failure, shrink, timeline, world::World};
+use crate::{
+    flavor::simulated::{FaultPlan, SimulatedWorld},
+    runtime::Runtime,
+    sync::{Arc, thread},
+};
 
 /// One of so many seeds is run twice, and the traces are compared.
 const TWICE_ONE_IN: u64 = 8;
@@ -20,9 +23,15 @@ const TWICE_ONE_IN: u64 = 8;
 ///
 /// - `VIGIE_SEEDS=5000` replaces the count, `VIGIE_SEEDS=5000..9000` names the range.
 /// - `VIGIE_SEED=37` runs that seed alone: a failure prints the command for it.
+/// - `VIGIE_FAULTS=2,5` carries out no other faults of a run, `VIGIE_NODES=3` replaces [`World::node_count`]: see below.
+/// - `VIGIE_TIMELINE=folder` writes the [timeline](World::timeline) of a seed that fails, or is alone, into a folder.
 ///
 /// Every eighth seed is run twice, and the [traces](World::trace_hash) are compared: a difference is a failure, since the test
 /// then depends on more than its seed, for example on the iteration order of a `HashMap`.
+///
+/// A seed that fails is run up to 200 times more, with fewer nodes and without some of its faults, and the smallest run that fails
+/// in the same place is printed. A fault is a call of a [`Node`](super::Node) that harms it or its links; a node's restart after a
+/// crash, `resume` and `heal` end one.
 ///
 /// # Panics
 /// With the panic of the test; if two runs of a seed differ; if a variable is not what it should be.
@@ -40,19 +49,145 @@ const TWICE_ONE_IN: u64 = 8;
 /// });
 /// ```
 pub fn for_each_seed(count: u64, mut test: impl FnMut(&mut World)) {
-    let mut run = |seed: u64| {
-        let mut world = World::new(seed);
-        test(&mut world);
-        world.trace_hash()
-    };
-    for seed in seeds(0..count) {
-        replayable(seed, || {
-            let trace = run(seed);
-            if seed % TWICE_ONE_IN == 0 {
-                same_trace(seed, trace, run(seed));
-            }
-        });
+    run_seeds(seeds(0..count), true, &mut |seed, detail, plan| {
+        let mut world = World::of_seed_run(seed);
+        world.simulated().recorder.set_plan(plan.clone());
+        record(world.simulated(), detail);
+        let result = catch_unwind(AssertUnwindSafe(|| test(&mut world)));
+        Attempt { result, world: Arc::clone(world.simulated()) }
+    });
+}
+
+/// Runs a test once, with what a plan leaves of it, and records it with a detail.
+pub(super) type RunSeed<'a, T> = dyn FnMut(u64, TraceDetail, &FaultPlan) -> Attempt<T> + 'a;
+
+/// A test's result with a seed, and its world, which has ended.
+pub(super) struct Attempt<T> {
+    result: thread::Result<T>,
+    pub(super) world: Arc<SimulatedWorld>,
+}
+
+impl<T: TestOutcome> Attempt<T> {
+    pub(super) fn is_failure(&self) -> bool {
+        self.result.as_ref().map_or(true, TestOutcome::is_failure)
     }
+
+    /// Records a failure that did not leave `block_on`.
+    pub(super) fn note_failure(&self) {
+        match &self.result {
+            Ok(outcome) if outcome.is_failure() => self.world.note_failure(None),
+            Ok(_) => {}
+            Err(panic) => self.world.note_failure(Some(&**panic)),
+        }
+    }
+}
+
+/// Runs a test with each seed until it fails, one of eight twice if `compares`; returns the last result.
+fn run_seeds<T: TestOutcome>(seeds: Range<u64>, compares: bool, run: &mut RunSeed<'_, T>) -> T {
+    let is_single = seeds.end.saturating_sub(seeds.start) == 1;
+    let plan = shrink::plan_of_environment();
+    let mut last = None;
+    for seed in seeds {
+        let is_compared = compares && seed % TWICE_ONE_IN == 0;
+        let detail = if is_compared { TraceDetail::Polls } else { TraceDetail::Off };
+        let first = run(seed, detail, &plan);
+        let outcome = match first.result {
+            Ok(outcome) => outcome,
+            Err(panic) => {
+                explain(&first.world, &plan, run);
+                resume_unwind(panic);
+            }
+        };
+        if outcome.is_failure() {
+            explain(&first.world, &plan, run);
+            return outcome;
+        }
+        if is_compared {
+            let trace = RunTrace::of(&first.world);
+            let second = run(seed, detail, &plan);
+            if let Some(difference) = trace.difference(&RunTrace::of(&second.world)) {
+                explain(&second.world, &plan, run);
+                panic!("{}", difference_message(seed, &difference));
+            }
+        }
+        if is_single && timeline::folder().is_some() {
+            timeline::keep(&run(seed, TraceDetail::Events, &plan).world);
+        }
+        last = Some(outcome);
+    }
+    last.expect("`VIGIE_SEEDS` names at least one seed")
+}
+
+/// Says how to repeat a failure, what it needs, and where its page is.
+fn explain<T: TestOutcome>(failed: &SimulatedWorld, plan: &FaultPlan, run: &mut RunSeed<'_, T>) {
+    let seed = failed.seed;
+    eprintln!("{}", failure::report(seed));
+    let can_shrink = failed.recorder.can_shrink();
+    if let Some(shrunk) = can_shrink.then(|| shrink::shrink(seed, plan, run)).flatten() {
+        let command = failure::command(seed);
+        eprintln!("{}: replay that with `{}{command}`", shrunk.report(), shrunk.variables());
+        timeline::keep(&shrunk.world);
+    } else if timeline::folder().is_some() {
+        let attempt = run(seed, TraceDetail::Events, plan);
+        attempt.note_failure();
+        timeline::keep(&attempt.world);
+    }
+}
+
+/// How many events are recorded of a run that is compared with another one of its seed.
+const COMPARED_EVENTS: usize = 1 << 16;
+
+fn record(world: &SimulatedWorld, detail: TraceDetail) {
+    match detail {
+        TraceDetail::Off => {}
+        TraceDetail::Events => timeline::record(world),
+        TraceDetail::Polls => world.recorder.log.record(detail, COMPARED_EVENTS),
+    }
+}
+
+/// A run, to be compared with another one of its seed.
+struct RunTrace {
+    hash: u64,
+    events: Vec<TraceEvent>,
+    /// By their index.
+    node_names: Vec<String>,
+}
+
+impl RunTrace {
+    fn of(world: &SimulatedWorld) -> Self {
+        let hash = world.trace_hash();
+        Self { hash, events: world.recorder.log.events(), node_names: world.network.names() }
+    }
+
+    /// Returns how two runs differ, if they do.
+    fn difference(&self, other: &Self) -> Option<String> {
+        if self.hash == other.hash {
+            return None;
+        }
+        let show = |run: &Self, index: usize| match run.events.get(index) {
+            None => "nothing".to_owned(),
+            Some(TraceEvent { at, node, kind, .. }) => {
+                format!("at {at:?} on node {}: {kind}", run.node_names[node.index()])
+            }
+        };
+        let count = self.events.len().max(other.events.len());
+        let differs = |index: &usize| self.events.get(*index) != other.events.get(*index);
+        Some(match (0..count).find(differs) {
+            Some(index) => format!(
+                "the first event that differs is number {index}, {} in one run and {} in the other",
+                show(self, index),
+                show(other, index)
+            ),
+            None => format!("their first {count} events are the same"),
+        })
+    }
+}
+
+fn difference_message(seed: u64, difference: &str) -> String {
+    format!(
+        "two runs with the seed {seed} differ: the test depends on something else, such as a real clock, a thread, \
+         `select!` without `biased`, or the iteration order of a `HashMap`; {difference}"
+    )
 }
 
 /// The result of a test: see [`run_test`].
@@ -82,40 +217,17 @@ pub fn run_test<F: Future>(default: u64, test: impl Fn() -> F) -> F::Output
 where
     F::Output: TestOutcome,
 {
-    let run = |seed: u64| {
+    let seeds = seeds(default..default.saturating_add(1));
+    let compares = seeds.end.saturating_sub(seeds.start) > 1;
+    run_seeds(seeds, compares, &mut |seed, detail, plan| {
         let builder = Runtime::builder().flavor(Flavor::Simulated { seed });
         let runtime = builder.build().expect("invariant: it needs no thread and no descriptor");
-        let outcome = runtime.block_on(test());
-        (outcome, runtime.handle().simulation_trace())
-    };
-    let seeds = seeds(default..default.saturating_add(1));
-    let compares = seeds.clone().count() > 1;
-    let mut last = None;
-    for seed in seeds {
-        let outcome = replayable(seed, || {
-            let (outcome, trace) = run(seed);
-            if compares && seed % TWICE_ONE_IN == 0 {
-                same_trace(seed, trace, run(seed).1);
-            }
-            outcome
-        });
-        let has_failed = outcome.is_failure();
-        last = Some(outcome);
-        if has_failed {
-            eprintln!("seed {seed} fails: replay it with `{}`", command(seed));
-            break;
-        }
-    }
-    last.expect("`VIGIE_SEEDS` names at least one seed")
-}
-
-/// Fails if two runs of a seed differ.
-fn same_trace<T: PartialEq>(seed: u64, one: T, other: T) {
-    assert!(
-        one == other,
-        "two runs with the seed {seed} differ: the test depends on something else, such as a real clock, a thread, or the \
-         iteration order of a `HashMap`"
-    );
+        let world = runtime.handle().simulated_world().expect("the flavor was given");
+        world.recorder.set_plan(plan.clone());
+        record(world, detail);
+        let result = catch_unwind(AssertUnwindSafe(|| runtime.block_on(test())));
+        Attempt { result, world: Arc::clone(world) }
+    })
 }
 
 /// Returns the seeds that the environment names, or `default`.
@@ -133,31 +245,5 @@ fn seeds(default: Range<u64>) -> Range<u64> {
             None => 0..number("VIGIE_SEEDS", &text),
         },
         Err(_) => default,
-    }
-}
-
-/// Runs a test; if it panics, prints the seed and the command that replays it.
-fn replayable<T>(seed: u64, test: impl FnOnce() -> T) -> T {
-    match catch_unwind(AssertUnwindSafe(test)) {
-        Ok(value) => value,
-        Err(panic) => {
-            eprintln!("seed {seed} fails: replay it with `{}`", command(seed));
-            resume_unwind(panic);
-        }
-    }
-}
-
-/// Returns the command that runs the calling test with one seed.
-fn command(seed: u64) -> String {
-    let program = env::args().next().unwrap_or_default();
-    let stem = Path::new(&program).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    // cargo appends a hash.
-    let target = stem.rsplit_once('-').map_or(&*stem, |(name, _)| name);
-    let package = env::var("CARGO_PKG_NAME").map(|name| format!(" -p {name}")).unwrap_or_default();
-    match thread::current().name() {
-        Some(test) if test != "main" => {
-            format!("VIGIE_SEED={seed} cargo test{package} {test} -- --exact")
-        }
-        _ => format!("VIGIE_SEED={seed} {target}"),
     }
 }

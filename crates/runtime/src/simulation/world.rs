@@ -1,12 +1,21 @@
 //! The world of a test.
 
-use std::{fmt, future::Future, net::IpAddr, panic};
+use std::{
+    fmt,
+    future::Future,
+    net::IpAddr,
+    ops::RangeInclusive,
+    panic::{self, AssertUnwindSafe, Location},
+};
 
-use vigie_detect::{Flavor, Link, NodeId, VirtualHost};
+use vigie_detect::{Flavor, Link, NodeChange, NodeId, TraceDetail, TraceEvent, VirtualHost};
 
-use super::node::{Node, NodeBuilder, NodeProgram};
+use super::{
+    node::{Node, NodeBuilder, NodeProgram},
+    timeline,
+};
 use crate::{
-    flavor::simulated::{Fault, SimulatedShared},
+    flavor::simulated::{Fault, SimulatedShared, SimulatedWorld},
     handle::Scheduler,
     runtime::Runtime,
     sync::Arc,
@@ -20,6 +29,8 @@ pub struct World {
     /// By the nodes' index.
     programs: Vec<NodeProgram>,
     invariants: Vec<Box<dyn FnMut()>>,
+    /// Its page is written if it fails.
+    keeps_timeline: bool,
     /// Dropped last: the runtime of `main`.
     _runtime: Runtime,
 }
@@ -31,6 +42,16 @@ impl World {
     /// Never in practice: a simulated runtime needs nothing of the kernel.
     #[must_use]
     pub fn new(seed: u64) -> Self {
+        let mut world = Self::of_seed_run(seed);
+        world.keeps_timeline = timeline::folder().is_some();
+        if world.keeps_timeline {
+            timeline::record(&world.main.world);
+        }
+        world
+    }
+
+    /// Like [`new`](Self::new), for the caller who explains failures.
+    pub(super) fn of_seed_run(seed: u64) -> Self {
         let builder = Runtime::builder().flavor(Flavor::Simulated { seed });
         let runtime = builder.build().expect("invariant: it needs no thread and no descriptor");
         let Scheduler::Simulated(main) = &runtime.handle().scheduler else {
@@ -38,13 +59,44 @@ impl World {
         };
         let main = Arc::clone(main);
         main.world.with_nodes(|nodes| nodes.push(Arc::clone(&main)));
-        Self { main, programs: vec![Box::new(|_| {})], invariants: Vec::new(), _runtime: runtime }
+        Self {
+            main,
+            programs: vec![Box::new(|_| {})],
+            invariants: Vec::new(),
+            keeps_timeline: false,
+            _runtime: runtime,
+        }
     }
 
     /// Returns the seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.main.world.seed
+    }
+
+    /// Draws from the seed how many nodes the test is to have. [`for_each_seed`](super::for_each_seed) looks for a smaller number with
+    /// which a seed still fails.
+    ///
+    /// # Panics
+    /// If the range is empty.
+    ///
+    /// # Examples
+    /// ```
+    /// let mut world = vigie_runtime::simulation::World::new(1);
+    /// for number in 0..world.node_count(3..=7) {
+    ///     world.node(&format!("replica {number}")).start();
+    /// }
+    /// ```
+    #[must_use]
+    pub fn node_count(&self, range: RangeInclusive<usize>) -> usize {
+        let (min, max) = (*range.start(), *range.end());
+        assert!(min <= max, "a number of nodes from {min} to {max}");
+        let drawn = || {
+            let mut random = fastrand::Rng::with_seed(self.seed() ^ 0x6E6F_6465_7300_0000);
+            let more = random.u64(..=(max - min) as u64);
+            min + usize::try_from(more).expect("invariant: within the range")
+        };
+        self.main.world.recorder.size(min, drawn)
     }
 
     /// Returns the node on which [`block_on`](Self::block_on) runs its future. It is not to be crashed.
@@ -65,6 +117,7 @@ impl World {
             self.main.beside(host, id)
         });
         world.with_nodes(|nodes| nodes.push(Arc::clone(&shared)));
+        world.recorder.changed(shared.node, NodeChange::Started);
         start(&program, &shared);
         self.programs.push(program);
         Node::new(world, shared.node)
@@ -83,6 +136,8 @@ impl World {
 
     /// Runs all nodes until `future` is ready, which runs on the node `main`.
     ///
+    /// If the run fails, and `VIGIE_TIMELINE` names a folder, its [timeline](Self::timeline) is written there.
+    ///
     /// # Panics
     /// With the panic of a node's program; if nothing can happen any more, with everything that waits; inside another
     /// runtime.
@@ -96,13 +151,63 @@ impl World {
             }
             let Some((faults, failure)) = main.world.take_news() else { return };
             if let Some(failure) = failure {
-                panic::resume_unwind(failure);
+                failure.raise();
             }
             for fault in faults {
                 carry_out(fault, main, programs, host);
             }
         };
-        world.block_on(main, future, &mut between)
+        let site = Location::caller();
+        let run = || world.block_on(main, (future, site), &mut between);
+        match panic::catch_unwind(AssertUnwindSafe(run)) {
+            Ok(value) => value,
+            Err(panic) => {
+                if self.keeps_timeline {
+                    timeline::keep(&main.world);
+                }
+                panic::resume_unwind(panic);
+            }
+        }
+    }
+
+    /// Makes so many polls without a moment at which nothing is ready a livelock, which fails the run with the tasks that were
+    /// polled most. Default: ten million, of which each takes a microsecond of virtual time after the first 10 000.
+    pub fn polls_max(&mut self, polls_max: u64) {
+        self.main.world.set_polls_max(polls_max);
+    }
+
+    /// Records what happens from now on, and keeps the newest `events_max` events, of some 150 bytes each: what becomes of
+    /// nodes, packets and tasks, and each fault. Without this call, nothing is recorded.
+    pub fn record(&mut self, events_max: usize) {
+        self.main.world.recorder.log.record(TraceDetail::Events, events_max);
+    }
+
+    /// Returns the events that were [recorded](Self::record), in order.
+    #[must_use]
+    pub fn events(&self) -> Vec<TraceEvent> {
+        self.main.world.recorder.log.events()
+    }
+
+    /// Returns a page that shows the [recorded](Self::record) events: a lane for each node over the virtual time, its tasks,
+    /// faults, and each packet as an arrow. It needs nothing but a browser.
+    #[must_use]
+    pub fn timeline(&self) -> String {
+        timeline::page(&self.main.world)
+    }
+
+    /// Returns the node of an [event](Self::events).
+    ///
+    /// # Panics
+    /// If the event is of another world with more nodes.
+    #[must_use]
+    pub fn node_of(&self, event: &TraceEvent) -> Node {
+        let node = Node::new(&self.main.world, event.node);
+        assert!(event.node.index() < self.programs.len(), "this world has no such node");
+        node
+    }
+
+    pub(super) fn simulated(&self) -> &Arc<SimulatedWorld> {
+        &self.main.world
     }
 
     /// Returns a hash of everything that has happened until [`block_on`](Self::block_on) last ended. Two runs with the same
@@ -137,13 +242,18 @@ fn carry_out(
     };
     match fault {
         Fault::Crash(node) => {
+            world.recorder.changed(node, NodeChange::Crashed);
             world.network.stop(node);
             end(node);
             world.with_nodes(|nodes| nodes[node.index()].machine.disk.crash());
         }
-        Fault::Kill(node) => end(node),
+        Fault::Kill(node) => {
+            world.recorder.changed(node, NodeChange::Killed);
+            end(node);
+        }
         Fault::Restart(node) => {
             end(node);
+            world.recorder.changed(node, NodeChange::Restarted);
             world.network.start(node);
             world.pause(node, false);
             let server = host.renew_server(node);

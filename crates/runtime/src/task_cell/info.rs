@@ -38,6 +38,8 @@ pub(crate) struct TaskInfo {
     thread: PollingThread,
     /// The future is gone. Set by the thread that drops it.
     is_over: AtomicBool,
+    /// The future panicked. Set by the thread that polls it, before `is_over`.
+    has_panicked: AtomicBool,
     kind: Option<TaskKind>,
     /// The processor time that the task has used lately.
     pub(crate) account: Account,
@@ -141,6 +143,7 @@ impl TaskInfo {
             progress: AtomicU64::new(0),
             thread: PollingThread::new(),
             is_over: AtomicBool::new(false),
+            has_panicked: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(
                 label.credit,
@@ -215,6 +218,15 @@ impl TaskInfo {
     /// Returns whether the future of the task is gone.
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_panic(&self) {
+        self.has_panicked.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the future panicked, once it is [over](Self::is_over).
+    pub(super) fn has_panicked(&self) -> bool {
+        self.has_panicked.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_aborted(&self) -> bool {

@@ -153,6 +153,11 @@ impl AbortHandle {
     pub fn is_finished(&self) -> bool {
         self.info.is_over()
     }
+
+    /// Returns whether the task has ended by a panic.
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.info.is_over() && self.info.has_panicked()
+    }
 }
 
 impl fmt::Debug for AbortHandle {

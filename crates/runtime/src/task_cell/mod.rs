@@ -236,6 +236,7 @@ impl<F: Future> Future for TaskFuture<F> {
             Ok(Poll::Ready(value)) => Poll::Ready(Outcome::new(this.info.id, Ok(value))),
             Err(payload) => {
                 tracing::error!(task = %this.info.site, "a task panicked");
+                this.info.note_panic();
                 Poll::Ready(Outcome::new(this.info.id, Err(payload)))
             }
         }

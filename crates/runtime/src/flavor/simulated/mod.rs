@@ -7,25 +7,29 @@
 //! A runtime is a node of a [`SimulatedWorld`], which runs the tasks; most worlds have one.
 
 mod disk;
+mod pace;
+mod recorder;
 mod wall_clock;
 mod world;
 
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, io, panic::Location, time::Duration};
 
 use vigie_detect::{NodeId, Server, VirtualHost};
 
 pub use self::disk::Disk;
 pub(crate) use self::{
     disk::{DIRECTORY, FILE, InodeStatus, LINK, ListedEntry, OpenMode, OpenedFile, SimulatedDisk},
+    pace::{PolledIn, polled_in},
+    recorder::FaultPlan,
     wall_clock::WallClock,
-    world::{Fault, SimulatedWorld},
+    world::{Failure, Fault, SimulatedWorld},
 };
 use crate::{
     blocking_pool::BlockingPool,
     context::EnteredContext,
     options::Options,
     panics::contained,
-    sync::{Arc, AtomicBool, Ordering, RealGuard, RealMutex, thread},
+    sync::{Arc, AtomicBool, Ordering, RealGuard, RealMutex, lock_real, thread},
     task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, drop_task},
 };
 
@@ -97,7 +101,7 @@ impl SimulatedShared {
     ) -> Self {
         Self {
             server,
-            live: Arc::new(LiveTasks::new()),
+            live: Arc::new(LiveTasks::with_shards(1)),
             pool: Arc::new(BlockingPool::new(1, Duration::ZERO)),
             options,
             world,
@@ -136,7 +140,7 @@ impl SimulatedShared {
     }
 
     fn ready(&self) -> RealGuard<'_, Vec<Runnable>> {
-        locked(&self.ready)
+        lock_real(&self.ready)
     }
 
     /// Runs `future` and all tasks on the calling thread until the future is ready.
@@ -154,7 +158,13 @@ impl SimulatedShared {
         });
         // A runtime refers to its world, which must not refer to it for longer.
         let _forget = alone.then(|| world::ForgetNodes(&self.world));
-        let value = self.world.block_on(self, future, &mut |_| {});
+        let site = Location::caller();
+        let mut fail = |_: &mut VirtualHost| {
+            if let Some((_, Some(failure))) = self.world.take_news() {
+                failure.raise();
+            }
+        };
+        let value = self.world.block_on(self, (future, site), &mut fail);
         if self.is_ending.load(Ordering::SeqCst) {
             let _entered = self.entered();
             self.finish();
@@ -163,11 +173,31 @@ impl SimulatedShared {
     }
 
     fn poll(&self, task: Runnable) {
-        if task.metadata().is_aborted() || self.is_ending.load(Ordering::Relaxed) {
+        let recorded = self.world.recorder.is_on().then(|| task.metadata().id());
+        if let Some(id) = recorded {
+            self.world.recorder.polls(id);
+        }
+        let is_cancelled = task.metadata().is_aborted() || self.is_ending.load(Ordering::Relaxed);
+        if is_cancelled {
             drop_task(task);
         } else {
             // The future's panics are caught inside; only a waker's panic can get here.
             contained("a poll", || task.run());
+        }
+        if let Some(id) = recorded {
+            self.world.recorder.polled(id, is_cancelled);
+        }
+    }
+
+    /// Records that a task was spawned, if events are recorded.
+    pub(crate) fn record_spawn<T>(
+        &self,
+        handle: &JoinHandle<T>,
+        name: Option<Arc<str>>,
+        site: &'static Location<'static>,
+    ) {
+        if self.world.recorder.is_on() {
+            self.world.recorder.spawned(self.node, handle.abort_handle(), name, site);
         }
     }
 
@@ -197,12 +227,17 @@ impl SimulatedShared {
         self.finish();
     }
 
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::SeqCst)
+    }
+
     fn begin_end(&self) {
         self.is_ending.store(true, Ordering::SeqCst);
         self.live.close();
     }
 
     fn finish(&self) {
+        self.world.recorder.forget(self.node);
         loop {
             let task = self.ready().pop();
             match task {
@@ -214,10 +249,6 @@ impl SimulatedShared {
         }
         self.server.shutdown();
     }
-}
-
-fn locked<T>(mutex: &RealMutex<T>) -> RealGuard<'_, T> {
-    mutex.lock().unwrap_or_else(crate::sync::PoisonError::into_inner)
 }
 
 /// Returns what schedules a task of `shared`.
@@ -238,5 +269,8 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    task_cell::spawn_local(&shared.live, label, future, schedule(shared))
+    let (name, site) = (label.name.clone(), label.site);
+    let handle = task_cell::spawn_local(&shared.live, label, future, schedule(shared));
+    shared.record_spawn(&handle, name, site);
+    handle
 }

@@ -5,14 +5,19 @@ use std::{
     cell::RefCell,
     collections::BTreeSet,
     future::Future,
+    panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind},
     pin::pin,
     task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
-use vigie_detect::{Deadlock, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
+use vigie_detect::{NodeChange, NodeId, SimulatedNetwork, VirtualHost, WaiterId};
 
-use super::{SimulatedShared, locked};
+use super::{
+    SimulatedShared,
+    pace::{POLLS_MAX, Pace, PolledIn},
+    recorder::Recorder,
+};
 use crate::{
     context::EnteredContext,
     dump::Dump,
@@ -20,6 +25,7 @@ use crate::{
     sync::{
         Arc, AtomicBool, Ordering, RealGuard, RealMutex, TryLockError,
         count::{AtomicU64, RELAXED},
+        lock_real,
         thread::{self, ThreadId},
         thread_local,
     },
@@ -55,12 +61,28 @@ pub(crate) enum Fault {
     Restart(NodeId),
 }
 
-/// The payload of a panic.
-pub(crate) type Failure = Box<dyn Any + Send>;
+/// Why a run fails between two polls.
+pub(crate) enum Failure {
+    /// The panic of a node's program, whose message was printed.
+    Panic(Box<dyn Any + Send>),
+    /// Something else.
+    Message(String),
+}
+
+impl Failure {
+    /// Panics.
+    pub(crate) fn raise(self) -> ! {
+        match self {
+            Self::Panic(panic) => resume_unwind(panic),
+            Self::Message(message) => panic!("{message}"),
+        }
+    }
+}
 
 pub(crate) struct SimulatedWorld {
     pub(crate) seed: u64,
     pub(crate) network: SimulatedNetwork,
+    pub(crate) recorder: Recorder,
     host: RealMutex<VirtualHost>,
     /// By their index; a single one only while it runs.
     nodes: RealMutex<Vec<Arc<SimulatedShared>>>,
@@ -71,7 +93,9 @@ pub(crate) struct SimulatedWorld {
     /// The trace's hash when `block_on` last ended.
     trace: AtomicU64,
     faults: RealMutex<Vec<Fault>>,
-    /// The panic of a node's program.
+    /// So many polls without a pause are a livelock, instead of the default.
+    polls_max: RealMutex<Option<u64>>,
+    /// Of a node's program, or an escape.
     failure: RealMutex<Option<Failure>>,
     /// There are faults, or a failure.
     has_news: AtomicBool,
@@ -82,24 +106,26 @@ impl SimulatedWorld {
         Self {
             seed,
             network: host.network().clone(),
+            recorder: Recorder::new(seed, &host),
             trace: AtomicU64::new(host.trace_hash()),
             host: RealMutex::new(host),
             nodes: RealMutex::new(Vec::new()),
             paused: RealMutex::new(BTreeSet::new()),
             thread: RealMutex::new(None),
             faults: RealMutex::new(Vec::new()),
+            polls_max: RealMutex::new(None),
             failure: RealMutex::new(None),
             has_news: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn trace_hash(&self) -> u64 {
+    pub(crate) fn trace_hash(&self) -> u64 {
         self.trace.load(RELAXED)
     }
 
     /// Returns whether it runs on another thread.
     pub(super) fn is_elsewhere(&self) -> bool {
-        locked(&self.thread).is_some_and(|it| it != thread::current().id())
+        lock_real(&self.thread).is_some_and(|it| it != thread::current().id())
     }
 
     /// Calls `use_them` with the nodes, by their index.
@@ -107,31 +133,50 @@ impl SimulatedWorld {
         &self,
         use_them: impl FnOnce(&mut Vec<Arc<SimulatedShared>>) -> T,
     ) -> T {
-        use_them(&mut locked(&self.nodes))
+        use_them(&mut lock_real(&self.nodes))
     }
 
     /// Calls `use_it` with the host, while nothing runs.
     pub(crate) fn with_host<T>(&self, use_it: impl FnOnce(&mut VirtualHost) -> T) -> T {
-        use_it(&mut locked(&self.host))
+        use_it(&mut lock_real(&self.host))
     }
 
     /// Stops polling the tasks of a node, or goes on.
     pub(crate) fn pause(&self, node: NodeId, is_paused: bool) {
-        let mut paused = locked(&self.paused);
-        if is_paused {
-            paused.insert(node)
-        } else {
-            paused.remove(&node)
-        };
+        let mut paused = lock_real(&self.paused);
+        let has_changed = if is_paused { paused.insert(node) } else { paused.remove(&node) };
+        if has_changed {
+            let change = if is_paused { NodeChange::Paused } else { NodeChange::Resumed };
+            self.recorder.changed(node, change);
+        }
+    }
+
+    pub(crate) fn set_polls_max(&self, polls_max: u64) {
+        *lock_real(&self.polls_max) = Some(polls_max);
     }
 
     pub(crate) fn request(&self, fault: Fault) {
-        locked(&self.faults).push(fault);
+        lock_real(&self.faults).push(fault);
         self.has_news.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn fail(&self, panic: Failure) {
-        locked(&self.failure).get_or_insert(panic);
+    /// Records that the run has failed, by a panic or an error, unless that has been recorded.
+    pub(crate) fn note_failure(&self, panic: Option<&(dyn Any + Send)>) {
+        if let Some(main) = self.network.node("main") {
+            self.recorder.failed(main, panic.map_or("the test returned an error", panic_message));
+        }
+    }
+
+    /// Returns whether a node is about to end.
+    pub(crate) fn is_to_end(&self, node: NodeId) -> bool {
+        let ends =
+            |fault: &Fault| matches!(fault, Fault::Crash(it) | Fault::Kill(it) if *it == node);
+        lock_real(&self.faults).iter().any(ends)
+    }
+
+    /// Fails the run before the next poll.
+    pub(crate) fn fail(&self, failure: Failure) {
+        lock_real(&self.failure).get_or_insert(failure);
         self.has_news.store(true, Ordering::SeqCst);
     }
 
@@ -140,25 +185,39 @@ impl SimulatedWorld {
         if !self.has_news.swap(false, Ordering::SeqCst) {
             return None;
         }
-        let faults = std::mem::take(&mut *locked(&self.faults));
-        Some((faults, locked(&self.failure).take()))
+        let faults = std::mem::take(&mut *lock_real(&self.faults));
+        Some((faults, lock_real(&self.failure).take()))
     }
 
     /// Runs `future` on the node `main`, and the tasks of all nodes, on the calling thread until the future is ready. Calls
-    /// `between` before each poll.
+    /// `between` before each poll. Records a panic that leaves it. The caller is at `site`.
     ///
     /// # Panics
     /// If nothing can happen any more; on another thread than the first call's.
-    #[track_caller]
     pub(crate) fn block_on<F: Future>(
         self: &Arc<Self>,
         main: &Arc<SimulatedShared>,
-        future: F,
+        (future, site): (F, &'static Location<'static>),
+        between: &mut dyn FnMut(&mut VirtualHost),
+    ) -> F::Output {
+        match catch_unwind(AssertUnwindSafe(|| self.run(main, (future, site), between))) {
+            Ok(value) => value,
+            Err(panic) => {
+                self.note_failure(Some(&*panic));
+                resume_unwind(panic);
+            }
+        }
+    }
+
+    fn run<F: Future>(
+        self: &Arc<Self>,
+        main: &Arc<SimulatedShared>,
+        (future, site): (F, &'static Location<'static>),
         between: &mut dyn FnMut(&mut VirtualHost),
     ) -> F::Output {
         let here = thread::current().id();
         assert!(
-            *locked(&self.thread).get_or_insert(here) == here,
+            *lock_real(&self.thread).get_or_insert(here) == here,
             "a simulation runs on one thread: call `block_on` where it was called first"
         );
         let _entered = main.entered();
@@ -168,30 +227,47 @@ impl SimulatedWorld {
         let mut future = pin!(future);
         let mut visit = Visit { home: main, away: None };
         let mut polls = (run.host.now(), 0);
+        let mut pace = Pace::new(lock_real(&self.polls_max).unwrap_or(POLLS_MAX));
         loop {
             between(&mut run.host);
             let is_woken = awake.is_woken.load(Ordering::SeqCst);
             match run.draw(is_woken) {
                 Drawn::Task(node, task) => {
                     visit.enter(&node);
+                    let polled = PolledIn::new(self, node.node, task.metadata().site).enter();
                     node.poll(task);
+                    let polled = polled.leave();
+                    pace.note(&polled);
                 }
                 Drawn::Main => {
                     visit.away = None;
+                    self.recorder.polls_main(main.node, site);
                     awake.is_woken.store(false, Ordering::SeqCst);
                     let mut context = Context::from_waker(&waker);
+                    let polled = PolledIn::new(self, main.node, site).enter();
                     if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
                         return value;
                     }
+                    let polled = polled.leave();
+                    pace.note(&polled);
                 }
                 Drawn::Nothing => {
+                    pace.rest();
                     let has_ready =
                         || awake.is_woken.load(Ordering::SeqCst) || self.ready_count() > 0;
                     if let Err(deadlock) = run.host.advance(has_ready) {
                         drop(run);
-                        self.report(&deadlock, &waker);
+                        self.report(&deadlock.to_string(), &waker, site);
                     }
                 }
+            }
+            if let Some(livelock) = pace.livelock() {
+                let now = run.host.now();
+                drop(run);
+                let seed = self.seed;
+                let text =
+                    format!("livelock at {now:?} of the simulation with seed {seed}: {livelock}");
+                self.report(&text, &waker, site);
             }
             let now = run.host.now();
             polls = if polls.0 == now { (now, polls.1 + 1) } else { (now, 0) };
@@ -203,16 +279,16 @@ impl SimulatedWorld {
 
     /// Returns how many tasks can be polled.
     fn ready_count(&self) -> usize {
-        let paused = locked(&self.paused);
-        let nodes = locked(&self.nodes);
+        let paused = lock_real(&self.paused);
+        let nodes = lock_real(&self.nodes);
         let awake = nodes.iter().filter(|node| !paused.contains(&node.node));
         awake.map(|node| node.ready().len()).sum()
     }
 
     /// Takes the ready task with this index among those of all nodes.
     fn take_ready(&self, mut index: usize) -> Option<(Arc<SimulatedShared>, Runnable)> {
-        let paused = locked(&self.paused);
-        for node in locked(&self.nodes).iter().filter(|node| !paused.contains(&node.node)) {
+        let paused = lock_real(&self.paused);
+        for node in lock_real(&self.nodes).iter().filter(|node| !paused.contains(&node.node)) {
             let mut ready = node.ready();
             if index < ready.len() {
                 return Some((Arc::clone(node), ready.swap_remove(index)));
@@ -222,9 +298,8 @@ impl SimulatedWorld {
         None
     }
 
-    #[track_caller]
-    fn report(&self, deadlock: &Deadlock, main: &Waker) -> ! {
-        let nodes = locked(&self.nodes).clone();
+    fn report(&self, what: &str, main: &Waker, site: &Location<'_>) -> ! {
+        let nodes = lock_real(&self.nodes).clone();
         let mut text = String::new();
         for node in &nodes {
             if nodes.len() > 1 {
@@ -239,8 +314,16 @@ impl SimulatedWorld {
                 wait.handle, wait.what
             ));
         }
-        panic!("{deadlock}. What waits (a wake-up from another thread does not count):\n{text}")
+        panic!(
+            "{what}, in `block_on` at {site}. What waits (a wake-up from another thread does not count):\n{text}"
+        )
     }
+}
+
+/// Returns the text of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic")
 }
 
 /// Forgets the nodes when it is dropped.
@@ -311,7 +394,7 @@ impl<'a> WorldRun<'a> {
         if count == 0 {
             return Drawn::Nothing;
         }
-        let index = self.host.random().usize(..count);
+        let index = self.host.draw_below(count);
         self.host.note_run(index as u64);
         self.host.note_run(count as u64);
         match self.world.take_ready(index) {
@@ -327,7 +410,7 @@ impl Drop for WorldRun<'_> {
         // Outside the borrow: it may be the last reference.
         let left = RUNS.try_with(|runs| runs.borrow_mut().take());
         drop(left);
-        if thread::panicking() {
+        if thread::panicking() && !self.world.recorder.is_quiet() {
             let (seed, now) = (self.world.seed, self.host.now());
             eprintln!("a simulation with seed {seed} failed at {now:?}");
         }

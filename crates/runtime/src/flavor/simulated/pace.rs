@@ -1,0 +1,189 @@
+//! What the polls of a run take, in real time and in number: tasks that wait in the kernel, and tasks that get nowhere.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet},
+    io::{Write, stderr},
+    panic::Location,
+    time::Duration,
+};
+
+use vigie_detect::{Instant, NodeId, clock::monotonic_now};
+
+use super::world::{Failure, SimulatedWorld};
+use crate::kernel_help::sleeps_in_kernel;
+use crate::sync::{Arc, RealMutex, lock_real, thread_local};
+
+/// So many polls without a pause are a livelock.
+pub(super) const POLLS_MAX: u64 = 10_000_000;
+
+/// Of so many of them, the tasks are counted.
+const COUNTED: u64 = 10_000;
+
+/// A poll that takes so long is examined.
+const LONG: Duration = Duration::from_millis(1);
+
+/// A poll that only computes is named if it takes so long.
+const VERY_LONG: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static POLLED_IN: RefCell<Option<PolledIn>> = const { RefCell::new(None) };
+}
+
+/// What a thread polls in a simulation: a task, or the future of `block_on`.
+pub(crate) struct PolledIn {
+    pub(crate) world: Arc<SimulatedWorld>,
+    node: NodeId,
+    site: &'static Location<'static>,
+    /// How often std's clock was read in this poll.
+    readings: Cell<u32>,
+}
+
+/// After so many readings of std's clock in one poll, something waits for it to move.
+const READINGS_MAX: u32 = 10_000;
+
+/// Ends a poll when it is dropped.
+pub(super) struct PollGuard;
+
+impl PolledIn {
+    pub(super) fn new(
+        world: &Arc<SimulatedWorld>,
+        node: NodeId,
+        site: &'static Location<'static>,
+    ) -> Self {
+        Self { world: Arc::clone(world), node, site, readings: Cell::new(0) }
+    }
+
+    /// Returns the time for std's clock, and whether it stands still although something waits for it, in a loop or with a time-out:
+    /// then it jumps, so that the wait ends.
+    pub(crate) fn std_now(&self) -> (Duration, bool) {
+        self.readings.set(self.readings.get().saturating_add(1));
+        let late = self.readings.get().saturating_sub(READINGS_MAX);
+        let now = Duration::from_nanos(self.world.recorder.now().as_nanos());
+        (now + Duration::from_secs(3600) * late, late == 1)
+    }
+
+    /// Fails the run, since the task does something that the simulation does not see.
+    pub(crate) fn fail(&self, what: &str) {
+        let text = self.describe(what);
+        self.world.recorder.escaped(self.node, &text);
+        self.world.fail(Failure::Message(format!("an escape from the simulation: {text}")));
+    }
+
+    fn describe(&self, what: &str) -> String {
+        let (site, node) = (self.site, self.world.network.name(self.node));
+        format!("the task that was spawned at {site}, on node {node}, {what}")
+    }
+
+    pub(super) fn enter(self) -> PollGuard {
+        POLLED_IN.with(|polled| *polled.borrow_mut() = Some(self));
+        PollGuard
+    }
+}
+
+impl PollGuard {
+    pub(super) fn leave(self) -> PolledIn {
+        let left = POLLED_IN.with(|polled| polled.borrow_mut().take());
+        left.expect("invariant: the guard of a poll")
+    }
+}
+
+impl Drop for PollGuard {
+    fn drop(&mut self) {
+        let left = POLLED_IN.try_with(|polled| polled.borrow_mut().take());
+        drop(left);
+    }
+}
+
+/// Calls `use_it` with what the calling thread polls, if that is in a simulation.
+pub(crate) fn polled_in<T>(use_it: impl FnOnce(&PolledIn) -> T) -> Option<T> {
+    POLLED_IN.try_with(|polled| polled.try_borrow().ok()?.as_ref().map(use_it)).ok().flatten()
+}
+
+/// The polls of one `block_on`.
+pub(super) struct Pace {
+    /// When the last poll ended, in real time. Nothing but warnings depends on it.
+    last: Instant,
+    /// How often the thread had slept in the kernel then, and had waited for a page of memory.
+    sleeps: (u64, u64),
+    polls_max: u64,
+    /// Polls since nothing was ready.
+    polls: u64,
+    /// The last of them, by node and task.
+    counts: BTreeMap<(NodeId, Location<'static>), u64>,
+}
+
+impl Pace {
+    pub(super) fn new(polls_max: u64) -> Self {
+        let (last, sleeps) = (monotonic_now(), sleeps_in_kernel());
+        Self { last, sleeps, polls_max, polls: 0, counts: BTreeMap::new() }
+    }
+
+    /// Nothing is ready.
+    pub(super) fn rest(&mut self) {
+        self.polls = 0;
+        self.counts.clear();
+    }
+
+    /// A poll has ended.
+    pub(super) fn note(&mut self, polled: &PolledIn) {
+        self.polls += 1;
+        if self.polls + COUNTED > self.polls_max {
+            *self.counts.entry((polled.node, *polled.site)).or_default() += 1;
+        }
+        let now = monotonic_now();
+        let took = now - self.last;
+        self.last = now;
+        if took >= LONG {
+            self.examine(polled, took);
+        }
+    }
+
+    #[cold]
+    fn examine(&mut self, polled: &PolledIn, took: Duration) {
+        let sleeps = sleeps_in_kernel();
+        // A page that is read from a disk is no wait of the task's.
+        if sleeps.0 > self.sleeps.0 && sleeps.1 == self.sleeps.1 {
+            let what = "slept or waited in the kernel: use the runtime's timers and sockets";
+            warn(polled, what, took);
+        } else if took >= VERY_LONG {
+            warn(polled, "computed for long", took);
+        }
+        self.sleeps = sleeps;
+        self.last = monotonic_now();
+    }
+
+    /// Returns which tasks get nowhere.
+    pub(super) fn livelock(&self) -> Option<String> {
+        if self.polls < self.polls_max {
+            return None;
+        }
+        let mut counts: Vec<_> = self.counts.iter().collect();
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let counted: u64 = counts.iter().map(|(_, count)| **count).sum();
+        let lines = counts.iter().take(8).map(|((node, site), count)| {
+            format!(
+                "{count} of the last {counted} of the task spawned at {site}, node {}",
+                node.index()
+            )
+        });
+        let lines: Vec<_> = lines.collect();
+        Some(format!("{} polls without a pause, {}", self.polls, lines.join("; ")))
+    }
+}
+
+/// Names a task on standard error, also where the output of tests that pass is not shown; each task and reason once in this process.
+fn warn(polled: &PolledIn, what: &str, took: Duration) {
+    static NAMED: RealMutex<BTreeSet<(Location<'static>, String)>> =
+        RealMutex::new(BTreeSet::new());
+    let text = polled.describe(what);
+    polled.world.recorder.escaped(polled.node, &text);
+    if lock_real(&NAMED).insert((*polled.site, what.to_owned())) {
+        let line = format!(
+            "simulation with seed {}: {text} ({took:.1?} of real time)\n",
+            polled.world.seed
+        );
+        // Who closes standard error does not want it.
+        let _ = stderr().write_all(line.as_bytes());
+    }
+}

@@ -1,0 +1,263 @@
+//! Functions of the C library that leave a simulation, for test programs that put these in their place.
+
+#![expect(unsafe_code, reason = "they stand for functions of the C library")]
+
+use std::{backtrace::Backtrace, ffi::c_void};
+
+use crate::flavor::simulated::{self, PolledIn};
+
+/// Puts functions in the place of the C library's, in a test program: once, outside of all functions. While a simulated node's
+/// task is polled,
+///
+/// - a thread that starts, a sleep, and a `bind` or `connect` of a real socket fail the run, with the task and the place of the
+///   call;
+/// - `std::time` reads the virtual clock, and the wall clock began at 2020-01-01; what waits for that clock, in a loop or with a
+///   time-out of std's, fails the run, too;
+/// - the system's random numbers come from the seed. std's `HashMap` still has an order of its own in each thread, which is drawn
+///   before the run.
+///
+/// Elsewhere everything is as before. Without this macro, only a task that sleeps or waits in the kernel for a millisecond or
+/// more is noticed, and named on standard error.
+///
+/// # Examples
+/// ```standalone_crate
+/// vigie_runtime::catch_escapes!();
+///
+/// # fn main() {
+/// let mut world = vigie_runtime::simulation::World::new(1);
+/// world.block_on(async {
+///     let begin = std::time::Instant::now();
+///     vigie_runtime::time::sleep(std::time::Duration::from_secs(3600)).await;
+///     assert_eq!(begin.elapsed().as_secs(), 3600);
+/// });
+/// # }
+/// ```
+#[macro_export]
+macro_rules! catch_escapes {
+    () => {
+        const _: () = {
+            use ::std::ffi::{c_int, c_uint, c_void};
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn pthread_create(
+                thread: *mut c_void,
+                attributes: *const c_void,
+                start: extern "C" fn(*mut c_void) -> *mut c_void,
+                argument: *mut c_void,
+            ) -> c_int {
+                unsafe {
+                    $crate::simulation::escapes::pthread_create(thread, attributes, start, argument)
+                }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn nanosleep(time: *const c_void, left: *mut c_void) -> c_int {
+                unsafe { $crate::simulation::escapes::nanosleep(time, left) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn clock_nanosleep(
+                clock: c_int,
+                flags: c_int,
+                time: *const c_void,
+                left: *mut c_void,
+            ) -> c_int {
+                unsafe { $crate::simulation::escapes::clock_nanosleep(clock, flags, time, left) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn bind(socket: c_int, to: *const c_void, length: c_uint) -> c_int {
+                unsafe { $crate::simulation::escapes::bind(socket, to, length) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn connect(
+                socket: c_int,
+                to: *const c_void,
+                length: c_uint,
+            ) -> c_int {
+                unsafe { $crate::simulation::escapes::connect(socket, to, length) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut c_void) -> c_int {
+                unsafe { $crate::simulation::escapes::clock_gettime(clock, time) }
+            }
+
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn getrandom(to: *mut c_void, length: usize, flags: c_uint) -> isize {
+                unsafe { $crate::simulation::escapes::getrandom(to, length, flags) }
+            }
+        };
+    };
+}
+
+pub use catch_escapes;
+
+/// The begin of the simulated wall clock: 2020-01-01 UTC.
+const EPOCH_S: u64 = 1_577_836_800;
+
+type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;
+type PthreadCreate =
+    unsafe extern "C" fn(*mut c_void, *const c_void, StartRoutine, *mut c_void) -> i32;
+
+/// pthread_create(3).
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+pub unsafe fn pthread_create(
+    thread: *mut c_void,
+    attributes: *const c_void,
+    start: StartRoutine,
+    argument: *mut c_void,
+) -> i32 {
+    escaped("starts a thread");
+    // SAFETY: the name is a C string.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+    if next.is_null() {
+        return libc::EAGAIN;
+    }
+    // SAFETY: the C library's function of this name has this type.
+    let next = unsafe { std::mem::transmute::<*mut c_void, PthreadCreate>(next) };
+    // SAFETY: the caller keeps its promises.
+    unsafe { next(thread, attributes, start, argument) }
+}
+
+/// nanosleep(2).
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+pub unsafe fn nanosleep(time: *const c_void, left: *mut c_void) -> i32 {
+    if escaped("sleeps in the kernel") {
+        return 0;
+    }
+    // SAFETY: the caller's arguments are the call's.
+    result(unsafe { libc::syscall(libc::SYS_nanosleep, time, left) })
+}
+
+/// clock_nanosleep(2), which returns its error.
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+pub unsafe fn clock_nanosleep(
+    clock: i32,
+    flags: i32,
+    time: *const c_void,
+    left: *mut c_void,
+) -> i32 {
+    if escaped("sleeps in the kernel") {
+        return 0;
+    }
+    // SAFETY: the caller's arguments are the call's.
+    match unsafe { libc::syscall(libc::SYS_clock_nanosleep, clock, flags, time, left) } {
+        0 => 0,
+        _ => std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL),
+    }
+}
+
+/// bind(2).
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+#[must_use = "it says whether the call failed"]
+pub unsafe fn bind(socket: i32, to: *const c_void, length: u32) -> i32 {
+    escaped("binds a real socket");
+    // SAFETY: the caller's arguments are the call's.
+    result(unsafe { libc::syscall(libc::SYS_bind, socket, to, length) })
+}
+
+/// connect(2).
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+#[must_use = "it says whether the call failed"]
+pub unsafe fn connect(socket: i32, to: *const c_void, length: u32) -> i32 {
+    escaped("connects a real socket");
+    // SAFETY: the caller's arguments are the call's.
+    result(unsafe { libc::syscall(libc::SYS_connect, socket, to, length) })
+}
+
+/// clock_gettime(2).
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
+    let begins_at_s = match clock {
+        libc::CLOCK_MONOTONIC | libc::CLOCK_BOOTTIME | libc::CLOCK_MONOTONIC_COARSE => Some(0),
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(EPOCH_S),
+        _ => None,
+    };
+    if let Some(begin_s) = begins_at_s
+        && let Some((now, is_stuck)) = simulated::polled_in(PolledIn::std_now)
+    {
+        if is_stuck {
+            escaped("waits for std's clock, which stands still");
+        }
+        let (s, ns) = (begin_s + now.as_secs(), u64::from(now.subsec_nanos()));
+        // SAFETY: it is the caller's `timespec`, of two words.
+        unsafe { time.cast::<[u64; 2]>().write([s, ns]) };
+        return 0;
+    }
+    // SAFETY: the caller's arguments are the call's.
+    result(unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) })
+}
+
+/// getrandom(2).
+///
+/// # Safety
+/// As for the function.
+#[doc(hidden)]
+pub unsafe fn getrandom(to: *mut c_void, length: usize, flags: u32) -> isize {
+    let fill = |PolledIn { world, .. }: &PolledIn| {
+        // SAFETY: the caller lends so many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), length) };
+        world.recorder.fill(bytes);
+    };
+    if simulated::polled_in(fill).is_some() {
+        return isize::try_from(length).unwrap_or(isize::MAX);
+    }
+    // SAFETY: the caller's arguments are the call's.
+    let count = unsafe { libc::syscall(libc::SYS_getrandom, to, length, flags) };
+    isize::try_from(count).unwrap_or(-1)
+}
+
+fn result(returned: libc::c_long) -> i32 {
+    if returned == 0 { 0 } else { -1 }
+}
+
+/// Fails the run if the calling thread polls a task of a simulation; returns whether it does.
+fn escaped(what: &str) -> bool {
+    let note = |polled: &PolledIn| polled.fail(&format!("{what}, {}", call_site()));
+    simulated::polled_in(note).is_some()
+}
+
+/// Returns the first place of the calling stack that is neither std's nor ours.
+fn call_site() -> String {
+    let stack = Backtrace::force_capture().to_string();
+    // A function's line is followed by that of its file.
+    let lines: Vec<_> = stack.lines().map(str::trim).collect();
+    let is_foreign = |function: &str| {
+        let name = function.split_once(": ").map_or(function, |(_, name)| name);
+        let name = name.trim_start_matches('<').trim_start_matches("dyn ");
+        let inner = ["std::", "core::", "alloc::", "vigie_", "__", "std[", "core["];
+        !inner.iter().any(|prefix| name.starts_with(prefix)) && name.contains("::")
+    };
+    let pairs = lines.windows(2).filter(|pair| pair[1].starts_with("at "));
+    let mut foreign = pairs.filter(|pair| {
+        let is_std = ["/rustc/", "/rust/deps/"].iter().any(|part| pair[1].contains(part));
+        !is_std && is_foreign(pair[0]) && !pair[1].contains("simulation/escapes.rs")
+    });
+    let is_macro = |function: &str| {
+        ["::pthread_create", "::nanosleep", "::clock_nanosleep", "::bind", "::connect"]
+            .iter()
+            .any(|name| function.ends_with(name))
+    };
+    let site = foreign.find(|pair| !is_macro(pair[0]));
+    site.map_or_else(|| "at an unknown place".to_owned(), |pair| pair[1].to_owned())
+}
