@@ -301,7 +301,7 @@ impl<P: Provider> MessageEngine<P> {
                 NicEvent::Requested { request, discriminator, greeting }
                     if self.discriminator.as_ref() == Some(&discriminator) =>
                 {
-                    self.called(request, greeting::rank(&greeting));
+                    self.called(request, &greeting);
                 }
                 NicEvent::Requested { request, discriminator, greeting } => {
                     if self.events.len() >= REQUESTS_MAX.saturating_add(4 * self.peers.len()) {

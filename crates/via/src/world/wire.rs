@@ -20,6 +20,14 @@ pub const VALUE_BYTES_MAX: usize = 500;
 /// The most bytes of a frame behind its length.
 pub const FRAME_BYTES_MAX: usize = 600;
 
+/// The key under which a rank asks the hub for the keys that it shares with each single other rank; no rank can put it. The value
+/// of rank `r` holds those of the ranks from `r` on, at most [`PAIR_KEYS_MAX`].
+pub const PAIR_KEYS: &str = "vigie:pair-keys";
+/// The most pair keys in one value.
+pub const PAIR_KEYS_MAX: usize = VALUE_BYTES_MAX / PAIR_KEY_BYTES;
+/// The length of a pair key, in bytes.
+pub(super) const PAIR_KEY_BYTES: usize = 16;
+
 /// The most missing ranks that are named.
 pub const MISSING_MAX: usize = 100;
 
