@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::{Identity, Membership, Rank, RankExit, WorldEvent, is_key};
 
 /// The version of this protocol, which both sides must speak.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// The longest key, in bytes. PMI-1 launchers guarantee that much.
 pub const KEY_BYTES_MAX: usize = 32;
 /// The longest value, in bytes: twice that many hexadecimal characters still fit into a value of PMI-1, whose
