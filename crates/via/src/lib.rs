@@ -44,8 +44,8 @@
 //! - It never imports `vigie-runtime`: its futures run on any executor.
 //! - It is not an MPI library: no datatypes, no MPI ABI, no collectives.
 //! - It does not manage clusters: `mpiexec` and `srun` already start programs on many machines.
-//! - Memory safety does not depend on peers on the same host; beyond that, the ranks of a world trust each
-//!   other.
+//! - Memory safety does not depend on peers on the same host, and where the launcher hands out keys, no rank can pass for another one;
+//!   beyond that, the ranks of a world trust each other.
 
 #![deny(unsafe_code)]
 // Without some of the parts, part of what they share has no user.

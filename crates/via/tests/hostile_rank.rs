@@ -59,11 +59,13 @@ impl Attacker {
             })
             .expect("a VI");
         let mut greeting = Vec::new();
-        for word in [u32::from_be_bytes(*b"vgm2"), 1, 3, 65_536, 512, 64, 128 << 10] {
+        for word in [u32::from_be_bytes(*b"vgm3"), 1, 3, 65_536, 512, 64, 128 << 10] {
             greeting.extend(word.to_le_bytes());
         }
         greeting.extend(regions.iter().flat_map(|region| region.key.0.to_le_bytes()));
         greeting.extend([0, 16 << 10, 64].iter().flat_map(|word: &u32| word.to_le_bytes()));
+        // No key is shared with the victim, so no proof is asked for.
+        greeting.extend([0; 16]);
         let address = victim.nic().address();
         nic.connect(Connect::new(vi, &address, b"messages", Instant::MAX).greeting(&greeting))
             .expect("idle");

@@ -20,5 +20,7 @@ mod progress;
 mod requests;
 #[path = "messages/semantics.rs"]
 mod semantics;
+#[path = "messages/sets.rs"]
+mod sets;
 #[path = "messages/waking.rs"]
 mod waking;

@@ -158,7 +158,7 @@ impl Job {
         signals::pass_to(&mailbox, signals::listen(&server)?);
         let identity =
             if cli.has_tcp() { Identity::random_without_secret()? } else { Identity::random()? };
-        let rendezvous = Rendezvous::new(cli.ranks, identity, Rc::clone(&mailbox));
+        let rendezvous = Rendezvous::new(cli.ranks, identity, Rc::clone(&mailbox))?;
         let mut job = Self {
             ranks: Vec::new(),
             rendezvous_address: None,

@@ -19,11 +19,15 @@ use vigie::{
     spawn_local,
     stock::readiness::Direction,
     time::{sleep, timeout},
-    via::world::{
-        Identity, JoinRefusal, Rank, RankExit,
-        hub::{Hub, SharedFrame},
-        tcp::{handshake::Session, seal::Seal},
-        wire::{Decoder, HubRequest, WireError},
+    via::{
+        Secret,
+        auth::random,
+        world::{
+            Identity, JoinRefusal, Rank, RankExit,
+            hub::{Hub, SharedFrame},
+            tcp::{handshake::Session, seal::Seal},
+            wire::{Decoder, HubRequest, WireError},
+        },
     },
     yield_now,
 };
@@ -68,14 +72,19 @@ enum ReadOutcome {
 }
 
 impl Rendezvous {
-    pub(crate) fn new(size: u32, identity: Identity, mailbox: Rc<Mailbox<JobEvent>>) -> Rc<Self> {
-        Rc::new(Self {
-            hub: RefCell::new(Hub::new(size, identity)),
+    pub(crate) fn new(
+        size: u32,
+        identity: Identity,
+        mailbox: Rc<Mailbox<JobEvent>>,
+    ) -> io::Result<Rc<Self>> {
+        let hub = Hub::new(size, identity).pair_keys_from(Secret::new(random()?));
+        Ok(Rc::new(Self {
+            hub: RefCell::new(hub),
             connections: RefCell::default(),
             writers: RefCell::default(),
             mailbox,
             is_over: Cell::new(false),
-        })
+        }))
     }
 
     /// Serves `rank` through `socket`, which must be non-blocking; on a network with the keys of `session`.

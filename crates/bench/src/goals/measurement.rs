@@ -267,7 +267,7 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 39] = [
+const CASES: [&str; 40] = [
     "barrier",
     "barrier-sim",
     "barrier-sim-four-ary",

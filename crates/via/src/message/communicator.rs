@@ -5,7 +5,8 @@ use std::{fmt, io::IoSlice, sync::Arc, task::Poll};
 use vigie_detect::{Probe, SharedWait};
 
 use super::{
-    MessageError, MessageErrorKind,
+    MessageError, MessageErrorKind, RequestSet,
+    context::ContextLease,
     endpoint::{EndpointInner, EndpointOutput, EndpointRequest},
     request::{Matched, ReceiveRequest, RequestGuard, SendRequest, UntilReady, WaitPhase},
 };
@@ -76,12 +77,19 @@ pub struct Communicator<P: Provider> {
     context: u16,
     rank: u32,
     size: u32,
+    /// If its context comes back.
+    lease: Option<Arc<ContextLease<P>>>,
 }
 
 impl<P: Provider> Communicator<P> {
     pub(super) fn new(inner: Arc<EndpointInner<P>>, context: u16) -> Self {
         let (rank, size) = inner.with(|engine| (engine.rank(), engine.size()));
-        Self { inner, context, rank, size }
+        Self { inner, context, rank, size, lease: None }
+    }
+
+    pub(super) fn in_context(&self, context: u16, lease: Option<Arc<ContextLease<P>>>) -> Self {
+        let inner = Arc::clone(&self.inner);
+        Self { inner, context, rank: self.rank, size: self.size, lease }
     }
 
     /// Returns this process's rank, from 0.
@@ -97,13 +105,14 @@ impl<P: Provider> Communicator<P> {
     }
 
     /// Makes another communicator of the same ranks, whose messages are separate from this one's. All ranks
-    /// must make theirs in the same order, or messages get lost: the ranks exchange nothing for it.
+    /// must make theirs in the same order, or messages get lost: the ranks exchange nothing for it. Its context does not come
+    /// back: use [`duplicate_together`](Self::duplicate_together) where communicators come and go.
     ///
     /// # Errors
     /// [`MessageErrorKind::NoContext`].
     pub fn duplicate(&self) -> Result<Self, MessageError> {
-        let context = self.inner.next_context().ok_or(MessageErrorKind::NoContext)?;
-        Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
+        let context = self.inner.contexts.next().ok_or(MessageErrorKind::NoContext)?;
+        Ok(self.in_context(context, None))
     }
 
     /// Returns the ranks that have failed, in the order in which the failures were found, without the first `known` of
@@ -217,6 +226,42 @@ impl<P: Provider> Communicator<P> {
             // The engine owns the bytes and finishes the send.
             SendState::Pending(id) => self.inner.with(|engine| engine.drop_send(id)),
         }
+        Ok(())
+    }
+
+    /// Gives this communicator a buffer of its own of `bytes_max` bytes, which its buffered sends use instead of the endpoint's. All
+    /// clones use it, on this rank alone. Returns `false` if it has one already.
+    #[must_use = "if there is a buffer, it keeps its size"]
+    pub fn attach_buffer(&self, bytes_max: u64) -> bool {
+        self.inner.with(|engine| engine.attach_buffer(self.context, bytes_max))
+    }
+
+    /// Waits until everything in this communicator's own buffer has been sent; at once if it has none.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`MessageError`] when the detection server ends.
+    pub async fn flush_buffer(&self) -> Result<(), MessageError> {
+        let context = self.context;
+        let Some(name) = self.inner.with(|engine| engine.buffer_name(context)) else {
+            return Ok(());
+        };
+        let poll = |engine: &mut MessageEngine<P>, _| engine.poll_buffer(context);
+        UntilReady::new(&self.inner, name, poll).await
+    }
+
+    /// [Flushes](Self::flush_buffer) this communicator's own buffer and takes it away.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the buffer is then still there.
+    ///
+    /// # Errors
+    /// As [`flush_buffer`](Self::flush_buffer).
+    pub async fn detach_buffer(&self) -> Result<(), MessageError> {
+        self.flush_buffer().await?;
+        self.inner.with(|engine| engine.detach_buffer(self.context));
         Ok(())
     }
 
@@ -412,6 +457,12 @@ impl<P: Provider> Communicator<P> {
         ReceiveRequest::new(Arc::clone(&self.inner), id)
     }
 
+    /// Returns an empty set of requests, to wait for any, some or all of them.
+    #[must_use]
+    pub fn request_set(&self) -> RequestSet<P> {
+        RequestSet::new(&self.inner)
+    }
+
     // ------------------------------------------------------------------ probes
 
     /// Waits for a message that fits, and leaves it: the next receive with the same source and tag gets it,
@@ -500,7 +551,7 @@ impl<P: Provider> Communicator<P> {
 
 impl<P: Provider> Clone for Communicator<P> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), ..*self }
+        self.in_context(self.context, self.lease.clone())
     }
 }
 

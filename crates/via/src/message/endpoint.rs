@@ -2,10 +2,7 @@
 
 use std::{
     fmt, io,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, OnceLock},
 };
 
 use vigie_detect::{
@@ -13,7 +10,7 @@ use vigie_detect::{
     Registration, Server, SharedWaiter, WaitError, WatchedDescriptor,
 };
 
-use super::{Communicator, watch::Watch};
+use super::{Communicator, context::ContextTable, watch::Watch};
 use crate::{
     protocol::{EngineEvent, MessageEngine, Pattern, RequestError, RequestId, Status},
     vi::Provider,
@@ -137,8 +134,7 @@ impl<P: Provider> vigie_detect::Engine for EndpointEngine<P> {
 pub(super) struct EndpointInner<P: Provider> {
     pub(super) host: EngineHost<EndpointEngine<P>>,
     pub(super) waiter: SharedWaiter,
-    /// The context for the next communicator.
-    contexts: AtomicU32,
+    pub(super) contexts: ContextTable,
     /// What tells how the ranks of a world fare.
     pub(super) watch: OnceLock<Arc<Watch>>,
 }
@@ -156,10 +152,6 @@ impl<P: Provider> EndpointInner<P> {
         if !self.host.is_inherited() {
             self.with(f);
         }
-    }
-
-    pub(super) fn next_context(&self) -> Option<u16> {
-        u16::try_from(self.contexts.fetch_add(1, Ordering::Relaxed)).ok()
     }
 }
 
@@ -182,7 +174,7 @@ impl<P: Provider> Endpoint<P> {
         let host = EngineHost::new(server, endpoint_engine, registration)?;
         host.keep_running().map_err(|_| RegisterError::ServerClosed)?;
         let inner =
-            EndpointInner { host, waiter, contexts: AtomicU32::new(1), watch: OnceLock::new() };
+            EndpointInner { host, waiter, contexts: ContextTable::new(), watch: OnceLock::new() };
         Ok(Self { inner: Arc::new(inner) })
     }
 

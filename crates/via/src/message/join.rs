@@ -83,6 +83,11 @@ impl<P: Provider> Endpoint<P> {
         let discriminator = [b"vigie-messages".as_slice(), &world.identity().id].concat();
         let address = nic.address();
         let mut engine = MessageEngine::new(nic, own, size, config)?;
+        // A rank must not pass for another one that is not connected yet. Calls come as soon as this rank's address is known.
+        let keys = world.pair_keys(deadline).await?.unwrap_or_default();
+        for (rank, key) in (0..size).zip(keys).filter(|(rank, _)| *rank != own) {
+            engine.require_proof(rank, key)?;
+        }
         engine.connect_on_demand(&discriminator)?;
         let endpoint = Self::new(server, engine)?;
 

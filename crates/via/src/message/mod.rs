@@ -38,9 +38,14 @@
 //! | `MPI_Send`, `MPI_Bsend`, `MPI_Ssend`, `MPI_Rsend` | [`send`](Communicator::send), [`send_buffered`](Communicator::send_buffered), [`send_sync`](Communicator::send_sync), [`send_ready`](Communicator::send_ready) |
 //! | `MPI_Recv` | [`recv`](Communicator::recv), [`recv_into`](Communicator::recv_into) |
 //! | `MPI_Isend`, `MPI_Irecv`, `MPI_Wait`, `MPI_Test`, `MPI_Cancel` | [`start_send`](Communicator::start_send), [`start_recv`](Communicator::start_recv): requests that you hold and wait for |
+//! | `MPI_Waitany`, `MPI_Waitsome`, `MPI_Waitall`, and their tests | [`RequestSet`] |
+//! | `MPI_Request_free` | dropping a [`SendRequest`], [`ReceiveRequest::forget`] |
+//! | `MPI_Sendrecv`, `MPI_Sendrecv_replace` | [`send_recv`](Communicator::send_recv), [`send_recv_replace`](Communicator::send_recv_replace) |
 //! | `MPI_Send_init`, `MPI_Recv_init`, `MPI_Start` | [`PersistentSend`], [`PersistentReceive`] |
 //! | `MPI_Probe`, `MPI_Iprobe`, `MPI_Mprobe`, `MPI_Improbe` | [`probe`](Communicator::probe), [`try_probe`](Communicator::try_probe), [`matched_probe`](Communicator::matched_probe), [`try_matched_probe`](Communicator::try_matched_probe) |
-//! | `MPI_Comm_dup` | [`duplicate`](Communicator::duplicate) |
+//! | `MPI_Mrecv`, `MPI_Imrecv` | [`Matched::recv_into`], [`Matched::start`] |
+//! | `MPI_Comm_dup` | [`duplicate_together`](Communicator::duplicate_together); [`duplicate`](Communicator::duplicate) without messages |
+//! | `MPI_Comm_attach_buffer`, `MPI_Comm_flush_buffer`, `MPI_Comm_detach_buffer` | [`attach_buffer`](Communicator::attach_buffer), [`flush_buffer`](Communicator::flush_buffer), [`detach_buffer`](Communicator::detach_buffer) |
 //! | (none) | [`loan`](Communicator::loan), [`recv_view`](Communicator::recv_view): no copy |
 //! | derived datatypes | [`Layout`](crate::protocol::Layout) |
 //!
@@ -79,11 +84,14 @@
 //! ([`send`](Communicator::send)) are only read while its future is polled: do not leave it alone half way.
 
 mod communicator;
+mod context;
 mod endpoint;
 mod error;
+mod exchange;
 mod in_place;
 mod join;
 mod request;
+mod set;
 mod watch;
 
 pub use communicator::{
@@ -94,3 +102,4 @@ pub use error::{MessageError, MessageErrorKind};
 pub use in_place::{LoanedBuffer, MessageView};
 pub use join::JoinError;
 pub use request::{Matched, ReceiveRequest, SendRequest};
+pub use set::{Ended, RequestOutcome, RequestSet};

@@ -233,11 +233,11 @@ impl<P: Provider> fmt::Debug for SendRequest<P> {
 /// Dropping it takes the receive back, and loses a message that was matched to it.
 #[must_use = "only a wait for this returns the message, which is lost if this is dropped"]
 pub struct ReceiveRequest<P: Provider> {
-    inner: Arc<EndpointInner<P>>,
+    pub(super) inner: Arc<EndpointInner<P>>,
     /// `None` once it has ended.
-    id: Option<RequestId>,
+    pub(super) id: Option<RequestId>,
     /// Bytes that arrived during a [`wait`](Self::wait) or a [`test`](Self::test) that did not finish.
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 impl<P: Provider> ReceiveRequest<P> {
@@ -299,8 +299,28 @@ impl<P: Provider> ReceiveRequest<P> {
 
     fn over(&mut self, result: Result<Status, MessageError>) -> Result<Message, MessageError> {
         self.id = None;
-        let bytes = std::mem::take(&mut self.bytes);
-        result.map(|status| Message { status, bytes })
+        result.map(|status| self.take_message(status))
+    }
+
+    pub(super) fn take_message(&mut self, status: Status) -> Message {
+        Message { status, bytes: std::mem::take(&mut self.bytes) }
+    }
+
+    /// Receives the message into the memory of `buffer`, whose content is lost: nothing is allocated if its capacity suffices.
+    /// Call it before you wait.
+    pub fn with_buffer(mut self, mut buffer: Vec<u8>) -> Self {
+        buffer.clear();
+        buffer.append(&mut self.bytes);
+        self.bytes = buffer;
+        self
+    }
+
+    /// Leaves the receive to itself: it stays posted, and the message that it is matched with, now or later, is discarded. Dropping it
+    /// takes it back instead, so that the message goes to another receive.
+    pub fn forget(mut self) {
+        if let Some(id) = self.id.take() {
+            self.inner.drop_with(|engine| engine.forget_receive(id));
+        }
     }
 
     /// Takes the receive back. If a message was already matched to it, the request is returned, for you to
@@ -345,6 +365,12 @@ impl<P: Provider> Matched<P> {
     #[must_use]
     pub const fn status(&self) -> Status {
         self.status
+    }
+
+    /// Turns it into a request like any other, to be waited for later or in a [`RequestSet`](super::RequestSet): `MPI_Imrecv`. The
+    /// message arrives meanwhile; [`ReceiveRequest::with_buffer`] says where.
+    pub fn start(self) -> ReceiveRequest<P> {
+        self.request
     }
 
     /// Receives the message.

@@ -36,9 +36,8 @@ impl<P: Provider> MessageEngine<P> {
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             peer.outbox.retain(|one| *one != key);
         }
-        if let Some(RequestEntry::Send(send)) = self.requests.remove(key) {
-            self.buffered_bytes -= send.buffered;
-        }
+        self.release_buffered(key);
+        self.requests.remove(key);
     }
 
     pub(super) fn cancel_answered(

@@ -28,9 +28,12 @@ use super::{
     peer::{Peer, PeerLink},
     reliable::UnreliableLink,
 };
-use crate::vi::{
-    Address, Connect, ProtectionTag, Provider, Reason, ReceiveDescriptor, Reliability, RequestId,
-    ViAttributes, ViError, ViId,
+use crate::{
+    auth::Secret,
+    vi::{
+        Address, Connect, ProtectionTag, Provider, Reason, ReceiveDescriptor, Reliability,
+        RequestId, ViAttributes, ViError, ViId,
+    },
 };
 
 /// The first pause before a rank is called again; it doubles up to 64 times that.
@@ -94,7 +97,8 @@ impl<P: Provider> MessageEngine<P> {
         let PeerLink::Prepared(own) = &self.peers[rank as usize].link else {
             return Err(EngineError::Greeting { rank, what: "it was made before" });
         };
-        Ok((own.vi, greeting::encode(self.rank, self.size(), &self.config, own)))
+        let key = self.peers[rank as usize].key.as_ref();
+        Ok((own.vi, greeting::encode((self.rank, rank), self.size(), &self.config, own, key)))
     }
 
     fn prepare(&mut self, rank: u32) -> Result<LocalResources, EngineError> {
@@ -135,9 +139,9 @@ impl<P: Provider> MessageEngine<P> {
     /// # Errors
     /// [`EngineError::Greeting`]; disconnect the VI then.
     pub fn accept_greeting(&mut self, rank: u32, bytes: &[u8]) -> Result<(), EngineError> {
-        let (size, config) = (self.size(), self.config);
+        let (own, size, config) = (self.rank, self.size(), self.config);
         let peer = self.peer_to_be(rank)?;
-        let parameters = greeting::decode(bytes, rank, size, &config)?;
+        let parameters = greeting::decode(bytes, (rank, own), size, &config, peer.key.as_ref())?;
         match std::mem::replace(&mut peer.link, PeerLink::Absent) {
             PeerLink::Prepared(own) => {
                 peer.frame_bytes_max = config.frame_bytes_max.min(parameters.frame_bytes_max);
@@ -238,6 +242,16 @@ impl<P: Provider> MessageEngine<P> {
         Ok(())
     }
 
+    /// Demands that a rank proves who it is when it is connected, by the key that only it and this rank know: a greeting without that
+    /// proof is refused, and this rank's own greeting carries it. Both must demand it before either calls the other.
+    ///
+    /// # Errors
+    /// [`EngineError::NoSuchRank`].
+    pub fn require_proof(&mut self, rank: u32, key: Secret) -> Result<(), EngineError> {
+        self.peer_to_be(rank)?.key = Some(key);
+        Ok(())
+    }
+
     /// Records that a rank has ended, as its launcher says. A rank that is connected, or is about to be, fails only when its
     /// connection ends, since its last messages may still have to be taken.
     pub fn rank_is_gone(&mut self, rank: u32) {
@@ -304,9 +318,11 @@ impl<P: Provider> MessageEngine<P> {
         has_worked
     }
 
-    /// Handles the call of a process that says to be `rank`.
-    pub(super) fn called(&mut self, request: RequestId, rank: Option<u32>) {
+    /// Handles the call of a process that says in its greeting to be a rank.
+    pub(super) fn called(&mut self, request: RequestId, greeting: &[u8]) {
         let own = self.rank;
+        let key_of = |rank: u32| self.peers.get(rank as usize)?.key.as_ref();
+        let rank = greeting::proven_rank(greeting, own, key_of);
         let found = rank.and_then(|rank| Some((rank, self.peers.get_mut(rank as usize)?)));
         let found = found.filter(|(_, peer)| !peer.is_connected() && peer.failed.is_none());
         match found.map(|(rank, peer)| (rank, &mut peer.approach)) {

@@ -1,11 +1,16 @@
 //! The engine: one NIC, a VI to each rank, one completion queue, and the lists of requests.
 
-use std::{collections::VecDeque, io, os::fd::BorrowedFd};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    os::fd::BorrowedFd,
+};
 
 use vigie_detect::{Armed, Instant};
 
 use super::{
     EngineConfig, EngineError, RequestId,
+    buffered::SendBuffer,
     config::FRAME_BYTES_MIN,
     greeting,
     incoming::{ArrivedFrame, DirectReceive, Origin},
@@ -108,12 +113,16 @@ pub struct MessageEngine<P: Provider> {
     pub(super) unexpected: UnexpectedMessages,
     /// Requests that became ready while their owners were not polling.
     pub(super) ready: Vec<RequestId>,
+    /// Receives without an owner whose message has come.
+    pub(super) forgotten: Vec<u64>,
     /// Peers for which something waits to be sent.
     pub(super) listed: Vec<u32>,
     /// Peers that may be owed credits.
     touched: Vec<u32>,
     pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
+    /// The buffers of contexts that have one of their own.
+    pub(super) buffers: BTreeMap<u16, SendBuffer>,
     /// The bytes of sends that are done for their owners and wait here for their receives.
     pub(super) held_bytes: u64,
     /// Matched messages that arrive only when their receive is polled, and since when they have waited for that.
@@ -215,10 +224,12 @@ impl<P: Provider> MessageEngine<P> {
             posted: PostedReceives::new(),
             unexpected: UnexpectedMessages::new(),
             ready: Vec::new(),
+            forgotten: Vec::new(),
             listed: Vec::new(),
             touched: Vec::new(),
             now: Instant::from_nanos(0),
             buffered_bytes: 0,
+            buffers: BTreeMap::new(),
             held_bytes: 0,
             unattended: Vec::new(),
             counters: MessageCounters::default(),
@@ -262,7 +273,7 @@ impl<P: Provider> MessageEngine<P> {
         self.counters
     }
 
-    /// Returns how many requests and messages the engine keeps; zero when nothing is under way.
+    /// Returns how many requests, sets of requests and messages the engine keeps; zero when nothing is under way.
     #[must_use]
     pub const fn kept(&self) -> usize {
         self.requests.len() + self.messages.len()
@@ -301,7 +312,7 @@ impl<P: Provider> MessageEngine<P> {
                 NicEvent::Requested { request, discriminator, greeting }
                     if self.discriminator.as_ref() == Some(&discriminator) =>
                 {
-                    self.called(request, greeting::rank(&greeting));
+                    self.called(request, &greeting);
                 }
                 NicEvent::Requested { request, discriminator, greeting } => {
                     if self.events.len() >= REQUESTS_MAX.saturating_add(4 * self.peers.len()) {
@@ -366,7 +377,7 @@ impl<P: Provider> MessageEngine<P> {
         if !self.broken.is_empty() {
             has_worked |= self.fail_broken(is_drained);
         }
-        has_worked |= self.serve_unattended(now);
+        has_worked |= self.serve_unattended(now) | self.drop_forgotten();
         has_worked | self.flush() | self.serve_lossy()
     }
 

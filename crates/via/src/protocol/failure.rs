@@ -1,7 +1,7 @@
 //! The failure of a rank: everything that waits for it ends in an error that names it.
 
 use super::{
-    EngineEvent, MessageEngine, RequestError, RequestId,
+    EngineEvent, MessageEngine, RequestError,
     matching::Pattern,
     peer::PeerLink,
     request::{ReceiveState, RequestEntry},
@@ -89,7 +89,7 @@ impl<P: Provider> MessageEngine<P> {
                     if receive.pattern.source.is_none_or(|source| source == rank) {
                         receive.state = ReceiveState::Failed(error);
                         self.posted.remove(node);
-                        self.ready.push(RequestId(key));
+                        self.announce(key);
                     }
                 }
                 _ => {}

@@ -7,15 +7,45 @@ use super::{
     credits::DESCRIPTORS_MAX,
     link::{LocalResources, PeerParameters},
 };
-use crate::vi::RemoteKey;
+use crate::{
+    auth::{Secret, TAG_BYTES, is_same},
+    vi::RemoteKey,
+};
 
-const MAGIC: u32 = u32::from_be_bytes(*b"vgm2");
+const MAGIC: u32 = u32::from_be_bytes(*b"vgm3");
 
-/// The length of a greeting, in bytes.
-const GREETING_BYTES: usize = 56;
+/// The length of a greeting without its proof, and with it, in bytes.
+const BODY_BYTES: usize = 56;
+const GREETING_BYTES: usize = BODY_BYTES + TAG_BYTES;
 
-/// Returns the greeting of `rank` for a peer.
-pub(super) fn encode(rank: u32, size: u32, config: &EngineConfig, own: &LocalResources) -> Vec<u8> {
+/// Returns the proof that a greeting for rank `to` is from the rank that it names: its tag under the key that only these two know.
+fn proof(body: &[u8], to: u32, key: &Secret) -> [u8; TAG_BYTES] {
+    key.tag(&[b"greeting", &to.to_le_bytes(), body])
+}
+
+/// Returns whether a greeting for rank `to` has the proof that `key` asks for.
+fn is_proven(bytes: &[u8], to: u32, key: Option<&Secret>) -> bool {
+    let (body, tag) = bytes.split_at(BODY_BYTES);
+    key.is_none_or(|key| is_same(tag, &proof(body, to, key)))
+}
+
+/// Returns the rank that a greeting for rank `to` is from, if that is known by the keys of pairs; `None` if it is from a stranger.
+pub(super) fn proven_rank<'a>(
+    bytes: &[u8],
+    to: u32,
+    key_of: impl FnOnce(u32) -> Option<&'a Secret>,
+) -> Option<u32> {
+    rank(bytes).filter(|rank| is_proven(bytes, to, key_of(*rank)))
+}
+
+/// Returns the greeting of `rank` for the rank `to`, with the key that the two share if there is one.
+pub(super) fn encode(
+    (rank, to): (u32, u32),
+    size: u32,
+    config: &EngineConfig,
+    own: &LocalResources,
+    key: Option<&Secret>,
+) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(GREETING_BYTES);
     for word in [MAGIC, rank, size] {
         bytes.extend_from_slice(&word.to_le_bytes());
@@ -31,6 +61,8 @@ pub(super) fn encode(rank: u32, size: u32, config: &EngineConfig, own: &LocalRes
     {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
+    let tag = key.map_or([0; TAG_BYTES], |key| proof(&bytes, to, key));
+    bytes.extend_from_slice(&tag);
     bytes
 }
 
@@ -49,17 +81,19 @@ pub(super) fn rank(bytes: &[u8]) -> Option<u32> {
     (bytes.len() == GREETING_BYTES && word(bytes, 0) == MAGIC).then(|| word(bytes, 4))
 }
 
-/// Returns the parameters in the greeting of `rank`.
+/// Returns the parameters in the greeting of `rank` for the rank `to`.
 pub(super) fn decode(
     bytes: &[u8],
-    rank: u32,
+    (rank, to): (u32, u32),
     size: u32,
     config: &EngineConfig,
+    key: Option<&Secret>,
 ) -> Result<PeerParameters, EngineError> {
     let bad = |what| Err(EngineError::Greeting { rank, what });
     match self::rank(bytes) {
         None => return bad("it is not of this version"),
         Some(found) if found != rank => return bad("it is from another rank"),
+        Some(_) if !is_proven(bytes, to, key) => return bad("it lacks the proof of its rank"),
         Some(_) => {}
     }
     if word(bytes, 8) != size {

@@ -347,7 +347,7 @@ impl<P: Provider> MessageEngine<P> {
         let key = self.messages.insert(message);
         if let Some(request) = taker {
             self.matched(key, request);
-            self.ready.push(RequestId(request));
+            self.announce(request);
             return Ok(key);
         }
         let node = self.unexpected.insert(label, key);
@@ -564,7 +564,7 @@ impl<P: Provider> MessageEngine<P> {
             message.park(part);
         }
         if let Some(request) = request {
-            self.ready.push(RequestId(request));
+            self.announce(request);
             self.grant(key);
         }
         Ok(())
@@ -653,7 +653,7 @@ impl<P: Provider> MessageEngine<P> {
             && let Some(RequestEntry::Receive(receive)) = self.requests.get_mut(request)
         {
             receive.state = ReceiveState::Failed(error);
-            self.ready.push(RequestId(request));
+            self.announce(request);
         }
     }
 

@@ -33,6 +33,7 @@
 //! message.
 
 mod area;
+mod buffered;
 mod cancel;
 mod config;
 mod connecting;
@@ -52,6 +53,7 @@ mod reliable;
 mod rendezvous;
 mod request;
 mod send;
+mod set;
 mod waiting;
 
 pub use config::{EngineConfig, EngineError, RequestError, SendError};

@@ -12,7 +12,10 @@ use super::{
     reliable::UnreliableLink,
     to_u64,
 };
-use crate::vi::{Address, ProtectionTag, Provider, Reason, ViId};
+use crate::{
+    auth::Secret,
+    vi::{Address, ProtectionTag, Provider, Reason, ViId},
+};
 
 /// The link to a rank.
 #[derive(Debug)]
@@ -86,6 +89,8 @@ pub(super) struct Peer {
     /// Where it can be reached, if connections are made on demand.
     pub(super) address: Option<Address>,
     pub(super) approach: Approach,
+    /// By which it must prove its rank.
+    pub(super) key: Option<Secret>,
     /// The tag of the memory that is shared with it alone.
     pub(super) tag: Option<ProtectionTag>,
     pub(super) failed: Option<Reason>,
@@ -151,6 +156,7 @@ impl Peer {
             link,
             address: None,
             approach: Approach::Apart,
+            key: None,
             tag: None,
             failed: None,
             frame_bytes_max: 0,

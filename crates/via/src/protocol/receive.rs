@@ -210,7 +210,7 @@ impl<P: Provider> MessageEngine<P> {
             }
         }
         // There is more to do: the next poll finds it.
-        self.ready.push(id);
+        self.announce(id.0);
         Poll::Pending
     }
 
@@ -298,7 +298,7 @@ impl<P: Provider> MessageEngine<P> {
             let beyond = to_usize(message.total) - kept.bytes.len();
             message.consumed = 0;
             message.parts.push_back(MessagePart { bytes: kept.bytes, start: 0, beyond });
-            self.ready.push(RequestId(request));
+            self.announce(request);
         }
     }
 

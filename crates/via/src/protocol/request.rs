@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::{
     RequestError,
     matching::{Label, NodeId, Pattern},
+    set::{ReadyList, SetMember},
     to_u64,
 };
 use crate::vi::{Memory, Registered, RemoteKey};
@@ -96,6 +97,8 @@ pub enum CancelState {
 pub(super) enum RequestEntry {
     Send(SendRequest),
     Receive(ReceiveRequest),
+    /// No request of its own: the waiter of several.
+    Set(ReadyList),
 }
 
 /// Where a send's bytes are.
@@ -157,6 +160,9 @@ pub(super) struct SendRequest {
     pub(super) is_pumped: bool,
     /// The bytes that it occupies in the buffer for buffered sends.
     pub(super) buffered: u64,
+    /// That buffer is its context's own.
+    pub(super) has_own_buffer: bool,
+    pub(super) member: SetMember,
     pub(super) result: Option<Result<(), RequestError>>,
 }
 
@@ -182,11 +188,21 @@ pub(super) struct ReceiveRequest {
     pub(super) limit: u64,
     /// Its owner polls it when it becomes ready.
     pub(super) is_attended: bool,
+    /// It has no owner any more: its message is discarded.
+    pub(super) is_forgotten: bool,
+    pub(super) member: SetMember,
 }
 
 impl ReceiveRequest {
     pub(super) const fn new(pattern: Pattern, state: ReceiveState) -> Self {
-        Self { pattern, state, limit: u64::MAX, is_attended: true }
+        Self {
+            pattern,
+            state,
+            limit: u64::MAX,
+            is_attended: true,
+            is_forgotten: false,
+            member: SetMember::NONE,
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
     payload::{SLICES_MAX, copy_range, gather, total},
     peer::{Peer, PeerLink},
     request::{RequestEntry, SendBody, SendPhase, SendRequest},
+    set::SetMember,
     to_u64, to_usize,
 };
 use crate::{
@@ -204,19 +205,6 @@ impl<P: Provider> MessageEngine<P> {
         Ok(())
     }
 
-    /// Copies a message for buffered mode, if there is room for it.
-    fn keep_buffered(&mut self, body: &[IoSlice<'_>]) -> Result<Vec<u8>, SendError> {
-        let needed = total(body);
-        let free = self.config.buffered_bytes_max.saturating_sub(self.buffered_bytes);
-        if needed > free {
-            return Err(SendError::BufferFull { needed, free });
-        }
-        let mut bytes = Vec::with_capacity(to_usize(needed));
-        copy_range(body, 0, to_usize(needed), &mut bytes);
-        self.buffered_bytes += needed;
-        Ok(bytes)
-    }
-
     fn begin_send(
         &mut self,
         route: MessageRoute,
@@ -249,13 +237,16 @@ impl<P: Provider> MessageEngine<P> {
             is_settled: false,
             is_pumped: false,
             buffered: 0,
+            has_own_buffer: false,
+            member: SetMember::NONE,
             result: None,
         };
 
         let mut borrowed: Option<&[IoSlice<'_>]> = None;
         match payload {
             Payload::Borrowed(body) if mode == SendMode::Buffered => {
-                let bytes = self.keep_buffered(body)?;
+                let (bytes, has_own) = self.keep_buffered(context, body)?;
+                request.has_own_buffer = has_own;
                 request.total = to_u64(bytes.len());
                 request.buffered = request.total;
                 request.body = SendBody::Owned(bytes);
@@ -491,7 +482,7 @@ impl<P: Provider> MessageEngine<P> {
             send.is_settled = true;
             peer.settled += 1;
             self.held_bytes += send.total;
-            self.ready.push(RequestId(key));
+            self.announce(key);
         }
     }
 
@@ -621,8 +612,8 @@ impl<P: Provider> MessageEngine<P> {
 
     /// Ends a send.
     pub(super) fn end_send(&mut self, key: u64, result: Result<(), RequestError>) {
+        self.release_buffered(key);
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
-        self.buffered_bytes -= std::mem::take(&mut send.buffered);
         if std::mem::take(&mut send.is_settled) {
             self.held_bytes -= send.total;
             if let Some(peer) = self.peers.get_mut(send.peer as usize) {
@@ -637,7 +628,7 @@ impl<P: Provider> MessageEngine<P> {
         send.body = SendBody::Borrowed;
         send.result = Some(result);
         if !send.is_detached {
-            self.ready.push(RequestId(key));
+            self.announce(key);
         } else if !matches!(send.stage, SendPhase::Aborted { .. }) {
             self.requests.remove(key);
         }
@@ -653,7 +644,7 @@ impl<P: Provider> MessageEngine<P> {
             return;
         }
         if !is_own {
-            self.ready.push(RequestId(key));
+            self.announce(key);
         } else if !std::mem::replace(&mut send.is_pumped, true)
             && let Some(peer) = self.peers.get_mut(rank as usize)
         {
@@ -757,7 +748,7 @@ impl<P: Provider> MessageEngine<P> {
     fn progress_of(&self, key: u64) -> Option<u64> {
         match self.requests.get(key)? {
             RequestEntry::Send(send) => Some(send.sent),
-            RequestEntry::Receive(_) => None,
+            RequestEntry::Receive(_) | RequestEntry::Set(_) => None,
         }
     }
 
@@ -827,7 +818,7 @@ impl<P: Provider> MessageEngine<P> {
             }
         }
         // There is more to do: the next poll finds it.
-        self.ready.push(id);
+        self.announce(id.0);
         Poll::Pending
     }
 

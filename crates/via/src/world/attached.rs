@@ -6,9 +6,12 @@ use vigie_detect::{Handle, Instant, Timers};
 
 use super::{
     Bootstrap, BootstrapFuture, Membership, Rank, WorldError, WorldEvent,
+    hub::GETS_MAX,
     member::Member,
     waiting::{DeadlineWait, HubLink},
+    wire::{PAIR_KEY_BYTES, PAIR_KEYS, PAIR_KEYS_MAX},
 };
+use crate::auth::Secret;
 
 /// A rank and its link.
 pub(super) struct Attached<L> {
@@ -44,6 +47,34 @@ impl<L: HubLink<StateMachine = Member>> Attached<L> {
         let identity = &mut self.membership.identity;
         identity.secret = secret(&identity.id);
         self
+    }
+
+    /// Asks for the pair keys of all ranks, as many as may be asked for at once, and adds them to `keys`. Returns `false` if there
+    /// are none.
+    async fn add_pair_keys(
+        &self,
+        keys: &mut Vec<Secret>,
+        deadline: Instant,
+    ) -> Result<bool, WorldError> {
+        let from = u32::try_from(keys.len()).unwrap_or(u32::MAX);
+        let firsts = (from..self.membership.size).step_by(PAIR_KEYS_MAX).take(GETS_MAX).map(Rank);
+        self.link.act(|member| {
+            firsts.clone().try_for_each(|first| member.ask(Some(first), PAIR_KEYS))
+        })?;
+        let what = || "the launcher's keys of pairs".to_owned();
+        for first in firsts {
+            let answer = |member: &mut Member, _| member.answer(first, PAIR_KEYS);
+            let Some(value) = self.waiting(deadline).until(what, answer).await? else {
+                return Ok(false);
+            };
+            let (chunks, rest) = value.as_chunks::<PAIR_KEY_BYTES>();
+            let left = self.membership.size.saturating_sub(first.0) as usize;
+            if !rest.is_empty() || chunks.len() != left.min(PAIR_KEYS_MAX) {
+                return Err(WorldError::Disorder("it told pair keys of another length"));
+            }
+            keys.extend(chunks.iter().map(|key| Secret::new(*key)));
+        }
+        Ok(true)
     }
 
     const fn waiting(&self, deadline: Instant) -> DeadlineWait<'_, L> {
@@ -113,6 +144,18 @@ impl<L: HubLink<StateMachine = Member>> Bootstrap for Attached<L> {
             self.link.act(Member::leave)?;
             let what = || "the launcher could be told that this rank leaves".to_owned();
             self.waiting(deadline).until(what, |_, is_sent| is_sent.then_some(())).await
+        })
+    }
+
+    fn pair_keys(&self, deadline: Instant) -> BootstrapFuture<'_, Option<Vec<Secret>>> {
+        Box::pin(async move {
+            let mut keys = Vec::new();
+            while keys.len() < self.membership.size as usize {
+                if !self.add_pair_keys(&mut keys, deadline).await? {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(keys))
         })
     }
 

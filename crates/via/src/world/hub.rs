@@ -25,8 +25,9 @@ use std::{
 
 use super::{
     Identity, Membership, Rank, RankExit, WorldEvent,
-    wire::{HubReply, HubRequest, MISSING_MAX, VERSION},
+    wire::{HubReply, HubRequest, MISSING_MAX, PAIR_KEYS, PAIR_KEYS_MAX, VERSION},
 };
+use crate::auth::Secret;
 
 /// The most values that one rank puts.
 pub const KEYS_MAX: usize = 256;
@@ -40,6 +41,8 @@ pub type SharedFrame = Arc<[u8]>;
 #[derive(Debug)]
 pub struct Hub {
     identity: Identity,
+    /// From which the keys of pairs are derived. No rank learns it.
+    pair_master: Option<Secret>,
     members: Vec<MemberRecord>,
     /// What has happened so far, for ranks that join late. At most three events for each rank.
     events: Vec<WorldEvent>,
@@ -94,11 +97,19 @@ impl Hub {
         };
         Self {
             identity,
+            pair_master: None,
             members: (0..size).map(member).collect(),
             events: Vec::new(),
             questions: BTreeMap::new(),
             transmissions: VecDeque::new(),
         }
+    }
+
+    /// Gives each two ranks a key that no third rank knows, by which they prove to each other who they are. `master` must be
+    /// random, and not be known to any rank. By default there are no such keys.
+    #[must_use]
+    pub fn pair_keys_from(self, master: Secret) -> Self {
+        Self { pair_master: Some(master), ..self }
     }
 
     /// Returns the number of ranks.
@@ -258,6 +269,9 @@ impl Hub {
 
     fn put(&mut self, rank: Rank, key: String, value: Vec<u8>) -> Result<(), &'static str> {
         let Some(member) = self.member(rank) else { return Ok(()) };
+        if key == PAIR_KEYS {
+            return Err("a key that the launcher keeps");
+        }
         if member.values.contains_key(&key) {
             return Err("a key was put twice");
         }
@@ -279,6 +293,11 @@ impl Hub {
         let size = self.size();
         if owner_rank.is_some_and(|owner_rank| owner_rank.0 >= size) {
             return Err("a question for a rank that does not exist");
+        }
+        if key == PAIR_KEYS {
+            let first = owner_rank.ok_or("a question for the pair keys of all ranks at once")?;
+            self.tell_pair_keys(rank, first);
+            return Ok(());
         }
         let mut is_open = false;
         for owner in
@@ -305,6 +324,22 @@ impl Hub {
             }
         }
         Ok(())
+    }
+
+    /// Tells a rank the keys that it shares with `first` and the ranks behind it.
+    fn tell_pair_keys(&mut self, rank: Rank, first: Rank) {
+        let key = PAIR_KEYS.to_owned();
+        let reply = match &self.pair_master {
+            Some(master) => {
+                let keys = (first.0..self.size()).take(PAIR_KEYS_MAX).flat_map(|other| {
+                    let (low, high) = (rank.0.min(other), rank.0.max(other));
+                    master.tag(&[b"pair", &low.to_le_bytes(), &high.to_le_bytes()])
+                });
+                HubReply::Value { rank: first, key, value: keys.collect() }
+            }
+            None => HubReply::Absent { rank: first, key },
+        };
+        self.send(rank, &reply.encode().into());
     }
 
     /// Sends the answer of `owner` for `key` to all who asked for it.

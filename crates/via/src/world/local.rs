@@ -15,6 +15,7 @@ use super::{
     waiting::{HubLink, StateMachine},
     wire::Decoder,
 };
+use crate::auth::{Secret, random};
 
 /// Makes a world of `size` ranks (at least 1) inside this process, and its launcher. Deadlines use the clock
 /// of `server`.
@@ -27,7 +28,7 @@ pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     let state = LocalState {
-        hub: Hub::new(size, Identity::random()?),
+        hub: Hub::new(size, Identity::random()?).pair_keys_from(Secret::new(random()?)),
         members: (0..size).map(|_| Member::default()).collect(),
     };
     let launcher = LocalLauncher { state: Arc::new(Mutex::new(state)) };

@@ -74,7 +74,7 @@ pub use self::{
     local::{LocalLauncher, local},
     pmi::PmiError,
 };
-use crate::auth::random;
+use crate::auth::{Secret, random};
 
 /// Names the descriptor through which a rank reaches its launcher.
 pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";
@@ -320,6 +320,13 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
         let _ = code;
     }
 
+    /// Returns the key that this rank shares with each rank and with no third one, by rank. The default is `None`, for launchers
+    /// that hand out none.
+    fn pair_keys(&self, deadline: Instant) -> BootstrapFuture<'_, Option<Vec<Secret>>> {
+        let _ = deadline;
+        Box::pin(async { Ok(None) })
+    }
+
     /// Puts a value and returns those of all ranks under this key. The default uses a barrier.
     fn all_gather<'a>(
         &'a self,
@@ -475,6 +482,19 @@ impl World {
         check_key(key)?;
         check_value(value)?;
         self.bootstrap.all_gather(key, value, deadline).await
+    }
+
+    /// Returns the key that this rank shares with each rank and with no third one, by rank: ranks prove to each other by it who
+    /// they are. `None` if the launcher hands out none, as those that speak PMI-1. At a rendezvous over TCP these keys are
+    /// authenticated, but not encrypted, as all that it says.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
+    pub async fn pair_keys(&self, deadline: Instant) -> Result<Option<Vec<Secret>>, WorldError> {
+        self.bootstrap.pair_keys(deadline).await
     }
 
     /// Waits until every rank has entered that has neither left nor ended nor been expelled. The

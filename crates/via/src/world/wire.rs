@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::{Identity, Membership, Rank, RankExit, WorldEvent, is_key};
 
 /// The version of this protocol, which both sides must speak.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// The longest key, in bytes. PMI-1 launchers guarantee that much.
 pub const KEY_BYTES_MAX: usize = 32;
 /// The longest value, in bytes: twice that many hexadecimal characters still fit into a value of PMI-1, whose
@@ -19,6 +19,14 @@ pub const KEY_BYTES_MAX: usize = 32;
 pub const VALUE_BYTES_MAX: usize = 500;
 /// The most bytes of a frame behind its length.
 pub const FRAME_BYTES_MAX: usize = 600;
+
+/// The key under which a rank asks the hub for the keys that it shares with each single other rank; no rank can put it. The value
+/// of rank `r` holds those of the ranks from `r` on, at most [`PAIR_KEYS_MAX`].
+pub const PAIR_KEYS: &str = "vigie:pair-keys";
+/// The most pair keys in one value.
+pub const PAIR_KEYS_MAX: usize = VALUE_BYTES_MAX / PAIR_KEY_BYTES;
+/// The length of a pair key, in bytes.
+pub(super) const PAIR_KEY_BYTES: usize = 16;
 
 /// The most missing ranks that are named.
 pub const MISSING_MAX: usize = 100;

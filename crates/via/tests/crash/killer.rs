@@ -1,4 +1,4 @@
-//! A NIC that kills its process at its k-th transmission.
+//! A NIC that kills its process at its k-th transmission, or at its k-th step towards a connection.
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -26,18 +26,37 @@ pub(crate) enum Death {
 pub(crate) struct Killer {
     inner: Shm,
     death: Option<Death>,
+    /// Calls about connections and progress count too.
+    counts_steps: bool,
     count: u64,
 }
 
 impl Killer {
     pub(crate) const fn new(inner: Shm) -> Self {
-        Self { inner, death: None, count: 0 }
+        Self { inner, death: None, counts_steps: false, count: 0 }
     }
 
-    /// Starts counting.
+    /// Starts counting transmissions.
     pub(crate) const fn plan(&mut self, death: Option<Death>) {
         self.death = death;
         self.count = 0;
+    }
+
+    /// Starts counting, from the first step of the first connection on.
+    pub(crate) const fn plan_early(&mut self, death: Option<Death>) {
+        self.plan(death);
+        self.counts_steps = true;
+    }
+
+    fn step<T>(&mut self, call: impl FnOnce(&mut Shm) -> T) -> T {
+        if !self.counts_steps {
+            return call(&mut self.inner);
+        }
+        self.count += 1;
+        self.die_if(Death::Before(self.count));
+        let result = call(&mut self.inner);
+        self.die_if(Death::After(self.count));
+        result
     }
 
     fn die_if(&self, moment: Death) {
@@ -105,7 +124,7 @@ impl Provider for Killer {
     }
 
     fn connect(&mut self, to: Connect<'_>) -> Result<(), ViError> {
-        self.inner.connect(to)
+        self.step(|nic| nic.connect(to))
     }
 
     fn connect_peer(&mut self, to: Connect<'_>) -> Result<(), ViError> {
@@ -113,11 +132,11 @@ impl Provider for Killer {
     }
 
     fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {
-        self.inner.accept(request, vi, greeting)
+        self.step(|nic| nic.accept(request, vi, greeting))
     }
 
     fn reject(&mut self, request: RequestId) -> Result<(), ViError> {
-        self.inner.reject(request)
+        self.step(|nic| nic.reject(request))
     }
 
     fn disconnect(&mut self, vi: ViId) -> Result<(), ViError> {
@@ -153,7 +172,12 @@ impl Provider for Killer {
     }
 
     fn progress(&mut self, now: Instant) -> bool {
-        self.inner.progress(now)
+        let has_worked = self.inner.progress(now);
+        if has_worked {
+            // How often it finds something is not the same in each run.
+            self.step(|_| ());
+        }
+        has_worked
     }
 
     fn next_deadline(&self) -> Option<Instant> {

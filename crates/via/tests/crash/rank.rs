@@ -128,9 +128,24 @@ impl Rank {
         });
     }
 
-    /// Exchanges all messages with all other ranks. `death`: when this rank dies.
-    pub(crate) fn run(mut self, death: Option<Death>) {
+    /// Tells where the others are; they are connected when they are needed. `death`: when this rank dies.
+    pub(crate) fn introduce(&mut self, addresses: &[Address], death: Option<Death>) {
+        self.engine.nic_mut().unlisten(b"crash");
+        self.engine.connect_on_demand(b"crash").expect("no other listener");
+        for peer in self.peers() {
+            let address = addresses[usize::try_from(peer).expect("small")].clone();
+            self.engine.introduce(peer, address).expect("a rank");
+        }
+        self.engine.nic_mut().plan_early(death);
+    }
+
+    /// Lets this rank die at a transmission.
+    pub(crate) const fn plan(&mut self, death: Option<Death>) {
         self.engine.nic_mut().plan(death);
+    }
+
+    /// Exchanges all messages with all other ranks.
+    pub(crate) fn run(mut self) {
         for context in ROUNDS {
             self.exchange(context);
         }

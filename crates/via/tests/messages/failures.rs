@@ -5,9 +5,10 @@ use std::time::Duration;
 use vigie_detect::Instant;
 use vigie_via::{
     message::{Endpoint, JoinError, MessageError, SourceFilter, TagFilter},
-    protocol::{EngineConfig, EngineEvent, SendMode},
+    protocol::{EngineConfig, EngineEvent, MessageEngine, SendMode},
     shm::Shm,
-    world::{World, local},
+    vi::{Address, Reason},
+    world::{Rank, World, local},
 };
 
 use super::hosts::{BOUND, on_each_host};
@@ -37,6 +38,56 @@ fn joining_alone_or_twice() {
         let _first = join(&single[0], BOUND).await.expect("it is its whole world");
         let second = join(&single[0], BOUND).await.expect_err("the second");
         assert!(matches!(second, JoinError::AlreadyJoined), "{second}");
+    });
+}
+
+/// Goal: in a world whose launcher hands out keys, a rank cannot pass for another one, and the real one is connected afterwards.
+/// Method: a rank that has joined, and knows the world's secret and its own keys, calls rank 0 as rank 1.
+#[test]
+fn a_rank_cannot_pass_for_another() {
+    on_each_host(|host| async move {
+        let (_launcher, worlds) = local(host.server(0), 3).expect("a world");
+        let joins: Vec<_> = (0..)
+            .zip(&worlds)
+            .map(|(number, world)| {
+                let (server, world) = (host.server(number).clone(), world.clone());
+                host.spawn(async move {
+                    let (nic, deadline) = (Shm::open().expect("a NIC"), Instant::now() + BOUND);
+                    let config = EngineConfig::default();
+                    Endpoint::join_over(&server, &world, nic, config, deadline).await
+                })
+            })
+            .collect();
+        let mut endpoints = Vec::new();
+        for join in joins {
+            endpoints.push(join.await.expect("no panic").expect("all ranks have joined"));
+        }
+
+        let hostile = &worlds[2];
+        let deadline = Instant::now() + BOUND;
+        let address = hostile.get(Rank(0), "vigie-via-address", deadline).await;
+        let address = Address(address.expect("the launcher answers").expect("it was put"));
+        let keys = hostile.pair_keys(deadline).await.expect("the launcher answers");
+        let keys = keys.expect("it hands out keys");
+        assert_eq!(keys.len(), 3);
+        let real = worlds[1].pair_keys(deadline).await.expect("the launcher answers");
+        assert!(real.as_ref().is_some_and(|real| real[2] == keys[1] && real[0] != keys[0]));
+        let discriminator = [b"vigie-messages".as_slice(), &hostile.identity().id].concat();
+        let nic = Shm::open().expect("a NIC");
+        let mut engine = MessageEngine::new(nic, 1, 3, EngineConfig::default()).expect("an engine");
+        engine.require_proof(0, keys[0].clone()).expect("a rank");
+        let posing = Endpoint::new(host.server(2), engine).expect("a server");
+        posing
+            .with(|engine| engine.connect(0, &address, &discriminator, deadline))
+            .expect("it asks");
+        let event = posing.next_event().await.expect("an event");
+        let is_refused =
+            matches!(event, EngineEvent::Refused { rank: 0, reason: Reason::Rejected });
+        assert!(is_refused, "{event:?}");
+
+        endpoints[1].communicator().send(0, 7, b"truth").await.expect("sent");
+        let message = endpoints[0].communicator().recv(1, TagFilter::Any).await;
+        assert_eq!(message.expect("received").bytes, b"truth");
     });
 }
 

@@ -4,6 +4,7 @@ use std::{io::IoSlice, task::Poll, time::Duration};
 
 use vigie_detect::{Armed, Instant};
 use vigie_via::{
+    Secret,
     protocol::{
         EngineConfig, EngineEvent, MessageEngine, Pattern, Payload, RequestError, RequestId,
         SendMode, SendState, Sink, Status,
@@ -90,6 +91,15 @@ impl Cluster {
             }
         }
         Self { network, engines, is_up: true }
+    }
+
+    /// Gives each two ranks a key by which they prove to each other who they are.
+    pub(crate) fn require_proofs(&mut self) {
+        for own in 0..u32::try_from(self.engines.len()).expect("few") {
+            for rank in (0..own).chain(own + 1..self.engine(own).size()) {
+                self.engine(own).require_proof(rank, pair_key(own, rank)).expect("a rank");
+            }
+        }
     }
 
     fn connect_all(&mut self) {
@@ -251,6 +261,12 @@ impl Cluster {
             Poll::Pending => false,
         }
     }
+}
+
+/// Returns the key that two ranks share.
+pub(crate) fn pair_key(one: u32, other: u32) -> Secret {
+    let number = u128::from(one.min(other)) << 32 | u128::from(one.max(other)) | 1 << 100;
+    Secret::new(number.to_le_bytes())
 }
 
 /// Returns a pattern in context 0.

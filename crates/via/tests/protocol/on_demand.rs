@@ -3,13 +3,14 @@
 use std::task::Poll;
 
 use vigie_via::{
-    protocol::{EngineEvent, Pattern, Payload, RequestError, SendError, SendMode, SendState},
+    Secret,
+    protocol::{MessageEngine, Pattern, Payload, RequestError, SendError, SendMode, SendState},
     sim::FaultPlan,
-    vi::{Attributes, Connect, Provider, Reason, Reliability, ViAttributes},
+    vi::{Address, Attributes, Connect, NicEvent, Provider, Reason, Reliability, ViAttributes},
 };
 
 use crate::{
-    cluster::{Cluster, from, small},
+    cluster::{Cluster, from, pair_key, small},
     kit::seeds::for_each_seed,
     pattern::pattern,
 };
@@ -32,6 +33,9 @@ fn both_sides_may_call_at_once() {
             plan = FaultPlan::lossy(0.1);
         }
         let mut cluster = Cluster::on_demand(seed, plan, 3, config, Attributes::named("sim"));
+        if random.bool() {
+            cluster.require_proofs();
+        }
         let mut receives = Vec::new();
         let mut sends = Vec::new();
         for side in [0_u32, 2] {
@@ -158,6 +162,30 @@ fn a_crash_at_every_step_of_a_call() {
     assert!(told > 0, "no crash was early enough");
 }
 
+/// Calls an engine of the cluster from a stranger's NIC. Returns whether that is refused.
+fn is_turned_away(cluster: &mut Cluster, address: &Address, greeting: &[u8]) -> bool {
+    let mut stranger = cluster.network.nic();
+    let tag = stranger.create_tag();
+    let vi = ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        tag,
+        send_cq: None,
+        receive_cq: None,
+        allows_write: true,
+        allows_read: true,
+    };
+    let vi = stranger.create_vi(vi).expect("a VI");
+    let call = Connect::new(vi, address, b"messages", vigie_detect::Instant::MAX);
+    stranger.connect(call.greeting(greeting)).expect("idle");
+    cluster.settle();
+    stranger.progress(cluster.network.now());
+    match stranger.next_event() {
+        Some(NicEvent::Refused { .. }) => true,
+        Some(NicEvent::Connected { .. }) => false,
+        event => panic!("{greeting:?}: {event:?}"),
+    }
+}
+
 /// Goal: a caller with a malformed greeting, one that says to be a rank that does not exist, this rank itself, or one that is
 /// connected, gets nothing; and the ranks still reach each other. Method: a stranger's NIC that calls with each greeting.
 #[test]
@@ -168,31 +196,68 @@ fn strangers_are_turned_away() {
     let greeting = cluster.engine(2).greeting(0).expect("a greeting").1;
     let says = |rank: u32| [&greeting[..4], &rank.to_le_bytes(), &greeting[8..]].concat();
     let calls =
-        [vec![], vec![7; 56], greeting[..40].to_vec(), says(0), says(3), says(u32::MAX), says(1)];
+        [vec![], vec![7; 72], greeting[..40].to_vec(), says(0), says(3), says(u32::MAX), says(1)];
     let address = cluster.engine(0).nic().address();
-    let mut stranger = cluster.network.nic();
-    let tag = stranger.create_tag();
     for greeting in calls {
-        let vi = ViAttributes {
-            reliability: Reliability::ReliableDelivery,
-            tag,
-            send_cq: None,
-            receive_cq: None,
-            allows_write: true,
-            allows_read: true,
-        };
-        let vi = stranger.create_vi(vi).expect("a VI");
-        let call = Connect::new(vi, &address, b"messages", vigie_detect::Instant::MAX);
-        stranger.connect(call.greeting(&greeting)).expect("idle");
-        cluster.settle();
-        stranger.progress(cluster.network.now());
-        let event = stranger.next_event();
-        let is_refused = matches!(event, Some(vigie_via::vi::NicEvent::Refused { .. }));
-        assert!(is_refused, "{greeting:?}: {event:?}");
-        assert!(!matches!(cluster.engine(0).next_event(), Some(EngineEvent::Requested { .. })));
+        assert!(is_turned_away(&mut cluster, &address, &greeting), "{greeting:?}");
     }
     let _ = cluster.send(2, 0, 2, SendMode::Standard, b"late");
     let any = Pattern { context: 0, source: None, tag: None };
     assert_eq!(cluster.receive(0, any).1, b"early");
     assert_eq!(cluster.receive(0, any).1, b"late");
+}
+
+/// Goal: a rank cannot pass for another one that is not connected yet, although it knows all but the key of those two, nor can it
+/// answer in its place; and the real one is connected afterwards. Method: calls with each bit of the real greeting changed, and
+/// with that for another rank; engines of rank 1 with no key and with each key that rank 2 has, which call rank 0, and which
+/// are called by a rank that is told that rank 1 is there.
+#[test]
+fn ranks_prove_who_they_are() {
+    let mut cluster = cluster(1, FaultPlan::reliable(), 3);
+    cluster.require_proofs();
+    let address = cluster.engine(0).nic().address();
+    let greeting = cluster.engine(1).greeting(0).expect("a greeting").1;
+    let other = cluster.engine(1).greeting(2).expect("a greeting").1;
+    for bit in 0..8 * greeting.len() {
+        let mut changed = greeting.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert!(is_turned_away(&mut cluster, &address, &changed), "bit {bit}");
+    }
+    assert!(is_turned_away(&mut cluster, &address, &other));
+
+    for key in [None, Some(Secret::new([0; 16])), Some(pair_key(0, 2)), Some(pair_key(1, 2))] {
+        let mut posing =
+            MessageEngine::new(cluster.network.nic(), 1, 3, small()).expect("an engine");
+        posing.connect_on_demand(b"messages").expect("listens");
+        posing.introduce(0, address.clone()).expect("a rank");
+        if let Some(key) = &key {
+            posing.require_proof(0, key.clone()).expect("a rank");
+        }
+        let (there, payload) = (posing.nic().address(), Payload::Owned(b"lies".to_vec()));
+        let _ = posing.send(0, 0, 1, SendMode::Standard, payload).expect("it waits");
+        cluster.engines.push(posing);
+        cluster.settle();
+        let posing = cluster.engines.pop().expect("the last one");
+        assert_eq!(posing.failure(0), Some(Reason::TransportFailed), "{key:?}");
+        assert_eq!((cluster.engine(0).failure(1), cluster.engine(0).failure(2)), (None, None));
+        assert_eq!(cluster.engine(0).probe(from(None, None)), None);
+
+        let mut caller =
+            MessageEngine::new(cluster.network.nic(), 0, 3, small()).expect("an engine");
+        caller.connect_on_demand(b"messages").expect("listens");
+        caller.introduce(1, there).expect("a rank");
+        caller.require_proof(1, pair_key(0, 1)).expect("a rank");
+        let wanted = caller.post_receive(from(1, 1));
+        cluster.engines.extend([posing, caller]);
+        cluster.settle();
+        let mut caller = cluster.engines.pop().expect("the last one");
+        let ended = caller.poll_receive(wanted, &mut Vec::new());
+        let has_failed =
+            matches!(ended, Poll::Ready(Err(RequestError::PeerFailed { rank: 1, .. })));
+        assert!(has_failed, "{key:?}: {ended:?}");
+        cluster.engines.pop();
+    }
+
+    let _ = cluster.send(1, 0, 1, SendMode::Standard, b"truth");
+    assert_eq!(cluster.receive(0, from(1, 1)).1, b"truth");
 }

@@ -195,3 +195,38 @@ fn missing_ranks() {
     hub.handle(Rank(1), HubRequest::Hello { version: VERSION });
     assert_eq!(said(&mut hub), []);
 }
+
+/// Goal: the two ranks of a pair learn the same key, no third one learns it, and no rank can put one. Method: all keys of more ranks
+/// than one value holds; a rank that puts the key's name, and one that asks for all ranks at once.
+#[test]
+fn pair_keys() {
+    let size = 40;
+    let mut hub = hub(size).pair_keys_from(Secret::new([3; 16]));
+    for rank in (0..size).map(Rank) {
+        hub.handle(rank, HubRequest::Hello { version: VERSION });
+    }
+    said(&mut hub);
+    let mut keys = BTreeMap::new();
+    for rank in 0..size {
+        for first in [0, 31] {
+            hub.handle(Rank(rank), get(Some(first), PAIR_KEYS));
+            let (to, reply) = said(&mut hub).pop().expect("an answer");
+            let HubReply::Value { rank: told, value, .. } = reply else { panic!("{reply:?}") };
+            assert_eq!((to, told), (rank, Rank(first)));
+            for (other, key) in (first..).zip(value.chunks(16)) {
+                keys.insert((rank, other), key.to_vec());
+            }
+        }
+    }
+    assert_eq!(keys.len(), 40 * 40);
+    assert!(keys.iter().all(|(&(one, other), key)| keys[&(other, one)] == *key));
+    let different: BTreeSet<_> = keys.values().collect();
+    assert_eq!(different.len(), 40 * 41 / 2);
+
+    hub.handle(Rank(0), put(PAIR_KEYS));
+    hub.handle(Rank(1), get(None, PAIR_KEYS));
+    assert!(!hub.is_heard(Rank(0)) && !hub.is_heard(Rank(1)));
+    let mut without = joined(2);
+    without.handle(Rank(0), get(Some(0), PAIR_KEYS));
+    assert_eq!(said(&mut without), [(0, absent(0, PAIR_KEYS))]);
+}
