@@ -80,17 +80,22 @@ fn escapes_fail_with_their_place() {
 }
 
 /// Goal: std's clocks are the virtual one inside of a simulation, and the system's random numbers the seed's. Method: what they say
-/// before and after an hour; numbers of two runs with a seed, and of another one.
+/// before and after an hour, and after a step of the node's clock; numbers of two runs with a seed, and of another one.
 #[test]
 fn std_is_simulated() {
     let run = |seed: u64| {
         let mut world = World::new(seed);
+        let node = world.main();
         world.block_on(async {
-            let task = async {
+            let task = async move {
                 let (begin, date) = (Instant::now(), SystemTime::now());
                 time::sleep(Duration::from_secs(3600)).await;
                 assert_eq!(begin.elapsed(), Duration::from_secs(3600));
                 assert_eq!(date.elapsed().expect("it is later"), Duration::from_secs(3600));
+                node.clock_forward(Duration::from_secs(60));
+                assert_eq!(date.elapsed().expect("it is later"), Duration::from_secs(3660));
+                assert_eq!(SystemTime::now(), time::system_time());
+                assert_eq!(begin.elapsed(), Duration::from_secs(3600));
                 let mut bytes = [0_u8; 16];
                 // SAFETY: the call gets so many bytes as there are.
                 let count = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };

@@ -11,7 +11,7 @@ use crate::flavor::simulated::{self, PolledIn};
 ///
 /// - a thread that starts, a sleep, and a `bind` or `connect` of a real socket fail the run, with the task and the place of the
 ///   call;
-/// - `std::time` reads the virtual clock, and the wall clock began at 2020-01-01; what waits for that clock, in a loop or with a
+/// - `std::time` reads the virtual clock, and the node's wall clock, as [`system_time`](crate::time::system_time) does; what waits for that clock, in a loop or with a
 ///   time-out of std's, fails the run, too;
 /// - the system's random numbers come from the seed. std's `HashMap` still has an order of its own in each thread, which is drawn
 ///   before the run.
@@ -93,9 +93,6 @@ macro_rules! catch_escapes {
 }
 
 pub use catch_escapes;
-
-/// The begin of the simulated wall clock: 2020-01-01 UTC.
-const EPOCH_S: u64 = 1_577_836_800;
 
 type StartRoutine = extern "C" fn(*mut c_void) -> *mut c_void;
 type PthreadCreate =
@@ -188,18 +185,18 @@ pub unsafe fn connect(socket: i32, to: *const c_void, length: u32) -> i32 {
 /// As for the function.
 #[doc(hidden)]
 pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
-    let begins_at_s = match clock {
-        libc::CLOCK_MONOTONIC | libc::CLOCK_BOOTTIME | libc::CLOCK_MONOTONIC_COARSE => Some(0),
-        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(EPOCH_S),
+    let is_wall = match clock {
+        libc::CLOCK_MONOTONIC | libc::CLOCK_BOOTTIME | libc::CLOCK_MONOTONIC_COARSE => Some(false),
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(true),
         _ => None,
     };
-    if let Some(begin_s) = begins_at_s
-        && let Some((now, is_stuck)) = simulated::polled_in(PolledIn::std_now)
+    if let Some(is_wall) = is_wall
+        && let Some((now, is_stuck)) = simulated::polled_in(|polled| polled.std_now(is_wall))
     {
         if is_stuck {
             escaped("waits for std's clock, which stands still");
         }
-        let (s, ns) = (begin_s + now.as_secs(), u64::from(now.subsec_nanos()));
+        let (s, ns) = (now.as_secs(), u64::from(now.subsec_nanos()));
         // SAFETY: it is the caller's `timespec`, of two words.
         unsafe { time.cast::<[u64; 2]>().write([s, ns]) };
         return 0;

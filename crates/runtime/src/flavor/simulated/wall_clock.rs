@@ -39,9 +39,13 @@ impl WallClock {
     }
 
     pub(crate) fn now(&self) -> SystemTime {
+        UNIX_EPOCH + self.since_1970()
+    }
+
+    /// Returns the time that it shows, since the beginning of 1970.
+    pub(crate) fn since_1970(&self) -> Duration {
         let shown = self.state().at(self.real.now());
-        let shown = u64::try_from(shown.max(0)).unwrap_or(u64::MAX);
-        UNIX_EPOCH + Duration::from_nanos(shown)
+        Duration::from_nanos(u64::try_from(shown.max(0)).unwrap_or(u64::MAX))
     }
 
     /// Makes it gain this many microseconds in each second from now on, or lose them.
