@@ -159,13 +159,21 @@ fn in_browser(page: &Path) -> Option<String> {
     let name = |name: &&str| Command::new(name).arg("--version").output().is_ok();
     let browser = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(name)?;
     let profile = page.with_extension("profile");
-    let output = Command::new(browser)
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+    let output = Command::new("timeout")
+        .args([
+            "60",
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+        ])
         .args(["--window-size=1200,900", "--virtual-time-budget=5000", "--dump-dom"])
         .arg(format!("--user-data-dir={}", profile.display()))
         .arg(format!("file://{}", page.display()))
         .output()
         .expect("it has a version");
+    assert!(output.status.success(), "the browser fails, or takes a minute: {output:?}");
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
