@@ -2,9 +2,12 @@
 
 #![expect(unsafe_code, reason = "they stand for functions of the C library")]
 
-use std::{backtrace::Backtrace, ffi::c_void};
+use std::{backtrace::Backtrace, ffi::c_void, time::Duration};
 
-use crate::flavor::simulated::{self, PolledIn};
+use crate::{
+    flavor::simulated::{self, PolledIn},
+    handle::{Handle, Scheduler},
+};
 
 /// Puts functions in the place of the C library's, in a test program: once, outside of all functions. While a simulated node's
 /// task is polled,
@@ -191,7 +194,8 @@ pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
         _ => None,
     };
     if let Some(is_wall) = is_wall
-        && let Some((now, is_stuck)) = simulated::polled_in(|polled| polled.std_now(is_wall))
+        && let Some((now, is_stuck)) =
+            simulated::polled_in(|polled| polled.std_now(is_wall.then(wall_clock).flatten()))
     {
         if is_stuck {
             escaped("waits for std's clock, which stands still");
@@ -203,6 +207,14 @@ pub unsafe fn clock_gettime(clock: i32, time: *mut c_void) -> i32 {
     }
     // SAFETY: the caller's arguments are the call's.
     result(unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) })
+}
+
+/// Returns what the wall clock of the current node shows, since 1970.
+fn wall_clock() -> Option<Duration> {
+    match Handle::try_current().ok()?.scheduler {
+        Scheduler::Simulated(shared) => Some(shared.machine.clock.since_1970()),
+        _ => None,
+    }
 }
 
 /// getrandom(2).

@@ -12,7 +12,6 @@ use vigie_detect::{Instant, NodeId, clock::monotonic_now};
 
 use super::world::{Failure, SimulatedWorld};
 use crate::{
-    handle::{Handle, Scheduler},
     kernel_help::sleeps_in_kernel,
     sync::{Arc, RealMutex, lock_real, thread_local},
 };
@@ -57,15 +56,12 @@ impl PolledIn {
         Self { world: Arc::clone(world), node, site, readings: Cell::new(0) }
     }
 
-    /// Returns the time for std's clock, the monotonic one or the node's wall clock, and whether it stands still although something waits for it, in a loop or with a time-out:
+    /// Returns the time for std's clock, the monotonic one or what the node's wall clock shows, and whether it stands still although something waits for it, in a loop or with a time-out:
     /// then it jumps, so that the wait ends.
-    pub(crate) fn std_now(&self, is_wall: bool) -> (Duration, bool) {
+    pub(crate) fn std_now(&self, wall: Option<Duration>) -> (Duration, bool) {
         self.readings.set(self.readings.get().saturating_add(1));
         let late = self.readings.get().saturating_sub(READINGS_MAX);
-        let now = match Handle::try_current().map(|handle| handle.scheduler) {
-            Ok(Scheduler::Simulated(shared)) if is_wall => shared.machine.clock.since_1970(),
-            _ => Duration::from_nanos(self.world.recorder.now().as_nanos()),
-        };
+        let now = wall.unwrap_or(Duration::from_nanos(self.world.recorder.now().as_nanos()));
         (now + Duration::from_secs(3600) * late, late == 1)
     }
 
