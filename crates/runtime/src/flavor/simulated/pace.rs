@@ -61,7 +61,8 @@ impl PolledIn {
     pub(crate) fn std_now(&self, wall: Option<Duration>) -> (Duration, bool) {
         self.readings.set(self.readings.get().saturating_add(1));
         let late = self.readings.get().saturating_sub(READINGS_MAX);
-        let now = wall.unwrap_or(Duration::from_nanos(self.world.recorder.now().as_nanos()));
+        let monotonic = || Duration::from_nanos(self.world.recorder.now().as_nanos());
+        let now = wall.unwrap_or_else(monotonic);
         (now + Duration::from_secs(3600) * late, late == 1)
     }
 
