@@ -72,7 +72,7 @@ impl OpenFile {
         }
     }
 
-    /// Reads at the position without moving it, or whatever comes next where there is none; returns whether there is one.
+    /// Reads at the position of the file without moving it, or the next bytes of one that has no position, such as a pipe. Returns whether it has one.
     pub(super) fn read_here(&self, room: &mut [u8]) -> io::Result<(usize, bool)> {
         match self {
             Self::Std(file) => match (&*file).stream_position() {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// A disk writes a sector completely or not at all.
 const SECTOR_BYTES: usize = 512;
 
-/// After this many changes without a sync, the kernel writes the oldest by itself.
+/// After this many changes without a sync, the simulated kernel writes back the oldest one.
 const UNSYNCED_MAX: usize = 1024;
 
 /// A file's bytes, in memory and on the disk.

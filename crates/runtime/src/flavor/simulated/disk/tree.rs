@@ -13,7 +13,7 @@ use super::contents::Contents;
 
 pub(super) const ROOT: u64 = 1;
 
-/// After this many changes of directories without a sync, the kernel writes the oldest by itself.
+/// After this many changes of directories without a sync, the simulated kernel writes back the oldest one.
 const JOURNAL_MAX: usize = 1024;
 
 /// How many symbolic links a path may lead through [path_resolution(7)].
