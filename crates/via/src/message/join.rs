@@ -28,7 +28,7 @@ pub enum JoinError {
     )]
     AlreadyJoined,
     /// The deadline came first, and some ranks had not made their endpoint.
-    #[error("the deadline passed before every rank had made its endpoint: {0}")]
+    #[error("not every rank has made its endpoint in time: {0}")]
     Missing(WorldError),
     /// The engine failed.
     #[error(transparent)]

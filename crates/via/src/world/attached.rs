@@ -6,10 +6,11 @@ use vigie_detect::{Handle, Instant, Timers};
 
 use super::{
     Bootstrap, BootstrapFuture, Membership, Rank, WorldError, WorldEvent,
+    error::Listed,
     hub::GETS_MAX,
     member::Member,
     waiting::{DeadlineWait, HubLink},
-    wire::{PAIR_KEY_BYTES, PAIR_KEYS, PAIR_KEYS_MAX},
+    wire::{MISSING_MAX, PAIR_KEY_BYTES, PAIR_KEYS, PAIR_KEYS_MAX},
 };
 use crate::auth::Secret;
 
@@ -87,7 +88,13 @@ impl<L: HubLink<StateMachine = Member>> Attached<L> {
         deadline: Instant,
     ) -> Result<Vec<Option<Vec<u8>>>, WorldError> {
         self.link.act(|member| member.ask(None, key))?;
-        let what = || format!("the values of all ranks for `{key}`");
+        let what = || {
+            // This closure does not fail.
+            let ranks = self.link.act(|member| Ok(member.unanswered(key))).unwrap_or_default();
+            let count = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
+            let ranks = &ranks[..ranks.len().min(MISSING_MAX)];
+            format!("these ranks had put a value for `{key}`: {}", Listed { count, ranks })
+        };
         self.waiting(deadline).until(what, |member, _| member.answers(key)).await
     }
 }

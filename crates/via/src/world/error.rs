@@ -169,9 +169,9 @@ pub enum JoinRefusal {
 }
 
 /// A list of ranks for people to read.
-struct Listed<'a> {
-    count: u32,
-    ranks: &'a [Rank],
+pub(super) struct Listed<'a> {
+    pub(super) count: u32,
+    pub(super) ranks: &'a [Rank],
 }
 
 impl fmt::Display for Listed<'_> {

@@ -104,6 +104,12 @@ impl Member {
         Some(values.values().cloned().collect())
     }
 
+    /// Returns the ranks of which no answer is there.
+    pub(super) fn unanswered(&self, key: &str) -> Vec<Rank> {
+        let is_open = |rank: &Rank| self.answer(*rank, key).is_none();
+        (0..self.size()).map(Rank).filter(is_open).collect()
+    }
+
     /// Enters a barrier, unless this rank is already in it. Returns the barrier's number.
     pub(super) fn enter(&mut self) -> Result<u32, WorldError> {
         if !self.rounds.is_inside() {

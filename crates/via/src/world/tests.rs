@@ -117,6 +117,11 @@ fn deadlines_and_departures() {
             let error = worlds[0].get(Rank(2), "k", early).await.unwrap_err();
             assert!(error.to_string().contains("rank 2"), "{error}");
         }
+        let error = worlds[1].all_gather("all", b"", host.server().now()).await.unwrap_err();
+        assert!(
+            error.to_string().ends_with("these ranks had put a value for `all`: 0, 2"),
+            "{error}"
+        );
         worlds[2].leave(deadline).await.unwrap();
         worlds[0].barrier(deadline).await.unwrap();
         worlds[1].barrier(deadline).await.unwrap();
