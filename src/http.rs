@@ -53,7 +53,11 @@ use vigie_detect::net::{Listener, ListenerSocket, Stream};
 #[cfg(feature = "hyper-client")]
 pub use self::client::{ClientStream, Connector, client};
 use self::connection::ServerStream;
-use crate::{Instant, task::AbortHandle, time};
+use crate::{
+    Instant,
+    task::{self, AbortHandle},
+    time,
+};
 
 /// How long a client may take to send the head of a request, unless set otherwise.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -69,6 +73,9 @@ const WARNING_PAUSE: Duration = Duration::from_secs(10);
 
 /// How many connections are accepted at most after the shutdown has begun: more than wait in a queue of the usual length.
 const LAST_ACCEPTED_MAX: u32 = 5_000;
+
+/// The name of a connection's task begins so, and ends with the client's address. Warnings of long polls show it.
+const TASK_NAME: &str = "http ";
 
 /// Serves `service` on the connections that `listener` accepts, each in a task of the current runtime.
 ///
@@ -220,12 +227,13 @@ where
         let serve = move |(stream, peer)| {
             let stream = ServerStream::new(stream, head_timeout);
             let service = WithPeer { service: TowerToHyperService::new(service.clone()), peer };
-            let entry = opened.enter(format!("{:?}", service.peer));
+            let name = Arc::<str>::from(format!("{TASK_NAME}{:?}", service.peer));
+            let entry = opened.enter(Arc::clone(&name));
             let unread = Arc::clone(stream.unread());
             let connection = builder.serve_connection_with_upgrades(stream, service).into_owned();
             let connection = connection::serve(connection, unread, shutdown_begins.subscribe());
             let id = entry.id;
-            let task = crate::spawn(async move {
+            let task = task::Builder::new().name(name).spawn(async move {
                 let _entry = entry;
                 if let Err(error) = connection.await {
                     tracing::debug!(error, "a connection has failed");
@@ -315,7 +323,8 @@ struct OpenConnections(Arc<Mutex<OpenList>>);
 #[derive(Default)]
 struct OpenList {
     next_id: u64,
-    open: BTreeMap<u64, (String, Option<AbortHandle>)>,
+    /// By number: the name of the connection's task, and the handle that aborts it.
+    open: BTreeMap<u64, (Arc<str>, Option<AbortHandle>)>,
 }
 
 impl OpenConnections {
@@ -323,11 +332,11 @@ impl OpenConnections {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, peer: String) -> OpenConnection {
+    fn enter(&self, task_name: Arc<str>) -> OpenConnection {
         let mut connections = self.lock();
         let id = connections.next_id;
         connections.next_id += 1;
-        connections.open.insert(id, (peer, None));
+        connections.open.insert(id, (task_name, None));
         OpenConnection { id, all: self.clone() }
     }
 
@@ -340,9 +349,9 @@ impl OpenConnections {
     /// Aborts the connections, and returns their peers.
     fn cut_off(&self) -> Vec<String> {
         let open = std::mem::take(&mut self.lock().open);
-        let cut = open.into_values().map(|(peer, abort)| {
+        let cut = open.into_values().map(|(task_name, abort)| {
             abort.inspect(AbortHandle::abort);
-            peer
+            task_name.trim_start_matches(TASK_NAME).to_owned()
         });
         cut.collect()
     }
