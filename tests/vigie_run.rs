@@ -247,6 +247,17 @@ fn input_environment_and_binding() {
     assert_eq!(ended.sorted(), [&b"[0] 0/2 b=c input 1\n"[..], b"[1] 1/2 b=c 1\n"]);
 }
 
+/// Goal: ranks that share a processor although each was to have one are told of. Method: one rank more than processors.
+#[test]
+fn ranks_share_processors() {
+    let processors = rustix::thread::sched_getaffinity(None).unwrap().count();
+    for (ranks, is_told) in [(processors, false), (processors + 1, true)] {
+        let ended = run(&["-n", &ranks.to_string(), "--bind-to", "core", "true"]);
+        assert_eq!(ended.code(), 0, "{}", ended.stderr);
+        assert_eq!(ended.stderr.contains("share a processor"), is_told, "{}", ended.stderr);
+    }
+}
+
 /// Goal: the exit code is the first failing rank's, as shells have it, and the rank is named. Method:
 /// each way to end.
 #[test]

@@ -217,6 +217,10 @@ impl Job {
             BindTo::None => None,
             BindTo::Core => Some(binding::processors()?),
         };
+        let (ranks, here) = (self.cli.here().count(), processors.as_ref().map(Vec::len));
+        if let Some(here) = here.filter(|&here| here < ranks) {
+            self.log(&format!("some ranks share a processor: {ranks} ranks, processors: {here}"));
+        }
         let input = Input::find();
         for (index, number) in self.cli.here().enumerate() {
             let processors = processors.as_ref().map(|all| binding::of_rank(all, index));
