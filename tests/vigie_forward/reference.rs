@@ -308,8 +308,27 @@ fn long_packets_are_cut_as_by_the_kernel() {
 /// neighbours; then the server takes another address, and calls are answered again.
 #[test]
 fn neighbours_are_found_and_confirmed() {
-    let test = "reference::neighbours_are_found_and_confirmed";
-    with_network(test, |network| {
+    neighbours("neighbours_are_found_and_confirmed", "af-packet");
+}
+
+/// Goal: as above, with a program behind the drivers. Method: the same.
+#[test]
+fn neighbours_beside_a_generic_program() {
+    neighbours("neighbours_beside_a_generic_program", "xdp-generic");
+}
+
+/// Goal: as above, with a program at the kernel's traffic control. Method: the same.
+#[test]
+fn neighbours_beside_a_tcx_program() {
+    neighbours("neighbours_beside_a_tcx_program", "tcx");
+}
+
+fn neighbours(test: &str, path: &str) {
+    let test = format!("reference::{test}");
+    with_network(&test, |network| {
+        if !paths(&test).contains(&path) {
+            return;
+        }
         // The kernel confirms twenty times as often as by default.
         for (setting, value) in [
             ("base_reachable_time_ms", "1500"),
@@ -318,23 +337,19 @@ fn neighbours_are_found_and_confirmed() {
         ] {
             network.router.set(&format!("net/ipv4/neigh/rb/{setting}"), value);
         }
-        for path in paths(test) {
-            let folder = Folder::new();
-            let router = forward(network, &folder, &["l3", "ra", "rb", "--path", path]);
-            let port = network.echo();
-            for number in 0..5 {
-                network.router.run("ip neigh flush dev ra; ip neigh flush dev rb");
-                let caller = network.caller();
-                caller.set_read_timeout(Some(BOUND)).expect("a socket");
-                let question = format!("call-{number}");
-                assert!(calls_through(&caller, SERVER, port, &question), "{path}: {question}");
-            }
-            let stats = folder.path("stats");
-            assert_eq!(counter(&stats, "l3", "dropped: no neighbour"), 0, "{path}");
-            let last = path.len();
-            network.server.run(&format!("ip link set dev s0 address 02:00:00:00:00:{last:02x}"));
-            call(&network.caller(), SERVER, port);
-            assert_eq!(router.end().code(), 0);
+        let folder = Folder::new();
+        let router = forward(network, &folder, &["l3", "ra", "rb", "--path", path]);
+        let port = network.echo();
+        for number in 0..5 {
+            network.router.run("ip neigh flush dev ra; ip neigh flush dev rb");
+            let caller = network.caller();
+            caller.set_read_timeout(Some(BOUND)).expect("a socket");
+            let question = format!("call-{number}");
+            assert!(calls_through(&caller, SERVER, port, &question), "{question}");
         }
+        assert_eq!(counter(&folder.path("stats"), "l3", "dropped: no neighbour"), 0);
+        network.server.run("ip link set dev s0 address 02:00:00:00:00:77");
+        call(&network.caller(), SERVER, port);
+        assert_eq!(router.end().code(), 0);
     });
 }
