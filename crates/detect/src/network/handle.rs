@@ -121,9 +121,11 @@ impl SimulatedNetwork {
         self.state().next_event()
     }
 
-    /// Carries out what happens up to `now`.
-    pub(crate) fn advance(&self, now: Instant) {
-        self.state().advance(now);
+    /// Carries out what happens up to `now`. Returns whether a node has readiness that no look has taken.
+    pub(crate) fn advance(&self, now: Instant) -> bool {
+        let mut state = self.state();
+        state.advance(now);
+        state.nodes.iter().any(|node| !node.announced.is_empty())
     }
 
     /// Returns a hash of every packet that has arrived, and when.

@@ -83,7 +83,7 @@ impl Segment {
     /// Returns the answer of a node that does not know the connection.
     pub(super) fn refusal(self) -> Option<Self> {
         let kind = SegmentKind::Reset;
-        let answer = Self { from: self.to, to: self.from, kind, bytes: Arc::new([]), ..self };
+        let answer = Self { from: self.to, to: self.from, kind, bytes: Arc::default(), ..self };
         (self.kind != SegmentKind::Reset).then_some(answer)
     }
 }
@@ -545,7 +545,7 @@ impl Connection {
     }
 
     fn send(&mut self, kind: SegmentKind, output: &mut Output<'_>) {
-        let segment = self.segment(kind, self.sending.next, Arc::new([]));
+        let segment = self.segment(kind, self.sending.next, Arc::default());
         output.segments.push(segment);
     }
 

@@ -33,6 +33,19 @@ pub struct VirtualHost {
 struct HostedNode {
     server: Server,
     driver: Driver,
+    /// Nothing of the node has run since it was armed: its deadlines are the known ones.
+    is_armed: bool,
+}
+
+impl HostedNode {
+    /// Returns whether a look at `now` may find something.
+    fn must_look(&self, now: Instant, has_announced: bool) -> bool {
+        self.driver.must_look(now) || has_announced && self.has_announced()
+    }
+
+    fn has_announced(&self) -> bool {
+        self.server.network_node().is_some_and(NetworkNode::has_events)
+    }
 }
 
 /// The cost of a look in virtual time if nothing else lets time pass: for a host that polls without
@@ -121,7 +134,7 @@ impl VirtualHost {
         let place = NetworkNode { network, node };
         let server = Server::new_virtual_with(flavor, clock, self.policy, place)
             .expect("invariant: a virtual server asks the kernel for nothing");
-        HostedNode { driver: server.driver(), server }
+        HostedNode { driver: server.driver(), server, is_armed: false }
     }
 
     /// Gives a node a new server, as a new process has one. The old one should be shut down.
@@ -193,26 +206,48 @@ impl VirtualHost {
         self.note(number);
         self.idle_steps = 0;
         self.rings = 0;
+        self.nodes.iter_mut().for_each(|node| node.is_armed = false);
+    }
+
+    /// Notes in the trace that a task of `node` runs, the one at `index` of `count` ready ones. For owners whose tasks do
+    /// nothing to other nodes but by the network.
+    ///
+    /// # Panics
+    /// If the node is of another network.
+    pub fn note_run_of(&mut self, node: NodeId, index: u64, count: u64) {
+        self.note(index);
+        self.note(count);
+        self.idle_steps = 0;
+        self.rings = 0;
+        self.nodes[node.index()].is_armed = false;
     }
 
     /// Looks for events of one node, which is drawn, and wakes the tasks that wait for them.
     pub fn detect(&mut self) {
-        self.network.advance(self.clock.now());
+        let now = self.clock.now();
+        let has_announced = self.network.advance(now);
         let count = self.nodes.len();
         let index = if count == 1 { 0 } else { self.draw_below(count) };
-        self.look(index);
+        if self.nodes[index].must_look(now, has_announced) {
+            self.look(index);
+        }
     }
 
     fn look(&mut self, index: usize) {
+        self.nodes[index].is_armed = false;
         if let Detected::Events(count) = self.nodes[index].driver.detect() {
             self.note(count as u64);
         }
     }
 
+    /// Looks at the nodes that may have something to see.
     fn look_everywhere(&mut self) {
-        self.network.advance(self.clock.now());
+        let now = self.clock.now();
+        let has_announced = self.network.advance(now);
         for index in 0..self.nodes.len() {
-            self.look(index);
+            if self.nodes[index].must_look(now, has_announced) {
+                self.look(index);
+            }
         }
     }
 
@@ -222,30 +257,37 @@ impl VirtualHost {
     /// # Errors
     /// [`Deadlock`] if nothing can happen any more.
     pub fn advance(&mut self, has_ready: impl FnOnce() -> bool) -> Result<(), Deadlock> {
-        self.network.advance(self.clock.now());
+        let now = self.now();
+        let has_announced = self.network.advance(now);
         let mut is_sleepless = false;
         let mut wanted = None;
         for index in 0..self.nodes.len() {
-            let HostedNode { server, driver } = &mut self.nodes[index];
-            match driver.prepare() {
+            let node = &mut self.nodes[index];
+            if node.is_armed && !node.must_look(now, has_announced) {
+                wanted = earliest(wanted, node.driver.next_deadline());
+                continue;
+            }
+            match node.driver.prepare() {
                 Err(_) => is_sleepless = true,
                 // It would not sleep: there was a notification before, or while the others were armed.
-                Ok(_) if driver.is_notified() && self.rings < RINGS_MAX => {
+                Ok(_) if node.driver.is_notified() && self.rings < RINGS_MAX => {
                     self.rings += 1;
                     self.look(index);
                     is_sleepless = true;
                 }
-                Ok(_) if server.network_node().is_some_and(NetworkNode::has_events) => {
+                Ok(_) if node.has_announced() => {
                     self.look(index);
                     is_sleepless = true;
                 }
-                Ok(deadline) => wanted = earliest(wanted, deadline),
+                Ok(deadline) => {
+                    node.is_armed = true;
+                    wanted = earliest(wanted, deadline);
+                }
             }
         }
         if is_sleepless {
             return Ok(());
         }
-        let now = self.now();
         let event = self.network.next_event();
         let Some(until) = earliest(wanted, event) else {
             return if has_ready() { Ok(()) } else { Err(Deadlock { now, seed: self.seed }) };
