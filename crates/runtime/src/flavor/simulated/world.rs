@@ -446,15 +446,16 @@ impl<'a> WorldRun<'a> {
     }
 
     fn draw(&mut self, is_main_woken: bool) -> Drawn {
+        // With nothing ready, `advance` looks at all nodes.
+        if self.world.ready().count + usize::from(is_main_woken) == 0 {
+            return Drawn::Nothing;
+        }
         if self.host.random().bool() {
             let host = &mut *self.host;
             contained("a look", || host.detect());
         }
         let mut ready = self.world.ready();
         let count = ready.count + usize::from(is_main_woken);
-        if count == 0 {
-            return Drawn::Nothing;
-        }
         let index = self.host.draw_below(count);
         let taken = ready.take(index);
         drop(ready);
