@@ -82,9 +82,8 @@ impl EnteredOnce {
 impl EnteredContext {
     /// Makes another runtime current in place of this one, until the guard is dropped.
     pub(crate) fn switch(&mut self, to: &EnteredOnce) {
-        let left = CURRENT.try_with(|current| {
-            mem::replace(&mut current.borrow_mut().handle, to.handle.clone())
-        });
+        let left = CURRENT
+            .try_with(|current| mem::replace(&mut current.borrow_mut().handle, to.handle.clone()));
         // The handle may be the last one of the runtime: drop it outside the borrow.
         drop(left);
         self.server.switch(&to.server);
