@@ -7,7 +7,7 @@ use std::{
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{
-    Instant, Link, Server, Simulation,
+    Instant, Link, Server, Simulation, TraceDetail, TraceEvent, TraceEventKind,
     net::{TcpListener, TcpSocket, TcpStream, UdpSocket},
 };
 
@@ -199,9 +199,9 @@ fn a_full_window_stops_the_writer() {
             served.read_exact(&mut [0; 1000]).await.expect("it was written");
         };
         let (waited, ()) = both(write, read).await;
-        // The window's update, the bytes, and their ACK; or a probe meanwhile.
+        // The window's update, the bytes, and their ACK, which waits for 40 ms; or a probe meanwhile.
         assert!(waited >= Duration::from_secs(60) + millis(30), "{waited:?}");
-        assert!(waited <= Duration::from_secs(60) + millis(40), "{waited:?}");
+        assert!(waited <= Duration::from_secs(60) + millis(80), "{waited:?}");
     });
 }
 
@@ -387,6 +387,8 @@ fn a_cut_is_outlived_or_times_out() {
             // Sent again after 0.2 s, 0.4 s and so on: at 12.6 s.
             assert_eq!(begin.elapsed(), millis(12_610));
 
+            // Its ACK waits.
+            sleep(millis(100)).await;
             network.cut(node, node);
             let begin = Instant::now();
             let address = served.local_addr().expect("an address");
@@ -397,6 +399,56 @@ fn a_cut_is_outlived_or_times_out() {
             client.write_all(b"never").await.expect("there is room");
             assert_eq!(kind(client.read(&mut room).await), Some(io::ErrorKind::TimedOut));
             assert!((900..1000).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+        })
+        .expect("timers are left");
+}
+
+/// Goal: an ACK travels with an answer, waits for 40 ms if there is none, and does not wait for a second segment nor out of order. Method:
+/// single bytes, and the times at which ACKs were sent; a byte that is lost once, and the one behind it.
+#[test]
+fn an_ack_waits_for_company() {
+    let mut simulation = Simulation::new(11);
+    let network = simulation.network().clone();
+    let node = network.node("main").expect("the first node");
+    network.link(node, node, steady());
+    network.log().record(TraceDetail::Events, 10_000);
+    let server = simulation.server().clone();
+    let _entered = server.enter();
+    let acks = |since: Instant| -> Vec<Duration> {
+        let events = network.log().events().into_iter().filter(|event| event.at >= since);
+        let is_ack = |event: &TraceEvent| matches!(event.kind, TraceEventKind::Sent { what, .. } if what.kind == "ACK");
+        events.filter(is_ack).map(|event| event.at - since).collect()
+    };
+    simulation
+        .block_on(async {
+            let (mut client, mut served) = pair().await;
+            sleep(millis(100)).await;
+            let mut room = [0; 1];
+
+            let begin = Instant::now();
+            client.write_all(b"a").await.expect("there is room");
+            sleep(millis(100)).await;
+            assert_eq!(acks(begin), [millis(50)], "a link's 10 ms, and 40 ms");
+
+            let begin = Instant::now();
+            served.read_exact(&mut room).await.expect("it has arrived");
+            served.write_all(b"b").await.expect("there is room");
+            sleep(millis(15)).await;
+            client.write_all(b"c").await.expect("there is room");
+            sleep(millis(15)).await;
+            assert!(acks(begin).is_empty(), "they travel with bytes");
+            client.write_all(b"d").await.expect("there is room");
+            sleep(millis(15)).await;
+            assert_eq!(acks(begin), [millis(40)], "the second one without an answer");
+
+            sleep(millis(100)).await;
+            network.cut(node, node);
+            let begin = Instant::now();
+            client.write_all(b"e").await.expect("there is room");
+            network.heal(node, node);
+            client.write_all(b"f").await.expect("there is room");
+            sleep(millis(100)).await;
+            assert_eq!(acks(begin), [millis(10)], "one is missing");
         })
         .expect("timers are left");
 }

@@ -5,6 +5,8 @@
 
 use std::{any::Any, cell::RefCell, mem, rc::Rc};
 
+use vigie_detect::Server;
+
 use crate::{
     sync::{thread, thread_local},
     task_cell::poll::{self, SuspendedPoll},
@@ -49,7 +51,7 @@ pub(crate) fn enter<H: Enter>(
     });
     let (previous, depth) = entered.unwrap_or_default();
     // A task may run another runtime inside its poll.
-    EnteredContext { previous, depth, poll: poll::suspend_poll(), _server: server, _tokio: tokio }
+    EnteredContext { previous, depth, poll: poll::suspend_poll(), server, _tokio: tokio }
 }
 
 #[derive(Debug)]
@@ -59,8 +61,33 @@ pub(crate) struct EnteredContext {
     /// How many guards there were with this one.
     depth: usize,
     poll: SuspendedPoll,
-    _server: vigie_detect::ServerGuard,
+    server: vigie_detect::ServerGuard,
     _tokio: Option<EnteredTokio>,
+}
+
+/// A runtime that was entered once, to be [made current](EnteredContext::switch) again and again.
+pub(crate) struct EnteredOnce {
+    handle: Option<Rc<dyn Any>>,
+    server: Server,
+}
+
+impl EnteredOnce {
+    /// Returns the runtime of `_entered`, which was entered last, and whose server is `server`.
+    pub(crate) fn of(_entered: &EnteredContext, server: &Server) -> Self {
+        let handle = CURRENT.with(|current| current.borrow().handle.clone());
+        Self { handle, server: server.clone() }
+    }
+}
+
+impl EnteredContext {
+    /// Makes another runtime current in place of this one, until the guard is dropped.
+    pub(crate) fn switch(&mut self, to: &EnteredOnce) {
+        let left = CURRENT
+            .try_with(|current| mem::replace(&mut current.borrow_mut().handle, to.handle.clone()));
+        // The handle may be the last one of the runtime: drop it outside the borrow.
+        drop(left);
+        self.server.switch(&to.server);
+    }
 }
 
 impl Drop for EnteredContext {

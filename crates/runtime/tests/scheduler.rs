@@ -54,12 +54,15 @@ mod kernel;
 mod loads;
 #[path = "scheduler/shares.rs"]
 mod shares;
+#[path = "scheduler/sweep.rs"]
+mod sweep;
 #[path = "scheduler/threads.rs"]
 mod threads;
 #[path = "scheduler/world.rs"]
 mod world;
 
 use kernel::Kernel;
+use loads::Source;
 use sync::{AtomicU64, Mutex, Ordering, lock, thread};
 use threads::Thread;
 use world::{Options, RESERVES, World};
@@ -260,9 +263,13 @@ struct Report {
     polls: u64,
     windows: u64,
     waits: Vec<u64>,
-    /// The same of those whose tasks had none.
+    /// Those of them that happened once everything that computes was known to.
+    settled_waits: Vec<u64>,
+    /// The same as `waits`, of those whose tasks had no credit.
     late: Vec<u64>,
     most_reserves: usize,
+    /// How often a worker or reserve thread was woken.
+    wakes: u64,
 }
 
 const US: u64 = 1_000;
@@ -282,6 +289,7 @@ fn draw_options(seed: u64) -> (Options, fastrand::Rng) {
     let options = Options {
         seed,
         workers,
+        cores: workers,
         wake_ns: [3 * US, 10 * US, 40 * US][random.usize(..3)],
         has_tick: random.u32(..4) == 0,
         long_poll: Duration::from_micros(200),
@@ -296,17 +304,22 @@ fn draw_options(seed: u64) -> (Options, fastrand::Rng) {
 /// Runs one seed.
 fn run(seed: u64) -> Report {
     let (options, mut random) = draw_options(seed);
-    let mut simulation = Simulation::new(seed);
+    run_with(options, |world| loads::draw_loads(world, &mut random))
+}
+
+/// Runs what `load` puts into the world of a machine: it returns the sources of events, and says in words what they are.
+fn run_with(options: Options, load: impl FnOnce(&World) -> (Vec<Source>, String)) -> Report {
+    let mut simulation = Simulation::new(options.seed);
     let timers = simulation.server().timers().clone();
     let clock = simulation.clock();
     let thread_count = options.workers + RESERVES + 1;
     let (wake_ns, has_tick) = (options.wake_ns, options.has_tick);
-    let kernel = Kernel::new((clock, timers), options.workers, thread_count, wake_ns, has_tick);
+    let kernel = Kernel::new((clock, timers), options.cores, thread_count, wake_ns, has_tick);
     let kernel = Rc::new(kernel);
     KERNEL.set(Some(Rc::clone(&kernel)));
     let queues: Vec<_> = (0..options.workers + RESERVES).map(|_| Queue::new_fifo()).collect();
     let world = Rc::new(World::new(options, Rc::clone(&kernel), &queues));
-    let (sources, words) = loads::draw_loads(&world, &mut random);
+    let (sources, words) = load(&world);
     drop(simulation.spawn(Rc::clone(&kernel).run()));
     for (place, queue) in queues.into_iter().enumerate() {
         let thread = Thread::new(&world, place, queue);
@@ -340,8 +353,10 @@ fn run(seed: u64) -> Report {
         polls: checks.polls,
         windows: checks.windows,
         waits: std::mem::take(&mut checks.waits),
+        settled_waits: std::mem::take(&mut checks.settled_waits),
         late: std::mem::take(&mut checks.late),
         most_reserves: checks.most_reserves,
+        wakes: world.kernel.wakes(world.supervisor()),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What is to happen in the network.
 
-use std::cmp::Ordering;
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use slab::Slab;
 
 use super::{
     node_id::NodeId,
@@ -46,31 +48,43 @@ impl SegmentKind {
     }
 }
 
+/// What is to happen, in order of time.
+#[derive(Default)]
+pub(super) struct EventQueue {
+    /// The earliest first; events of the same time by their number.
+    order: BinaryHeap<Reverse<EventPlace>>,
+    events: Slab<(NodeId, Happening)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct EventPlace {
+    at: Instant,
+    number: u64,
+    /// The place of the event, which is moved once, while the heap sorts these.
+    index: usize,
+}
+
 pub(super) struct NetworkEvent {
     pub(super) at: Instant,
-    /// Orders events of the same time.
     pub(super) number: u64,
     pub(super) node: NodeId,
     pub(super) happening: Happening,
 }
 
-impl PartialEq for NetworkEvent {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
+impl EventQueue {
+    pub(super) fn push(&mut self, NetworkEvent { at, number, node, happening }: NetworkEvent) {
+        let index = self.events.insert((node, happening));
+        self.order.push(Reverse(EventPlace { at, number, index }));
     }
-}
 
-impl Eq for NetworkEvent {}
-
-impl PartialOrd for NetworkEvent {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+    pub(super) fn first(&self) -> Option<(Instant, &Happening)> {
+        let Reverse(first) = self.order.peek()?;
+        Some((first.at, &self.events[first.index].1))
     }
-}
 
-impl Ord for NetworkEvent {
-    /// The earliest is the greatest, as the heap wants it.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
+    pub(super) fn pop(&mut self) -> Option<NetworkEvent> {
+        let Reverse(EventPlace { at, number, index }) = self.order.pop()?;
+        let (node, happening) = self.events.remove(index);
+        Some(NetworkEvent { at, number, node, happening })
     }
 }

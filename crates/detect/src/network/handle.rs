@@ -121,9 +121,17 @@ impl SimulatedNetwork {
         self.state().next_event()
     }
 
-    /// Carries out what happens up to `now`.
-    pub(crate) fn advance(&self, now: Instant) {
-        self.state().advance(now);
+    /// Carries out what happens up to `now`, and tells of each node whether it has readiness that no look has taken.
+    pub(crate) fn advance<'a>(
+        &self,
+        now: Instant,
+        have_announced: impl Iterator<Item = &'a mut bool>,
+    ) {
+        let mut state = self.state();
+        state.advance(now);
+        for (node, has_announced) in state.nodes.iter().zip(have_announced) {
+            *has_announced = !node.announced.is_empty();
+        }
     }
 
     /// Returns a hash of every packet that has arrived, and when.
@@ -158,7 +166,7 @@ impl NetworkNode {
     pub(crate) fn unwatch(&self, descriptor: RawFd) {
         let mut state = self.network.state();
         if let Some(&id) = state.descriptors.get(&descriptor)
-            && let Some(socket) = state.sockets.get_mut(&id)
+            && let Some(socket) = state.sockets.get_mut(id)
         {
             socket.watch = None;
         }
@@ -172,7 +180,7 @@ impl NetworkNode {
     pub(crate) fn take_events(&self, mut route: impl FnMut(HandleAddress, ReadinessEvent)) {
         let mut state = self.network.state();
         while let Some(id) = state.nodes[self.node.index()].announced.pop_front() {
-            let Some(socket) = state.sockets.get_mut(&id) else { continue };
+            let Some(socket) = state.sockets.get_mut(id) else { continue };
             let ready = std::mem::take(&mut socket.announced);
             if let Some((address, key)) = socket.watch {
                 route(address, ReadinessEvent { key, ready });
@@ -183,7 +191,7 @@ impl NetworkNode {
     /// Returns what the socket of a descriptor is.
     pub(crate) fn describe(&self, descriptor: RawFd) -> Option<String> {
         let state = self.network.state();
-        let id = state.descriptors.get(&descriptor)?;
+        let id = *state.descriptors.get(&descriptor)?;
         Some(state.sockets.get(id)?.to_string())
     }
 }

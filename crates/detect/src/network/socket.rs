@@ -95,7 +95,7 @@ impl NetworkSocket {
         &self,
         use_them: impl FnOnce(&mut SocketBuffers) -> T,
     ) -> io::Result<T> {
-        match self.state().sockets.get_mut(&self.id).map(|socket| &mut socket.kind) {
+        match self.state().sockets.get_mut(self.id).map(|socket| &mut socket.kind) {
             Some(SocketKind::Fresh(buffers)) => Ok(use_them(buffers)),
             _ => Err(Errno::INVAL.into()),
         }
@@ -109,14 +109,14 @@ impl NetworkSocket {
 
     /// Makes the drop reset the connection, or not.
     pub(crate) fn reset_on_drop(&self, resets: bool) {
-        if let Some(socket) = self.state().sockets.get_mut(&self.id) {
+        if let Some(socket) = self.state().sockets.get_mut(self.id) {
             socket.resets = resets;
         }
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         let state = self.state();
-        let socket = state.sockets.get(&self.id).ok_or(Errno::BADF)?;
+        let socket = state.sockets.get(self.id).ok_or(Errno::BADF)?;
         match (&socket.kind, socket.bound) {
             (SocketKind::Stream(connection), _) => Ok(connection.local),
             (_, Some(bound)) => Ok(bound),
@@ -126,7 +126,7 @@ impl NetworkSocket {
 
     pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
         let state = self.state();
-        let peer = match &state.sockets.get(&self.id).ok_or(Errno::BADF)?.kind {
+        let peer = match &state.sockets.get(self.id).ok_or(Errno::BADF)?.kind {
             SocketKind::Stream(it) if !it.is_connecting() && !it.is_dead() => Some(it.remote),
             SocketKind::Datagram(datagrams) => datagrams.peer,
             _ => None,
@@ -136,7 +136,7 @@ impl NetworkSocket {
 
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
         let mut state = self.state();
-        let error = match &mut state.sockets.get_mut(&self.id).ok_or(Errno::BADF)?.kind {
+        let error = match &mut state.sockets.get_mut(self.id).ok_or(Errno::BADF)?.kind {
             SocketKind::Stream(connection) => connection.take_error(),
             SocketKind::Datagram(datagrams) => datagrams.take_error(),
             SocketKind::Fresh(_) | SocketKind::Listener(_) => None,
@@ -194,14 +194,14 @@ impl NetworkSocket {
     /// Sets the destination of datagrams, and their only sender.
     pub(crate) fn set_peer(&self, address: SocketAddr) -> io::Result<()> {
         let mut state = self.state();
-        let node = state.sockets.get(&self.id).ok_or(Errno::BADF)?.node;
+        let node = state.sockets.get(self.id).ok_or(Errno::BADF)?.node;
         state.route(node, address.ip()).ok_or(Errno::HOSTUNREACH)?;
         if is_name(address.ip())
             && state.find_bound(node, Protocol::Unix, address, |_| true).is_none()
         {
             return Err(Errno::CONNREFUSED.into());
         }
-        match state.sockets.get_mut(&self.id).map(|socket| &mut socket.kind) {
+        match state.sockets.get_mut(self.id).map(|socket| &mut socket.kind) {
             Some(SocketKind::Datagram(datagrams)) => datagrams.peer = Some(address),
             _ => return Err(Errno::INVAL.into()),
         }
@@ -211,7 +211,7 @@ impl NetworkSocket {
     /// Sends a datagram, to the peer if no address is given.
     pub(crate) fn send(&self, bytes: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
         let mut state = self.state();
-        let socket = state.sockets.get_mut(&self.id).ok_or(Errno::BADF)?;
+        let socket = state.sockets.get_mut(self.id).ok_or(Errno::BADF)?;
         let SocketKind::Datagram(datagrams) = &mut socket.kind else {
             return Err(Errno::INVAL.into());
         };
@@ -241,7 +241,7 @@ impl NetworkSocket {
         peeks: bool,
     ) -> io::Result<(usize, SocketAddr)> {
         let mut state = self.state();
-        match &mut state.sockets.get_mut(&self.id).ok_or(Errno::BADF)?.kind {
+        match &mut state.sockets.get_mut(self.id).ok_or(Errno::BADF)?.kind {
             SocketKind::Datagram(datagrams) => {
                 let received = datagrams.receive(peeks, |bytes| put(buffer, bytes))?;
                 state.announce_room(self.id);
@@ -268,7 +268,7 @@ impl Drop for NetworkSocket {
 impl fmt::Debug for NetworkSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
-        match state.sockets.get(&self.id) {
+        match state.sockets.get(self.id) {
             Some(socket) => write!(f, "{socket}"),
             None => f.write_str("closed"),
         }

@@ -54,6 +54,48 @@ pub(super) struct ListenerState {
     pub(super) half_open: usize,
 }
 
+/// The sockets of all nodes, in the order of their numbers, which never come again.
+#[derive(Default)]
+pub(super) struct SocketTable {
+    ids: Vec<u64>,
+    sockets: Vec<Box<SocketState>>,
+}
+
+impl SocketTable {
+    fn place(&self, id: u64) -> Option<usize> {
+        self.ids.binary_search(&id).ok()
+    }
+
+    /// Adds a socket, whose number is greater than all before.
+    pub(super) fn insert(&mut self, id: u64, socket: SocketState) {
+        debug_assert!(self.ids.last().is_none_or(|&last| last < id), "numbers grow");
+        self.ids.push(id);
+        self.sockets.push(Box::new(socket));
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&SocketState> {
+        self.place(id).map(|place| &*self.sockets[place])
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut SocketState> {
+        self.place(id).map(|place| &mut *self.sockets[place])
+    }
+
+    pub(super) fn remove(&mut self, id: u64) -> Option<Box<SocketState>> {
+        let place = self.place(id)?;
+        self.ids.remove(place);
+        Some(self.sockets.remove(place))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &SocketState)> {
+        self.ids.iter().copied().zip(self.sockets.iter().map(|socket| &**socket))
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.ids.len()
+    }
+}
+
 impl SocketState {
     pub(super) fn new(node: NodeId, protocol: Protocol, kind: SocketKind) -> Self {
         Self {

@@ -1,7 +1,7 @@
 //! The state of the simulated network: nodes, sockets, and the packets under way.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::RawFd,
 };
@@ -9,11 +9,11 @@ use std::{
 use rustix::io::Errno;
 
 use super::{
-    event::{Happening, NetworkEvent},
+    event::{EventQueue, Happening, NetworkEvent},
     link::Link,
     names::is_name,
     node_id::NodeId,
-    sockets::{ListenerState, Protocol, SocketKind, SocketState},
+    sockets::{ListenerState, Protocol, SocketKind, SocketState, SocketTable},
     tcp::{Connection, Output, Segment, SegmentKind},
     trace::{DropReason, TraceDetail, TraceEventKind, TraceLog},
     udp::UdpPacket,
@@ -40,13 +40,13 @@ pub(super) struct NetworkState {
     pub(super) default_link: Link,
     pub(super) links: BTreeMap<(NodeId, NodeId), Link>,
     pub(super) cuts: BTreeSet<(NodeId, NodeId)>,
-    pub(super) sockets: BTreeMap<u64, SocketState>,
+    pub(super) sockets: SocketTable,
     pub(super) descriptors: BTreeMap<RawFd, u64>,
     pub(super) connections: BTreeMap<(NodeId, SocketAddr, SocketAddr), u64>,
     pub(super) bound: BTreeMap<(NodeId, Protocol, u16), Vec<u64>>,
     /// The addresses that stand for names of Unix sockets; a name keeps its own.
     pub(super) names: BTreeMap<(NodeId, Vec<u8>), SocketAddr>,
-    events: BinaryHeap<NetworkEvent>,
+    events: EventQueue,
     /// The number of the next socket, connection or event.
     next_number: u64,
     pub(super) now: Instant,
@@ -72,12 +72,12 @@ impl NetworkState {
             default_link: Link::new(),
             links: BTreeMap::new(),
             cuts: BTreeSet::new(),
-            sockets: BTreeMap::new(),
+            sockets: SocketTable::default(),
             descriptors: BTreeMap::new(),
             connections: BTreeMap::new(),
             bound: BTreeMap::new(),
             names: BTreeMap::new(),
-            events: BinaryHeap::new(),
+            events: EventQueue::default(),
             next_number: 0,
             now: Instant::from_nanos(0),
             log,
@@ -118,7 +118,7 @@ impl NetworkState {
         self.nodes[node.index()].is_up = false;
         self.nodes[node.index()].announced.clear();
         let is_there = |socket: &SocketState| socket.node == node;
-        let gone = self.sockets.iter().filter(|(_, socket)| is_there(socket)).map(|(&id, _)| id);
+        let gone = self.sockets.iter().filter(|(_, socket)| is_there(socket)).map(|(id, _)| id);
         for id in gone.collect::<Vec<_>>() {
             self.remove(id);
         }
@@ -158,14 +158,14 @@ impl NetworkState {
     /// Makes `descriptor` the name of a socket.
     pub(super) fn name(&mut self, id: u64, descriptor: RawFd) {
         self.descriptors.insert(descriptor, id);
-        if let Some(socket) = self.sockets.get_mut(&id) {
+        if let Some(socket) = self.sockets.get_mut(id) {
             socket.descriptor = Some(descriptor);
         }
     }
 
     pub(super) fn watch(&mut self, watch: Watch) -> bool {
         let Some(&id) = self.descriptors.get(&watch.descriptor) else { return false };
-        let Some(socket) = self.sockets.get_mut(&id) else { return false };
+        let Some(socket) = self.sockets.get_mut(id) else { return false };
         socket.watch = Some((watch.address, watch.key));
         let ready = match &socket.kind {
             SocketKind::Fresh(_) => Ready::NONE,
@@ -181,7 +181,7 @@ impl NetworkState {
 
     /// Queues the readiness of a socket for its node's poller.
     pub(super) fn announce(&mut self, id: u64, ready: Ready) {
-        let Some(socket) = self.sockets.get_mut(&id) else { return };
+        let Some(socket) = self.sockets.get_mut(id) else { return };
         if ready.is_empty() || socket.watch.is_none() {
             return;
         }
@@ -193,7 +193,7 @@ impl NetworkState {
 
     /// Reserves an address; port 0 stands for one that is free.
     pub(super) fn bind(&mut self, id: u64, address: SocketAddr) -> Result<SocketAddr, Errno> {
-        let socket = self.sockets.get(&id).ok_or(Errno::BADF)?;
+        let socket = self.sockets.get(id).ok_or(Errno::BADF)?;
         let (node, protocol) = (socket.node, socket.protocol);
         if socket.bound.is_some() {
             return Err(Errno::INVAL);
@@ -209,7 +209,7 @@ impl NetworkState {
             address.set_port(self.free_port(node, is_free).ok_or(Errno::ADDRINUSE)?);
         }
         let sharers = self.bound.get(&(node, protocol, address.port()));
-        let sharers = sharers.into_iter().flatten().filter_map(|other| self.sockets.get(other));
+        let sharers = sharers.into_iter().flatten().filter_map(|&other| self.sockets.get(other));
         let mut addresses = sharers.filter_map(|other| other.bound);
         let collides = |other: SocketAddr| {
             let (other, is_wide) = (other.ip(), other.ip().is_unspecified() || ip.is_unspecified());
@@ -219,7 +219,7 @@ impl NetworkState {
             return Err(Errno::ADDRINUSE);
         }
         self.bound.entry((node, protocol, address.port())).or_default().push(id);
-        if let Some(socket) = self.sockets.get_mut(&id) {
+        if let Some(socket) = self.sockets.get_mut(id) {
             socket.bound = Some(address);
         }
         Ok(address)
@@ -246,7 +246,7 @@ impl NetworkState {
     ) -> Option<u64> {
         let ids = self.bound.get(&(node, protocol, to.port()))?;
         let matching = |exact: bool| {
-            ids.iter().copied().find(|id| {
+            ids.iter().copied().find(|&id| {
                 self.sockets.get(id).is_some_and(|socket| {
                     let bound = socket.bound.map(|bound| bound.ip());
                     let fits = bound.is_some_and(|ip| {
@@ -265,7 +265,7 @@ impl NetworkState {
     }
 
     pub(super) fn connect(&mut self, id: u64, to: SocketAddr) -> Result<(), Errno> {
-        let socket = self.sockets.get(&id).ok_or(Errno::BADF)?;
+        let socket = self.sockets.get(id).ok_or(Errno::BADF)?;
         let SocketKind::Fresh(buffers) = socket.kind else { return Err(Errno::ISCONN) };
         let (node, bound) = (socket.node, socket.bound);
         let mut to = to;
@@ -295,7 +295,7 @@ impl NetworkState {
         let number = self.number();
         self.with_output(node, id, |state, output| {
             let connection = Connection::connect((local, to, number), buffers, output);
-            if let Some(socket) = state.sockets.get_mut(&id) {
+            if let Some(socket) = state.sockets.get_mut(id) {
                 socket.kind = SocketKind::Stream(Box::new(connection));
             }
         });
@@ -303,7 +303,7 @@ impl NetworkState {
     }
 
     pub(super) fn listen(&mut self, id: u64, backlog: usize) -> Result<(), Errno> {
-        let socket = self.sockets.get_mut(&id).ok_or(Errno::BADF)?;
+        let socket = self.sockets.get_mut(id).ok_or(Errno::BADF)?;
         let SocketKind::Fresh(buffers) = socket.kind else { return Err(Errno::INVAL) };
         let backlog = backlog.max(1);
         let listener = ListenerState { backlog, buffers, queue: VecDeque::new(), half_open: 0 };
@@ -320,8 +320,8 @@ impl NetworkState {
         id: u64,
         call: impl FnOnce(&mut Connection, &mut Output<'_>) -> T,
     ) -> Option<T> {
-        let node = self.sockets.get(&id)?.node;
-        self.with_output(node, id, |state, output| match &mut state.sockets.get_mut(&id)?.kind {
+        let node = self.sockets.get(id)?.node;
+        self.with_output(node, id, |state, output| match &mut state.sockets.get_mut(id)?.kind {
             SocketKind::Stream(connection) => Some(call(connection, output)),
             _ => None,
         })
@@ -353,7 +353,7 @@ impl NetworkState {
 
     /// After a change of a connection: sets its timer, forgets it if it is over.
     pub(super) fn settle(&mut self, id: u64) {
-        let Some(socket) = self.sockets.get_mut(&id) else { return };
+        let Some(socket) = self.sockets.get_mut(id) else { return };
         let SocketKind::Stream(connection) = &socket.kind else { return };
         let (is_over, deadline) = (connection.is_over(), connection.deadline());
         if is_over {
@@ -423,7 +423,7 @@ impl NetworkState {
         bytes: &[u8],
         to: SocketAddr,
     ) -> Result<(), Errno> {
-        let socket = self.sockets.get(&id).ok_or(Errno::BADF)?;
+        let socket = self.sockets.get(id).ok_or(Errno::BADF)?;
         let (node, bound) = (socket.node, socket.bound.ok_or(Errno::DESTADDRREQ)?);
         self.route(node, to.ip()).ok_or(Errno::HOSTUNREACH)?;
         let given = Some(bound.ip()).filter(|ip| !ip.is_unspecified());
@@ -436,23 +436,22 @@ impl NetworkState {
     }
 
     pub(super) fn next_event(&mut self) -> Option<Instant> {
-        while let Some(first) = self.events.peek() {
+        while let Some((at, first)) = self.events.first() {
             // The clock does not stop for a timer that was set anew.
-            if let Happening::Timer(id) = first.happening
-                && !self.is_due(id, first.at)
+            if let &Happening::Timer(id) = first
+                && !self.is_due(id, at)
             {
-                let at = first.at;
                 self.events.pop();
                 self.retime(id, at);
                 continue;
             }
-            return Some(first.at);
+            return Some(at);
         }
         None
     }
 
     pub(super) fn connection(&self, id: u64) -> Option<&Connection> {
-        match &self.sockets.get(&id)?.kind {
+        match &self.sockets.get(id)?.kind {
             SocketKind::Stream(connection) => Some(connection),
             _ => None,
         }
@@ -462,12 +461,12 @@ impl NetworkState {
     fn is_due(&self, id: u64, at: Instant) -> bool {
         let deadline = self.connection(id).and_then(Connection::deadline);
         deadline.is_some_and(|deadline| deadline <= at)
-            && self.sockets.get(&id).is_some_and(|socket| socket.timer_at == Some(at))
+            && self.sockets.get(id).is_some_and(|socket| socket.timer_at == Some(at))
     }
 
     /// The timer of the time `at` is used up: sets the next one.
     fn retime(&mut self, id: u64, at: Instant) {
-        if let Some(socket) = self.sockets.get_mut(&id)
+        if let Some(socket) = self.sockets.get_mut(id)
             && socket.timer_at == Some(at)
         {
             socket.timer_at = None;
@@ -476,7 +475,9 @@ impl NetworkState {
     }
 
     pub(super) fn advance(&mut self, now: Instant) {
-        while let Some(at) = self.next_event()
+        let is_due = |state: &Self| state.events.first().is_some_and(|(at, _)| at <= now);
+        while is_due(self)
+            && let Some(at) = self.next_event()
             && at <= now
         {
             self.now = self.now.max(at);
@@ -515,7 +516,7 @@ impl NetworkState {
                 self.deliver_datagram(node, packet);
             }
             Happening::Unreachable(id) => {
-                let socket = self.sockets.get_mut(&id);
+                let socket = self.sockets.get_mut(id);
                 if let Some(SocketKind::Datagram(datagrams)) = socket.map(|it| &mut it.kind) {
                     datagrams.refuse();
                     self.announce(id, Ready::READABLE | Ready::WRITABLE | Ready::ERROR);
@@ -567,7 +568,7 @@ impl NetworkState {
             }
             return;
         };
-        let socket = self.sockets.get_mut(&listener_id);
+        let socket = self.sockets.get_mut(listener_id);
         let Some(SocketKind::Listener(listener)) = socket.map(|socket| &mut socket.kind) else {
             return;
         };
@@ -589,7 +590,7 @@ impl NetworkState {
     /// A connection can be accepted, or has failed before.
     fn established(&mut self, listener_id: u64, id: u64) {
         let is_open = self.connection(id).is_some_and(|it| !it.is_dead());
-        let socket = self.sockets.get_mut(&listener_id);
+        let socket = self.sockets.get_mut(listener_id);
         let Some(SocketKind::Listener(listener)) = socket.map(|socket| &mut socket.kind) else {
             return;
         };
@@ -607,7 +608,7 @@ impl NetworkState {
         };
         let found = self.find_bound(node, Protocol::Udp, packet.to, accepts);
         if let Some(id) = found {
-            let socket = self.sockets.get_mut(&id);
+            let socket = self.sockets.get_mut(id);
             if let Some(SocketKind::Datagram(datagrams)) = socket.map(|socket| &mut socket.kind)
                 && datagrams.arrive(packet)
             {
@@ -633,13 +634,13 @@ impl NetworkState {
         descriptor: RawFd,
     ) -> Result<(u64, SocketAddr), Errno> {
         let Some(SocketKind::Listener(listener)) =
-            self.sockets.get_mut(&id).map(|socket| &mut socket.kind)
+            self.sockets.get_mut(id).map(|socket| &mut socket.kind)
         else {
             return Err(Errno::INVAL);
         };
         let accepted = listener.queue.pop_front().ok_or(Errno::AGAIN)?;
         self.name(accepted, descriptor);
-        let socket = self.sockets.get_mut(&accepted);
+        let socket = self.sockets.get_mut(accepted);
         let Some(SocketKind::Stream(connection)) = socket.map(|socket| &mut socket.kind) else {
             return Err(Errno::CONNABORTED);
         };
@@ -649,7 +650,7 @@ impl NetworkState {
 
     /// The application closes a socket.
     pub(super) fn close(&mut self, id: u64) {
-        let Some(socket) = self.sockets.get_mut(&id) else { return };
+        let Some(socket) = self.sockets.get_mut(id) else { return };
         let resets = socket.resets;
         if let Some(descriptor) = socket.descriptor.take() {
             self.descriptors.remove(&descriptor);
@@ -662,7 +663,7 @@ impl NetworkState {
             SocketKind::Listener(_) => {
                 let waits = |socket: &SocketState| matches!(&socket.kind, SocketKind::Stream(it) if it.listener == Some(id));
                 let waiting = self.sockets.iter().filter(|(_, socket)| waits(socket));
-                for child in waiting.map(|(&child, _)| child).collect::<Vec<_>>() {
+                for child in waiting.map(|(child, _)| child).collect::<Vec<_>>() {
                     self.with_connection(child, |it, output| it.close(true, output));
                 }
                 self.remove(id);
@@ -672,7 +673,7 @@ impl NetworkState {
     }
 
     fn remove(&mut self, id: u64) {
-        let Some(socket) = self.sockets.remove(&id) else { return };
+        let Some(socket) = self.sockets.remove(id) else { return };
         if let Some(descriptor) = socket.descriptor {
             self.descriptors.remove(&descriptor);
         }
@@ -692,7 +693,7 @@ impl NetworkState {
             }
             if let Some(listener_id) = connection.listener
                 && let Some(SocketKind::Listener(listener)) =
-                    self.sockets.get_mut(&listener_id).map(|socket| &mut socket.kind)
+                    self.sockets.get_mut(listener_id).map(|socket| &mut socket.kind)
             {
                 let count = listener.queue.len();
                 listener.queue.retain(|it| *it != id);

@@ -8,7 +8,8 @@
 //! ```
 //! Bytes are numbered from 0 in each direction; a FIN takes one number more. What is not acknowledged is sent again after a
 //! time that doubles [RFC 6298], or at the third duplicate ACK [RFC 5681, §3.2].
-//! *Deviation:* there is no congestion window, no delayed ACK and no selective ACK.
+//! An ACK waits for a second segment, for data to travel with, or for 40 ms [RFC 5681, §4.2].
+//! *Deviation:* there is no congestion window and no selective ACK, and no ACK is hurried at the beginning.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -43,6 +44,9 @@ const RETRIES: u32 = 15;
 /// How long the side lingers that closed first, to answer what arrives late: Linux's `TCP_TIMEWAIT_LEN` and
 /// `tcp_fin_timeout`.
 const LINGER: Duration = Duration::from_secs(60);
+
+/// How long an ACK may wait: Linux's `TCP_DELACK_MIN`.
+const ACK_DELAY: Duration = Duration::from_millis(40);
 
 /// So many duplicates of an ACK show that the segment behind it is lost.
 const DUPLICATES: u32 = 3;
@@ -83,7 +87,7 @@ impl Segment {
     /// Returns the answer of a node that does not know the connection.
     pub(super) fn refusal(self) -> Option<Self> {
         let kind = SegmentKind::Reset;
-        let answer = Self { from: self.to, to: self.from, kind, bytes: Arc::new([]), ..self };
+        let answer = Self { from: self.to, to: self.from, kind, bytes: Arc::default(), ..self };
         (self.kind != SegmentKind::Reset).then_some(answer)
     }
 }
@@ -177,6 +181,8 @@ struct Receiving {
     /// The edge of which the peer was told.
     edge: u64,
     has_fin: bool,
+    /// Until when an ACK waits that the peer is owed.
+    ack_at: Option<Instant>,
 }
 
 /// When to send again.
@@ -289,7 +295,8 @@ impl Connection {
 
     /// Returns when [`expire`](Self::expire) is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.timer.deadline
+        let ack_at = self.receiving.ack_at.filter(|_| !self.is_dead());
+        self.timer.deadline.into_iter().chain(ack_at).min()
     }
 
     pub(super) fn take_error(&mut self) -> Option<Errno> {
@@ -412,6 +419,7 @@ impl Connection {
             return;
         }
         let receiving = &mut self.receiving;
+        let is_expected = segment.sequence == receiving.next && receiving.early.is_empty();
         if segment.sequence >= receiving.next && !receiving.has_fin {
             receiving.early.insert(segment.sequence, (segment.bytes, has_fin));
         }
@@ -428,7 +436,12 @@ impl Connection {
                 output.announce(if is_shut { CLOSED } else { Ready::READ_CLOSED });
             }
         }
-        self.send(SegmentKind::Ack, output);
+        // A peer that may have lost something hears at once.
+        if is_expected && !has_fin && receiving.ack_at.is_none() {
+            receiving.ack_at = Some(output.now + ACK_DELAY);
+        } else {
+            self.send(SegmentKind::Ack, output);
+        }
     }
 
     /// Sends what the window permits.
@@ -451,7 +464,7 @@ impl Connection {
             let kind = if is_last { SegmentKind::Fin } else { SegmentKind::Data };
             sending.is_fin_sent = is_last;
             sending.is_first |= is_last && !self.receiving.has_fin;
-            let bytes: Arc<[u8]> = sending.unsent.drain(..count).collect();
+            let bytes = first_of(&mut sending.unsent, count);
             let first = InFlight {
                 sequence: sending.next,
                 kind,
@@ -479,8 +492,14 @@ impl Connection {
         output.segments.push(segment);
     }
 
-    /// No answer came in time.
+    /// An ACK has waited for long enough, or no answer came in time.
     pub(super) fn expire(&mut self, output: &mut Output<'_>) {
+        if self.receiving.ack_at.is_some_and(|at| at <= output.now) {
+            self.send(SegmentKind::Ack, output);
+        }
+        if self.timer.deadline.is_none_or(|deadline| deadline > output.now) {
+            return;
+        }
         if self.lingers {
             self.state = ConnectionState::Dead;
             self.timer.deadline = None;
@@ -545,13 +564,14 @@ impl Connection {
     }
 
     fn send(&mut self, kind: SegmentKind, output: &mut Output<'_>) {
-        let segment = self.segment(kind, self.sending.next, Arc::new([]));
+        let segment = self.segment(kind, self.sending.next, Arc::default());
         output.segments.push(segment);
     }
 
     fn segment(&mut self, kind: SegmentKind, sequence: u64, bytes: Arc<[u8]>) -> Segment {
         let receiving = &mut self.receiving;
         receiving.edge = receiving.edge.max(receiving.reachable(self.buffers));
+        receiving.ack_at = None;
         Segment {
             from: self.local,
             to: self.remote,
@@ -673,6 +693,17 @@ impl Connection {
             }
         }
     }
+}
+
+/// Takes the first `count` bytes.
+fn first_of(queue: &mut VecDeque<u8>, count: usize) -> Arc<[u8]> {
+    let (front, back) = queue.as_slices();
+    let bytes = match front.get(..count) {
+        Some(bytes) => bytes.into(),
+        None => [front, &back[..count - front.len()]].concat().into(),
+    };
+    queue.drain(..count);
+    bytes
 }
 
 impl Receiving {

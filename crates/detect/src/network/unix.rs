@@ -30,7 +30,7 @@ impl NetworkState {
         if name.len() > NAME_MAX {
             return Err(Errno::NAMETOOLONG);
         }
-        let node = self.sockets.get(&id).ok_or(Errno::BADF)?.node;
+        let node = self.sockets.get(id).ok_or(Errno::BADF)?.node;
         let key = (node, name.to_vec());
         let at = match self.names.get(&key) {
             Some(&at) => at,
@@ -42,14 +42,14 @@ impl NetworkState {
         }
         self.names.insert(key, at);
         self.bind_exactly(id, at)?;
-        if let Some(socket) = self.sockets.get_mut(&id) {
+        if let Some(socket) = self.sockets.get_mut(id) {
             socket.path = Some(String::from_utf8_lossy(name).replace('\0', "@").into());
         }
         Ok(())
     }
 
     fn bind_exactly(&mut self, id: u64, at: SocketAddr) -> Result<(), Errno> {
-        let socket = self.sockets.get_mut(&id).ok_or(Errno::BADF)?;
+        let socket = self.sockets.get_mut(id).ok_or(Errno::BADF)?;
         if socket.bound.is_some() {
             return Err(Errno::INVAL);
         }
@@ -61,7 +61,7 @@ impl NetworkState {
 
     /// Returns the address of a name, as a socket sees it.
     pub(super) fn find_name(&self, id: u64, name: &[u8]) -> Result<SocketAddr, Errno> {
-        let node = self.sockets.get(&id).ok_or(Errno::BADF)?.node;
+        let node = self.sockets.get(id).ok_or(Errno::BADF)?.node;
         let missing = if name.starts_with(&[0]) { Errno::CONNREFUSED } else { Errno::NOENT };
         self.names.get(&(node, name.to_vec())).copied().ok_or(missing)
     }
@@ -73,7 +73,7 @@ impl NetworkState {
 
     /// Returns whether the other end of a Unix stream is closed, which shows at once.
     pub(super) fn is_peer_gone(&self, id: u64) -> bool {
-        let Some(socket) = self.sockets.get(&id) else { return false };
+        let Some(socket) = self.sockets.get(id) else { return false };
         let SocketKind::Stream(near) = &socket.kind else { return false };
         if !is_name(near.local.ip()) || near.is_connecting() {
             return false;
@@ -100,7 +100,7 @@ impl NetworkState {
         });
         for (id, connection) in ids.into_iter().zip(connections) {
             self.connections.insert((node, connection.local, connection.remote), id);
-            if let Some(socket) = self.sockets.get_mut(&id) {
+            if let Some(socket) = self.sockets.get_mut(id) {
                 socket.kind = SocketKind::Stream(Box::new(connection));
             }
             self.settle(id);
@@ -114,7 +114,7 @@ impl NetworkState {
         for (index, id) in ids.into_iter().enumerate() {
             self.bind_exactly(id, ends[index])?;
             if let Some(SocketKind::Datagram(datagrams)) =
-                self.sockets.get_mut(&id).map(|socket| &mut socket.kind)
+                self.sockets.get_mut(id).map(|socket| &mut socket.kind)
             {
                 datagrams.peer = Some(ends[1 - index]);
             }
@@ -124,11 +124,11 @@ impl NetworkState {
 
     /// Hands a datagram to the socket of a name.
     pub(super) fn hand_over(&mut self, id: u64, bytes: &[u8], to: SocketAddr) -> Result<(), Errno> {
-        let socket = self.sockets.get(&id).ok_or(Errno::BADF)?;
+        let socket = self.sockets.get(id).ok_or(Errno::BADF)?;
         // One without a name has an address that none can be bound to.
         let (node, from) = (socket.node, socket.bound.unwrap_or_else(|| address(0)));
         let receiver = self.receiver(node, to, from).ok_or(Errno::CONNREFUSED)?;
-        let socket = self.sockets.get_mut(&receiver);
+        let socket = self.sockets.get_mut(receiver);
         let Some(SocketKind::Datagram(datagrams)) = socket.map(|socket| &mut socket.kind) else {
             return Err(Errno::CONNREFUSED);
         };
@@ -150,13 +150,13 @@ impl NetworkState {
 
     /// Tells those that are connected to a datagram socket with a name that it has room.
     pub(super) fn announce_room(&mut self, id: u64) {
-        let Some(at) = self.sockets.get(&id).and_then(|socket| socket.bound) else { return };
+        let Some(at) = self.sockets.get(id).and_then(|socket| socket.bound) else { return };
         if !is_name(at.ip()) {
             return;
         }
         let sends_there = |socket: &SocketState| matches!(&socket.kind, SocketKind::Datagram(it) if it.peer == Some(at));
         let senders = self.sockets.iter().filter(|(_, socket)| sends_there(socket));
-        for sender in senders.map(|(&id, _)| id).collect::<Vec<_>>() {
+        for sender in senders.map(|(id, _)| id).collect::<Vec<_>>() {
             self.announce(sender, Ready::WRITABLE);
         }
     }

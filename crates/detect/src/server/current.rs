@@ -96,6 +96,15 @@ pub struct ServerGuard {
     _not_send: PhantomData<*mut ()>,
 }
 
+impl ServerGuard {
+    /// Makes another server current in place of this one, until the guard is dropped: for schedulers that run tasks of several
+    /// servers by turns.
+    pub fn switch(&mut self, server: &Server) {
+        let left = CURRENT.try_with(|current| current.borrow_mut().replace(server.clone()));
+        drop(left);
+    }
+}
+
 impl Drop for ServerGuard {
     fn drop(&mut self) {
         let previous = self.previous.take();

@@ -33,6 +33,8 @@ pub struct Driver {
     routed: Vec<RoutedEvent>,
     /// A sleep has been announced, which lasts until the next look.
     is_asleep: bool,
+    /// A policy is to be asked at the next look.
+    has_stale: bool,
 }
 
 /// The most hosts that may sleep in the poller. While one handles an event, the other waits for the next; a third can
@@ -50,6 +52,7 @@ impl Driver {
             was_allowed: true,
             routed: Vec::new(),
             is_asleep: false,
+            has_stale: false,
         }
     }
 
@@ -99,6 +102,7 @@ impl Driver {
         let events = self.shared.poll_pass(&mut driver, &mut self.batch);
         // The look that follows `prepare` ends a sleep in virtual time.
         self.shared.idle.end();
+        self.has_stale = !driver.stale.is_empty();
         finish(driver, &mut self.batch, events)
     }
 
@@ -373,6 +377,17 @@ impl Driver {
         self.shared.park_state.is_notified()
     }
 
+    /// For a host that moves the clock: returns whether a look at `now` may find something beside what the poller announces.
+    pub(crate) fn must_look(&self, now: Instant) -> bool {
+        let (shared, nanos) = (&*self.shared, now.as_nanos());
+        self.has_stale
+            || shared.park_state.is_notified()
+            || shared.has_active.load(Ordering::Relaxed)
+            || shared.frequencies_changed.load(Ordering::Relaxed)
+            || nanos >= shared.next_due.load(Ordering::Relaxed)
+            || nanos >= shared.next_deadline.load(Ordering::Relaxed)
+    }
+
     /// Does everything that [`park`](Self::park) does before it sleeps, for a host that moves the
     /// clock instead.
     pub(crate) fn prepare(&mut self) -> Result<Option<Instant>, Detected> {
@@ -380,6 +395,7 @@ impl Driver {
         let shared = Arc::clone(&self.shared);
         let prepared = shared.prepare(&mut driver, &mut self.batch, None);
         shared.park_state.end_park();
+        self.has_stale = !driver.stale.is_empty();
         match prepared {
             Prepared::Events(count) => Err(finish(driver, &mut self.batch, count)),
             Prepared::Sleep(timeout) => {

@@ -33,6 +33,17 @@ pub struct VirtualHost {
 struct HostedNode {
     server: Server,
     driver: Driver,
+    /// Nothing of the node has run since it was armed: its deadlines are the known ones.
+    is_armed: bool,
+    /// The network has announced readiness that no look has taken.
+    has_announced: bool,
+}
+
+impl HostedNode {
+    /// Returns whether a look at `now` may find something.
+    fn must_look(&self, now: Instant) -> bool {
+        self.has_announced || self.driver.must_look(now)
+    }
 }
 
 /// The cost of a look in virtual time if nothing else lets time pass: for a host that polls without
@@ -121,7 +132,7 @@ impl VirtualHost {
         let place = NetworkNode { network, node };
         let server = Server::new_virtual_with(flavor, clock, self.policy, place)
             .expect("invariant: a virtual server asks the kernel for nothing");
-        HostedNode { driver: server.driver(), server }
+        HostedNode { driver: server.driver(), server, is_armed: false, has_announced: false }
     }
 
     /// Gives a node a new server, as a new process has one. The old one should be shut down.
@@ -193,26 +204,54 @@ impl VirtualHost {
         self.note(number);
         self.idle_steps = 0;
         self.rings = 0;
+        self.nodes.iter_mut().for_each(|node| node.is_armed = false);
+    }
+
+    /// Notes in the trace that a task of `node` runs, the one at `index` of `count` ready ones. For owners whose tasks do
+    /// nothing to other nodes but by the network.
+    ///
+    /// # Panics
+    /// If the node is of another network.
+    pub fn note_run_of(&mut self, node: NodeId, index: u64, count: u64) {
+        self.note(index);
+        self.note(count);
+        self.idle_steps = 0;
+        self.rings = 0;
+        self.nodes[node.index()].is_armed = false;
     }
 
     /// Looks for events of one node, which is drawn, and wakes the tasks that wait for them.
     pub fn detect(&mut self) {
-        self.network.advance(self.clock.now());
+        let now = self.advance_network();
         let count = self.nodes.len();
         let index = if count == 1 { 0 } else { self.draw_below(count) };
-        self.look(index);
+        if self.nodes[index].must_look(now) {
+            self.look(index);
+        }
+    }
+
+    /// Carries out what happens in the network up to now.
+    fn advance_network(&mut self) -> Instant {
+        let now = self.clock.now();
+        self.network.advance(now, self.nodes.iter_mut().map(|node| &mut node.has_announced));
+        now
     }
 
     fn look(&mut self, index: usize) {
+        self.nodes[index].is_armed = false;
+        self.nodes[index].has_announced = false;
         if let Detected::Events(count) = self.nodes[index].driver.detect() {
             self.note(count as u64);
         }
     }
 
+    /// Looks at the nodes that may have something to see.
     fn look_everywhere(&mut self) {
-        self.network.advance(self.clock.now());
+        let now = self.advance_network();
         for index in 0..self.nodes.len() {
-            self.look(index);
+            if self.nodes[index].must_look(now) {
+                self.look(index);
+            }
         }
     }
 
@@ -222,30 +261,36 @@ impl VirtualHost {
     /// # Errors
     /// [`Deadlock`] if nothing can happen any more.
     pub fn advance(&mut self, has_ready: impl FnOnce() -> bool) -> Result<(), Deadlock> {
-        self.network.advance(self.clock.now());
+        let now = self.advance_network();
         let mut is_sleepless = false;
         let mut wanted = None;
         for index in 0..self.nodes.len() {
-            let HostedNode { server, driver } = &mut self.nodes[index];
-            match driver.prepare() {
+            let node = &mut self.nodes[index];
+            if node.is_armed && !node.must_look(now) {
+                wanted = earliest(wanted, node.driver.next_deadline());
+                continue;
+            }
+            match node.driver.prepare() {
                 Err(_) => is_sleepless = true,
                 // It would not sleep: there was a notification before, or while the others were armed.
-                Ok(_) if driver.is_notified() && self.rings < RINGS_MAX => {
+                Ok(_) if node.driver.is_notified() && self.rings < RINGS_MAX => {
                     self.rings += 1;
                     self.look(index);
                     is_sleepless = true;
                 }
-                Ok(_) if server.network_node().is_some_and(NetworkNode::has_events) => {
+                Ok(_) if node.has_announced => {
                     self.look(index);
                     is_sleepless = true;
                 }
-                Ok(deadline) => wanted = earliest(wanted, deadline),
+                Ok(deadline) => {
+                    node.is_armed = true;
+                    wanted = earliest(wanted, deadline);
+                }
             }
         }
         if is_sleepless {
             return Ok(());
         }
-        let now = self.now();
         let event = self.network.next_event();
         let Some(until) = earliest(wanted, event) else {
             return if has_ready() { Ok(()) } else { Err(Deadlock { now, seed: self.seed }) };
@@ -254,10 +299,12 @@ impl VirtualHost {
         if self.rings < RINGS_MAX {
             self.rings = 0;
         }
-        let deadlines = self.nodes.iter().map(|node| node.driver.next_deadline());
-        let next = deadlines.fold(event, earliest).filter(|&next| next > now);
+        let next = |nodes: &[HostedNode]| {
+            let deadlines = nodes.iter().map(|node| node.driver.next_deadline());
+            deadlines.fold(event, earliest).filter(|&next| next > now)
+        };
         self.idle_steps += 1;
-        if self.idle_steps > IDLE_STEPS_MAX && next.is_none()
+        if self.idle_steps > IDLE_STEPS_MAX && next(&self.nodes).is_none()
             || self.idle_steps > NETWORK_STEPS_MAX && wanted.is_none()
         {
             return Err(Deadlock { now, seed: self.seed });
@@ -265,7 +312,7 @@ impl VirtualHost {
         self.clock.advance_to(until);
         if until <= now && self.idle_steps > 2 {
             // Not notified, but polled without a pause.
-            self.clock.advance_to(next.unwrap_or(Instant::MAX).min(now + LOOK_COST));
+            self.clock.advance_to(next(&self.nodes).unwrap_or(Instant::MAX).min(now + LOOK_COST));
         }
         self.note(self.now().as_nanos());
         self.look_everywhere();
@@ -288,6 +335,7 @@ const fn folded(hash: u64, value: u64) -> u64 {
     (hash ^ value).wrapping_mul(0x0000_0100_0000_01B3)
 }
 
+#[inline]
 fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }

@@ -259,7 +259,9 @@ fn call_site() -> String {
     };
     let pairs = lines.windows(2).filter(|pair| pair[1].starts_with("at "));
     let mut foreign = pairs.filter(|pair| {
-        let is_std = ["/rustc/", "/rust/deps/"].iter().any(|part| pair[1].contains(part));
+        let is_std = ["/rustc/", "/rust/deps/", "/rustlib/src/rust/"]
+            .iter()
+            .any(|part| pair[1].contains(part));
         !is_std && is_foreign(pair[0]) && !pair[1].contains("simulation/escapes.rs")
     });
     let is_macro = |function: &str| {

@@ -24,6 +24,7 @@ const TWICE_ONE_IN: u64 = 8;
 /// - `VIGIE_SEEDS=5000` replaces the count, `VIGIE_SEEDS=5000..9000` names the range.
 /// - `VIGIE_SEED=37` runs that seed alone: a failure prints the command for it.
 /// - `VIGIE_FAULTS=2,5` carries out no other faults of a run, `VIGIE_NODES=3` replaces [`World::node_count`]: see below.
+/// - `VIGIE_TRACES=1` prints a hash of the traces of all seeds, to be compared with that of another build or machine.
 /// - `VIGIE_TIMELINE=folder` writes the [timeline](World::timeline) of a seed that fails, or is alone, into a folder.
 ///
 /// Every eighth seed is run twice, and the [traces](World::trace_hash) are compared: a difference is a failure, since the test
@@ -86,8 +87,8 @@ impl<T: TestOutcome> Attempt<T> {
 fn run_seeds<T: TestOutcome>(seeds: Range<u64>, compares: bool, run: &mut RunSeed<'_, T>) -> T {
     let is_single = seeds.end.saturating_sub(seeds.start) == 1;
     let plan = shrink::plan_of_environment();
-    let mut last = None;
-    for seed in seeds {
+    let (mut last, mut traces) = (None, TraceSum::default());
+    for seed in seeds.clone() {
         let is_compared = compares && seed % TWICE_ONE_IN == 0;
         let detail = if is_compared { TraceDetail::Polls } else { TraceDetail::Off };
         let first = run(seed, detail, &plan);
@@ -102,6 +103,7 @@ fn run_seeds<T: TestOutcome>(seeds: Range<u64>, compares: bool, run: &mut RunSee
             explain(&first.world, &plan, run);
             return outcome;
         }
+        traces.add(first.world.trace_hash());
         if is_compared {
             let trace = RunTrace::of(&first.world);
             let second = run(seed, detail, &plan);
@@ -115,7 +117,20 @@ fn run_seeds<T: TestOutcome>(seeds: Range<u64>, compares: bool, run: &mut RunSee
         }
         last = Some(outcome);
     }
+    if env::var_os("VIGIE_TRACES").is_some() {
+        eprintln!("the traces of the seeds {seeds:?}: {:016x}", traces.0);
+    }
     last.expect("`VIGIE_SEEDS` names at least one seed")
+}
+
+/// A hash of hashes: FNV-1a over words.
+#[derive(Default)]
+struct TraceSum(u64);
+
+impl TraceSum {
+    fn add(&mut self, hash: u64) {
+        self.0 = (self.0 ^ hash).wrapping_mul(0x0000_0100_0000_01B3);
+    }
 }
 
 /// Says how to repeat a failure, what it needs, and where its page is.

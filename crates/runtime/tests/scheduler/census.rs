@@ -31,6 +31,7 @@ pub(crate) fn world_and_queues() -> (World, Vec<Queue<usize>>) {
     let options = Options {
         seed: 0,
         workers: 2,
+        cores: 2,
         wake_ns: 0,
         has_tick: false,
         long_poll: LONG_POLL,

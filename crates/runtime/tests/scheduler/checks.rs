@@ -64,7 +64,7 @@ const SLACK_NS: u64 = 30_000;
 const DEBT_NS: u64 = 250_000;
 
 /// The most that it owes: a poll that waited for a core counts with all its time.
-const DEBT_MAX_NS: u64 = 8 * DEBT_NS;
+pub(crate) const DEBT_MAX_NS: u64 = 8 * DEBT_NS;
 
 /// The most long polls that `need.rs` puts off a call: for events, and for short tasks.
 const PUT_OFF_EVENTS_MAX: u64 = 16;
@@ -75,6 +75,9 @@ const SURPRISE_MAX: u64 = 4;
 
 /// How long a burst at the beginning may have more threads.
 const BURST_NS: u64 = 100 * MS;
+
+/// From then on, no task computes for the first time: each that begins with credit has used it up.
+const SETTLED_NS: u64 = 150 * MS;
 
 /// How many failures of a kind are told.
 const TOLD: usize = 3;
@@ -164,6 +167,8 @@ pub(crate) struct Checks {
     pub(crate) failures: Vec<String>,
     /// The waits of events with credit.
     pub(crate) waits: Vec<u64>,
+    /// Those of them that happened once everything that computes from the beginning was known to.
+    pub(crate) settled_waits: Vec<u64>,
     /// The same of those without.
     pub(crate) late: Vec<u64>,
     pub(crate) windows: u64,
@@ -187,6 +192,7 @@ impl Checks {
             stranded_since: None,
             failures: Vec::new(),
             waits: Vec::new(),
+            settled_waits: Vec::new(),
             late: Vec::new(),
             windows: 0,
             sleepers: 0,
@@ -202,7 +208,7 @@ impl Checks {
 
     /// The lanes are about to change.
     fn lanes(&mut self, now: u64) -> &mut Lanes {
-        self.lanes.advance(now, self.options.workers, self.base_ns());
+        self.lanes.advance(now, self.options.processors(), self.base_ns());
         &mut self.lanes
     }
 
@@ -251,7 +257,7 @@ impl Checks {
         self.most_sleepers = self.most_sleepers.max(self.sleepers);
     }
 
-    fn base_ns(&self) -> u64 {
+    pub(crate) fn base_ns(&self) -> u64 {
         let Options { wake_ns, look_ns, .. } = self.options;
         3 * self.options.long_poll_ns() + 3 * wake_ns + START_NS + look_ns + SLACK_NS
     }
@@ -320,6 +326,9 @@ impl World {
                 checks.late.push(now - happened);
             } else {
                 checks.waits.push(now - happened);
+                if happened >= SETTLED_NS {
+                    checks.settled_waits.push(now - happened);
+                }
                 if now - happened > checks.base_ns() {
                     self.judge(&mut checks, (task, place), happened, ready_at);
                 }

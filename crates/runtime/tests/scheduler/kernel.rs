@@ -45,6 +45,8 @@ struct Thread {
     /// In a sleep inside a poll.
     is_blocked: bool,
     ready_since: u64,
+    /// How often it was woken.
+    wakes: u64,
     waker: Option<Waker>,
 }
 
@@ -95,6 +97,7 @@ impl Kernel {
             is_fresh: false,
             is_blocked: false,
             ready_since: 0,
+            wakes: 0,
             waker: None,
         };
         let inner = Inner {
@@ -219,9 +222,15 @@ impl Kernel {
         let mut inner = self.inner.borrow_mut();
         if inner.threads[thread].state == State::Asleep {
             inner.threads[thread].state = State::Waking(self.now() + self.wake_ns);
+            inner.threads[thread].wakes += 1;
             inner.waiting.push(thread);
             inner.kick();
         }
+    }
+
+    /// Returns how often the first `count` threads were woken together.
+    pub(crate) fn wakes(&self, count: usize) -> u64 {
+        self.inner.borrow().threads[..count].iter().map(|thread| thread.wakes).sum()
     }
 
     /// Moves threads between cores for ever.

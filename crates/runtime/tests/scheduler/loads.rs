@@ -183,6 +183,29 @@ pub(crate) fn draw_loads(world: &World, random: &mut fastrand::Rng) -> (Vec<Sour
     (drawing.sources, drawing.words)
 }
 
+/// A probe each 3 ms, and as many tasks as there are in `hogs` that compute for ever, so many nanoseconds in each poll.
+pub(crate) fn probe_beside(world: &World, hogs: &[u64]) -> (Vec<Source>, String) {
+    let random = &mut fastrand::Rng::with_seed(world.options.seed);
+    let mut drawing = Drawing { world, random, sources: Vec::new(), words: String::new() };
+    let probe = drawing.answers(10 * US, 10 * US, None);
+    drawing.source(vec![probe], 3 * MS);
+    for &work in hogs {
+        let hog = drawing.add(Kind::Yields { work });
+        world.wake(hog, None);
+    }
+    (drawing.sources, format!("a probe beside {} hogs", hogs.len()))
+}
+
+/// Each 3 ms an event whose task wakes `count` others, each with `work` nanoseconds to do.
+pub(crate) fn broadcast(world: &World, count: usize, work: u64) -> (Vec<Source>, String) {
+    let random = &mut fastrand::Rng::with_seed(world.options.seed);
+    let mut drawing = Drawing { world, random, sources: Vec::new(), words: String::new() };
+    let peers = (0..count).map(|_| drawing.answers(work, work, None)).collect();
+    let task = drawing.add(Kind::WakesFirst { peers, work: 5 * US });
+    drawing.source(vec![task], 3 * MS);
+    (drawing.sources, format!("each event for {count} tasks of {work} ns"))
+}
+
 struct Drawing<'a> {
     world: &'a World,
     random: &'a mut fastrand::Rng,

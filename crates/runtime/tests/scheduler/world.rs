@@ -33,6 +33,7 @@ use super::{
 pub(crate) struct Options {
     pub(crate) seed: u64,
     pub(crate) workers: usize,
+    pub(crate) cores: usize,
     pub(crate) wake_ns: u64,
     pub(crate) has_tick: bool,
     pub(crate) long_poll: Duration,
@@ -45,6 +46,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// How many workers can run at a time.
+    pub(crate) fn processors(&self) -> usize {
+        self.workers.min(self.cores)
+    }
+
     pub(crate) fn long_poll_ns(&self) -> u64 {
         u64::try_from(self.long_poll.as_nanos()).expect("short")
     }

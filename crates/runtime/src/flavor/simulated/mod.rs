@@ -29,7 +29,7 @@ use crate::{
     context::EnteredContext,
     options::Options,
     panics::contained,
-    sync::{Arc, AtomicBool, Ordering, RealGuard, RealMutex, lock_real, thread},
+    sync::{Arc, AtomicBool, Ordering, thread},
     task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, drop_task},
 };
 
@@ -45,7 +45,6 @@ pub(crate) struct SimulatedShared {
     pub(crate) machine: SimulatedMachine,
     /// Enters this runtime on a thread.
     enter: fn(Arc<Self>) -> EnteredContext,
-    ready: RealMutex<Vec<Runnable>>,
     is_ending: AtomicBool,
 }
 
@@ -108,7 +107,6 @@ impl SimulatedShared {
             node,
             machine,
             enter,
-            ready: RealMutex::new(Vec::new()),
             is_ending: AtomicBool::new(false),
         }
     }
@@ -137,10 +135,6 @@ impl SimulatedShared {
     /// Returns the hash of what `block_on` has run so far.
     pub(crate) fn trace_hash(&self) -> u64 {
         self.world.trace_hash()
-    }
-
-    fn ready(&self) -> RealGuard<'_, Vec<Runnable>> {
-        lock_real(&self.ready)
     }
 
     /// Runs `future` and all tasks on the calling thread until the future is ready.
@@ -209,7 +203,7 @@ impl SimulatedShared {
                 "a thread outside of the simulation woke a task: the run is not a function of its seed"
             );
         }
-        self.ready().push(task);
+        self.world.ready().push(self.node, task);
     }
 
     /// Cancels every task and closes the server: at the end of `block_on`, if the calling thread is inside of it.
@@ -239,7 +233,7 @@ impl SimulatedShared {
     fn finish(&self) {
         self.world.recorder.forget(self.node);
         loop {
-            let task = self.ready().pop();
+            let task = self.world.ready().pop(self.node);
             match task {
                 Some(task) => drop_task(task),
                 None if self.live.count() == 0 => break,

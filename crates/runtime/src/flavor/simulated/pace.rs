@@ -157,10 +157,13 @@ impl Pace {
     }
 
     /// Returns which tasks get nowhere.
+    #[inline]
     pub(super) fn livelock(&self) -> Option<String> {
-        if self.polls < self.polls_max {
-            return None;
-        }
+        (self.polls >= self.polls_max).then(|| self.polled_most())
+    }
+
+    #[cold]
+    fn polled_most(&self) -> String {
         let mut counts: Vec<_> = self.counts.iter().collect();
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let counted: u64 = counts.iter().map(|(_, count)| **count).sum();
@@ -171,7 +174,7 @@ impl Pace {
             )
         });
         let lines: Vec<_> = lines.collect();
-        Some(format!("{} polls without a pause, {}", self.polls, lines.join("; ")))
+        format!("{} polls without a pause, {}", self.polls, lines.join("; "))
     }
 }
 

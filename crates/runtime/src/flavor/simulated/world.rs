@@ -3,7 +3,6 @@
 use std::{
     any::Any,
     cell::RefCell,
-    collections::BTreeSet,
     future::Future,
     panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind},
     pin::pin,
@@ -19,7 +18,7 @@ use super::{
     recorder::Recorder,
 };
 use crate::{
-    context::EnteredContext,
+    context::{EnteredContext, EnteredOnce},
     dump::Dump,
     panics::contained,
     sync::{
@@ -61,6 +60,70 @@ pub(crate) enum Fault {
     Restart(NodeId),
 }
 
+/// The ready tasks of all nodes.
+#[derive(Default)]
+pub(super) struct ReadyTasks {
+    /// By the node's index.
+    nodes: Vec<ReadyOfNode>,
+    /// Those of nodes that are not paused.
+    count: usize,
+}
+
+#[derive(Default)]
+struct ReadyOfNode {
+    tasks: Vec<Runnable>,
+    is_paused: bool,
+}
+
+impl ReadyTasks {
+    fn of(&mut self, node: NodeId) -> &mut ReadyOfNode {
+        if self.nodes.len() <= node.index() {
+            self.nodes.resize_with(node.index() + 1, ReadyOfNode::default);
+        }
+        &mut self.nodes[node.index()]
+    }
+
+    pub(super) fn push(&mut self, node: NodeId, task: Runnable) {
+        let of_node = self.of(node);
+        of_node.tasks.push(task);
+        self.count += usize::from(!of_node.is_paused);
+    }
+
+    /// Takes one of a node.
+    pub(super) fn pop(&mut self, node: NodeId) -> Option<Runnable> {
+        let of_node = self.of(node);
+        let task = of_node.tasks.pop()?;
+        self.count -= usize::from(!of_node.is_paused);
+        Some(task)
+    }
+
+    /// Takes the one with this index among those that can be polled. Returns the index of its node, too.
+    fn take(&mut self, mut index: usize) -> Option<(usize, Runnable)> {
+        for (at, node) in self.nodes.iter_mut().enumerate().filter(|(_, node)| !node.is_paused) {
+            if index < node.tasks.len() {
+                self.count -= 1;
+                return Some((at, node.tasks.swap_remove(index)));
+            }
+            index -= node.tasks.len();
+        }
+        None
+    }
+
+    /// Returns whether that is a change.
+    fn pause(&mut self, node: NodeId, is_paused: bool) -> bool {
+        let of_node = self.of(node);
+        let has_changed = of_node.is_paused != is_paused;
+        of_node.is_paused = is_paused;
+        let count = of_node.tasks.len();
+        if has_changed && is_paused {
+            self.count -= count;
+        } else if has_changed {
+            self.count += count;
+        }
+        has_changed
+    }
+}
+
 /// Why a run fails between two polls.
 pub(crate) enum Failure {
     /// The panic of a node's program, whose message was printed.
@@ -86,8 +149,7 @@ pub(crate) struct SimulatedWorld {
     host: RealMutex<VirtualHost>,
     /// By their index; a single one only while it runs.
     nodes: RealMutex<Vec<Arc<SimulatedShared>>>,
-    /// Those whose tasks are not polled.
-    paused: RealMutex<BTreeSet<NodeId>>,
+    ready: RealMutex<ReadyTasks>,
     /// The thread of the first `block_on`, which all later ones need too.
     thread: RealMutex<Option<ThreadId>>,
     /// The trace's hash when `block_on` last ended.
@@ -110,7 +172,7 @@ impl SimulatedWorld {
             trace: AtomicU64::new(host.trace_hash()),
             host: RealMutex::new(host),
             nodes: RealMutex::new(Vec::new()),
-            paused: RealMutex::new(BTreeSet::new()),
+            ready: RealMutex::default(),
             thread: RealMutex::new(None),
             faults: RealMutex::new(Vec::new()),
             polls_max: RealMutex::new(None),
@@ -143,8 +205,7 @@ impl SimulatedWorld {
 
     /// Stops polling the tasks of a node, or goes on.
     pub(crate) fn pause(&self, node: NodeId, is_paused: bool) {
-        let mut paused = lock_real(&self.paused);
-        let has_changed = if is_paused { paused.insert(node) } else { paused.remove(&node) };
+        let has_changed = lock_real(&self.ready).pause(node, is_paused);
         if has_changed {
             let change = if is_paused { NodeChange::Paused } else { NodeChange::Resumed };
             self.recorder.changed(node, change);
@@ -182,7 +243,7 @@ impl SimulatedWorld {
 
     /// Returns the faults that were requested, and a failure.
     pub(crate) fn take_news(&self) -> Option<(Vec<Fault>, Option<Failure>)> {
-        if !self.has_news.swap(false, Ordering::SeqCst) {
+        if !self.has_news.load(Ordering::Relaxed) || !self.has_news.swap(false, Ordering::SeqCst) {
             return None;
         }
         let faults = std::mem::take(&mut *lock_real(&self.faults));
@@ -220,12 +281,11 @@ impl SimulatedWorld {
             *lock_real(&self.thread).get_or_insert(here) == here,
             "a simulation runs on one thread: call `block_on` where it was called first"
         );
-        let _entered = main.entered();
-        let mut run = WorldRun::new(self);
+        let mut visit = Visit::new(main);
+        let mut run = WorldRun::new(self, main.node);
         let awake = Arc::new(MainWaker { is_woken: AtomicBool::new(true) });
         let waker = Waker::from(Arc::clone(&awake));
         let mut future = pin!(future);
-        let mut visit = Visit { home: main, away: None };
         let mut polls = (run.host.now(), 0);
         let mut pace = Pace::new(lock_real(&self.polls_max).unwrap_or(POLLS_MAX));
         loop {
@@ -240,7 +300,7 @@ impl SimulatedWorld {
                     pace.note(&polled);
                 }
                 Drawn::Main => {
-                    visit.away = None;
+                    visit.enter(main);
                     self.recorder.polls_main(main.node, site);
                     awake.is_woken.store(false, Ordering::SeqCst);
                     let mut context = Context::from_waker(&waker);
@@ -254,7 +314,7 @@ impl SimulatedWorld {
                 Drawn::Nothing => {
                     pace.rest();
                     let has_ready =
-                        || awake.is_woken.load(Ordering::SeqCst) || self.ready_count() > 0;
+                        || awake.is_woken.load(Ordering::SeqCst) || self.ready().count > 0;
                     if let Err(deadlock) = run.host.advance(has_ready) {
                         drop(run);
                         self.report(&deadlock.to_string(), &waker, site);
@@ -277,25 +337,9 @@ impl SimulatedWorld {
         }
     }
 
-    /// Returns how many tasks can be polled.
-    fn ready_count(&self) -> usize {
-        let paused = lock_real(&self.paused);
-        let nodes = lock_real(&self.nodes);
-        let awake = nodes.iter().filter(|node| !paused.contains(&node.node));
-        awake.map(|node| node.ready().len()).sum()
-    }
-
-    /// Takes the ready task with this index among those of all nodes.
-    fn take_ready(&self, mut index: usize) -> Option<(Arc<SimulatedShared>, Runnable)> {
-        let paused = lock_real(&self.paused);
-        for node in lock_real(&self.nodes).iter().filter(|node| !paused.contains(&node.node)) {
-            let mut ready = node.ready();
-            if index < ready.len() {
-                return Some((Arc::clone(node), ready.swap_remove(index)));
-            }
-            index -= ready.len();
-        }
-        None
+    /// Returns the tasks that can be polled.
+    pub(super) fn ready(&self) -> RealGuard<'_, ReadyTasks> {
+        lock_real(&self.ready)
     }
 
     fn report(&self, what: &str, main: &Waker, site: &Location<'_>) -> ! {
@@ -338,22 +382,36 @@ impl Drop for ForgetNodes<'_> {
 }
 
 /// The node whose runtime is current.
-struct Visit<'a> {
-    /// Entered for the whole run.
-    home: &'a Arc<SimulatedShared>,
-    away: Option<(Arc<SimulatedShared>, EnteredContext)>,
+struct Visit {
+    entered: EnteredContext,
+    current: Arc<SimulatedShared>,
+    /// The runtimes that were entered, by the index of their node.
+    known: Vec<Option<(Arc<SimulatedShared>, EnteredOnce)>>,
 }
 
-impl Visit<'_> {
+impl Visit {
+    fn new(home: &Arc<SimulatedShared>) -> Self {
+        Self { entered: home.entered(), current: Arc::clone(home), known: Vec::new() }
+    }
+
     fn enter(&mut self, node: &Arc<SimulatedShared>) {
-        let current = self.away.as_ref().map_or(self.home, |(node, _)| node);
-        if Arc::ptr_eq(current, node) {
+        if Arc::ptr_eq(&self.current, node) {
             return;
         }
-        self.away = None;
-        if !Arc::ptr_eq(self.home, node) {
-            self.away = Some((Arc::clone(node), node.entered()));
+        let index = node.node.index();
+        if self.known.len() <= index {
+            self.known.resize_with(index + 1, || None);
         }
+        let known = &mut self.known[index];
+        // A restarted node has another one.
+        if known.as_ref().is_none_or(|(known, _)| !Arc::ptr_eq(known, node)) {
+            let once = EnteredOnce::of(&node.entered(), &node.server);
+            *known = Some((Arc::clone(node), once));
+        }
+        if let Some((_, once)) = known {
+            self.entered.switch(once);
+        }
+        self.current = Arc::clone(node);
     }
 }
 
@@ -368,11 +426,13 @@ enum Drawn {
 /// The thread inside `block_on`, which has the host.
 struct WorldRun<'a> {
     world: &'a SimulatedWorld,
+    /// The node of the future of `block_on`.
+    main: NodeId,
     host: RealGuard<'a, VirtualHost>,
 }
 
 impl<'a> WorldRun<'a> {
-    fn new(world: &'a Arc<SimulatedWorld>) -> Self {
+    fn new(world: &'a Arc<SimulatedWorld>, main: NodeId) -> Self {
         let host = match world.host.try_lock() {
             Ok(host) => host,
             // A task or the main future panicked, and left the host between two steps.
@@ -382,25 +442,32 @@ impl<'a> WorldRun<'a> {
             }
         };
         RUNS.with(|runs| *runs.borrow_mut() = Some(Arc::clone(world)));
-        Self { world, host }
+        Self { world, main, host }
     }
 
     fn draw(&mut self, is_main_woken: bool) -> Drawn {
+        // With nothing ready, `advance` looks at all nodes.
+        if self.world.ready().count + usize::from(is_main_woken) == 0 {
+            return Drawn::Nothing;
+        }
         if self.host.random().bool() {
             let host = &mut *self.host;
             contained("a look", || host.detect());
         }
-        let count = self.world.ready_count() + usize::from(is_main_woken);
-        if count == 0 {
-            return Drawn::Nothing;
-        }
+        let mut ready = self.world.ready();
+        let count = ready.count + usize::from(is_main_woken);
         let index = self.host.draw_below(count);
-        self.host.note_run(index as u64);
-        self.host.note_run(count as u64);
-        match self.world.take_ready(index) {
-            Some((node, task)) => Drawn::Task(node, task),
+        let taken = ready.take(index);
+        drop(ready);
+        let drawn = match taken {
+            Some((at, task)) => {
+                Drawn::Task(self.world.with_nodes(|nodes| Arc::clone(&nodes[at])), task)
+            }
             None => Drawn::Main,
-        }
+        };
+        let node = if let Drawn::Task(node, _) = &drawn { node.node } else { self.main };
+        self.host.note_run_of(node, index as u64, count as u64);
+        drawn
     }
 }
 
