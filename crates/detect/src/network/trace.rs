@@ -126,6 +126,8 @@ pub enum DropReason {
     Cut,
     /// The link lost it by chance.
     Loss,
+    /// Too many bytes wait for the link.
+    Full,
     /// The machine is off.
     Off,
 }
@@ -314,6 +316,7 @@ impl DropReason {
         match self {
             Self::Cut => "dropped, the link is cut",
             Self::Loss => "lost by the link",
+            Self::Full => "dropped, the queue of the link is full",
             Self::Off => "dropped, the machine is off",
         }
     }
