@@ -1,22 +1,34 @@
 //! Sockets of the simulated network: what the kernel promises of real ones, in virtual time.
 
 use std::{
-    cell::RefCell, future::Future, io, net::SocketAddr, pin::pin, rc::Rc, task::Poll,
+    cell::RefCell, future::Future, io, net::SocketAddr, panic, pin::pin, rc::Rc, task::Poll,
     time::Duration,
 };
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{
-    Instant, Link, Server, Simulation, TraceDetail, TraceEvent, TraceEventKind,
+    DropReason, Instant, Link, Server, SimulatedNetwork, Simulation, TraceDetail, TraceEvent,
+    TraceEventKind,
     net::{TcpListener, TcpSocket, TcpStream, UdpSocket},
 };
 
 /// Runs a future in a simulation whose network has `link` from its node to itself.
 fn simulate<T>(seed: u64, link: Link, future: impl Future<Output = T>) -> T {
+    simulate_recorded(seed, link, |_| future)
+}
+
+/// The same for a future that looks at what the network has recorded.
+fn simulate_recorded<F: Future>(
+    seed: u64,
+    link: Link,
+    make: impl FnOnce(SimulatedNetwork) -> F,
+) -> F::Output {
     let mut simulation = Simulation::new(seed);
     let network = simulation.network().clone();
     let node = network.node("main").expect("the first node");
     network.link(node, node, link);
+    network.log().record(TraceDetail::Events, 1 << 20);
+    let future = make(network);
     let entered = simulation.server().clone();
     let _entered = entered.enter();
     simulation.block_on(future).unwrap_or_else(|deadlock| panic!("{deadlock}"))
@@ -468,4 +480,135 @@ fn mutual_back_pressure_is_a_deadlock() {
         })
         .expect_err("neither reads");
     assert_eq!(deadlock.seed, 8);
+}
+
+/// Returns how many packets were sent, and how many of them the queue of their link had no room for.
+fn fates(network: &SimulatedNetwork) -> (usize, usize) {
+    let events = network.log().events();
+    let is_sent = |kind: &TraceEventKind| matches!(kind, TraceEventKind::Sent { .. });
+    let is_full = |kind: &TraceEventKind| {
+        matches!(kind, TraceEventKind::Dropped { reason: DropReason::Full, .. })
+    };
+    let count = |is_it: &dyn Fn(&TraceEventKind) -> bool| {
+        events.iter().filter(|event| is_it(&event.kind)).count()
+    };
+    (count(&is_sent) + count(&is_full), count(&is_full))
+}
+
+/// Goal: a link with a bandwidth sends one packet after the other, and loses those that its queue has no room for. Method: 100 kB/s;
+/// the arrivals of two datagrams, and how many of a burst arrive, by a queue of 10 kB and one of nothing.
+#[test]
+fn a_slow_link_delays_and_drops() {
+    let slow = steady().bandwidth(100_000);
+    for (queue_bytes, kept) in [(10_000, 11), (0, 1)] {
+        simulate_recorded(9, slow.queue(queue_bytes), async |network| {
+            let (one, other) = (UdpSocket::bind(any()).await, UdpSocket::bind(any()).await);
+            let (one, other) = (one.expect("a port"), other.expect("a port"));
+            other.connect(one.local_addr().expect("an address")).await.expect("a route");
+            let begin = Instant::now();
+            let mut room = [0; 2000];
+            if queue_bytes > 0 {
+                for _ in 0..2 {
+                    // With its headers, 10 ms.
+                    other.send(&[1; 972]).await.expect("it is sent");
+                }
+                for arrival in [20, 30] {
+                    one.recv(&mut room).await.expect("it arrives");
+                    assert_eq!(begin.elapsed(), millis(arrival));
+                }
+                assert_eq!(fates(&network), (2, 0));
+            }
+            let before = fates(&network).0;
+            for _ in 0..100 {
+                other.send(&[2; 972]).await.expect("it is sent");
+            }
+            sleep(millis(2000)).await;
+            let mut count = 0;
+            while one.try_recv(&mut room).is_ok() {
+                count += 1;
+            }
+            assert_eq!(count, kept, "one that leaves, and those that wait");
+            assert_eq!(fates(&network), (before + 100, 100 - kept));
+        });
+    }
+}
+
+/// Sends bytes over new streams at once, and returns when each of them has been read to its end.
+async fn transfer(streams: usize, count: usize) -> Vec<Duration> {
+    let begin = Instant::now();
+    let mut ends = Vec::new();
+    let mut pairs = Vec::new();
+    for _ in 0..streams {
+        pairs.push(pair().await);
+    }
+    let mut running: Vec<_> = pairs
+        .into_iter()
+        .map(|(mut writer, mut reader)| {
+            Box::pin(async move {
+                let write = async {
+                    writer.write_all(&vec![3; count]).await.expect("it is read");
+                    drop(writer);
+                };
+                let mut bytes = Vec::new();
+                let read = both(write, reader.read_to_end(&mut bytes)).await.1;
+                assert_eq!((read.expect("it ends"), bytes.len()), (count, count));
+                begin.elapsed()
+            })
+        })
+        .collect();
+    std::future::poll_fn(|cx| {
+        running.retain_mut(|it| match it.as_mut().poll(cx) {
+            Poll::Ready(end) => {
+                ends.push(end);
+                false
+            }
+            Poll::Pending => true,
+        });
+        if running.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    ends
+}
+
+/// Goal: TCP fills a slow link and does not flood it: its congestion window follows the queue. Method: 1 MB at 100 kB/s through
+/// queues below a window's size, by ten seeds: how long it takes, and how much of what is sent the queue loses. Two connections
+/// share the link.
+#[test]
+fn congestion_control_fills_a_slow_link() {
+    let slow = Link::new().delay(millis(20)).jitter(Duration::ZERO).bandwidth(100_000);
+    for queue_bytes in [12_000, 30_000] {
+        for seed in 0..10 {
+            simulate_recorded(seed, slow.queue(queue_bytes), async |network| {
+                let end = transfer(1, 1_000_000).await[0];
+                let (sent, full) = fates(&network);
+                assert!(end > Duration::from_secs(10), "seed {seed}: {end:?}");
+                assert!(end < Duration::from_secs(15), "seed {seed}: {end:?}");
+                assert!(full > 0, "seed {seed}: the window grows until the queue is full");
+                assert!(full * 10 < sent, "seed {seed}: {full} of {sent} are lost");
+            });
+        }
+    }
+    simulate(11, slow.queue(30_000), async {
+        let ends = transfer(2, 500_000).await;
+        assert!(ends[1] < Duration::from_secs(16), "{ends:?}");
+        assert!(ends[0] > Duration::from_secs(6), "neither has the link for itself: {ends:?}");
+    });
+}
+
+/// Goal: what is no share, and no bandwidth, is refused where it is set. Method: shares below, above and beside the range; its ends are
+/// taken.
+#[test]
+fn impossible_links_are_refused() {
+    let refuses = |set: fn(f64) -> Link, share: f64| {
+        let panic = panic::catch_unwind(|| set(share)).expect_err("no share");
+        let text = panic.downcast_ref::<&str>().expect("a text");
+        assert!(text.contains("from 0 to 1"), "{text}");
+    };
+    for set in [|share| Link::new().loss(share), |share| Link::new().duplication(share)] {
+        for share in [1.5, -0.1, f64::NAN, f64::INFINITY] {
+            refuses(set, share);
+        }
+        let _ = (set(0.0), set(1.0));
+    }
+    panic::catch_unwind(|| Link::new().bandwidth(0)).expect_err("nothing would pass");
 }

@@ -238,7 +238,7 @@ fn renames_are_atomic() {
 }
 
 /// Goal: a disk can be full, slow and broken, from one moment to the next. Method: a write beyond the capacity, and one after
-/// something was removed; a sync on a slow disk; reads while each operation fails.
+/// something was removed; a sync on a slow disk; reads while each operation fails; shares of errors that are none.
 #[test]
 fn disks_fail() {
     let mut world = World::new(4);
@@ -264,6 +264,9 @@ fn disks_fail() {
         node.disk(Disk::new());
         assert_eq!(on(&node, fs::read("/more")).await, [8; 200]);
     });
+    for share in [-0.1, 1.1, f64::NAN] {
+        std::panic::catch_unwind(|| Disk::new().errors(share)).expect_err("no share");
+    }
 }
 
 /// Goal: what reaches a simulated file by another way than vigie's calls fails. Method: std's file of one.

@@ -20,7 +20,7 @@ use self::kit::folder::Folder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream, UdpSocket};
 use vigie_runtime::{
-    simulation::{self, Link, World},
+    simulation::{self, Link, RandomFaults, World},
     spawn, time,
 };
 
@@ -398,6 +398,37 @@ fn fails_by_two_faults() {
     });
 }
 
+/// A node that forgets what it has counted when its process ends.
+#[test]
+#[ignore = "run by another test"]
+fn fails_by_a_drawn_fault() {
+    simulation::for_each_seed(20, |world| {
+        let server = world.node("server").run(count_up);
+        let counter = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&counter);
+        let forgetful = world.node("forgetful").run(move || {
+            let count = Arc::clone(&count);
+            async move {
+                count.store(0, Ordering::SeqCst);
+                loop {
+                    time::sleep(millis(100)).await;
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        let main = world.main();
+        world.block_on(async {
+            RandomFaults::new([&server, &forgetful, &main])
+                .down_max(1)
+                .length(millis(20_000))
+                .run()
+                .await;
+            let count = counter.load(Ordering::SeqCst);
+            assert!(count > 150, "it was paused, or has forgotten: {count}");
+        });
+    });
+}
+
 /// Runs an ignored test of this file in a process of its own, with variables; returns whether it passes, and what it says.
 fn run_child(test: &str, variables: &[(&str, &str)]) -> (bool, String) {
     let program = env::current_exe().expect("this program");
@@ -436,6 +467,20 @@ fn failures_are_made_small() {
     };
     let (one, other) = kept.split_once(',').expect("two");
     assert_eq!([kept, one, other, ""].map(run), [false, true, true, true]);
+}
+
+/// Goal: faults that the seed draws shrink, too. Method: the test above, whose failure needs one fault of more than ten, or a few that pause.
+#[test]
+fn drawn_faults_are_made_few() {
+    let (passes, text) = run_child("fails_by_a_drawn_fault", &[]);
+    assert!(!passes, "{text}");
+    let (_, rest) =
+        text.split_once("it still fails there with ").unwrap_or_else(|| panic!("{text}"));
+    let (counts, rest) = rest.split_once(" faults, as ").expect("how many there were");
+    let (few, count) = counts.split_once(" of ").expect("both");
+    let [few, count] = [few, count].map(|it| it.parse::<u32>().expect("a number"));
+    assert!(few <= 3 && count > 10, "{text}");
+    assert!(rest.contains("on node forgetful"), "{text}");
 }
 
 /// Goal: a failing test names its seed and the command that replays it, the environment chooses seeds, and a test that depends

@@ -85,9 +85,15 @@ impl SimulatedNetwork {
         self.state().default_link = link;
     }
 
-    /// Sets the link from one node to another, in this direction only.
-    pub fn link(&self, from: NodeId, to: NodeId, link: Link) {
-        self.state().links.insert((from, to), link);
+    /// Sets the link from one node to another, in this direction only. Returns the one before, unless that was the default one.
+    #[expect(clippy::must_use_candidate, reason = "the link before is seldom of interest")]
+    pub fn link(&self, from: NodeId, to: NodeId, link: Link) -> Option<Link> {
+        self.state().links.insert((from, to), link)
+    }
+
+    /// Makes the link from one node to another the default one again.
+    pub fn unlink(&self, from: NodeId, to: NodeId) {
+        self.state().links.remove(&(from, to));
     }
 
     /// Lets no packet pass from one node to another, in this direction only. Packets under way arrive.

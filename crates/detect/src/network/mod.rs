@@ -7,6 +7,7 @@
 //! ```
 //! No thread, no clock and no descriptor is involved: time is an argument, and all chance comes from one generator.
 
+mod congestion;
 mod event;
 mod handle;
 mod link;

@@ -39,6 +39,8 @@ pub(super) struct NetworkState {
     pub(super) nodes: Vec<NodeState>,
     pub(super) default_link: Link,
     pub(super) links: BTreeMap<(NodeId, NodeId), Link>,
+    /// When what waits for a link with a bandwidth has left.
+    free: BTreeMap<(NodeId, NodeId), Instant>,
     pub(super) cuts: BTreeSet<(NodeId, NodeId)>,
     pub(super) sockets: SocketTable,
     pub(super) descriptors: BTreeMap<RawFd, u64>,
@@ -63,6 +65,9 @@ enum PacketFate {
 /// The first of the ports that are given to sockets without one [RFC 6335, §6].
 const FIRST_PORT: u16 = 49_152;
 
+/// The headers of a datagram [RFC 768; RFC 791, §3.1].
+const UDP_HEADERS: u64 = 28;
+
 impl NetworkState {
     pub(super) fn new(random: fastrand::Rng, log: TraceLog) -> Self {
         Self {
@@ -71,6 +76,7 @@ impl NetworkState {
             nodes: Vec::new(),
             default_link: Link::new(),
             links: BTreeMap::new(),
+            free: BTreeMap::new(),
             cuts: BTreeSet::new(),
             sockets: SocketTable::default(),
             descriptors: BTreeMap::new(),
@@ -339,7 +345,7 @@ impl NetworkState {
         let Output { segments, ready, .. } = output;
         self.random = random;
         for segment in segments {
-            self.send(node, segment.to.ip(), |_| Happening::Segment(segment.clone()));
+            self.send_segment(node, &segment);
         }
         self.announce(id, ready);
         self.settle(id);
@@ -385,13 +391,17 @@ impl NetworkState {
         });
     }
 
+    fn send_segment(&mut self, node: NodeId, segment: &Segment) {
+        let make = || Happening::Segment(segment.clone());
+        self.send(node, segment.to.ip(), segment.wire_bytes(), make);
+    }
+
     /// Puts a packet on its way, whose copies `make` makes.
-    fn send(&mut self, from: NodeId, ip: IpAddr, make: impl Fn(&mut Self) -> Happening) {
+    fn send(&mut self, from: NodeId, ip: IpAddr, wire_bytes: u64, make: impl Fn() -> Happening) {
         let Some(to) = self.route(from, ip) else { return };
         let drop_it = |state: &mut Self, reason| {
             if state.log.records(TraceDetail::Events) {
-                let packet = make(state);
-                state.log_fate((from, to), &packet, PacketFate::Dropped(reason));
+                state.log_fate((from, to), &make(), PacketFate::Dropped(reason));
             }
         };
         if self.cuts.contains(&(from, to)) {
@@ -403,17 +413,25 @@ impl NetworkState {
             None if from == to => Link::loopback(),
             None => self.default_link,
         };
+        let free = self.free.get(&(from, to)).copied().unwrap_or(self.now);
+        let Some(departure) = link.departure(self.now, free, wire_bytes) else {
+            drop_it(self, DropReason::Full);
+            return;
+        };
+        if departure > self.now {
+            self.free.insert((from, to), departure);
+        }
         let copies = link.draw(&mut self.random);
         if copies[0].is_none() {
             drop_it(self, DropReason::Loss);
         }
         for time in copies.into_iter().flatten() {
-            let happening = make(self);
+            let happening = make();
             if self.log.records(TraceDetail::Events) {
                 let number = self.next_number + 1;
                 self.log_fate((from, to), &happening, PacketFate::Sent(number));
             }
-            self.plan(self.now + time, to, happening);
+            self.plan(departure + time, to, happening);
         }
     }
 
@@ -429,9 +447,9 @@ impl NetworkState {
         let given = Some(bound.ip()).filter(|ip| !ip.is_unspecified());
         let ip = given.or_else(|| self.source(node, to.ip())).ok_or(Errno::NETUNREACH)?;
         let from = SocketAddr::new(ip, bound.port());
-        self.send(node, to.ip(), |_| {
-            Happening::Datagram(UdpPacket { from, to, bytes: bytes.to_vec() })
-        });
+        let packet = || UdpPacket { from, to, bytes: bytes.to_vec() };
+        let wire_bytes = UDP_HEADERS + bytes.len() as u64;
+        self.send(node, to.ip(), wire_bytes, || Happening::Datagram(packet()));
         Ok(())
     }
 
@@ -552,7 +570,7 @@ impl NetworkState {
             }
             _ => {
                 if let Some(answer) = segment.refusal() {
-                    self.send(node, answer.to.ip(), |_| Happening::Segment(answer.clone()));
+                    self.send_segment(node, &answer);
                 }
             }
         }
@@ -564,7 +582,7 @@ impl NetworkState {
         let found = self.find_bound(node, Protocol::Tcp, syn.to, is_listener);
         let Some(listener_id) = found else {
             if let Some(answer) = syn.clone().refusal() {
-                self.send(node, answer.to.ip(), |_| Happening::Segment(answer.clone()));
+                self.send_segment(node, &answer);
             }
             return;
         };
@@ -623,7 +641,9 @@ impl NetworkState {
             _ => false,
         };
         if let Some(id) = self.find_bound(sender, Protocol::Udp, packet.from, is_connected) {
-            self.send(node, packet.from.ip(), |_| Happening::Unreachable(id));
+            let answer = || Happening::Unreachable(id);
+            // With the headers of what it answers [RFC 792].
+            self.send(node, packet.from.ip(), 2 * UDP_HEADERS, answer);
         }
     }
 

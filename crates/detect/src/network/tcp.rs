@@ -7,9 +7,9 @@
 //!           SYN-ACK                                           (lingers, if it closed first)
 //! ```
 //! Bytes are numbered from 0 in each direction; a FIN takes one number more. What is not acknowledged is sent again after a
-//! time that doubles [RFC 6298], or at the third duplicate ACK [RFC 5681, §3.2].
-//! An ACK waits for a second segment, for data to travel with, or for 40 ms [RFC 5681, §4.2].
-//! *Deviation:* there is no congestion window and no selective ACK, and no ACK is hurried at the beginning.
+//! time that doubles [RFC 6298], or at the third duplicate ACK [RFC 5681, §3.2]. `congestion.rs` limits what is in flight.
+//! An ACK waits for the bytes of a second packet, for data to travel with, or for 40 ms [RFC 5681, §4.2].
+//! *Deviation:* there is no selective ACK, no ACK is hurried at the beginning, and a segment that is sent again keeps its bounds.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,7 +20,10 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::draw_below;
+use super::{
+    congestion::{CongestionWindow, PACKET_BYTES},
+    draw_below,
+};
 use crate::{clock::Instant, detector::Ready, sync::Arc};
 
 /// The most bytes of one segment: what interfaces make of several packets.
@@ -47,9 +50,6 @@ const LINGER: Duration = Duration::from_secs(60);
 
 /// How long an ACK may wait: Linux's `TCP_DELACK_MIN`.
 const ACK_DELAY: Duration = Duration::from_millis(40);
-
-/// So many duplicates of an ACK show that the segment behind it is lost.
-const DUPLICATES: u32 = 3;
 
 /// What peers have in common that shut down, or were reset.
 const CLOSED: Ready = Ready::READ_CLOSED.union(Ready::WRITE_CLOSED);
@@ -84,6 +84,12 @@ pub(super) enum SegmentKind {
 }
 
 impl Segment {
+    /// Returns what it has on the wire, as packets with headers of 40 bytes [RFC 9293, §3.1; RFC 791, §3.1].
+    pub(super) fn wire_bytes(&self) -> u64 {
+        let bytes = self.bytes.len() as u64;
+        bytes + 40 * bytes.div_ceil(PACKET_BYTES).max(1)
+    }
+
     /// Returns the answer of a node that does not know the connection.
     pub(super) fn refusal(self) -> Option<Self> {
         let kind = SegmentKind::Reset;
@@ -156,8 +162,11 @@ struct Sending {
     in_flight: VecDeque<InFlight>,
     /// The number of the next byte to send for the first time.
     next: u64,
+    /// The same, or after a time-out that of the next byte to send again.
+    sent: u64,
     acked: u64,
     edge: u64,
+    congestion: CongestionWindow,
     /// No more will be written.
     is_shut: bool,
     is_fin_sent: bool,
@@ -165,9 +174,6 @@ struct Sending {
     is_first: bool,
     /// A write found too little room: room is to be announced.
     is_full: bool,
-    duplicates: u32,
-    /// After a loss: what was sent before it was noticed ends here.
-    recover: u64,
 }
 
 /// The receiving direction.
@@ -358,6 +364,8 @@ impl Connection {
         self.state = ConnectionState::Open;
         if self.timer.retries == 0 {
             self.timer.measure(now - self.timer.began);
+        } else {
+            self.sending.congestion.begin_small();
         }
         self.timer.retries = 0;
         self.rearm(now);
@@ -370,8 +378,9 @@ impl Connection {
         let opens = segment.edge > sending.edge;
         sending.edge = sending.edge.max(segment.edge);
         if is_progress {
+            let is_lost = sending.congestion.acknowledge(segment.ack, segment.ack - sending.acked);
             sending.acked = segment.ack;
-            sending.duplicates = 0;
+            sending.sent = sending.sent.max(segment.ack);
             while let Some(first) = sending.in_flight.front()
                 && first.end() <= segment.ack
             {
@@ -381,18 +390,17 @@ impl Connection {
                 sending.in_flight.pop_front();
             }
             self.timer.retries = 0;
-            if self.sending.acked < self.sending.recover {
-                // Another one of the same flight is lost [RFC 6582, §3.2].
-                self.repeat(output);
+            if is_lost {
+                self.repeat(0, output);
             }
-        } else if self.sending.in_flight.is_empty() {
+        } else if sending.in_flight.is_empty() {
             self.timer.retries = 0;
-        } else if segment.kind == SegmentKind::Ack && !opens {
-            self.sending.duplicates += 1;
-            if self.sending.duplicates == DUPLICATES {
-                self.sending.recover = self.sending.next;
-                self.repeat(output);
-            }
+        } else if segment.kind == SegmentKind::Ack
+            && segment.ack == sending.acked
+            && !opens
+            && sending.congestion.duplicate(segment.ack, sending.next)
+        {
+            self.repeat(0, output);
         }
         self.transmit(output);
         if is_progress || self.sending.in_flight.is_empty() {
@@ -420,6 +428,7 @@ impl Connection {
         }
         let receiving = &mut self.receiving;
         let is_expected = segment.sequence == receiving.next && receiving.early.is_empty();
+        let is_short = (segment.bytes.len() as u64) < 2 * PACKET_BYTES;
         if segment.sequence >= receiving.next && !receiving.has_fin {
             receiving.early.insert(segment.sequence, (segment.bytes, has_fin));
         }
@@ -437,14 +446,14 @@ impl Connection {
             }
         }
         // A peer that may have lost something hears at once.
-        if is_expected && !has_fin && receiving.ack_at.is_none() {
+        if is_expected && is_short && !has_fin && receiving.ack_at.is_none() {
             receiving.ack_at = Some(output.now + ACK_DELAY);
         } else {
             self.send(SegmentKind::Ack, output);
         }
     }
 
-    /// Sends what the window permits.
+    /// Sends what the windows permit, after a time-out first what was in flight.
     fn transmit(&mut self, output: &mut Output<'_>) {
         if self.state != ConnectionState::Open {
             return;
@@ -452,8 +461,18 @@ impl Connection {
         let was_idle = self.sending.in_flight.is_empty();
         loop {
             let sending = &mut self.sending;
-            let window = usize::try_from(sending.edge.saturating_sub(sending.next));
-            let mut count = sending.unsent.len().min(window.unwrap_or(usize::MAX)).min(SEGMENT_MAX);
+            let room = sending.congestion.room(sending.sent - sending.acked);
+            if sending.sent < sending.next {
+                if room == 0 {
+                    break;
+                }
+                let is_before = |it: &InFlight| it.sequence < sending.sent;
+                let index = sending.in_flight.partition_point(is_before);
+                sending.sent = sending.in_flight[index].end();
+                self.repeat(index, output);
+                continue;
+            }
+            let mut count = sending.next_count(room, self.timer.round_trip());
             if count > 1 && output.random.u8(..CUT_ONE_IN) == 0 {
                 count = draw_below(output.random, count - 1) + 1;
             }
@@ -474,6 +493,7 @@ impl Connection {
             };
             let sequence = first.sequence;
             sending.next = first.end();
+            sending.sent = sending.next;
             sending.in_flight.push_back(first);
             let segment = self.segment(kind, sequence, bytes);
             output.segments.push(segment);
@@ -483,11 +503,11 @@ impl Connection {
         }
     }
 
-    /// Sends the first segment again that was not acknowledged.
-    fn repeat(&mut self, output: &mut Output<'_>) {
-        let Some(first) = self.sending.in_flight.front_mut() else { return };
-        first.is_repeated = true;
-        let (sequence, kind, bytes) = (first.sequence, first.kind, Arc::clone(&first.bytes));
+    /// Sends a segment again that was not acknowledged.
+    fn repeat(&mut self, index: usize, output: &mut Output<'_>) {
+        let Some(it) = self.sending.in_flight.get_mut(index) else { return };
+        it.is_repeated = true;
+        let (sequence, kind, bytes) = (it.sequence, it.kind, Arc::clone(&it.bytes));
         let segment = self.segment(kind, sequence, bytes);
         output.segments.push(segment);
     }
@@ -522,8 +542,10 @@ impl Connection {
                 self.send(SegmentKind::Probe, output);
             }
             ConnectionState::Open => {
-                self.sending.recover = self.sending.next;
-                self.repeat(output);
+                let Sending { congestion, sent, acked, next, .. } = &mut self.sending;
+                congestion.time_out(*acked, *next, self.timer.retries == 1);
+                *sent = *acked;
+                self.transmit(output);
             }
             ConnectionState::Dead => {}
         }
@@ -660,6 +682,11 @@ impl Connection {
         Ok(count)
     }
 
+    /// Returns how many written bytes the peer has not acknowledged.
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        self.sending.unsent.len() as u64 + self.sending.next - self.sending.acked
+    }
+
     pub(super) fn unread_bytes(&self) -> u64 {
         self.receiving.queue.len() as u64
     }
@@ -706,6 +733,20 @@ fn first_of(queue: &mut VecDeque<u8>, count: usize) -> Arc<[u8]> {
     bytes
 }
 
+impl Sending {
+    /// Returns how many new bytes the windows permit in the next segment; `room` is that of the congestion window.
+    fn next_count(&self, room: u64, round_trip: Duration) -> usize {
+        let unsent = self.unsent.len() as u64;
+        if room < unsent.min(PACKET_BYTES) {
+            // Less than a packet waits for more room [RFC 9293, §3.8.6.2.1].
+            return 0;
+        }
+        let window = self.edge.saturating_sub(self.next);
+        let most = window.min(room).min(self.congestion.segment_max(round_trip));
+        usize::try_from(unsent.min(most)).unwrap_or(usize::MAX).min(SEGMENT_MAX)
+    }
+}
+
 impl Receiving {
     /// Returns up to which byte there is room.
     fn reachable(&self, buffers: SocketBuffers) -> u64 {
@@ -725,6 +766,11 @@ impl Retransmission {
         };
         self.measured = Some((smoothed, variation));
         self.timeout = (smoothed + variation * 4).clamp(TIMEOUT_MIN, TIMEOUT_MAX);
+    }
+
+    /// Returns the smoothed round trip, or the first time-out if it is not known.
+    fn round_trip(&self) -> Duration {
+        self.measured.map_or(FIRST_TIMEOUT, |(smoothed, _)| smoothed)
     }
 
     fn pause(&self) -> Duration {

@@ -38,6 +38,11 @@ pub enum TraceEventKind {
         /// The other one's name.
         other: String,
     },
+    /// Something else that was done to the node, or to a link from it, has ended.
+    FaultEnded {
+        /// For people.
+        what: String,
+    },
     /// A packet left the node.
     Sent {
         /// The number of this copy of the packet.
@@ -126,6 +131,8 @@ pub enum DropReason {
     Cut,
     /// The link lost it by chance.
     Loss,
+    /// Too many bytes wait for the link.
+    Full,
     /// The machine is off.
     Off,
 }
@@ -280,6 +287,7 @@ impl fmt::Display for TraceEventKind {
             Self::Node(change) => write!(f, "{}", change.name()),
             Self::Fault { index, what } => write!(f, "fault {index}: {what}"),
             Self::Healed { other } => write!(f, "the link with {other} is healed"),
+            Self::FaultEnded { what } => write!(f, "over: {what}"),
             Self::Sent { packet, what, .. } => write!(f, "packet {packet} sent: {what}"),
             Self::Delivered { packet } => write!(f, "packet {packet} delivered"),
             Self::Dropped { what, reason, .. } => write!(f, "packet {}: {what}", reason.name()),
@@ -314,6 +322,7 @@ impl DropReason {
         match self {
             Self::Cut => "dropped, the link is cut",
             Self::Loss => "lost by the link",
+            Self::Full => "dropped, the queue of the link is full",
             Self::Off => "dropped, the machine is off",
         }
     }

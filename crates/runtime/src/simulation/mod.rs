@@ -39,6 +39,7 @@
 pub mod escapes;
 mod failure;
 mod node;
+mod random_faults;
 mod seeds;
 mod shrink;
 mod timeline;
@@ -47,6 +48,7 @@ mod world;
 pub use self::{
     escapes::catch_escapes,
     node::{Node, NodeBuilder},
+    random_faults::{FaultKind, RandomFaults},
     seeds::{TestOutcome, for_each_seed, run_test},
     world::World,
 };

@@ -110,7 +110,7 @@ impl Node {
     /// If the world is gone.
     #[track_caller]
     pub fn disk(&self, disk: Disk) {
-        self.shared().machine.disk.configure(disk);
+        let _ = self.shared().machine.disk.configure(disk);
     }
 
     /// Moves its wall clock forward. Timers, [`Instant`](vigie_detect::Instant) and other nodes' clocks are not concerned.
@@ -191,6 +191,61 @@ impl Node {
         self.world.recorder.healed(self.id, &other.name());
     }
 
+    /// Returns whether it is the node of the test's own future.
+    pub(super) fn is_main(&self) -> bool {
+        self.world.network.node("main") == Some(self.id)
+    }
+
+    pub(super) fn seed(&self) -> u64 {
+        self.world.seed
+    }
+
+    /// Sets the link to another node until the returned closure is called.
+    pub(super) fn link_for_a_time(&self, other: &Self, link: Link) -> FaultEnd {
+        let (world, from, to) = (Arc::clone(&self.world), self.id, other.id);
+        let what = || format!("link to {}: {link:?}", other.name());
+        if !world.recorder.admit(from, what) {
+            return Box::new(|| {});
+        }
+        let before = world.network.link(from, to, link);
+        Box::new(move || {
+            match before {
+                Some(link) => drop(world.network.link(from, to, link)),
+                None => world.network.unlink(from, to),
+            }
+            world.recorder.ended(from, &format!("slow link to {}", world.network.name(to)));
+        })
+    }
+
+    /// Sets how its disk behaves until the returned closure is called.
+    pub(super) fn disk_for_a_time(&self, what: &'static str, disk: Disk) -> FaultEnd {
+        let (world, id) = (Arc::clone(&self.world), self.id);
+        if !world.recorder.admit(id, || what.to_owned()) {
+            return Box::new(|| {});
+        }
+        let machine = self.shared().machine.clone();
+        let before = machine.disk.configure(disk);
+        Box::new(move || {
+            let _ = machine.disk.configure(before);
+            world.recorder.ended(id, what);
+        })
+    }
+
+    /// Moves its wall clock until the returned closure is called, which moves it back.
+    pub(super) fn clock_for_a_time(&self, by: Duration, forward: bool) -> FaultEnd {
+        let (world, id) = (Arc::clone(&self.world), self.id);
+        let direction = if forward { "forward" } else { "back" };
+        if !world.recorder.admit(id, || format!("clock {direction} by {by:?}")) {
+            return Box::new(|| {});
+        }
+        let machine = self.shared().machine.clone();
+        machine.clock.jump(by, forward);
+        Box::new(move || {
+            machine.clock.jump(by, !forward);
+            world.recorder.ended(id, "wrong clock");
+        })
+    }
+
     /// Returns whether its program has ended by a fault, or is about to.
     fn is_down(&self) -> bool {
         self.world.is_to_end(self.id)
@@ -205,6 +260,9 @@ impl fmt::Debug for Node {
         f.debug_tuple("Node").field(&self.name()).finish()
     }
 }
+
+/// Ends what was done to a node for a time.
+pub(super) type FaultEnd = Box<dyn FnOnce() + Send>;
 
 /// Starts a program on a node.
 pub(super) type NodeProgram = Box<dyn Fn(&Arc<SimulatedShared>)>;

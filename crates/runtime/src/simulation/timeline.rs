@@ -72,7 +72,7 @@ fn event(TraceEvent { at, node, kind, .. }: &TraceEvent) -> String {
     let name = match kind {
         TraceEventKind::Node(_) => "node",
         TraceEventKind::Fault { .. } | TraceEventKind::Escaped { .. } => "fault",
-        TraceEventKind::Healed { .. } => "healed",
+        TraceEventKind::Healed { .. } | TraceEventKind::FaultEnded { .. } => "healed",
         TraceEventKind::Sent { packet, to, .. } => {
             object.number("packet", *packet);
             object.number("to", to.index() as u64);

@@ -168,6 +168,10 @@ impl Recorder {
         self.note(node, || TraceEventKind::Healed { other: other.to_owned() });
     }
 
+    pub(crate) fn ended(&self, node: NodeId, what: &str) {
+        self.note(node, || TraceEventKind::FaultEnded { what: what.to_owned() });
+    }
+
     pub(super) fn spawned(
         &self,
         node: NodeId,

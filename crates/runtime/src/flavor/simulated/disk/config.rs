@@ -52,7 +52,11 @@ impl Disk {
 
     /// Sets the share of operations that fail with `EIO`, from 0 to 1. A write whose sync failed may be lost by a crash even if
     /// a later sync succeeds, as on Linux. Default 0.
+    ///
+    /// # Panics
+    /// If it is not from 0 to 1.
     pub const fn errors(mut self, share: f64) -> Self {
+        assert!(share >= 0.0 && share <= 1.0, "the errors of a disk are a share from 0 to 1");
         self.errors = share;
         self
     }

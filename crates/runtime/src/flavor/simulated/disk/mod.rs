@@ -95,8 +95,9 @@ impl SimulatedDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn configure(&self, config: Disk) {
-        self.state().config = config;
+    /// Returns the configuration before.
+    pub(crate) fn configure(&self, config: Disk) -> Disk {
+        std::mem::replace(&mut self.state().config, config)
     }
 
     /// The machine stops.
