@@ -44,7 +44,7 @@ pub struct Sender {
     fd: AsyncFd<OwnedFd>,
 }
 
-/// What both ends share.
+/// Implements the methods that both ends share.
 macro_rules! impl_end {
     ($end:ident) => {
         impl $end {

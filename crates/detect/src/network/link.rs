@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What happens to packets on the way from one node to another.
+/// The treatment of packets on the way from one node to another.
 ///
 /// Default: 1 ms of delay, up to 1 ms of jitter, and nothing is lost or duplicated.
 ///

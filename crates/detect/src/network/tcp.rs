@@ -35,19 +35,19 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 const TIMEOUT_MIN: Duration = Duration::from_millis(200);
 const TIMEOUT_MAX: Duration = Duration::from_secs(120);
 
-/// How often it is sent again: Linux's `tcp_syn_retries`, `tcp_synack_retries`, `tcp_retries2`.
+/// The number of times that it is sent again: Linux's `tcp_syn_retries`, `tcp_synack_retries`, `tcp_retries2`.
 const SYN_RETRIES: u32 = 6;
 const SYN_ACK_RETRIES: u32 = 5;
 const RETRIES: u32 = 15;
 
-/// How long the side lingers that closed first, to answer what arrives late: Linux's `TCP_TIMEWAIT_LEN` and
+/// The time for which the side that closed first lingers, to answer late segments: Linux's `TCP_TIMEWAIT_LEN` and
 /// `tcp_fin_timeout`.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// So many duplicates of an ACK show that the segment behind it is lost.
 const DUPLICATES: u32 = 3;
 
-/// What peers have in common that shut down, or were reset.
+/// The readiness of a connection that is closed in both directions, by shutdown or reset.
 const CLOSED: Ready = Ready::READ_CLOSED.union(Ready::WRITE_CLOSED);
 
 /// A TCP packet.
@@ -88,13 +88,13 @@ impl Segment {
     }
 }
 
-/// What a call of a connection causes.
+/// The effects of a call of a connection.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
     pub(super) now: Instant,
     pub(super) random: &'a mut fastrand::Rng,
     pub(super) segments: Vec<Segment>,
-    /// What the socket became ready for.
+    /// The readiness that the socket gained.
     pub(super) ready: Ready,
 }
 
@@ -179,7 +179,7 @@ struct Receiving {
     has_fin: bool,
 }
 
-/// When to send again.
+/// The state of retransmission.
 #[derive(Debug)]
 struct Retransmission {
     timeout: Duration,
@@ -187,7 +187,7 @@ struct Retransmission {
     measured: Option<(Duration, Duration)>,
     retries: u32,
     deadline: Option<Instant>,
-    /// When the handshake began.
+    /// The time at which the handshake began.
     began: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! What has happened in a world, for people: events with their virtual times, in bounded memory.
+//! The trace of a world, for people: its events with their virtual times, in bounded memory.
 
 use std::{collections::VecDeque, fmt, net::SocketAddr, panic::Location};
 
@@ -16,11 +16,11 @@ pub struct TraceEvent {
     pub at: Instant,
     /// The node at which it happened.
     pub node: NodeId,
-    /// What happened.
+    /// The kind of the event, and its details.
     pub kind: TraceEventKind,
 }
 
-/// What happened in a simulated world.
+/// The kind of an event in a simulated world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraceEventKind {
@@ -42,9 +42,9 @@ pub enum TraceEventKind {
     Sent {
         /// The number of this copy of the packet.
         packet: u64,
-        /// Where it goes.
+        /// The node that it is sent to.
         to: NodeId,
-        /// What it is.
+        /// The packet.
         what: PacketInfo,
     },
     /// A packet reached the node.
@@ -56,11 +56,11 @@ pub enum TraceEventKind {
     Dropped {
         /// Its number when it was [sent](Self::Sent); `None` if the link lost it at once.
         packet: Option<u64>,
-        /// Where it should have gone.
+        /// The node that it was sent to.
         to: NodeId,
-        /// What it is.
+        /// The packet.
         what: PacketInfo,
-        /// Why it was lost.
+        /// The reason of the loss.
         reason: DropReason,
     },
     /// A task was spawned.
@@ -69,14 +69,14 @@ pub enum TraceEventKind {
     TaskPolled(TracedTask),
     /// A task ended.
     TaskEnded {
-        /// Which.
+        /// The task.
         task: TracedTask,
-        /// How.
+        /// Its end.
         end: TaskEnd,
     },
     /// A task did something that the simulation does not see, such as a wait in the kernel.
     Escaped {
-        /// What, and which task.
+        /// A description of the act, and of the task.
         what: String,
     },
     /// The run failed: a panic left `block_on`.
@@ -86,7 +86,7 @@ pub enum TraceEventKind {
     },
 }
 
-/// What became of a node.
+/// A change of a node's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeChange {
@@ -118,7 +118,7 @@ pub struct PacketInfo {
     pub size_bytes: usize,
 }
 
-/// Why a packet was lost.
+/// The reason why a packet was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DropReason {
@@ -138,7 +138,7 @@ pub struct TracedTask {
     pub number: Option<u32>,
     /// Its name, if it has one.
     pub name: Option<Arc<str>>,
-    /// Where it was spawned.
+    /// The place at which it was spawned.
     pub site: &'static Location<'static>,
 }
 
@@ -154,7 +154,7 @@ impl TracedTask {
     }
 }
 
-/// How a task ended.
+/// The end of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TaskEnd {
@@ -166,7 +166,7 @@ pub enum TaskEnd {
     Cancelled,
 }
 
-/// How much a [`TraceLog`] records.
+/// The amount of detail that a [`TraceLog`] records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "nothing, something, everything")]
 pub enum TraceDetail {

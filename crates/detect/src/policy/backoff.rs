@@ -22,7 +22,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub struct YieldBackoff {
     /// Until when the core is not yielded, and the length of that pause.
     pause: Option<(Instant, Duration)>,
-    /// Whether the core was away for long the last time.
+    /// True if the core was away for long the last time.
     was_long: bool,
 }
 

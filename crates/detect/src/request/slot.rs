@@ -32,7 +32,7 @@ use crate::{
 use waiters::Waiters;
 pub(crate) use waiters::{WaiterKind, WaiterToken};
 
-/// How a slot's life ended.
+/// The end of a slot's life.
 #[derive(Debug)]
 pub(crate) enum SlotEnd {
     /// No event will follow.
@@ -40,7 +40,7 @@ pub(crate) enum SlotEnd {
     Failed(WaitError),
 }
 
-/// What a waiter takes out of its slot.
+/// An item that a waiter takes out of its slot.
 #[derive(Debug)]
 pub(crate) enum SlotItem<E> {
     Event(E),
@@ -183,7 +183,7 @@ impl<E> EventSlot<E> {
     }
 }
 
-/// What a waiter left in its slot.
+/// The contents that a waiter left in its slot.
 #[derive(Debug)]
 pub(crate) struct Leftover<E> {
     /// Events that were not taken, oldest first.
