@@ -27,9 +27,9 @@ pub struct TaskReport {
     pub id: Id,
     /// Its name, if it has one.
     pub name: Option<Arc<str>>,
-    /// Where it was spawned.
+    /// The place at which it was spawned.
     pub site: &'static Location<'static>,
-    /// What it does.
+    /// The state of the task.
     pub state: TaskState,
     /// For how long it has been doing that. `None` if its scheduler does not measure it: for a task that another one woke,
     /// mostly, and on the kernel-level flavor.
@@ -38,7 +38,7 @@ pub struct TaskReport {
     /// and other detectors, but not those inside of `select!` in foreign crates, which have wakers of their own. Empty for a
     /// task that waits for another one: a lock, a channel, a `JoinHandle`.
     pub waits_for: Vec<String>,
-    /// Where it computes, or sleeps in the kernel, if it is inside a poll: see [`Handle::dump`](crate::Handle::dump). `None` for any
+    /// The stack of the thread that polls it, if it is inside a poll: see [`Handle::dump`](crate::Handle::dump). `None` for any
     /// other task, and without the feature `stacks`.
     pub stack: Option<Result<Stack, NoStack>>,
 }

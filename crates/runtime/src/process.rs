@@ -194,7 +194,7 @@ enum ChildState {
     Ended(ExitStatus),
 }
 
-/// How the end of a child is detected.
+/// The source from which the end of a child is learnt.
 #[derive(Debug)]
 enum Exit {
     Pidfd(AsyncFd<OwnedFd>),

@@ -27,7 +27,7 @@ pub(crate) enum Asked<W> {
     Background,
 }
 
-/// What was found, and the want it is for, so that it can be put back.
+/// An output of the engine, and the request that it is for, so that it can be put back.
 pub(crate) struct EngineEvent<E: Engine> {
     request: E::Request,
     output: E::Output,

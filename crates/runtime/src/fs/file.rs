@@ -56,7 +56,7 @@ pub struct File {
     open: Arc<OpenFile>,
     can: Arc<NoWait>,
     running: Option<Running>,
-    /// Where to go once nothing runs.
+    /// The position to seek to once nothing runs.
     seek: Option<SeekFrom>,
     /// Bytes that were read from what has no position, and that no reader has taken.
     left: Vec<u8>,
@@ -66,7 +66,7 @@ pub struct File {
     pending: Arc<Pending>,
 }
 
-/// Whether the file system knows `RWF_NOWAIT`, as far as it was tried.
+/// The support of the file system for `RWF_NOWAIT`, as far as it was tried.
 #[derive(Debug)]
 struct NoWait {
     read: AtomicBool,
@@ -110,10 +110,10 @@ enum Running {
     Write(JoinHandle<io::Result<()>>),
 }
 
-/// What was read.
+/// The bytes of a read.
 struct Chunk {
     bytes: Vec<u8>,
-    /// Whether the file's position is still before them.
+    /// True if the file's position is still before them.
     has_position: bool,
 }
 

@@ -134,7 +134,7 @@ fn explain<T: TestOutcome>(failed: &SimulatedWorld, plan: &FaultPlan, run: &mut 
     }
 }
 
-/// How many events are recorded of a run that is compared with another one of its seed.
+/// The number of events that are recorded of a run that is compared with another one of its seed.
 const COMPARED_EVENTS: usize = 1 << 16;
 
 fn record(world: &SimulatedWorld, detail: TraceDetail) {

@@ -87,7 +87,7 @@ impl ReadyTasks {
     }
 }
 
-/// How many tasks are polled before the future beside them gets its turn.
+/// The number of tasks that are polled before the future beside them gets its turn.
 const POLLS_MAX: usize = 64;
 
 impl LocalSet {

@@ -11,11 +11,11 @@ const UNSYNCED_MAX: usize = 1024;
 /// A file's bytes, in memory and on the disk.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// What readers see.
+    /// The bytes that readers see.
     cached: Vec<u8>,
-    /// What the disk surely has.
+    /// The bytes that the disk surely has.
     stored: Vec<u8>,
-    /// What leads from `stored` to `cached`, unless a sync failed.
+    /// The changes that lead from `stored` to `cached`, unless a sync failed.
     unsynced: VecDeque<ContentsChange>,
 }
 
