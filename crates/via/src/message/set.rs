@@ -19,7 +19,7 @@ use crate::{
 /// The most requests that one look at a set polls.
 const POLLS_MAX: usize = 256;
 
-/// How a request of a [`RequestSet`] ended.
+/// The outcome of a request of a [`RequestSet`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a request sends or receives")]
 pub enum RequestOutcome {

@@ -18,7 +18,7 @@ use crate::vi::Provider;
 /// The most completions that a poll takes.
 pub(super) const BUDGET: usize = 64;
 
-/// How long the owner of a receive has to poll it, before the engine takes more of its message to the heap: long enough
+/// The time that the owner of a receive has to poll it, before the engine takes more of its message to the heap: long enough
 /// for a task that was just woken, since its own copy is the better one.
 pub(super) const UNATTENDED_AFTER: Duration = Duration::from_millis(1);
 

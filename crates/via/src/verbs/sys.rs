@@ -450,11 +450,11 @@ pub(super) struct LocalPort {
     pub(super) has_gid: bool,
 }
 
-/// How many time-outs end a connection. Seven is the most.
+/// The number of time-outs that end a connection. Seven is the most.
 const RETRIES: u8 = 7;
 /// The time-out for an acknowledgement: 4.096 µs times two to the power of this, 67 ms.
 const TIMEOUT: u8 = 14;
-/// How many routers a packet may pass.
+/// The number of routers that a packet may pass.
 const HOPS: u8 = 64;
 
 /// A queue pair.

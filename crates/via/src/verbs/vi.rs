@@ -120,7 +120,7 @@ pub(super) fn parts(number: u64) -> (u32, Queue, u32) {
     (low(number >> 32), queue, low(number) & COUNT_MASK)
 }
 
-/// Why a VI is about to break. Later variants are more reliable evidence.
+/// The reason why a VI is about to break. Later variants are more reliable evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ViFault {
     /// The device has ended the queue pair: a peer has accessed memory that it may not.
@@ -133,7 +133,7 @@ pub(super) enum ViFault {
     Silence,
 }
 
-/// What the sender of a message is told about its descriptor.
+/// The fault of a descriptor that the sender of a message is told about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ReceiveFault {
     Nothing,
