@@ -46,7 +46,7 @@ use crate::{
     tables::Interface,
 };
 
-/// Why a packet is not forwarded.
+/// The reason why a packet is not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorCause {

@@ -164,7 +164,7 @@ impl NatLimits {
         usize::from(self.ports.1.saturating_sub(self.ports.0)) + 1
     }
 
-    /// What one host may have of something.
+    /// Returns the share that one host may have of something.
     fn share(&self, of: usize) -> usize {
         (of * usize::from(self.host_percent) / 100).max(1)
     }
