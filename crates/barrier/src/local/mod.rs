@@ -42,6 +42,6 @@ pub use self::{
     threads::{ThreadBarrier, ThreadMember},
 };
 
-/// How often the shared word is read per reading of the clock: about 1 µs.
+/// The number of reads of the shared word per reading of the clock: about 1 µs.
 #[cfg(not(loom))]
 pub(crate) const SPINS: u32 = 32;
