@@ -37,7 +37,7 @@ use crate::{
 
 /// The interval of flows' periodic work.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a flow may take to end after the drain, since its threads must be joined.
+/// The time that a flow may take to end after the drain, since its threads must be joined.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Exit codes; the help lists them.
@@ -57,7 +57,7 @@ pub(crate) enum InstanceEvent {
     Failed { flow: String, problem: String },
 }
 
-/// Why forwarding did not start.
+/// The reason why forwarding did not start.
 #[derive(Debug, Error)]
 pub(crate) enum InstanceError {
     #[error("flow `{flow}`{}: {source}", at(*line))]
@@ -223,7 +223,7 @@ struct Instance {
     drained: Rc<Cell<Drained>>,
 }
 
-/// Where the flows come from.
+/// The source of the flows.
 struct ConfigSource {
     file: Option<PathBuf>,
     config: Config,
