@@ -83,7 +83,7 @@ const TASK_NAME: &str = "http ";
 /// default. A request has [`PeerAddress`] among its extensions.
 ///
 /// # Bad clients
-/// Who sends the head of a request too slowly, or nothing at all, is cut off after the [`head_timeout`](Serve::head_timeout).
+/// A client that sends the head of a request too slowly, or nothing at all, is cut off after the [`head_timeout`](Serve::head_timeout).
 /// In HTTP/2, where heads of several requests may come at any time, a client that has sent nothing for that long is asked whether
 /// it is still there, and has as long again to answer. Heads that are too large or malformed are answered with 431 or 400. Such
 /// errors concern their connection alone and are logged with `tracing`. While the process has no descriptor left, connections

@@ -31,7 +31,7 @@ pub struct TaskReport {
     pub site: &'static Location<'static>,
     /// The state of the task.
     pub state: TaskState,
-    /// For how long it has been doing that. `None` if its scheduler does not measure it: for a task that another one woke,
+    /// The time for which it has been in that state. `None` if its scheduler does not measure it: for a task that another one woke,
     /// mostly, and on the kernel-level flavor.
     pub since: Option<Duration>,
     /// The events that it waits for, as far as the detection server knows its waits: all of its own `await`s of sockets, timers

@@ -323,7 +323,7 @@ impl Child {
     /// Waits for the end of the child and of its piped output, and returns both.
     ///
     /// # Cancel safety
-    /// What was read is lost.
+    /// Output that was read is lost.
     ///
     /// # Errors
     /// Same as [`wait`](Self::wait), and those of reading.

@@ -300,7 +300,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Ends a flow. What it still forwards may go on until the deadline.
+    /// Ends a flow. Its forwarding may go on until the deadline.
     fn end(&self, NamedFlow { name, flow }: NamedFlow, deadline: Instant) -> JoinHandle<()> {
         let (total, shared) = (Rc::clone(&self.drained), Rc::clone(&self.shared));
         let Draining { report, ended } = flow.drain(deadline);

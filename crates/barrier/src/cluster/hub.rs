@@ -58,9 +58,9 @@ struct Station<M> {
     collisions: u32,
     /// The number of other stations that it hears.
     heard: u32,
-    /// Since when it has heard any station.
+    /// The time since which it has heard any station.
     heard_since_ns: u64,
-    /// Since when it has neither heard nor sent anything.
+    /// The time since which it has neither heard nor sent anything.
     quiet_since_ns: u64,
     /// The number of its latest attempt.
     attempt: u64,

@@ -6,7 +6,7 @@
 //!  accept ───────▶ Accepting ── ACK or data of the peer ──▲  └ closed by both: removed by the network
 //!           SYN-ACK                                           (lingers, if it closed first)
 //! ```
-//! Bytes are numbered from 0 in each direction; a FIN takes one number more. What is not acknowledged is sent again after a
+//! Bytes are numbered from 0 in each direction; a FIN takes one number more. A segment without an ACK is sent again after a
 //! time that doubles [RFC 6298], or at the third duplicate ACK [RFC 5681, §3.2].
 //! *Deviation:* there is no congestion window, no delayed ACK and no selective ACK.
 

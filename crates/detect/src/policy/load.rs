@@ -72,7 +72,7 @@ fn judge(is_oversubscribed: bool, waits: Option<RunQueueWaits>) -> u64 {
 #[derive(Debug)]
 pub(crate) struct LoadMeter {
     bits: AtomicU64,
-    /// Until when the bits are valid.
+    /// The time until which the bits are valid.
     until_ns: AtomicU64,
     is_virtual: bool,
 }

@@ -145,7 +145,7 @@ impl<E> EventSlot<E> {
     /// looks for what they report after this call.
     ///
     /// # Errors
-    /// How the slot has ended, on each call.
+    /// The error with which the slot has ended, on each call.
     pub(crate) fn register(&self, waker: &Waker, waiter: WaiterKind<'_>) -> Result<(), WaitError> {
         let replaced;
         {

@@ -122,7 +122,7 @@ impl Program {
     /// Builds a program from instructions, and checks that all jump targets and maps exist.
     ///
     /// # Errors
-    /// [`ProgramError`] says what is wrong. Whether the program is safe is decided by the kernel or the interpreter.
+    /// [`ProgramError`] says what is wrong. The kernel or the interpreter decides whether the program is safe.
     pub fn new(
         name: impl Into<String>,
         kind: ProgramKind,

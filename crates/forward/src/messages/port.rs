@@ -58,7 +58,7 @@ pub(super) struct PortConfig {
 pub(super) enum PortEvent {
     /// A connection was established.
     Opened(ViId, Greeting),
-    /// A connection has ended, or was not established. What the peer had sent before [stays](NodePort::arrival) until
+    /// A connection has ended, or was not established. The data that the peer had sent [stays](NodePort::arrival) until
     /// it is taken or [forgotten](NodePort::forget); so does the connection's memory.
     Closed(ViId, Reason),
     /// A control packet.

@@ -19,7 +19,7 @@ use std::{
 
 use vigie_detect::Instant;
 
-/// For how long a target is avoided after its first failure; this doubles up to the second one.
+/// The time for which a target is avoided after its first failure; this doubles up to the second one.
 const AVOIDED_FIRST: Duration = Duration::from_secs(1);
 const AVOIDED_LAST: Duration = Duration::from_secs(60);
 /// The time that a connection tries a target that has failed before, if there are others.

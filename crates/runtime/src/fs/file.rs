@@ -73,8 +73,8 @@ struct NoWait {
     write: AtomicBool,
 }
 
-/// A write that was begun and has not ended. What must see its effect waits for it, on the blocking pool, whose closures
-/// begin in their order: so the write is never behind what waits for it.
+/// A write that was begun and has not ended. An operation that must see its effect waits for it, on the blocking pool, whose
+/// closures begin in their order: so the write is never behind the operations that wait for it.
 #[derive(Default)]
 struct Pending {
     is_pending: RealMutex<bool>,
@@ -272,7 +272,7 @@ impl File {
     }
 
     /// Reads bytes at `offset` into `buffer`, without the file's position, and returns their number; zero is the end of the
-    /// file. What is cached is read at once. Any number of tasks may call it at once.
+    /// file. Cached bytes are read at once. Any number of tasks may call it at once.
     ///
     /// # Cancel safety
     /// Cancel safe.

@@ -212,7 +212,7 @@ impl<T, E> TestOutcome for Result<T, E> {
 /// the first that fails. `#[vigie::test(simulated)]` calls it.
 ///
 /// # Panics
-/// Where [`for_each_seed`] does.
+/// Same as [`for_each_seed`].
 pub fn run_test<F: Future>(default: u64, test: impl Fn() -> F) -> F::Output
 where
     F::Output: TestOutcome,

@@ -6,7 +6,7 @@
 //!   2 waits, 50 ms at most            ◀───────────  its registers, and the memory above its stack pointer
 //!   3 unwinds the copy (unwind.rs), and names the functions
 //! ```
-//! The handler neither locks nor allocates. What takes long is done by the asking thread. Without the feature `stacks`, no
+//! The handler neither locks nor allocates. The asking thread does the long work. Without the feature `stacks`, no
 //! thread is asked, and no signal has a handler.
 
 #[cfg(feature = "stacks")]

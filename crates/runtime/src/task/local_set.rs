@@ -138,7 +138,7 @@ impl LocalSet {
     /// [`Runtime::block_on`] and [`run_until`](Self::run_until).
     ///
     /// # Panics
-    /// Where [`Runtime::block_on`] does.
+    /// Same as [`Runtime::block_on`].
     #[track_caller]
     pub fn block_on<F: Future>(&self, runtime: &Runtime, future: F) -> F::Output {
         runtime.block_on(self.run_until(future))

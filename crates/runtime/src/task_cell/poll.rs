@@ -213,7 +213,7 @@ pub(crate) fn end_poll(report: impl FnOnce(u64, &Charge)) -> Option<Charge> {
 }
 
 /// The processor time that the polls of a thread use. On a busy machine the thread may wait for a processor, and any poll may
-/// sleep in the kernel. What is known to be used since the last sample, polls and the switches between them, tells the use of a
+/// sleep in the kernel. The known use since the last sample, of polls and of the switches between them, tells the use of a
 /// long poll from that of the thread, which is read at its end only. Times in nanoseconds.
 struct TimeUsed {
     /// A sample of the thread's processor time, after the time at which it was taken.

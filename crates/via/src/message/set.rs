@@ -193,7 +193,7 @@ impl<P: Provider> RequestSet<P> {
         .await
     }
 
-    /// Waits until one request has ended, and returns it; `None` if the set is empty. What has ended earlier is returned earlier.
+    /// Waits until one request has ended, and returns it; `None` if the set is empty. Requests are returned in the order in which they end.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing leaves the set before it is returned.

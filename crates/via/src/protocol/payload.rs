@@ -25,7 +25,7 @@ pub enum Payload<'a> {
         /// Its length in bytes.
         length: u64,
     },
-    /// A piece of registered memory. Where both sides can, the receiver takes the message from there in one
+    /// A piece of registered memory. If both sides can, the receiver takes the message from there in one
     /// copy.
     Region {
         /// The memory. Do not change it until the request ends.
@@ -43,8 +43,8 @@ pub trait Sink {
     /// byte long, or empty if the message is clipped there.
     fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8];
 
-    /// Returns how many bytes of a message it takes at most. What arrives beyond while the receive is not polled is not
-    /// kept. Default: all.
+    /// Returns how many bytes of a message it takes at most. Data beyond it that arrives while the receive is not polled
+    /// is not kept. Default: all.
     fn limit(&self) -> u64 {
         u64::MAX
     }

@@ -89,7 +89,7 @@ pub(super) struct Peer {
     /// The address at which it can be reached, if connections are made on demand.
     pub(super) address: Option<Address>,
     pub(super) approach: Approach,
-    /// By which it must prove its rank.
+    /// The key by which it must prove its rank.
     pub(super) key: Option<Secret>,
     /// The tag of the memory that is shared with it alone.
     pub(super) tag: Option<ProtectionTag>,

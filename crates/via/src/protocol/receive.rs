@@ -168,8 +168,8 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Continues a receive: what has arrived of its message goes to `sink`, at its offset in the message.
-    /// Pass the same sink to all polls of one request. What arrives of a message in several frames while its receive
-    /// is not polled waits on the heap.
+    /// Pass the same sink to all polls of one request. Data of a message in several frames that arrives while its
+    /// receive is not polled waits on the heap.
     ///
     /// # Errors
     /// [`RequestError`]; the request has then ended.

@@ -47,7 +47,7 @@ pub(super) struct Nic {
     pub(super) held: Vec<SimEvent>,
     /// Wakes its host, if it has one that sleeps.
     pub(super) bell: Option<Notifier>,
-    /// Until when its host believes it may sleep: armed, and not woken since.
+    /// The time until which its host believes it may sleep: armed, and not woken since.
     pub(super) armed_until: Option<u64>,
 }
 

@@ -36,7 +36,7 @@ pub(super) struct SoftwareConnection<P> {
     /// True if an answer is to be sent next where there is a choice.
     pub(super) answers_next: bool,
     pub(super) last_received_at: Nanos,
-    /// Since when a packet that the peer must answer has been in flight.
+    /// The time since which a packet that the peer must answer has been in flight.
     pub(super) waiting_since: Option<Nanos>,
     pub(super) wants_ping: bool,
 }

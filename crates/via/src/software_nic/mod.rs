@@ -234,7 +234,7 @@ pub struct SoftwareNic<W: Wire> {
     /// Packets being sent, and their batch.
     packets: Gather,
     batch: Option<PacketBatch<W::Path>>,
-    /// Until when the wire takes no more.
+    /// The time until which the wire takes no more.
     blocked_until: Option<Instant>,
     /// The number of arrivals that were taken since the last send.
     unsent: usize,

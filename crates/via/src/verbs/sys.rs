@@ -507,7 +507,7 @@ impl QueuePair {
         check(unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &raw mut values, which) })
     }
 
-    /// Makes it ready for receive descriptors. What was posted before is dropped.
+    /// Makes it ready for receive descriptors. Descriptors posted before are dropped.
     pub(super) fn reset(&self, local_port: LocalPort, attributes: &ViAttributes) -> io::Result<()> {
         let mut values = ffi::ibv_qp_attr::zeroed();
         values.qp_state = ibv_qp_state::IBV_QPS_RESET;

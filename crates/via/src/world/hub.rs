@@ -41,7 +41,7 @@ pub type SharedFrame = Arc<[u8]>;
 #[derive(Debug)]
 pub struct Hub {
     identity: Identity,
-    /// From which the keys of pairs are derived. No rank learns it.
+    /// The secret from which the keys of pairs are derived. No rank learns it.
     pair_master: Option<Secret>,
     members: Vec<MemberRecord>,
     /// The events so far, for ranks that join late. At most three events for each rank.

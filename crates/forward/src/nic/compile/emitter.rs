@@ -489,7 +489,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Writes code for each part that later stages may change: `write` gets its size, its place in the packet, and the
-    /// one where it is saved. Which parts of the transport's header these are is found out when the program runs.
+    /// one where it is saved. The program finds out as it runs which parts of the transport's header these are.
     fn each_saved(
         &mut self,
         kind: NetworkKind,

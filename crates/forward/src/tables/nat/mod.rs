@@ -208,7 +208,7 @@ struct NatTableInner {
 /// rests as long as possible.
 ///
 /// # Bounds
-/// Where room is lacking, flows are evicted: first unanswered ones, the oldest first, then those that were answered but
+/// If there is no room, flows are evicted: first unanswered ones, the oldest first, then those that were answered but
 /// not used again, or have ended. A host beyond its [share](NatTableBuilder::host_percent) loses its own, else the largest host loses
 /// one. Established flows are never evicted.
 #[derive(Clone)]

@@ -65,7 +65,7 @@ enum Phase {
 #[derive(Debug)]
 struct NatEntry {
     flow: NatFlow,
-    /// Whose ports it uses, and the inside host whose share it counts against.
+    /// The pool whose ports it uses, and the inside host whose share it counts against.
     pool: PoolKey,
     host: IpAddr,
     /// The mappings of its source and of its destination.

@@ -40,7 +40,7 @@ pub(crate) struct WorkerSlot {
     blocked: AtomicU64,
     /// It is a reserve thread that replaces no other thread.
     is_extra: AtomicBool,
-    /// Until when the supervisor need not check whether the thread sleeps, and how long that interval was.
+    /// The time until which the supervisor need not check whether the thread sleeps, and the length of that interval.
     /// The supervisor's.
     asked: AtomicCell<SleepCheck>,
     /// A poll, by its beginning, and the thread's processor time when it was found to be long, in nanoseconds.
