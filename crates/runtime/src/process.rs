@@ -158,7 +158,7 @@ impl Command {
     /// Runs the program until it ends, and returns what it wrote.
     ///
     /// # Cancel safety
-    /// Same as [`status`](Self::status); what was read is lost.
+    /// Same as [`status`](Self::status); output that was read is lost.
     ///
     /// # Errors
     /// Same as [`spawn`](Self::spawn) and [`Child::wait_with_output`].

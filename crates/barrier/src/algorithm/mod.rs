@@ -26,7 +26,7 @@ use thiserror::Error;
 pub use self::optimal::HopTiming;
 use crate::{group::Group, schedule::Schedule};
 
-/// The way in which members find out that all have entered.
+/// An algorithm by which members find out that all have entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {

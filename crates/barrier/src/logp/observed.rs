@@ -7,7 +7,7 @@ use super::{Advice, LogP, measured::percentile};
 /// The number of the latest waits that are kept.
 const KEPT: usize = 1024;
 
-/// The lengths of waits at a barrier, at one member.
+/// The durations of one member's waits at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObservedWaits {

@@ -104,7 +104,7 @@ pub enum Event {
     Failed {
         /// All members known to be dead, in order.
         ranks: Vec<Rank>,
-        /// The reason by which the latest death became known.
+        /// The evidence for the latest death.
         reason: DeathReason,
     },
     /// The survivors agree on who is left: the group can be shrunk.

@@ -27,7 +27,7 @@ use crate::{
 /// Looks at the transport per reading of the clock.
 const POLLS: u32 = 4;
 
-/// The way in which packets for all members are sent.
+/// The state of multicast, which decides how packets for all members are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MulticastState {
@@ -59,7 +59,7 @@ pub struct NetBarrier {
     waiter: Waiter,
     multicast: MulticastState,
     pub(super) planner_input: PlannerInput,
-    /// The lengths of waits.
+    /// The durations of the latest waits.
     pub(super) waits: WaitHistory,
     pub(super) number: u64,
     /// The progress of a measurement.

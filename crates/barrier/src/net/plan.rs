@@ -8,7 +8,7 @@ use crate::{
     logp::{Advice, CoreAllocation, LogP, MeasuredCosts, candidates, plan},
 };
 
-/// The way in which a member waits.
+/// The mode in which a member waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitMode {

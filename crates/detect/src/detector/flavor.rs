@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The way in which the host of a server schedules its tasks [bouge02, §3.3].
+/// The kind of scheduler that hosts a server, by its threads [bouge02, §3.3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "there are these four")]
 pub enum Flavor {

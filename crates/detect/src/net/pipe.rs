@@ -22,7 +22,7 @@ use crate::{
     stock::AsyncFd,
 };
 
-/// Creates a pipe: what is written to the sender comes out of the receiver.
+/// Creates a pipe: bytes written to the sender come out of the receiver.
 ///
 /// # Errors
 /// Out of descriptors; otherwise as [`AsyncFd::new`].

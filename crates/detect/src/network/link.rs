@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The treatment of packets on the way from one node to another.
+/// A link from one node to another: the delay, loss and duplication of its packets.
 ///
 /// Default: 1 ms of delay, up to 1 ms of jitter, and nothing is lost or duplicated.
 ///

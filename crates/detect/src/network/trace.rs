@@ -60,7 +60,7 @@ pub enum TraceEventKind {
         to: NodeId,
         /// The packet.
         what: PacketInfo,
-        /// The reason of the loss.
+        /// The reason for the loss.
         reason: DropReason,
     },
     /// A task was spawned.

@@ -1,4 +1,4 @@
-//! The way in which the server watches one handle.
+//! The strategy by which the server watches one handle.
 
 use std::{fmt, time::Duration};
 
@@ -14,7 +14,7 @@ pub enum Frequency {
     Time(Duration),
 }
 
-/// The way in which the server sees the events of one handle.
+/// A strategy by which the server sees the events of one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {

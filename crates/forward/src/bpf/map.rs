@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-/// The way in which a map finds a value.
+/// The kind of a map, by which it finds a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
 pub enum MapKind {
@@ -61,7 +61,7 @@ impl MapKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct MapSpec {
-    /// The way in which it finds a value.
+    /// The kind of the map.
     pub kind: MapKind,
     /// Bytes of a key.
     pub key_bytes: u32,

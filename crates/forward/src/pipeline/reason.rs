@@ -1,4 +1,4 @@
-//! The reasons of drops: every drop has a reason, and every reason is counted.
+//! The reasons for drops: every drop has a reason, and every reason is counted.
 
 use std::fmt;
 

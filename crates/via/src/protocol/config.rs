@@ -83,7 +83,7 @@ impl EngineConfig {
         /// 128 KiB.
         window_bytes: u32,
 
-        /// Sets the heap, in bytes, that one peer's unmatched messages may occupy before the peer is told to pause; what is under way then is
+        /// Sets the heap, in bytes, that one peer's unmatched messages may occupy before the peer is told to pause; messages under way then are
         /// accepted too. A peer that has paused still announces each message, and sends its bytes when a receive matches it. Default 1 MiB.
         unexpected_bytes_max: u64,
 

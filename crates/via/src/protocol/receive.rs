@@ -167,7 +167,7 @@ impl<P: Provider> MessageEngine<P> {
         id
     }
 
-    /// Continues a receive: what has arrived of its message goes to `sink`, at its offset in the message.
+    /// Continues a receive: the data of its message that has arrived goes to `sink`, at its offset in the message.
     /// Pass the same sink to all polls of one request. Data of a message in several frames that arrives while its
     /// receive is not polled waits on the heap.
     ///

@@ -28,7 +28,7 @@ pub enum SendMode {
     /// Done when the bytes may be changed again.
     #[default]
     Standard,
-    /// Done at once: what cannot be sent is copied to the engine's bounded buffer.
+    /// Done at once: a message that cannot be sent is copied to the engine's bounded buffer.
     Buffered,
     /// Done when a receive has matched the message.
     Synchronous,

@@ -32,7 +32,7 @@ pub(super) struct NicState {
     pub(super) events: VecDeque<NicEvent>,
 }
 
-/// A completion queue of the consumer: what was taken from its device queues.
+/// A completion queue of the consumer: the completions taken from its device queues.
 #[derive(Default)]
 pub(super) struct Cq {
     pub(super) completions: VecDeque<Completion>,
@@ -184,7 +184,7 @@ pub(super) struct VerbsVi {
     pub(super) connect_request: Option<ConnectRequest>,
     /// Sends in a row that are not signaled at the device.
     pub(super) unsignaled_count: u32,
-    /// A failing descriptor is in flight: what is posted behind it is not carried out.
+    /// A failing descriptor is in flight: descriptors posted behind it are not carried out.
     pub(super) is_spoiled: bool,
     pub(super) fault: Option<ViFault>,
     /// The status that the peer has reported for a descriptor of this side, and when the device must

@@ -31,7 +31,7 @@ pub(crate) struct FaultPlan {
 pub(crate) struct Recorder {
     pub(crate) log: TraceLog,
     clock: Arc<VirtualClock>,
-    /// The system's random numbers, for who asks for them.
+    /// The system's random numbers, for tasks that ask for them.
     random: RealMutex<fastrand::Rng>,
     tasks: RealMutex<RecordedTasks>,
     faults: RealMutex<FaultCount>,

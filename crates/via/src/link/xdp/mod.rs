@@ -46,7 +46,7 @@ const KICKS_MAX: usize = 64;
 const FLAG_GENERIC: u32 = 2;
 const FLAG_NATIVE: u32 = 4;
 
-/// The way in which the frames of a queue are transferred.
+/// The mode in which the frames of a queue are transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XdpMode {

@@ -112,7 +112,7 @@ impl Contents {
         }
     }
 
-    /// The machine stops: what was not synced is lost, torn or kept, as drawn.
+    /// The machine stops: changes that were not synced are lost, torn or kept, as drawn.
     pub(super) fn crash(&mut self, random: &mut fastrand::Rng) {
         self.fail_sync(random);
         self.cached.clone_from(&self.stored);
