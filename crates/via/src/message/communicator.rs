@@ -213,7 +213,7 @@ impl<P: Provider> Communicator<P> {
         }
     }
 
-    /// Sends a message without waiting: a message that cannot be sent immediately is copied to the endpoint's
+    /// Sends a message without waiting: if it cannot be sent immediately, it is copied to the endpoint's
     /// buffer for such messages.
     ///
     /// # Errors

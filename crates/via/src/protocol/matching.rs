@@ -20,7 +20,7 @@ pub struct Label {
     pub tag: u32,
 }
 
-/// The request of a receive. `None` is a wildcard: any source, any tag.
+/// A pattern of the messages that a receive takes. `None` is a wildcard: any source, any tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "callers write one")]
 pub struct Pattern {
