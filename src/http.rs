@@ -59,19 +59,19 @@ use crate::{
     time,
 };
 
-/// How long a client may take to send the head of a request, unless set otherwise.
+/// The time that a client may take to send the head of a request, unless set otherwise.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long connections may take to end after the shutdown has begun, unless set otherwise.
+/// The time that connections may take to end after the shutdown has begun, unless set otherwise.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long nothing is accepted after the kernel has refused to, for example for want of descriptors.
+/// The time for which nothing is accepted after the kernel has refused to, for example for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The time between two warnings of that.
 const WARNING_PAUSE: Duration = Duration::from_secs(10);
 
-/// How many connections are accepted at most after the shutdown has begun: more than wait in a queue of the usual length.
+/// The most connections that are accepted after the shutdown has begun: more than wait in a queue of the usual length.
 const LAST_ACCEPTED_MAX: u32 = 5_000;
 
 /// The name of a connection's task begins so, and ends with the client's address. Warnings of long polls show it.
@@ -83,7 +83,7 @@ const TASK_NAME: &str = "http ";
 /// default. A request has [`PeerAddress`] among its extensions.
 ///
 /// # Bad clients
-/// Who sends the head of a request too slowly, or nothing at all, is cut off after the [`head_timeout`](Serve::head_timeout).
+/// A client that sends the head of a request too slowly, or nothing at all, is cut off after the [`head_timeout`](Serve::head_timeout).
 /// In HTTP/2, where heads of several requests may come at any time, a client that has sent nothing for that long is asked whether
 /// it is still there, and has as long again to answer. Heads that are too large or malformed are answered with 431 or 400. Such
 /// errors concern their connection alone and are logged with `tracing`. While the process has no descriptor left, connections
@@ -142,7 +142,7 @@ impl<L: ListenerSocket, S, F> Serve<L, S, F> {
     }
 }
 
-/// Why a server has ended otherwise than by its graceful shutdown.
+/// The reason why a server has ended otherwise than by its graceful shutdown.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -285,7 +285,7 @@ fn accept_last<L: ListenerSocket>(
     (0..LAST_ACCEPTED_MAX).map_while(move |_| listener.as_ref().ok()?.try_accept().ok())
 }
 
-/// How often the kernel has refused to accept since that was last said.
+/// The refusals of the kernel to accept since that was last said.
 #[derive(Default)]
 struct Refusals {
     said_at: Option<Instant>,

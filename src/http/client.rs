@@ -25,7 +25,7 @@ use tower_service::Service;
 use super::{Executor, Timer};
 use crate::{net::TcpStream, time::timeout};
 
-/// How long a connection may take to come about.
+/// The time that a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Creates a client whose connections are sockets of the current runtime, and which keeps idle ones for later requests (for 90 s,

@@ -30,10 +30,10 @@ use crate::time::{self, Sleep};
 /// With these bytes, HTTP/2 begins; whatever differs from them is HTTP/1.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How long a client that still sends may take to read the last answer.
+/// The time that a client that still sends may take to read the last answer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many bytes are read from it meanwhile.
+/// The number of bytes that are read from it meanwhile.
 const CLOSE_BYTES_MAX: usize = 4 << 20;
 
 /// Serves a connection until it ends. When `shutdown` changes, the requests that have come are still answered.
@@ -63,7 +63,7 @@ pub(super) async fn serve<C: GracefulConnection>(
     connection.await
 }
 
-/// What a connection's task asks of the stream, which hyper owns. Only that task uses it.
+/// The state that a connection's task shares with its stream, which hyper owns. Only that task uses it.
 #[derive(Default)]
 pub(super) struct Unread {
     /// The task wants to know whether bytes are left when hyper waits for some.
@@ -84,7 +84,7 @@ pub(super) struct ServerStream<S: StreamSocket> {
 
 struct Opening {
     end: Sleep,
-    /// How many bytes of the preface have come.
+    /// The number of bytes of the preface that have come.
     seen: usize,
 }
 

@@ -21,7 +21,7 @@ impl Passed {
     }
 }
 
-/// Why a barrier was not passed.
+/// The reason why a barrier was not passed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BarrierError {
@@ -41,7 +41,7 @@ pub enum BarrierError {
          number go on (`Quorum::Any`)"
     )]
     Minority {
-        /// How many members are left.
+        /// The number of members that are left.
         survivors: u32,
         /// The size of the group when it was formed.
         size: u32,
@@ -73,7 +73,7 @@ pub enum BarrierError {
     /// The token is not for this member's present barrier: another member made it, or its barrier is over.
     #[error("the token is for {token}, not for this member's present barrier")]
     ForeignToken {
-        /// What the token is for.
+        /// The token that was given.
         token: Arrived,
     },
     /// Watching the barrier failed at this member.
@@ -85,7 +85,7 @@ pub enum BarrierError {
     /// The kernel refused a call.
     #[error("{doing}")]
     Io {
-        /// What the call was for.
+        /// The operation that the call was for.
         doing: &'static str,
         /// The kernel's error.
         #[source]

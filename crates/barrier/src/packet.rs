@@ -98,7 +98,7 @@ pub enum Body<'a> {
     },
     /// The sender believes these members to be dead.
     View {
-        /// Whether the sender waits for the receiver's view.
+        /// True if the sender waits for the receiver's view.
         wants_reply: bool,
         /// The dead members.
         dead: DeadRanks<'a>,
@@ -137,7 +137,7 @@ pub(crate) fn encode_ranks(ranks: &BTreeSet<Rank>) -> Option<Vec<u8>> {
     (bytes.len() <= DEAD_MAX).then(|| bytes.concat())
 }
 
-/// Why bytes are not a valid packet.
+/// The reason why bytes are not a valid packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParseError {

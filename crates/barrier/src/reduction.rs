@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::packet::PAYLOAD_BYTES_MAX;
 
-/// How the values of all members are combined. Each member enters with a value and leaves with the result.
+/// The operation by which the values of all members are combined. Each member enters with a value and leaves with the result.
 ///
 /// Values are bytes, of the same length at every member. The order in which they are combined depends on the
 /// algorithm and, for shuffle exchange and dissemination, on the member, so the operation must be associative and
@@ -50,7 +50,7 @@ pub enum Element {
     F64,
 }
 
-/// Whether a value may be counted more than once.
+/// The permission to count a value more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Counting {

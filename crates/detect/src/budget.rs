@@ -71,7 +71,7 @@ struct Budget {
     left: Cell<u32>,
     /// Operations since the beginning, including those in `left`; zero once the budget is over.
     counted: Cell<u32>,
-    /// When the budget ends, in nanoseconds; once it is over, when the next one begins if the poll
+    /// The end of the budget, in nanoseconds; once it is over, the start of the next one if the poll
     /// continues regardless.
     end: Cell<u64>,
     /// In nanoseconds.

@@ -162,7 +162,7 @@ impl Pair {
     }
 }
 
-/// How long the host may sleep.
+/// The limit of a host's sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timeout {
     /// Do not sleep: look and return.

@@ -9,7 +9,7 @@ use std::{
 
 use crate::sync::callbacks;
 
-/// Why a detector could not be registered.
+/// The reason why a detector could not be registered.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RegisterError {
@@ -87,7 +87,7 @@ impl Error for RegisterError {
     }
 }
 
-/// Why a wait ended without an event.
+/// The reason why a wait ended without an event.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum WaitError {

@@ -52,8 +52,8 @@
 //! yield.
 //!
 //! # Features
-//! `uring` (default): the io_uring detector. Whether the kernel allows io_uring is checked at run
-//! time.
+//! `uring` (default): the io_uring detector. The detector checks at run time whether the kernel
+//! allows io_uring.
 //!
 //! # What this crate does not do
 //! It neither knows nor runs tasks. It does not resolve host names.

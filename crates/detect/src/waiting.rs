@@ -209,7 +209,7 @@ impl Learner for OwnLearner {
 struct Attempt {
     /// From the first step that found nothing until the sleep.
     spin_wait: Option<SpinWait>,
-    /// When the clock was first read, or when something last moved.
+    /// The first reading of the clock, or the time at which something last moved.
     began: Option<Instant>,
     /// The wait has had a spin wait.
     tried: bool,
@@ -485,7 +485,7 @@ fn known_to_one(server: Option<&Server>, peers: Peers, samples: bool) -> (Adapti
     (policy, costs, load)
 }
 
-/// What this process's threads have measured; a model must not depend on that. In a crowd, sleeps cost more than the first measured
+/// The costs that this process's threads have measured; a model must not depend on them. In a crowd, sleeps cost more than the first measured
 /// wake-up shows, so the delay is at least the default until it is measured.
 fn costs() -> Costs {
     let usual = Costs::default();

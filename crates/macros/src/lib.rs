@@ -58,7 +58,7 @@ enum Kind {
     Test,
 }
 
-/// What is wrong, and where.
+/// An error in the input: its place, and its message.
 struct Problem(Span, String);
 
 impl Problem {

@@ -34,7 +34,7 @@ pub struct RuntimeBuilder {
     has_tokio_context: bool,
 }
 
-/// Why a runtime could not be made.
+/// The reason why a runtime could not be built.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -427,7 +427,7 @@ impl RuntimeBuilder {
     /// tokio's timers, sockets, files or processes, then work as they are. Default false. Needs the feature
     /// `tokio`.
     ///
-    /// Which guarantee holds depends on who spawns a task:
+    /// The guarantee depends on who spawns a task:
     /// - A task that *you* spawn with vigie is scheduled by vigie. A socket or timer of tokio's that it awaits is
     ///   watched by tokio's thread, which wakes the task as a foreign thread would: its reaction does not depend on
     ///   other tasks either, and costs one hop between threads more than vigie's own sockets and timers.

@@ -17,10 +17,10 @@ thread_local! {
     static CURRENT: RefCell<Current> = const { RefCell::new(Current { handle: None, depth: 0 }) };
 }
 
-/// What the thread has entered.
+/// The runtime that the thread has entered.
 struct Current {
     handle: Option<Rc<dyn Any>>,
-    /// How many guards there are.
+    /// The number of guards.
     depth: usize,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn enter<H: Enter>(
 #[must_use = "the runtime is current only until this is dropped"]
 pub(crate) struct EnteredContext {
     previous: Option<Rc<dyn Any>>,
-    /// How many guards there were with this one.
+    /// The number of guards including this one.
     depth: usize,
     poll: SuspendedPoll,
     server: vigie_detect::ServerGuard,

@@ -27,18 +27,18 @@ pub struct TaskReport {
     pub id: Id,
     /// Its name, if it has one.
     pub name: Option<Arc<str>>,
-    /// Where it was spawned.
+    /// The place at which it was spawned.
     pub site: &'static Location<'static>,
-    /// What it does.
+    /// The state of the task.
     pub state: TaskState,
-    /// For how long it has been doing that. `None` if its scheduler does not measure it: for a task that another one woke,
+    /// The time for which it has been in that state. `None` if its scheduler does not measure it: for a task that another one woke,
     /// mostly, and on the kernel-level flavor.
     pub since: Option<Duration>,
     /// The events that it waits for, as far as the detection server knows its waits: all of its own `await`s of sockets, timers
     /// and other detectors, but not those inside of `select!` in foreign crates, which have wakers of their own. Empty for a
     /// task that waits for another one: a lock, a channel, a `JoinHandle`.
     pub waits_for: Vec<String>,
-    /// Where it computes, or sleeps in the kernel, if it is inside a poll: see [`Handle::dump`](crate::Handle::dump). `None` for any
+    /// The stack of the thread that polls it, if it is inside a poll: see [`Handle::dump`](crate::Handle::dump). `None` for any
     /// other task, and without the feature `stacks`.
     pub stack: Option<Result<Stack, NoStack>>,
 }

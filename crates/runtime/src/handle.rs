@@ -217,7 +217,7 @@ impl Handle {
     /// for would then fail or never happen.
     ///
     /// # Panics
-    /// Where [`Runtime::block_on`](crate::Runtime::block_on) does.
+    /// Same as [`Runtime::block_on`](crate::Runtime::block_on).
     #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(

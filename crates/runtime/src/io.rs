@@ -21,7 +21,7 @@ use crate::{
     task_cell::JoinHandle,
 };
 
-/// How much is read or written at once.
+/// The number of bytes that are read or written at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// The standard input of the process. All instances read from one buffer.
@@ -39,7 +39,7 @@ pub const fn stdin() -> Stdin {
     Stdin { _private: () }
 }
 
-/// What the thread has read.
+/// The input that the thread has read.
 struct StdinBuffer {
     state: RealMutex<StdinState>,
     /// Signalled when a reader waits.

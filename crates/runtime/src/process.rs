@@ -158,7 +158,7 @@ impl Command {
     /// Runs the program until it ends, and returns what it wrote.
     ///
     /// # Cancel safety
-    /// Same as [`status`](Self::status); what was read is lost.
+    /// Same as [`status`](Self::status); output that was read is lost.
     ///
     /// # Errors
     /// Same as [`spawn`](Self::spawn) and [`Child::wait_with_output`].
@@ -194,7 +194,7 @@ enum ChildState {
     Ended(ExitStatus),
 }
 
-/// How the end of a child is detected.
+/// The source from which the end of a child is learnt.
 #[derive(Debug)]
 enum Exit {
     Pidfd(AsyncFd<OwnedFd>),
@@ -323,7 +323,7 @@ impl Child {
     /// Waits for the end of the child and of its piped output, and returns both.
     ///
     /// # Cancel safety
-    /// What was read is lost.
+    /// Output that was read is lost.
     ///
     /// # Errors
     /// Same as [`wait`](Self::wait), and those of reading.

@@ -1,4 +1,4 @@
-//! What a user can do when the kernel refuses a resource, by error.
+//! Advice to users when the kernel refuses a resource, by error.
 
 use std::io;
 

@@ -138,7 +138,7 @@ impl Runtime {
 pub struct ShutdownTimeout {
     /// The number of threads that did not end.
     pub threads: usize,
-    /// Where the tasks inside long polls were spawned. Closures on blocking threads are not listed.
+    /// The places at which the tasks inside long polls were spawned. Closures on blocking threads are not listed.
     pub tasks: Vec<&'static Location<'static>>,
 }
 

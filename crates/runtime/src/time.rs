@@ -255,7 +255,7 @@ pub fn interval_at(start: Instant, period: Duration) -> Interval {
     Interval { sleep: sleep_until(start), period, missed: MissedTickBehavior::Burst }
 }
 
-/// What an [`Interval`] does about ticks that were missed.
+/// The behaviour of an [`Interval`] when ticks were missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissedTickBehavior {

@@ -2,7 +2,7 @@
 //!
 //! Such a library calls `tokio::spawn`, or makes sockets and timers of tokio's, wherever it is called. So each
 //! thread of our runtime is inside the context of that runtime for as long as it is inside ours: entered once
-//! for each thread, at no cost for a poll. What the library spawns runs on tokio's thread, which the kernel
+//! for each thread, at no cost for a poll. The library's tasks run on tokio's thread, which the kernel
 //! schedules beside ours; sockets and timers of tokio's that a task of ours awaits are watched by tokio's thread,
 //! which wakes the task.
 

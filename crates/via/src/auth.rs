@@ -28,7 +28,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// Returns the tag of some bytes, given in parts. Where one part ends and the next begins does not count.
+    /// Returns the tag of some bytes, given in parts. The boundaries between the parts do not count.
     #[doc(hidden)]
     #[must_use]
     pub fn tag(&self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {

@@ -102,11 +102,11 @@ pub fn send(
 pub struct ReceivedPacket {
     /// Its length in bytes; zero if the other end is closed.
     pub length: usize,
-    /// Whether it had more bytes than there was room for.
+    /// True if it had more bytes than there was room for.
     pub is_cut: bool,
     /// Its files.
     pub files: Vec<OwnedFd>,
-    /// Whether some of its files are lost: there was no room for them, or this process may open no more.
+    /// True if some of its files are lost: there was no room for them, or this process may open no more.
     pub has_lost_files: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::{
     vi::{Completion, Connect, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
 };
 
-/// Why a connection could not be made.
+/// The reason why a connection could not be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -37,7 +37,7 @@ pub enum ConnectError {
     Wait(#[from] WaitError),
 }
 
-/// What a wait on a NIC is for.
+/// The purpose of a wait on a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum NicRequest {
     Completion(CqId),

@@ -83,7 +83,7 @@ pub(crate) struct PlanArgs {
           value_parser = clap::value_parser!(u32).range(14..=16 << 20))]
     pub(crate) message: Vec<u32>,
 
-    /// What is done to each packet.
+    /// The processing of each packet.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) work: PlannedWork,
 
@@ -137,7 +137,7 @@ pub(crate) struct MoveArgs {
     /// The flow's name, as `stats` shows it.
     pub(crate) flow: String,
 
-    /// Where it should run.
+    /// The side on which it should run.
     #[arg(value_enum)]
     pub(crate) to: FlowSide,
 
@@ -146,7 +146,7 @@ pub(crate) struct MoveArgs {
     pub(crate) socket: Option<PathBuf>,
 }
 
-/// Where a flow runs.
+/// The side on which a flow runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FlowSide {
     /// In this process.

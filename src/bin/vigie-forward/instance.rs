@@ -37,7 +37,7 @@ use crate::{
 
 /// The interval of flows' periodic work.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a flow may take to end after the drain, since its threads must be joined.
+/// The time that a flow may take to end after the drain, since its threads must be joined.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Exit codes; the help lists them.
@@ -57,7 +57,7 @@ pub(crate) enum InstanceEvent {
     Failed { flow: String, problem: String },
 }
 
-/// Why forwarding did not start.
+/// The reason why forwarding did not start.
 #[derive(Debug, Error)]
 pub(crate) enum InstanceError {
     #[error("flow `{flow}`{}: {source}", at(*line))]
@@ -223,7 +223,7 @@ struct Instance {
     drained: Rc<Cell<Drained>>,
 }
 
-/// Where the flows come from.
+/// The source of the flows.
 struct ConfigSource {
     file: Option<PathBuf>,
     config: Config,
@@ -300,7 +300,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Ends a flow. What it still forwards may go on until the deadline.
+    /// Ends a flow. Its forwarding may go on until the deadline.
     fn end(&self, NamedFlow { name, flow }: NamedFlow, deadline: Instant) -> JoinHandle<()> {
         let (total, shared) = (Rc::clone(&self.drained), Rc::clone(&self.shared));
         let Draining { report, ended } = flow.drain(deadline);

@@ -18,7 +18,7 @@ use crate::{cli::FlowSide, config::Thresholds};
 pub(crate) struct Migration {
     thresholds: Thresholds,
     side: FlowSide,
-    /// Since when the load has been beyond the threshold.
+    /// The time since which the load has been beyond the threshold.
     since: Option<Instant>,
     /// The last look: the time, and the number of packets so far.
     last: Option<(Instant, u64)>,

@@ -84,7 +84,7 @@ fn is_in_first_user_namespace() -> bool {
     ids.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Why capabilities could not be dropped. The process must not continue then.
+/// The reason why capabilities could not be dropped. The process must not continue then.
 #[derive(Debug, Error)]
 pub(crate) enum DropError {
     #[error("rights cannot be given up ({what}): {source}")]

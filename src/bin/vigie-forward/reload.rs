@@ -2,7 +2,7 @@
 
 use crate::config::FlowConfig;
 
-/// What is to be done to get from one configuration to another.
+/// The steps from one configuration to another.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReloadPlan {
     /// Flows to end, by name.

@@ -121,7 +121,7 @@ impl Cli {
         }
     }
 
-    /// Whether the ranks meet over TCP.
+    /// Returns whether the ranks meet over TCP.
     pub(crate) const fn has_tcp(&self) -> bool {
         self.listen.is_some() || self.meet.is_some()
     }

@@ -36,7 +36,7 @@ use crate::{
     signals,
 };
 
-/// Why a job could not be started.
+/// The reason why a job could not be started.
 #[derive(Debug, Error)]
 pub(crate) enum RunError {
     #[error("`{}` cannot be run: {source}", program.display())]
@@ -127,7 +127,7 @@ struct Job {
     cli: Cli,
     /// This host's ranks in order, until they are reaped.
     ranks: Vec<Option<Rank>>,
-    /// Where they meet the ranks of other hosts.
+    /// The address at which they meet the ranks of other hosts.
     rendezvous_address: Option<RendezvousAddress>,
     /// Ranks that had not arrived in time, which was logged.
     not_arrived: Vec<world::Rank>,
@@ -144,7 +144,7 @@ struct Job {
     code: Option<u8>,
     /// The ranks were told to end.
     is_ending: bool,
-    /// When the first signal came that asked the job to end.
+    /// The time at which the first signal came that asked the job to end.
     interrupted_at: Option<Instant>,
     /// The user has lost patience: do not wait for output that is not read.
     skips_drain: bool,

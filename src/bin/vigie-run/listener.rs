@@ -30,7 +30,7 @@ use crate::rendezvous::Rendezvous;
 pub(crate) const UNAUTHENTICATED_MAX: u32 = 64;
 /// The time limit for authentication.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long accepting pauses after a failure: descriptors may have run out.
+/// The time for which accepting pauses after a failure: descriptors may have run out.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A listener of the rendezvous.

@@ -140,7 +140,7 @@ impl Pipe {
     }
 }
 
-/// How long to wait for output from the silent pipe of a rank that has ended.
+/// The time to wait for output from the silent pipe of a rank that has ended.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Splits a stream of bytes into lines and puts a prefix before each.

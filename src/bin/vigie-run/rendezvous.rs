@@ -34,7 +34,7 @@ use vigie::{
 
 use crate::{job::JobEvent, mailbox::Mailbox};
 
-/// How long after closing its connection a process may take to end; one that lives longer has cut itself off.
+/// The time after closing its connection that a process may take to end; one that lives longer has cut itself off.
 const CLOSED_TIME: Duration = Duration::from_secs(1);
 
 /// The time limit for writing the final frames to ranks.

@@ -26,7 +26,7 @@ use thiserror::Error;
 pub use self::optimal::HopTiming;
 use crate::{group::Group, schedule::Schedule};
 
-/// How members find out that all have entered.
+/// An algorithm by which members find out that all have entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -45,7 +45,7 @@ pub enum Algorithm {
     /// A k-nomial tree gathers stage by stage, combining k members into one per stage, and a multicast tells all to
     /// leave. With k = 2, the binary tree of [eth-barrier, §3.2.1].
     Nomial {
-        /// How many members combine into one per stage, at least 2.
+        /// The number of members that combine into one per stage, at least 2.
         k: u16,
     },
     /// A complete tree, numbered like a heap, gathers, and a multicast tells all to leave. With two children, the
@@ -53,12 +53,12 @@ pub enum Algorithm {
     Heap {
         /// Children of a parent, at least 1.
         children: u16,
-        /// Whether children alternate between two networks [eth-barrier, §3.3.1].
+        /// The number of networks: with two, children alternate between them [eth-barrier, §3.3.1].
         networks: Networks,
     },
     /// Every member tells the master, which tells all to leave by a multicast [eth-barrier, §3.2.3].
     Concurrent {
-        /// Whether members alternate between two networks [eth-barrier, §3.3.2].
+        /// The number of networks: with two, members alternate between them [eth-barrier, §3.3.2].
         networks: Networks,
     },
     /// The tree that gathers fastest for these message times: the tree of optimal broadcast \[karp93\] with its
@@ -71,7 +71,7 @@ pub enum Algorithm {
     Central,
 }
 
-/// How many networks a gathering uses. Exits use the first one.
+/// The number of networks that a gathering uses. Exits use the first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Networks {
@@ -128,7 +128,7 @@ pub enum AlgorithmError {
     /// A parameter out of its range.
     #[error("{what}")]
     Parameter {
-        /// Which parameter, and its range.
+        /// The name of the parameter, and its range.
         what: &'static str,
     },
 }

@@ -7,7 +7,7 @@ use crate::{
     schedule::{Network, Round},
 };
 
-/// Why a schedule is not a barrier.
+/// The reason why a schedule is not a barrier.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
@@ -73,7 +73,7 @@ pub enum ScheduleError {
     Deadlock {
         /// One of them.
         rank: Rank,
-        /// How many more there are.
+        /// The number of the others.
         others: usize,
     },
     /// A member leaves too early.

@@ -44,7 +44,7 @@ impl RankSet {
     }
 }
 
-/// How far a member has got.
+/// The progress of a member.
 #[derive(Debug)]
 struct MemberProgress {
     step: usize,

@@ -44,7 +44,7 @@ impl Proof {
     }
 }
 
-/// How the members that a message tells of relate to those that its receiver has heard of before.
+/// The relation between the members that a message tells of and those that its receiver has heard of before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Join {
     /// All of them are new.

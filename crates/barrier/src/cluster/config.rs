@@ -50,7 +50,7 @@ pub struct ClusterConfig {
     pub(super) backoff_exponent_max: u32,
 }
 
-/// How many frames one interrupt handles.
+/// The number of frames that one interrupt handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "one or all")]
 pub enum FramesPerInterrupt {
@@ -60,7 +60,7 @@ pub enum FramesPerInterrupt {
     One,
 }
 
-/// Whether a sender waits until its frames have been sent.
+/// The choice whether a sender waits until its frames have been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "yes or no")]
 pub enum Completion {
@@ -70,7 +70,7 @@ pub enum Completion {
     Ignored,
 }
 
-/// How long a station of a hub listens before it sends.
+/// The time that a station of a hub listens before it sends.
 ///
 /// It decides whether a station whose next frame is ready sends before the stations that waited for the end of its
 /// first one: they hear the second frame at the very moment their gap ends.

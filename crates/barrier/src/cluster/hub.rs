@@ -56,11 +56,11 @@ struct Station<M> {
     queue: VecDeque<Frame<M>>,
     /// Collisions of the frame at the head of the queue.
     collisions: u32,
-    /// How many other stations it hears.
+    /// The number of other stations that it hears.
     heard: u32,
-    /// Since when it has heard any station.
+    /// The time since which it has heard any station.
     heard_since_ns: u64,
-    /// Since when it has neither heard nor sent anything.
+    /// The time since which it has neither heard nor sent anything.
     quiet_since_ns: u64,
     /// The number of its latest attempt.
     attempt: u64,
@@ -78,7 +78,7 @@ pub(super) enum TransmitOutcome<M> {
 #[derive(Debug)]
 pub(super) struct Hub<M> {
     stations: Vec<Station<M>>,
-    /// Which of the nodes' NICs these stations are.
+    /// The index of the NIC, in each node, that is a station here.
     nic: usize,
 }
 

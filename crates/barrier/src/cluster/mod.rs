@@ -70,7 +70,7 @@ pub use self::machine::MemberProgram;
 pub use self::program::{Action, Program, ScheduleProgram};
 pub use self::times::{Counts, MemberTimes, Runs, Times};
 
-/// Which node.
+/// The index of a node.
 type NodeIndex = usize;
 
 /// The dummy loop between two barriers [eth-barrier, §4.3].
@@ -82,7 +82,7 @@ pub const BARRIERS_DEFAULT: u32 = 100;
 /// The longest simulated time of a run: an hour.
 const LIMIT_NS: u64 = 3_600_000_000_000;
 
-/// What connects one NIC of each node [eth-barrier, §4.1].
+/// The device that connects one NIC of each node [eth-barrier, §4.1].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Medium {
@@ -92,7 +92,7 @@ pub enum Medium {
     Hub,
 }
 
-/// When members enter.
+/// The pattern in which members enter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Arrival {
@@ -241,7 +241,7 @@ impl Cluster {
     }
 }
 
-/// Why a simulation gave no times.
+/// The reason why a simulation gave no times.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum SimulationError {
@@ -375,9 +375,9 @@ struct Simulation<'a, P: Program> {
     world: SimWorld<P::Message>,
     nodes: Vec<SimNode<P>>,
     wirings: Vec<Wiring<P::Message>>,
-    /// When each member entered its present barrier, or its last one.
+    /// The time at which each member entered its present barrier, or its last one.
     entered_ns: Vec<u64>,
-    /// How many members have entered each barrier.
+    /// The number of members that have entered each barrier.
     entries: Vec<usize>,
     times: Times,
     /// Members that have left their last barrier.
@@ -490,7 +490,7 @@ impl<'a, P: Program> Simulation<'a, P> {
         Ok(())
     }
 
-    /// How much later than the others a member enters.
+    /// Returns the delay with which a member enters after the others.
     fn late_ns(&mut self, index: NodeIndex, epoch: u32) -> u64 {
         match self.plan.arrival {
             Arrival::Together => 0,

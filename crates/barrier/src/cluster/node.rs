@@ -19,7 +19,7 @@ use super::world::{NodeReport, SimEvent, SimWorld};
 use super::{Destination, Frame, NodeIndex};
 use crate::schedule::{Network, Target};
 
-/// Why the processor left the program.
+/// The reason why the processor left the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interrupt {
     /// There are frames in the ring of this NIC.

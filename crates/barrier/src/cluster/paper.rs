@@ -19,7 +19,7 @@ pub struct Case {
     pub algorithm: Algorithm,
     /// The number of members.
     pub members: u32,
-    /// How they are connected: by one network, or by two of the same kind.
+    /// The kind of network that connects them: one, or two of the same kind.
     pub medium: Medium,
     /// The mean that the paper quotes, in microseconds.
     pub paper_us: Option<f64>,

@@ -6,11 +6,11 @@ use super::{Frame, NodeIndex};
 
 #[derive(Debug)]
 pub(super) struct Switch {
-    /// When the link from each node to the switch is free for a frame.
+    /// The time at which the link from each node to the switch is free for a frame.
     up_free_ns: Vec<u64>,
-    /// When the link from the switch to each node is free for a frame.
+    /// The time at which the link from the switch to each node is free for a frame.
     down_free_ns: Vec<u64>,
-    /// Which of the nodes' NICs are connected here.
+    /// The index of the NIC, in each node, that is connected here.
     nic: usize,
 }
 

@@ -8,7 +8,7 @@ pub struct Times {
     members: Vec<Vec<u64>>,
     /// Counts of what happened on the networks.
     pub counts: Counts,
-    /// When the last member left the last barrier.
+    /// The time at which the last member left the last barrier.
     pub total_ns: u64,
 }
 

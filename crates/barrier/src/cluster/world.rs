@@ -25,7 +25,7 @@ pub(super) enum SimEvent<M> {
     Deadline { node: NodeIndex },
 }
 
-/// What a node reports to the cluster.
+/// A report of a node to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeReport {
     Entered,

@@ -38,7 +38,7 @@ pub(crate) struct Central {
     futex_word: AtomicU32,
 }
 
-/// Whether an arrival was the last one.
+/// The place of an arrival: early, or last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "others wait until the last member has woken them"]
 pub(crate) enum Arrival {

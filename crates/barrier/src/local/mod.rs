@@ -1,8 +1,8 @@
 //! Barriers of members on one host: [tasks](TaskBarrier), [threads](ThreadBarrier), [processes](shm).
 //!
 //! They all work the same way. A member is the right to enter as one rank: it enters and waits, or [arrives and
-//! departs](TaskMember::arrive) in two phases. Cancelling a wait does not undo the entry. What a member did before it
-//! entered is visible to all members after they have passed.
+//! departs](TaskMember::arrive) in two phases. Cancelling a wait does not undo the entry. Everything that a member did
+//! before it entered is visible to all members after they have passed.
 //!
 //! # Failures
 //! A member that is dropped, panics, or whose process dies has left. A barrier that it had not entered fails for all
@@ -42,6 +42,6 @@ pub use self::{
     threads::{ThreadBarrier, ThreadMember},
 };
 
-/// How often the shared word is read per reading of the clock: about 1 µs.
+/// The number of reads of the shared word per reading of the clock: about 1 µs.
 #[cfg(not(loom))]
 pub(crate) const SPINS: u32 = 32;

@@ -44,7 +44,7 @@ pub struct Reducing<M> {
     member: M,
     rank: Rank,
     values: Arc<ValueSlots>,
-    /// Which of each member's two slots is for the present barrier. A member that writes into a slot has passed the
+    /// The one of each member's two slots that is for the present barrier. A member that writes into a slot has passed the
     /// barrier after the one in which the slot was read, so all members have read it.
     parity: usize,
     /// The value for the present barrier is in the table.

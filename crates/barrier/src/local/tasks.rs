@@ -92,7 +92,7 @@ struct Team {
     /// Counts members.
     central: Central,
     wakers: CachePadded<Wakers>,
-    /// Whether its last member spins: set to [`SPINNING`] or [`NOT_SPINNING`] before that member counts for the team.
+    /// The spin state of its last member: set to [`SPINNING`] or [`NOT_SPINNING`] before that member counts for the team.
     /// The member that passes the barrier last stores [`DONE`], and wakes the team unless it found [`SPINNING`]; the
     /// spinning member wakes the team if it finds that the barrier was passed, or `DONE`. Both exchanges order
     /// everything before them (`SeqCst` is stronger than needed): a member that finds `DONE` sees the count. If the
@@ -104,7 +104,7 @@ struct Team {
     size: u32,
     /// The thread on which its last member was last seen: a hint.
     last_thread: AtomicU64,
-    /// Whether and how long its last member spins.
+    /// The bursts in which its last member spins, if it does.
     bursts: Bursts,
 }
 

@@ -47,7 +47,7 @@ struct ThreadShared {
     number: u64,
     central: Central,
     absences: Absences,
-    /// When sleepers were last woken, in nanoseconds. `Relaxed`: a measurement.
+    /// The time at which sleepers were last woken, in nanoseconds. `Relaxed`: a measurement.
     woken_ns: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! Where code runs: on which thread, and on how many at once.
+//! The thread on which code runs, and the number of processors.
 
 /// A number that identifies a thread; a hint, nothing depends on it being right.
 #[derive(Clone, Copy, Debug)]

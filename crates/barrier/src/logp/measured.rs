@@ -110,7 +110,7 @@ pub struct MeasuredCosts {
     pub lost: u32,
 }
 
-/// How much longer than o_s a gap must be to count as the network's: less may be noise.
+/// The percentage by which a gap must exceed o_s to count as the network's: less may be noise.
 const VISIBLE_PERCENT: u32 = 20;
 
 impl Readings {

@@ -4,10 +4,10 @@ use std::{fmt, time::Duration};
 
 use super::{Advice, LogP, measured::percentile};
 
-/// How many of the latest waits are kept.
+/// The number of the latest waits that are kept.
 const KEPT: usize = 1024;
 
-/// How long waits at a barrier have taken, at one member.
+/// The durations of one member's waits at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObservedWaits {
@@ -15,7 +15,7 @@ pub struct ObservedWaits {
     pub p50: Duration,
     /// 99 of a hundred waits were shorter.
     pub p99: Duration,
-    /// How many of the latest waits this counts.
+    /// The number of the latest waits that this counts.
     pub waits: u32,
 }
 
@@ -62,7 +62,7 @@ pub struct Report {
     pub advice: Advice,
     /// The costs on which the expectation is based.
     pub costs: LogP,
-    /// Whether they were measured on the transport; otherwise they are typical, or were given.
+    /// True if they were measured on the transport; otherwise they are typical, or were given.
     pub is_measured: bool,
     /// This member's waits; `None` before the first.
     pub observed: Option<ObservedWaits>,

@@ -1,4 +1,4 @@
-//! Which algorithm a group should use.
+//! The choice of an algorithm for a group.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
 /// The largest group whose waits are counted.
 const COUNTED_MAX: u32 = 256;
 
-/// Whether members have cores of their own or share some.
+/// The cores of the members: one for each, or some that they share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CoreAllocation {
@@ -34,7 +34,7 @@ pub struct Candidate {
     pub in_turns: Duration,
     /// All members' work, divided by their cores; zero if each has its own.
     pub work: Duration,
-    /// How often its members wait for messages, in total; 0 for groups of more than 256.
+    /// The number of times that its members wait for messages, in total; 0 for groups of more than 256.
     pub waits: u64,
 }
 

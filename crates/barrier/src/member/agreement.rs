@@ -1,4 +1,4 @@
-//! How the survivors agree on who is left.
+//! The agreement of the survivors on who is left.
 //!
 //! Each member tells all others which members it believes dead, and adopts what it is told: these sets only grow, and
 //! a member in the set of a live member is excluded. A member that has heard its own set from all members outside

@@ -24,12 +24,12 @@ pub struct MemberConfig {
     pub(crate) failure_timeout: Option<Duration>,
     pub(crate) reduction: Option<Reduction>,
     pub(crate) quorum: Quorum,
-    /// How many members the group has lost since it was formed, and whether its rank 0 is still the original one.
+    /// The number of members that the group has lost since it was formed, and whether its rank 0 is still the original one.
     pub(super) lost: usize,
     pub(super) has_first: bool,
 }
 
-/// How many members must be left after a failure to continue as a smaller group.
+/// The number of members that must be left after a failure to continue as a smaller group.
 ///
 /// Silence does not distinguish dead members from members behind a network that has split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -96,7 +96,7 @@ pub enum MemberError {
     /// A setting is out of range.
     #[error("{what}")]
     Setting {
-        /// Which setting, and its range.
+        /// The name of the setting, and its range.
         what: &'static str,
     },
     /// With this schedule, members hear of others twice, but the reduction must count each value once.
@@ -181,7 +181,7 @@ impl MemberConfig {
         Ok(())
     }
 
-    /// How long a member may be silent.
+    /// Returns the time that a member may be silent.
     pub(crate) fn silence_max(&self) -> Option<Duration> {
         self.failure_timeout.map(|timeout| timeout / 2)
     }

@@ -1,10 +1,10 @@
-//! What a member has sent, received and dropped.
+//! The counters of the packets that a member has sent, received and dropped.
 
 use thiserror::Error;
 
 use crate::packet::ParseError;
 
-/// What a member has counted since it was created; shrinking does not reset the counts.
+/// The counts of a member since it was created; shrinking does not reset them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemberCounters {
@@ -42,7 +42,7 @@ pub struct MemberCounters {
     pub minority: u64,
 }
 
-/// Why a packet was dropped.
+/// The reason why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DropReason {

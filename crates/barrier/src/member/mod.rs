@@ -89,7 +89,7 @@ pub struct Transmit {
     pub packet: Vec<u8>,
 }
 
-/// What happened to a member.
+/// An event of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -104,7 +104,7 @@ pub enum Event {
     Failed {
         /// All members known to be dead, in order.
         ranks: Vec<Rank>,
-        /// How the latest death became known.
+        /// The evidence for the latest death.
         reason: DeathReason,
     },
     /// The survivors agree on who is left: the group can be shrunk.
@@ -120,7 +120,7 @@ pub enum Event {
     },
 }
 
-/// How it is known that a member is dead.
+/// The evidence that a member is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeathReason {
@@ -181,7 +181,7 @@ pub enum ShrinkError {
          let any number go on (`Quorum::Any`)"
     )]
     Minority {
-        /// How many members are left.
+        /// The number of members that are left.
         survivors: u32,
         /// The size of the group when it was formed: more than half of it is enough, or the half with its rank 0.
         size: u32,

@@ -34,7 +34,7 @@ pub(super) struct MemberPlan {
     by_round: Vec<(Round, usize)>,
     /// Indices of the sources, by sender and round.
     by_name: Vec<((Rank, Round), usize)>,
-    /// Whether the schedule has a second network, which questions can use if the first one is down.
+    /// True if the schedule has a second network, which questions can use if the first one is down.
     has_two_networks: bool,
     /// By source; empty if the reduction does not need them.
     joins: Vec<Join>,

@@ -1,4 +1,4 @@
-//! How long a member waits, when it asks, and which members it believes dead.
+//! The patience of a waiting member: how long it waits, when it asks, and which members it believes dead.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,9 +16,9 @@ const QUICK_RETRIES: u32 = 4;
 /// The silence of a member that is waited for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
-    /// How long it has not answered: the sum of the intervals after which it was asked.
+    /// The time for which it has not answered: the sum of the intervals after which it was asked.
     duration: Duration,
-    /// How many questions of this wait are answered, or too old to be: the same answer counts once.
+    /// The number of questions of this wait that are answered, or too old to be: the same answer counts once.
     answered: u32,
 }
 

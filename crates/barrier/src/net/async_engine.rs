@@ -13,10 +13,10 @@ use vigie_detect::{
 
 use super::engine::BarrierEngine;
 
-/// How often the host is notified while the user polls, before it stops watching the transport.
+/// The number of times that the host is notified while the user polls, before it stops watching the transport.
 const SPURIOUS_MAX: u32 = 2;
 
-/// How often in a row a transport that always has something is armed, before others have their turn.
+/// The number of times in a row that a transport that always has something is armed, before others have their turn.
 const ARMS_MAX: u32 = 4;
 
 /// A user that has not come to the barrier for this long is watched over: less than others wait before they ask
@@ -59,7 +59,7 @@ pub(super) struct AsyncEngine {
     is_user_polling: bool,
     /// The user has entered or polled since the host was last notified.
     has_user_polled: bool,
-    /// Whether the transport has descriptors, and one of them has notified the host, which has not looked yet.
+    /// True if the transport has descriptors, and if one of them has notified the host, which has not looked yet.
     has_descriptors: bool,
     is_notified: bool,
     /// The host must look, whatever else it does.
@@ -71,7 +71,7 @@ pub(super) struct AsyncEngine {
     /// The host watches the transport when it sleeps.
     is_watched: bool,
     spurious: u32,
-    /// When to check whether the user has been away; set while the transport is not watched.
+    /// The time at which to check whether the user has been away; set while the transport is not watched.
     check_at: Option<Instant>,
 }
 

@@ -27,7 +27,7 @@ use crate::{
 /// Looks at the transport per reading of the clock.
 const POLLS: u32 = 4;
 
-/// How packets for all members are sent.
+/// The state of multicast, which decides how packets for all members are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MulticastState {
@@ -37,7 +37,7 @@ pub enum MulticastState {
     Unused,
     /// It does not work here, so packets are sent to each member separately.
     Blocked {
-        /// What is wrong, and how to fix it.
+        /// The obstacle, and how to remove it.
         why: String,
     },
 }
@@ -59,10 +59,10 @@ pub struct NetBarrier {
     waiter: Waiter,
     multicast: MulticastState,
     pub(super) planner_input: PlannerInput,
-    /// How long waits have taken.
+    /// The durations of the latest waits.
     pub(super) waits: WaitHistory,
     pub(super) number: u64,
-    /// How far a measurement has come.
+    /// The progress of a measurement.
     pub(super) progress: Option<Measurement>,
     /// Dropped last; `None` if another server hosts.
     _thread: Option<HostThread>,

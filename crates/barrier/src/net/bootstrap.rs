@@ -1,4 +1,4 @@
-//! How future members exchange their addresses: through a world's launcher, or at an address.
+//! The exchange of addresses between future members: through a world's launcher, or at an address.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 
 /// The maximum size of one value that a member sends, in bytes.
 const VALUE_BYTES_MAX: usize = 4096;
-/// How long an unknown connection may take to identify itself.
+/// The time that an unknown connection may take to identify itself.
 const HELLO_TIME: Duration = Duration::from_secs(2);
 /// Time between two attempts to reach rank 0.
 const CONNECT_RETRY: Duration = Duration::from_millis(20);

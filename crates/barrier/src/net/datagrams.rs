@@ -28,7 +28,7 @@ const BUFFERS: usize = 256;
 /// The longest encoding of an address, in bytes.
 const PEER_ADDRESS_BYTES_MAX: usize = 18;
 
-/// What attaches a member to one network, on which it reaches the others.
+/// The attachment of a member to one network, on which it reaches the others.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum NetworkAttachment {

@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NetCounters {
-    /// What the member has sent, received and dropped.
+    /// The packets that the member has sent, received and dropped.
     pub member: crate::member::MemberCounters,
     /// Packets that the transport did not accept: they count as lost on the way.
     pub unsent: u64,
@@ -44,7 +44,7 @@ pub(super) struct BarrierEngine {
     /// All members known to be dead; only this member if the others believe it dead.
     dead: Vec<Rank>,
     pub(super) survivors: Option<Vec<Rank>>,
-    /// How many members are left, if they are too few.
+    /// The number of members that are left, if they are too few.
     minority: Option<u32>,
     leave_tracker: LeaveTracker,
     deferred: DeferredDeaths,
@@ -72,7 +72,7 @@ const EARLY_MAX: usize = 256;
 #[derive(Default)]
 struct DeferredDeaths {
     reports: Vec<DeferredDeath>,
-    /// How often the member has asked for missing messages since.
+    /// The number of times that the member has asked for missing messages since.
     retries: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Why a group was not formed.
+//! The error of forming a group.
 
 use std::{io, net::SocketAddr};
 
@@ -14,7 +14,7 @@ use crate::{
     member::MemberError,
 };
 
-/// Why a group was not formed.
+/// The reason why a group was not formed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FormationError {

@@ -8,7 +8,7 @@ use crate::{
     schedule::{Network, Target},
 };
 
-/// How many of a thousand arriving packets are lost, duplicated and delayed; all randomness comes from one seed.
+/// The rates at which arriving packets are lost, duplicated and delayed, per thousand; all randomness comes from one seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {

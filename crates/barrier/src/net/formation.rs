@@ -1,4 +1,4 @@
-//! How a group is formed.
+//! The formation of a group.
 
 use std::{future::Future, net::SocketAddr, num::NonZeroU32, sync::Arc, thread, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{
 
 /// A member's default port.
 const PORT: u8 = 47;
-/// How long a test multicast may take to reach all members.
+/// The time that a test multicast may take to reach all members.
 const PROBE_TIME: Duration = Duration::from_millis(500);
 /// Time between two test multicasts.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
@@ -589,7 +589,7 @@ fn shared_cores() -> CoreAllocation {
     cores.map_or(CoreAllocation::Dedicated, CoreAllocation::Shared)
 }
 
-/// What a member tells the others about itself.
+/// The facts that a member tells the others about itself.
 struct MemberInfo {
     digest: u64,
     /// Differs between hosts.

@@ -30,7 +30,7 @@ const ROUNDS: u32 = 128;
 const BURSTS: u32 = 32;
 const ASLEEP: u32 = 48;
 const MULTICASTS: u32 = 64;
-/// How often an unresponsive member is told how to wait while multicasts are timed.
+/// The number of times that an unresponsive member is told how to wait while multicasts are timed.
 const MODE_RETRIES_MAX: u32 = 3;
 /// After this many multicasts, members are told to poll again: they soon stop if they are not asked anything.
 const MODE_REFRESH: u32 = 16;
@@ -40,12 +40,11 @@ const WARM_UP: u32 = 16;
 const BURST: u16 = 16;
 /// With fewer readings, there is no result.
 const READINGS_MIN: usize = 8;
-/// How long an answer may take: at first, and at least later on.
+/// The time that an answer may take: at first, and at least later on.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(25);
 const REPLY_TIMEOUT_MIN: Duration = Duration::from_millis(2);
 /// Probes in a row without an answer, and time without one, after which a partner is given up: more than a process
 /// needs that other processes keep from its processor.
-/// others keep from its processor needs.
 const LOST_MAX: u32 = 20;
 const SILENCE_MAX: Duration = Duration::from_millis(400);
 /// The time for a partner to fall asleep, and for a multicast to be processed.
@@ -211,7 +210,7 @@ impl<L: ProbeChannel> Leader<'_, L> {
         Ok(())
     }
 
-    /// How long an answer may take: many times the median so far.
+    /// Returns the time that an answer may take: many times the median so far.
     fn reply_timeout(&self) -> Duration {
         (self.median_round_trip * 16).clamp(REPLY_TIMEOUT_MIN, REPLY_TIMEOUT)
     }

@@ -37,7 +37,7 @@ const RETRIES_MAX: u32 = 16;
 /// a few of these intervals, however long the failure timeout is.
 const INTERVALS_MAX: u32 = 8;
 
-/// How long a member has not answered: the sum of the intervals after which it was asked.
+/// The time for which a member has not answered: the sum of the intervals after which it was asked.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
     duration: Duration,
@@ -140,7 +140,7 @@ impl Leaving {
     }
 }
 
-/// What a member knows of leaving members, including itself.
+/// The state that a member keeps about leaving members, including itself.
 #[derive(Debug, Default)]
 pub(super) struct LeaveTracker {
     /// Members that have left in order, with the first barrier that each does not enter.

@@ -38,12 +38,12 @@ use crate::{
 
 /// After the leader has been silent for this long, the partner sleeps again.
 const LEADER_SILENCE: Duration = Duration::from_millis(20);
-/// How often a polling member lets the runtime's other tasks run.
+/// The interval at which a polling member lets the runtime's other tasks run.
 const BETWEEN_YIELDS: Duration = Duration::from_micros(100);
-/// How long a member waits for the leader's results before it asks again.
+/// The time that a member waits for the leader's results before it asks again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why a transport was not measured.
+/// The reason why a transport was not measured.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MeasureError {
@@ -67,7 +67,7 @@ pub enum MeasureError {
     Member(#[from] MemberError),
 }
 
-/// How far a measurement has come, in case the call is cancelled.
+/// The progress of a measurement, in case the call is cancelled.
 #[derive(Clone, Debug)]
 pub(super) struct Measurement {
     /// The method that the user called.

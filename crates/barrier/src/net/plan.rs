@@ -1,4 +1,4 @@
-//! What a group plans by: its costs, its cores, and the abilities of its transport.
+//! The basis of a group's plans: its costs, its cores, and the abilities of its transport.
 
 use std::slice;
 
@@ -8,7 +8,7 @@ use crate::{
     logp::{Advice, CoreAllocation, LogP, MeasuredCosts, candidates, plan},
 };
 
-/// How a member waits.
+/// The mode in which a member waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitMode {

@@ -25,7 +25,7 @@ const COSTS_REQUEST: u8 = 5;
 /// The maximum number of answers kept for the leader, which takes them at once.
 const REPLIES_MAX: usize = 64;
 
-/// What a member does between two probes.
+/// The behaviour of a member between two probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartnerMode {
     /// It waits as before.

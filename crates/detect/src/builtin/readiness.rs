@@ -49,7 +49,7 @@ impl Direction {
     }
 }
 
-/// What a source is ready for, and the tick of the readiness event.
+/// The readiness of a source, and the tick of the readiness event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadyEvent {

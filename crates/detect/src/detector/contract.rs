@@ -43,7 +43,7 @@ pub enum Armed {
     Ready,
 }
 
-/// When a detector that notifies must be armed.
+/// The times at which a detector that notifies must be armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
 pub enum Arming {
@@ -105,9 +105,9 @@ pub enum Arming {
 /// [`conformance::check`](crate::conformance::check) tests the contract on any implementation; every
 /// detector of this crate passes.
 pub trait Detector: Sized + Send + 'static {
-    /// What a waiter asks for. May own memory that a kernel or a device writes to.
+    /// A waiter's request. It may own memory that a kernel or a device writes to.
     type Request: Send + 'static;
-    /// What the waiter receives.
+    /// The event that the waiter receives.
     type Event: Send + 'static;
 
     /// Returns the methods that this detector offers; constant over its life.

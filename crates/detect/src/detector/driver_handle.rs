@@ -16,7 +16,7 @@ use crate::{
     sync::{Arc, Weak},
 };
 
-/// What to watch: the edges of `descriptor` are reported to the handle at `address` under `key`.
+/// A watch: the edges of `descriptor` are reported to the handle at `address` under `key`.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch {
     pub(crate) descriptor: RawFd,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How the host of a server schedules its tasks [bouge02, §3.3].
+/// The kind of scheduler that hosts a server, by its threads [bouge02, §3.3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "there are these four")]
 pub enum Flavor {
@@ -15,7 +15,7 @@ pub enum Flavor {
     /// A simulation: one kernel thread runs every task in virtual time, in an order that `seed` draws. The same seed
     /// gives the same run.
     Simulated {
-        /// What all randomness of the simulation comes from.
+        /// The seed of all randomness of the simulation.
         seed: u64,
     },
 }

@@ -8,11 +8,11 @@ use std::ops::BitOr;
 pub struct ReadinessEvent {
     /// The key under which the detector watched the descriptor.
     pub key: u32,
-    /// What the descriptor became ready for.
+    /// The operations for which the descriptor became ready.
     pub ready: Ready,
 }
 
-/// What a descriptor is ready for: a set of bits.
+/// The readiness of a descriptor: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Ready(u8);
 
@@ -113,7 +113,7 @@ impl BitOr for Ready {
     }
 }
 
-/// Which edges of a descriptor are watched.
+/// The edges of a descriptor that are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a descriptor has two directions")]
 pub enum Interest {

@@ -1,4 +1,4 @@
-//! What a signal handler records for one handle.
+//! The record that a signal handler keeps for one handle.
 
 use super::address::HandleAddress;
 use crate::sync::{

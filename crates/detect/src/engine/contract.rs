@@ -61,9 +61,9 @@ use crate::{
 /// # Conformance
 /// [`conformance::check_engine`](crate::conformance::check_engine) tests the contract on any engine and its host.
 pub trait Engine: Send + 'static {
-    /// What a waiter asks for.
+    /// A waiter's request.
     type Request: Clone + Send + 'static;
-    /// What the waiter receives.
+    /// The output that the waiter receives.
     type Output: Send + 'static;
 
     /// Takes what `request` asks for, if it is there.

@@ -19,7 +19,7 @@ use crate::{
     sync::Arc,
 };
 
-/// What a request asks of an engine.
+/// A request to an engine's detector.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Asked<W> {
     Request(W),
@@ -27,7 +27,7 @@ pub(crate) enum Asked<W> {
     Background,
 }
 
-/// What was found, and the want it is for, so that it can be put back.
+/// An output of the engine, and the request that it is for, so that it can be put back.
 pub(crate) struct EngineEvent<E: Engine> {
     request: E::Request,
     output: E::Output,
@@ -300,7 +300,7 @@ struct WatchedFd {
     generation: u32,
     interest: Interest,
     is_watched: bool,
-    /// Whether it is to be watched, if the engine has just named it.
+    /// The `is_watched` with which the engine has just named it, if it has.
     named: Option<bool>,
 }
 

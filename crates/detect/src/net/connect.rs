@@ -12,7 +12,7 @@ use std::{
 use super::lookup::{Addresses, no_address};
 use crate::server::Server;
 
-/// How long an attempt is alone before the next one begins beside it (RFC 8305, section 5, the recommended value).
+/// The time that an attempt is alone before the next one begins beside it (RFC 8305, section 5, the recommended value).
 pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Puts addresses into the order in which to try them: those of the first one's family alternate with the others

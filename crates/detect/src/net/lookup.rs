@@ -79,7 +79,7 @@ pub(super) mod sealed {
         fn target(&self) -> Target;
     }
 
-    /// What a host and port stand for.
+    /// The addresses of a host and port, or the name to look up.
     #[expect(unnameable_types, reason = "part of a sealed trait")]
     #[derive(Debug)]
     pub enum Target {
@@ -96,7 +96,7 @@ impl Resolve for SocketAddr {
     }
 }
 
-/// What converts into one address.
+/// Implements [`Resolve`] for types that convert into one address.
 macro_rules! impl_resolve {
     ($($kind:ty),+ $(,)?) => {$(
         impl Resolve for $kind {

@@ -59,8 +59,8 @@
 //! does not allocate, unless more `async` methods wait in one direction of a socket than ever before.
 //!
 //! # In virtual time
-//! On a server in virtual time, TCP, UDP and Unix sockets are those of a [`SimulatedNetwork`](crate::SimulatedNetwork). What
-//! reaches their descriptor by another way, such as `try_io` with a call of its own, fails with the kernel's error for a socket
+//! On a server in virtual time, TCP, UDP and Unix sockets are those of a [`SimulatedNetwork`](crate::SimulatedNetwork). A
+//! call that reaches their descriptor in another way, such as one inside `try_io`, fails with the kernel's error for a socket
 //! that is not connected; sockets of the standard library are refused ([`Unsupported`](std::io::ErrorKind::Unsupported)). The names
 //! of Unix sockets are those of their node: no file is made, and a name is free again once its socket is gone.
 //!

@@ -22,7 +22,7 @@ use crate::{
     stock::AsyncFd,
 };
 
-/// Creates a pipe: what is written to the sender comes out of the receiver.
+/// Creates a pipe: bytes written to the sender come out of the receiver.
 ///
 /// # Errors
 /// Out of descriptors; otherwise as [`AsyncFd::new`].
@@ -44,7 +44,7 @@ pub struct Sender {
     fd: AsyncFd<OwnedFd>,
 }
 
-/// What both ends share.
+/// Implements the methods that both ends share.
 macro_rules! impl_end {
     ($end:ident) => {
         impl $end {

@@ -112,7 +112,7 @@ struct Refused {
     source: io::Error,
 }
 
-/// What a `main` that returns the error prints.
+/// Prints the message alone: a `main` that returns the error prints it.
 impl fmt::Debug for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.message, f)

@@ -36,7 +36,7 @@ pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'st
 
 /// A connected socket that carries bytes: TCP or Unix. Sealed.
 pub trait StreamSocket: Socket {
-    /// Whether a read of fewer bytes than requested shows that there are no more for now.
+    /// True if a read of fewer bytes than requested shows that there are no more for now.
     #[doc(hidden)]
     const SHORT_READ_EMPTIES: bool;
 
@@ -226,5 +226,5 @@ pub(super) fn accept(listener: &impl AsFd) -> io::Result<(OwnedFd, Option<Socket
     }
 }
 
-/// How many failed connections one accept skips.
+/// The most failed connections that one accept skips.
 const RETRIES_MAX: u32 = 64;

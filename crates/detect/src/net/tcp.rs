@@ -21,7 +21,7 @@ pub type TcpStream = Stream<std::net::TcpStream>;
 /// A socket that accepts [`TcpStream`]s. Methods shared with Unix listeners are at [`Listener`].
 pub type TcpListener = Listener<std::net::TcpListener>;
 
-/// How many connections the kernel queues for a listener, if `net.core.somaxconn` allows.
+/// The number of connections that the kernel queues for a listener, if `net.core.somaxconn` allows.
 const BACKLOG: u32 = 1024;
 
 /// The read half of a borrowed stream.

@@ -499,7 +499,7 @@ impl ListenerSocket for net::UnixListener {
     }
 }
 
-/// How many connections the kernel queues for a listener, if `net.core.somaxconn` allows.
+/// The number of connections that the kernel queues for a listener, if `net.core.somaxconn` allows.
 const BACKLOG: u32 = 1024;
 
 /// Returns a name as the simulated network knows it.

@@ -1,4 +1,4 @@
-//! What is to happen in the network.
+//! The future events of the network.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 

@@ -7,7 +7,7 @@ use crate::clock::Instant;
 /// How many bytes wait for a slow link by default: more than one connection has under way.
 const QUEUE_BYTES: u64 = 256 * 1024;
 
-/// What happens to packets on the way from one node to another.
+/// A link from one node to another: the delay, bandwidth, loss and duplication of its packets.
 ///
 /// Default: 1 ms of delay, up to 1 ms of jitter, no limit of bandwidth, and nothing is lost or duplicated.
 ///

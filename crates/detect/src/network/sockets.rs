@@ -1,4 +1,4 @@
-//! What the network knows of a socket.
+//! The state of a socket in the network.
 
 use std::{collections::VecDeque, fmt, net::SocketAddr, os::fd::RawFd};
 

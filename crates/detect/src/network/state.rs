@@ -55,7 +55,7 @@ pub(super) struct NetworkState {
     log: TraceLog,
 }
 
-/// What becomes of a packet as it leaves its node.
+/// The fate of a packet that leaves its node.
 enum PacketFate {
     /// It is under way, with this number.
     Sent(u64),

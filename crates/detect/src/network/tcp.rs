@@ -6,7 +6,7 @@
 //!  accept ───────▶ Accepting ── ACK or data of the peer ──▲  └ closed by both: removed by the network
 //!           SYN-ACK                                           (lingers, if it closed first)
 //! ```
-//! Bytes are numbered from 0 in each direction; a FIN takes one number more. What is not acknowledged is sent again after a
+//! Bytes are numbered from 0 in each direction; a FIN takes one number more. A segment without an ACK is sent again after a
 //! time that doubles [RFC 6298], or at the third duplicate ACK [RFC 5681, §3.2]. `congestion.rs` limits what is in flight.
 //! An ACK waits for the bytes of a second packet, for data to travel with, or for 40 ms [RFC 5681, §4.2].
 //! *Deviation:* there is no selective ACK, no ACK is hurried at the beginning, and a segment that is sent again keeps its bounds.
@@ -39,19 +39,19 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 const TIMEOUT_MIN: Duration = Duration::from_millis(200);
 const TIMEOUT_MAX: Duration = Duration::from_secs(120);
 
-/// How often it is sent again: Linux's `tcp_syn_retries`, `tcp_synack_retries`, `tcp_retries2`.
+/// The number of times that it is sent again: Linux's `tcp_syn_retries`, `tcp_synack_retries`, `tcp_retries2`.
 const SYN_RETRIES: u32 = 6;
 const SYN_ACK_RETRIES: u32 = 5;
 const RETRIES: u32 = 15;
 
-/// How long the side lingers that closed first, to answer what arrives late: Linux's `TCP_TIMEWAIT_LEN` and
+/// The time for which the side that closed first lingers, to answer late segments: Linux's `TCP_TIMEWAIT_LEN` and
 /// `tcp_fin_timeout`.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// How long an ACK may wait: Linux's `TCP_DELACK_MIN`.
 const ACK_DELAY: Duration = Duration::from_millis(40);
 
-/// What peers have in common that shut down, or were reset.
+/// The readiness of a connection that is closed in both directions, by shutdown or reset.
 const CLOSED: Ready = Ready::READ_CLOSED.union(Ready::WRITE_CLOSED);
 
 /// A TCP packet.
@@ -98,13 +98,13 @@ impl Segment {
     }
 }
 
-/// What a call of a connection causes.
+/// The effects of a call of a connection.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
     pub(super) now: Instant,
     pub(super) random: &'a mut fastrand::Rng,
     pub(super) segments: Vec<Segment>,
-    /// What the socket became ready for.
+    /// The readiness that the socket gained.
     pub(super) ready: Ready,
 }
 
@@ -191,7 +191,7 @@ struct Receiving {
     ack_at: Option<Instant>,
 }
 
-/// When to send again.
+/// The state of retransmission.
 #[derive(Debug)]
 struct Retransmission {
     timeout: Duration,
@@ -199,7 +199,7 @@ struct Retransmission {
     measured: Option<(Duration, Duration)>,
     retries: u32,
     deadline: Option<Instant>,
-    /// When the handshake began.
+    /// The time at which the handshake began.
     began: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! What has happened in a world, for people: events with their virtual times, in bounded memory.
+//! The trace of a world, for people: its events with their virtual times, in bounded memory.
 
 use std::{collections::VecDeque, fmt, net::SocketAddr, panic::Location};
 
@@ -16,11 +16,11 @@ pub struct TraceEvent {
     pub at: Instant,
     /// The node at which it happened.
     pub node: NodeId,
-    /// What happened.
+    /// The kind of the event, and its details.
     pub kind: TraceEventKind,
 }
 
-/// What happened in a simulated world.
+/// The kind of an event in a simulated world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TraceEventKind {
@@ -47,9 +47,9 @@ pub enum TraceEventKind {
     Sent {
         /// The number of this copy of the packet.
         packet: u64,
-        /// Where it goes.
+        /// The node that it is sent to.
         to: NodeId,
-        /// What it is.
+        /// The packet.
         what: PacketInfo,
     },
     /// A packet reached the node.
@@ -61,11 +61,11 @@ pub enum TraceEventKind {
     Dropped {
         /// Its number when it was [sent](Self::Sent); `None` if the link lost it at once.
         packet: Option<u64>,
-        /// Where it should have gone.
+        /// The node that it was sent to.
         to: NodeId,
-        /// What it is.
+        /// The packet.
         what: PacketInfo,
-        /// Why it was lost.
+        /// The reason for the loss.
         reason: DropReason,
     },
     /// A task was spawned.
@@ -74,14 +74,14 @@ pub enum TraceEventKind {
     TaskPolled(TracedTask),
     /// A task ended.
     TaskEnded {
-        /// Which.
+        /// The task.
         task: TracedTask,
-        /// How.
+        /// Its end.
         end: TaskEnd,
     },
     /// A task did something that the simulation does not see, such as a wait in the kernel.
     Escaped {
-        /// What, and which task.
+        /// A description of the act, and of the task.
         what: String,
     },
     /// The run failed: a panic left `block_on`.
@@ -91,7 +91,7 @@ pub enum TraceEventKind {
     },
 }
 
-/// What became of a node.
+/// A change of a node's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NodeChange {
@@ -123,7 +123,7 @@ pub struct PacketInfo {
     pub size_bytes: usize,
 }
 
-/// Why a packet was lost.
+/// The reason why a packet was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DropReason {
@@ -145,7 +145,7 @@ pub struct TracedTask {
     pub number: Option<u32>,
     /// Its name, if it has one.
     pub name: Option<Arc<str>>,
-    /// Where it was spawned.
+    /// The place at which it was spawned.
     pub site: &'static Location<'static>,
 }
 
@@ -161,7 +161,7 @@ impl TracedTask {
     }
 }
 
-/// How a task ended.
+/// The end of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TaskEnd {
@@ -173,7 +173,7 @@ pub enum TaskEnd {
     Cancelled,
 }
 
-/// How much a [`TraceLog`] records.
+/// The amount of detail that a [`TraceLog`] records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_enums, reason = "nothing, something, everything")]
 pub enum TraceDetail {

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 /// The longest datagram over IPv4 [RFC 768].
 pub(super) const DATAGRAM_MAX: usize = 65_507;
 
-/// How many bytes a socket queues: Linux's default of `net.core.rmem_default`, without its overhead. What arrives beyond is
+/// The number of bytes that a socket queues: Linux's default of `net.core.rmem_default`, without its overhead. Data beyond it is
 /// lost.
 pub(super) const QUEUE_MAX: usize = 212_992;
 
@@ -18,7 +18,7 @@ pub(super) struct UdpPacket {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What a UDP socket has received.
+/// The datagrams that a UDP socket has received.
 #[derive(Debug, Default)]
 pub(super) struct Datagrams {
     pub(super) peer: Option<SocketAddr>,

@@ -60,9 +60,9 @@ impl<'a> Situation<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "policies must be able to make one")]
 pub struct Decision {
-    /// What to do from now on.
+    /// The strategy from now on.
     pub strategy: Strategy,
-    /// When to ask again.
+    /// The time at which the policy is asked again.
     pub until: Instant,
 }
 
@@ -124,7 +124,7 @@ impl Policy for Fixed {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// How often to look for readiness events while tasks run. Default 50 µs.
+    /// The interval between looks for readiness events while tasks run. Default 50 µs.
     pub every: Duration,
     /// The longest time to poll before a sleep. Default 10 µs; with zero it never polls first.
     pub spin_max: Duration,
@@ -132,12 +132,12 @@ pub struct Adaptive {
     pub interval_min: Duration,
     /// The longest time between two polls of a detector that cannot announce. Default 500 µs.
     pub interval_max: Duration,
-    /// How many microseconds of processor time a microsecond of delay is worth. Default 1.
+    /// The microseconds of processor time that a microsecond of delay is worth. Default 1.
     pub delay_weight: u32,
     /// Polls of a detector that cannot announce take at most one in this many microseconds, at
     /// least 1. Default 8.
     pub poll_share: u32,
-    /// How much later than its deadline a timer may fire to share a wake-up with others, unless it sets
+    /// The longest time after its deadline at which a timer may fire to share a wake-up with others, unless it sets
     /// its own slack ([`Wait::slack`](crate::Wait::slack)). Default 50 µs. Only used in the policy with
     /// which a server is created.
     pub timer_slack: Duration,
@@ -192,7 +192,7 @@ impl From<Reactivity> for Adaptive {
     }
 }
 
-/// How long a decision of [`Adaptive`] holds.
+/// The time for which a decision of [`Adaptive`] holds.
 const ADAPT_EVERY: Duration = Duration::from_millis(1);
 
 /// The time to poll first is a multiple of this, so that the strategy stays the same while the

@@ -20,9 +20,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// a turn meanwhile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct YieldBackoff {
-    /// Until when the core is not yielded, and the length of that pause.
+    /// The time until which the core is not yielded, and the length of that pause.
     pause: Option<(Instant, Duration)>,
-    /// Whether the core was away for long the last time.
+    /// True if the core was away for long the last time.
     was_long: bool,
 }
 

@@ -42,7 +42,7 @@ const WAKE_DELAY_NS: u64 = 20_000;
 /// A longer delay comes from a busy machine, on which hosts do not poll, or from a stopped process.
 const DELAY_MAX_NS: u64 = 500_000;
 
-/// How often the processor time is measured: at the first sleeps, then at one in `SAMPLED_ONE_IN`.
+/// The sleeps whose processor time is measured: the first `SAMPLED_FIRST`, then one in `SAMPLED_ONE_IN`.
 const SAMPLED_FIRST: usize = 16;
 const SAMPLED_ONE_IN: usize = 64;
 
@@ -61,7 +61,7 @@ pub(crate) struct CostMeter {
     sleeps: AtomicUsize,
     delays: AtomicUsize,
     probes: AtomicUsize,
-    /// When another thread notified the sleeping host; zero for never.
+    /// The time at which another thread notified the sleeping host; zero for never.
     notified_ns: AtomicU64,
 }
 

@@ -13,14 +13,14 @@ use crate::clock::{Instant, nanos};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "policies must be able to make one")]
 pub struct SpinCosts {
-    /// How long to poll first. It should not exceed the cost of a sleep: see
+    /// The time to poll first. It should not exceed the cost of a sleep: see
     /// [`History::spin_balance`].
     pub spin: Duration,
     /// The cost of sleeping and waking.
     pub sleep: Duration,
 }
 
-/// How an event was found that came while the host had nothing to run.
+/// The way in which an event was found that came while the host had nothing to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdleEvent {
     /// By polling: the time is exact.

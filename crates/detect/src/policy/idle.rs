@@ -1,4 +1,4 @@
-//! How long the host has had nothing to run: the subject of the bet on polling first.
+//! The time for which the host has had nothing to run: the subject of the bet on polling first.
 //!
 //! Written and read under the driver's lock, by the polls of one look; atomic because handles see it
 //! through the shared part of the server. `Relaxed` throughout.
@@ -14,7 +14,7 @@ use crate::{
 /// The present idle period of the host.
 #[derive(Debug)]
 pub(crate) struct IdlePeriod {
-    /// When it began, in nanoseconds; zero while tasks run.
+    /// The beginning of the period, in nanoseconds; zero while tasks run.
     since_ns: AtomicU64,
     is_asleep: AtomicBool,
 }

@@ -1,4 +1,4 @@
-//! Whether other threads need the core on which a host would poll.
+//! The load of the core on which a host would poll: whether other threads need it.
 //!
 //! Sampled only while polling first would pay, at most every 10 ms: two small files of `/proc`,
 //! about 5 µs. If they cannot be read, the host still notices when it is stopped while polling.
@@ -43,14 +43,14 @@ const OVERSUBSCRIBED: u64 = 1;
 const PREEMPTED: u64 = 2;
 const QUOTA: u64 = 4;
 
-/// How long a sample holds.
+/// The time for which a sample holds.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 
-/// How long a thread has waited for a processor since the last sample.
+/// The waits of a thread for a processor since the last sample.
 #[derive(Clone, Copy, Debug)]
 struct RunQueueWaits {
     waited_ns: u64,
-    /// How many times it has run, which is how many times it may have waited.
+    /// The number of times it has run, and so the number of times it may have waited.
     runs: u64,
     passed_ns: u64,
 }
@@ -72,13 +72,13 @@ fn judge(is_oversubscribed: bool, waits: Option<RunQueueWaits>) -> u64 {
 #[derive(Debug)]
 pub(crate) struct LoadMeter {
     bits: AtomicU64,
-    /// Until when the bits are valid.
+    /// The time until which the bits are valid.
     until_ns: AtomicU64,
     is_virtual: bool,
 }
 
 thread_local! {
-    /// How long this thread had waited for a processor, how many times it had run, and when that was
+    /// The time for which this thread had waited for a processor, the number of times it had run, and the time at which that was
     /// read.
     static WAITED: std::cell::Cell<(u64, u64, u64)> = const { std::cell::Cell::new((0, 0, 0)) };
 }
@@ -146,7 +146,7 @@ fn running_count(loadavg: &str) -> Option<usize> {
     loadavg.split_ascii_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// How long a thread has waited for a processor, and how many times it has run, from its `schedstat`.
+/// Parses a thread's `schedstat`: the time for which it has waited for a processor, and the number of times it has run.
 fn waited_ns(schedstat: &str) -> Option<(u64, u64)> {
     let mut fields = schedstat.split_ascii_whitespace().skip(1);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
@@ -173,7 +173,7 @@ fn count_of_list(list: &str) -> Option<usize> {
     })
 }
 
-/// Whether a control group limits this process: read once, since a service starts in its group.
+/// Returns whether a control group limits this process: read once, since a service starts in its group.
 fn has_quota() -> bool {
     static HAS_QUOTA: OnceLock<bool> = OnceLock::new();
     *HAS_QUOTA.get_or_init(|| {

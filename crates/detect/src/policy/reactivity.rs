@@ -1,8 +1,8 @@
-//! How much processor time may be spent to react early.
+//! The processor time that may be spent to react early.
 
 use std::{fmt, time::Duration};
 
-/// How much processor time may be spent to react early: the three settings of
+/// The processor time that may be spent to react early: the three settings of
 /// [`Adaptive`](crate::Adaptive).
 ///
 /// | | polls first, before a sleep | a microsecond of delay is worth | looks while tasks run | timers' slack |

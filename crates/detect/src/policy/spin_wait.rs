@@ -32,7 +32,7 @@ const YIELDS_MAX: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "two numbers, nothing to add")]
 pub struct Peers {
-    /// How many there are, including the waiter.
+    /// The number of peers, including the waiter.
     pub count: u32,
     /// The number of cores for which they compete.
     pub cores: u32,
@@ -61,16 +61,16 @@ impl Peers {
 pub struct WaitSituation {
     /// The peers of the wait.
     pub peers: Peers,
-    /// How many sleeps and wake-ups follow on each other if all sleep: in a [`new`](Self::new) situation
+    /// The number of sleeps and wake-ups that follow on each other if all sleep: in a [`new`](Self::new) situation
     /// [those of its peers](Peers::sequential_sleeps); two if each waits for one other peer only.
     pub sequential_sleeps: u32,
     /// The cost of sleeping and waking on this machine.
     pub costs: Costs,
     /// The other demand for the core, as far as it is known.
     pub load: Load,
-    /// Whether spinning before the sleep has paid lately.
+    /// True if spinning before the sleep has paid lately.
     pub spinning_pays: bool,
-    /// Whether the core was away for long when it was last yielded: to a thread that computes.
+    /// True if the core was away for long when it was last yielded: to a thread that computes.
     pub are_yields_expensive: bool,
 }
 
@@ -102,9 +102,9 @@ impl WaitSituation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "policies must be able to make one")]
 pub struct WaitPlan {
-    /// How long it looks repeatedly.
+    /// The time for which it looks repeatedly.
     pub spin: Duration,
-    /// How long it then yields the core between looks. Together no longer than the cost of a sleep of
+    /// The time for which it then yields the core between looks. Together no longer than the cost of a sleep of
     /// all peers: see [`History::spin_balance`](crate::History::spin_balance).
     pub yield_core: Duration,
     /// The longest turn of a wait inside a poll.
@@ -180,13 +180,13 @@ pub enum SpinStep {
 #[derive(Clone, Debug)]
 pub struct SpinWait {
     plan: WaitPlan,
-    /// Whether turns have an end.
+    /// True if turns have an end.
     has_turns: bool,
     /// Looks per clock reading.
     spins: u32,
     yields: YieldMeter,
     began: Option<Instant>,
-    /// When the clock was last read in this turn.
+    /// The last clock reading of this turn.
     seen: Option<Instant>,
     /// The duration of this turn; untimed parts count with their usual duration.
     turn: Duration,

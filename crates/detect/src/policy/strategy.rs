@@ -1,10 +1,10 @@
-//! How the server watches one handle.
+//! The strategy by which the server watches one handle.
 
 use std::{fmt, time::Duration};
 
 use crate::detector::Methods;
 
-/// How often a handle is polled while tasks run.
+/// The frequency of polls of a handle while tasks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Frequency {
@@ -14,13 +14,13 @@ pub enum Frequency {
     Time(Duration),
 }
 
-/// How the server sees the events of one handle.
+/// A strategy by which the server sees the events of one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {
     /// Checks every request separately at each poll ("naive polling").
     CheckEach {
-        /// When to poll while tasks run. With nothing to run, the server polls at this interval for
+        /// The frequency of polls while tasks run. With nothing to run, the server polls at this interval for
         /// `Time`, or continuously for `Switches`.
         every: Frequency,
     },
@@ -32,14 +32,14 @@ pub enum Strategy {
     /// Sleeps until the detector announces an event; while tasks run, looks for readiness events as
     /// often as `every` says.
     Sleep {
-        /// When to look for readiness events while tasks run.
+        /// The frequency of looks for readiness events while tasks run.
         every: Frequency,
     },
     /// Polls for up to `spin` before it sleeps.
     PollThenSleep {
-        /// When to look while tasks run.
+        /// The frequency of looks while tasks run.
         every: Frequency,
-        /// How long to poll before sleeping when there is nothing to run.
+        /// The time to poll before a sleep when there is nothing to run.
         spin: Duration,
     },
     /// Lets a kernel thread block in [`Detector::blocker`](crate::Detector::blocker).

@@ -65,7 +65,7 @@ pub(super) struct Entries<R, E> {
     /// The generation of new entries: above that of all freed entries, so that an old key never names
     /// a newer request.
     generation: u32,
-    /// When no more than this many are in use, checks whether the list of places can shrink.
+    /// The number of entries in use at or below which a removal checks if the list of places can shrink.
     trim_at: usize,
 }
 

@@ -31,7 +31,7 @@ impl Key {
     }
 }
 
-/// Whether a request waits for one event or for a stream of them.
+/// The number of events that a request waits for: one, or a stream of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a request has one event or many")]
 pub enum Mode {

@@ -155,7 +155,7 @@ impl<R, E> PendingSet<R, E> {
         entry.slot.finish(SlotEnd::Finished, woken);
     }
 
-    /// Ends the request of `key` with an error for its waiter. What it owned is leaked if `in_flight`.
+    /// Ends the request of `key` with an error for its waiter. The memory that it owned is leaked if `in_flight`.
     pub(crate) fn fail(
         &mut self,
         key: Key,

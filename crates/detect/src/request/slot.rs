@@ -32,7 +32,7 @@ use crate::{
 use waiters::Waiters;
 pub(crate) use waiters::{WaiterKind, WaiterToken};
 
-/// How a slot's life ended.
+/// The end of a slot's life.
 #[derive(Debug)]
 pub(crate) enum SlotEnd {
     /// No event will follow.
@@ -40,7 +40,7 @@ pub(crate) enum SlotEnd {
     Failed(WaitError),
 }
 
-/// What a waiter takes out of its slot.
+/// An item that a waiter takes out of its slot.
 #[derive(Debug)]
 pub(crate) enum SlotItem<E> {
     Event(E),
@@ -145,7 +145,7 @@ impl<E> EventSlot<E> {
     /// looks for what they report after this call.
     ///
     /// # Errors
-    /// How the slot has ended, on each call.
+    /// The error with which the slot has ended, on each call.
     pub(crate) fn register(&self, waker: &Waker, waiter: WaiterKind<'_>) -> Result<(), WaitError> {
         let replaced;
         {
@@ -183,7 +183,7 @@ impl<E> EventSlot<E> {
     }
 }
 
-/// What a waiter left in its slot.
+/// The contents that a waiter left in its slot.
 #[derive(Debug)]
 pub(crate) struct Leftover<E> {
     /// Events that were not taken, oldest first.

@@ -1,4 +1,4 @@
-//! Where calls run that block a thread, such as the lookup of a name.
+//! The executor of calls that block a thread, such as the lookup of a name.
 
 use std::{fmt, io};
 
@@ -7,7 +7,7 @@ use crate::sync::{OnceLock, thread};
 /// A call that blocks.
 pub(crate) type BlockingCall = Box<dyn FnOnce() + Send>;
 
-/// What runs the blocking calls of a server.
+/// The function that runs the blocking calls of a server.
 #[derive(Default)]
 pub(crate) struct BlockingExecutor(OnceLock<Box<dyn Fn(BlockingCall) + Send + Sync>>);
 

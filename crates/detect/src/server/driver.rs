@@ -27,7 +27,7 @@ pub struct Driver {
     is_watcher: bool,
     /// The most hosts that may sleep in the poller, including this one.
     sleepers_max: u32,
-    /// Whether hosts were allowed to share the poller when this one last asked.
+    /// True if hosts were allowed to share the poller when this one last asked.
     was_allowed: bool,
     /// The events announced at the end of a sleep.
     routed: Vec<RoutedEvent>,

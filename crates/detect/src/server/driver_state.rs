@@ -26,7 +26,7 @@ pub(crate) struct DriverState {
     /// The rows that the server must poll itself, and those that have had a deadline.
     pub(super) active: Vec<u32>,
     pub(super) with_deadlines: Vec<u32>,
-    /// When a host last prepared for a sleep.
+    /// The time at which a host last prepared for a sleep.
     pub(super) prepared_at: Instant,
     /// Another host may join the one that sleeps.
     pub(super) is_shared: bool,
@@ -38,7 +38,7 @@ pub(crate) struct DriverState {
     /// found them.
     pub(super) stale: Vec<HandleAddress>,
     pub(super) stale_at: Instant,
-    /// How long to poll before a sleep.
+    /// The time to poll before a sleep.
     pub(super) spin: Duration,
 }
 

@@ -10,7 +10,7 @@ use super::{
     driver::{Detected, Driver},
 };
 
-/// How often a turn looks again because there was something to do. What is left then is left to the next turn, so that a flood of
+/// The most times that a turn looks again because there was something to do. The rest is left to the next turn, so that a flood of
 /// events does not keep the loop from its own work.
 const LOOKS_MAX: u32 = 4;
 

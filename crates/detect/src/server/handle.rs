@@ -260,7 +260,7 @@ impl<D: Detector> EventStream<D> {
     /// Registers `waker` for the next event or the end: see [`EventSlot::register`].
     ///
     /// # Errors
-    /// How the stream has ended; [`WaitError::ServerClosed`] in a forked child, which no thread wakes and where the
+    /// The error with which the stream has ended; [`WaitError::ServerClosed`] in a forked child, which no thread wakes and where the
     /// lock may have been held at the fork.
     pub(crate) fn register(&self, waker: &Waker, waiter: WaiterKind<'_>) -> Result<(), WaitError> {
         if self.handle.is_inherited() {

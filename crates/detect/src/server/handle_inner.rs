@@ -747,7 +747,7 @@ impl<D: Detector> Registered for HandleInner<D> {
     }
 }
 
-/// How many times a host arms a detector for a sleeping host before it wakes that host.
+/// The number of times that a host arms a detector for a sleeping host before it wakes that host.
 const ARM_TRIES_MAX: u32 = 3;
 
 /// Drops requests and events one by one, since each drop may panic.
@@ -758,7 +758,7 @@ fn discard_all<R, E>(trash: Vec<(R, E)>) {
     }
 }
 
-/// How long a closing server waits for requests whose memory a device may still write to.
+/// The longest time that a closing server waits for requests whose memory a device may still write to.
 const COLLECT_MAX: Duration = Duration::from_millis(100);
 
 impl<D: Detector> HandleInner<D> {
@@ -803,10 +803,10 @@ impl<D: Detector> HandleInner<D> {
 
 const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 
-/// How often a handle is polled at switches while its blocking call waits for idleness.
+/// The interval between polls of a handle at switches while its blocking call waits for idleness.
 const POLL_MEANWHILE: Duration = Duration::from_micros(50);
 
-/// How long tasks run before the rest of a full poll is polled, if its deadlines have come: the default interval between two looks.
+/// The time that tasks run before the rest of a full poll is polled, if its deadlines have come: the default interval between two looks.
 pub(crate) const REST_AFTER: Duration = Duration::from_micros(50);
 
 /// After this many full polls in a row, the rest is not polled sooner than after `REST_OF_FLOOD`: if there are more deadlines than
@@ -871,7 +871,7 @@ fn why_ended(ended_by: Option<&WaitError>) -> WaitError {
     ended_by.map_or(WaitError::ServerClosed, WaitError::duplicate)
 }
 
-/// How many times the calling thread has taken a lock that all requests of a handle share: for tests that show that a wait needs none.
+/// The number of times that the calling thread has taken a lock that all requests of a handle share: for tests that show that a wait needs none.
 #[cfg(test)]
 pub(crate) mod lock_count {
     use std::cell::Cell;

@@ -23,10 +23,10 @@ use crate::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, lock, thread},
 };
 
-/// How long to wait before retrying after the kernel refused a thread.
+/// The time to wait before a retry after the kernel refused a thread.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_millis(10);
 
-/// How many times an interrupt is tried, a millisecond apart, before the thread is abandoned.
+/// The number of interrupts that are tried, a millisecond apart, before the thread is abandoned.
 const INTERRUPTS_MAX: u32 = 100;
 
 /// The helper of one handle, behind the handle's lock.
@@ -34,7 +34,7 @@ pub(crate) struct Helper {
     control: Arc<HelperControl>,
     name: &'static str,
     thread: Option<thread::JoinHandle<()>>,
-    /// When to retry after the thread was refused.
+    /// The time of the next try after the thread was refused.
     retry_at: Option<Instant>,
 }
 

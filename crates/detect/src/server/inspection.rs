@@ -11,7 +11,7 @@ use crate::{
     sync::{Ordering, thread, try_lock},
 };
 
-/// How many times a report tries to lock a handle, yielding the processor in between. Bounded: the caller must not hang with a
+/// The number of times that a report tries to lock a handle, yielding the processor in between. Bounded: the caller must not hang with a
 /// detector that hangs in a callback.
 const TRIES: u32 = 100;
 

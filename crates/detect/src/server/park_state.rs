@@ -84,7 +84,7 @@ impl ParkState {
         self.bits.load(Ordering::Relaxed) == NOTIFIED
     }
 
-    /// Takes the notification: what was done before it is visible now.
+    /// Takes the notification: everything done before it is visible now.
     pub(crate) fn take_notification(&self) -> bool {
         self.is_notified() && self.bits.fetch_and(!NOTIFIED, Ordering::SeqCst) & NOTIFIED != 0
     }

@@ -36,7 +36,7 @@ pub(super) enum Prepared {
     Sleep(Timeout),
 }
 
-/// How many times a host that wants to sleep retries while another one only looks.
+/// The number of times that a host that wants to sleep retries while another one only looks.
 pub(super) const TRIES_MAX: u32 = 1_000;
 
 impl ServerShared {

@@ -6,7 +6,7 @@ use crate::{
     detector::{ReadinessEvent, WakeList},
 };
 
-/// Why a poll runs.
+/// The reason for a poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PollCause<'a> {
     /// The strategy, a notifier or a deadline asks for a poll.

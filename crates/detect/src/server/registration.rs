@@ -1,11 +1,11 @@
-//! How a detector is registered.
+//! The registration of a detector.
 
 use crate::policy::Policy;
 
 /// The most requests of one handle: one index is reserved to mean "no request".
 pub(crate) const PENDING_MAX: usize = 1 << 31;
 
-/// How a detector is registered.
+/// The registration of a detector: its name, policy and limits.
 ///
 /// # Source
 /// [bouge02, §2.2]: `thread_IO_registration_t`.

@@ -45,7 +45,7 @@ pub(crate) struct ServerShared {
     /// The time from which a look finds an expired deadline, written in the same way. Not after
     /// `next_deadline`, except for a moment.
     pub(crate) next_due: AtomicU64,
-    /// When the poller's timer ends a sleep, in nanoseconds; `u64::MAX` if it does not. Written by the driver. `Relaxed`: a
+    /// The time at which the poller's timer ends a sleep, in nanoseconds; `u64::MAX` if it does not. Written by the driver. `Relaxed`: a
     /// hint.
     pub(crate) armed: AtomicU64,
     /// A detector must be polled, or armed before a sleep. Written by the driver; also a hint.
@@ -53,14 +53,14 @@ pub(crate) struct ServerShared {
     pub(crate) sharing: Sharing,
     /// A policy wants the host to poll before it sleeps. Written by the driver; also a hint.
     pub(crate) polls_first: AtomicBool,
-    /// When the next look is due while tasks run.
+    /// The time at which the next look is due while tasks run.
     pub(crate) next_pass: AtomicU64,
     /// The interval between looks as the driver last computed it, in nanoseconds; `u64::MAX` for
     /// none.
     pub(crate) pass_interval_ns: AtomicU64,
-    /// When a host last looked between two polls, or found that another one watches.
+    /// The time at which a host last looked between two polls, or found that another one watches.
     pub(crate) last_pass: AtomicU64,
-    /// When a host was last late for a look although tasks ran.
+    /// The time at which a host was last late for a look although tasks ran.
     pub(crate) last_gap: AtomicU64,
     /// The number of switches between looks; zero for none.
     pub(crate) pass_switches: AtomicUsize,

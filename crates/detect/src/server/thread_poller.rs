@@ -3,7 +3,7 @@
 //!
 //! A descriptor created on such a thread is not watched in the server's poller. A pending wait for it leaves an
 //! *entry* on its thread, which then sleeps in `poll(2)` on its entries and on an eventfd for everything else.
-//! What the kernel reports as ready goes through the server's readiness handle like any readiness event: the
+//! Readiness that the kernel reports goes through the server's readiness handle like any readiness event: the
 //! same detector, poll and waker.
 //!
 //! ```text
@@ -60,7 +60,7 @@ use crate::{
 pub struct ThreadPoller {
     unparker: Unparker,
     buffers: RefCell<Buffers>,
-    /// When the entries were last checked.
+    /// The time at which the entries were last checked.
     last_poll: Cell<Instant>,
     previous: Option<PollList>,
     _not_send: PhantomData<*mut ()>,
@@ -92,7 +92,7 @@ struct UnparkerInner {
     eventfd: OnceLock<OwnedFd>,
 }
 
-/// Where the thread sleeps, and whether the unparker has notified since it last looked.
+/// The place where the thread sleeps, and whether the unparker has notified since it last looked.
 ///
 /// `tests/loom.rs` checks that no notification is lost in either place.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ pub(crate) struct SleepState {
 const AWAKE: u8 = 0;
 const NOTIFIED: u8 = 1;
 
-/// Where a thread sleeps.
+/// The place where a thread sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SleepPlace {
     /// In `poll(2)`: the eventfd wakes it.
@@ -154,7 +154,7 @@ const ENTRIES_MAX: usize = 64;
 /// The longest sleep without an eventfd, in milliseconds.
 const BLIND_MS: i32 = 10;
 
-/// How long a thread whose task does not sleep leaves its entries unchecked, in nanoseconds: the
+/// The time for which a thread whose task does not sleep leaves its entries unchecked, in nanoseconds: the
 /// default interval between looks of a server's host.
 const POLL_INTERVAL_NS: u64 = 50_000;
 

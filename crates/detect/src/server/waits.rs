@@ -8,7 +8,7 @@ use std::task::Waker;
 pub struct WaitReport {
     /// The name under which the detector was registered.
     pub handle: &'static str,
-    /// What the request waits for, in the detector's words; empty if it says nothing.
+    /// The awaited event, in the detector's words; empty if it says nothing.
     pub what: String,
     /// The waiter.
     pub waiter: WaiterId,

@@ -13,7 +13,7 @@ pub(crate) struct WatchState {
     pub(crate) every_ns: AtomicU64,
     /// Switches between polls while tasks run; zero for none.
     pub(crate) every_switches: AtomicUsize,
-    /// How long to poll before a sleep, in nanoseconds.
+    /// The time to poll before a sleep, in nanoseconds.
     pub(crate) spin_ns: AtomicU64,
     /// The detector has watched a descriptor: looks at the poller serve it.
     pub(crate) watches: AtomicBool,

@@ -1,5 +1,5 @@
-//! The core of every host in virtual time: servers, a clock that jumps, and one seed for all randomness. Who runs the
-//! tasks is left to its owner: [`Simulation`](super::Simulation), or a runtime of [`Flavor::Simulated`].
+//! The core of every host in virtual time: servers, a clock that jumps, and one seed for all randomness. The tasks
+//! are run by its owner: a [`Simulation`](super::Simulation), or a runtime of [`Flavor::Simulated`].
 
 use std::{error::Error, fmt, net::IpAddr, time::Duration};
 

@@ -13,7 +13,7 @@ use crate::{
     sync::{AtomicU32, Mutex, Ordering, PoisonError},
 };
 
-/// What the waiters at one place have learnt together, as a [`Waiter`](super::Waiter) learns for itself: all tasks that wait
+/// The history that all waiters at one place share, as a [`Waiter`](super::Waiter) has one of its own: all tasks that wait
 /// at an endpoint, each by a [`SharedWait`].
 ///
 /// Only one of several waiters spins, since it looks on behalf of the others too. The others look
@@ -33,7 +33,7 @@ pub struct SharedWaiter {
 
 struct SharedHistory {
     waits: WaitHistory,
-    /// How many waits have a spin wait: more than one only if they began at the same time.
+    /// The number of waits that have a spin wait: more than one only if they began at the same time.
     trying: u32,
 }
 

@@ -48,7 +48,7 @@ pub struct Assembler {
     maps: Vec<MapSpec>,
     bound_twice: Option<Label>,
     leaves_dead_out: bool,
-    /// Whether control can reach the next instruction.
+    /// True if control can reach the next instruction.
     is_reached: bool,
 }
 

@@ -17,7 +17,7 @@ use super::{
 };
 
 named! {
-    /// Where a program runs at an interface, from the fastest place to the slowest.
+    /// The place at which a program runs at an interface, from the fastest to the slowest.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     #[expect(clippy::exhaustive_enums, reason = "the kernel's places for frames that arrive")]
     pub enum AttachMode {
@@ -53,7 +53,7 @@ impl AttachMode {
     }
 }
 
-/// Why a program was not attached.
+/// The reason why a program was not attached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AttachError {

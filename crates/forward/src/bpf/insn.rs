@@ -62,7 +62,7 @@ impl Size {
     }
 }
 
-/// Whether an operation works on 64 bits, or on 32 and clears the upper half of its register.
+/// The width of an operation: 64 bits, or 32, which clear the upper half of its register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the machine has two")]
 pub enum Width {
@@ -191,7 +191,7 @@ pub enum Insn {
     },
     /// Converts the lower 16, 32 or 64 bits of `to` from or to network order; clears the rest.
     NetworkOrder {
-        /// Which bits; [`Size::Byte`] cannot be encoded.
+        /// The size of the part to convert; [`Size::Byte`] cannot be encoded.
         size: Size,
         /// The register.
         to: Register,
@@ -242,7 +242,7 @@ pub enum Insn {
     Map {
         /// The register.
         to: Register,
-        /// Which map.
+        /// The index of the map.
         map: u32,
     },
     /// Jumps.

@@ -25,7 +25,7 @@ const LOG_LINES: usize = 12;
 /// Bytes that a frame may grow in a test run.
 const GROWTH: usize = 256;
 
-/// Why a program was not loaded.
+/// The reason why a program was not loaded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -45,7 +45,7 @@ pub enum LoadError {
     /// The maps given differ from the program's.
     #[error("the program's map {index} is {wanted:?}, not {given:?}")]
     OtherMap {
-        /// Which map.
+        /// The index of the map.
         index: usize,
         /// The program's.
         wanted: Option<MapSpec>,

@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-/// How a map finds a value.
+/// The kind of a map, by which it finds a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
 pub enum MapKind {
@@ -61,7 +61,7 @@ impl MapKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct MapSpec {
-    /// How it finds a value.
+    /// The kind of the map.
     pub kind: MapKind,
     /// Bytes of a key.
     pub key_bytes: u32,
@@ -114,7 +114,7 @@ impl MapSpec {
 }
 
 numbered! {
-    /// Which entries [`BpfMap::put`] may write.
+    /// The entries that [`BpfMap::put`] may write.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     #[expect(clippy::exhaustive_enums, reason = "the kernel has three")]
     pub enum UpdateMode: u64 {
@@ -128,7 +128,7 @@ numbered! {
     }
 }
 
-/// Why accessing an entry failed.
+/// The reason why access to an entry failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MapError {

@@ -8,7 +8,7 @@ use vigie_via::link::Capability;
 /// The capabilities needed to load programs.
 pub(super) const LOADING: [Capability; 2] = [Capability::Bpf, Capability::NetAdmin];
 
-/// Why the kernel refused an operation.
+/// The reason why the kernel refused an operation.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PrivilegeError {

@@ -1,4 +1,4 @@
-//! What this machine supports and this process may use.
+//! Probes of the features that this machine supports and this process may use.
 
 use super::{
     assembler::Assembler,

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::{insn::Insn, map::MapSpec};
 
-/// Where a program runs; this determines its input and the helpers it may call.
+/// The place at which a program runs; this determines its input and the helpers it may call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
 pub enum ProgramKind {
@@ -53,7 +53,7 @@ pub struct Program {
     maps: Vec<MapSpec>,
 }
 
-/// Why instructions do not form a program.
+/// The reason why instructions do not form a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProgramError {
@@ -105,7 +105,7 @@ pub enum ProgramError {
     NoMap {
         /// The index of its word.
         at: usize,
-        /// Which map.
+        /// The index of the map.
         map: u32,
         /// The number of maps.
         count: usize,
@@ -122,7 +122,7 @@ impl Program {
     /// Builds a program from instructions, and checks that all jump targets and maps exist.
     ///
     /// # Errors
-    /// [`ProgramError`] says what is wrong. Whether the program is safe is decided by the kernel or the interpreter.
+    /// [`ProgramError`] says what is wrong. The kernel or the interpreter decides whether the program is safe.
     pub fn new(
         name: impl Into<String>,
         kind: ProgramKind,

@@ -16,7 +16,7 @@ pub struct UserMap {
     /// The slot of each key; for arrays, only the entries of maps of interfaces.
     slots: BTreeMap<Vec<u8>, u32>,
     free: Vec<u32>,
-    /// When each slot was last used, and the current time.
+    /// The time at which each slot was last used, and the current time.
     used: Vec<u64>,
     now: u64,
     /// The number of prefixes of each length.

@@ -71,7 +71,7 @@ pub fn link(name: impl Into<String>) -> LinkBuilder {
         .send_frames(1024)
 }
 
-/// How to treat a frame that holds several TCP segments, which no network card has cut.
+/// The treatment of a frame that holds several TCP segments, which no network card has cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "they are cut, or they are not")]
 pub enum Segments {
@@ -99,7 +99,7 @@ pub enum HostEvent {
     Failed(Port, LinkError),
 }
 
-/// Why a forwarder could not be built.
+/// The reason why a forwarder could not be built.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ForwarderError {
@@ -211,7 +211,7 @@ impl fmt::Debug for ForwarderBuilder {
     }
 }
 
-/// How often interfaces are checked for changes while frames arrive.
+/// The interval at which interfaces are checked for changes while frames arrive.
 const WATCH_EVERY: Duration = Duration::from_millis(10);
 /// The maximum number of pending events; the oldest is discarded.
 const EVENTS_MAX: usize = 256;
@@ -225,12 +225,12 @@ pub struct Forwarder {
     reopen: Option<Duration>,
     counters: TrafficCounters,
     next_watch: Instant,
-    /// When to look for packets that stages hold.
+    /// The time to look for packets that stages hold.
     next_release: Option<Instant>,
     events: VecDeque<HostEvent>,
 }
 
-/// Where packets leave.
+/// The exit by which packets leave.
 struct Exit<'a> {
     ports: &'a mut [AttachedInterface],
     counters: &'a TrafficCounters,
@@ -495,7 +495,7 @@ impl Forwarder {
         Ok(is_ready)
     }
 
-    /// When to act without a frame or an event: to look for a missing interface, or for packets that are held.
+    /// Returns the time to act without a frame or an event: to look for a missing interface, or for packets that are held.
     fn next_deadline(&self) -> Option<Instant> {
         let retries = self.ports.iter().filter_map(AttachedInterface::retry_at);
         let retry = self.reopen.and_then(|_| retries.min());

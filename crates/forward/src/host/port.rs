@@ -32,7 +32,7 @@ impl Default for Inbound {
     }
 }
 
-/// How the frames of an interface are treated before the stages.
+/// The treatment of an interface's frames before the stages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameRules {
     segments: Segments,
@@ -40,7 +40,7 @@ pub(super) struct FrameRules {
     mtu: usize,
     /// The size to which segments are cut: the smallest MTU of all interfaces.
     cut_to: usize,
-    /// Whether missing checksums must be guessed: the back end does not report them.
+    /// True if missing checksums must be guessed: the back end does not report them.
     guesses: bool,
 }
 
@@ -148,7 +148,7 @@ pub(super) enum SendOutcome {
 #[derive(Debug)]
 pub(super) struct AttachedInterface {
     port: Port,
-    /// Whether it only receives for a port that has another link, which reports events and sends.
+    /// True if it only receives for a port that has another link, which reports events and sends.
     is_more: bool,
     builder: LinkBuilder,
     segments: Segments,
@@ -156,14 +156,14 @@ pub(super) struct AttachedInterface {
     link: Option<Link>,
     /// Packets that wait for room, oldest first.
     waiting: VecDeque<Packet>,
-    /// When to reopen it.
+    /// The time at which to reopen it.
     retry_at: Option<Instant>,
-    /// Whether a failure to reopen was reported.
+    /// True if a failure to reopen was reported.
     is_reported: bool,
     rules: FrameRules,
     /// Packets that the kernel dropped on earlier links.
     dropped_before: u64,
-    /// How often it was opened.
+    /// The number of times that it was opened.
     generation: u32,
 }
 
@@ -211,7 +211,7 @@ impl AttachedInterface {
         self.port
     }
 
-    /// Whether its port sends by it.
+    /// Returns whether its port sends by it.
     pub(super) const fn sends(&self) -> bool {
         !self.is_more
     }
@@ -410,7 +410,7 @@ impl AttachedInterface {
     }
 }
 
-/// Why a packet could not be sent.
+/// Returns the reason why a packet could not be sent.
 #[cold]
 const fn reason(error: &LinkError) -> Reason {
     match error {

@@ -34,9 +34,9 @@ pub struct IcmpErrorSender {
     reader: FibReader,
     /// The average interval between the answers of an interface.
     every: Duration,
-    /// How long the token bucket takes to fill up.
+    /// The time that the token bucket takes to fill up.
     depth: Duration,
-    /// When the bucket of each interface is full again.
+    /// The time at which the bucket of each interface is full again.
     full_at: BTreeMap<Port, Instant>,
     /// The start of the current packet, as it arrived; empty if it must not be answered.
     begin: Vec<u8>,

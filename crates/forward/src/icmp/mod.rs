@@ -46,7 +46,7 @@ use crate::{
     tables::Interface,
 };
 
-/// Why a packet is not forwarded.
+/// The reason why a packet is not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorCause {
@@ -143,7 +143,7 @@ impl<'a> ErrorContext<'a> {
         Some(Self { packet, network_at, quoted, message, from, addresses })
     }
 
-    /// Returns the sender of the packet, who is told.
+    /// Returns the sender of the packet, to which the answer goes.
     fn sender(&self) -> IpAddr {
         match self.addresses {
             Addresses::V4 { sender, .. } => sender.into(),

@@ -6,14 +6,14 @@ use std::time::Duration;
 use thiserror::Error;
 use vigie_via::vi::{OutOfBounds, Reason, ViError};
 
-/// Why messages are not forwarded.
+/// The reason why messages are not forwarded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MessagesError {
     /// A limit of the configuration out of range.
     #[error("{what} is {value}: it must be {least} to {most}")]
     Limit {
-        /// Which limit.
+        /// The name of the limit.
         what: &'static str,
         /// The value given.
         value: u64,
@@ -38,7 +38,7 @@ pub enum MessagesError {
     /// Too many peers for one node.
     #[error("{count} peers, but a node has at most {most}: raise `peers_max`")]
     TooManyPeers {
-        /// How many peers were given.
+        /// The number of peers that were given.
         count: usize,
         /// The limit.
         most: usize,
@@ -52,7 +52,7 @@ pub enum MessagesError {
     /// The connection to the next or the previous node has ended.
     #[error("the connection to the {node} is over: {reason}")]
     Lost {
-        /// Which node.
+        /// The node: the next or the previous one.
         node: &'static str,
         /// The cause.
         reason: Reason,
@@ -80,7 +80,7 @@ pub enum MessagesError {
         "no progress for {waited:?}: the next node or the sink is stalled, or the time-out is too short"
     )]
     Stalled {
-        /// How long it waited.
+        /// The time that it waited.
         waited: Duration,
     },
     /// The engine's or the program's thread has ended.

@@ -46,7 +46,7 @@ numbered! {
 }
 
 impl PacketKind {
-    /// Whether it is queued in order with the data, and uses credit as data does.
+    /// Returns whether it is queued in order with the data, and uses credit as data does.
     pub(super) const fn is_in_order(self) -> bool {
         matches!(self, Self::Data | Self::Finish | Self::Dropped | Self::Abort)
     }
@@ -56,7 +56,7 @@ impl PacketKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PacketHeader {
     pub(super) kind: PacketKind,
-    /// Whether the source wants to be told when this message has left its window.
+    /// True if the source wants to be told when this message has left its window.
     pub(super) wants_delivered: bool,
     /// The user's tag.
     pub(super) tag: u32,
@@ -68,9 +68,9 @@ pub(super) struct PacketHeader {
     pub(super) message: u32,
     /// The length of the message in bytes.
     pub(super) length: u32,
-    /// Where the payload starts in the message.
+    /// The start of the payload in the message.
     pub(super) offset: u32,
-    /// How many credit-bearing packets from the peer this side has released since the connection began.
+    /// The number of credit-bearing packets from the peer that this side has released since the connection began.
     pub(super) credit: u32,
 }
 
@@ -151,7 +151,7 @@ impl PacketHeader {
         (is_first || is_inside).then(|| (self.length - self.offset).min(payload_max))
     }
 
-    /// Whether this is the last fragment of its message.
+    /// Returns whether this is the last fragment of its message.
     pub(super) fn is_last(&self, payload_max: u32) -> bool {
         self.length - self.offset <= payload_max
     }
@@ -173,7 +173,7 @@ pub(super) struct Greeting {
     pub(super) role: Role,
     /// The payload of a full packet, in bytes: the same at both ends.
     pub(super) payload_bytes: u32,
-    /// How many credit-bearing packets fit here.
+    /// The number of credit-bearing packets that fit here.
     pub(super) packets: u32,
     /// The longest message accepted here, in bytes.
     pub(super) message_bytes_max: u32,

@@ -47,7 +47,7 @@ pub(super) struct PortConfig {
     pub(super) accepts: &'static [Role],
     /// The maximum number of connections.
     pub(super) peers_max: usize,
-    /// How many of our packets may be in flight to one peer.
+    /// The number of our packets that may be in flight to one peer.
     pub(super) send_packets: u32,
     /// The bandwidth to which the link to each peer is paced; `None`: unpaced.
     pub(super) pace: Option<Bandwidth>,
@@ -58,7 +58,7 @@ pub(super) struct PortConfig {
 pub(super) enum PortEvent {
     /// A connection was established.
     Opened(ViId, Greeting),
-    /// A connection has ended, or was not established. What the peer had sent before [stays](NodePort::arrival) until
+    /// A connection has ended, or was not established. The data that the peer had sent [stays](NodePort::arrival) until
     /// it is taken or [forgotten](NodePort::forget); so does the connection's memory.
     Closed(ViId, Reason),
     /// A control packet.
@@ -115,7 +115,7 @@ struct PeerConnection {
     waiting: VecDeque<Outgoing>,
     /// Descriptors not yet completed.
     posted: u32,
-    /// When the paced link is free again.
+    /// The time at which the paced link is free again.
     free_at: Instant,
     control: VecDeque<PacketHeader>,
 }
@@ -560,7 +560,7 @@ impl<P: Provider> NodePort<P> {
 
     // ------------------------------------------------------------------ sending
 
-    /// Whether the peer has room for another packet.
+    /// Returns whether the peer has room for another packet.
     pub(super) fn has_credit(&self, vi: ViId) -> bool {
         self.connections.get(&vi).is_some_and(|connection| {
             let packets = connection.peer.map_or(0, |peer| peer.packets);
@@ -569,7 +569,7 @@ impl<P: Provider> NodePort<P> {
         })
     }
 
-    /// Whether a packet of this node can be sent.
+    /// Returns whether a packet of this node can be sent.
     pub(super) fn can_send(&self, vi: ViId) -> bool {
         self.has_credit(vi)
             && self.connections.get(&vi).is_some_and(|connection| !connection.free_slots.is_empty())

@@ -24,7 +24,7 @@ use super::packet::{PacketHeader, PacketKind};
 pub(super) struct ProgramMessage {
     pub(super) header: PacketHeader,
     pub(super) bytes: Vec<u8>,
-    /// When the engine handed it over, and when the algorithm began and ended.
+    /// The time at which the engine handed it over, and those at which the algorithm began and ended.
     given: Instant,
     begun: Instant,
     ended: Instant,

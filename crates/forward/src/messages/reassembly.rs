@@ -2,12 +2,12 @@
 
 use super::packet::{PacketHeader, PacketKind};
 
-/// What a source has sent of a message so far over one connection. Packets of one source come in order, so that at most
+/// The part of a message that a source has sent so far over one connection. Packets of one source come in order, so that at most
 /// one message is incomplete.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reassembly {
     current: Option<PacketHeader>,
-    /// Where the next fragment starts.
+    /// The start of the next fragment.
     next: u32,
 }
 
@@ -57,7 +57,7 @@ impl Reassembly {
         Ok(FragmentPosition { is_first, is_last })
     }
 
-    /// Whether a message is incomplete.
+    /// Returns whether a message is incomplete.
     pub(super) const fn is_open(&self) -> bool {
         self.current.is_some()
     }

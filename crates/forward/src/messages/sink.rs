@@ -39,7 +39,7 @@ pub enum SinkEvent {
     Finished {
         /// The number of the source.
         source: u32,
-        /// How many of its messages were taken.
+        /// The number of its messages that were taken.
         messages: u32,
     },
     /// A connection has ended; incomplete messages on it are lost.

@@ -35,7 +35,7 @@ struct SourceFlow {
     finished: Option<Finished>,
 }
 
-/// How long a call may still wait, and its position when that was set.
+/// The time that a call may still wait, and its position when that was set.
 #[derive(Clone, Copy, Debug)]
 struct WaitState {
     position: u64,

@@ -8,15 +8,15 @@ use vigie_detect::Instant;
 /// passed while the process was stopped, or the machine suspended.
 const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// How long a node may be stopped while it connects: providers count that time, [`WaitBudget`] does not.
+/// The longest time that a node may be stopped while it connects: providers count that time, [`WaitBudget`] does not.
 pub(super) const STOPPED_MAX: Duration = Duration::from_secs(3600);
 
-/// How long a node may still wait, counting only time in which it ran. When all nodes of a machine resume after a stop,
+/// The time that a node may still wait, counting only time in which it ran. When all nodes of a machine resume after a stop,
 /// the first one to look finds nothing new and a late clock: that does not mean that the others are stalled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitBudget {
     left: Duration,
-    /// When the clock was last read.
+    /// The last reading of the clock.
     checked_at: Instant,
 }
 

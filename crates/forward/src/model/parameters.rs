@@ -7,7 +7,7 @@ use crate::cost::{Cost, TIME_MAX};
 use crate::error::ModelError;
 pub use crate::error::WINDOW_MAX;
 
-/// Whether the I/O bus carries both directions at once.
+/// The kind of I/O bus: whether it carries both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[expect(clippy::exhaustive_enums, reason = "it does, or it does not")]
 pub enum Bus {
@@ -111,7 +111,7 @@ impl Parameters {
         window: u32,
     }
 
-    /// Whether they include costs that only live systems have.
+    /// Returns whether they include costs that only live systems have.
     pub(crate) fn is_live(&self) -> bool {
         !(self.t_handover.is_zero() && self.t_idle.is_zero()) || self.work.processors != 0
     }

@@ -15,13 +15,13 @@ named! {
 }
 
 named! {
-    /// When the first byte may leave.
+    /// The condition under which the first byte may leave.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[expect(clippy::exhaustive_enums, reason = "the whole message has arrived, or it has not")]
     pub enum SwitchingMode {
-        /// When the whole message has arrived.
+        /// The whole message has arrived.
         StoreAndForward => "store-and-forward",
-        /// When the first packet has arrived.
+        /// The first packet has arrived.
         CutThrough => "cut-through",
     }
 }
@@ -32,7 +32,7 @@ named! {
 pub struct Path {
     /// The processor that runs the algorithm.
     pub placement: Placement,
-    /// When the first byte may leave.
+    /// The condition under which the first byte may leave.
     pub mode: SwitchingMode,
 }
 

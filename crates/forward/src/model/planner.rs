@@ -12,7 +12,7 @@ use super::prediction::Prediction;
 use super::stage::StageModel;
 use crate::error::ModelError;
 
-/// Where and how a pipeline should run, with the prediction and the reason.
+/// The path on which a pipeline should run, with the prediction and the reason.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -54,7 +54,7 @@ pub struct Candidate {
     pub outcome: Result<Prediction, Refusal>,
 }
 
-/// Why a path cannot be taken.
+/// The reason why a path cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refusal {

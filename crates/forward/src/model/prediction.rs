@@ -26,7 +26,7 @@ named! {
     }
 }
 
-/// What the model predicts for one path.
+/// The model's prediction for one path.
 ///
 /// With one message in the node, a message takes T, and the bandwidth is ℓ / T, as in the paper. With a window of w, at
 /// most w messages leave per T, and no resource works faster than for one message:

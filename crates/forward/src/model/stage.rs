@@ -16,7 +16,7 @@ pub enum Sees {
     Everything,
 }
 
-/// Whether a stage alters the output: it changes bytes, or drops messages.
+/// The effect of a stage on the output: whether it changes bytes, or drops messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "it does, or it does not")]
 pub enum Writes {

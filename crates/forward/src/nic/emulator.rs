@@ -40,7 +40,7 @@ pub enum EmulatorVerdict {
     PassedUp,
 }
 
-/// Why the emulator was not created, or has failed.
+/// The reason why the emulator was not created, or has failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EmulatorError {

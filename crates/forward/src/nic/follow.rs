@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Why the maps no longer match the tables. Until they do, do not forward packets by them.
+/// The reason why the maps no longer match the tables. Until they do, do not forward packets by them.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FollowError {
@@ -32,7 +32,7 @@ pub enum FollowError {
         "the interface's map of {table} is full with {entries_max} entries: make it larger, or forward on the host"
     )]
     Full {
-        /// Which map.
+        /// The name of the map.
         table: &'static str,
         /// Its capacity.
         entries_max: u32,
@@ -40,7 +40,7 @@ pub enum FollowError {
     /// An error from the kernel.
     #[error("the interface's {table}: {source}")]
     Map {
-        /// Which map.
+        /// The name of the map.
         table: &'static str,
         /// The cause.
         source: MapError,
@@ -84,9 +84,9 @@ pub(super) struct Follower {
     macs: BTreeMap<(Port, IpAddr), MacAddress>,
     interfaces: BTreeMap<Port, Interface>,
     translations: BTreeMap<NatTuple, MappedTranslation>,
-    /// Whether new flows are left to the host until they are asked for.
+    /// True if new flows are left to the host until they are asked for.
     takes_asked: bool,
-    /// Where the search for flows in use continues.
+    /// The place at which the search for flows in use continues.
     refreshed_to: Option<NatTuple>,
 }
 
@@ -120,7 +120,7 @@ impl Follower {
         this
     }
 
-    /// Whether there are changes to apply.
+    /// Returns whether there are changes to apply.
     pub(super) fn has_updates(&self) -> bool {
         self.fib.as_ref().is_some_and(|(_, feed)| feed.has_updates())
             || self.flows.as_ref().is_some_and(|(_, feed)| feed.has_updates())
@@ -412,14 +412,14 @@ impl<T: BpfMap> MapWriter<'_, T> {
     }
 }
 
-/// What a program has noted of a TCP segment.
+/// Returns the fields of a TCP segment that a program has noted.
 const fn tcp_seen([a, b, c, d, _, flags, high, low]: [u8; 8]) -> TcpProgress {
     let (acknowledged, window) =
         (u32::from_be_bytes([a, b, c, d]), u16::from_be_bytes([high, low]));
     TcpProgress::new(TcpFlags(flags), 0, acknowledged, window)
 }
 
-/// What changes one table to the other: first what is gone, then all that is there.
+/// Returns the changes that turn one table into the other: first the entries that are gone, then all that are there.
 fn changes<K: Ord + Copy, V>(from: &BTreeMap<K, V>, to: BTreeMap<K, V>) -> Vec<(K, Option<V>)> {
     let gone: Vec<_> =
         from.keys().filter(|key| !to.contains_key(key)).map(|key| (*key, None)).collect();

@@ -86,7 +86,7 @@ pub(super) const USED_AT: [i16; 2] = [16, 40];
 pub(super) const FLOW_KEY_BYTES: [u32; 2] = [16, 40];
 /// The offset of eight bytes of the last TCP segment: what it acknowledges, its flags, its window.
 pub(super) const TCP_SEEN_AT: [i16; 2] = [24, 48];
-/// Where these bytes are in a TCP header.
+/// The offset of these bytes in a TCP header.
 pub(super) const TCP_SEEN_FROM: i16 = 8;
 pub(super) const FLOW_VALUE_BYTES: [u32; 2] = [32, 56];
 

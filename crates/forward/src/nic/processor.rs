@@ -23,7 +23,7 @@ use crate::{
     tables::NatFlow,
 };
 
-/// Why a pipeline does not run on interfaces.
+/// The reason why a pipeline does not run on interfaces.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NicError {

@@ -12,7 +12,7 @@ use super::{
     headers::{Headers, Network, Transport},
 };
 
-/// Why a packet was not edited.
+/// The reason why a packet was not edited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EditError {

@@ -28,14 +28,14 @@ named! {
     }
 }
 
-/// Why bytes could not be parsed. Any sender on the network can cause these errors.
+/// The reason why bytes could not be parsed. Any sender on the network can cause these errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParseError {
     /// The frame ends within a header.
     #[error("the {header} header needs {needs} bytes, but there are {has}")]
     Short {
-        /// Which header.
+        /// The protocol of the header.
         header: Protocol,
         /// Bytes required.
         needs: usize,
@@ -51,7 +51,7 @@ pub enum ParseError {
     /// The version in the header is not the one that the frame announced.
     #[error("the {header} header says version {version}")]
     Version {
-        /// Which header.
+        /// The protocol of the header.
         header: Protocol,
         /// The version in it.
         version: u8,
@@ -59,7 +59,7 @@ pub enum ParseError {
     /// An invalid header length.
     #[error("the {header} header says that it is {says} bytes long")]
     HeaderLength {
-        /// Which header.
+        /// The protocol of the header.
         header: Protocol,
         /// The length in it.
         says: usize,
@@ -67,7 +67,7 @@ pub enum ParseError {
     /// A length that contradicts the frame or the packet's own header.
     #[error("the {header} header announces {says} bytes, but there are {has}")]
     Length {
-        /// Which header.
+        /// The protocol of the header.
         header: Protocol,
         /// The length in it.
         says: usize,
@@ -77,7 +77,7 @@ pub enum ParseError {
     /// A fragment that would end beyond the maximum packet length.
     #[error("a fragment at {offset} of {length} bytes ends beyond the longest packet")]
     Fragment {
-        /// Where it starts in its packet, in bytes.
+        /// Its start in its packet, in bytes.
         offset: usize,
         /// Its length in bytes.
         length: usize,

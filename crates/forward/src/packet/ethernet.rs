@@ -50,7 +50,7 @@ pub struct Ethernet {
     pub tags: [Option<Tag>; TAGS_MAX],
     /// The protocol after the tags. Numbers below 0x600 are lengths of IEEE 802.3 frames.
     pub ether_type: EtherType,
-    /// Where the payload starts, in bytes.
+    /// The start of the payload, in bytes.
     pub payload_at: usize,
 }
 

@@ -21,7 +21,7 @@ pub const ICMP: u8 = 1;
 /// The IP protocol number of ICMPv6.
 pub const ICMPV6: u8 = 58;
 
-/// Which part of a packet an IP fragment is.
+/// The part of a packet that an IP fragment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there are no others")]
 pub enum Fragment {
@@ -73,17 +73,17 @@ pub struct Headers {
     pub ether_type: EtherType,
     /// The network protocol.
     pub network: Network,
-    /// Where the network header starts.
+    /// The start of the network header.
     pub network_at: usize,
-    /// Which part of a packet it is.
+    /// The part of a packet that it is.
     pub fragment: Fragment,
     /// The IP protocol number; 0 without IP.
     pub protocol: u8,
     /// The transport protocol.
     pub transport: Transport,
-    /// Where the transport header starts, in IP.
+    /// The start of the transport header, in IP.
     pub transport_at: usize,
-    /// Where the packet ends. After it, Ethernet pads short frames.
+    /// The end of the packet. After it, Ethernet pads short frames.
     pub end_at: usize,
 }
 
@@ -208,7 +208,7 @@ impl Headers {
         }
     }
 
-    /// Whether the transport's checksum covers the addresses.
+    /// Returns whether the transport's checksum covers the addresses.
     pub(crate) const fn covers_addresses(&self) -> bool {
         matches!(self.transport, Transport::Tcp | Transport::Udp | Transport::Icmpv6)
     }

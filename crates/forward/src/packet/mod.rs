@@ -57,7 +57,7 @@ pub struct Part {
     pub message: u64,
     /// The packet's number in the message, from 0.
     pub index: u32,
-    /// Whether it is the last one.
+    /// True for the last packet.
     pub is_last: bool,
 }
 

@@ -36,7 +36,7 @@ pub(super) struct OpenMessages {
     open: IndexMap<u64, OpenMessage>,
     messages_max: usize,
     packets_max: usize,
-    /// Which stages must see every packet.
+    /// For each stage, true if it must see every packet.
     sees_all: Vec<bool>,
 }
 

@@ -76,7 +76,7 @@ pub enum OnFull {
     Drop,
 }
 
-/// Why a pipeline cannot be built.
+/// The reason why a pipeline cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PipelineError {
@@ -247,7 +247,7 @@ struct Stages {
     icmp_errors: Option<(IcmpErrorSender, TrafficCounters)>,
 }
 
-/// Where a packet goes as far as the stages have decided: its port, and the longest fragment if it is to be cut.
+/// The destination of a packet as far as the stages have decided: its port, and the longest fragment if it is to be cut.
 type Destination = Option<(Port, Option<usize>)>;
 
 impl Stages {

@@ -1,10 +1,10 @@
-//! Why packets are dropped: every drop has a reason, and every reason is counted.
+//! The reasons for drops: every drop has a reason, and every reason is counted.
 
 use std::fmt;
 
 macro_rules! reasons {
     ($($(#[$docs:meta])* $name:ident => $text:literal,)*) => {
-        /// Why a packet was dropped.
+        /// The reason why a packet was dropped.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Reason {

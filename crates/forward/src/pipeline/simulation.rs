@@ -32,7 +32,7 @@ pub struct PipelineSimulationReport {
     pub lost: u64,
     /// Packets accepted by the pipeline.
     pub taken: u64,
-    /// How often the sender had to wait because the pipeline was full.
+    /// The number of times that the sender had to wait because the pipeline was full.
     pub waits: u64,
     /// Packets that left by the ports, in the order in which the ports were given.
     pub delivered: Vec<u64>,
@@ -40,7 +40,7 @@ pub struct PipelineSimulationReport {
     pub most_waiting: usize,
     /// Packets in the pipeline at the end: those of incomplete messages.
     pub left: usize,
-    /// When the last packet left.
+    /// The time at which the last packet left.
     pub elapsed: Duration,
     /// A hash that differs if anything in the run does.
     pub trace: u64,

@@ -31,7 +31,7 @@ pub enum Verdict {
     Drop(Reason),
 }
 
-/// Where a stage can run besides the host.
+/// The places besides the host at which a stage can run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Offload<'a> {

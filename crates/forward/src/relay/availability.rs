@@ -1,4 +1,4 @@
-//! Whether connections should try a target, by what earlier ones met.
+//! The availability of targets: whether connections should try one, by what earlier ones met.
 //!
 //! ```text
 //!          1 failed, or slow                        2 time is up: one connection tries, briefly
@@ -19,13 +19,13 @@ use std::{
 
 use vigie_detect::Instant;
 
-/// For how long a target is avoided after its first failure; this doubles up to the second one.
+/// The time for which a target is avoided after its first failure; this doubles up to the second one.
 const AVOIDED_FIRST: Duration = Duration::from_secs(1);
 const AVOIDED_LAST: Duration = Duration::from_secs(60);
-/// How long a connection tries a target that has failed before, if there are others.
+/// The time that a connection tries a target that has failed before, if there are others.
 pub(super) const TRIAL: Duration = Duration::from_secs(1);
 
-/// What a connection should do with a target.
+/// A connection's decision about a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// Try it in its turn.
@@ -36,7 +36,7 @@ pub(super) enum Choice {
     Avoid,
 }
 
-/// What is known of one target.
+/// The state of one target.
 #[derive(Debug, Default)]
 pub(super) struct Availability {
     /// Saves healthy targets the lock. A hint: a reader that misses a change sees the next.

@@ -18,10 +18,10 @@ pub(super) const FLOOR_BYTES: usize = 4 << 10;
 /// The sizes kept for reuse.
 const KEPT_SIZES: [usize; 4] = [FLOOR_BYTES, 16 << 10, 64 << 10, 256 << 10];
 
-/// How many of each size are kept.
+/// The number of buffers of each size that are kept.
 const KEPT_MAX: usize = 32;
 
-/// How many stores are kept, and their maximum size.
+/// The number of stores that are kept, and their maximum size.
 const STORES_KEPT_MAX: usize = 8;
 const STORE_KEPT_BYTES_MAX: usize = 4 << 20;
 

@@ -15,7 +15,7 @@ pub(super) enum TransferEngine {
     Splice,
 }
 
-/// How a relay moves raw bytes.
+/// The method by which a relay moves raw bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transfer {

@@ -82,7 +82,7 @@ macro_rules! either {
     };
 }
 
-/// How bytes are spliced.
+/// The flags with which bytes are spliced.
 const FLAGS: SpliceFlags = SpliceFlags::NONBLOCK.union(SpliceFlags::MOVE);
 
 impl RelayStream for Connection {

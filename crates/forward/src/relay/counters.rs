@@ -82,7 +82,7 @@ counters! {
         malformed,
         /// Connections that a drain cut at its deadline.
         cut,
-        /// How often accepting paused for lack of descriptors or memory.
+        /// The number of times that accepting paused for lack of descriptors or memory.
         pauses,
         /// Bytes from clients to upstreams.
         bytes_up,
@@ -92,7 +92,7 @@ counters! {
         bytes_copied,
         /// Bytes moved through pipes.
         bytes_spliced,
-        /// How often bytes were copied because no pipe was available.
+        /// The number of times that bytes were copied because no pipe was available.
         pipes_missing,
         /// Messages forwarded, in framed relays.
         messages,

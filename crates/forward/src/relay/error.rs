@@ -1,4 +1,4 @@
-//! Why a relayed connection ends early.
+//! The errors that end a relayed connection early.
 
 use std::{io, time::Duration};
 
@@ -29,7 +29,7 @@ impl Peer {
     }
 }
 
-/// Why a relayed connection ended before both peers had finished.
+/// The reason why a relayed connection ended before both peers had finished.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RelayError {
@@ -42,7 +42,7 @@ pub enum RelayError {
     /// A peer reset the connection, or the kernel closed it with an error.
     #[error("the connection to the {peer} failed")]
     Failed {
-        /// Which peer.
+        /// The peer.
         peer: Peer,
         /// The error.
         #[source]
@@ -101,14 +101,14 @@ const fn outcome(mode: SwitchingMode) -> &'static str {
     }
 }
 
-/// Which end of one direction.
+/// An end of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamSide {
     From,
     To,
 }
 
-/// How one direction failed.
+/// The failure of one direction.
 #[derive(Debug)]
 pub(super) enum PumpError {
     Io { side: StreamSide, source: io::Error },

@@ -88,7 +88,7 @@ struct FailureTracker {
 
 #[derive(Debug, Default)]
 struct FailureHistory {
-    /// When it began to fail, how often it has failed since, and whether that was logged.
+    /// The time at which it began to fail, the number of failures since, and whether that was logged.
     since: Option<Instant>,
     failures: u64,
     is_logged: bool,

@@ -21,7 +21,7 @@ pub(super) struct Pipe {
     /// `None` only in `drop`.
     ends: Option<(OwnedFd, OwnedFd)>,
     pool: Arc<PipePool>,
-    /// Whether it is empty; otherwise it is closed, not kept.
+    /// True if it is empty; otherwise it is closed, not kept.
     pub(super) is_clean: bool,
 }
 

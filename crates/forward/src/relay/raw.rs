@@ -59,7 +59,7 @@ pub(super) struct RawPump {
     engine: TransferEngine,
     /// Bytes since the last choice of an engine; only a direction that fills its buffers makes choices.
     since_choice: usize,
-    /// When the current window of a continuous stream began, at the last choice.
+    /// The beginning of the current window of a continuous stream, at the last choice.
     window_began: Option<Instant>,
     /// The previous window's engine, and its time in picoseconds per byte.
     window_before: Option<(TransferEngine, u64)>,

@@ -118,7 +118,7 @@ pub(super) struct RelayShared {
     permits: Arc<Semaphore>,
 }
 
-/// How long accepting pauses for lack of descriptors, unless a connection ends before.
+/// The time for which accepting pauses for lack of descriptors, unless a connection ends before.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Relay {

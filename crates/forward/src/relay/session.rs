@@ -81,7 +81,7 @@ pub(super) struct Session<A: RelayStream, B: RelayStream> {
     down: Pump,
     up_is_over: bool,
     down_is_over: bool,
-    /// Whether the connections may be closed normally; otherwise they are reset.
+    /// True if the connections may be closed normally; otherwise they are reset.
     is_closed: bool,
     has_request: bool,
     has_reply: bool,

@@ -153,7 +153,7 @@ impl RelayBuilder {
     }
 }
 
-/// Why a relay could not be started.
+/// The reason why a relay could not be started.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BindError {

@@ -43,7 +43,7 @@ pub(super) trait RelayStream {
     }
 }
 
-/// What a poll of one direction works with.
+/// The context of a poll of one direction.
 pub(super) struct PumpContext<'a, A, B> {
     pub(super) from: &'a A,
     pub(super) to: &'a B,

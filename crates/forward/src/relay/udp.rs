@@ -126,10 +126,10 @@ type Sessions = BTreeMap<SocketAddr, Arc<UdpSession>>;
 struct UdpSession {
     client: SocketAddr,
     upstream: UdpSocket,
-    /// When a datagram last passed, in nanoseconds of the server's clock. Raised by the two tasks that relay, read by
+    /// The time at which a datagram last passed, in nanoseconds of the server's clock. Raised by the two tasks that relay, read by
     /// the session's. Expiry is decided under the table's lock.
     last_move: AtomicU64,
-    /// Whether anything has come from the upstream. Statistics only.
+    /// True if anything has come from the upstream. Statistics only.
     is_answered: AtomicBool,
 }
 
@@ -160,7 +160,7 @@ counters! {
         bytes_down,
         /// Datagrams dropped because there was no room to send them.
         dropped,
-        /// How often a network reported that a datagram did not arrive.
+        /// The number of times that a network reported that a datagram did not arrive.
         unreachable,
     }
 }

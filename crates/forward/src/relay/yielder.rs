@@ -1,4 +1,4 @@
-//! When a relay yields its core.
+//! The policy by which a relay yields its core.
 //!
 //! If the other ends of a stream share the relay's core, a relay that continues while it can fills the receiver's queue
 //! with megabytes, which have left the caches by the time they are read. A relay that yields after each poll lets them

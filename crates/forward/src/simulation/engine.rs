@@ -170,7 +170,7 @@ struct FlowProgress {
     oldest: u32,
     /// Packets of the newest message that have reached the receive link.
     entered_count: u32,
-    /// Whether a packet is at the receive link.
+    /// True if a packet is at the receive link.
     is_receiving: bool,
     first_left_ns: u64,
     last_left_ns: u64,

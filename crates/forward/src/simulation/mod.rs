@@ -137,7 +137,7 @@ impl Simulation {
     }
 }
 
-/// Why a simulation cannot run.
+/// The reason why a simulation cannot run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SimulationError {

@@ -25,9 +25,9 @@ pub struct FlowReport {
     pub messages: u32,
     /// Bytes of one message.
     pub message_bytes: u64,
-    /// When its first message had left.
+    /// The time at which its first message had left.
     pub first_left: Duration,
-    /// When its last message had left.
+    /// The time at which its last message had left.
     pub last_left: Duration,
     /// The shortest time from when a message's first packet was ready to be received until its last one was sent.
     pub latency_min: Duration,
@@ -59,6 +59,6 @@ impl FlowReport {
 pub struct ResourceReport {
     /// The resource.
     pub resource: Resource,
-    /// How long it was busy.
+    /// The time for which it was busy.
     pub busy: Duration,
 }

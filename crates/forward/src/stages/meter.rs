@@ -18,7 +18,7 @@ use crate::{
 pub struct Meter {
     rate: Bandwidth,
     burst_bytes: u64,
-    /// When the bucket will be full if nothing more comes: the time until then gives the missing tokens. This single
+    /// The time at which the bucket will be full if nothing more comes: the time until then gives the missing tokens. This single
     /// number loses nothing to rounding, however short the intervals between packets are.
     full_at: Instant,
 }

@@ -29,7 +29,7 @@ pub struct RouteStage {
     wanted: Option<Neighbour>,
 }
 
-/// How often the table is looked at for neighbours that packets wait for, if no packet comes.
+/// The interval at which the table is looked at for neighbours that packets wait for, if no packet comes.
 const LOOK: Duration = Duration::from_millis(1);
 
 impl RouteStage {

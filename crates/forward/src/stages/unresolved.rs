@@ -13,7 +13,7 @@ use crate::packet::{Packet, Port};
 /// A neighbour: the port of its link, and its address.
 pub(super) type Neighbour = (Port, IpAddr);
 
-/// How long a packet waits: as long as the kernel asks, three times a second apart.
+/// The time that a packet waits: as long as the kernel asks, three times a second apart.
 const WAITS: Duration = Duration::from_secs(3);
 /// The maximum number of packets that wait for one neighbour; the oldest is dropped. About as many as the kernel's
 /// `unres_qlen_bytes` holds.

@@ -106,7 +106,7 @@ pub struct NextHop {
     pub mtu: usize,
 }
 
-/// Why a destination has no [`NextHop`].
+/// The reason why a destination has no [`NextHop`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NextHopError {

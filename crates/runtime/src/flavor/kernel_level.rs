@@ -290,7 +290,7 @@ where
     handle
 }
 
-/// Where a woken task waits for its thread, and the thread for its task.
+/// The place where a woken task waits for its thread, and the thread for its task.
 struct ThreadSlot {
     state: RealMutex<SlotState>,
     /// Of the task's thread, which checks the state after setting this.

@@ -629,7 +629,7 @@ impl Local {
     }
 }
 
-/// How a wait for the core ended.
+/// The end of a wait for the core.
 enum Waited<'a, T> {
     Core(RealGuard<'a, Core>),
     /// The main future is ready.

@@ -20,7 +20,7 @@ use crate::{
     task_cell::JoinHandle,
 };
 
-/// How many entries one visit to the blocking pool reads.
+/// The number of entries that one visit to the blocking pool reads.
 const BATCH: usize = 32;
 
 /// Begins to read a directory.
@@ -179,7 +179,7 @@ impl DirEntry {
     }
 }
 
-/// How to create directories.
+/// Options for the creation of directories.
 #[derive(Debug, Default)]
 pub struct DirBuilder {
     is_recursive: bool,

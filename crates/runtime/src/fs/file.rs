@@ -56,7 +56,7 @@ pub struct File {
     open: Arc<OpenFile>,
     can: Arc<NoWait>,
     running: Option<Running>,
-    /// Where to go once nothing runs.
+    /// The position to seek to once nothing runs.
     seek: Option<SeekFrom>,
     /// Bytes that were read from what has no position, and that no reader has taken.
     left: Vec<u8>,
@@ -66,15 +66,15 @@ pub struct File {
     pending: Arc<Pending>,
 }
 
-/// Whether the file system knows `RWF_NOWAIT`, as far as it was tried.
+/// The support of the file system for `RWF_NOWAIT`, as far as it was tried.
 #[derive(Debug)]
 struct NoWait {
     read: AtomicBool,
     write: AtomicBool,
 }
 
-/// A write that was begun and has not ended. What must see its effect waits for it, on the blocking pool, whose closures
-/// begin in their order: so the write is never behind what waits for it.
+/// A write that was begun and has not ended. An operation that must see its effect waits for it, on the blocking pool, whose
+/// closures begin in their order: so the write is never behind the operations that wait for it.
 #[derive(Default)]
 struct Pending {
     is_pending: RealMutex<bool>,
@@ -110,10 +110,10 @@ enum Running {
     Write(JoinHandle<io::Result<()>>),
 }
 
-/// What was read.
+/// The bytes of a read.
 struct Chunk {
     bytes: Vec<u8>,
-    /// Whether the file's position is still before them.
+    /// True if the file's position is still before them.
     has_position: bool,
 }
 
@@ -272,7 +272,7 @@ impl File {
     }
 
     /// Reads bytes at `offset` into `buffer`, without the file's position, and returns their number; zero is the end of the
-    /// file. What is cached is read at once. Any number of tasks may call it at once.
+    /// file. Cached bytes are read at once. Any number of tasks may call it at once.
     ///
     /// # Cancel safety
     /// Cancel safe.

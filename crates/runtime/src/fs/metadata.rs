@@ -1,4 +1,4 @@
-//! What is known of a file.
+//! Metadata of a file.
 
 use std::{
     fs::{self, Permissions},
@@ -15,7 +15,7 @@ const TYPE: u32 = 0o170_000;
 /// The size of a block of [`blocks`](MetadataExt::blocks).
 const BLOCK_BYTES: u64 = 512;
 
-/// What is known of a file: [`std::fs::Metadata`], or that of a file on a simulated disk. The methods of [`MetadataExt`] work, too.
+/// The metadata of a file: [`std::fs::Metadata`], or that of a file on a simulated disk. The methods of [`MetadataExt`] work, too.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     kind: MetadataKind,

@@ -1,6 +1,6 @@
 //! Files and directories, by tokio's names.
 //!
-//! What the kernel has in memory is read by the task itself: `preadv2` with `RWF_NOWAIT` returns cached bytes and refuses to
+//! A task itself reads data that the kernel has in memory: `preadv2` with `RWF_NOWAIT` returns cached bytes and refuses to
 //! wait for a disk. Only what it refuses goes to the blocking pool, as does everything that has no such form: opening,
 //! writing on most file systems, directories. A cached read of 4 KiB so costs a microsecond instead of a hop to a thread and
 //! back.
@@ -44,7 +44,7 @@ use crate::{
     time,
 };
 
-/// What the mask of a process takes from permissions in a simulation.
+/// The permissions that the mask of a process removes in a simulation.
 const UMASK: u32 = 0o022;
 
 /// Runs `call` on the blocking pool.

@@ -1,4 +1,4 @@
-//! What a `File` has open: a file of the kernel, or one on a simulated disk.
+//! The file that a `File` has open: one of the kernel, or one on a simulated disk.
 
 use std::{
     fs::{self, Permissions},

@@ -1,4 +1,4 @@
-//! How to open a file.
+//! Options for opening a file.
 
 use std::{fs, io, os::unix::fs::OpenOptionsExt, path::Path};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{flavor::simulated::OpenMode, sync::Arc};
 
-/// How to open a file: [`std::fs::OpenOptions`] whose [`open`](Self::open) is awaited.
+/// Options for opening a file: [`std::fs::OpenOptions`] whose [`open`](Self::open) is awaited.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     std: fs::OpenOptions,

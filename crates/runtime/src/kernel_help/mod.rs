@@ -1,4 +1,4 @@
-//! How the kernel's scheduler helps reactions while a thread hogs a processor.
+//! Help from the kernel's scheduler for reactions while a thread hogs a processor.
 //!
 //! It does two things, without privilege:
 //! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for turns of 0.1 ms, so
@@ -51,7 +51,7 @@ use crate::sync::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "callers must be able to make one")]
 pub struct KernelHelp {
-    /// Whether reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and
+    /// `true` lets reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and
     /// the nice value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and
     /// with a nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
     pub short_slices: bool,
@@ -76,7 +76,7 @@ impl Default for KernelHelp {
     }
 }
 
-/// Why no signal is sent to threads that hog.
+/// The reason why no signal is sent to threads that hog.
 #[derive(Debug)]
 enum NoSignal {
     Handled(i32),
@@ -184,11 +184,11 @@ pub(crate) fn sleeps_in_kernel() -> (u64, u64) {
     (count(usage.ru_nvcsw), count(usage.ru_majflt))
 }
 
-/// How long a call counts: longer than the kernel makes a thread wait where few compute, and short enough
+/// The time for which a call counts: longer than the kernel makes a thread wait where few compute, and short enough
 /// that a call which is never answered costs no thread its share.
 const CALL_LASTS: Duration = Duration::from_millis(10);
 
-/// When a thread was called that has not run since, in nanoseconds; zero if none was. A hint: if it is wrong,
+/// The time at which a thread was called that has not run since, in nanoseconds; zero if none was. A hint: if it is wrong,
 /// hogs yield once too often or too rarely.
 struct Call(RealAtomicU64);
 
@@ -302,10 +302,10 @@ fn install(signal: i32) -> Result<(), NoSignal> {
     Ok(())
 }
 
-/// How long a thread stuck in a long poll computes between two signals.
+/// The time that a thread stuck in a long poll computes between two signals.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// How long it computes before a signal that should come at once. The kernel allows no less than 10 µs.
+/// The time that it computes before a signal that should come at once. The kernel allows no less than 10 µs.
 const SOON: Duration = Duration::from_micros(10);
 
 /// Sends the signal to one thread. Any thread can start it.

@@ -16,7 +16,7 @@ use std::{
 
 use crate::sync::{OnceLock, Ordering, RealAtomicBool, thread};
 
-/// Why such an event is not possible.
+/// The reason why such an event is not possible.
 #[derive(Debug)]
 pub(crate) enum NoTaskClock {
     Filtered,
@@ -105,7 +105,7 @@ pub(crate) fn probe() -> Result<(), NoTaskClock> {
     }
 }
 
-/// Whether events can be created quickly.
+/// A perf event that stays open so that later ones are created quickly; `None` if it could not be created.
 ///
 /// The first event of a machine switches on the kernel's own hooks, and waits until every processor knows
 /// (`synchronize_rcu`): 7 to 16 ms, against 13 µs for later ones. So a separate thread creates one, which

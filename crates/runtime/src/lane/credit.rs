@@ -23,7 +23,7 @@ const CAPACITY_NS: u64 = 1_000_000;
 /// task.
 const REFILL_NS: u64 = 20;
 
-/// How far below zero a bucket can go: overuse is remembered for at most 0.4 s.
+/// The furthest below zero that a bucket can go: overuse is remembered for at most 0.4 s.
 const DEBT_NS: u64 = 20_000_000;
 
 /// The least that a bucket must hold for its task to be in the reaction lane: about one switch with its
@@ -134,7 +134,7 @@ pub(crate) struct Account {
     /// The expected time of the next poll, from other tasks of the same kind, while it is one of the first.
     /// Written like the credit, and by the thread that takes the task from its lane.
     expected_ns: AtomicU32,
-    /// How often in a row the task was woken while it ran.
+    /// The number of times in a row that the task was woken while it ran.
     self_wakes: AtomicU8,
     /// The place in the compute lane where its present turn began, or zero, and the time used since. Written
     /// by the thread that queues the task, and by the one that polls it.
@@ -142,7 +142,7 @@ pub(crate) struct Account {
     turn_ns: AtomicU32,
 }
 
-/// How often in a row a task may wake itself before it counts as computing. One `yield_now` for fairness is
+/// The number of times in a row that a task may wake itself before it counts as computing. One `yield_now` for fairness is
 /// not computation; and an event that another thread delivers while the task runs looks like a wake-up from
 /// inside.
 const SELF_WAKES_MAX: u8 = 2;

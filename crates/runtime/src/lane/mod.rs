@@ -38,7 +38,7 @@ impl fmt::Display for Lane {
     }
 }
 
-/// What made a task ready.
+/// The cause that made a task ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The detection server delivered an event to it.

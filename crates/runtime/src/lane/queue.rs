@@ -19,7 +19,7 @@ pub(crate) struct Rank {
 #[derive(Debug)]
 struct QueueEntry<T> {
     place: u64,
-    /// How much of the place is due to the expected time of the poll.
+    /// The part of the place that is due to the expected time of the poll.
     takes_ns: u64,
     /// Among equals, the first to arrive goes first.
     arrival: u64,
@@ -171,13 +171,13 @@ const BATCH_MAX: usize = 16;
 #[derive(Debug)]
 pub(crate) struct ComputeQueue<T> {
     ranked: Mutex<RankedQueue<T>>,
-    /// How many tasks there are, and how many of them are short. Written under the lock, read by any thread:
+    /// The number of tasks, and that of the short ones among them. Written under the lock, read by any thread:
     /// a thread that goes to sleep reads them after a fence (see `Idle::choose`).
     count: AtomicUsize,
     short_count: AtomicUsize,
     /// The place of the first short task, or `u64::MAX` without one.
     first_short: AtomicU64,
-    /// How many kinds had turned short when all tasks were last reconsidered. Written under the lock.
+    /// The number of kinds that had turned short when all tasks were last reconsidered. Written under the lock.
     reconsidered: AtomicU64,
 }
 

@@ -25,7 +25,7 @@ pub(crate) enum Early {
     Later,
 }
 
-/// How many short polls a task has had, less the penalties of long ones. Written by the thread that polls.
+/// The number of short polls that a task has had, less the penalties of long ones. Written by the thread that polls.
 #[derive(Debug)]
 pub(crate) struct Trust {
     short: AtomicU8,

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-/// How the kernel has enforced a control group's quota since the group was created.
+/// The kernel's throttling of a control group by its quota since the group was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Throttling {
@@ -20,7 +20,7 @@ pub(super) fn read() -> Option<Throttling> {
     candidates(&groups).iter().find_map(|path| parse(&fs::read_to_string(path).ok()?))
 }
 
-/// Where the group's statistics may be. In a container, the kernel may report the host's path while the mount
+/// Returns the paths at which the group's statistics may be. In a container, the kernel may report the host's path while the mount
 /// shows the group itself at its root.
 fn candidates(groups: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();

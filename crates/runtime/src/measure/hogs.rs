@@ -16,13 +16,13 @@ use crate::{
     task_cell::poll::EndedPoll,
 };
 
-/// How many quanta make a long poll a hog: no page fault takes that long.
+/// The number of quanta that make a long poll a hog: no page fault takes that long.
 const HOG_FACTOR: u32 = 10;
 
-/// How many long polls are remembered.
+/// The number of long polls that are remembered.
 const LATEST_MAX: usize = 16;
 
-/// How long a spawn site is not reported again, for each of the two log events.
+/// The time for which a spawn site is not reported again, for each of the two log events.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The maximum number of spawn sites told apart; all others share one entry.

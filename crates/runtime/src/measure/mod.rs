@@ -1,4 +1,4 @@
-//! What threads count, and snapshots of it. Public as [`metrics`](crate::metrics).
+//! The counters of threads, and snapshots of them. Public as [`metrics`](crate::metrics).
 
 mod cgroup;
 mod counters;

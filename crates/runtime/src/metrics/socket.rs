@@ -40,22 +40,22 @@ const READERS_MAX: usize = 8;
 /// The longest request.
 const REQUEST_BYTES_MAX: usize = 64;
 
-/// How long a reader may leave an answer unread.
+/// The longest time that a reader may leave an answer unread.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a reader may stay without a request.
+/// The longest time that a reader may stay without a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The maximum age of an answer; a reader that asks more often gets the same one again.
 const ANSWER_AGE_MAX: Duration = Duration::from_millis(10);
 
-/// How many times to wait, 10 ms each, for another program that is creating or replacing the same socket.
+/// The number of times to wait, 10 ms each, for another program that is creating or replacing the same socket.
 const LOCK_TRIES: u32 = 100;
 
-/// How long to wait for the end of the thread.
+/// The longest time to wait for the end of the thread.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why metrics could not be served.
+/// The reason why metrics could not be served.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -369,11 +369,11 @@ struct Reader {
     stream: UnixStream,
     request: Vec<u8>,
     answer: Vec<u8>,
-    /// How many bytes of the answer have been sent.
+    /// The number of bytes of the answer that have been sent.
     sent_bytes: usize,
     /// The connection ends after the answer.
     is_last: bool,
-    /// When the reader is dropped unless something happens.
+    /// The time at which the reader is dropped unless something happens.
     deadline: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! Which workers sleep, and which one to wake.
+//! The workers that sleep, and the choice of the one to wake.
 //!
 //! A worker that runs out of work *searches*; one that finds nothing *sleeps*. A thread that queues work
 //! wakes a sleeper, unless a worker is searching already: a searcher that finds work wakes the next one

@@ -1,4 +1,4 @@
-//! How threads sleep: which workers sleep and which one to wake, each worker's own sleep, and the
+//! The sleep of threads: which workers sleep and which one to wake, each worker's own sleep, and the
 //! supervisor's watchdog.
 
 pub(crate) mod idle;

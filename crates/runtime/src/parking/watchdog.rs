@@ -13,13 +13,13 @@ use crate::sync::{AtomicU64, Ordering};
 pub(crate) struct Watchdog {
     /// Only a model looks at it from outside.
     pub(crate) timer: TimerFd,
-    /// When the watchdog fires, in nanoseconds; zero while it is not set. The last bit says that the sleeper
+    /// The time at which the watchdog fires, in nanoseconds; zero while it is not set. The last bit says that the sleeper
     /// set it itself, so that no other thread may postpone it. `Relaxed` for threads that run tasks: a stale
     /// value makes the sleeper look once too often, or is detected by its age.
     due: AtomicU64,
     /// The earliest time after the beginning of a poll at which the sleeper may look.
     delay_ns: u64,
-    /// When all long polls so far will be forgotten: each one moves this on by a hundred times its length.
+    /// The time at which all long polls so far will be forgotten: each one moves this on by a hundred times its length.
     forgotten_at: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! What is said of a seed that fails.
+//! The report of a seed that fails.
 
 use std::{env, path::Path, process::Command};
 

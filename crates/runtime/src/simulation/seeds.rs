@@ -149,7 +149,7 @@ fn explain<T: TestOutcome>(failed: &SimulatedWorld, plan: &FaultPlan, run: &mut 
     }
 }
 
-/// How many events are recorded of a run that is compared with another one of its seed.
+/// The number of events that are recorded of a run that is compared with another one of its seed.
 const COMPARED_EVENTS: usize = 1 << 16;
 
 fn record(world: &SimulatedWorld, detail: TraceDetail) {
@@ -227,7 +227,7 @@ impl<T, E> TestOutcome for Result<T, E> {
 /// the first that fails. `#[vigie::test(simulated)]` calls it.
 ///
 /// # Panics
-/// Where [`for_each_seed`] does.
+/// Same as [`for_each_seed`].
 pub fn run_test<F: Future>(default: u64, test: impl Fn() -> F) -> F::Output
 where
     F::Output: TestOutcome,

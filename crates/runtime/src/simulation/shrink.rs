@@ -18,7 +18,7 @@ use crate::{
 /// A seed is run so often at most.
 const RUNS_MAX: u32 = 200;
 
-/// What a failure needs.
+/// A failure shrunk to the parts that it needs.
 pub(super) struct Shrunk {
     pub(super) plan: FaultPlan,
     /// The last run with it, which failed.

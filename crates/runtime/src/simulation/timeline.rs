@@ -11,12 +11,12 @@ use crate::{
     sync::Arc,
 };
 
-/// Where the run is put into the page.
+/// The placeholder in the page that the run replaces.
 const RUN: &str = "/*RUN*/";
 
 const TEMPLATE: &str = include_str!("timeline.html");
 
-/// How many events of a run are recorded for its page.
+/// The number of events of a run that are recorded for its page.
 const EVENTS_MAX: usize = 1 << 16;
 
 /// Returns the folder of the pages, if the environment names one.

@@ -23,7 +23,7 @@ use crate::{
     task_cell::{Id, try_id},
 };
 
-/// How long a thread has time to answer.
+/// The time that a thread has to answer.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The most that is copied of a stack. A datagram may have 208 KiB by default.
@@ -68,14 +68,14 @@ pub(super) struct Registers {
     pub(super) instruction: u64,
     pub(super) stack: u64,
     pub(super) frame: u64,
-    /// Where the function returns to, on Arm; zero elsewhere.
+    /// The address that the function returns to, on Arm; zero elsewhere.
     pub(super) link: u64,
 }
 
 const HEADER_BYTES: usize = size_of::<Header>();
 const _: () = assert!(HEADER_BYTES == 48, "six words without padding");
 
-/// What a thread has answered.
+/// The answer of a thread.
 #[derive(Debug)]
 pub(super) struct Sample {
     pub(super) registers: Registers,

@@ -1,4 +1,4 @@
-//! Where a task computes right now: the stack of the thread that polls it.
+//! The functions in which a task computes right now: the stack of the thread that polls it.
 //!
 //! ```text
 //!   asking thread                                   thread that polls the task
@@ -6,7 +6,7 @@
 //!   2 waits, 50 ms at most            ◀───────────  its registers, and the memory above its stack pointer
 //!   3 unwinds the copy (unwind.rs), and names the functions
 //! ```
-//! The handler neither locks nor allocates. What takes long is done by the asking thread. Without the feature `stacks`, no
+//! The handler neither locks nor allocates. The asking thread does the long work. Without the feature `stacks`, no
 //! thread is asked, and no signal has a handler.
 
 #[cfg(feature = "stacks")]
@@ -25,7 +25,7 @@ use crate::task_cell::Id;
 pub struct Stack {
     /// The functions; those that the compiler has inlined are there as well, where the program has debug information.
     pub frames: Vec<Frame>,
-    /// Whether they go down to the task's future. `false` where the stack is deeper than 128 KiB or 256 calls, or runs through
+    /// True if they go down to the task's future. `false` where the stack is deeper than 128 KiB or 256 calls, or runs through
     /// code without tables for unwinding: then the outer functions are missing.
     pub is_complete: bool,
 }
@@ -67,7 +67,7 @@ impl fmt::Display for Frame {
     }
 }
 
-/// Why the stack of a task that was in a poll is not known.
+/// The reason why the stack of a task that was in a poll is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoStack {

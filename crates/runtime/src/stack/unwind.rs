@@ -25,7 +25,7 @@ pub(super) const IS_SUPPORTED: bool = true;
 /// The most calls that are followed: a copy of the stack may be wrong, and lead in a circle.
 const CALLS_MAX: usize = 256;
 
-/// Where our own part of a stack begins, below the task's future: the cell polls it, on the kernel-level flavor inside a wrapper.
+/// The functions that begin our own part of a stack, below the task's future: the cell polls it, on the kernel-level flavor inside a wrapper.
 const POLLED_BY: [&str; 2] = ["vigie_runtime::task_cell::", "<vigie_runtime::flavor::"];
 
 /// The program and its libraries, as far as they were mapped at the last request. Files are read once.
@@ -34,7 +34,7 @@ static MODULES: RealMutex<Option<Modules>> = RealMutex::new(None);
 struct Modules {
     engine: Engine<Vec<u8>>,
     cache: Cache,
-    /// Where their code is.
+    /// The addresses of their code.
     known: Vec<Range<u64>>,
 }
 

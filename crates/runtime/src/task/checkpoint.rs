@@ -27,14 +27,14 @@ struct Counter {
     left: Cell<u32>,
     reload: Cell<u32>,
     clock_read: Cell<u64>,
-    /// When the poller was last asked or events were last looked for.
+    /// The time at which the poller was last asked or events were last looked for.
     asked: Cell<u64>,
 }
 
-/// How often the clock should be read, in nanoseconds.
+/// The time that should pass between readings of the clock, in nanoseconds.
 const CLOCK_EVERY: u64 = 2_000;
 
-/// How often the poller is asked, in nanoseconds.
+/// The time between two questions to the poller, in nanoseconds.
 const ASK_EVERY: u64 = 20_000;
 
 /// The most calls between two readings of the clock. When calls suddenly become rarer, up to this many go

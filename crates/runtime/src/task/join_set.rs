@@ -53,7 +53,7 @@ pub struct JoinSet<T> {
     waker: Waker,
 }
 
-/// Where tasks report that their futures are gone.
+/// The list to which tasks report that their futures are gone.
 #[derive(Default)]
 struct EndedList(Mutex<EndedTasks>);
 

@@ -87,7 +87,7 @@ impl ReadyTasks {
     }
 }
 
-/// How many tasks are polled before the future beside them gets its turn.
+/// The number of tasks that are polled before the future beside them gets its turn.
 const POLLS_MAX: usize = 64;
 
 impl LocalSet {
@@ -138,7 +138,7 @@ impl LocalSet {
     /// [`Runtime::block_on`] and [`run_until`](Self::run_until).
     ///
     /// # Panics
-    /// Where [`Runtime::block_on`] does.
+    /// Same as [`Runtime::block_on`].
     #[track_caller]
     pub fn block_on<F: Future>(&self, runtime: &Runtime, future: F) -> F::Output {
         runtime.block_on(self.run_until(future))

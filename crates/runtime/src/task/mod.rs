@@ -1,4 +1,4 @@
-//! What a task can do: spawn tasks, yield, and let events through while it computes.
+//! The operations of a task: spawn tasks, yield, and let events through while it computes.
 
 mod checkpoint;
 mod join_set;

@@ -12,7 +12,7 @@ use crate::sync::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(u64);
 
-/// How many numbers a thread takes at once, so that threads that spawn do not share a cache line.
+/// The number of ids that a thread takes at once, so that threads that spawn do not share a cache line.
 const BLOCK: u64 = 64;
 
 thread_local! {

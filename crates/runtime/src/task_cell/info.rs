@@ -21,17 +21,17 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct TaskInfo {
     pub(super) id: Id,
-    /// Where the task was spawned.
+    /// The place at which the task was spawned.
     pub(crate) site: &'static Location<'static>,
     /// Key of its name among the live tasks, plus one; zero if it has no name.
     pub(crate) name_key: u32,
-    /// When the task became ready, in nanoseconds: see [`ReadyTime`]. Written by the thread that schedules
+    /// The time at which the task became ready, in nanoseconds: see [`ReadyTime`]. Written by the thread that schedules
     /// it, read by the worker that polls it then.
     ready: AtomicU64,
     /// The task is to be dropped instead of polled. Set by any thread before it wakes the task; read by the
     /// worker before each poll, ordered by the task cell's own state.
     is_aborted: AtomicBool,
-    /// When the last poll began, or ended if the last bit is not set; in nanoseconds, or zero where polls are not timed. Written by
+    /// The beginning of the last poll, or its end if the last bit is not set; in nanoseconds, or zero where polls are not timed. Written by
     /// the thread that polls, read for dumps.
     progress: AtomicU64,
     /// The thread of the last poll.
@@ -52,7 +52,7 @@ pub(crate) struct TaskInfo {
     was_late: AtomicBool,
 }
 
-/// When a task became ready, in nanoseconds; the last bit says whether an event made it ready. Zero if the
+/// The time at which a task became ready, in nanoseconds; the last bit says whether an event made it ready. Zero if the
 /// clock was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadyTime(u64);
@@ -78,7 +78,7 @@ impl ReadyTime {
     }
 }
 
-/// What a task does at a moment.
+/// The state of a task at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TaskState {

@@ -32,7 +32,7 @@ pub struct JoinHandle<T> {
     info: &'static TaskInfo,
     /// Borrowed: valid as long as the task is there, like `info`.
     waker: ManuallyDrop<Waker>,
-    /// Why the task never ran.
+    /// The reason why the task never ran.
     refusal: Option<io::Error>,
     /// The result was taken.
     is_taken: bool,
@@ -168,7 +168,7 @@ impl fmt::Debug for AbortHandle {
     }
 }
 
-/// Why a task has no result.
+/// The reason why a task has no result.
 pub struct JoinError {
     id: Id,
     cause: Cause,

@@ -32,10 +32,10 @@ pub(crate) struct TaskKind(NonZeroU32);
 const WAYS: usize = 4;
 const SETS: usize = 256;
 
-/// What is known about kinds.
+/// The knowledge about kinds.
 pub(crate) struct TaskKinds {
     entries: [[KindEntry; WAYS]; SETS],
-    /// How often polls of a kind that were expected to be long have turned out to be short.
+    /// The number of times that polls of a kind that were expected to be long have turned out to be short.
     turned_short: AtomicU64,
 }
 
@@ -45,7 +45,7 @@ struct KindEntry {
     /// The upper 32 bits are the kind, or zero. Below are two [`Level`]s of 16 bits: for first polls, and for
     /// the early polls after them.
     word: AtomicU64,
-    /// When the trials of first polls, and of early ones after them, that were begun are over, if they last as long as is
+    /// The time at which the trials of first polls, and of early ones after them, that were begun are over, if they last as long as is
     /// expected and one after another: see [`TaskKind::may_try`]. In nanoseconds.
     trials_end: [AtomicU64; 2],
     /// The credit that pays short tasks of the kind, no more than one task may use. So a task that spawns

@@ -61,9 +61,9 @@ struct ShrinkingSlab<T> {
     slab: Slab<T>,
     /// One past the last place in use so far.
     end: usize,
-    /// Where the second half begins, or a little earlier.
+    /// The beginning of the second half, or a little earlier.
     half: usize,
-    /// How many places from `half` on are in use.
+    /// The number of places from `half` on that are in use.
     upper: usize,
 }
 

@@ -30,7 +30,7 @@ thread_local! {
     };
 }
 
-/// What is known about a long poll when it ends.
+/// A long poll that has ended.
 #[derive(Debug)]
 pub(crate) struct EndedPoll {
     /// It computed for longer than a long poll, and did not only wait for a processor.
@@ -66,7 +66,7 @@ impl PresentPoll {
     const NONE: Self = Self { began: 0, long: 0, credit: Credit::FULL, most: 0 };
 }
 
-/// How old the sample may become while the thread runs. A switch that takes long is charged to the next long poll, up to this time.
+/// The greatest age of the sample while the thread runs. A switch that takes long is charged to the next long poll, up to this time.
 const SAMPLE_EVERY_NS: u64 = 500_000;
 
 /// Up to this length, a poll or a switch counts with its elapsed time; beyond, with the processor time of its thread, which
@@ -212,8 +212,8 @@ pub(crate) fn end_poll(report: impl FnOnce(u64, &Charge)) -> Option<Charge> {
     Some(charge)
 }
 
-/// How much processor time the polls of a thread use. On a busy machine the thread may wait for a processor, and any poll may
-/// sleep in the kernel. What is known to be used since the last sample, polls and the switches between them, tells the use of a
+/// The processor time that the polls of a thread use. On a busy machine the thread may wait for a processor, and any poll may
+/// sleep in the kernel. The known use since the last sample, of polls and of the switches between them, tells the use of a
 /// long poll from that of the thread, which is read at its end only. Times in nanoseconds.
 struct TimeUsed {
     /// A sample of the thread's processor time, after the time at which it was taken.

@@ -98,7 +98,7 @@ pub trait Fixture {
     }
 }
 
-/// What the suite may expect of a provider.
+/// The properties that the suite may expect of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a profile says something only to the suite"]
 pub struct Profile {

@@ -404,7 +404,7 @@ fn unsignaled<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {
     testbed.expect_no_completion(Clause::End, &one, Queue::Send)
 }
 
-/// How many words are written while a thread reads them.
+/// The number of words that are written while a thread reads them.
 const WORDS: u64 = 2000;
 
 fn words<F: Fixture>(testbed: &mut Testbed<'_, F>) -> CaseResult {

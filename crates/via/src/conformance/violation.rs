@@ -88,7 +88,7 @@ impl fmt::Display for Location {
     }
 }
 
-/// How a provider has broken its contract.
+/// A violation of the contract by a provider.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -97,7 +97,7 @@ pub enum Violation {
     Broken {
         /// The clause.
         clause: Clause,
-        /// What was observed, and what was expected.
+        /// The observation, and what was expected.
         saw: String,
         /// The place.
         at: Location,

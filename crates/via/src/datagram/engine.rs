@@ -23,7 +23,7 @@ const SENDING_MAX: usize = 256;
 /// The most datagrams that one poll takes in.
 pub(super) const POLL_BATCH: usize = 64;
 
-/// What carries the datagrams.
+/// The transport that carries the datagrams.
 #[derive(Debug)]
 pub(super) enum DatagramTransport {
     Link(Box<OverLink>),
@@ -130,7 +130,7 @@ struct Outgoing {
 
 type SendResult = Result<Vec<u8>, SendFailed>;
 
-/// What a wait on a device is for.
+/// The purpose of a wait on a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DatagramRequest {
     Received(u8),

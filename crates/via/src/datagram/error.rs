@@ -48,7 +48,7 @@ impl From<IpAddr> for NodeAddress {
     }
 }
 
-/// Why an operation on datagrams failed.
+/// The reason why an operation on datagrams failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DatagramError {
@@ -88,7 +88,7 @@ pub enum DatagramError {
     WrongNode {
         /// The node.
         node: NodeAddress,
-        /// What was needed.
+        /// The kind of node that was needed.
         wanted: &'static str,
     },
     /// A setting leaves no room for 256 ports, or for a byte of payload.

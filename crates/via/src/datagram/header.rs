@@ -8,7 +8,7 @@ pub const HEADER_BYTES: usize = 8;
 const MAGIC: [u8; 2] = *b"MC";
 const VERSION: u8 = 1;
 
-/// Why bytes are not a datagram.
+/// The reason why bytes are not a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HeaderError {

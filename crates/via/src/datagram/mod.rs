@@ -109,13 +109,13 @@ pub struct PortCounters {
 pub struct Received {
     /// The buffer, with the length that it was posted with: post it again.
     pub buffer: Vec<u8>,
-    /// How many of its bytes belong to the datagram.
+    /// The number of its bytes that belong to the datagram.
     pub length: usize,
     /// The node that claims to have sent it.
     pub from: NodeAddress,
     /// The sender's port.
     pub from_port: u8,
-    /// Whether it was sent to a group.
+    /// True if it was sent to a group.
     pub is_multicast: bool,
 }
 

@@ -65,7 +65,7 @@ struct PortSocket {
     descriptor: OwnedFd,
     /// Polls since the socket last had a datagram, in which another socket of the port had one.
     empty_polls: u8,
-    /// Whether there were several datagrams when there last was one.
+    /// True if there were several datagrams when there last was one.
     is_crowded: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Why a NIC over Ethernet was not opened.
+//! The error of opening a NIC over Ethernet.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::MTU_MIN;
 use crate::link::OpenError;
 
-/// Why a NIC over Ethernet was not opened.
+/// The reason why a NIC over Ethernet was not opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EtherError {

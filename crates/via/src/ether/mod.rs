@@ -71,7 +71,7 @@ pub use self::{
 /// The smallest MTU of an interface, in bytes: a packet that every path must take, and its header.
 pub const MTU_MIN: usize = 1200 + encap::ENCAP_BYTES;
 
-/// How long an AF_XDP queue may take to become free after its last owner has closed it.
+/// The longest time that an AF_XDP queue may take to become free after its last owner has closed it.
 const QUEUE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A NIC over raw Ethernet frames.

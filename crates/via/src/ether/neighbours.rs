@@ -15,7 +15,7 @@ use crate::{auth::random, link::EtherType};
 /// The first port tried if none is named.
 const PORT_FIRST: u16 = 0xc000;
 
-/// How many ports are tried.
+/// The number of ports that are tried.
 const TRIES: u16 = 256;
 
 /// The socket whose address claims this NIC's port.

@@ -18,11 +18,11 @@ const POLL_FRAMES: usize = 32;
 pub struct OwnedFrame {
     /// The frame's bytes, with the header.
     pub bytes: Vec<u8>,
-    /// What is known about the checksum of the packet inside.
+    /// The state of the checksum of the packet inside.
     pub checksum: Checksum,
     /// The VLAN tag that the kernel has removed.
     pub tag: Option<u16>,
-    /// Whether the frame was longer than a slot.
+    /// True if the frame was longer than a slot.
     pub is_cut: bool,
 }
 

@@ -12,7 +12,7 @@ use super::{
     xdp::Xdp,
 };
 
-/// What carries the frames.
+/// The kernel interface that carries the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackEnd {

@@ -62,7 +62,7 @@ impl fmt::Display for Capability {
     }
 }
 
-/// Why a link was not opened.
+/// The reason why a link was not opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -161,7 +161,7 @@ impl OpenError {
     }
 }
 
-/// Why a link does not work now, or ever again.
+/// The reason why a link does not work now, or ever again.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LinkError {

@@ -11,7 +11,7 @@ const TAG_BYTES: usize = 4;
 /// The protocols that announce a tag: 802.1Q and 802.1ad.
 const TAGS: [u16; 2] = [0x8100, 0x88a8];
 
-/// Why bytes are not an Ethernet frame.
+/// The reason why bytes are not an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FrameError {

@@ -1,8 +1,8 @@
-//! What the kernel reports about a frame beside its bytes.
+//! The kernel's report about a frame beside its bytes.
 
 use super::address::EtherType;
 
-/// What is known about the checksum of the packet in a frame.
+/// The state of the checksum of the packet in a frame, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checksum {

@@ -46,7 +46,7 @@ pub enum LinkEvent {
     Removed,
 }
 
-/// What is known about an interface.
+/// The state of an interface, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InterfaceState {
     pub(super) index: u32,

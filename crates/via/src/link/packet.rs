@@ -81,7 +81,7 @@ struct Rings {
     /// The oldest slot that may still wait to be sent.
     sent_at: u64,
     waiting: u64,
-    /// Whether slots were filled since the last kick.
+    /// True if slots were filled since the last kick.
     is_kick_due: bool,
 }
 

@@ -213,8 +213,8 @@ impl<P: Provider> Communicator<P> {
         }
     }
 
-    /// Sends a message without waiting: what cannot be sent immediately is copied to the endpoint's buffer
-    /// for such messages.
+    /// Sends a message without waiting: if it cannot be sent immediately, it is copied to the endpoint's
+    /// buffer for such messages.
     ///
     /// # Errors
     /// [`SendError::BufferFull`](crate::protocol::SendError::BufferFull), or as [`send`](Self::send).

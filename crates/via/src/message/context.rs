@@ -14,7 +14,7 @@ use crate::{
 /// The context in which ranks agree on contexts.
 pub(super) const AGREEMENT: u16 = u16::MAX;
 
-/// Which contexts are taken. Those of [`Communicator::duplicate`] are counted upwards and stay taken; those that the ranks agree
+/// The contexts that are taken. Those of [`Communicator::duplicate`] are counted upwards and stay taken; those that the ranks agree
 /// on are taken from the other end, and come back.
 #[derive(Debug)]
 pub(super) struct ContextTable(Mutex<TakenContexts>);
@@ -91,7 +91,7 @@ impl<P: Provider> Drop for ContextLease<P> {
     }
 }
 
-/// What the ranks of a part of a tree propose.
+/// The proposals of the ranks of a part of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Proposals {
     lowest: u16,

@@ -19,7 +19,7 @@ use crate::{
 /// Polls between two reads of the clock: about 1 µs.
 const POLLS_PER_CLOCK_READ: u32 = 16;
 
-/// What a wait on an endpoint is for. Requests are not listed: they are polled with their owners' buffers.
+/// The purpose of a wait on an endpoint. Requests are not listed: they are polled with their owners' buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EndpointRequest {
     /// A message that fits, to be left where it is, and the number of ranks that had failed when the wait
@@ -135,7 +135,7 @@ pub(super) struct EndpointInner<P: Provider> {
     pub(super) host: EngineHost<EndpointEngine<P>>,
     pub(super) waiter: SharedWaiter,
     pub(super) contexts: ContextTable,
-    /// What tells how the ranks of a world fare.
+    /// The watch that tells how the ranks of a world fare.
     pub(super) watch: OnceLock<Arc<Watch>>,
 }
 

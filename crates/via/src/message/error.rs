@@ -1,4 +1,4 @@
-//! Why a message was not sent or received.
+//! The error of a message that was not sent or received.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::{
     vi::Reason,
 };
 
-/// Why a message was not sent or received: see [`kind`](Self::kind).
+/// The error of a message that was not sent or received: see [`kind`](Self::kind).
 ///
 /// It is one word, so that the result of a send travels in registers. Through memory it would be read back by
 /// wider loads than the stores that wrote it; such loads wait for all earlier stores, the last of which is
@@ -21,7 +21,7 @@ pub struct MessageError {
     kind: Box<MessageErrorKind>,
 }
 
-/// Why a message was not sent or received.
+/// The reason why a message was not sent or received.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MessageErrorKind {

@@ -21,7 +21,7 @@ pub struct LoanedBuffer<P: Provider> {
     inner: Arc<EndpointInner<P>>,
     /// `None` only once it is sent.
     loan: Option<Loan>,
-    /// Where [`io::Write`] continues.
+    /// The position at which [`io::Write`] continues.
     position: u64,
 }
 

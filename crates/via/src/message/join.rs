@@ -13,7 +13,7 @@ use crate::{
     world::{World, WorldError},
 };
 
-/// Why an endpoint could not be made in its world.
+/// The reason why an endpoint could not be made in its world.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {

@@ -79,7 +79,7 @@
 //! # Progress
 //! While an endpoint lives, its server drives it: messages are accepted, acknowledged and delivered whether or
 //! not a task waits for one. A posted receive takes all of its message, although its task waits for something else
-//! (MPI 5.0, section 3.5): what has arrived waits in memory, and the sender can go on. A
+//! (MPI 5.0, section 3.5): data that has arrived waits in memory, and the sender can go on. A
 //! [`start_send`](Communicator::start_send) too needs no polling. Bytes that are borrowed
 //! ([`send`](Communicator::send)) are only read while its future is polled: do not leave it alone half way.
 

@@ -31,7 +31,7 @@ pub(super) struct UntilReady<'a, P: Provider, F> {
     waiter: EngineWaiter<'a, EndpointEngine<P>>,
 }
 
-/// What a wait does next.
+/// The next step of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitPhase {
     Polling,

@@ -19,7 +19,7 @@ use crate::{
 /// The most requests that one look at a set polls.
 const POLLS_MAX: usize = 256;
 
-/// How a request of a [`RequestSet`] ended.
+/// The outcome of a request of a [`RequestSet`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a request sends or receives")]
 pub enum RequestOutcome {
@@ -193,7 +193,7 @@ impl<P: Provider> RequestSet<P> {
         .await
     }
 
-    /// Waits until one request has ended, and returns it; `None` if the set is empty. What has ended earlier is returned earlier.
+    /// Waits until one request has ended, and returns it; `None` if the set is empty. Requests are returned in the order in which they end.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing leaves the set before it is returned.

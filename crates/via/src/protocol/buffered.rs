@@ -19,7 +19,7 @@ const BUDGET: usize = 64;
 pub(super) struct SendBuffer {
     bytes_max: u64,
     used: u64,
-    /// By which its waiter is woken.
+    /// The name by which its waiter is woken.
     name: u64,
 }
 
@@ -34,7 +34,7 @@ impl<P: Provider> MessageEngine<P> {
         true
     }
 
-    /// Takes the buffer of a context away. What is in it is still sent.
+    /// Takes the buffer of a context away. Its messages are still sent.
     pub(crate) fn detach_buffer(&mut self, context: u16) {
         if let Some(buffer) = self.buffers.remove(&context) {
             self.requests.remove(buffer.name);

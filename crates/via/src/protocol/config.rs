@@ -83,7 +83,7 @@ impl EngineConfig {
         /// 128 KiB.
         window_bytes: u32,
 
-        /// Sets the heap, in bytes, that one peer's unmatched messages may occupy before the peer is told to pause; what is under way then is
+        /// Sets the heap, in bytes, that one peer's unmatched messages may occupy before the peer is told to pause; messages under way then are
         /// accepted too. A peer that has paused still announces each message, and sends its bytes when a receive matches it. Default 1 MiB.
         unexpected_bytes_max: u64,
 
@@ -150,7 +150,7 @@ impl EngineConfig {
     }
 }
 
-/// Why an engine or a connection of it could not be made.
+/// The reason why an engine or a connection of it could not be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -181,7 +181,7 @@ pub enum EngineError {
     Greeting {
         /// The rank it should be from.
         rank: u32,
-        /// What is wrong with it.
+        /// The defect of the greeting.
         what: &'static str,
     },
     /// The provider's error.
@@ -189,7 +189,7 @@ pub enum EngineError {
     Vi(#[from] ViError),
 }
 
-/// Why a send could not begin. Nothing was sent.
+/// The reason why a send could not begin. Nothing was sent.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SendError {
@@ -239,7 +239,7 @@ pub enum SendError {
     /// The piece is not inside the region.
     #[error("{length} bytes at {offset} are not inside the registered memory")]
     OutOfBounds {
-        /// Where the piece begins, in bytes.
+        /// The beginning of the piece, in bytes.
         offset: u64,
         /// Its length, in bytes.
         length: u64,
@@ -249,7 +249,7 @@ pub enum SendError {
     OutOfMemory,
 }
 
-/// Why a request that had begun failed.
+/// The reason why a request that had begun failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {

@@ -1,4 +1,4 @@
-//! How ranks are connected: by the caller, or by the engine when a rank is first needed.
+//! The connection of ranks: by the caller, or by the engine when a rank is first needed.
 //!
 //! ```text
 //!             needed                 the NIC's answer
@@ -38,10 +38,10 @@ use crate::{
 
 /// The first pause before a rank is called again; it doubles up to 64 times that.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often a rank is called again before it counts as unreachable: for some two seconds.
+/// The number of times that a rank is called again before it counts as unreachable: for some two seconds.
 const TRIES_MAX: u32 = 36;
 
-/// How far this rank and another one are with a connection that is made on demand.
+/// The stage of a connection that is made on demand, between this rank and another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Approach {
     /// Nothing is under way.

@@ -71,7 +71,7 @@ pub enum EngineEvent {
     },
 }
 
-/// What an engine has done so far.
+/// Counters of an engine's work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MessageCounters {
@@ -85,7 +85,7 @@ pub struct MessageCounters {
     pub ready_unexpected: u64,
     /// Frames that found no credit when they were due.
     pub blocked: u64,
-    /// How often a peer was told to pause.
+    /// The number of times that a peer was told to pause.
     pub pauses: u64,
     /// Messages that were read from the sender's memory in one copy.
     pub remote_reads: u64,
@@ -133,7 +133,7 @@ pub struct MessageEngine<P: Provider> {
     /// Counts completions and frames, so that a waiter sees that work goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
-    /// What the requests of ranks that connect on demand name.
+    /// The discriminator that the requests of ranks that connect on demand name.
     pub(super) discriminator: Option<Vec<u8>>,
     /// The ranks that are called again after a pause.
     pub(super) pausing: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What travels: envelopes of frames, and control entries. All fields are little-endian. Bytes that arrive
+//! The formats that travel: envelopes of frames, and control entries. All fields are little-endian. Bytes that arrive
 //! were copied out of shared memory once, and are checked here.
 
 /// The length of an envelope, in bytes.
@@ -155,7 +155,7 @@ impl Opening {
     }
 }
 
-/// What one engine tells another beside the messages: it has its own ring, whose entries are taken at once,
+/// A control entry, which one engine sends to another beside the messages: it has its own ring, whose entries are taken at once,
 /// so that no flood of messages can hold it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -188,14 +188,14 @@ pub enum Control {
     Resume,
     /// A reserved piece of the area will not be filled.
     Unreserve {
-        /// Where it begins, in bytes.
+        /// The beginning of the piece, in bytes.
         offset: u64,
     },
     /// The answer to [`Self::Cancel`].
     Cancelled {
         /// The sender's request.
         request: u64,
-        /// Whether no receive will ever see the message.
+        /// True if no receive will ever see the message.
         is_cancelled: bool,
     },
 }

@@ -22,7 +22,7 @@ use crate::{
 /// Control entries that may wait for a peer, beside those of its messages and requests under way.
 pub(super) const CONTROLS_WAITING_MAX: usize = 1024;
 
-/// Where a frame is.
+/// The place of a frame.
 #[derive(Debug)]
 pub(super) enum Origin {
     /// In the peer's area on this side, from this offset on.
@@ -59,7 +59,7 @@ impl ArrivedFrame {
     }
 }
 
-/// What the caller itself receives: the data goes straight to its sink.
+/// The messages that the caller itself receives: their data goes straight to its sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceiveInterest {
     Nothing,

@@ -200,9 +200,9 @@ pub(super) struct ReliableLink {
     descriptors_count: u32,
     cookie: u64,
     returned: Returned,
-    /// What the credit word last said.
+    /// The counts that the credit word last had.
     published: Returned,
-    /// What it said when the peer was last notified of it.
+    /// The counts of which the peer was last notified.
     notified: Returned,
     unposted: u32,
     owes_credit_notice: bool,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-/// What identifies a message for matching: its context, its sender and its tag.
+/// The label of a message for matching: its context, its sender and its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "callers write one")]
 pub struct Label {
@@ -20,7 +20,7 @@ pub struct Label {
     pub tag: u32,
 }
 
-/// What a receive asks for. `None` is a wildcard: any source, any tag.
+/// A pattern of the messages that a receive takes. `None` is a wildcard: any source, any tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "callers write one")]
 pub struct Pattern {

@@ -1,4 +1,4 @@
-//! Where a message comes from and where it goes.
+//! The source and the destination of a message's bytes.
 
 use std::io::IoSlice;
 
@@ -20,31 +20,31 @@ pub enum Payload<'a> {
     Memory {
         /// The memory. Do not change it until the request ends.
         memory: Memory,
-        /// Where the message begins, in bytes.
+        /// The beginning of the message in the memory, in bytes.
         offset: u64,
         /// Its length in bytes.
         length: u64,
     },
-    /// A piece of registered memory. Where both sides can, the receiver takes the message from there in one
+    /// A piece of registered memory. If both sides can, the receiver takes the message from there in one
     /// copy.
     Region {
         /// The memory. Do not change it until the request ends.
         region: Region,
-        /// Where the message begins, in bytes.
+        /// The beginning of the message in the region, in bytes.
         offset: u64,
         /// Its length in bytes.
         length: u64,
     },
 }
 
-/// Where a message goes: the receiver's own memory, in whatever layout.
+/// The destination of a message: the receiver's own memory, in whatever layout.
 pub trait Sink {
     /// Returns the place for the bytes from `offset` on, of which at most `length` will follow: at least one
     /// byte long, or empty if the message is clipped there.
     fn buffer_at(&mut self, offset: u64, length: usize) -> &mut [u8];
 
-    /// Returns how many bytes of a message it takes at most. What arrives beyond while the receive is not polled is not
-    /// kept. Default: all.
+    /// Returns how many bytes of a message it takes at most. Data beyond it that arrives while the receive is not polled
+    /// is not kept. Default: all.
     fn limit(&self) -> u64 {
         u64::MAX
     }

@@ -1,4 +1,4 @@
-//! What an engine knows about one rank: the link to it, and what waits for it.
+//! The state that an engine keeps for one rank: the link to it, and what waits for it.
 
 use std::{collections::VecDeque, io::IoSlice};
 
@@ -82,21 +82,21 @@ impl LoopbackLink {
     }
 }
 
-/// What the engine keeps for one rank.
+/// The state that the engine keeps for one rank.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) link: PeerLink,
-    /// Where it can be reached, if connections are made on demand.
+    /// The address at which it can be reached, if connections are made on demand.
     pub(super) address: Option<Address>,
     pub(super) approach: Approach,
-    /// By which it must prove its rank.
+    /// The key by which it must prove its rank.
     pub(super) key: Option<Secret>,
     /// The tag of the memory that is shared with it alone.
     pub(super) tag: Option<ProtectionTag>,
     pub(super) failed: Option<Reason>,
     /// The longest frame to this peer, with its envelope.
     pub(super) frame_bytes_max: u32,
-    /// How much of a message this peer takes without a grant, in bytes.
+    /// The bytes of a message that this peer takes without a grant.
     pub(super) window_out: u64,
     /// Sends whose first frame has not been sent, in the order of the calls.
     pub(super) outbox: VecDeque<u64>,
@@ -119,9 +119,9 @@ pub(super) struct Peer {
     pub(super) parked_bytes: u64,
     /// Its announced messages that no receive has matched.
     pub(super) announced_in: u32,
-    /// Whether it is in the engine's list of peers with work.
+    /// True if it is in the engine's list of peers with work.
     pub(super) is_listed: bool,
-    /// Whether it may be owed credits.
+    /// True if it may be owed credits.
     pub(super) is_touched: bool,
     /// The messages that its streams carry; zero for a free stream.
     pub(super) streams_in: Vec<u64>,

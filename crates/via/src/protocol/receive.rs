@@ -18,7 +18,7 @@ use crate::vi::Provider;
 /// The most completions that a poll takes.
 pub(super) const BUDGET: usize = 64;
 
-/// How long the owner of a receive has to poll it, before the engine takes more of its message to the heap: long enough
+/// The time that the owner of a receive has to poll it, before the engine takes more of its message to the heap: long enough
 /// for a task that was just woken, since its own copy is the better one.
 pub(super) const UNATTENDED_AFTER: Duration = Duration::from_millis(1);
 
@@ -167,9 +167,9 @@ impl<P: Provider> MessageEngine<P> {
         id
     }
 
-    /// Continues a receive: what has arrived of its message goes to `sink`, at its offset in the message.
-    /// Pass the same sink to all polls of one request. What arrives of a message in several frames while its receive
-    /// is not polled waits on the heap.
+    /// Continues a receive: the data of its message that has arrived goes to `sink`, at its offset in the message.
+    /// Pass the same sink to all polls of one request. Data of a message in several frames that arrives while its
+    /// receive is not polled waits on the heap.
     ///
     /// # Errors
     /// [`RequestError`]; the request has then ended.

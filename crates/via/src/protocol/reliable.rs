@@ -115,7 +115,7 @@ struct UnackedPacket {
     due: Instant,
     tries: u32,
     has_arrived: bool,
-    /// How many later packets were acknowledged since it was last sent.
+    /// The number of later packets that were acknowledged since it was last sent.
     overtaken: u32,
 }
 

@@ -14,7 +14,7 @@ use crate::vi::{Memory, Registered, RemoteKey};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(crate) u64);
 
-/// When a send is done: MPI's four modes.
+/// The condition under which a send is done: MPI's four modes.
 ///
 /// # Source
 /// [via-lam, §4.3].
@@ -28,7 +28,7 @@ pub enum SendMode {
     /// Done when the bytes may be changed again.
     #[default]
     Standard,
-    /// Done at once: what cannot be sent is copied to the engine's bounded buffer.
+    /// Done at once: a message that cannot be sent is copied to the engine's bounded buffer.
     Buffered,
     /// Done when a receive has matched the message.
     Synchronous,
@@ -36,7 +36,7 @@ pub enum SendMode {
     Ready,
 }
 
-/// Whether a send needs more.
+/// The state of a send after a call: done, or pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a pending send must be polled"]
 #[expect(clippy::exhaustive_enums, reason = "there is nothing between done and not done")]
@@ -101,7 +101,7 @@ pub(super) enum RequestEntry {
     Set(ReadyList),
 }
 
-/// Where a send's bytes are.
+/// The place of a send's bytes.
 #[derive(Debug)]
 pub(super) enum SendBody {
     /// With the owner, who passes them again when it polls.
@@ -184,7 +184,7 @@ pub(super) enum ReceiveState {
 pub(super) struct ReceiveRequest {
     pub(super) pattern: Pattern,
     pub(super) state: ReceiveState,
-    /// How much of a message its owner takes, in bytes.
+    /// The bytes of a message that its owner takes.
     pub(super) limit: u64,
     /// Its owner polls it when it becomes ready.
     pub(super) is_attended: bool,
@@ -211,7 +211,7 @@ impl ReceiveRequest {
 pub(super) struct MessagePart {
     pub(super) bytes: Vec<u8>,
     pub(super) start: usize,
-    /// How many bytes behind these were discarded: their receive does not take them.
+    /// The number of bytes behind these that were discarded: their receive does not take them.
     pub(super) beyond: usize,
 }
 

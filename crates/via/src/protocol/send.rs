@@ -32,7 +32,7 @@ const fn whole_lines(room: u64) -> u64 {
     room - room % (CACHE_LINE as u64)
 }
 
-/// Where and how a message is sent.
+/// The destination, label and mode of a message.
 #[derive(Clone, Copy)]
 struct MessageRoute {
     dest: u32,

@@ -20,7 +20,7 @@ pub(super) struct ReadyList {
     keys: VecDeque<u64>,
 }
 
-/// What a request knows about its set.
+/// The record that a request keeps of its set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SetMember {
     /// Zero if it is in none.

@@ -1,4 +1,4 @@
-//! What the asynchronous layer needs beside the requests themselves.
+//! The operations that the asynchronous layer needs beside the requests themselves.
 
 use super::{
     EngineEvent, MessageEngine, Pattern, RequestId, Sink, Status,

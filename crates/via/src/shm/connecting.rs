@@ -1,4 +1,4 @@
-//! How two VIs connect.
+//! The connection of two VIs.
 //!
 //! ```text
 //! connect                              listener
@@ -32,7 +32,7 @@ use super::{
 };
 use crate::vi::{Memory, NicEvent, Reason, RequestId, ViError, ViEvent};
 
-/// How long a new caller, or one that was welcomed, may stay silent.
+/// The time that a new caller, or one that was welcomed, may stay silent.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most callers that have not identified themselves. Beyond that the oldest is dropped.
 const UNIDENTIFIED_MAX: usize = 64;
@@ -42,9 +42,9 @@ const CALLERS_MAX: usize = 256;
 /// The most callers accepted per call.
 const ACCEPT_MAX: usize = 16;
 const EVENTS_MAX: usize = 4096;
-/// How long accepting pauses after this process ran out of descriptors.
+/// The time for which accepting pauses after this process ran out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-/// How soon a socket that could not connect is tried again.
+/// The time after which a socket that could not connect is tried again.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The stage of a connection attempt.
@@ -92,12 +92,12 @@ impl ConnectAttempt {
 #[derive(Debug)]
 pub(super) struct Caller {
     socket: OwnedFd,
-    /// When it must have identified itself.
+    /// The time at which it must have identified itself.
     deadline: Instant,
     known: Option<CallerHello>,
 }
 
-/// What a caller has said.
+/// The greeting of a caller.
 #[derive(Debug)]
 struct CallerHello {
     hello: Hello,

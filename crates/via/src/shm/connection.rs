@@ -34,17 +34,17 @@ pub(super) struct ShmConnection {
     /// The peer's memory mapped here.
     mapped: Vec<MappedRegion>,
     mapped_bytes: u64,
-    /// How many granted regions could not be mapped.
+    /// The number of granted regions that could not be mapped.
     unmapped_count: u64,
-    /// Where in `mapped` the last search ended.
+    /// The place in `mapped` at which the last search ended.
     last_mapped: usize,
     /// This side's memory that the peer maps.
     granted: Vec<RemoteKey>,
     /// Memory updates still to be sent.
     memory_updates: VecDeque<MemoryUpdate>,
-    /// How many wake-ups the peer has sent.
+    /// The number of wake-ups that the peer has sent.
     pub(super) wakeup_count: u64,
-    /// Whether the peer was asked for a wake-up when it consumes.
+    /// True if the peer was asked for a wake-up when it consumes.
     wants_wakeup: bool,
 }
 
@@ -71,7 +71,7 @@ struct InFlightRange {
     to: u64,
     /// All of it is in place once this many entries are consumed.
     until: u64,
-    /// Whether it spans several regions.
+    /// True if it spans several regions.
     is_mixed: bool,
 }
 

@@ -19,7 +19,7 @@ use crate::vi::{CACHE_LINE, RemoteKey};
 
 /// The most bytes of data inside an entry.
 pub(super) const INLINE_MAX: usize = 40;
-/// Where they begin in the entry.
+/// The offset at which they begin in the entry.
 pub(super) const INLINE_AT: usize = 24;
 /// The largest offset that an entry can express. It is outside every region, so a larger offset may be
 /// encoded as this one: the owner of the memory refuses it.
@@ -47,7 +47,7 @@ pub(super) enum EntryKind {
     ReadRefused = 5,
 }
 
-/// Where an entry's data is.
+/// The place of an entry's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataLocation {
     /// In the entry itself: the whole transfer.
@@ -65,7 +65,7 @@ pub(super) struct RingEntry {
     pub(super) place: DataLocation,
     /// Immediate data, repeated in every entry of the transfer.
     pub(super) immediate: Option<i32>,
-    /// Whether the transfer ends with this entry.
+    /// True if the transfer ends with this entry.
     pub(super) is_last: bool,
     pub(super) key: RemoteKey,
     pub(super) offset: u64,

@@ -32,9 +32,9 @@ pub(super) const REFUSAL_AT: u64 = 8;
 pub(super) const WAKEUP_WANTED_AT: u64 = 64;
 /// The sender's word: why it closed the connection, or 0.
 pub(super) const CLOSE_REASON_AT: u64 = 72;
-/// Where the entries begin.
+/// The offset at which the entries begin.
 pub(super) const ENTRIES_AT: u64 = 4096;
-/// Where the staging area begins.
+/// The offset at which the staging area begins.
 pub(super) const STAGING_AT: u64 = ENTRIES_AT + ENTRY_COUNT * ENTRY_BYTES;
 /// The size of the staging area. It holds data that cannot be written directly: of sends, and for
 /// unshared memory.
@@ -46,7 +46,7 @@ pub(super) const RING_BYTES: u64 = STAGING_AT + STAGING_BYTES;
 
 /// The NIC's word: odd while it sleeps.
 pub(super) const SLEEP_AT: u64 = 0;
-/// Where the table of live keys begins.
+/// The offset at which the table of live keys begins.
 pub(super) const KEYS_AT: u64 = 4096;
 /// The size of a NIC's page. Only the used part takes memory.
 pub(super) const PAGE_BYTES: u64 = KEYS_AT + 8 * 65_536;

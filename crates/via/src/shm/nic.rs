@@ -41,7 +41,7 @@ const ATTRIBUTES: Attributes = {
     attributes.has_window = true;
     attributes
 };
-/// How often the sockets are polled while awake. A poll costs about half a microsecond.
+/// The interval between polls of the sockets while awake. A poll costs about half a microsecond.
 const SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// The most sockets served per poll, and the most packets of each.
 const EVENTS_MAX: usize = 64;
@@ -61,16 +61,16 @@ pub struct Shm {
     pub(super) pending: Vec<u32>,
     pub(super) callers: Slots<Caller, u32>,
     pub(super) listening: BTreeSet<Vec<u8>>,
-    /// When accepting resumes: it pauses while there are no descriptors for callers.
+    /// The time at which accepting resumes: it pauses while there are no descriptors for callers.
     pub(super) accept_paused_until: Option<Instant>,
     pub(super) refusals: Refusals,
     /// The time as of the last [`progress`](Provider::progress).
     pub(super) now: Instant,
-    /// When the sockets are polled next.
+    /// The time at which the sockets are polled next.
     next_socket_poll: Instant,
-    /// Whether the sockets were polled since the last [`progress`](Provider::progress).
+    /// True if the sockets were polled since the last [`progress`](Provider::progress).
     has_polled_sockets: bool,
-    /// Where the next poll of the rings begins, so that no VI is always the last.
+    /// The index at which the next poll of the rings begins, so that no VI is always the last.
     first: usize,
     tag_count: u32,
 }
@@ -85,7 +85,7 @@ pub struct Refusals {
     pub without_secret: u64,
 }
 
-/// Which socket is readable.
+/// The socket that is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventSource {
     Listener,

@@ -29,13 +29,13 @@ const fn entry_at(position: u64) -> u64 {
 #[derive(Debug)]
 pub(super) struct Producer {
     ring: Memory,
-    /// How many entries were written in total.
+    /// The number of entries that were written in total.
     tail: u64,
-    /// How many of them the peer is known to have consumed. Never more than `tail`.
+    /// The number of them that the peer is known to have consumed. Never more than `tail`.
     consumed: u64,
-    /// How many bytes were staged in total, including the gaps at the end of the area.
+    /// The number of bytes that were staged in total, including the gaps at the end of the area.
     staged: u64,
-    /// How many of them are free again.
+    /// The number of them that are free again.
     unstaged: u64,
     /// For each entry with staged data: the count of entries with it, and of staged bytes.
     staged_by: VecDeque<(u64, u64)>,
@@ -156,7 +156,7 @@ impl Producer {
 #[derive(Debug)]
 pub(super) struct Consumer {
     ring: Memory,
-    /// How many entries were consumed in total.
+    /// The number of entries that were consumed in total.
     head: u64,
     /// The count that the peer was told.
     published: u64,

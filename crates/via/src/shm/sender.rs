@@ -35,10 +35,10 @@ pub(super) struct PostedSend {
     remote: Option<RemoteSegment>,
     data: OwnedData,
     total: u64,
-    /// How many bytes were copied.
+    /// The number of bytes that were copied.
     done: u64,
     method: TransferMethod,
-    /// How it will end once those before it are done.
+    /// The status with which it will fail once those before it are done.
     pub(super) failure: Option<Status>,
 }
 
@@ -86,7 +86,7 @@ impl Segments {
     }
 }
 
-/// How a transfer is carried out.
+/// The method of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TransferMethod {
     /// Not chosen yet.
@@ -107,7 +107,7 @@ pub(super) struct UnackedSend {
     length: u64,
 }
 
-/// How far a descriptor has progressed.
+/// The progress of a descriptor.
 enum SendProgress {
     /// This side's part is done; the peer's consumption of this many entries acknowledges it.
     Done(u64),

@@ -41,7 +41,7 @@ impl Sleeper {
         self.sleeps.div_ceil(2)
     }
 
-    /// Announces the sleep. What others publish must be polled once more after this (wakeup-1).
+    /// Announces the sleep. Poll everything that others publish once more after this (wakeup-1).
     ///
     /// # Errors
     /// The kernel's error.

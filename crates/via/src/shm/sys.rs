@@ -21,7 +21,7 @@ use crate::{
 
 /// The file system of memfds. Huge pages have another one, and may turn out missing when touched.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-/// How many callers the kernel queues until they are accepted.
+/// The number of callers that the kernel queues until they are accepted.
 const BACKLOG: u32 = 128;
 
 /// Creates an in-memory file that can neither shrink nor grow, and maps it. If `is_read_only`, only this

@@ -45,16 +45,16 @@ pub(super) struct ShmVi {
     pub(super) receives: VecDeque<PostedReceive>,
     /// The message that has arrived in part.
     pub(super) arriving: Option<PartialReceive>,
-    /// Whether the rest of a message, or of a write, is to be dropped.
+    /// True if the rest of a message, or of a write, is to be dropped.
     pub(super) drops_send: bool,
     pub(super) drops_write: bool,
-    /// How much of a write in several entries is in place.
+    /// The bytes of a write in several entries that are in place.
     pub(super) written: u64,
     /// The read that the peer waits for.
     pub(super) answer: Option<ReadResponse>,
 }
 
-/// Why this side ends a connection.
+/// The reason why this side ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the connection must be broken"]
 pub(super) enum BreakCause {

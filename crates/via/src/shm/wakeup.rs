@@ -129,7 +129,7 @@ pub(super) struct PeerPage {
 #[derive(Debug)]
 struct PeerSleepWord {
     memory: Memory,
-    /// Whether this side must fence before it reads the word (wakeup-2).
+    /// True if this side must fence before it reads the word (wakeup-2).
     needs_fence: bool,
 }
 

@@ -12,7 +12,7 @@ pub(super) const PACKET_MAX: usize = 2048;
 
 const MAGIC: &[u8; 5] = b"VSHM1";
 
-/// Where a NIC listens, and the secret required to connect.
+/// The place at which a NIC listens, and the secret required to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShmAddress {
     pub(super) name: [u8; 16],
@@ -42,11 +42,11 @@ impl ShmAddress {
     }
 }
 
-/// What both ends of a connection must know of each other.
+/// The parameters that both ends of a connection must know of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionParameters {
     pub(super) reliability: Reliability,
-    /// Whether a barrier in every process announces its sleep, so that senders need no fence.
+    /// True if a barrier in every process announces its sleep, so that senders need no fence.
     pub(super) has_barrier: bool,
 }
 

@@ -1,4 +1,4 @@
-//! How connections are established and end: calls, answers, deadlines.
+//! The establishment and the end of connections: calls, answers, deadlines.
 //!
 //! ```text
 //! client-server                          peer-to-peer (the NIC with the lower number answers)

@@ -182,7 +182,7 @@ impl SimNetwork {
         self.at(nic, |world| world.nics[nic.0].has_crashed).unwrap_or(false)
     }
 
-    /// Freezes a NIC, as if its process were stopped: what arrives and what it wants to send waits.
+    /// Freezes a NIC, as if its process were stopped: packets that arrive and packets to send wait.
     pub fn freeze(&self, nic: NicId) {
         self.at(nic, |world| world.freeze(nic.0));
     }

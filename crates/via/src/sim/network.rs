@@ -94,7 +94,7 @@ pub(super) enum PacketBody {
         place: Option<RemoteSegment>,
         bytes: Vec<u8>,
         immediate: Option<i32>,
-        /// Whether it is a duplicate made by the network.
+        /// True if it is a duplicate made by the network.
         is_copy: bool,
     },
     /// Requests data.
@@ -462,7 +462,7 @@ impl NetworkState {
     }
 }
 
-/// Whether to tell the peer that a connection ends.
+/// The choice whether the peer is told that a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotifyPeer {
     Yes,

@@ -36,7 +36,7 @@ pub(super) struct Nic {
     /// Peer-to-peer requests that wait for a VI of this NIC.
     pub(super) peer_requests: Vec<(Vec<u8>, Caller)>,
     pub(super) events: VecDeque<NicEvent>,
-    /// When its link will have sent everything it was given.
+    /// The time at which its link will have sent everything it was given.
     pub(super) busy_until: u64,
     pub(super) transmissions: u64,
     /// The number of the transmission at which it crashes.
@@ -47,7 +47,7 @@ pub(super) struct Nic {
     pub(super) held: Vec<SimEvent>,
     /// Wakes its host, if it has one that sleeps.
     pub(super) bell: Option<Notifier>,
-    /// Until when its host believes it may sleep: armed, and not woken since.
+    /// The time until which its host believes it may sleep: armed, and not woken since.
     pub(super) armed_until: Option<u64>,
 }
 
@@ -133,7 +133,7 @@ impl ConnectAttempt {
 pub(super) struct SimConnection {
     pub(super) connection_id: ConnectionId,
     pub(super) peer: ViEndpoint,
-    /// How many packets of unreliable data this end has sent.
+    /// The number of packets of unreliable data that this end has sent.
     pub(super) sent: u64,
     /// The latest packet of unreliable data that arrived here, by the peer's count from 1.
     pub(super) newest: u64,
@@ -156,13 +156,13 @@ pub(super) struct SimVi {
     pub(super) connection: Option<SimConnection>,
     pub(super) sends: VecDeque<PostedSend>,
     pub(super) receives: VecDeque<PostedReceive>,
-    /// Whether the departure of the next descriptor is scheduled.
+    /// True if the departure of the next descriptor is scheduled.
     pub(super) is_departing: bool,
-    /// Whether a descriptor has failed, which breaks the connection once those before it are done.
+    /// True if a descriptor has failed, which breaks the connection once those before it are done.
     pub(super) is_halted: bool,
-    /// How many send descriptors were ever posted.
+    /// The number of send descriptors that were ever posted.
     pub(super) posted_count: u64,
-    /// When the latest of its in-order packets arrives.
+    /// The time at which the latest of its in-order packets arrives.
     pub(super) latest_arrival: u64,
 }
 

@@ -131,7 +131,7 @@ pub struct FaultCounts {
     pub stale: u64,
     /// NICs that crashed.
     pub crashes: u64,
-    /// How often a NIC froze.
+    /// The number of times that a NIC froze.
     pub freezes: u64,
     /// Connections that were cut.
     pub cuts: u64,

@@ -102,7 +102,7 @@ impl NetworkState {
         }
     }
 
-    /// Flushes everything posted. Whether data that has departed arrived is unknown.
+    /// Flushes everything posted. It is unknown whether data that has departed arrived.
     pub(super) fn flush(&mut self, end: ViEndpoint) {
         let Some(vi) = self.vi(end) else { return };
         let (sends, receives) = (std::mem::take(&mut vi.sends), std::mem::take(&mut vi.receives));

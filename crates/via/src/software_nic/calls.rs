@@ -1,4 +1,4 @@
-//! How connections are established and end.
+//! The establishment and the end of connections.
 //!
 //! ```text
 //! caller              answerer
@@ -38,10 +38,10 @@ const COOKIE_LIFE: Nanos = 5_000 * MILLISECOND;
 const RETRY_MIN: Nanos = 20 * MILLISECOND;
 const RETRY_MAX: Nanos = 500 * MILLISECOND;
 
-/// How often a held call is repeated, in case the answerer has forgotten it.
+/// The interval at which a held call is repeated, in case the answerer has forgotten it.
 const HELD_RETRY: Nanos = 1_000 * MILLISECOND;
 
-/// How often an end is announced.
+/// The number of times that an end is announced.
 const CLOSE_TRIES: u32 = 10;
 
 /// A caller that asks for a connection.

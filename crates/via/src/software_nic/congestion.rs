@@ -60,13 +60,13 @@ impl RoundTrip {
         self.smoothed_rtt = self.smoothed_rtt / 8 * 7 + adjusted / 8;
     }
 
-    /// How late a packet may be before it counts as lost [rfc9002, §6.1.2].
+    /// Returns the lateness from which a packet counts as lost [rfc9002, §6.1.2].
     pub(super) fn loss_delay(&self) -> Nanos {
         let base = self.smoothed_rtt.max(self.latest_rtt);
         (base + base / 8).max(GRANULARITY)
     }
 
-    /// How long to wait for an ACK before probing, after `count` unanswered probes [rfc9002, §6.2.1].
+    /// Returns the time to wait for an ACK before probing, after `count` unanswered probes [rfc9002, §6.2.1].
     pub(super) fn probe_timeout(&self, count: u32) -> Nanos {
         let base = self.smoothed_rtt + (4 * self.rttvar).max(GRANULARITY) + MAX_ACK_DELAY;
         base.saturating_mul(1 << count.min(16)).min(PROBE_MAX)

@@ -27,16 +27,16 @@ pub(super) struct SoftwareConnection<P> {
     pub(super) mtu_discovery: MtuDiscovery,
     /// The transfer that has arrived in part.
     pub(super) incoming: Option<IncomingTransfer>,
-    /// How many of the peer's descriptors were carried out here.
+    /// The number of the peer's descriptors that were carried out here.
     pub(super) carried_out: u64,
     /// The peer's reads to be answered, in order.
     pub(super) answers: VecDeque<ReadResponse>,
     /// The ordinals of this side's reads that wait for answers.
     pub(super) reads: VecDeque<u64>,
-    /// Whether to send an answer next, if there is a choice.
+    /// True if an answer is to be sent next where there is a choice.
     pub(super) answers_next: bool,
     pub(super) last_received_at: Nanos,
-    /// Since when a packet that the peer must answer has been in flight.
+    /// The time since which a packet that the peer must answer has been in flight.
     pub(super) waiting_since: Option<Nanos>,
     pub(super) wants_ping: bool,
 }
@@ -72,7 +72,7 @@ pub(super) struct ReadResponse {
     pub(super) has_begun: bool,
 }
 
-/// What both sides have agreed on.
+/// The parameters that both sides have agreed on.
 #[derive(Debug)]
 pub(super) struct ConnectionParameters<P> {
     pub(super) own: u64,

@@ -36,7 +36,7 @@ pub(super) enum TimerEvent {
     Sweep,
 }
 
-/// How often expired requests are removed.
+/// The interval at which expired requests are removed.
 const SWEEP_EVERY: Nanos = 1000 * MILLISECOND;
 
 /// After this many timeouts in a row, packets may be too long.
@@ -53,7 +53,7 @@ pub(super) struct PacketBatch<P> {
     pub(super) packet_bytes: usize,
 }
 
-/// Whether to tell the peer that a connection breaks.
+/// The choice whether the peer is told that a connection breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotifyPeer {
     No,
@@ -81,7 +81,7 @@ pub(super) struct SoftwareEngine<P> {
     pub(super) pending_closes: BTreeMap<(u64, u64), PendingClose<P>>,
     pub(super) events: VecDeque<NicEvent>,
     outbox: VecDeque<(P, Vec<u8>)>,
-    /// Whether data, not only ACKs, has become ready to send since packets arrived.
+    /// True if data, not only ACKs, has become ready to send since packets arrived.
     is_urgent: bool,
     ready: VecDeque<ViId>,
     /// The VI whose packets were made last; its descriptors are settled once they have departed.

@@ -23,7 +23,7 @@ pub struct Gather {
 
 #[derive(Clone, Debug)]
 struct MemoryPiece {
-    /// How many of the bytes come before it.
+    /// The number of the bytes that come before it.
     at: usize,
     memory: Memory,
     offset: u64,
@@ -40,7 +40,7 @@ pub enum GatherPart<'a> {
     Memory {
         /// The memory.
         memory: &'a Memory,
-        /// Where the piece begins, in bytes.
+        /// The beginning of the piece, in bytes.
         offset: u64,
         /// The piece's length in bytes.
         length: usize,

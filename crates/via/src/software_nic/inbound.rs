@@ -74,7 +74,7 @@ impl Inbound {
         }
     }
 
-    /// Changes the window, in fragments. What the peer was allowed to send before is still taken.
+    /// Changes the window, in fragments. Fragments that the peer was allowed to send before are still taken.
     pub(super) fn set_window(&mut self, window: u16) {
         self.window = within_bounds(window);
         self.widest = self.widest.max(self.window);

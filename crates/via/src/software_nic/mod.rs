@@ -69,7 +69,7 @@ const UNSENT_MAX: usize = 8;
 /// The most bytes of one arrival.
 const ARRIVAL_BYTES_MAX: usize = 1 << 16;
 
-/// How soon to retry a wire that took no more packets.
+/// The time after which to retry a wire that took no more packets.
 const BLOCKED: Duration = Duration::from_millis(1);
 
 /// The source and destination of packets: an address of a [`Wire`].
@@ -234,9 +234,9 @@ pub struct SoftwareNic<W: Wire> {
     /// Packets being sent, and their batch.
     packets: Gather,
     batch: Option<PacketBatch<W::Path>>,
-    /// Until when the wire takes no more.
+    /// The time until which the wire takes no more.
     blocked_until: Option<Instant>,
-    /// How many arrivals were taken since the last send.
+    /// The number of arrivals that were taken since the last send.
     unsent: usize,
     has_arrivals: bool,
 }

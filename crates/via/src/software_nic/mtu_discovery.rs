@@ -23,10 +23,10 @@ use super::{
 /// Ethernet, PPPoE and common tunnels take, minus the headers of IPv6 and UDP.
 const LENGTHS: [usize; 5] = [8952, 4304, 1452, 1444, 1352];
 
-/// How many times each length is tried [rfc8899, §5.1.2].
+/// The number of times that each length is tried [rfc8899, §5.1.2].
 const TRIES: u32 = 3;
 
-/// How long until a failed length is tried again. RFC 8899, §5.1.1 has 600 s.
+/// The time until a failed length is tried again. RFC 8899, §5.1.1 has 600 s.
 const AGAIN_AFTER: Nanos = 60_000 * MILLISECOND;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ enum MtuState {
     Asked { bytes: usize, tries: u32, until: Nanos },
 }
 
-/// What a search has to send.
+/// A packet that a search has to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MtuPacket {
     /// A probe of this many bytes.

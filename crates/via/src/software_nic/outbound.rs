@@ -41,7 +41,7 @@ struct Fragment {
     delivery: Delivery,
 }
 
-/// What to send next.
+/// The packet to send next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Departure {
     pub(super) sequence: u64,
@@ -82,7 +82,7 @@ pub(super) struct Outbound {
     probes: u32,
     /// Packets allowed regardless of the window.
     free: u32,
-    /// When the latest ack-eliciting packet was sent.
+    /// The time at which the latest ack-eliciting packet was sent.
     latest_at: Nanos,
     overdue_at: Option<Nanos>,
     /// An ack-eliciting packet without a fragment.

@@ -1,4 +1,4 @@
-//! How descriptors become fragments, and fragments become transfers.
+//! The conversion of descriptors into fragments, and of fragments into transfers.
 //!
 //! ```text
 //! fragment   chunks, until it is full
@@ -43,11 +43,11 @@ const ANSWERS_MAX: usize = 4096;
 /// The longest transfer, in bytes.
 pub(super) const TRANSFER_MAX: u64 = (1 << 31) - 1;
 
-/// Why a connection breaks.
+/// The reason why a connection breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionFailure {
     pub(super) reason: Reason,
-    /// Which of the peer's descriptors failed here.
+    /// The peer's descriptor that failed here.
     pub(super) failed: Option<(u64, Status)>,
 }
 

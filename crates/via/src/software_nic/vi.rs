@@ -18,16 +18,16 @@ pub(super) struct SoftwareVi<P> {
     pub(super) attempt: Option<ConnectAttempt<P>>,
     pub(super) connection: Option<Box<SoftwareConnection<P>>>,
     pub(super) sends: VecDeque<PostedSend>,
-    /// How many at the front of `sends` have begun to depart.
+    /// The number of descriptors at the front of `sends` that have begun to depart.
     pub(super) begun: usize,
-    /// How many send descriptors of this connection have ended: the ordinal of the first in `sends`.
+    /// The number of send descriptors of this connection that have ended: the ordinal of the first in `sends`.
     pub(super) ended: u64,
     pub(super) receives: VecDeque<PostedReceive>,
     /// A descriptor has failed, which breaks the connection once those before it are done.
     pub(super) is_halted: bool,
     /// Its earliest pending timer.
     pub(super) timer: Option<u64>,
-    /// Whether it is in the queue of VIs with something to send.
+    /// True if it is in the queue of VIs with something to send.
     pub(super) is_ready: bool,
 }
 

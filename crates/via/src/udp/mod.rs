@@ -47,7 +47,7 @@ const BUFFER_BYTES: usize = 4 << 20;
 /// The most packets that the kernel takes in one call: UDP_MAX_SEGMENTS of old kernels.
 const SEGMENTS_MAX: usize = 64;
 
-/// What IP and UDP put before a packet, in bytes.
+/// The bytes that IP and UDP put before a packet.
 const HEADERS_V4: usize = 20 + 8;
 const HEADERS_V6: usize = 40 + 8;
 

@@ -176,12 +176,12 @@ pub(super) struct SocketSet {
     other: usize,
     polls_left: u32,
     polls: u32,
-    /// How many sockets still have to be found empty before the set counts as empty.
+    /// The number of sockets that still have to be found empty before the set counts as empty.
     unswept: usize,
     /// The peer without a socket of its own that was sent the most, and its lead over all others.
     busiest_peer: Option<SocketAddr>,
     busiest_lead: u32,
-    /// Whether connecting a socket has failed, so that it is not tried again.
+    /// True if connecting a socket has failed, so that it is not tried again.
     has_connect_failed: bool,
 }
 

@@ -60,7 +60,7 @@ impl VerbsConfig {
     }
 }
 
-/// Why a NIC was not opened.
+/// The reason why a NIC was not opened.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -102,7 +102,7 @@ pub enum OpenError {
     TooWeak {
         /// The device.
         device: String,
-        /// What it lacks.
+        /// The feature that it lacks.
         what: &'static str,
     },
     /// The socket for callers failed.

@@ -36,11 +36,11 @@ use crate::{
     },
 };
 
-/// How long a caller may take to identify itself, and an accepted one to confirm.
+/// The time that a caller may take to identify itself, and an accepted one to confirm.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the last frame is kept for the other side to read.
+/// The time for which the last frame is kept for the other side to read.
 const LINGER_TIME: Duration = Duration::from_secs(2);
-/// How long the device may take to complete a descriptor that the peer has reported as failed, and the
+/// The time that the device may take to complete a descriptor that the peer has reported as failed, and the
 /// peer to report why a descriptor has failed: longer than the device retries.
 pub(super) const FAILURE_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most callers that have not yet proved that they know the secret, and the most that wait for an answer.
@@ -49,7 +49,7 @@ const REQUESTS_MAX: usize = 4096;
 /// The most sockets served per poll, and the most frames of each.
 const EVENTS_MAX: usize = 64;
 const FRAMES_MAX: usize = 16;
-/// How often a queue is polled for flushed completions when a queue pair ends: devices take microseconds.
+/// The number of polls of a queue for flushed completions when a queue pair ends: devices take microseconds.
 const FLUSH_POLLS: usize = 32;
 
 /// A control connection and its stage.

@@ -24,12 +24,12 @@ use crate::auth::{TAG_BYTES, is_same};
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_COUNT: u32 = 3;
-/// How long bytes may stay unacknowledged before the control connection ends, in milliseconds.
+/// The time that bytes may stay unacknowledged before the control connection ends, in milliseconds.
 const USER_TIMEOUT_MS: u32 = 10_000;
 /// The most bytes that wait to be sent: several of the longest frames.
 const OUTBOX_MAX: usize = 4 * FRAME_MAX;
 
-/// Why a control connection ended.
+/// The reason why a control connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ControlError {
     /// No NIC listens at that address.
@@ -53,7 +53,7 @@ pub(super) struct ControlConnection {
     received: u64,
     /// The kernel has not reported yet that the connection is established.
     is_dialing: bool,
-    /// Whether epoll watches for room to write.
+    /// True if epoll watches for room to write.
     pub(super) wants_room: bool,
 }
 

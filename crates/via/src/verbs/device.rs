@@ -23,7 +23,7 @@ const DESCRIPTORS: u32 = 256;
 /// Inline sizes in bytes, tried in this order: devices differ, and do not report theirs.
 const INLINE_BYTES: [u32; 3] = [256, 128, 64];
 
-/// How many VIs share a completion queue of the device.
+/// The number of VIs that share a completion queue of the device.
 const VIS_PER_QUEUE: u32 = 16;
 
 pub(super) struct Device {

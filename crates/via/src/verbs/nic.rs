@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// How often the sockets are polled while awake.
+/// The interval between polls of the sockets while awake.
 const SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// The most batches of completions taken from one queue before others get their turn.
 const BATCHES_MAX: usize = 32;

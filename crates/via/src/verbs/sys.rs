@@ -450,11 +450,11 @@ pub(super) struct LocalPort {
     pub(super) has_gid: bool,
 }
 
-/// How many time-outs end a connection. Seven is the most.
+/// The number of time-outs that end a connection. Seven is the most.
 const RETRIES: u8 = 7;
 /// The time-out for an acknowledgement: 4.096 µs times two to the power of this, 67 ms.
 const TIMEOUT: u8 = 14;
-/// How many routers a packet may pass.
+/// The number of routers that a packet may pass.
 const HOPS: u8 = 64;
 
 /// A queue pair.
@@ -507,7 +507,7 @@ impl QueuePair {
         check(unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &raw mut values, which) })
     }
 
-    /// Makes it ready for receive descriptors. What was posted before is dropped.
+    /// Makes it ready for receive descriptors. Descriptors posted before are dropped.
     pub(super) fn reset(&self, local_port: LocalPort, attributes: &ViAttributes) -> io::Result<()> {
         let mut values = ffi::ibv_qp_attr::zeroed();
         values.qp_state = ibv_qp_state::IBV_QPS_RESET;

@@ -32,7 +32,7 @@ pub(super) struct NicState {
     pub(super) events: VecDeque<NicEvent>,
 }
 
-/// A completion queue of the consumer: what was taken from its device queues.
+/// A completion queue of the consumer: the completions taken from its device queues.
 #[derive(Default)]
 pub(super) struct Cq {
     pub(super) completions: VecDeque<Completion>,
@@ -120,7 +120,7 @@ pub(super) fn parts(number: u64) -> (u32, Queue, u32) {
     (low(number >> 32), queue, low(number) & COUNT_MASK)
 }
 
-/// Why a VI is about to break. Later variants are more reliable evidence.
+/// The reason why a VI is about to break. Later variants are more reliable evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ViFault {
     /// The device has ended the queue pair: a peer has accessed memory that it may not.
@@ -133,7 +133,7 @@ pub(super) enum ViFault {
     Silence,
 }
 
-/// What the sender of a message is told about its descriptor.
+/// The fault of a descriptor that the sender of a message is told about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ReceiveFault {
     Nothing,
@@ -184,7 +184,7 @@ pub(super) struct VerbsVi {
     pub(super) connect_request: Option<ConnectRequest>,
     /// Sends in a row that are not signaled at the device.
     pub(super) unsignaled_count: u32,
-    /// A failing descriptor is in flight: what is posted behind it is not carried out.
+    /// A failing descriptor is in flight: descriptors posted behind it are not carried out.
     pub(super) is_spoiled: bool,
     pub(super) fault: Option<ViFault>,
     /// The status that the peer has reported for a descriptor of this side, and when the device must

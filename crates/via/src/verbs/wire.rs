@@ -44,13 +44,13 @@ pub(super) struct CallFrame {
     /// The NIC that is meant, and the one that calls.
     pub(super) to: [u8; 16],
     pub(super) from: [u8; 16],
-    /// Whether the call is for a peer that calls too, not for a listener.
+    /// True if the call is for a peer that calls too, not for a listener.
     pub(super) is_peer: bool,
     pub(super) discriminator: Vec<u8>,
     pub(super) answer: PeerParameters,
 }
 
-/// What each side reveals about itself.
+/// The facts that each side reveals about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PeerParameters {
     pub(super) reliability: Reliability,

@@ -16,7 +16,7 @@ use super::CACHE_LINE;
 /// Shorter copies are over before a prefetched line arrives, in bytes.
 const AHEAD_MIN_BYTES: usize = 2 * AHEAD_BYTES;
 
-/// How far ahead of the copy lines are prefetched, in bytes. Measured: 512 to 1024 work, 2048 is too far.
+/// The distance ahead of the copy at which lines are prefetched, in bytes. Measured: 512 to 1024 work, 2048 is too far.
 const AHEAD_BYTES: usize = 1024;
 
 /// Prefetches a cache line for writing. Any address is allowed.

@@ -26,7 +26,7 @@ pub enum Operation {
 pub struct LocalSegment {
     /// The registered memory.
     pub memory: MemoryHandle,
-    /// Where the piece begins, in bytes from the beginning of that memory.
+    /// The beginning of the piece, in bytes from the beginning of that memory.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
@@ -41,7 +41,7 @@ pub struct LocalSegment {
 pub struct RemoteSegment {
     /// The key by which the peer names its memory.
     pub key: RemoteKey,
-    /// Where the place begins, in bytes from the beginning of that memory.
+    /// The beginning of the place, in bytes from the beginning of that memory.
     pub offset: u64,
 }
 
@@ -80,11 +80,11 @@ pub struct SendDescriptor<'a> {
 pub struct ReceiveDescriptor<'a> {
     /// Returned by the completion.
     pub cookie: u64,
-    /// Where the data of a send goes, in order. May be empty for RDMA writes with immediate data.
+    /// The destination of a send's data, in order. May be empty for RDMA writes with immediate data.
     pub segments: &'a [LocalSegment],
 }
 
-/// Which queue of a VI a completion belongs to.
+/// The queue of a VI that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a VI has two")]
 pub enum Queue {
@@ -94,7 +94,7 @@ pub enum Queue {
     Receive,
 }
 
-/// How a descriptor ended: VIA's status.
+/// The outcome of a descriptor: VIA's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
@@ -152,7 +152,7 @@ pub struct Completion {
     pub queue: Queue,
     /// The descriptor's cookie.
     pub cookie: u64,
-    /// How it ended.
+    /// The outcome of the descriptor.
     pub status: Status,
     /// The bytes transferred; for a write with immediate data, those that the peer wrote.
     pub length: u64,

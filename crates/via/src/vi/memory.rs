@@ -33,7 +33,7 @@ const PART_BYTES: usize = 512;
 #[error("{length} bytes at {offset} are not inside {size} bytes of memory, or not aligned")]
 #[non_exhaustive]
 pub struct OutOfBounds {
-    /// Where the access begins.
+    /// The beginning of the access, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,

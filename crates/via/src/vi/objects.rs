@@ -1,4 +1,4 @@
-//! What every provider keeps for its consumer: registered memory and its rights, completion queues, and what all VIs
+//! The state that every provider keeps for its consumer: registered memory and its rights, completion queues, and what all VIs
 //! have in common.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -298,7 +298,7 @@ impl Objects {
     }
 }
 
-/// What VIs of all providers have: attributes and state, and the descriptors and completions of their two queues.
+/// The state that VIs of all providers have: attributes and state, and the descriptors and completions of their two queues.
 #[derive(Debug)]
 pub(crate) struct ViCore {
     pub(crate) id: ViId,

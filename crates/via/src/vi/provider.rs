@@ -56,7 +56,7 @@ pub struct Connect<'a> {
     pub discriminator: &'a [u8],
     /// Bytes for the peer's consumer, at most 1024.
     pub greeting: &'a [u8],
-    /// By when the connection is there or has failed.
+    /// The time by which the connection is there or has failed.
     pub deadline: Instant,
 }
 

@@ -23,7 +23,7 @@
 //! | [`deregister`](RegistrationCache::deregister) | the entry that was named | `invalidations` |
 //!
 //! Registered memory is *in use* while a [`Registered`] of it lives, a buffer while any clone of it lives.
-//! What is in use is never evicted, so the cache holds at most its bounds, or what is in use if that is more.
+//! Memory in use is never evicted, so the cache holds at most its bounds, or what is in use if that is more.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -113,12 +113,12 @@ enum RegistrationKind {
 #[derive(Debug)]
 struct CacheEntry {
     region: Region,
-    /// What users hold. All entries with the same address hold clones of one memory.
+    /// The memory that users hold. All entries with the same address hold clones of one memory.
     memory: Memory,
     kind: RegistrationKind,
     /// One for the entry, and one for each [`Registered`].
     lease: Arc<()>,
-    /// When it was last used: a count of calls.
+    /// The time of its last use: a count of calls.
     used: u64,
 }
 

@@ -9,14 +9,14 @@ use super::{
     wire::{KEY_BYTES_MAX, VALUE_BYTES_MAX, WireError},
 };
 
-/// Why a call on a [`World`](super::World) failed.
+/// The reason why a call on a [`World`](super::World) failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// The deadline came first. The operation continues: call again to wait longer.
     #[error("the deadline passed before {what}")]
     TimedOut {
-        /// What was waited for.
+        /// The event that was waited for.
         what: String,
     },
     /// The launcher is gone; nothing more can be learned about the other ranks.
@@ -72,7 +72,7 @@ pub enum WorldError {
     Environment {
         /// The variable's name.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The problem with the value.
         problem: String,
     },
     /// This process has already joined its world: clone the [`World`](super::World).
@@ -112,7 +112,7 @@ pub enum WorldError {
     /// More than a launcher keeps for one rank.
     #[error("more than {limit} {what}: no launcher keeps so many for one rank")]
     TooMany {
-        /// What there is too much of.
+        /// The kind of the things that are too many.
         what: &'static str,
         /// The limit.
         limit: usize,
@@ -141,7 +141,7 @@ impl WorldError {
     }
 }
 
-/// Why a rendezvous over TCP refuses a rank.
+/// The reason why a rendezvous over TCP refuses a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[non_exhaustive]
 pub enum JoinRefusal {

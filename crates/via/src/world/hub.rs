@@ -41,10 +41,10 @@ pub type SharedFrame = Arc<[u8]>;
 #[derive(Debug)]
 pub struct Hub {
     identity: Identity,
-    /// From which the keys of pairs are derived. No rank learns it.
+    /// The secret from which the keys of pairs are derived. No rank learns it.
     pair_master: Option<Secret>,
     members: Vec<MemberRecord>,
-    /// What has happened so far, for ranks that join late. At most three events for each rank.
+    /// The events so far, for ranks that join late. At most three events for each rank.
     events: Vec<WorldEvent>,
     /// For each key, the ranks that ask for it and whose value each wants.
     questions: BTreeMap<String, BTreeSet<(Rank, Option<Rank>)>>,
@@ -61,7 +61,7 @@ struct MemberRecord {
     /// The last barrier that it entered, and the last that it was let through.
     entered: u32,
     passed: u32,
-    /// What it has put, as the frames that carry it.
+    /// The values that it has put, as the frames that carry them.
     values: BTreeMap<String, SharedFrame>,
     open_gets: usize,
 }

@@ -13,7 +13,7 @@ use super::{
     wire::{HubReply, HubRequest, VERSION, WireError},
 };
 
-/// What a rank knows.
+/// The state of a rank in a rendezvous.
 #[derive(Debug, Default)]
 pub(super) struct Member {
     pub(super) membership: Option<Membership>,
@@ -32,7 +32,7 @@ pub(super) struct Member {
     waiters: Waiters,
 }
 
-/// Why nothing more will be received.
+/// The reason why nothing more will be received.
 #[derive(Debug)]
 enum MemberFailure {
     Lost,

@@ -196,7 +196,7 @@ impl Membership {
     }
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RankExit {
@@ -234,7 +234,7 @@ pub enum WorldEvent {
     Ended {
         /// The rank.
         rank: Rank,
-        /// How it ended.
+        /// The way in which it ended.
         ending: RankExit,
     },
 }

@@ -25,7 +25,7 @@ use super::{
     socket::{Framed, SocketLink},
 };
 
-/// Whether this process has taken its descriptor: there is one, and it has one owner. Swapped by the thread
+/// True if this process has taken its descriptor: there is one, and it has one owner. Swapped by the thread
 /// that joins; the value alone carries meaning.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 

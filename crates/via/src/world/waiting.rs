@@ -1,4 +1,4 @@
-//! How a rank waits for its launcher, over any protocol and any link.
+//! The wait of a rank for its launcher, over any protocol and any link.
 
 use std::{
     fmt,

@@ -110,7 +110,7 @@ pub enum HubReply {
     },
 }
 
-/// Why bytes are not a message.
+/// The reason why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -281,7 +281,7 @@ impl HubReply {
 #[derive(Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    /// How many of `bytes` were already returned.
+    /// The number of `bytes` that were already returned.
     taken: usize,
 }
 

@@ -74,7 +74,7 @@ fn circles(file: &str, config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Whether what is sent to `target` arrives at the listener of this host.
+/// Returns whether what is sent to `target` arrives at the listener of this host.
 fn arrives_at(target: &EndpointUri, listen: &EndpointUri) -> bool {
     let ((EndpointUri::Tcp(to), EndpointUri::Tcp(own))
     | (EndpointUri::Udp(to), EndpointUri::Udp(own))) = (target, listen)
@@ -154,7 +154,7 @@ impl<'a> UniqueResources<'a> {
     }
 }
 
-/// Whether two listeners cannot exist at once: the same port, and an address that includes the other.
+/// Returns whether two listeners cannot exist at once: the same port, and an address that includes the other.
 fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
     let ((EndpointUri::Tcp(one), EndpointUri::Tcp(other))
     | (EndpointUri::Udp(one), EndpointUri::Udp(other))) = (one, other)

@@ -17,7 +17,7 @@ use thiserror::Error;
 /// The maximum size of a configuration file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Why a configuration is refused.
+/// The reason why a configuration is refused.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     #[error("{file} cannot be read: {source}")]
@@ -275,7 +275,7 @@ fn name_of(given: Option<String>, word: &'static str, counts: &mut BTreeMap<&str
     given.unwrap_or_else(|| format!("{word}-{count}"))
 }
 
-/// Whether a number of connections is within the limits.
+/// Returns whether a number of connections is within the limits.
 pub(super) fn is_connection_count(count: u32) -> bool {
     (1..=CONNECTIONS_MAX).contains(&i64::from(count))
 }

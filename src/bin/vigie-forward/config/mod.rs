@@ -170,7 +170,7 @@ pub(crate) struct Relay {
     #[arg(long, value_enum, value_name = "FORM")]
     pub(crate) framed: Option<LengthForm>,
 
-    /// When the first byte of a message may be sent on.
+    /// The condition under which the first byte of a message may be sent on.
     #[arg(long, value_enum, default_value_t, requires = "framed")]
     pub(crate) frame_mode: FrameMode,
 
@@ -196,11 +196,11 @@ pub(crate) struct Frames {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) path: PathChoice,
 
-    /// How this process waits for frames, where it forwards them itself.
+    /// The way in which this process waits for frames, where it forwards them itself.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) waiting: WaitMode,
 
-    /// What this process does with frames that hold several segments (GRO, TSO).
+    /// The treatment of frames that hold several segments (GRO, TSO) by this process.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) segments: SegmentsChoice,
 

@@ -24,7 +24,7 @@ fn nearest<'a>(given: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a 
         .map(|(_, word)| word)
 }
 
-/// How many letters are wrong, missing, too many, or swapped with the next. Case, and `-` for `_`, do not count.
+/// Returns the number of letters that are wrong, missing, too many, or swapped with the next. Case, and `-` for `_`, do not count.
 fn distance(one: &str, other: &str) -> usize {
     let plain = |word: &str| word.to_ascii_lowercase().replace('-', "_");
     strsim::osa_distance(&plain(one), &plain(other))

@@ -27,7 +27,7 @@ use crate::{
 /// A future of the control thread.
 pub(crate) type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Why a flow cannot run.
+/// The reason why a flow cannot run.
 #[derive(Debug, Error)]
 pub(crate) enum FlowError {
     #[error("{what}: {source}")]
@@ -40,7 +40,7 @@ pub(crate) enum FlowError {
 
 /// The arguments for starting a flow.
 pub(crate) struct StartContext<'a> {
-    /// Where flows report events.
+    /// The mailbox to which flows report events.
     pub(crate) mailbox: &'a Rc<Mailbox<InstanceEvent>>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) trait Prepared {
     fn start(self: Box<Self>, context: &StartContext<'_>) -> Result<Box<dyn Running>, FlowError>;
 }
 
-/// How a flow ended.
+/// The end of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drained {
     /// Connections that were cut at the deadline.

@@ -97,7 +97,7 @@ pub(crate) enum Change {
     Addresses { interface: u32, own: SourceAddresses },
 }
 
-/// Whether the cache may differ from the kernel's tables.
+/// The state of the cache: equal to the kernel's tables, or perhaps not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "silently removed routes stay known until the kernel is queried again"]
 pub(crate) enum CacheState {

@@ -28,7 +28,7 @@ const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400;
 const BUFFER_BYTES: usize = 64 * 1024;
 /// The receive buffer: enough for some ten thousand changes. If more are lost, that is noticed.
 const RECEIVE_BYTES: usize = 8 << 20;
-/// How often a query is repeated if the tables changed during the answer.
+/// The number of times that a query is repeated if the tables changed during the answer.
 const TRIES_MAX: u32 = 5;
 /// The maximum number of packets of one answer: of 16 KiB or more, so some ten million routes.
 const PACKETS_MAX: u32 = 100_000;
@@ -39,7 +39,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// The minimum interval between queries.
 const ASK_PERIOD: Duration = Duration::from_millis(200);
 
-/// Why the kernel's routes are unknown.
+/// The reason why the kernel's routes are unknown.
 #[derive(Debug, Error)]
 pub(crate) enum MonitorError {
     #[error("the routing socket of the kernel: {0}")]
@@ -124,7 +124,7 @@ pub(crate) struct NetlinkMonitor {
     table: u32,
     buffer: Vec<u8>,
     cache: NetlinkCache,
-    /// When to query the whole state, if necessary.
+    /// The time at which to query the whole state, if necessary.
     dump_at: Option<Instant>,
     dumped_at: Instant,
     /// The number of queries since the start.

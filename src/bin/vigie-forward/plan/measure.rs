@@ -29,7 +29,7 @@ const SIZES: [usize; 2] = [64, 1500];
 const BATCH: usize = 64;
 /// The number of rounds.
 const ROUNDS: u32 = 200;
-/// How often to look for a sent packet before it counts as lost.
+/// The number of looks for a sent packet before it counts as lost.
 const LOOKS_MAX: u32 = 1_000_000;
 /// The TTL of frames at first; a program that runs again sees one less.
 const TTL: u8 = 255;

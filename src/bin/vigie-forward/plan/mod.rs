@@ -21,7 +21,7 @@ const RATE_ASSUMED: u32 = 10_000;
 /// The time limit of a measurement in a process of its own, in seconds.
 const PROBE_S: &str = "20";
 
-/// Why there is no plan.
+/// The reason why there is no plan.
 #[derive(Debug, Error)]
 pub(crate) enum PlanError {
     #[error("measuring {what}: {source}")]

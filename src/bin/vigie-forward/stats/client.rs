@@ -18,10 +18,10 @@ use super::{
 };
 use crate::cli::StatsArgs;
 
-/// How long an instance may take to answer.
+/// The time that an instance may take to answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug, Error)]
 pub(crate) enum ClientError {
     #[error(transparent)]

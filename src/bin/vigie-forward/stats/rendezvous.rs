@@ -1,4 +1,4 @@
-//! How clients find instances: a socket in a well-known folder.
+//! The rendezvous of clients with instances: a socket in a well-known folder.
 
 use std::{
     env, fs, io,
@@ -17,7 +17,7 @@ const SUFFIX: &str = ".sock";
 /// The maximum number of files examined in a folder.
 const FILES_MAX: usize = 10_000;
 
-/// Why no instance was found, or the socket could not be created.
+/// The reason why no instance was found, or the socket could not be created.
 #[derive(Debug, Error)]
 pub(crate) enum RendezvousError {
     #[error("another instance serves {}: end it, or choose another --stats-socket", path.display())]

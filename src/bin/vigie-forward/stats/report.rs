@@ -39,12 +39,12 @@ pub(crate) struct FlowReport {
     pub(crate) between: String,
     /// The path: `splice`, `xdp-native`, `af-packet`.
     pub(crate) path: String,
-    /// Why not a better one; may be empty.
+    /// The reason why it is not a better one; may be empty.
     #[serde(default)]
     pub(crate) because: String,
     /// `host` or `nic`.
     pub(crate) side: String,
-    /// How often it has moved between the sides.
+    /// The number of times that it has moved between the sides.
     pub(crate) migrations: u64,
     /// Packets, or connections.
     pub(crate) units: u64,
@@ -60,7 +60,7 @@ pub(crate) struct FlowReport {
 pub(crate) struct RoutesReport {
     pub(crate) routes: u64,
     pub(crate) neighbours: u64,
-    /// How often the kernel was queried again after the start, because of possible silent changes.
+    /// The number of times that the kernel was queried again after the start, because of possible silent changes.
     pub(crate) asked_again: u64,
     /// Kernel messages that could not be parsed.
     pub(crate) unreadable: u64,

@@ -13,9 +13,9 @@ use vigie::{
 const READERS_MAX: u32 = 16;
 /// The longest line of a client.
 const LINE_BYTES_MAX: u64 = 256;
-/// How long a client may take to send a request, or to take its answer.
+/// The time that a client may take to send a request, or to take its answer.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long accepting pauses after a failure: descriptors may be short.
+/// The time for which accepting pauses after a failure: descriptors may be short.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Turns a request into a line of JSON.

@@ -1,4 +1,4 @@
-//! How the members of a group find each other and get its shared memory.
+//! The bootstrap of a group: its members find each other and get its shared memory.
 
 use std::{
     fmt,
@@ -469,7 +469,7 @@ async fn connect(
     }
 }
 
-/// Why a group was not formed.
+/// The reason why a group was not formed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ShmFormationError {
@@ -530,7 +530,7 @@ pub enum ShmFormationError {
     /// The kernel refused a call.
     #[error("{doing}: {source}")]
     Io {
-        /// What the call was for.
+        /// The operation that the call was for.
         doing: &'static str,
         /// The kernel's error.
         #[source]

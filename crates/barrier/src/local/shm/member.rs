@@ -19,7 +19,7 @@ use crate::{
     sync::Ordering,
 };
 
-/// How long a thread sleeps before it checks whether a member is gone: this bounds the time until it reports a killed
+/// The time that a thread sleeps before it checks whether a member is gone: this bounds the time until it reports a killed
 /// member, and the damage of a lost wake-up of a hostile member.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -335,7 +335,7 @@ const HANG_UPS: u32 = 1;
 /// Before a sleep, the member's slot says that it needs a wake.
 struct Sleeper {
     state: Arc<MemberState>,
-    /// Why checking for gone members failed.
+    /// The error with which checking for gone members failed.
     error: Option<io::Error>,
 }
 

@@ -43,7 +43,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct MemberSlot {
-    /// How many barriers it has entered. Written only by the member (release), after it has arrived; read by members
+    /// The number of barriers it has entered. Written only by the member (release), after it has arrived; read by members
     /// that found it gone (acquire).
     pub(super) entered: AtomicU32,
     /// Non-zero: it sleeps, or is about to, where only its liveness socket wakes it. Set by the member before the

@@ -26,7 +26,7 @@ pub(super) struct DeadlineHeap {
     nodes: Vec<HeapNode>,
     /// By the key's index: the place in `nodes`.
     places: Vec<u32>,
-    /// When no more timers than this are left, checks whether `places` can shrink.
+    /// The number of timers at or below which a removal checks if `places` can shrink.
     trim_at: usize,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Waiters {
     first: Option<Waker>,
     /// The other waiters with places. Memory for the largest number at once is kept until the slot is reset.
     more: Option<Box<Slab<Waker>>>,
-    /// How many times the waiters with places were woken.
+    /// The number of times that the waiters with places were woken.
     round: u64,
 }
 

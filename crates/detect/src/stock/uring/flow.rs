@@ -47,7 +47,7 @@ enum OperationState {
     Moving,
 }
 
-/// How a request ends.
+/// The end of a request, as its waiter is told of it.
 #[derive(Debug)]
 #[must_use = "the waiter is told of the end"]
 pub(super) enum Ending {
@@ -73,7 +73,7 @@ pub(super) enum Landing {
     Over(Ending),
 }
 
-/// What the detector must do for a cancellation.
+/// The consequence of a cancellation for the detector.
 #[derive(Debug)]
 #[must_use = "a request that the kernel works on must be cancelled there"]
 pub(super) enum Cancelled {

@@ -91,7 +91,7 @@ pub struct Uring {
     /// Receives that found no buffer, and streams whose waiter has no room, oldest first.
     starved: Vec<Key>,
     lagging: Vec<Key>,
-    /// When to try again after the kernel had no resources for an entry.
+    /// The time at which to try again after the kernel had no resources for an entry.
     retry_at: Option<Instant>,
     /// Set once the ring cannot be entered any more.
     failed: Option<i32>,

@@ -163,7 +163,7 @@ pub(super) enum Verb {
     Send,
 }
 
-/// How much of a buffer a request covers.
+/// The extent of a buffer that a request covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Part,

@@ -20,10 +20,10 @@ pub(super) enum Job {
     Cancel(Key),
 }
 
-/// How long to wait after the kernel had no resources.
+/// The time to wait after the kernel had no resources.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// How many times one poll goes through submission and completion before it leaves the rest to the
+/// The number of times that one poll goes through submission and completion before it leaves the rest to the
 /// next.
 const PASSES_MAX: usize = 4;
 

@@ -1,4 +1,4 @@
-//! Why io_uring cannot be used here, and what to do about it.
+//! The error for a machine without io_uring, and its remedies.
 
 use std::{error::Error, fmt, fs, io};
 
@@ -7,7 +7,7 @@ use std::{error::Error, fmt, fs, io};
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct UringUnavailable {
-    /// What is missing; its `Display` says what to do.
+    /// The missing part; its `Display` says what to do.
     pub missing: Missing,
     /// The kernel's error.
     pub source: io::Error,

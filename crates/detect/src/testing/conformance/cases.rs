@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::WaitError;
 
-/// How far a request has come when it is cancelled.
+/// The progress of a request when it is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Point {
     /// Its future was never polled.

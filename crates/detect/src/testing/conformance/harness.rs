@@ -131,7 +131,7 @@ pub enum Hosts {
     Both,
 }
 
-/// Which event it is.
+/// The identity of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
 pub enum EventIdentity {
@@ -145,7 +145,7 @@ pub enum EventIdentity {
     End,
 }
 
-/// Which request an event is for.
+/// The assignment of events to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "an event is for one request, or for any")]
 pub enum Addressing {
@@ -214,6 +214,6 @@ pub struct Memory {
     pub live: usize,
     /// The number of these that the kernel or a device may write to at this moment.
     pub in_flight: usize,
-    /// How many were freed while the kernel or a device could still write to them.
+    /// The number that were freed while the kernel or a device could still write to them.
     pub freed_in_flight: usize,
 }

@@ -16,7 +16,7 @@
 //! All randomness comes from one seed, which a violation reports: `SIM_SEED` replays it.
 //!
 //! # Limits
-//! Whether callbacks block (rule 1) is not checked: a callback that waits for its own handle hangs
+//! The suite does not check that callbacks do not block (rule 1): a callback that waits for its own handle hangs
 //! the suite, as it would hang a server.
 //!
 //! # Examples

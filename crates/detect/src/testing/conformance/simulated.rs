@@ -22,7 +22,7 @@ use crate::{
 const NAME: &str = "simulation";
 /// Requests and events of one run. Below the minimum `index_count_max`.
 const COUNT: usize = 36;
-/// The maximum duration of a run; what is still owed to a task by then is lost.
+/// The maximum duration of a run; an event that a task still lacks by then is lost.
 const HORIZON: Duration = Duration::from_secs(3600);
 
 /// The state that the tasks of one run share.

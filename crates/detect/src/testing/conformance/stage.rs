@@ -34,7 +34,7 @@ impl Host {
     }
 }
 
-/// How many steps may pass in virtual time before an event counts as lost: enough for a polled
+/// The number of steps in virtual time after which an event counts as lost: enough for a polled
 /// detector whose polls have become rare.
 const STEPS_MAX: usize = 10_000;
 

@@ -43,7 +43,7 @@ impl SuiteConfig {
     }
 }
 
-/// What was tested, and held.
+/// A report of the tests that passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {

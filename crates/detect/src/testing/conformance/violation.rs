@@ -43,7 +43,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Where a violation was seen, and how to see it again.
+/// The place where a violation was seen, and the seed that shows it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct At {
@@ -62,7 +62,7 @@ impl fmt::Display for At {
     }
 }
 
-/// How a detector broke its contract.
+/// A violation of the contract by a detector.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Violation {
@@ -72,18 +72,18 @@ pub enum Violation {
         rule: Rule,
         /// The number of the request.
         request: usize,
-        /// What was seen instead.
+        /// A description of what was seen instead.
         saw: String,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// A request received an event before any that it could receive had happened.
     Spurious {
         /// The number of the request.
         request: usize,
-        /// What was seen.
+        /// A description of what was seen.
         saw: String,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// An event was delivered twice.
@@ -92,7 +92,7 @@ pub enum Violation {
         event: usize,
         /// The number of the request that received it again.
         request: usize,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// A request received another request's event.
@@ -103,7 +103,7 @@ pub enum Violation {
         request: usize,
         /// The number of the event.
         event: usize,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// The events of a stream came in a different order than they happened.
@@ -112,41 +112,41 @@ pub enum Violation {
         expected: usize,
         /// The number of the event that came.
         found: usize,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// Memory was freed while the kernel or a device could still write to it.
     FreedInFlight {
         /// The number of requests.
         count: usize,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// Ended requests were never freed.
     Lingering {
         /// The number of requests.
         live: usize,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// A timed event came at the wrong time.
     DeadlineMissed {
         /// The number of the request.
         request: usize,
-        /// When it was due.
+        /// The time at which it was due.
         due: Instant,
-        /// What was seen.
+        /// A description of what was seen.
         saw: String,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// A request outlived the server.
     NotEnded {
         /// The number of the request.
         request: usize,
-        /// What was seen.
+        /// A description of what was seen.
         saw: String,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// A callback panicked.
@@ -155,7 +155,7 @@ pub enum Violation {
         callback: &'static str,
         /// The panic's message.
         message: String,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// A request ended with an error although nothing was wrong.
@@ -164,7 +164,7 @@ pub enum Violation {
         request: usize,
         /// The error.
         error: WaitError,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// The same seed led to two different runs.
@@ -173,14 +173,14 @@ pub enum Violation {
         first: u64,
         /// The hash of the second trace.
         second: u64,
-        /// Where.
+        /// The place.
         at: At,
     },
     /// The harness could not be created; this says nothing about the detector.
     Setup {
         /// The factory's error.
         error: SetupError,
-        /// Where.
+        /// The place.
         at: At,
     },
 }

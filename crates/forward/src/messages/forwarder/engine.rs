@@ -31,7 +31,7 @@ use crate::model::Sees;
 /// The maximum number of packets taken from one source before it is the next one's turn.
 const PACKETS_PER_TURN: usize = 32;
 
-/// Where the algorithm runs, and how.
+/// The place where the algorithm runs, and its mode.
 pub(in crate::messages) enum Execution {
     Nic { algorithm: Box<dyn Algorithm>, is_cut: bool },
     Host(ProgramChannel),

@@ -36,7 +36,7 @@ pub struct ForwarderReport {
     pub dropped: u64,
     /// Messages for unknown or disconnected destinations, and those whose source ended before they were complete.
     pub lost: u64,
-    /// How long the engine ran.
+    /// The time that the engine ran.
     pub elapsed: Duration,
     /// Processor time of the engine's thread, the paper's network processor.
     pub engine_cpu: Duration,

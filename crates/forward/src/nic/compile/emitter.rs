@@ -22,7 +22,7 @@ use crate::{
 
 /// The length of the frame in bytes.
 pub(super) const LENGTH: i16 = -8;
-/// Where the frame ends.
+/// The end of the frame.
 pub(super) const END: i16 = -16;
 /// The length of the IP packet, and of what follows its header, in bytes.
 pub(super) const PACKET_LENGTH: i16 = -24;
@@ -34,7 +34,7 @@ pub(super) const FRAGMENT: i16 = -56;
 /// The outgoing port, or [`NOWHERE`].
 pub(super) const OUT: i16 = -64;
 pub(super) const NOW: i16 = -72;
-/// Whether a copy is to be sent.
+/// True if a copy is to be sent.
 pub(super) const COPY: i16 = -80;
 /// The EtherType after the tags, in network order.
 pub(super) const ETHER_TYPE: i16 = -88;
@@ -84,7 +84,7 @@ pub(super) const LATER: i32 = 2;
 
 const NOWHERE: i32 = -1;
 
-/// What is known about packets in a part of the program.
+/// The kind of packets in a part of the program, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum NetworkKind {
     /// Nothing: headers were not read.
@@ -107,7 +107,7 @@ impl NetworkKind {
     }
 }
 
-/// What the stages of a program need.
+/// The needs of a program's stages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
     pub(super) headers: bool,
@@ -489,7 +489,7 @@ impl<'a> Emitter<'a> {
     }
 
     /// Writes code for each part that later stages may change: `write` gets its size, its place in the packet, and the
-    /// one where it is saved. Which parts of the transport's header these are is found out when the program runs.
+    /// one where it is saved. The program finds out as it runs which parts of the transport's header these are.
     fn each_saved(
         &mut self,
         kind: NetworkKind,

@@ -18,7 +18,7 @@ use crate::{
     tables::Prefix,
 };
 
-/// Whether a rule can match packets of a kind that arrive here, as far as known at compile time.
+/// Returns whether a rule can match packets of a kind that arrive here, as far as known at compile time.
 fn may_mean(rule: &FilterRule, kind: NetworkKind, ingress: crate::packet::Port) -> bool {
     let (port, ether_type) = rule.frames();
     let (source, destination, protocol) = rule.packets();

@@ -30,7 +30,7 @@ use crate::{
     stages::{ChecksumMode, Meter},
 };
 
-/// How to treat packets that a program cannot handle: those with IPv6 extension headers; IPv4 packets that are to be
+/// The treatment of packets that a program cannot handle: those with IPv6 extension headers; IPv4 packets that are to be
 /// fragmented; and where flows are translated, everything but complete packets of flows that the host has begun, as well as
 /// TCP segments that open or close a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -123,7 +123,7 @@ impl NicConfig {
     }
 }
 
-/// Why a pipeline can only run on the host.
+/// The reason why a pipeline can only run on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CompileError {
@@ -182,7 +182,7 @@ fn stock<'a>(stages: &[&'a dyn Stage]) -> Result<Vec<StockStage<'a>>, CompileErr
     stages.iter().enumerate().map(describe).collect()
 }
 
-/// Whether a stage changes bytes.
+/// Returns whether a stage changes bytes.
 fn writes(stock: &StockStage<'_>) -> bool {
     match stock {
         StockStage::Rewrite(rewrite) => {
@@ -194,7 +194,7 @@ fn writes(stock: &StockStage<'_>) -> bool {
     }
 }
 
-/// Whether a stage may change bytes covered by a checksum of the transport.
+/// Returns whether a stage may change bytes covered by a checksum of the transport.
 fn changes_transport(stock: &StockStage<'_>) -> bool {
     match stock {
         StockStage::Rewrite(rewrite) => rewrite.addresses() != (None, None),
@@ -278,7 +278,7 @@ pub(super) fn compile(
     Ok(Compiled { layout, programs })
 }
 
-/// Whether a stage works without reading headers.
+/// Returns whether a stage works without reading headers.
 fn reads_nothing(stock: &StockStage<'_>) -> bool {
     match stock {
         StockStage::Rewrite(rewrite) => rewrite.addresses() == (None, None),

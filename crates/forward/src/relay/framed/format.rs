@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 named! {
-    /// How a message's length is encoded before its bytes. The length counts the bytes that follow it, not itself.
+    /// The encoding of a message's length before its bytes. The length counts the bytes that follow it, not itself.
     ///
     /// | format | bytes | used by |
     /// | --- | --- | --- |

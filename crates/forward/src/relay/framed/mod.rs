@@ -8,7 +8,7 @@ pub use format::{FrameError, FrameHeader, LengthFormat};
 pub use planner::FrameMode;
 pub(super) use pump::FramedPump;
 
-/// How a relay divides streams into messages.
+/// The division of a relay's streams into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "give it to `RelayBuilder::framing`"]
 pub struct Framing {

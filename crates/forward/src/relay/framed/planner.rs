@@ -29,7 +29,7 @@ const FORGET_AFTER: u32 = 64;
 /// The number of messages over which costs are smoothed.
 const SMOOTHING: u64 = 4;
 
-/// How messages of a framed relay are forwarded.
+/// The mode in which messages of a framed relay are forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameMode {

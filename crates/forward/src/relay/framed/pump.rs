@@ -51,7 +51,7 @@ pub(in crate::relay) struct FramedPump {
     framing: Framing,
     planner: FlowPlanner,
     buffer: Option<Buffer>,
-    /// Whether the buffer comes from the budget for messages.
+    /// True if the buffer comes from the budget for messages.
     is_store: bool,
     /// An index of [`SIZES`].
     size: usize,
@@ -65,7 +65,7 @@ pub(in crate::relay) struct FramedPump {
     wakes_at: u64,
     /// The mode of the last message; the work of sending it counts towards the next one.
     last_mode: Option<SwitchingMode>,
-    /// When the receiver stopped accepting bytes, and for how long it had done so earlier, since the last message
+    /// The time at which the receiver stopped accepting bytes, and for how long it had done so earlier, since the last message
     /// ended.
     blocked_since: Option<Instant>,
     blocked: Duration,
@@ -73,7 +73,7 @@ pub(in crate::relay) struct FramedPump {
     work: Option<Duration>,
     /// The thread's processor time up to which `work` is counted, while a turn is measured.
     counted_to: Option<Duration>,
-    /// Why reading has stopped. Messages received completely before are sent first.
+    /// The reason why reading has stopped. Messages received completely before are sent first.
     refused: Option<FrameError>,
     has_ended: bool,
 }

@@ -16,9 +16,9 @@ const PACKETS_MAX: usize = 1024;
 /// is dropped, or the new one. First fragments and whole packets need no room here (RFC 4787, REQ-14a).
 const HELD_MAX: usize = 256;
 const HELD_OF_SENDER_MAX: usize = 64;
-/// How long they wait.
+/// The time that they wait.
 const HELD: Duration = Duration::from_secs(2);
-/// How long fragments are expected: as long as receivers wait for the rest (RFC 1122, §3.3.2, at the lower end; RFC
+/// The time for which fragments are expected: as long as receivers wait for the rest (RFC 1122, §3.3.2, at the lower end; RFC
 /// 8200, §4.5).
 const WAITED: Duration = Duration::from_secs(60);
 

@@ -188,7 +188,7 @@ impl Nat {
     }
 }
 
-/// What the table follows of a TCP segment.
+/// Returns the fields of a TCP segment that the table follows.
 fn progress(headers: &Headers, frame: &[u8]) -> Option<TcpProgress> {
     if headers.transport != Transport::Tcp {
         return None;

@@ -42,7 +42,7 @@ pub struct NatTuple {
     pub source: NatEndpoint,
     /// The destination.
     pub destination: NatEndpoint,
-    /// Whether it is an echo reply; only echoes need the direction. With the identifier 0, request and reply have the
+    /// True for an echo reply; only echoes need the direction. With the identifier 0, request and reply have the
     /// same ends.
     pub is_echo_reply: bool,
 }
@@ -88,7 +88,7 @@ impl NatTuple {
         }
     }
 
-    /// Whether it is of an echo, which has one identifier for both sides.
+    /// Returns whether it is of an echo, which has one identifier for both sides.
     pub(crate) const fn is_echo(&self) -> bool {
         matches!(self.protocol, ICMP | ICMPV6)
     }

@@ -60,7 +60,7 @@ pub enum NatChange {
     Removed(NatFlow),
 }
 
-/// How full a [`NatTable`] is, and what that has cost so far.
+/// The usage of a [`NatTable`], and the flows evicted and refused so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NatUsage {
@@ -87,7 +87,7 @@ impl NatUsage {
     }
 }
 
-/// Why a flow cannot be translated.
+/// The reason why a flow cannot be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NatError {
@@ -208,7 +208,7 @@ struct NatTableInner {
 /// rests as long as possible.
 ///
 /// # Bounds
-/// Where room is lacking, flows are evicted: first unanswered ones, the oldest first, then those that were answered but
+/// If there is no room, flows are evicted: first unanswered ones, the oldest first, then those that were answered but
 /// not used again, or have ended. A host beyond its [share](NatTableBuilder::host_percent) loses its own, else the largest host loses
 /// one. Established flows are never evicted.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use std::{
 
 use fastrand::Rng;
 
-/// How much a flow has to lose: what has the least is evicted first.
+/// The standing of a flow: the one with the least to lose is evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// No answer has come.
@@ -18,7 +18,7 @@ pub(super) enum Standing {
     Assured,
 }
 
-/// What one inside host has.
+/// The share of one inside host.
 #[derive(Debug, Default)]
 pub(super) struct HostShare {
     pub(super) flows: usize,

@@ -65,7 +65,7 @@ enum Phase {
 #[derive(Debug)]
 struct NatEntry {
     flow: NatFlow,
-    /// Whose ports it uses, and the inside host whose share it counts against.
+    /// The pool whose ports it uses, and the inside host whose share it counts against.
     pool: PoolKey,
     host: IpAddr,
     /// The mappings of its source and of its destination.
@@ -164,7 +164,7 @@ impl NatLimits {
         usize::from(self.ports.1.saturating_sub(self.ports.0)) + 1
     }
 
-    /// What one host may have of something.
+    /// Returns the share that one host may have of something.
     fn share(&self, of: usize) -> usize {
         (of * usize::from(self.host_percent) / 100).max(1)
     }

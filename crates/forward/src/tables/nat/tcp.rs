@@ -1,4 +1,4 @@
-//! What the table knows of a TCP connection: enough to tell a segment of its ends from a forged one.
+//! The state of a TCP connection in the table: enough to tell a segment of its ends from a forged one.
 
 use crate::packet::{Tcp, TcpFlags};
 
@@ -52,14 +52,14 @@ pub(super) struct TcpSide {
     /// Its window, in bytes.
     window: u32,
     shift: u8,
-    /// Whether it has sent a FIN.
+    /// True if it has sent a FIN.
     has_closed: bool,
     /// A segment with FIN or RST outside the other end's window as far as that was known.
     doubtful: Option<TcpProgress>,
 }
 
 impl TcpSide {
-    /// Whether this end accepts a segment: it overlaps the window (RFC 9293, §3.10.7.4; RFC 5961, §3.2).
+    /// Returns whether this end accepts a segment: it overlaps the window (RFC 9293, §3.10.7.4; RFC 5961, §3.2).
     fn accepts(&self, tcp: &TcpProgress) -> bool {
         let Some(expects) = self.expects else { return false };
         let before = |a: u32, b: u32| a.wrapping_sub(b) > u32::MAX / 2;

@@ -1,4 +1,4 @@
-//! What the supervisor sees when it looks at all threads, which threads it calls, and when it looks again.
+//! The supervisor's census of all threads, from which it decides which threads to call and when to look again.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::lane::Account;
 
-/// How often the supervisor looks while threads are inside long polls, another thread watches, and nothing
+/// The interval between the supervisor's looks while threads are inside long polls, another thread watches, and nothing
 /// waits: as late as the watchdog for a brief poll of a reserve thread may fire, so that such polls do not
 /// set it.
 const BACKSTOP: Duration = Duration::from_millis(2);
@@ -32,21 +32,21 @@ const ENDLESS: u32 = 2_000;
 /// they hold costs another one. 4 ms by default.
 const LONG: u32 = 4;
 
-/// What the supervisor did before.
+/// The supervisor's past actions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SupervisorHistory {
     /// The length of a long poll.
     pub(crate) look: Duration,
-    /// How many long polls ago a reserve thread was called.
+    /// The number of long polls since a reserve thread was called.
     pub(crate) call: u128,
-    /// How long ago a reserve thread was last allowed to take any task.
+    /// The time since a reserve thread was last allowed to take any task.
     pub(crate) any: Duration,
 }
 
 /// A snapshot of all threads.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Census {
-    /// When it was taken, in nanoseconds.
+    /// The time at which it was taken, in nanoseconds.
     now: u64,
     /// Threads inside long polls.
     pub(crate) caught: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Census {
     free_reserves: usize,
     computing_reserves: usize,
     delayed_reserves: usize,
-    /// How long the one that began last has waited.
+    /// The time that the one that began last has waited.
     delayed_for: Duration,
     reaction_waits: bool,
     waiting_count: usize,

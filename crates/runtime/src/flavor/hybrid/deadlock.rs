@@ -1,4 +1,4 @@
-//! Whether all threads sleep waiting for a task that itself waits for a thread: a pure decision.
+//! Detection of a deadlock: all threads sleep waiting for a task that itself waits for a thread. A pure decision.
 //!
 //! Reaching the thread limit alone is not a deadlock: threads that compute will switch, and so will those
 //! that sleep for a time or for something outside. It is one if every thread sleeps in the kernel inside a
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use vigie_detect::Instant;
 
-/// How long nothing must have moved.
+/// The time for which nothing must have moved.
 const STANDS_FOR: Duration = Duration::from_secs(1);
 
-/// How often the threads' clocks are read meanwhile: one system call each.
+/// The interval between readings of the threads' clocks meanwhile: one system call each.
 const MEASURE_EVERY: Duration = Duration::from_millis(250);
 
 /// A fingerprint that changes if any thread makes progress: if it is equal twice, nothing has moved in
@@ -35,7 +35,7 @@ impl Standstill {
     }
 }
 
-/// What was seen before.
+/// The observations so far.
 #[derive(Debug, Default)]
 pub(crate) struct DeadlockWatch {
     since: Option<(Instant, Standstill)>,

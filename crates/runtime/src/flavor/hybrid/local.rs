@@ -41,11 +41,11 @@ pub(super) struct Local<S> {
     /// The expected time of the tasks that the present poll has woken, in nanoseconds.
     pub(super) woken_ns: Cell<u64>,
     pub(super) sampler: Sampler,
-    /// Whether the present look or sleep has woken a task.
+    /// The wake-ups by the present look or sleep.
     pub(super) woken_at: Cell<Woken>,
 }
 
-/// Whether a look has woken a task, and when.
+/// The tasks that a look has woken: none, one or several, and the time of the first.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Woken {
     None,

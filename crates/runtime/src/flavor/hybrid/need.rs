@@ -21,7 +21,7 @@ pub(crate) struct Situation {
     pub(crate) computing_reserves: usize,
     /// Reserve threads whose polls are long because they wait for a processor, as far as is known.
     pub(crate) delayed_reserves: usize,
-    /// For how many long polls the one of them that began last has waited.
+    /// The number of long polls for which the one of them that began last has waited.
     pub(crate) delayed_looks: u128,
     /// A reaction waits behind a long poll.
     pub(crate) reaction_waits: bool,

@@ -443,9 +443,9 @@ pub(crate) struct Turns {
     /// The time at which the watchdog was due as the worker last fell asleep, and the number of short sleeps in a row before.
     fires_at: u64,
     short_sleeps: u8,
-    /// Since when a reserve thread runs a short task beside computing workers.
+    /// The time since which a reserve thread runs a short task beside computing workers.
     extra_since: Option<u64>,
-    /// Since when a reserve thread runs a task of any kind beside endlessly computing workers.
+    /// The time since which a reserve thread runs a task of any kind beside endlessly computing workers.
     any_since: Option<u64>,
 }
 

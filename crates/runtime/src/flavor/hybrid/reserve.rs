@@ -38,7 +38,7 @@ const WORDS: usize = RESERVES_MAX / 64;
 pub(crate) struct Reserves {
     /// One bit for each thread that is not a spare. Set by the supervisor, cleared by the thread.
     serving: [AtomicU64; WORDS],
-    /// How many bits are set, or about to be.
+    /// The number of bits that are set, or about to be.
     serving_count: AtomicUsize,
     state: RealMutex<ReservesState>,
     /// One per slot: signalled when its spare is called, and for the shutdown.
@@ -59,7 +59,7 @@ struct ReservesState {
     was_at_bound: bool,
 }
 
-/// How many threads recently slept in the kernel at once: that many will probably do so again, so their
+/// The number of threads that recently slept in the kernel at once: that many will probably do so again, so their
 /// substitutes are kept. Threads called for other reasons do not count: they are few, and needed rarely.
 #[derive(Debug, Default)]
 struct Demand {
@@ -286,7 +286,7 @@ impl Reserves {
     }
 }
 
-/// How many of the stuck threads the warning names.
+/// The most stuck threads that the warning names.
 const NAMED_MAX: usize = 8;
 
 /// Names some of the stuck threads: where their tasks were spawned, and where they sleep in the kernel.

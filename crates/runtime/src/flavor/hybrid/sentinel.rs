@@ -1,4 +1,4 @@
-//! Which reserve thread is in the poller: the sentinel, which others may have to wake.
+//! The sentinel: the reserve thread in the poller, which others may have to wake.
 //!
 //! ```text
 //!   a thread that queues a task    the sentinel

@@ -58,7 +58,7 @@ pub(crate) struct HybridShared {
     pub(super) watchdog: Watchdog,
     /// Threads that sleep in the kernel inside a poll, and those that compute in their place.
     pub(super) blocked: Blocked,
-    /// What reserve threads run. Set by the supervisor.
+    /// The tasks that reserve threads run. Set by the supervisor.
     pub(super) serves: AtomicCell<ReserveMode>,
     /// Some thread is inside a long poll, as far as the supervisor knows.
     pub(super) has_long_polls: AtomicBool,

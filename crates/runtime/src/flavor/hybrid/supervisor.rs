@@ -26,7 +26,7 @@ pub(super) struct Supervisor {
     shared: Arc<HybridShared>,
     driver: Driver,
     last_call: Instant,
-    /// When a reserve thread was last allowed to take any task.
+    /// The time at which a reserve thread was last allowed to take any task.
     last_any: Instant,
     deadlock: DeadlockWatch,
 }

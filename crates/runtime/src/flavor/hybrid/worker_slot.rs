@@ -1,4 +1,4 @@
-//! What the supervisor may know about a thread that runs tasks: whether it is inside a poll, since when, and
+//! The state of a thread that runs tasks, as the supervisor sees it: whether it is inside a poll, since when, and
 //! of which task.
 
 use std::{panic::Location, time::Duration};
@@ -15,7 +15,7 @@ use crate::{
 /// Written by the thread that owns the slot, read by any thread. `Relaxed`: a stale value makes the
 /// supervisor look again a little later, or help once too often.
 pub(crate) struct WorkerSlot {
-    /// When the present poll began, in nanoseconds; zero while nothing is polled.
+    /// The beginning of the present poll, in nanoseconds; zero while nothing is polled.
     began: AtomicU64,
     /// The task's polls are usually brief, by processor time: if this one is late, the thread probably waits
     /// for a processor.
@@ -24,7 +24,7 @@ pub(crate) struct WorkerSlot {
     /// it decided holds its thread. The supervisor's.
     doubted: AtomicU64,
     seen: AtomicU64,
-    /// Where the task that is polled was spawned.
+    /// The place at which the task that is polled was spawned.
     site: AtomicCell<Option<&'static Location<'static>>>,
     /// Key of its name among the live tasks, plus one; zero if it has no name.
     name_key: AtomicU32,
@@ -40,7 +40,7 @@ pub(crate) struct WorkerSlot {
     blocked: AtomicU64,
     /// It is a reserve thread that replaces no other thread.
     is_extra: AtomicBool,
-    /// Until when the supervisor need not check whether the thread sleeps, and how long that interval was.
+    /// The time until which the supervisor need not check whether the thread sleeps, and the length of that interval.
     /// The supervisor's.
     asked: AtomicCell<SleepCheck>,
     /// A poll, by its beginning, and the thread's processor time when it was found to be long, in nanoseconds.
@@ -54,7 +54,7 @@ pub(crate) struct WorkerSlot {
     thread: AtomicU32,
 }
 
-/// How long after the first check the supervisor checks again whether a thread sleeps; the interval doubles
+/// The time after the first check at which the supervisor checks again whether a thread sleeps; the interval doubles
 /// each time, up to the second value.
 pub(super) const ASK_AGAIN_NS: u64 = 100_000;
 const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
@@ -64,7 +64,7 @@ const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
 const ASK_SLEEPER_NS: u64 = 2_000_000;
 const ASK_SLEEPER_MAX_NS: u64 = 100_000_000;
 
-/// How long a poll that was expected to sleep is assumed to.
+/// The time for which a poll that was expected to sleep is assumed to.
 const ASK_EXPECTED_NS: u64 = 5_000_000;
 
 /// A thread that has used this much processor time in a poll since the poll was found to be long computes.
@@ -84,11 +84,11 @@ struct SleepCheck {
     slept_at: Option<u64>,
 }
 
-/// How many threads sleep in the kernel inside a poll: the same number of others may compute in their place.
+/// The number of threads that sleep in the kernel inside a poll: the same number of others may compute in their place.
 #[derive(Debug)]
 pub(crate) struct Blocked {
     count: AtomicUsize,
-    /// How many of them replaced no other thread when they fell asleep. If they were replaced to compute,
+    /// The number of them that replaced no other thread when they fell asleep. If they were replaced to compute,
     /// more threads would compute than there are workers.
     extra: AtomicUsize,
     /// Reserve threads that compute. Never raised above the count without the extra ones.

@@ -48,7 +48,7 @@ pub(crate) struct SimulatedShared {
     is_ending: AtomicBool,
 }
 
-/// What a node keeps when its process starts anew.
+/// The parts of a node that outlive a restart of its process.
 #[derive(Clone)]
 pub(crate) struct SimulatedMachine {
     pub(crate) disk: Arc<SimulatedDisk>,

@@ -1,4 +1,4 @@
-//! What the polls of a run take, in real time and in number: tasks that wait in the kernel, and tasks that get nowhere.
+//! The pace of a run's polls, in real time and in number: it shows tasks that wait in the kernel, and tasks that get nowhere.
 
 use std::{
     cell::{Cell, RefCell},
@@ -32,12 +32,12 @@ thread_local! {
     static POLLED_IN: RefCell<Option<PolledIn>> = const { RefCell::new(None) };
 }
 
-/// What a thread polls in a simulation: a task, or the future of `block_on`.
+/// The task that a thread polls in a simulation, or the future of `block_on`.
 pub(crate) struct PolledIn {
     pub(crate) world: Arc<SimulatedWorld>,
     node: NodeId,
     site: &'static Location<'static>,
-    /// How often std's clock was read in this poll.
+    /// The number of readings of std's clock in this poll.
     readings: Cell<u32>,
 }
 
@@ -105,9 +105,9 @@ pub(crate) fn polled_in<T>(use_it: impl FnOnce(&PolledIn) -> T) -> Option<T> {
 
 /// The polls of one `block_on`.
 pub(super) struct Pace {
-    /// When the last poll ended, in real time. Nothing but warnings depends on it.
+    /// The end of the last poll, in real time. Nothing but warnings depends on it.
     last: Instant,
-    /// How often the thread had slept in the kernel then, and had waited for a page of memory.
+    /// The number of times that the thread had slept in the kernel then, and had waited for a page of memory.
     sleeps: (u64, u64),
     polls_max: u64,
     /// Polls since nothing was ready.

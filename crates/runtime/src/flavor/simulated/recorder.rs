@@ -1,4 +1,4 @@
-//! What a world records of its run, and which of its faults it leaves out.
+//! The record of a world's run, and the faults that the run leaves out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,12 +16,12 @@ use crate::{
     task_cell::{AbortHandle, Id},
 };
 
-/// What a run leaves out, to find out what a failure needs.
+/// The parts of a run to leave out, to find out what a failure needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FaultPlan {
     /// The faults that happen, by their index; `None` for all.
     pub(crate) kept: Option<BTreeSet<u32>>,
-    /// How many nodes the test has that asks for a number.
+    /// The number of nodes of a test that asks for a number.
     pub(crate) size: Option<usize>,
     /// Nothing is said of a failure.
     pub(crate) is_quiet: bool,
@@ -31,7 +31,7 @@ pub(crate) struct FaultPlan {
 pub(crate) struct Recorder {
     pub(crate) log: TraceLog,
     clock: Arc<VirtualClock>,
-    /// The system's random numbers, for who asks for them.
+    /// The system's random numbers, for tasks that ask for them.
     random: RealMutex<fastrand::Rng>,
     tasks: RealMutex<RecordedTasks>,
     faults: RealMutex<FaultCount>,

@@ -23,7 +23,7 @@ struct WallClockState {
     /// The last time at which it was set or changed its pace, in real time, and what it showed then, in nanoseconds.
     since: Instant,
     shown: i128,
-    /// How much it is too fast, in parts per million.
+    /// The rate at which it gains time, in parts per million.
     drift_ppm: i32,
 }
 

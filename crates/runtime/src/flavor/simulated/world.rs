@@ -50,7 +50,7 @@ pub(super) fn runs_here(world: Option<&SimulatedWorld>) -> bool {
     RUNS.try_with(is_it).unwrap_or(false)
 }
 
-/// What a task wants to happen to a node before the next poll.
+/// A fault that a task causes at a node before the next poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The machine stops.
@@ -124,7 +124,7 @@ impl ReadyTasks {
     }
 }
 
-/// Why a run fails between two polls.
+/// The reason why a run fails between two polls.
 pub(crate) enum Failure {
     /// The panic of a node's program, whose message was printed.
     Panic(Box<dyn Any + Send>),
@@ -415,7 +415,7 @@ impl Visit {
     }
 }
 
-/// What runs next.
+/// The next to run.
 enum Drawn {
     Task(Arc<SimulatedShared>, Runnable),
     /// The future of `block_on`.

@@ -1,4 +1,4 @@
-//! What AF_XDP shares with the kernel: four rings, and the program that redirects frames to them.
+//! The parts of AF_XDP that are shared with the kernel: four rings, and the program that redirects frames to them.
 //!
 //! # Invariants
 //! - xdp-1: the offsets of a ring were checked against its mapping when it was made, and an index is masked

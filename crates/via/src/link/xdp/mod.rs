@@ -46,7 +46,7 @@ const KICKS_MAX: usize = 64;
 const FLAG_GENERIC: u32 = 2;
 const FLAG_NATIVE: u32 = 4;
 
-/// How the frames of a queue are transferred.
+/// The mode in which the frames of a queue are transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XdpMode {
@@ -87,7 +87,7 @@ pub(super) struct Xdp {
     /// The end of the places for received frames.
     receive_end: u64,
     mode: XdpMode,
-    /// Whether the kernel polls the network card when it is called.
+    /// True if the kernel polls the network card when it is called.
     polls: bool,
     is_kick_due: bool,
     received: u64,

@@ -38,7 +38,7 @@ const ROOM_BYTES_MIN: usize = 16;
 /// The longest name of a key-value space.
 const SPACE_BYTES_MAX: usize = 256;
 
-/// What a rank knows.
+/// The state of a rank under a PMI-1 launcher.
 pub(super) struct Client {
     rank: Rank,
     size: u32,
@@ -96,7 +96,7 @@ enum GetState {
     Missing,
 }
 
-/// Why nothing more will be received.
+/// The reason why nothing more will be received.
 enum PmiFailure {
     Lost,
     Broken(PmiError),

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// Why a launcher that speaks PMI-1 cannot be understood or used.
+/// The reason why a launcher that speaks PMI-1 cannot be understood or used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PmiError {
@@ -58,7 +58,7 @@ pub enum PmiError {
     /// The launcher carries too little to be useful.
     #[error("{what} of at most {limit} bytes, where {needed} are needed")]
     TooShort {
-        /// What the limit is for.
+        /// The text that is limited.
         what: &'static str,
         /// The launcher's limit.
         limit: usize,

@@ -19,7 +19,7 @@ const SHOWN_CHARACTERS_MAX: usize = 80;
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     bytes: Vec<u8>,
-    /// How many of `bytes` were already returned.
+    /// The number of `bytes` that were already returned.
     taken: usize,
 }
 

@@ -26,7 +26,7 @@ use super::{
     waiting::{DeadlineWait, HubLink},
 };
 
-/// How long a rank that has asked the launcher to end it waits before it ends itself.
+/// The time that a rank that has asked the launcher to end it waits before it ends itself.
 const ABORT_TIME: Duration = Duration::from_secs(2);
 
 /// A rank of a launcher that speaks PMI-1.

@@ -52,7 +52,7 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What both sides know about a call.
+/// The values of a call that both sides know.
 #[derive(Clone, Copy, Debug)]
 struct HandshakeTranscript {
     challenge: Nonce,

@@ -156,7 +156,7 @@ pub(super) async fn join(
     }
 }
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug)]
 enum CallError {
     Refused(JoinRefusal),

@@ -122,7 +122,7 @@ pub(super) fn host_stages(
 /// Destinations on the link, which are never routed.
 const NOT_ROUTED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "ff00::/8", "fe80::/10"];
 
-/// What every router checks: the checksum of the header, and the addresses.
+/// Returns the checks of every router: the checksum of the header, and the addresses.
 fn checks() -> Vec<Box<dyn Stage>> {
     vec![Box::new(Checksum::verify_header()), Box::new(Filter::martians())]
 }

@@ -1,4 +1,4 @@
-//! What is said about a table of translations that fills up, without I/O.
+//! Log messages about a table of translations that fills up, without I/O.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use vigie::{Instant, forward::tables::NatUsage};
 /// From here on, in percent, a table is nearly full; below the second number it is no longer.
 const NEARLY: usize = 80;
 const NO_LONGER: usize = 70;
-/// How often a full table is reported while that goes on.
+/// The interval at which a full table is reported while that goes on.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// What was said last.
+/// The last messages.
 #[derive(Debug, Default)]
 pub(super) struct Fullness {
     is_nearly_full: bool,
-    /// When evicted and refused flows were last reported, and how many there were.
+    /// The time at which evicted and refused flows were last reported, and the numbers of them.
     reported: Option<(Instant, u64, u64)>,
 }
 

@@ -57,7 +57,7 @@ use crate::{
     stats::FlowReport,
 };
 
-/// How long the kernel polls the network card before a thread that busy-polls sleeps.
+/// The time that the kernel polls the network card before a thread that busy-polls sleeps.
 const BUSY_POLL: Duration = Duration::from_micros(50);
 /// The number of frames of 64 KiB that the kernel buffers, 128 KiB each: of a wire, of each version of IP, and of each
 /// version of IP beside a program that handles segments.
@@ -77,7 +77,7 @@ struct PreparedFrames {
     names: Vec<String>,
     forwarder: Forwarder,
     fib: Fib,
-    /// Whether packets are routed.
+    /// True if packets are routed.
     routes: bool,
     table: u32,
     nat: Option<NatTable>,

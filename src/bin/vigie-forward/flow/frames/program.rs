@@ -56,7 +56,7 @@ pub(super) struct FlowInterface {
     pub(super) networks: Vec<Prefix>,
 }
 
-/// Why the program is not used.
+/// The reason why the program is not used.
 #[derive(Debug)]
 pub(super) enum AttachRefusal {
     /// Missing capabilities.

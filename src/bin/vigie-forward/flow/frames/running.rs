@@ -32,7 +32,7 @@ use crate::{
 
 /// Turns of the pipeline at the end, for packets that still wait.
 const DRAIN_TURNS: usize = 1000;
-/// How often neighbours that the kernel has not confirmed for a while are asked.
+/// The interval at which neighbours that the kernel has not confirmed for a while are asked.
 const REFRESH: Duration = Duration::from_secs(5);
 
 /// A running flow.
@@ -42,7 +42,7 @@ pub(super) struct FramesFlow {
     pub(super) names: Rc<[String]>,
     pub(super) tables: Tables,
     pub(super) program: Option<FrameProgram>,
-    /// Whether it follows the kernel's routes.
+    /// True if it follows the kernel's routes.
     pub(super) routes: bool,
     pub(super) nat: Option<NatTable>,
     pub(super) fullness: Fullness,

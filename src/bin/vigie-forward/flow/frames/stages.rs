@@ -59,7 +59,7 @@ impl Guard {
         last
     }
 
-    /// Whether a packet is for this host, as those are that find link-local neighbours.
+    /// Returns whether a packet is for this host, as those are that find link-local neighbours.
     #[cold]
     fn is_kernels(&mut self, packet: &mut Packet) -> bool {
         let headers = packet.headers().ok();

@@ -57,7 +57,7 @@ pub(crate) struct Completed {
     pub(crate) key: Key,
     pub(crate) result: io::Result<usize>,
     pub(crate) provided: Option<ProvidedBuffer>,
-    /// What the kernel had, if this was the final completion.
+    /// The action that the kernel had, if this was the final completion.
     pub(crate) action: Option<Action>,
 }
 

@@ -1,8 +1,8 @@
-//! What a disk is like, and what fails on it.
+//! The properties of a disk, and its faults.
 
 use std::time::Duration;
 
-/// How a node's simulated disk behaves.
+/// The behaviour of a node's simulated disk.
 ///
 /// Default: an operation takes 50 to 150 µs, the disk is never full, and nothing fails.
 ///

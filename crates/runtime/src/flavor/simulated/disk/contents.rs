@@ -11,11 +11,11 @@ const UNSYNCED_MAX: usize = 1024;
 /// A file's bytes, in memory and on the disk.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// What readers see.
+    /// The bytes that readers see.
     cached: Vec<u8>,
-    /// What the disk surely has.
+    /// The bytes that the disk surely has.
     stored: Vec<u8>,
-    /// What leads from `stored` to `cached`, unless a sync failed.
+    /// The changes that lead from `stored` to `cached`, unless a sync failed.
     unsynced: VecDeque<ContentsChange>,
 }
 
@@ -112,7 +112,7 @@ impl Contents {
         }
     }
 
-    /// The machine stops: what was not synced is lost, torn or kept, as drawn.
+    /// The machine stops: changes that were not synced are lost, torn or kept, as drawn.
     pub(super) fn crash(&mut self, random: &mut fastrand::Rng) {
         self.fail_sync(random);
         self.cached.clone_from(&self.stored);

@@ -44,11 +44,11 @@ struct DiskState {
     tree: Tree,
     config: Disk,
     random: fastrand::Rng,
-    /// How often the machine has crashed.
+    /// The number of times that the machine has crashed.
     crashes: u32,
 }
 
-/// How to open a file.
+/// The mode in which a file is opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenMode {
     pub(crate) read: bool,
@@ -63,7 +63,7 @@ pub(crate) struct OpenMode {
     pub(crate) permissions: u32,
 }
 
-/// What is known of an inode.
+/// The status of an inode.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InodeStatus {
     pub(crate) number: u64,

@@ -16,7 +16,7 @@ pub(super) const ROOT: u64 = 1;
 /// After this many changes of directories without a sync, the simulated kernel writes back the oldest one.
 const JOURNAL_MAX: usize = 1024;
 
-/// How many symbolic links a path may lead through [path_resolution(7)].
+/// The number of symbolic links that a path may lead through [path_resolution(7)].
 const LINKS_MAX: u32 = 40;
 
 const NAME_BYTES_MAX: usize = 255;
@@ -26,9 +26,9 @@ pub(super) struct Inode {
     pub(super) permissions: u32,
     pub(super) created: SystemTime,
     pub(super) modified: SystemTime,
-    /// How many names it has.
+    /// The number of its names.
     pub(super) links: u32,
-    /// How often it is open.
+    /// The number of times that it is open.
     pub(super) opened: u32,
 }
 
@@ -40,15 +40,15 @@ pub(super) enum InodeKind {
 
 #[derive(Default)]
 pub(super) struct Directory {
-    /// What the tasks see.
+    /// The entries that the tasks see.
     pub(super) cached: Entries,
-    /// What the disk surely has.
+    /// The entries that the disk surely has.
     stored: Entries,
 }
 
 pub(super) type Entries = BTreeMap<OsString, u64>;
 
-/// What happens to an entry: in which directory, its name, and the inode that it then has.
+/// A change of an entry: its directory, its name, and the inode that it then has.
 pub(super) type EntryChange = (u64, OsString, Option<u64>);
 
 pub(super) struct Tree {
@@ -58,7 +58,7 @@ pub(super) struct Tree {
     journal: VecDeque<Vec<EntryChange>>,
 }
 
-/// Where a path leads.
+/// The place that a path leads to.
 pub(super) struct Place {
     pub(super) directory: u64,
     /// `None` if the path ends with the root or `..`.
