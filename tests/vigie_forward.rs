@@ -249,6 +249,43 @@ fn dead_targets_are_said() {
     assert!(said.matches("cannot be reached").count() <= 3, "{said}");
 }
 
+/// Goal: connections are divided by the policy and the weights, and the report and the table show what each target got. Method: two
+/// echoes that go round 3 to 1, eight connections of which one stays open, from a file.
+#[test]
+fn targets_share_connections() {
+    let (folder, one, other) = (Folder::new(), echo_server(), echo_server());
+    let socket = folder.path("stats");
+    let text = format!(
+        "[process]\nstats_socket = '{}'\n[[relay]]\nlisten = 'tcp://127.0.0.1:0'\nbalance = 'round-robin'\n\
+         to = [{{ url = '{one}', weight = 3 }}, '{other}']\n",
+        socket.display()
+    );
+    let file = folder.write("flows.toml", &text);
+    let mut relay = Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]);
+    relay.until("forwards; ");
+    let address = relay.address("relay-1");
+    let mut last = connect(address);
+    for _ in 0..7 {
+        exchange(&mut last, b"ahoy");
+        last = connect(address);
+    }
+    exchange(&mut last, b"ahoy");
+    while counter(&socket, "relay-1", "active") > 1 {
+        thread::yield_now();
+    }
+    let shown = &report(&socket)["flows"][0]["targets"];
+    let numbers = |name| [&shown[0][name], &shown[1][name]].map(|number| number.as_u64());
+    assert_eq!(numbers("connections"), [Some(6), Some(2)], "{shown}");
+    assert_eq!(numbers("weight"), [Some(3), Some(1)], "{shown}");
+    assert_eq!(numbers("failures"), [Some(0), Some(0)], "{shown}");
+    // a a b a a a b a: the last one is the heavier's.
+    assert_eq!(numbers("active"), [Some(1), Some(0)], "{shown}");
+    let (_, table, _) = run(&folder, &["stats", "--socket", socket.to_str().expect("text")]);
+    assert!(table.contains("target ") && table.contains(" available "), "{table}");
+    drop(last);
+    assert_eq!(relay.end().code(), 0);
+}
+
 /// Goal: what a killed instance leaves is removed by the next one, which says so. Method: kill -9, of one with a Unix
 /// socket.
 #[test]

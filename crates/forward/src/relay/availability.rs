@@ -50,22 +50,36 @@ struct Failures {
     avoided_until: Option<Instant>,
 }
 
+impl Failures {
+    fn choice(&self, now: Instant) -> Choice {
+        match self.avoided_until {
+            None => Choice::Use,
+            Some(until) if now < until => Choice::Avoid,
+            Some(_) => Choice::Try,
+        }
+    }
+}
+
 impl Availability {
-    /// Returns what the next connection should do.
+    /// Returns what the next connection should do, without claiming a trial for it.
+    pub(super) fn look(&self, now: Instant) -> Choice {
+        if !self.has_failed.load(Ordering::Relaxed) {
+            return Choice::Use;
+        }
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).choice(now)
+    }
+
+    /// Returns what a connection should do that turns to it now; if it is to try, others do not meanwhile.
     pub(super) fn choose(&self, now: Instant) -> Choice {
         if !self.has_failed.load(Ordering::Relaxed) {
             return Choice::Use;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.avoided_until {
-            None => Choice::Use,
-            Some(until) if now < until => Choice::Avoid,
-            Some(_) => {
-                // Others do not try it meanwhile.
-                state.avoided_until = Some(now + TRIAL);
-                Choice::Try
-            }
+        let choice = state.choice(now);
+        if choice == Choice::Try {
+            state.avoided_until = Some(now + TRIAL);
         }
+        choice
     }
 
     /// Records that it was not reached.
@@ -106,10 +120,12 @@ mod tests {
                 now += 500;
             }
             waits.push((now - begin) / 1000);
+            assert_eq!(target.look(at(now)), Choice::Avoid, "it was claimed");
             assert_eq!(target.choose(at(now)), Choice::Avoid, "one tries");
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         // One that does not say how its trial ended does not block the next.
+        assert_eq!(target.look(at(now + 1000)), Choice::Try, "a look claims nothing");
         assert_eq!(target.choose(at(now + 1000)), Choice::Try);
         target.reached();
         assert_eq!(target.choose(at(now + 1000)), Choice::Use);

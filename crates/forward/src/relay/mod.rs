@@ -3,10 +3,11 @@
 //! - [`Relay`]: TCP and Unix streams, any to any. Raw bytes are copied or spliced; framed ones are forwarded message
 //!   by message, stored first or cut through ([`Framing`]).
 //! - [`UdpRelay`]: datagrams, in sessions that expire.
+//! - [`Balance`]: which of several targets a connection or session gets.
 //! - [`ProxyHeader`]: the PROXY protocol, version 2, sent and accepted.
 //!
 //! ```text
-//!   client ──▶ accept ──▶ [PROXY header] ──▶ connect, upstreams in order ──▶ [PROXY header] ──▶ both directions:
+//!   client ──▶ accept ──▶ [PROXY header] ──▶ connect, by policy          ──▶ [PROXY header] ──▶ both directions:
 //!                │                                                              raw: buffer, or pipe in the kernel
 //!                └ waits: connections_max, out of descriptors                   framed: planned for each message
 //! ```
@@ -27,6 +28,7 @@
 //! TCP has, Unix sockets do not. In a framed relay messages that arrived completely before are delivered first.
 
 mod availability;
+mod balance;
 mod buffers;
 mod chooser;
 mod connection;
@@ -45,12 +47,14 @@ mod session;
 mod settings;
 mod stream;
 mod sys;
+mod target;
 mod udp;
 mod upstream;
 mod wait;
 mod yielder;
 
 pub use self::{
+    balance::Balance,
     chooser::Transfer,
     connection::Connection,
     counters::RelayStats,
@@ -60,5 +64,6 @@ pub use self::{
     proxy::{Network, ProxyError, ProxyHeader, ProxyParse},
     relay::{ConnectionTask, Drained, Relay, RelayHandle},
     settings::{BindError, RelayBuilder},
+    target::{TargetState, TargetStats, Upstream},
     udp::{UdpRelay, UdpRelayBuilder, UdpRelayHandle, UdpRelayStats},
 };

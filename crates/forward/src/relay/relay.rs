@@ -19,15 +19,16 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use vigie_detect::{Instant, Server};
 
 use super::{
+    balance::Balancer,
     connection::{Acceptor, Connection, PendingClient},
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
-    health::UpstreamHealth,
     proxy::ProxyHeader,
     resources::RelayResources,
     session::Session,
     settings::RelayBuilder,
+    target::{TargetStats, TargetUse, Targets},
     upstream,
     wait::{Either, is_exhausted, select, timeout, timeout_at},
 };
@@ -105,8 +106,8 @@ pub struct RelayHandle {
 pub(super) struct RelayShared {
     pub(super) settings: RelayBuilder,
     pub(super) resources: RelayResources,
-    /// For each upstream, in order.
-    pub(super) upstream_health: Vec<Arc<UpstreamHealth>>,
+    pub(super) targets: Targets<Endpoint>,
+    pub(super) balancer: Balancer,
     /// Notified when a connection has ended and freed its descriptors.
     pub(super) ended: Notify,
     emptied: Notify,
@@ -147,12 +148,13 @@ impl Relay {
         let (ended, emptied) = (Notify::new(), Notify::new());
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
         let draining = watch::Sender::new(None);
-        let upstream_health =
-            settings.upstreams.iter().map(|to| Arc::new(UpstreamHealth::new(to))).collect();
+        let targets = Targets::new(&settings.upstreams);
+        let balancer = Balancer::new(settings.balance, server.now().as_nanos());
         let shared = Arc::new(RelayShared {
             settings,
             resources,
-            upstream_health,
+            targets,
+            balancer,
             ended,
             emptied,
             is_cutting,
@@ -250,6 +252,12 @@ impl RelayHandle {
         self.shared.resources.counters.snapshot()
     }
 
+    /// Returns the targets at this moment, in order.
+    #[must_use]
+    pub fn targets(&self) -> Vec<TargetStats> {
+        self.shared.targets.stats(self.shared.resources.server.now())
+    }
+
     /// Stops accepting, and cuts the remaining connections after `time`. Does not wait: [`Relay::serve`] returns at the
     /// end. A later call can only move the deadline forward.
     pub fn drain(&self, time: Duration) {
@@ -319,10 +327,10 @@ impl RelayShared {
         let Either::Right(upstream) = connected else { return Err(RelayError::Cut) };
         let client = client.take();
         // A client without an upstream has received nothing, and sees an end of stream.
-        let (upstream, health) = upstream?;
+        let (upstream, used) = upstream?;
         let (framing, idle) = (self.settings.framing, self.settings.idle_timeout);
         let mut session = Session::new((client, upstream), framing, idle, &self.resources);
-        session.report_to(health);
+        session.report_to(Arc::clone(&used.target.health));
         // The session first: most wake-ups are for it.
         let ended = select(session.run(&self.resources), cutting).await;
         match ended {
@@ -338,7 +346,7 @@ impl RelayShared {
         &self,
         client: &Connection,
         reserved: OwnedFd,
-    ) -> Result<(Connection, Arc<UpstreamHealth>), RelayError> {
+    ) -> Result<(Connection, TargetUse<Endpoint>), RelayError> {
         let addresses = client.addresses();
         let own = ProxyHeader::of(addresses);
         let header = if self.is_trusted(client) {
@@ -350,8 +358,12 @@ impl RelayShared {
         } else {
             own
         };
+        let client = match header {
+            ProxyHeader::Tcp { source, .. } => Some(source.ip()),
+            _ => None,
+        };
         let header = self.settings.sends_proxy.then_some(header);
-        upstream::connect(self, header, Some(reserved)).await
+        upstream::connect(self, client, header, Some(reserved)).await
     }
 
     fn is_trusted(&self, client: &Connection) -> bool {

@@ -6,12 +6,14 @@ use thiserror::Error;
 use vigie_detect::Server;
 
 use super::{
+    balance::Balance,
     buffers::{FLOOR_BYTES, budget_for},
     chooser::Transfer,
     endpoint::Endpoint,
     framed::{FrameMode, Framing},
     proxy::Network,
     relay::Relay,
+    target::{Upstream, are_weights},
 };
 
 /// Builds a [`Relay`].
@@ -19,7 +21,8 @@ use super::{
 #[must_use = "`bind` makes the relay"]
 pub struct RelayBuilder {
     pub(super) listen: Endpoint,
-    pub(super) upstreams: Vec<Endpoint>,
+    pub(super) upstreams: Vec<Upstream>,
+    pub(super) balance: Balance,
     pub(super) setup_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
     pub(super) connections_max: usize,
@@ -43,6 +46,7 @@ impl RelayBuilder {
         Self {
             listen,
             upstreams: Vec::new(),
+            balance: Balance::First,
             setup_timeout: Duration::from_secs(5),
             idle_timeout: None,
             connections_max: to_usize(usable * 7 / 16).max(1),
@@ -55,13 +59,16 @@ impl RelayBuilder {
         }
     }
 
-    /// Adds an upstream. Each connection tries them in the order in which they were added.
-    pub fn upstream(mut self, endpoint: impl Into<Endpoint>) -> Self {
-        self.upstreams.push(endpoint.into());
+    /// Adds an upstream: an endpoint, or an [`Upstream`] with a weight. [`balance`](Self::balance) says which one a connection gets.
+    pub fn upstream(mut self, upstream: impl Into<Upstream>) -> Self {
+        self.upstreams.push(upstream.into());
         self
     }
 
     vigie_detect::setters! {
+        /// Sets how connections are divided among the upstreams. Default [`Balance::First`]. Those that fail are passed over.
+        balance: Balance,
+
         /// Sets the time limit for each step of a connection's set-up: for the client to send its PROXY protocol header, and
         /// for connecting to one upstream. Default 5 s; at least 1 ms.
         setup_timeout: Duration,
@@ -122,6 +129,9 @@ impl RelayBuilder {
         if self.upstreams.is_empty() {
             return Err(BindError::NoUpstream);
         }
+        if !are_weights(&self.upstreams) {
+            return Err(BindError::Weight);
+        }
         if self.connections_max == 0 {
             return Err(BindError::NoConnections);
         }
@@ -160,6 +170,9 @@ pub enum BindError {
     /// No upstream was given.
     #[error("there is nowhere to relay to: give at least one upstream")]
     NoUpstream,
+    /// A weight is out of range.
+    #[error("weights must be 1 to 256")]
+    Weight,
     /// The limit of connections is zero.
     #[error("at least one connection must be allowed")]
     NoConnections,

@@ -48,7 +48,7 @@ fn circles(file: &str, config: &Config) -> Result<(), ConfigError> {
         while let Some(&from) = passed.get(next) {
             next += 1;
             for (at, (_, to)) in relays.iter().enumerate() {
-                if !relays[from].1.to.iter().any(|target| arrives_at(target, &to.listen)) {
+                if !relays[from].1.to.iter().any(|target| arrives_at(&target.url, &to.listen)) {
                     continue;
                 }
                 if at == index {
@@ -263,13 +263,13 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         return Err("`to` is empty: it needs at least one endpoint".to_owned());
     }
 
-    for endpoint in relay.to.iter().chain([&relay.listen]) {
+    for endpoint in relay.to.iter().map(|to| &to.url).chain([&relay.listen]) {
         if let EndpointUri::Unix(path) = endpoint {
             socket_path(path)?;
         }
     }
 
-    for to in &relay.to {
+    for to in relay.to.iter().map(|to| &to.url) {
         if is_udp(&relay.listen) != is_udp(to) {
             return Err(format!(
                 "{} and {to} do not fit: datagrams go to udp://, streams to tcp:// or unix:",
@@ -282,10 +282,6 @@ fn relayed(relay: &Relay) -> Result<(), String> {
     }
 
     if is_udp(&relay.listen) {
-        if relay.to.len() > 1 {
-            return Err("datagrams go to one endpoint: UDP does not tell whether it is reachable"
-                .to_owned());
-        }
         if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
             return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
         }

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 
 use super::{
-    CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri, FlowConfig,
-    FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT, IDLE_DEFAULT, Inside, L2, L3,
-    LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports, Process, Publish,
-    Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
+    BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri,
+    FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT, IDLE_DEFAULT,
+    Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports,
+    Process, Publish, Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, TargetUri, Time,
+    WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
     values::one_or_more,
@@ -69,7 +70,9 @@ struct RawRelay {
     name: Option<String>,
     listen: EndpointUri,
     #[serde(deserialize_with = "one_or_more")]
-    to: Vec<EndpointUri>,
+    to: Vec<TargetUri>,
+    #[serde(default)]
+    balance: BalanceChoice,
     #[serde(default)]
     mode: RelayMode,
     idle: Option<Time>,
@@ -218,6 +221,7 @@ impl RawRelay {
         let relay = Relay {
             listen: self.listen,
             to: self.to,
+            balance: self.balance,
             mode: self.mode,
             idle: self.idle.unwrap_or(IDLE_DEFAULT),
             connect: self.connect.unwrap_or(CONNECT_DEFAULT),
@@ -301,7 +305,8 @@ mod tests {
 
         [[relay]]
         listen = "udp://127.0.0.1:53"
-        to = ["udp://192.0.2.1:53"]
+        to = ["udp://192.0.2.1:53", { url = "udp://192.0.2.2:53", weight = 3 }]
+        balance = "random-two"
 
         [[l2]]
         between = ["c", "d"]
@@ -320,7 +325,7 @@ mod tests {
     fn a_file_with_everything() {
         let config = parse("f", ALL).unwrap();
         let flows = config.flows.iter().map(|flow| (flow.name.as_str(), flow.line.unwrap()));
-        let expected = [("l3-1", 5), ("web", 10), ("relay-2", 16), ("l2-1", 20), ("nat-1", 24)];
+        let expected = [("l3-1", 5), ("web", 10), ("relay-2", 16), ("l2-1", 21), ("nat-1", 25)];
         assert_eq!(flows.collect::<Vec<_>>(), expected);
         assert_eq!(config.process.drain.to_string(), "2s");
         let FlowKind::L3(l3) = &config.flows[0].kind else { panic!("{config:?}") };
@@ -329,6 +334,10 @@ mod tests {
         assert_eq!((thresholds.hold.as_secs(), l3.table), (5, 254));
         let FlowKind::Relay(relay) = &config.flows[1].kind else { panic!("{config:?}") };
         assert_eq!((relay.mode, relay.idle.0.as_secs()), (RelayMode::Splice, 300));
+        assert_eq!((relay.to.len(), relay.balance), (1, BalanceChoice::First));
+        let FlowKind::Relay(relay) = &config.flows[2].kind else { panic!("{config:?}") };
+        let weights: Vec<_> = relay.to.iter().map(|to| to.weight).collect();
+        assert_eq!((weights, relay.balance), (vec![1, 3], BalanceChoice::RandomTwo));
     }
 
     /// Goal: errors are reported with the line and the remedy. Method: one error at a time, with words that the message
@@ -395,6 +404,25 @@ mod tests {
             ),
             (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
             (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
+        ] {
+            assert_refused(&text, words);
+        }
+    }
+
+    /// Goal: errors of a relay's targets are reported with the line and the remedy. Method: one error at a time.
+    #[test]
+    fn faults_of_targets_are_named() {
+        let relay = "[[relay]]\nlisten = 'tcp://127.0.0.1:1'\nto = 'tcp://127.0.0.1:2'\n";
+        for (text, words) in [
+            (format!("{relay}balance = 'robin'\n"), &["line 4", "`robin`", "`round-robin`"][..]),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "[{ url = 'tcp://127.0.0.1:2', weight = 0 }]"),
+                &["line 3", "1 to 256"],
+            ),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "[{ url = 'tcp://127.0.0.1:2', wait = 1 }]"),
+                &["line 3", "`wait`", "`weight`"],
+            ),
         ] {
             assert_refused(&text, words);
         }

@@ -15,8 +15,8 @@ pub(crate) use self::{
     check::check,
     file::{ConfigError, read},
     values::{
-        EndpointUri, FrameMode, Inside, LengthForm, PathChoice, Ports, Publish, Range, RelayMode,
-        SegmentsChoice, Time, TransportProtocol, WaitMode,
+        BalanceChoice, EndpointUri, FrameMode, Inside, LengthForm, PathChoice, Ports, Publish,
+        Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol, WaitMode,
     },
 };
 
@@ -81,8 +81,12 @@ impl fmt::Display for FlowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Relay(relay) => {
-                let to: Vec<_> = relay.to.iter().map(EndpointUri::to_string).collect();
-                write!(f, "relays {} to {}", relay.listen, to.join(", or else "))
+                let to: Vec<_> = relay.to.iter().map(TargetUri::to_string).collect();
+                let between = match relay.balance {
+                    BalanceChoice::First => ", or else ",
+                    _ => " and ",
+                };
+                write!(f, "relays {} to {}", relay.listen, to.join(between))
             }
             Self::L2(l2) => write!(f, "passes frames between {}", l2.between.join(" and ")),
             Self::L3(l3) => {
@@ -134,9 +138,15 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "ENDPOINT")]
     pub(crate) listen: EndpointUri,
 
-    /// The target, in the same form; may be repeated: further targets are tried if the first cannot be reached.
+    /// The target, in the same form; may be repeated. `,weight=3` at its end makes its share three times that of a target without;
+    /// weights are 1 to 256.
     #[arg(long, value_name = "ENDPOINT", required = true)]
-    pub(crate) to: Vec<EndpointUri>,
+    pub(crate) to: Vec<TargetUri>,
+
+    /// How connections, or the senders of datagrams, are divided among several targets. Those that cannot be reached are passed
+    /// over.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) balance: BalanceChoice,
 
     /// The way in which bytes are moved.
     #[arg(long, value_enum, default_value_t)]

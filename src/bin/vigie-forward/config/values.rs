@@ -12,7 +12,10 @@ use std::{
 use clap::ValueEnum;
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
+    de::{
+        self, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
 };
 use thiserror::Error;
 use vigie::forward::{relay::Network, tables::Prefix};
@@ -70,6 +73,89 @@ impl fmt::Display for EndpointUri {
             Self::Udp(address) => write!(f, "udp://{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
+    }
+}
+
+/// A target of a relay, with its weight.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TargetUri {
+    pub(crate) url: EndpointUri,
+    pub(crate) weight: u16,
+}
+
+/// The largest weight of a target.
+const WEIGHT_MAX: u16 = 256;
+
+impl TargetUri {
+    fn new(url: EndpointUri, weight: u64) -> Result<Self, BadValue> {
+        match u16::try_from(weight) {
+            Ok(weight) if (1..=WEIGHT_MAX).contains(&weight) => Ok(Self { url, weight }),
+            _ => {
+                Err(BadValue::new(format!("`weight` must be 1 to {WEIGHT_MAX}, and not {weight}")))
+            }
+        }
+    }
+}
+
+impl FromStr for TargetUri {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let Some((url, weight)) = text.rsplit_once(",weight=") else {
+            return Ok(Self { url: text.parse()?, weight: 1 });
+        };
+        let number = weight.parse().map_err(|_| {
+            BadValue::new(format!("`{weight}` must be a weight, as in tcp://192.0.2.1:80,weight=3"))
+        })?;
+        Self::new(url.parse()?, number)
+    }
+}
+
+impl fmt::Display for TargetUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { url, weight: 1 } => url.fmt(f),
+            Self { url, weight } => write!(f, "{url},weight={weight}"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TargetUri {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            url: EndpointUri,
+            #[serde(default = "one")]
+            weight: u64,
+        }
+
+        const fn one() -> u64 {
+            1
+        }
+
+        struct TargetVisitor;
+
+        impl<'de> Visitor<'de> for TargetVisitor {
+            type Value = TargetUri;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a string, or a table as in { url = \"tcp://192.0.2.1:80\", weight = 3 }",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<TargetUri, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<TargetUri, A::Error> {
+                let table = Table::deserialize(MapAccessDeserializer::new(table))?;
+                TargetUri::new(table.url, table.weight).map_err(de::Error::custom)
+            }
+        }
+
+        deserializer.deserialize_any(TargetVisitor)
     }
 }
 
@@ -257,6 +343,23 @@ pub(crate) enum RelayMode {
     Splice,
 }
 
+/// How a relay chooses among its targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BalanceChoice {
+    /// The first that can be reached.
+    #[default]
+    First,
+    /// In turn, as often as the weights say.
+    RoundRobin,
+    /// The one with the fewest open connections for its weight.
+    LeastConnections,
+    /// The less busy one of two that chance picks.
+    RandomTwo,
+    /// Always the same for the same client's address.
+    Hash,
+}
+
 /// The encoding of the length before a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -331,11 +434,15 @@ where
         type Value = Vec<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a string, or a list of strings")
+            f.write_str("one value, or a list of them")
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<T>, E> {
             text.parse().map(|one| vec![one]).map_err(E::custom)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<Vec<T>, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(table)).map(|one| vec![one])
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<T>, A::Error> {
@@ -380,6 +487,14 @@ mod tests {
         for bad in ["", "tcp", "tcp://host:80", "tcp://1.2.3.4", "http://1.2.3.4:80", "unix:"] {
             let error = bad.parse::<EndpointUri>().unwrap_err().to_string();
             assert!(error.contains("must"), "{bad}: {error}");
+        }
+        let target: TargetUri = "unix:/run/a,weight=3,weight=4".parse().unwrap();
+        assert_eq!((target.url.to_string().as_str(), target.weight), ("unix:/run/a,weight=3", 4));
+        assert_eq!(target.to_string().parse(), Ok(target));
+        for bad in ["tcp://[::1]:7,weight=0", "tcp://[::1]:7,weight=257", "tcp://[::1]:7,weight=x"]
+        {
+            let error = bad.parse::<TargetUri>().unwrap_err().to_string();
+            assert!(error.contains("weight"), "{bad}: {error}");
         }
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
         assert_eq!("2h".parse(), Ok(Time(Duration::from_secs(7200))));

@@ -13,19 +13,20 @@ use vigie::{
     Instant, JoinHandle, Runtime,
     detect::clock::monotonic_now,
     forward::relay::{
-        self as library, ConnectionTask, FrameMode as LibraryFrameMode, Framing, LengthFormat,
-        RelayHandle, RelayStats, Transfer, UdpRelayHandle, UdpRelayStats,
+        self as library, Balance, ConnectionTask, FrameMode as LibraryFrameMode, Framing,
+        LengthFormat, RelayHandle, RelayStats, TargetStats, Transfer, UdpRelayHandle,
+        UdpRelayStats, Upstream,
     },
     spawn_local,
 };
 
 use super::{Drained, Draining, FlowError, Prepared, Running, StartContext};
 use crate::{
-    config::{EndpointUri, FrameMode, LengthForm, Relay, RelayMode},
+    config::{BalanceChoice, EndpointUri, FrameMode, LengthForm, Relay, RelayMode, TargetUri},
     instance::InstanceEvent,
     journal::log,
     privileges::Right,
-    stats::FlowReport,
+    stats::{FlowReport, TargetReport},
 };
 
 /// The memory for buffers of one flow, in bytes.
@@ -97,9 +98,12 @@ fn prepare_streams(
         .setup_timeout(relay.connect.0)
         .idle_timeout(Some(relay.idle.0))
         .memory_bytes_max(MEMORY_BYTES_MAX);
-    for to in relay.to.iter().filter_map(endpoint) {
-        builder = builder.upstream(to);
+    for to in &relay.to {
+        if let Some(endpoint) = endpoint(&to.url) {
+            builder = builder.upstream(Upstream::from(endpoint).weight(to.weight));
+        }
     }
+    builder = builder.balance(balance(relay.balance));
 
     let (transfer, path) = match relay.mode {
         RelayMode::Auto => (Transfer::Adaptive, "adaptive"),
@@ -130,13 +134,27 @@ fn prepare_streams(
         error => FlowError::Setting(error.to_string()),
     })?;
 
-    let to: Vec<_> = relay.to.iter().map(EndpointUri::to_string).collect();
-
     // The port that the kernel chose, if the configured one is 0.
-    head.between = format!("{} -> {}", bound.endpoint(), to.join(" | "));
+    head.between = format!("{} -> {}", bound.endpoint(), targets(relay));
     log(format!("flow `{}` listens at {}", head.name, bound.endpoint()));
     let runtime = streams.handle().clone();
     Ok(Box::new(PreparedRelay { head, relay: BoundRelay::Streams(bound), runtime }))
+}
+
+/// The targets as text.
+fn targets(relay: &Relay) -> String {
+    let to: Vec<_> = relay.to.iter().map(TargetUri::to_string).collect();
+    to.join(" | ")
+}
+
+const fn balance(choice: BalanceChoice) -> Balance {
+    match choice {
+        BalanceChoice::First => Balance::First,
+        BalanceChoice::RoundRobin => Balance::RoundRobin,
+        BalanceChoice::LeastConnections => Balance::LeastConnections,
+        BalanceChoice::RandomTwo => Balance::RandomTwo,
+        BalanceChoice::Hash => Balance::Hash,
+    }
 }
 
 fn framing(form: LengthForm, relay: &Relay) -> Framing {
@@ -161,11 +179,17 @@ fn prepare_datagrams(
     relay: &Relay,
     streams: &Runtime,
 ) -> Result<Box<dyn Prepared>, FlowError> {
-    let Some(EndpointUri::Udp(to)) = relay.to.first() else {
-        return Err(FlowError::Setting("datagrams go to udp://".to_owned()));
-    };
+    let mut upstreams = relay.to.iter().filter_map(|to| match to.url {
+        EndpointUri::Udp(address) => Some(Upstream::<SocketAddr>::from(address).weight(to.weight)),
+        _ => None,
+    });
+    let first = upstreams.next();
+    let first = first.ok_or_else(|| FlowError::Setting("datagrams go to udp://".to_owned()))?;
     let sessions = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
-    let builder = library::UdpRelay::builder(listen, *to);
+    let builder = upstreams.fold(library::UdpRelay::builder(listen, first), |builder, upstream| {
+        builder.upstream(upstream)
+    });
+    let builder = builder.balance(balance(relay.balance));
     let builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
@@ -174,7 +198,7 @@ fn prepare_datagrams(
         error => FlowError::Setting(error.to_string()),
     })?;
     head.path = "datagrams".to_owned();
-    head.between = format!("udp:{} -> {}", bound.address(), EndpointUri::Udp(*to));
+    head.between = format!("udp:{} -> {}", bound.address(), targets(relay));
     log(format!("flow `{}` listens at udp:{}", head.name, bound.address()));
     Ok(Box::new(PreparedRelay {
         head,
@@ -270,10 +294,11 @@ impl Running for RunningRelay {
 
 impl AnyRelayHandle {
     fn report(&self, head: &FlowReport) -> FlowReport {
-        match self {
-            Self::Streams(handle) => of_streams(head, &handle.stats()),
-            Self::Datagrams(handle) => of_datagrams(head, &handle.stats()),
-        }
+        let (report, targets) = match self {
+            Self::Streams(handle) => (of_streams(head, &handle.stats()), handle.targets()),
+            Self::Datagrams(handle) => (of_datagrams(head, &handle.stats()), handle.targets()),
+        };
+        FlowReport { targets: targets.into_iter().map(of_target).collect(), ..report }
     }
 }
 
@@ -294,6 +319,17 @@ fn of_datagrams(head: &FlowReport, stats: &UdpRelayStats) -> FlowReport {
         dropped: stats.dropped + stats.refused + stats.overflowed,
         counters: owned(stats.named()),
         ..head.clone()
+    }
+}
+
+fn of_target(stats: TargetStats) -> TargetReport {
+    TargetReport {
+        target: stats.target,
+        weight: stats.weight,
+        state: stats.state.to_string(),
+        active: stats.active,
+        connections: stats.connections,
+        failures: stats.failures,
     }
 }
 

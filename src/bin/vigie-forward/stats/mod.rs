@@ -12,6 +12,6 @@ mod table;
 pub(crate) use self::{
     client::{request, stats},
     rendezvous::{RendezvousError, bind, sweep},
-    report::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
+    report::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport, TargetReport},
     server::serve,
 };

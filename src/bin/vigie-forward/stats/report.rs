@@ -53,6 +53,25 @@ pub(crate) struct FlowReport {
     pub(crate) dropped: u64,
     /// All counters by name.
     pub(crate) counters: BTreeMap<String, u64>,
+    /// The targets of a relay, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) targets: Vec<TargetReport>,
+}
+
+/// A target of a relay, at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TargetReport {
+    /// Its address.
+    pub(crate) target: String,
+    pub(crate) weight: u16,
+    /// `available`, `on trial` or `avoided`.
+    pub(crate) state: String,
+    /// Open connections, or sessions of datagrams.
+    pub(crate) active: u64,
+    /// Connections or sessions so far.
+    pub(crate) connections: u64,
+    /// Failed attempts to reach it.
+    pub(crate) failures: u64,
 }
 
 /// The state of the kernel's routes.
