@@ -286,6 +286,53 @@ fn targets_share_connections() {
     assert_eq!(relay.end().code(), 0);
 }
 
+/// Goal: a target that takes connections to nowhere is down before a client meets it, and used again when it answers; both are said.
+/// Method: a listener whose queue is full, before an echo; then the queue is emptied, and the listener answers.
+#[test]
+fn black_holes_are_found_by_checks() {
+    use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+    let (folder, echo) = (Folder::new(), echo_server());
+    let socket_path = folder.path("stats");
+    let full = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    let any: std::net::SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    bind(&full, &any).expect("a port");
+    listen(&full, 0).expect("bound");
+    let full = TcpListener::from(full);
+    let hole = full.local_addr().expect("bound");
+    let _queued = TcpStream::connect(hole).expect("the queue has room for one");
+    let to = format!("tcp://{hole}");
+    let socket = socket_path.to_str().expect("text");
+    let arguments = [
+        &["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to, "--to", &echo][..],
+        &["--check", "every=50ms,timeout=50ms,rise=2,fall=1", "--stats-socket", socket],
+    ];
+    let mut relay = Instance::start(&folder, &arguments.concat()).ready();
+    let line = relay.until("a target is down");
+    assert!(line.contains(&format!("tcp:{hole}")) && line.contains("timed out"), "{line}");
+    let address = relay.address("relay");
+    exchange(&mut connect(address), b"ahoy");
+    assert_eq!(counter(&socket_path, "relay", "connects_failed"), 0);
+    let shown = &report(&socket_path)["flows"][0]["targets"];
+    assert_eq!(shown[0]["state"], "down", "{shown}");
+    assert_eq!(shown[1]["connections"], 1, "{shown}");
+
+    let (told, heard) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for mut stream in full.incoming().map_while(Result::ok) {
+            if told.send(()).is_err() {
+                return;
+            }
+            drop(stream.write_all(b"here"));
+        }
+    });
+    relay.until("a target is up again");
+    let mut answer = [0; 4];
+    connect(address).read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"here");
+    drop(heard);
+    assert_eq!(relay.end().code(), 0);
+}
+
 /// Goal: what a killed instance leaves is removed by the next one, which says so. Method: kill -9, of one with a Unix
 /// socket.
 #[test]

@@ -49,6 +49,18 @@ impl UpstreamHealth {
         }
     }
 
+    /// Records that checks have found the target down.
+    pub(super) fn note_down(&self, error: &dyn fmt::Display) {
+        self.availability.checked(false);
+        tracing::warn!(target = %self.target, %error, "a target is down, since its checks fail");
+    }
+
+    /// Records that checks have found the target up again.
+    pub(super) fn note_up(&self) {
+        self.availability.checked(true);
+        tracing::info!(target = %self.target, "a target is up again, since its checks pass");
+    }
+
     /// Records that the target was reached.
     pub(super) fn note_reached(&self, now: impl FnOnce() -> Instant) {
         self.availability.reached();

@@ -7,9 +7,9 @@
 //! - [`ProxyHeader`]: the PROXY protocol, version 2, sent and accepted.
 //!
 //! ```text
-//!   client ──▶ accept ──▶ [PROXY header] ──▶ connect, by policy          ──▶ [PROXY header] ──▶ both directions:
-//!                │                                                              raw: buffer, or pipe in the kernel
-//!                └ waits: connections_max, out of descriptors                   framed: planned for each message
+//!   client ──▶ accept ──▶ [PROXY header] ──▶ connect, by policy and health ──▶ [PROXY header] ──▶ both directions:
+//!                │                                                                raw: buffer, or pipe in the kernel
+//!                └ waits: connections_max, out of descriptors                     framed: planned for each message
 //! ```
 //!
 //! # Threads and executors
@@ -30,6 +30,7 @@
 mod availability;
 mod balance;
 mod buffers;
+mod check;
 mod chooser;
 mod connection;
 mod counters;
@@ -55,6 +56,7 @@ mod yielder;
 
 pub use self::{
     balance::Balance,
+    check::HealthCheckConfig,
     chooser::Transfer,
     connection::Connection,
     counters::RelayStats,

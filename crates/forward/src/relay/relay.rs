@@ -20,6 +20,7 @@ use vigie_detect::{Instant, Server};
 
 use super::{
     balance::Balancer,
+    check,
     connection::{Acceptor, Connection, PendingClient},
     counters::RelayStats,
     endpoint::Endpoint,
@@ -82,7 +83,8 @@ pub struct Relay {
     _file: Option<SocketFile>,
 }
 
-/// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset.
+/// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset. (Or, once, the
+/// task of the [checks](RelayBuilder::check), which ends with the relay.)
 pub type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The result of a drain.
@@ -205,6 +207,13 @@ impl Relay {
 
     async fn accept_all(&self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
         let shared = &self.shared;
+        let (_serving, serving) = watch::channel(());
+        if let Some(config) = shared.settings.check.clone() {
+            let begin = shared.resources.server.now();
+            check::check_all(shared, &config).await;
+            let next = begin + config.interval();
+            spawn(Box::pin(check::watch(Arc::clone(shared), config, serving, next)));
+        }
         loop {
             let permit = Arc::clone(&shared.permits).acquire_owned().await;
             let permit = permit.expect("invariant: the semaphore is never closed");

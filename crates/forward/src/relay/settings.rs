@@ -8,6 +8,7 @@ use vigie_detect::Server;
 use super::{
     balance::Balance,
     buffers::{FLOOR_BYTES, budget_for},
+    check::HealthCheckConfig,
     chooser::Transfer,
     endpoint::Endpoint,
     framed::{FrameMode, Framing},
@@ -23,6 +24,7 @@ pub struct RelayBuilder {
     pub(super) listen: Endpoint,
     pub(super) upstreams: Vec<Upstream>,
     pub(super) balance: Balance,
+    pub(super) check: Option<HealthCheckConfig>,
     pub(super) setup_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
     pub(super) connections_max: usize,
@@ -47,6 +49,7 @@ impl RelayBuilder {
             listen,
             upstreams: Vec::new(),
             balance: Balance::First,
+            check: None,
             setup_timeout: Duration::from_secs(5),
             idle_timeout: None,
             connections_max: to_usize(usable * 7 / 16).max(1),
@@ -62,6 +65,14 @@ impl RelayBuilder {
     /// Adds an upstream: an endpoint, or an [`Upstream`] with a weight. [`balance`](Self::balance) says which one a connection gets.
     pub fn upstream(mut self, upstream: impl Into<Upstream>) -> Self {
         self.upstreams.push(upstream.into());
+        self
+    }
+
+    /// Connects to each upstream now and then, and passes over those that do not answer, before a client meets them. The first check
+    /// ends before the first client is accepted. With [`send_proxy_header`](Self::send_proxy_header), an upstream gets a header
+    /// that says that there is no client (`LOCAL`). Default: none; an upstream's health is what clients' connections meet.
+    pub fn check(mut self, config: HealthCheckConfig) -> Self {
+        self.check = Some(config);
         self
     }
 
@@ -132,6 +143,9 @@ impl RelayBuilder {
         if !are_weights(&self.upstreams) {
             return Err(BindError::Weight);
         }
+        if self.check.as_ref().is_some_and(|check| !check.is_possible()) {
+            return Err(BindError::Check);
+        }
         if self.connections_max == 0 {
             return Err(BindError::NoConnections);
         }
@@ -173,6 +187,11 @@ pub enum BindError {
     /// A weight is out of range.
     #[error("weights must be 1 to 256")]
     Weight,
+    /// Checks would never pass or fail.
+    #[error(
+        "checks need a time-out from 1 ms to the time between two of them, and counts of at least 1 to rise and to fall"
+    )]
+    Check,
     /// The limit of connections is zero.
     #[error("at least one connection must be allowed")]
     NoConnections,

@@ -14,6 +14,7 @@ use vigie_detect::Instant;
 
 use super::{
     availability::{Availability, Choice},
+    check::CheckHistory,
     counters::Counter,
     endpoint::Endpoint,
     health::UpstreamHealth,
@@ -102,6 +103,7 @@ pub(super) struct Target<A> {
     /// Its turn, of the policy that goes round; written under the policy's lock.
     pub(super) turn: AtomicI64,
     pub(super) counters: TargetCounters,
+    pub(super) checks: Mutex<CheckHistory>,
 }
 
 #[derive(Debug, Default)]
@@ -109,14 +111,22 @@ pub(super) struct TargetCounters {
     pub(super) active: Counter,
     pub(super) connections: Counter,
     pub(super) failures: Counter,
+    pub(super) checks_failed: Counter,
 }
 
 impl<A: TargetAddress> Target<A> {
     pub(super) fn new(address: A, weight: u16) -> Self {
         let name = address.named();
         let health = Arc::new(UpstreamHealth::new(&name));
-        let counters = TargetCounters::default();
-        Self { address, weight, name, health, turn: AtomicI64::new(0), counters }
+        Self {
+            address,
+            weight,
+            name,
+            health,
+            turn: AtomicI64::new(0),
+            counters: TargetCounters::default(),
+            checks: Mutex::default(),
+        }
     }
 }
 
@@ -135,9 +145,10 @@ impl<A> Target<A> {
         let state = match self.availability().look(now) {
             Choice::Use => TargetState::Available,
             Choice::Try => TargetState::OnTrial,
+            Choice::Avoid if self.availability().is_down() => TargetState::Down,
             Choice::Avoid => TargetState::Avoided,
         };
-        let TargetCounters { active, connections, failures } = &self.counters;
+        let TargetCounters { active, connections, failures, checks_failed } = &self.counters;
         TargetStats {
             target: self.name.clone(),
             weight: self.weight,
@@ -145,6 +156,7 @@ impl<A> Target<A> {
             active: active.value(),
             connections: connections.value(),
             failures: failures.value(),
+            checks_failed: checks_failed.value(),
         }
     }
 }
@@ -160,6 +172,8 @@ named! {
         OnTrial => "on trial",
         /// It has failed, and is tried only after all others.
         Avoided => "avoided",
+        /// Its checks fail, and it is tried only after all others.
+        Down => "down",
     }
 }
 
@@ -179,6 +193,8 @@ pub struct TargetStats {
     pub connections: u64,
     /// Failed attempts to reach it; of datagrams, how often a network reported that one did not arrive.
     pub failures: u64,
+    /// Failed checks.
+    pub checks_failed: u64,
 }
 
 /// Counts a connection as one of its target's, while it lives.

@@ -171,12 +171,16 @@ async fn connect_once(
     };
 
     if let Some(header) = header {
-        let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
-        let bytes = header.write(&mut room);
-        write_all(&upstream, &room[..bytes]).await?;
+        write_header(&upstream, header).await?;
     }
 
     Ok(upstream)
+}
+
+pub(super) async fn write_header(upstream: &Connection, header: ProxyHeader) -> io::Result<()> {
+    let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
+    let bytes = header.write(&mut room);
+    write_all(upstream, &room[..bytes]).await
 }
 
 async fn write_all(stream: &Connection, mut bytes: &[u8]) -> io::Result<()> {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use super::{
-    Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
+    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
     RelayMode, file::is_connection_count, values::is_v4,
 };
 
@@ -282,11 +282,26 @@ fn relayed(relay: &Relay) -> Result<(), String> {
     }
 
     if is_udp(&relay.listen) {
+        if relay.check.is_some() {
+            return Err(
+                "`check` is for streams: only an application can tell whether it gets datagrams"
+                    .to_owned(),
+            );
+        }
         if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
             return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
         }
         if !matches!(relay.mode, RelayMode::Auto | RelayMode::Copy) {
             return Err("datagrams are copied: `mode` must be auto or copy".to_owned());
+        }
+    }
+
+    if let Some(Check { every, timeout, rise, fall }) = &relay.check {
+        if timeout.0.is_zero() || timeout > every {
+            return Err("`timeout` of `check` must be more than 0, and at most `every`".to_owned());
+        }
+        if *rise == 0 || *fall == 0 {
+            return Err("`rise` and `fall` of `check` must be at least 1".to_owned());
         }
     }
 

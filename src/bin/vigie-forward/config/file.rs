@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 
 use super::{
-    BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri,
-    FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT, IDLE_DEFAULT,
-    Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports,
-    Process, Publish, Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, TargetUri, Time,
-    WaitMode,
+    BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, Config,
+    EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT,
+    IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT,
+    PathChoice, Ports, Process, Publish, Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN,
+    TargetUri, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
     values::one_or_more,
@@ -73,6 +73,7 @@ struct RawRelay {
     to: Vec<TargetUri>,
     #[serde(default)]
     balance: BalanceChoice,
+    check: Option<Check>,
     #[serde(default)]
     mode: RelayMode,
     idle: Option<Time>,
@@ -222,6 +223,7 @@ impl RawRelay {
             listen: self.listen,
             to: self.to,
             balance: self.balance,
+            check: self.check,
             mode: self.mode,
             idle: self.idle.unwrap_or(IDLE_DEFAULT),
             connect: self.connect.unwrap_or(CONNECT_DEFAULT),
@@ -414,7 +416,17 @@ mod tests {
     fn faults_of_targets_are_named() {
         let relay = "[[relay]]\nlisten = 'tcp://127.0.0.1:1'\nto = 'tcp://127.0.0.1:2'\n";
         for (text, words) in [
-            (format!("{relay}balance = 'robin'\n"), &["line 4", "`robin`", "`round-robin`"][..]),
+            (
+                format!("{relay}check = {{ ever = '1s' }}\n"),
+                &["line 4", "`ever`", "mean `every`?"][..],
+            ),
+            (
+                format!("{relay}check = {{ every = '1s', timeout = '2s' }}\n"),
+                &["line 1", "`timeout`"],
+            ),
+            (format!("{relay}check = {{ rise = 0 }}\n"), &["line 1", "`rise`"]),
+            (relay.replace("tcp:", "udp:") + "check = {}\n", &["line 1", "`check`", "datagrams"]),
+            (format!("{relay}balance = 'robin'\n"), &["line 4", "`robin`", "`round-robin`"]),
             (
                 relay.replace("'tcp://127.0.0.1:2'", "[{ url = 'tcp://127.0.0.1:2', weight = 0 }]"),
                 &["line 3", "1 to 256"],

@@ -15,8 +15,8 @@ pub(crate) use self::{
     check::check,
     file::{ConfigError, read},
     values::{
-        BalanceChoice, EndpointUri, FrameMode, Inside, LengthForm, PathChoice, Ports, Publish,
-        Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol, WaitMode,
+        BalanceChoice, Check, EndpointUri, FrameMode, Inside, LengthForm, PathChoice, Ports,
+        Publish, Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol, WaitMode,
     },
 };
 
@@ -147,6 +147,11 @@ pub(crate) struct Relay {
     /// over.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) balance: BalanceChoice,
+
+    /// Connect to each target now and then, and pass over those that do not answer, before a client meets them: settings as in
+    /// every=2s,timeout=1s,rise=2,fall=3, which are the defaults of those that are not given. Default: no checks.
+    #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "every=2s")]
+    pub(crate) check: Option<Check>,
 
     /// The way in which bytes are moved.
     #[arg(long, value_enum, default_value_t)]

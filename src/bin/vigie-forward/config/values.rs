@@ -159,6 +159,47 @@ impl<'de> Deserialize<'de> for TargetUri {
     }
 }
 
+/// Active checks of a relay's targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Check {
+    pub(crate) every: Time,
+    pub(crate) timeout: Time,
+    pub(crate) rise: u32,
+    pub(crate) fall: u32,
+}
+
+impl Default for Check {
+    fn default() -> Self {
+        let time = |seconds| Time(Duration::from_secs(seconds));
+        Self { every: time(2), timeout: time(1), rise: 2, fall: 3 }
+    }
+}
+
+impl FromStr for Check {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let mut check = Self::default();
+        for setting in text.split(',') {
+            let bad = || {
+                BadValue::new(format!(
+                    "`{setting}` must be a setting of checks, as in every=2s,timeout=1s,rise=2,fall=3"
+                ))
+            };
+            let (name, value) = setting.split_once('=').ok_or_else(bad)?;
+            match name {
+                "every" => check.every = value.parse()?,
+                "timeout" => check.timeout = value.parse()?,
+                "rise" => check.rise = value.parse().map_err(|_| bad())?,
+                "fall" => check.fall = value.parse().map_err(|_| bad())?,
+                _ => return Err(bad()),
+            }
+        }
+        Ok(check)
+    }
+}
+
 /// A duration: `250ms`, `10s`, `5m`, `1h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) Duration);
@@ -495,6 +536,12 @@ mod tests {
         {
             let error = bad.parse::<TargetUri>().unwrap_err().to_string();
             assert!(error.contains("weight"), "{bad}: {error}");
+        }
+        let check =
+            Check { rise: 5, timeout: Time(Duration::from_millis(300)), ..Check::default() };
+        assert_eq!("timeout=300ms,rise=5".parse(), Ok(check));
+        for bad in ["", "rise", "rise=-1", "every=1", "often=2s"] {
+            assert!(bad.parse::<Check>().is_err(), "{bad}");
         }
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
         assert_eq!("2h".parse(), Ok(Time(Duration::from_secs(7200))));

@@ -14,8 +14,8 @@ use vigie::{
     detect::clock::monotonic_now,
     forward::relay::{
         self as library, Balance, ConnectionTask, FrameMode as LibraryFrameMode, Framing,
-        LengthFormat, RelayHandle, RelayStats, TargetStats, Transfer, UdpRelayHandle,
-        UdpRelayStats, Upstream,
+        HealthCheckConfig, LengthFormat, RelayHandle, RelayStats, TargetStats, Transfer,
+        UdpRelayHandle, UdpRelayStats, Upstream,
     },
     spawn_local,
 };
@@ -104,6 +104,10 @@ fn prepare_streams(
         }
     }
     builder = builder.balance(balance(relay.balance));
+    if let Some(check) = relay.check {
+        let config = HealthCheckConfig::default().every(check.every.0).timeout(check.timeout.0);
+        builder = builder.check(config.rise(check.rise).fall(check.fall));
+    }
 
     let (transfer, path) = match relay.mode {
         RelayMode::Auto => (Transfer::Adaptive, "adaptive"),
@@ -330,6 +334,7 @@ fn of_target(stats: TargetStats) -> TargetReport {
         active: stats.active,
         connections: stats.connections,
         failures: stats.failures,
+        checks_failed: stats.checks_failed,
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct TargetReport {
     /// Its address.
     pub(crate) target: String,
     pub(crate) weight: u16,
-    /// `available`, `on trial` or `avoided`.
+    /// `available`, `on trial`, `avoided` or `down`.
     pub(crate) state: String,
     /// Open connections, or sessions of datagrams.
     pub(crate) active: u64,
@@ -72,6 +72,9 @@ pub(crate) struct TargetReport {
     pub(crate) connections: u64,
     /// Failed attempts to reach it.
     pub(crate) failures: u64,
+    /// Failed checks.
+    #[serde(default)]
+    pub(crate) checks_failed: u64,
 }
 
 /// The state of the kernel's routes.

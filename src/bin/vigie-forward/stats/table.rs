@@ -86,10 +86,13 @@ fn write_targets(text: &mut String, targets: &[TargetReport]) -> Result<(), std:
     if targets.is_empty() {
         return Ok(());
     }
-    let header = ["  target", "state", "weight", "active", "connections", "failures"];
+    let header =
+        ["  target", "state", "weight", "active", "connections", "failures", "checks failed"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
-    for TargetReport { target, weight, state, active, connections, failures } in targets {
-        let numbers = [u64::from(*weight), *active, *connections, *failures];
+    for one in targets {
+        let TargetReport { target, weight, state, active, connections, failures, checks_failed } =
+            one;
+        let numbers = [u64::from(*weight), *active, *connections, *failures, *checks_failed];
         let texts = [format!("  {target}"), state.clone()];
         rows.push(texts.into_iter().chain(numbers.map(|number| number.to_string())).collect());
     }
@@ -168,8 +171,8 @@ web   relay  splice  draining      0     10  5000000        0
 
 web (relay, host): a -> b
   accepted 10
-  target            state    weight  active  connections  failures
-  tcp:192.0.2.1:80  avoided       3       0           10         2
+  target            state    weight  active  connections  failures  checks failed
+  tcp:192.0.2.1:80  avoided       3       0           10         2              0
 ";
         assert_eq!(render(&before, None), expected);
         let mut report = before.clone();
