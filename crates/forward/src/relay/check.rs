@@ -112,9 +112,13 @@ pub(super) async fn watch(
 ) {
     let server = &shared.resources.server;
     loop {
-        let wait = server.timers().wait_owned(next);
+        let due = select(server.timers().wait_owned(next), shared.targets.changed.notified());
         // The sender says nothing, and is gone when the relay is.
-        let Either::Right(Ok(())) = select(serving.changed(), wait).await else { return };
+        let Either::Right(Either::Left(Ok(())) | Either::Right(())) =
+            select(serving.changed(), due).await
+        else {
+            return;
+        };
         next = server.now() + config.every;
         if let Either::Left(_) = select(serving.changed(), check_all(&shared, &config)).await {
             return;

@@ -88,7 +88,7 @@ pub enum RelayError {
 
 fn listed(attempts: &[(Endpoint, io::Error)]) -> String {
     if attempts.is_empty() {
-        return "none is configured".to_owned();
+        return "no address of any is known".to_owned();
     }
     let shown = attempts.iter().map(|(endpoint, error)| format!("{endpoint}: {error}"));
     shown.collect::<Vec<_>>().join(", ")

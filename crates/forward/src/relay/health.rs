@@ -85,6 +85,41 @@ impl UpstreamHealth {
     }
 }
 
+/// A name, and whether it can be resolved.
+#[derive(Debug)]
+pub(super) struct NameHealth {
+    name: String,
+    resolved: FailureTracker,
+}
+
+impl NameHealth {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), resolved: FailureTracker::default() }
+    }
+
+    /// Records that the name could not be resolved.
+    pub(super) fn note_unresolved(&self, error: &dyn fmt::Display, now: Instant) {
+        if let Some(suppressed) = self.resolved.failed(now) {
+            let (name, suppressed) = (&self.name, shown(suppressed));
+            tracing::warn!(%name, %error, suppressed, "the name of a target cannot be resolved");
+        }
+    }
+
+    /// Records that the name was resolved.
+    pub(super) fn note_resolved(&self, now: impl FnOnce() -> Instant) {
+        if let Some(Recovery { after, failures }) = self.resolved.worked(now) {
+            let name = &self.name;
+            tracing::info!(%name, ?after, failures, "the name of a target can be resolved again");
+        }
+    }
+
+    /// Records that the name has got other addresses.
+    pub(super) fn note_changed(&self, new: &[String], gone: &[String]) {
+        let name = &self.name;
+        tracing::info!(%name, ?new, ?gone, "the name of a target has new addresses");
+    }
+}
+
 /// The number of suppressed failures, if there are any to report.
 fn shown(suppressed: u64) -> Option<u64> {
     Some(suppressed).filter(|suppressed| *suppressed > 0)

@@ -38,6 +38,7 @@ mod endpoint;
 mod error;
 mod framed;
 mod health;
+mod names;
 mod pipes;
 mod proxy;
 mod raw;

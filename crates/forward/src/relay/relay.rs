@@ -25,6 +25,7 @@ use super::{
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
+    names,
     proxy::ProxyHeader,
     resources::RelayResources,
     session::Session,
@@ -83,8 +84,8 @@ pub struct Relay {
     _file: Option<SocketFile>,
 }
 
-/// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset. (Or, once, the
-/// task of the [checks](RelayBuilder::check), which ends with the relay.)
+/// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset. (Others
+/// are tasks of the [checks](RelayBuilder::check) and of [names](super::Upstream::named), which end with the relay.)
 pub type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The result of a drain.
@@ -108,7 +109,7 @@ pub struct RelayHandle {
 pub(super) struct RelayShared {
     pub(super) settings: RelayBuilder,
     pub(super) resources: RelayResources,
-    pub(super) targets: Targets<Endpoint>,
+    pub(super) targets: Arc<Targets<Endpoint>>,
     pub(super) balancer: Balancer,
     /// Notified when a connection has ended and freed its descriptors.
     pub(super) ended: Notify,
@@ -150,7 +151,7 @@ impl Relay {
         let (ended, emptied) = (Notify::new(), Notify::new());
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
         let draining = watch::Sender::new(None);
-        let targets = Targets::new(&settings.upstreams);
+        let targets = Arc::new(Targets::new(&settings.upstreams));
         let balancer = Balancer::new(settings.balance, server.now().as_nanos());
         let shared = Arc::new(RelayShared {
             settings,
@@ -208,6 +209,12 @@ impl Relay {
     async fn accept_all(&self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
         let shared = &self.shared;
         let (_serving, serving) = watch::channel(());
+        if shared.targets.names().next().is_some() {
+            let (server, targets) = (&shared.resources.server, &shared.targets);
+            names::resolve_first(server, targets, shared.settings.setup_timeout).await?;
+            let (every, serving) = (shared.settings.resolve_every, serving.clone());
+            spawn(Box::pin(names::follow(server.clone(), Arc::clone(targets), every, serving)));
+        }
         if let Some(config) = shared.settings.check.clone() {
             let begin = shared.resources.server.now();
             check::check_all(shared, &config).await;

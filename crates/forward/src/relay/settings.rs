@@ -25,6 +25,7 @@ pub struct RelayBuilder {
     pub(super) upstreams: Vec<Upstream>,
     pub(super) balance: Balance,
     pub(super) check: Option<HealthCheckConfig>,
+    pub(super) resolve_every: Duration,
     pub(super) setup_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
     pub(super) connections_max: usize,
@@ -35,6 +36,9 @@ pub struct RelayBuilder {
     pub(super) sends_proxy: bool,
     pub(super) trusted: Vec<Network>,
 }
+
+/// The usual time between two attempts to resolve names.
+pub(super) const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 
 /// Descriptors left to the rest of the program, if the limit is derived from the process's.
 const DESCRIPTORS_LEFT: u64 = 64;
@@ -50,6 +54,7 @@ impl RelayBuilder {
             upstreams: Vec::new(),
             balance: Balance::First,
             check: None,
+            resolve_every: RESOLVE_EVERY,
             setup_timeout: Duration::from_secs(5),
             idle_timeout: None,
             connections_max: to_usize(usable * 7 / 16).max(1),
@@ -77,6 +82,10 @@ impl RelayBuilder {
     }
 
     vigie_detect::setters! {
+        /// Sets the time between two attempts to resolve the [names](Upstream::named) of upstreams. Default 30 s; at least 1 ms.
+        /// Clients are accepted once all names were resolved for the first time, or the set-up time-out is over.
+        resolve_every: Duration,
+
         /// Sets how connections are divided among the upstreams. Default [`Balance::First`]. Those that fail are passed over.
         balance: Balance,
 
@@ -146,6 +155,9 @@ impl RelayBuilder {
         if self.check.as_ref().is_some_and(|check| !check.is_possible()) {
             return Err(BindError::Check);
         }
+        if self.resolve_every < Duration::from_millis(1) {
+            return Err(BindError::ResolveEvery);
+        }
         if self.connections_max == 0 {
             return Err(BindError::NoConnections);
         }
@@ -192,6 +204,9 @@ pub enum BindError {
         "checks need a time-out from 1 ms to the time between two of them, and counts of at least 1 to rise and to fall"
     )]
     Check,
+    /// Names would be resolved without a pause.
+    #[error("at least 1 ms must be between two attempts to resolve names")]
+    ResolveEvery,
     /// The limit of connections is zero.
     #[error("at least one connection must be allowed")]
     NoConnections,

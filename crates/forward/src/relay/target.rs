@@ -5,11 +5,12 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicI64, Ordering},
     },
 };
 
+use tokio::sync::Notify;
 use vigie_detect::Instant;
 
 use super::{
@@ -17,7 +18,7 @@ use super::{
     check::CheckHistory,
     counters::Counter,
     endpoint::Endpoint,
-    health::UpstreamHealth,
+    health::{NameHealth, UpstreamHealth},
 };
 
 /// A target of a relay: of streams by default, or of datagrams (`Upstream<SocketAddr>`).
@@ -31,8 +32,14 @@ use super::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream<A = Endpoint> {
-    pub(super) address: A,
-    pub(super) weight: u16,
+    address: UpstreamAddress<A>,
+    weight: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum UpstreamAddress<A> {
+    Fixed(A),
+    Name(String, u16),
 }
 
 /// The largest weight.
@@ -40,7 +47,14 @@ pub(super) const WEIGHT_MAX: u16 = 256;
 
 impl<A> Upstream<A> {
     const fn at(address: A) -> Self {
-        Self { address, weight: 1 }
+        Self { address: UpstreamAddress::Fixed(address), weight: 1 }
+    }
+
+    /// A host by its name, and a port. The relay asks the host's resolver (`/etc/hosts`, DNS) when it begins to serve, and again every
+    /// [`resolve_every`](super::RelayBuilder::resolve_every): each address that it gets, at most 64, is a target with this weight. While
+    /// the name cannot be resolved, the addresses from before stay. Connections to an address that is gone go on.
+    pub fn named(host: impl Into<String>, port: u16) -> Self {
+        Self { address: UpstreamAddress::Name(host.into(), port), weight: 1 }
     }
 
     /// Sets its share of connections, relative to other targets: 1 to 256. Default 1.
@@ -76,7 +90,7 @@ impl From<SocketAddr> for Upstream<SocketAddr> {
 }
 
 /// An address of a target.
-pub(super) trait TargetAddress: Clone + Eq {
+pub(super) trait TargetAddress: Clone + Eq + From<SocketAddr> {
     /// Returns it as it is logged and counted; the same text is the same target to a hash.
     fn named(&self) -> String;
 }
@@ -99,6 +113,8 @@ pub(super) struct Target<A> {
     pub(super) address: A,
     pub(super) weight: u16,
     pub(super) name: String,
+    /// The host's name of which this is an address.
+    host: Option<String>,
     pub(super) health: Arc<UpstreamHealth>,
     /// Its turn, of the policy that goes round; written under the policy's lock.
     pub(super) turn: AtomicI64,
@@ -115,13 +131,14 @@ pub(super) struct TargetCounters {
 }
 
 impl<A: TargetAddress> Target<A> {
-    pub(super) fn new(address: A, weight: u16) -> Self {
+    pub(super) fn new(address: A, weight: u16, host: Option<String>) -> Self {
         let name = address.named();
         let health = Arc::new(UpstreamHealth::new(&name));
         Self {
             address,
             weight,
             name,
+            host,
             health,
             turn: AtomicI64::new(0),
             counters: TargetCounters::default(),
@@ -151,6 +168,7 @@ impl<A> Target<A> {
         let TargetCounters { active, connections, failures, checks_failed } = &self.counters;
         TargetStats {
             target: self.name.clone(),
+            host: self.host.clone(),
             weight: self.weight,
             state,
             active: active.value(),
@@ -183,6 +201,8 @@ named! {
 pub struct TargetStats {
     /// Its address, as in `tcp:192.0.2.1:80`.
     pub target: String,
+    /// The name of which this is an address.
+    pub host: Option<String>,
     /// Its weight.
     pub weight: u16,
     /// Whether it is used.
@@ -216,25 +236,112 @@ impl<A> Drop for TargetUse<A> {
     }
 }
 
-/// The targets of a relay.
+/// The targets of a relay: those of each upstream, in order.
 #[derive(Debug)]
 pub(super) struct Targets<A> {
-    list: Mutex<Arc<[Arc<Target<A>>]>>,
+    upstreams: Vec<(Option<HostName>, u16)>,
+    list: Mutex<TargetList<A>>,
+    /// Notified when a name has got other addresses.
+    pub(super) changed: Notify,
+}
+
+#[derive(Debug)]
+struct TargetList<A> {
+    of_upstream: Vec<Vec<Arc<Target<A>>>>,
+    all: Arc<[Arc<Target<A>>]>,
+}
+
+/// A name to be resolved.
+#[derive(Debug)]
+pub(super) struct HostName {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) health: NameHealth,
 }
 
 impl<A: TargetAddress> Targets<A> {
     pub(super) fn new(upstreams: &[Upstream<A>]) -> Self {
-        let target = |one: &Upstream<A>| Arc::new(Target::new(one.address.clone(), one.weight));
-        Self { list: Mutex::new(upstreams.iter().map(target).collect()) }
+        let (mut names, mut of_upstream) = (Vec::new(), Vec::new());
+        for Upstream { address, weight } in upstreams {
+            let (name, targets) = match address {
+                UpstreamAddress::Fixed(address) => {
+                    (None, vec![Arc::new(Target::new(address.clone(), *weight, None))])
+                }
+                UpstreamAddress::Name(host, port) => {
+                    let health = NameHealth::new(host);
+                    (Some(HostName { host: host.clone(), port: *port, health }), Vec::new())
+                }
+            };
+            names.push((name, *weight));
+            of_upstream.push(targets);
+        }
+        let list = TargetList::new(of_upstream);
+        Self { upstreams: names, list: Mutex::new(list), changed: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TargetList<A>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the present ones, in order.
     pub(super) fn list(&self) -> Arc<[Arc<Target<A>>]> {
-        Arc::clone(&self.list.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.lock().all)
     }
 
     pub(super) fn stats(&self, now: Instant) -> Vec<TargetStats> {
         self.list().iter().map(|target| target.stats(now)).collect()
+    }
+
+    /// Returns the names, each with the number of its upstream.
+    pub(super) fn names(&self) -> impl Iterator<Item = (usize, &HostName)> {
+        let all = self.upstreams.iter().enumerate();
+        all.filter_map(|(index, (name, _))| Some((index, name.as_ref()?)))
+    }
+
+    /// Returns whether each name has an address.
+    pub(super) fn are_all_known(&self) -> bool {
+        self.lock().of_upstream.iter().all(|targets| !targets.is_empty())
+    }
+
+    /// Makes these the addresses of an upstream. Targets that stay keep their place, their health and their counters. Returns what is
+    /// new and what is gone, if anything.
+    pub(super) fn set(
+        &self,
+        index: usize,
+        addresses: Vec<SocketAddr>,
+    ) -> Option<(Vec<String>, Vec<String>)> {
+        let (name, weight) = &self.upstreams[index];
+        let mut list = self.lock();
+        let mut of_upstream = list.of_upstream.clone();
+        let targets = &mut of_upstream[index];
+        let addresses: Vec<A> = addresses.into_iter().map(A::from).collect();
+        let is_gone = |target: &Arc<Target<A>>| !addresses.contains(&target.address);
+        let gone: Vec<_> = targets.extract_if(.., |target| is_gone(target)).collect();
+        let stayed = targets.len();
+        for address in addresses {
+            if targets.iter().all(|target| target.address != address) {
+                let host = name.as_ref().map(|name| name.host.clone());
+                targets.push(Arc::new(Target::new(address, *weight, host)));
+            }
+        }
+        let names = |targets: &[Arc<Target<A>>]| -> Vec<String> {
+            targets.iter().map(|target| target.name.clone()).collect()
+        };
+        let (new, gone) = (names(&targets[stayed..]), names(&gone));
+        if new.is_empty() && gone.is_empty() {
+            return None;
+        }
+        *list = TargetList::new(of_upstream);
+        drop(list);
+        self.changed.notify_one();
+        Some((new, gone))
+    }
+}
+
+impl<A> TargetList<A> {
+    fn new(of_upstream: Vec<Vec<Arc<Target<A>>>>) -> Self {
+        let all = of_upstream.iter().flatten().map(Arc::clone).collect();
+        Self { of_upstream, all }
     }
 }
 
@@ -247,5 +354,42 @@ impl<A> Target<A> {
     /// Adds to its turn, and returns the sum. The policy's lock orders this.
     pub(super) fn add_turn(&self, steps: i64) -> i64 {
         self.turn.fetch_add(steps, Ordering::Relaxed) + steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: targets that stay keep their place and what is known of them, new ones come behind them, and the targets of other upstreams
+    /// are not touched; what is the same changes nothing. Method: addresses of a name between two fixed ones, in several orders.
+    #[test]
+    fn addresses_of_a_name_are_replaced() {
+        let at = |last: u8| SocketAddr::from(([192, 0, 2, last], 80));
+        let name = Upstream::named("web", 80).weight(7);
+        let targets = Targets::<SocketAddr>::new(&[at(1).into(), name, at(2).into()]);
+        let shown =
+            || targets.list().iter().map(|one| one.address.ip().to_string()).collect::<Vec<_>>();
+        let ip =
+            |last: &[u8]| last.iter().map(|last| format!("192.0.2.{last}")).collect::<Vec<_>>();
+        let named =
+            |last: &[u8]| last.iter().map(|last| format!("udp:{}", at(*last))).collect::<Vec<_>>();
+        assert!(!targets.are_all_known());
+        assert_eq!(targets.set(1, vec![at(5), at(4), at(5)]), Some((named(&[5, 4]), vec![])));
+        assert_eq!(shown(), ip(&[1, 5, 4, 2]));
+        assert!(targets.are_all_known());
+        let before = targets.list();
+        before[2].counters.connections.add(3);
+        assert_eq!(targets.set(1, vec![at(4), at(5)]), None, "another order");
+        assert_eq!(targets.set(1, vec![at(6), at(4)]), Some((named(&[6]), named(&[5]))));
+        assert_eq!(shown(), ip(&[1, 4, 6, 2]));
+        let stats = targets.stats(Instant::from_nanos(0));
+        let connections: Vec<_> = stats.iter().map(|one| one.connections).collect();
+        assert_eq!(connections, [0, 3, 0, 0]);
+        let weights: Vec<_> = stats.iter().map(|one| (one.weight, one.host.as_deref())).collect();
+        assert_eq!(weights, [(1, None), (7, Some("web")), (7, Some("web")), (1, None)]);
+        // The same address by another upstream is another target.
+        assert_eq!(targets.set(1, vec![at(1)]), Some((named(&[1]), named(&[4, 6]))));
+        assert_eq!(shown(), ip(&[1, 1, 2]));
     }
 }

@@ -27,8 +27,9 @@ use super::{
     balance::{Balance, Balancer},
     buffers::Buffers,
     counters::{Counter, counters},
+    names,
     relay::ConnectionTask,
-    settings::BindError,
+    settings::{BindError, RESOLVE_EVERY},
     sys::dropped_datagrams,
     target::{Target, TargetStats, TargetUse, Targets, Upstream, are_weights},
     wait::{Either, is_exhausted, select, timeout_at},
@@ -36,6 +37,9 @@ use super::{
 
 /// The maximum length of a UDP datagram, rounded up.
 const DATAGRAM_BYTES_MAX: usize = 64 << 10;
+
+/// How long datagrams wait in the listening socket's queue for names to be resolved for the first time.
+const RESOLVE_FIRST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A session yields after this many datagrams.
 const BATCH_MAX: usize = 64;
@@ -51,6 +55,7 @@ pub struct UdpRelayBuilder {
     listen: SocketAddr,
     upstreams: Vec<Upstream<SocketAddr>>,
     balance: Balance,
+    resolve_every: Duration,
     expire_after: Duration,
     sessions_max: usize,
 }
@@ -63,6 +68,9 @@ impl UdpRelayBuilder {
     }
 
     vigie_detect::setters! {
+        /// Sets the time between two attempts to resolve the [names](Upstream::named) of upstreams. Default 30 s; at least 1 ms.
+        resolve_every: Duration,
+
         /// Sets how sessions are divided among the upstreams. Default [`Balance::First`]. Those that a network reports as
         /// unreachable are passed over.
         balance: Balance,
@@ -87,10 +95,13 @@ impl UdpRelayBuilder {
         if !are_weights(&self.upstreams) {
             return Err(BindError::Weight);
         }
+        if self.resolve_every < Duration::from_millis(1) {
+            return Err(BindError::ResolveEvery);
+        }
         let cannot = |source| BindError::ListenUdp { address: self.listen, source };
         let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
-        let targets = Targets::new(&self.upstreams);
+        let targets = Arc::new(Targets::new(&self.upstreams));
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
             server: server.clone(),
@@ -133,7 +144,7 @@ struct UdpShared {
     counters: UdpCounters,
     /// The kernel's count of drops at the listening socket, when last read.
     listener_dropped: Mutex<u32>,
-    targets: Targets<SocketAddr>,
+    targets: Arc<Targets<SocketAddr>>,
     balancer: Balancer,
     draining: watch::Sender<Option<Instant>>,
     emptied: Notify,
@@ -195,8 +206,14 @@ impl UdpRelay {
         upstream: impl Into<Upstream<SocketAddr>>,
     ) -> UdpRelayBuilder {
         let (expire_after, sessions_max) = (Duration::from_secs(60), 4096);
-        let (upstreams, balance) = (vec![upstream.into()], Balance::First);
-        UdpRelayBuilder { listen, upstreams, balance, expire_after, sessions_max }
+        UdpRelayBuilder {
+            listen,
+            upstreams: vec![upstream.into()],
+            balance: Balance::First,
+            resolve_every: RESOLVE_EVERY,
+            expire_after,
+            sessions_max,
+        }
     }
 
     /// Returns the address on which the relay listens.
@@ -223,6 +240,16 @@ impl UdpRelay {
         let shared = &self.shared;
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         let mut draining = shared.draining.subscribe();
+        let (_serving, serving) = watch::channel(());
+        if shared.targets.names().next().is_some() {
+            let (server, targets) = (&shared.server, &shared.targets);
+            let resolved = names::resolve_first(server, targets, RESOLVE_FIRST_TIMEOUT);
+            if let Either::Right(Err(error)) = select(draining.changed(), resolved).await {
+                return Err(error);
+            }
+            let every = shared.settings.resolve_every;
+            spawn(Box::pin(names::follow(server.clone(), Arc::clone(targets), every, serving)));
+        }
         loop {
             let deadline = *draining.borrow_and_update();
             if deadline.is_some() && shared.counters.active.value() == 0 {

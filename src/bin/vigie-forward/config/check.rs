@@ -174,7 +174,7 @@ fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
 fn has_port_zero(endpoint: &EndpointUri) -> bool {
     match endpoint {
         EndpointUri::Tcp(address) | EndpointUri::Udp(address) => address.port() == 0,
-        EndpointUri::Unix(_) => false,
+        EndpointUri::Unix(_) | EndpointUri::TcpName(_) | EndpointUri::UdpName(_) => false,
     }
 }
 
@@ -257,8 +257,31 @@ fn migration(frames: &Frames) -> Result<(), String> {
     }
 }
 
+/// Checks what a relay does to know its targets.
+fn known_targets(relay: &Relay) -> Result<(), String> {
+    if let Some(Check { every, timeout, rise, fall }) = &relay.check {
+        if timeout.0.is_zero() || timeout > every {
+            return Err("`timeout` of `check` must be more than 0, and at most `every`".to_owned());
+        }
+        if *rise == 0 || *fall == 0 {
+            return Err("`rise` and `fall` of `check` must be at least 1".to_owned());
+        }
+    }
+
+    if relay.resolve.0.is_zero() {
+        return Err("`resolve` must be more than 0: 30s is usual".to_owned());
+    }
+    for (at, to) in relay.to.iter().enumerate() {
+        if relay.to[..at].iter().any(|other| other.url == to.url) {
+            return Err(format!("`to` has {} twice: give it a `weight`", to.url));
+        }
+    }
+    Ok(())
+}
+
 fn relayed(relay: &Relay) -> Result<(), String> {
-    let is_udp = |endpoint: &EndpointUri| matches!(endpoint, EndpointUri::Udp(_));
+    let is_udp =
+        |endpoint: &EndpointUri| matches!(endpoint, EndpointUri::Udp(_) | EndpointUri::UdpName(_));
     if relay.to.is_empty() {
         return Err("`to` is empty: it needs at least one endpoint".to_owned());
     }
@@ -281,6 +304,7 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         }
     }
 
+    known_targets(relay)?;
     if is_udp(&relay.listen) {
         if relay.check.is_some() {
             return Err(
@@ -293,15 +317,6 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         }
         if !matches!(relay.mode, RelayMode::Auto | RelayMode::Copy) {
             return Err("datagrams are copied: `mode` must be auto or copy".to_owned());
-        }
-    }
-
-    if let Some(Check { every, timeout, rise, fall }) = &relay.check {
-        if timeout.0.is_zero() || timeout > every {
-            return Err("`timeout` of `check` must be more than 0, and at most `every`".to_owned());
-        }
-        if *rise == 0 || *fall == 0 {
-            return Err("`rise` and `fall` of `check` must be at least 1".to_owned());
         }
     }
 

@@ -6,11 +6,11 @@ use super::{
     BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, Config,
     EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT,
     IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT,
-    PathChoice, Ports, Process, Publish, Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN,
-    TargetUri, Time, WaitMode,
+    PathChoice, Ports, Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, SegmentsChoice,
+    TABLE_MAIN, TargetUri, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
-    values::one_or_more,
+    values::{one_or_more, read_listener},
 };
 use serde::Deserialize;
 use thiserror::Error;
@@ -68,12 +68,14 @@ struct RawConfig {
 #[serde(deny_unknown_fields)]
 struct RawRelay {
     name: Option<String>,
+    #[serde(deserialize_with = "read_listener")]
     listen: EndpointUri,
     #[serde(deserialize_with = "one_or_more")]
     to: Vec<TargetUri>,
     #[serde(default)]
     balance: BalanceChoice,
     check: Option<Check>,
+    resolve: Option<Time>,
     #[serde(default)]
     mode: RelayMode,
     idle: Option<Time>,
@@ -224,6 +226,7 @@ impl RawRelay {
             to: self.to,
             balance: self.balance,
             check: self.check,
+            resolve: self.resolve.unwrap_or(RESOLVE_DEFAULT),
             mode: self.mode,
             idle: self.idle.unwrap_or(IDLE_DEFAULT),
             connect: self.connect.unwrap_or(CONNECT_DEFAULT),
@@ -419,6 +422,15 @@ mod tests {
             (
                 format!("{relay}check = {{ ever = '1s' }}\n"),
                 &["line 4", "`ever`", "mean `every`?"][..],
+            ),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "'tcp://web.1:80'"),
+                &["line 3", "`web.1:80`", "web.example:7000"],
+            ),
+            (format!("{relay}resolve = '0s'\n"), &["line 1", "`resolve`"]),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "['tcp://[::1]:2', 'tcp://[::1]:2']"),
+                &["line 1", "twice", "`weight`"],
             ),
             (
                 format!("{relay}check = {{ every = '1s', timeout = '2s' }}\n"),

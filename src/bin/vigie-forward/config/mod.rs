@@ -15,8 +15,9 @@ pub(crate) use self::{
     check::check,
     file::{ConfigError, read},
     values::{
-        BalanceChoice, Check, EndpointUri, FrameMode, Inside, LengthForm, PathChoice, Ports,
-        Publish, Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol, WaitMode,
+        BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, PathChoice,
+        Ports, Publish, Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol,
+        WaitMode,
     },
 };
 
@@ -135,10 +136,10 @@ impl Default for Process {
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Relay {
     /// The endpoint for incoming connections or datagrams: tcp://ADDRESS:PORT, udp://ADDRESS:PORT or unix:PATH.
-    #[arg(long, value_name = "ENDPOINT")]
+    #[arg(long, value_name = "ENDPOINT", value_parser = values::listener)]
     pub(crate) listen: EndpointUri,
 
-    /// The target, in the same form; may be repeated. `,weight=3` at its end makes its share three times that of a target without;
+    /// The target, in the same form, or with the name of a host, each of whose addresses is a target; may be repeated. `,weight=3` at its end makes its share three times that of a target without;
     /// weights are 1 to 256.
     #[arg(long, value_name = "ENDPOINT", required = true)]
     pub(crate) to: Vec<TargetUri>,
@@ -152,6 +153,10 @@ pub(crate) struct Relay {
     /// every=2s,timeout=1s,rise=2,fall=3, which are the defaults of those that are not given. Default: no checks.
     #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "every=2s")]
     pub(crate) check: Option<Check>,
+
+    /// Time between two attempts to resolve names of targets.
+    #[arg(long, value_name = "TIME", default_value_t = RESOLVE_DEFAULT)]
+    pub(crate) resolve: Time,
 
     /// The way in which bytes are moved.
     #[arg(long, value_enum, default_value_t)]
@@ -198,6 +203,7 @@ pub(crate) struct Relay {
 const MESSAGE_BYTES_DEFAULT: u64 = 16 << 20;
 
 const IDLE_DEFAULT: Time = Time(Duration::from_secs(300));
+const RESOLVE_DEFAULT: Time = Time(Duration::from_secs(30));
 const CONNECT_DEFAULT: Time = Time(Duration::from_secs(10));
 const PORTS_DEFAULT: Ports = Ports { first: 32_768, last: 60_999 };
 const HOST_SHARE_DEFAULT: u8 = 50;

@@ -38,6 +38,44 @@ pub(crate) enum EndpointUri {
     Tcp(SocketAddr),
     Udp(SocketAddr),
     Unix(PathBuf),
+    /// A host by its name, for targets.
+    TcpName(HostPort),
+    UdpName(HostPort),
+}
+
+/// A name and a port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HostPort {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+/// The longest name, and the longest label of one, in bytes (RFC 1035).
+const NAME_BYTES_MAX: usize = 253;
+const LABEL_BYTES_MAX: usize = 63;
+
+impl HostPort {
+    fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        let name = host.strip_suffix('.').unwrap_or(host);
+        let is_label = |label: &str| {
+            (1..=LABEL_BYTES_MAX).contains(&label.len())
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        };
+        // A last label of digits is a mistyped address.
+        let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
+        let is_name = name.len() <= NAME_BYTES_MAX
+            && name.split('.').all(is_label)
+            && !name.rsplit('.').next().is_some_and(is_number);
+        is_name.then(|| Self { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
 }
 
 impl FromStr for EndpointUri {
@@ -46,17 +84,18 @@ impl FromStr for EndpointUri {
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let address = || {
-            rest.parse().map_err(|_| {
+        let read = |address: fn(SocketAddr) -> Self, name: fn(HostPort) -> Self| {
+            let by_name = || HostPort::parse(rest).map(name);
+            rest.parse().ok().map(address).or_else(by_name).ok_or_else(|| {
                 BadValue::new(format!(
-                    "`{rest}` must be an address with a port, as in 192.0.2.1:7000 or [::1]:7000 (host names are \
-                     not resolved: ask `getent hosts`)"
+                    "`{rest}` must be an address or the name of a host, with a port, as in 192.0.2.1:7000, [::1]:7000 or \
+                     web.example:7000"
                 ))
             })
         };
         match scheme {
-            "tcp" => address().map(Self::Tcp),
-            "udp" => address().map(Self::Udp),
+            "tcp" => read(Self::Tcp, Self::TcpName),
+            "udp" => read(Self::Udp, Self::UdpName),
             "unix" if rest.is_empty() => Err(BadValue::new("a path must follow `unix:`")),
             "unix" => Ok(Self::Unix(PathBuf::from(rest))),
             _ => Err(BadValue::new(format!(
@@ -72,8 +111,26 @@ impl fmt::Display for EndpointUri {
             Self::Tcp(address) => write!(f, "tcp://{address}"),
             Self::Udp(address) => write!(f, "udp://{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::TcpName(name) => write!(f, "tcp://{name}"),
+            Self::UdpName(name) => write!(f, "udp://{name}"),
         }
     }
+}
+
+/// Parses an endpoint to listen on.
+pub(crate) fn listener(text: &str) -> Result<EndpointUri, BadValue> {
+    match text.parse()? {
+        EndpointUri::TcpName(_) | EndpointUri::UdpName(_) => Err(BadValue::new(format!(
+            "`{text}` must be an address of this host, as in tcp://0.0.0.0:8080: names are not resolved to listen \
+             (`ip addr` lists the addresses)"
+        ))),
+        endpoint => Ok(endpoint),
+    }
+}
+
+/// Reads an endpoint to listen on.
+pub(super) fn read_listener<'de, D: Deserializer<'de>>(from: D) -> Result<EndpointUri, D::Error> {
+    listener(&String::deserialize(from)?).map_err(de::Error::custom)
 }
 
 /// A target of a relay, with its weight.
@@ -525,10 +582,26 @@ mod tests {
         assert_eq!(tcp.to_string().parse(), Ok(tcp));
         assert_eq!("unix:/run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
         assert_eq!("unix:///run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
-        for bad in ["", "tcp", "tcp://host:80", "tcp://1.2.3.4", "http://1.2.3.4:80", "unix:"] {
+        for bad in [
+            "",
+            "tcp",
+            "tcp://a b:80",
+            "tcp://1.2.3.400:80",
+            "tcp://web:0",
+            "tcp://web",
+            "udp://a..b:1",
+            "tcp://1.2.3.4",
+            "http://1.2.3.4:80",
+            "unix:",
+        ] {
             let error = bad.parse::<EndpointUri>().unwrap_err().to_string();
             assert!(error.contains("must"), "{bad}: {error}");
         }
+        let name = HostPort { host: "web-1.example.".to_owned(), port: 80 };
+        let named = EndpointUri::TcpName(name);
+        assert_eq!("tcp://web-1.example.:80".parse(), Ok(named.clone()));
+        assert_eq!(named.to_string().parse(), Ok(named));
+        assert!(listener("udp://localhost:80").is_err() && listener("udp://[::1]:80").is_ok());
         let target: TargetUri = "unix:/run/a,weight=3,weight=4".parse().unwrap();
         assert_eq!((target.url.to_string().as_str(), target.weight), ("unix:/run/a,weight=3", 4));
         assert_eq!(target.to_string().parse(), Ok(target));

@@ -22,7 +22,9 @@ use vigie::{
 
 use super::{Drained, Draining, FlowError, Prepared, Running, StartContext};
 use crate::{
-    config::{BalanceChoice, EndpointUri, FrameMode, LengthForm, Relay, RelayMode, TargetUri},
+    config::{
+        BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, Relay, RelayMode, TargetUri,
+    },
     instance::InstanceEvent,
     journal::log,
     privileges::Right,
@@ -48,7 +50,7 @@ pub(super) fn prepare(
     };
     match &relay.listen {
         EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, streams),
-        EndpointUri::Tcp(_) | EndpointUri::Unix(_) => prepare_streams(head, relay, streams),
+        _ => prepare_streams(head, relay, streams),
     }
 }
 
@@ -56,7 +58,7 @@ fn endpoint(of: &EndpointUri) -> Option<library::Endpoint> {
     match of {
         EndpointUri::Tcp(address) => Some(library::Endpoint::Tcp(*address)),
         EndpointUri::Unix(path) => Some(library::Endpoint::Unix(path.clone())),
-        EndpointUri::Udp(_) => None,
+        _ => None,
     }
 }
 
@@ -99,11 +101,15 @@ fn prepare_streams(
         .idle_timeout(Some(relay.idle.0))
         .memory_bytes_max(MEMORY_BYTES_MAX);
     for to in &relay.to {
-        if let Some(endpoint) = endpoint(&to.url) {
-            builder = builder.upstream(Upstream::from(endpoint).weight(to.weight));
+        let upstream = match &to.url {
+            EndpointUri::TcpName(HostPort { host, port }) => Some(Upstream::named(host, *port)),
+            url => endpoint(url).map(Upstream::from),
+        };
+        if let Some(upstream) = upstream {
+            builder = builder.upstream(upstream.weight(to.weight));
         }
     }
-    builder = builder.balance(balance(relay.balance));
+    builder = builder.balance(balance(relay.balance)).resolve_every(relay.resolve.0);
     if let Some(check) = relay.check {
         let config = HealthCheckConfig::default().every(check.every.0).timeout(check.timeout.0);
         builder = builder.check(config.rise(check.rise).fall(check.fall));
@@ -183,9 +189,13 @@ fn prepare_datagrams(
     relay: &Relay,
     streams: &Runtime,
 ) -> Result<Box<dyn Prepared>, FlowError> {
-    let mut upstreams = relay.to.iter().filter_map(|to| match to.url {
-        EndpointUri::Udp(address) => Some(Upstream::<SocketAddr>::from(address).weight(to.weight)),
-        _ => None,
+    let mut upstreams = relay.to.iter().filter_map(|to| {
+        let upstream = match &to.url {
+            EndpointUri::Udp(address) => Upstream::<SocketAddr>::from(*address),
+            EndpointUri::UdpName(HostPort { host, port }) => Upstream::named(host, *port),
+            _ => return None,
+        };
+        Some(upstream.weight(to.weight))
     });
     let first = upstreams.next();
     let first = first.ok_or_else(|| FlowError::Setting("datagrams go to udp://".to_owned()))?;
@@ -193,7 +203,7 @@ fn prepare_datagrams(
     let builder = upstreams.fold(library::UdpRelay::builder(listen, first), |builder, upstream| {
         builder.upstream(upstream)
     });
-    let builder = builder.balance(balance(relay.balance));
+    let builder = builder.balance(balance(relay.balance)).resolve_every(relay.resolve.0);
     let builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
@@ -329,6 +339,7 @@ fn of_datagrams(head: &FlowReport, stats: &UdpRelayStats) -> FlowReport {
 fn of_target(stats: TargetStats) -> TargetReport {
     TargetReport {
         target: stats.target,
+        host: stats.host,
         weight: stats.weight,
         state: stats.state.to_string(),
         active: stats.active,

@@ -63,6 +63,9 @@ pub(crate) struct FlowReport {
 pub(crate) struct TargetReport {
     /// Its address.
     pub(crate) target: String,
+    /// The name of which it is an address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
     pub(crate) weight: u16,
     /// `available`, `on trial`, `avoided` or `down`.
     pub(crate) state: String,

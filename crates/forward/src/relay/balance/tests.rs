@@ -17,7 +17,7 @@ const POLICIES: [Balance; 5] = [
 
 fn targets(weights: &[u16]) -> Vec<TestTarget> {
     let address = |at: usize| SocketAddr::from(([192, 0, 2, u8::try_from(at).unwrap()], 80));
-    let target = |(at, weight): (usize, &u16)| Arc::new(Target::new(address(at), *weight));
+    let target = |(at, weight): (usize, &u16)| Arc::new(Target::new(address(at), *weight, None));
     weights.iter().enumerate().map(target).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Active checks of targets, in a simulated world: black holes in virtual time.
+//! Relays in a simulated world: checks of targets that become black holes, and targets by name, in virtual time.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream};
 use vigie_forward::relay::{
-    Endpoint, HealthCheckConfig, Relay, RelayHandle, TargetState, TargetStats, Transfer,
+    Endpoint, HealthCheckConfig, Relay, RelayHandle, TargetState, TargetStats, Transfer, Upstream,
 };
 use vigie_runtime::{
     simulation::{self, World},
@@ -138,6 +138,42 @@ fn the_first_check_comes_before_the_first_client() {
             Ok::<(), io::Error>(())
         })
         .expect("sockets of the world");
+}
+
+/// Goal: targets by name are served from the first client on, and a name without an address is passed over, said, and known to have no
+/// target. Method: a name of the world's and one of nobody's, before and behind; a client that connects at once.
+#[test]
+fn names_are_resolved_before_the_first_client() {
+    for nobody_first in [true, false] {
+        let mut world = World::new(1);
+        world.node("b").ip([10, 1, 0, 2]).run(|| serve(b'b'));
+        let handle = Arc::new(OnceLock::new());
+        let told = Arc::clone(&handle);
+        world.node("relay").run(move || {
+            let told = Arc::clone(&told);
+            async move {
+                let listen = "0.0.0.0:80".parse::<Endpoint>().expect("an endpoint");
+                let (nobody, b) = (Upstream::named("nobody", 7), Upstream::named("b", 7).weight(3));
+                let [one, other] = if nobody_first { [nobody, b] } else { [b, nobody] };
+                let builder = Relay::builder(listen).transfer(Transfer::Copy);
+                let relay =
+                    builder.upstream(one).upstream(other).bind().map_err(io::Error::other)?;
+                told.set(relay.handle()).expect("it starts once");
+                relay.serve(|task| spawn(task).detach()).await.map(drop)
+            }
+        });
+        let letter = world.block_on(async {
+            time::sleep(millis(100)).await;
+            ask().await
+        });
+        assert_eq!(letter.expect("sockets of the world").0, b'b');
+        let targets = handle.get().expect("it has started").targets();
+        let shown: Vec<_> = targets
+            .iter()
+            .map(|one| (one.target.as_str(), one.host.as_deref(), one.weight))
+            .collect();
+        assert_eq!(shown, [("tcp:10.1.0.2:7", Some("b"), 3)]);
+    }
 }
 
 fn start(
