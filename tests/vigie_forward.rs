@@ -8,6 +8,8 @@ mod errors;
 mod instance;
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
+#[path = "vigie_forward/metrics.rs"]
+mod metrics;
 #[path = "vigie_forward/names.rs"]
 mod names;
 #[path = "vigie_forward/network.rs"]

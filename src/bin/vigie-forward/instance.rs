@@ -24,15 +24,16 @@ use vigie::{
 
 use crate::{
     cli::FlowSide,
-    config::{Config, FlowConfig, FlowKind},
+    config::{Config, FlowConfig, FlowKind, Process},
     flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
     journal::log,
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
     mailbox::Mailbox,
+    metrics,
     privileges::{self, DropError, Right, listed},
     reload::{ReloadPlan, plan},
     signals, stats,
-    stats::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
+    stats::{DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport},
 };
 
 /// The interval of flows' periodic work.
@@ -64,6 +65,8 @@ pub(crate) enum InstanceError {
     Flow { flow: String, line: Option<usize>, source: FlowError },
     #[error(transparent)]
     Stats(#[from] stats::RendezvousError),
+    #[error(transparent)]
+    Metrics(#[from] metrics::MetricsError),
     #[error(transparent)]
     Rights(#[from] DropError),
     #[error(transparent)]
@@ -101,6 +104,7 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         log(format!("replaced {}, left by a dead instance", bound.path.display()));
     }
 
+    let metrics = config.process.metrics.as_ref().map(metrics::bind).transpose()?;
     let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
     let mut prepared = Vec::new();
     for flow in &config.flows {
@@ -116,6 +120,9 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         let source =
             ConfigSource { file: file.map(Path::to_owned), config, streams: Rc::clone(&streams) };
         let instance = Instance::start(begin, rights, prepared, listener, source)?;
+        let state = Rc::clone(&instance.shared);
+        let report = Rc::new(move || state.report());
+        let _file = metrics.map(|bound| metrics::serve(bound, report)).transpose()?;
         log(format!("forwards; `vigie-forward stats --socket {}` shows it", bound.path.display()));
         Ok::<_, InstanceError>(instance.serve().await)
     })?;
@@ -184,10 +191,6 @@ fn give_up_rights(
     privileges::give_up_all_but(&kept)?;
     Ok(kept)
 }
-
-/// The states of an instance, and of a flow.
-const RUNNING: &str = "running";
-const DRAINING: &str = "draining";
 
 /// A named flow.
 struct NamedFlow {
@@ -325,10 +328,12 @@ impl Instance {
             Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
         };
         let (before, after) = (&self.source.config.process, &config.process);
-        if (&before.stats_socket, before.drop_all_rights)
-            != (&after.stats_socket, after.drop_all_rights)
-        {
-            log("SIGHUP: `stats_socket` and `drop_all_rights` change with the next start");
+        let fixed =
+            |of: &Process| (of.stats_socket.clone(), of.metrics.clone(), of.drop_all_rights);
+        if fixed(before) != fixed(after) {
+            log(
+                "SIGHUP: `stats_socket`, `metrics` and `drop_all_rights` change with the next start",
+            );
         }
         let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
         let (ended, begun) = (ends.len(), begins.len());

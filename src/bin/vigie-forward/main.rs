@@ -7,7 +7,7 @@
 //!                │                 │                       ├ relay.rs ── threads of streams
 //!  signals ─────▶│ signals.rs ─────┤                       └ frames/ ─── threads of frames, programs
 //!  kernel ──────▶│ kernel/ ────────┤ routes, neighbours       ▲            at the interfaces
-//!  stats ◀──────▶│ stats/ ─────────┘                          └ migration.rs: where a flow runs
+//!  stats ◀──────▶│ stats/, metrics/ ┘                          └ migration.rs: where a flow runs
 //!                └──────────────────────────────────────────────────────────────────┘
 //! ```
 //! One thread controls: vigie's user-level flavor, with everything above as a task. Streams are relayed by workers of
@@ -21,6 +21,7 @@ mod journal;
 mod kernel;
 #[path = "../shared/mailbox.rs"]
 mod mailbox;
+mod metrics;
 mod migration;
 mod plan;
 mod privileges;

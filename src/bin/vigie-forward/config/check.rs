@@ -12,7 +12,7 @@ const LOOPBACK: &str = "lo";
 /// The longest interface name of the kernel, in bytes.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// The longest path of a Unix socket, in bytes.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
+pub(super) const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Half of a relay's memory is for stored messages; one must fit, plus the bytes read beyond it.
 const STORED_BYTES_MAX: u64 = 127 << 20;
 /// The width of the column in `stats` and the log.
@@ -21,6 +21,9 @@ const FLOW_NAME_BYTES_MAX: usize = 32;
 /// Checks each flow alone, and all flows against each other. `file` is their origin, for the message.
 pub(crate) fn check(file: &str, config: &Config) -> Result<(), ConfigError> {
     let mut seen = UniqueResources::default();
+    if let Some(metrics) = &config.process.metrics {
+        seen.listeners.insert(metrics, "metrics");
+    }
     for flow in &config.flows {
         let alone = alone(flow).and_then(|()| with_process(flow, config));
         alone.and_then(|()| seen.add(flow)).map_err(|problem| ConfigError::Flow {
@@ -139,11 +142,11 @@ impl<'a> UniqueResources<'a> {
         let FlowKind::Relay(relay) = &flow.kind else { return Ok(()) };
         for (listen, other) in &self.listeners {
             if **listen == relay.listen && !has_port_zero(listen) {
-                return Err(format!("flow `{other}` has the same `listen`: choose another port"));
+                return Err(format!("`{other}` has the same `listen`: choose another port"));
             }
             if overlaps(listen, &relay.listen) {
                 return Err(format!(
-                    "its `listen`, {}, overlaps that of flow `{other}`, {listen}, and only one of them can have the \
+                    "its `listen`, {}, overlaps that of `{other}`, {listen}, and only one of them can have the \
                      port: choose another one",
                     relay.listen
                 ));
@@ -179,7 +182,7 @@ fn has_port_zero(endpoint: &EndpointUri) -> bool {
 }
 
 /// Checks the length of the path of a Unix socket.
-fn socket_path(path: &Path) -> Result<(), String> {
+pub(super) fn socket_path(path: &Path) -> Result<(), String> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_BYTES_MAX {
         return Err(format!(

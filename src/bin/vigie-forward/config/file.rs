@@ -423,6 +423,12 @@ mod tests {
                 format!("{relay}check = {{ ever = '1s' }}\n"),
                 &["line 4", "`ever`", "mean `every`?"][..],
             ),
+            (format!("[process]\nmetrics = '9100'\n{relay}"), &["line 2", "127.0.0.1:9100"]),
+            (format!("[process]\nmetrics = '127.0.0.1:1'\n{relay}"), &["line 3", "`metrics`"]),
+            (
+                format!("[process]\nstats_socket = '/{}'\n{relay}", "x".repeat(107)),
+                &["line 2", "^", "108 bytes", "107"],
+            ),
             (
                 relay.replace("'tcp://127.0.0.1:2'", "'tcp://web.1:80'"),
                 &["line 3", "`web.1:80`", "web.example:7000"],

@@ -111,8 +111,15 @@ impl fmt::Display for FlowKind {
 pub(crate) struct Process {
     /// The socket for `vigie-forward stats`. Default: vigie-forward.PID.sock in XDG_RUNTIME_DIR, or else in /run, or
     /// else in /tmp.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = values::socket_path)]
+    #[serde(deserialize_with = "values::read_socket_path")]
     pub(crate) stats_socket: Option<PathBuf>,
+
+    /// Where to serve metrics for Prometheus (/metrics) and the state (/health) over HTTP: ADDRESS:PORT, or unix:PATH for this user
+    /// alone. Whoever reaches it can read them. Default: nowhere.
+    #[arg(long, value_name = "ENDPOINT", value_parser = values::metrics_listener)]
+    #[serde(deserialize_with = "values::read_metrics_listener")]
+    pub(crate) metrics: Option<EndpointUri>,
 
     /// Time for which connections may continue after SIGTERM or SIGINT, such as 500ms or 1m.
     #[arg(long, value_name = "TIME", default_value_t = DRAIN_DEFAULT)]
@@ -128,7 +135,7 @@ const DRAIN_DEFAULT: Time = Time(Duration::from_secs(10));
 
 impl Default for Process {
     fn default() -> Self {
-        Self { stats_socket: None, drain: DRAIN_DEFAULT, drop_all_rights: false }
+        Self { stats_socket: None, metrics: None, drain: DRAIN_DEFAULT, drop_all_rights: false }
     }
 }
 

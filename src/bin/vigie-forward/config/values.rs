@@ -20,6 +20,8 @@ use serde::{
 use thiserror::Error;
 use vigie::forward::{relay::Network, tables::Prefix};
 
+use super::check;
+
 /// The error of a text that is not a valid value; it says which texts are.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
@@ -126,6 +128,42 @@ pub(crate) fn listener(text: &str) -> Result<EndpointUri, BadValue> {
         ))),
         endpoint => Ok(endpoint),
     }
+}
+
+/// Parses an endpoint for metrics: `tcp://` may be left out.
+pub(crate) fn metrics_listener(text: &str) -> Result<EndpointUri, BadValue> {
+    if let Ok(address) = text.parse() {
+        return Ok(EndpointUri::Tcp(address));
+    }
+    match listener(text) {
+        Ok(endpoint @ EndpointUri::Tcp(_)) => Ok(endpoint),
+        Ok(EndpointUri::Unix(path)) => {
+            check::socket_path(&path).map(|()| EndpointUri::Unix(path)).map_err(BadValue)
+        }
+        _ => Err(BadValue::new(format!(
+            "`{text}` must be where HTTP is served, as in 127.0.0.1:9100 or unix:/run/metrics.sock"
+        ))),
+    }
+}
+
+/// Parses the path of a Unix socket.
+pub(crate) fn socket_path(text: &str) -> Result<PathBuf, BadValue> {
+    let path = PathBuf::from(text);
+    check::socket_path(&path).map(|()| path).map_err(BadValue)
+}
+
+/// Reads the path of a Unix socket.
+pub(super) fn read_socket_path<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<PathBuf>, D::Error> {
+    socket_path(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
+}
+
+/// Reads an endpoint for metrics.
+pub(super) fn read_metrics_listener<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<EndpointUri>, D::Error> {
+    metrics_listener(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
 }
 
 /// Reads an endpoint to listen on.
@@ -579,7 +617,7 @@ mod tests {
     fn texts_are_read() {
         let tcp = EndpointUri::Tcp("[::1]:7".parse().unwrap());
         assert_eq!("tcp://[::1]:7".parse(), Ok(tcp.clone()));
-        assert_eq!(tcp.to_string().parse(), Ok(tcp));
+        assert_eq!(tcp.to_string().parse(), Ok(tcp.clone()));
         assert_eq!("unix:/run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
         assert_eq!("unix:///run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
         for bad in [
@@ -602,6 +640,13 @@ mod tests {
         assert_eq!("tcp://web-1.example.:80".parse(), Ok(named.clone()));
         assert_eq!(named.to_string().parse(), Ok(named));
         assert!(listener("udp://localhost:80").is_err() && listener("udp://[::1]:80").is_ok());
+        assert_eq!(metrics_listener("[::1]:7"), Ok(tcp.clone()));
+        assert_eq!(metrics_listener("tcp://[::1]:7"), Ok(tcp));
+        assert!(metrics_listener("unix:/run/m").is_ok());
+        for bad in ["9100", "udp://[::1]:7", "localhost:9100", "http://127.0.0.1:9100"] {
+            let error = metrics_listener(bad).unwrap_err().to_string();
+            assert!(error.contains("127.0.0.1:9100"), "{bad}: {error}");
+        }
         let target: TargetUri = "unix:/run/a,weight=3,weight=4".parse().unwrap();
         assert_eq!((target.url.to_string().as_str(), target.weight), ("unix:/run/a,weight=3", 4));
         assert_eq!(target.to_string().parse(), Ok(target));

@@ -26,6 +26,17 @@ pub(crate) struct InstanceReport {
     pub(crate) journal: Vec<String>,
 }
 
+impl InstanceReport {
+    /// Whether no new connections are accepted.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.state == DRAINING
+    }
+}
+
+/// The states of an instance, and of a flow.
+pub(crate) const RUNNING: &str = "running";
+pub(crate) const DRAINING: &str = "draining";
+
 /// A flow, at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FlowReport {
