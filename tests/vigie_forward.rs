@@ -20,6 +20,8 @@ mod paths;
 mod reference;
 #[path = "vigie_forward/reload.rs"]
 mod reload;
+#[path = "vigie_forward/service.rs"]
+mod service;
 
 use std::{
     io::{Read, Write},

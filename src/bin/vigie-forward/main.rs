@@ -26,6 +26,7 @@ mod migration;
 mod plan;
 mod privileges;
 mod reload;
+mod service_manager;
 mod signals;
 mod stats;
 

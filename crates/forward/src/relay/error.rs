@@ -1,6 +1,6 @@
 //! Why a relayed connection ends early.
 
-use std::{io, time::Duration};
+use std::{io, net::IpAddr, time::Duration};
 
 use thiserror::Error;
 
@@ -77,6 +77,18 @@ pub enum RelayError {
         /// The cause.
         #[source]
         source: FrameError,
+    },
+    /// The client's address is not served.
+    #[error("{client} is not allowed to connect, or denied")]
+    Denied {
+        /// The client.
+        client: IpAddr,
+    },
+    /// The client's source has as many connections as it may.
+    #[error("{client}, or its network, has as many connections as `per_source_max` allows")]
+    OverSourceMax {
+        /// The client.
+        client: IpAddr,
     },
     /// The client sent no valid PROXY protocol header.
     #[error("the client's header is refused")]

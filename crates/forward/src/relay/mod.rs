@@ -17,7 +17,7 @@
 //! executor beside a [host thread](vigie_detect::HostThread). Each connection is one task.
 //!
 //! # Bounds
-//! Connections are limited by [`RelayBuilder::connections_max`], memory by [`RelayBuilder::memory_bytes_max`] plus 8
+//! Connections are limited by [`RelayBuilder::connections_max`], in all, and [`RelayBuilder::per_source_max`], memory by [`RelayBuilder::memory_bytes_max`] plus 8
 //! KiB per connection, pipes by [`RelayBuilder::pipes_max`]. An idle connection holds no buffer. While a receiver is
 //! slow, its sender is not read and has to wait.
 //!
@@ -27,6 +27,7 @@
 //! the connection's task, or dropping the task. So no peer takes a part for the whole, as far as its socket has resets:
 //! TCP has, Unix sockets do not. In a framed relay messages that arrived completely before are delivered first.
 
+mod access;
 mod availability;
 mod balance;
 mod buffers;

@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    net::IpAddr,
     os::fd::OwnedFd,
     os::unix::{fs::FileTypeExt, net::UnixStream},
     path::Path,
@@ -19,6 +20,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use vigie_detect::{Instant, Server};
 
 use super::{
+    access::{SourcePermit, Sources},
     balance::Balancer,
     check,
     connection::{Acceptor, Connection, PendingClient},
@@ -111,6 +113,7 @@ pub(super) struct RelayShared {
     pub(super) resources: RelayResources,
     pub(super) targets: Arc<Targets<Endpoint>>,
     pub(super) balancer: Balancer,
+    sources: Arc<Sources>,
     /// Notified when a connection has ended and freed its descriptors.
     pub(super) ended: Notify,
     emptied: Notify,
@@ -152,12 +155,14 @@ impl Relay {
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
         let draining = watch::Sender::new(None);
         let targets = Arc::new(Targets::new(&settings.upstreams));
+        let sources = Sources::new(settings.per_source_max);
         let balancer = Balancer::new(settings.balance, server.now().as_nanos());
         let shared = Arc::new(RelayShared {
             settings,
             resources,
             targets,
             balancer,
+            sources,
             ended,
             emptied,
             is_cutting,
@@ -341,9 +346,13 @@ impl RelayShared {
         let mut cutting = Cut { cut_requested, waker: None, is_cutting: &self.is_cutting };
         let connected = select(&mut cutting, self.connect(client.client(), reserved)).await;
         let Either::Right(upstream) = connected else { return Err(RelayError::Cut) };
+        if matches!(upstream, Err(RelayError::Denied { .. } | RelayError::OverSourceMax { .. })) {
+            // The client is reset.
+            return upstream.map(drop);
+        }
         let client = client.take();
         // A client without an upstream has received nothing, and sees an end of stream.
-        let (upstream, used) = upstream?;
+        let ((upstream, used), _source) = upstream?;
         let (framing, idle) = (self.settings.framing, self.settings.idle_timeout);
         let mut session = Session::new((client, upstream), framing, idle, &self.resources);
         session.report_to(Arc::clone(&used.target.health));
@@ -362,7 +371,7 @@ impl RelayShared {
         &self,
         client: &Connection,
         reserved: OwnedFd,
-    ) -> Result<(Connection, TargetUse<Endpoint>), RelayError> {
+    ) -> Result<((Connection, TargetUse<Endpoint>), SourcePermit), RelayError> {
         let addresses = client.addresses();
         let own = ProxyHeader::of(addresses);
         let header = if self.is_trusted(client) {
@@ -378,8 +387,18 @@ impl RelayShared {
             ProxyHeader::Tcp { source, .. } => Some(source.ip()),
             _ => None,
         };
+        let source = self.admit(client)?;
         let header = self.settings.sends_proxy.then_some(header);
-        upstream::connect(self, client, header, Some(reserved)).await
+        Ok((upstream::connect(self, client, header, Some(reserved)).await?, source))
+    }
+
+    fn admit(&self, client: Option<IpAddr>) -> Result<SourcePermit, RelayError> {
+        let unknown = IpAddr::from([0, 0, 0, 0]);
+        if !self.settings.access.admits(client) {
+            return Err(RelayError::Denied { client: client.unwrap_or(unknown) });
+        }
+        let refused = || RelayError::OverSourceMax { client: client.unwrap_or(unknown) };
+        self.sources.admit(client).ok_or_else(refused)
     }
 
     fn is_trusted(&self, client: &Connection) -> bool {
@@ -397,6 +416,8 @@ impl RelayShared {
         let counter = match ended {
             Ok(()) => &counters.finished,
             Err(RelayError::NoUpstream { .. }) => &counters.refused,
+            Err(RelayError::Denied { .. }) => &counters.denied,
+            Err(RelayError::OverSourceMax { .. }) => &counters.over_source_max,
             Err(RelayError::Idle { .. }) => &counters.timed_out,
             Err(RelayError::Frame { .. } | RelayError::Proxy(_)) => &counters.malformed,
             Err(RelayError::Cut) => &counters.cut,

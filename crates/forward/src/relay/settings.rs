@@ -6,6 +6,7 @@ use thiserror::Error;
 use vigie_detect::Server;
 
 use super::{
+    access::AccessList,
     balance::Balance,
     buffers::{FLOOR_BYTES, budget_for},
     check::HealthCheckConfig,
@@ -35,6 +36,8 @@ pub struct RelayBuilder {
     pub(super) framing: Option<Framing>,
     pub(super) sends_proxy: bool,
     pub(super) trusted: Vec<Network>,
+    pub(super) access: AccessList,
+    pub(super) per_source_max: Option<usize>,
 }
 
 /// The usual time between two attempts to resolve names.
@@ -64,6 +67,8 @@ impl RelayBuilder {
             framing: None,
             sends_proxy: false,
             trusted: Vec::new(),
+            access: AccessList::default(),
+            per_source_max: None,
         }
     }
 
@@ -101,6 +106,10 @@ impl RelayBuilder {
         /// descriptors and those for pipes.
         connections_max: usize,
 
+        /// Sets the maximum number of concurrent connections of one source, at least 1: an address of IPv4, or a network of 64 bits of
+        /// IPv6. Further ones are reset, and counted as `over_source_max`. Default: no limit.
+        per_source_max: usize => Some,
+
         /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB. Half is for stored
         /// messages; when that is used up, messages are cut through, or wait if they must be stored.
         memory_bytes_max: usize,
@@ -131,6 +140,20 @@ impl RelayBuilder {
         self
     }
 
+    /// Serves clients in `network` alone, and in others that are added. Default: all. Others are reset, and counted as `denied`.
+    /// The client's address is that of the PROXY protocol header, if there is a trusted one. Clients of a Unix socket have none and
+    /// are served.
+    pub fn allow(mut self, network: impl Into<Network>) -> Self {
+        self.access.allowed.push(network.into());
+        self
+    }
+
+    /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
+    pub fn deny(mut self, network: impl Into<Network>) -> Self {
+        self.access.denied.push(network.into());
+        self
+    }
+
     /// Listens, watched by the current server.
     ///
     /// # Errors
@@ -158,7 +181,7 @@ impl RelayBuilder {
         if self.resolve_every < Duration::from_millis(1) {
             return Err(BindError::ResolveEvery);
         }
-        if self.connections_max == 0 {
+        if self.connections_max == 0 || self.per_source_max == Some(0) {
             return Err(BindError::NoConnections);
         }
         if self.setup_timeout < Duration::from_millis(1) {

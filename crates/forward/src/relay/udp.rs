@@ -24,10 +24,12 @@ use tokio::sync::{Notify, watch};
 use vigie_detect::{Instant, Server, net::UdpSocket};
 
 use super::{
+    access::{AccessList, SourcePermit, Sources},
     balance::{Balance, Balancer},
     buffers::Buffers,
     counters::{Counter, counters},
     names,
+    proxy::Network,
     relay::ConnectionTask,
     settings::{BindError, RESOLVE_EVERY},
     sys::dropped_datagrams,
@@ -54,6 +56,8 @@ const RECEIVING_MAX: usize = 256;
 pub struct UdpRelayBuilder {
     listen: SocketAddr,
     upstreams: Vec<Upstream<SocketAddr>>,
+    access: AccessList,
+    per_source_max: Option<usize>,
     balance: Balance,
     resolve_every: Duration,
     expire_after: Duration,
@@ -67,7 +71,24 @@ impl UdpRelayBuilder {
         self
     }
 
+    /// Serves clients in `network` alone, and in others that are added. Default: all. Datagrams of others are dropped, and counted as
+    /// `denied`.
+    pub fn allow(mut self, network: impl Into<Network>) -> Self {
+        self.access.allowed.push(network.into());
+        self
+    }
+
+    /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
+    pub fn deny(mut self, network: impl Into<Network>) -> Self {
+        self.access.denied.push(network.into());
+        self
+    }
+
     vigie_detect::setters! {
+        /// Sets the maximum number of sessions of one source, at least 1: an address of IPv4, or a network of 64 bits of IPv6. Datagrams
+        /// that would begin further ones are dropped, and counted as `over_source_max`. Default: no limit.
+        per_source_max: usize => Some,
+
         /// Sets the time between two attempts to resolve the [names](Upstream::named) of upstreams. Default 30 s; at least 1 ms.
         resolve_every: Duration,
 
@@ -89,7 +110,8 @@ impl UdpRelayBuilder {
     /// # Errors
     /// [`BindError`].
     pub fn bind_on(self, server: &Server) -> Result<UdpRelay, BindError> {
-        if self.sessions_max == 0 || self.expire_after < Duration::from_millis(1) {
+        let has_room = self.sessions_max > 0 && self.per_source_max != Some(0);
+        if !has_room || self.expire_after < Duration::from_millis(1) {
             return Err(BindError::Sessions);
         }
         if !are_weights(&self.upstreams) {
@@ -102,6 +124,7 @@ impl UdpRelayBuilder {
         let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
         let targets = Arc::new(Targets::new(&self.upstreams));
+        let sources = Sources::new(self.per_source_max);
         let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
             server: server.clone(),
@@ -113,6 +136,7 @@ impl UdpRelayBuilder {
             listener_dropped: Mutex::new(0),
             targets,
             balancer,
+            sources,
             draining: watch::Sender::new(None),
             emptied: Notify::new(),
         };
@@ -146,6 +170,7 @@ struct UdpShared {
     listener_dropped: Mutex<u32>,
     targets: Arc<Targets<SocketAddr>>,
     balancer: Balancer,
+    sources: Arc<Sources>,
     draining: watch::Sender<Option<Instant>>,
     emptied: Notify,
 }
@@ -156,6 +181,7 @@ type Sessions = BTreeMap<SocketAddr, Arc<UdpSession>>;
 struct UdpSession {
     client: SocketAddr,
     used: TargetUse<SocketAddr>,
+    _source: SourcePermit,
     upstream: UdpSocket,
     /// When a datagram last passed, in nanoseconds of the server's clock. Raised by the two tasks that relay, read by
     /// the session's. Expiry is decided under the table's lock.
@@ -177,6 +203,10 @@ counters! {
         active,
         /// Expired sessions.
         expired,
+        /// Datagrams of clients that are denied, or not allowed.
+        denied,
+        /// Datagrams of sources that had as many sessions as they may.
+        over_source_max,
         /// Datagrams dropped for lack of a session: too many, or no descriptors.
         refused,
         /// Expired sessions in which the upstream never answered.
@@ -209,6 +239,8 @@ impl UdpRelay {
         UdpRelayBuilder {
             listen,
             upstreams: vec![upstream.into()],
+            access: AccessList::default(),
+            per_source_max: None,
             balance: Balance::First,
             resolve_every: RESOLVE_EVERY,
             expire_after,
@@ -338,10 +370,18 @@ impl UdpShared {
         if let Some(session) = self.session(client) {
             return Some(session);
         }
+        if !self.settings.access.admits(Some(client.ip())) {
+            self.counters.denied.add(1);
+            return None;
+        }
+        let Some(source) = self.sources.admit(Some(client.ip())) else {
+            self.counters.over_source_max.add(1);
+            return None;
+        };
         let opened = if is_draining {
             Err(io::Error::other("the relay is draining"))
         } else {
-            self.open(client)
+            self.open(client, source)
         };
         match opened {
             Ok(session) => {
@@ -364,7 +404,7 @@ impl UdpShared {
         Some(Arc::clone(session))
     }
 
-    fn open(&self, client: SocketAddr) -> io::Result<Arc<UdpSession>> {
+    fn open(&self, client: SocketAddr, source: SourcePermit) -> io::Result<Arc<UdpSession>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.len() >= self.settings.sessions_max {
             return Err(io::Error::other("there are as many sessions as `sessions_max` allows"));
@@ -374,6 +414,7 @@ impl UdpShared {
         let session = Arc::new(UdpSession {
             client,
             used,
+            _source: source,
             upstream,
             last_move: AtomicU64::new(now.as_nanos()),
             is_answered: AtomicBool::new(false),

@@ -353,6 +353,10 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         return Err("`connections_max` must be 1 to 1000000".to_owned());
     }
 
+    if relay.per_source_max == Some(0) {
+        return Err("`per_source_max` must be at least 1".to_owned());
+    }
+
     Ok(())
 }
 

@@ -86,6 +86,11 @@ struct RawRelay {
     proxy_send: bool,
     #[serde(default, deserialize_with = "one_or_more")]
     proxy_from: Vec<Range>,
+    #[serde(default, deserialize_with = "one_or_more")]
+    allow: Vec<Range>,
+    #[serde(default, deserialize_with = "one_or_more")]
+    deny: Vec<Range>,
+    per_source_max: Option<u32>,
     framed: Option<LengthForm>,
     #[serde(default)]
     frame_mode: FrameMode,
@@ -233,6 +238,9 @@ impl RawRelay {
             connections_max: self.connections_max.unwrap_or(CONNECTIONS_DEFAULT),
             proxy_send: self.proxy_send,
             proxy_from: self.proxy_from,
+            allow: self.allow,
+            deny: self.deny,
+            per_source_max: self.per_source_max,
             framed: self.framed,
             frame_mode: self.frame_mode,
             message_max: self.message_max.unwrap_or(MESSAGE_BYTES_DEFAULT),
@@ -433,6 +441,8 @@ mod tests {
                 relay.replace("'tcp://127.0.0.1:2'", "'tcp://web.1:80'"),
                 &["line 3", "`web.1:80`", "web.example:7000"],
             ),
+            (format!("{relay}deny = '10.0.0.0/33'\n"), &["line 4", "10.0.0.0/8"]),
+            (format!("{relay}per_source_max = 0\n"), &["line 1", "`per_source_max`"]),
             (format!("{relay}resolve = '0s'\n"), &["line 1", "`resolve`"]),
             (
                 relay.replace("'tcp://127.0.0.1:2'", "['tcp://[::1]:2', 'tcp://[::1]:2']"),

@@ -192,6 +192,19 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "NETWORK")]
     pub(crate) proxy_from: Vec<Range>,
 
+    /// Addresses, as in 10.0.0.0/8, whose clients alone are served; may be repeated. Default: all.
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) allow: Vec<Range>,
+
+    /// Addresses whose clients are refused, even if they are allowed; may be repeated. Default: none.
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) deny: Vec<Range>,
+
+    /// The maximum number of open connections, or with UDP of sessions, of one address of IPv4, or of one network of 64 bits of IPv6,
+    /// from 1; further ones are refused. Default: no limit.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) per_source_max: Option<u32>,
+
     /// Split streams into messages, each of which begins with its length in this form. Default: pass on bytes as they
     /// come.
     #[arg(long, value_enum, value_name = "FORM")]

@@ -136,6 +136,18 @@ fn prepare_streams(
         builder = builder.trust_proxy_header(range.0);
     }
 
+    for range in &relay.allow {
+        builder = builder.allow(range.0);
+    }
+
+    for range in &relay.deny {
+        builder = builder.deny(range.0);
+    }
+
+    if let Some(max) = relay.per_source_max {
+        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
+
     let bound = builder.connections_max(connections).bind_on(streams.server());
     let bound = bound.map_err(|error| match error {
         library::BindError::Listen { endpoint, source } => {
@@ -204,7 +216,12 @@ fn prepare_datagrams(
         builder.upstream(upstream)
     });
     let builder = builder.balance(balance(relay.balance)).resolve_every(relay.resolve.0);
-    let builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
+    let mut builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
+    builder = relay.allow.iter().fold(builder, |builder, range| builder.allow(range.0));
+    builder = relay.deny.iter().fold(builder, |builder, range| builder.deny(range.0));
+    if let Some(max) = relay.per_source_max {
+        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
             cannot_listen(&format!("udp:{address}"), Some(address), source)
@@ -320,7 +337,13 @@ fn of_streams(head: &FlowReport, stats: &RelayStats) -> FlowReport {
     FlowReport {
         units: stats.accepted,
         bytes: stats.bytes_up.saturating_add(stats.bytes_down),
-        dropped: stats.refused + stats.reset + stats.timed_out + stats.malformed + stats.cut,
+        dropped: stats.denied
+            + stats.over_source_max
+            + stats.refused
+            + stats.reset
+            + stats.timed_out
+            + stats.malformed
+            + stats.cut,
         counters: owned(stats.named()),
         ..head.clone()
     }
@@ -330,7 +353,11 @@ fn of_datagrams(head: &FlowReport, stats: &UdpRelayStats) -> FlowReport {
     FlowReport {
         units: stats.datagrams_up.saturating_add(stats.datagrams_down),
         bytes: stats.bytes_up.saturating_add(stats.bytes_down),
-        dropped: stats.dropped + stats.refused + stats.overflowed,
+        dropped: stats.denied
+            + stats.over_source_max
+            + stats.dropped
+            + stats.refused
+            + stats.overflowed,
         counters: owned(stats.named()),
         ..head.clone()
     }
