@@ -8,6 +8,10 @@ mod errors;
 mod instance;
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
+#[path = "vigie_forward/metrics.rs"]
+mod metrics;
+#[path = "vigie_forward/names.rs"]
+mod names;
 #[path = "vigie_forward/network.rs"]
 mod network;
 #[path = "vigie_forward/paths.rs"]
@@ -16,6 +20,8 @@ mod paths;
 mod reference;
 #[path = "vigie_forward/reload.rs"]
 mod reload;
+#[path = "vigie_forward/service.rs"]
+mod service;
 
 use std::{
     io::{Read, Write},
@@ -247,6 +253,90 @@ fn dead_targets_are_said() {
     assert!(line.contains("failures: 5"), "{line}");
     let said = relay.end().said;
     assert!(said.matches("cannot be reached").count() <= 3, "{said}");
+}
+
+/// Goal: connections are divided by the policy and the weights, and the report and the table show what each target got. Method: two
+/// echoes that go round 3 to 1, eight connections of which one stays open, from a file.
+#[test]
+fn targets_share_connections() {
+    let (folder, one, other) = (Folder::new(), echo_server(), echo_server());
+    let socket = folder.path("stats");
+    let text = format!(
+        "[process]\nstats_socket = '{}'\n[[relay]]\nlisten = 'tcp://127.0.0.1:0'\nbalance = 'round-robin'\n\
+         to = [{{ url = '{one}', weight = 3 }}, '{other}']\n",
+        socket.display()
+    );
+    let file = folder.write("flows.toml", &text);
+    let mut relay = Instance::start(&folder, &["run", "--config", file.to_str().expect("text")]);
+    relay.until("forwards; ");
+    let address = relay.address("relay-1");
+    let mut last = connect(address);
+    for _ in 0..7 {
+        exchange(&mut last, b"ahoy");
+        last = connect(address);
+    }
+    exchange(&mut last, b"ahoy");
+    while counter(&socket, "relay-1", "active") > 1 {
+        thread::yield_now();
+    }
+    let shown = &report(&socket)["flows"][0]["targets"];
+    let numbers = |name| [&shown[0][name], &shown[1][name]].map(|number| number.as_u64());
+    assert_eq!(numbers("connections"), [Some(6), Some(2)], "{shown}");
+    assert_eq!(numbers("weight"), [Some(3), Some(1)], "{shown}");
+    assert_eq!(numbers("failures"), [Some(0), Some(0)], "{shown}");
+    // a a b a a a b a: the last one is the heavier's.
+    assert_eq!(numbers("active"), [Some(1), Some(0)], "{shown}");
+    let (_, table, _) = run(&folder, &["stats", "--socket", socket.to_str().expect("text")]);
+    assert!(table.contains("target ") && table.contains(" available "), "{table}");
+    drop(last);
+    assert_eq!(relay.end().code(), 0);
+}
+
+/// Goal: a target that takes connections to nowhere is down before a client meets it, and used again when it answers; both are said.
+/// Method: a listener whose queue is full, before an echo; then the queue is emptied, and the listener answers.
+#[test]
+fn black_holes_are_found_by_checks() {
+    use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
+    let (folder, echo) = (Folder::new(), echo_server());
+    let socket_path = folder.path("stats");
+    let full = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    let any: std::net::SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    bind(&full, &any).expect("a port");
+    listen(&full, 0).expect("bound");
+    let full = TcpListener::from(full);
+    let hole = full.local_addr().expect("bound");
+    let _queued = TcpStream::connect(hole).expect("the queue has room for one");
+    let to = format!("tcp://{hole}");
+    let socket = socket_path.to_str().expect("text");
+    let arguments = [
+        &["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to, "--to", &echo][..],
+        &["--check", "every=50ms,timeout=50ms,rise=2,fall=1", "--stats-socket", socket],
+    ];
+    let mut relay = Instance::start(&folder, &arguments.concat()).ready();
+    let line = relay.until("a target is down");
+    assert!(line.contains(&format!("tcp:{hole}")) && line.contains("timed out"), "{line}");
+    let address = relay.address("relay");
+    exchange(&mut connect(address), b"ahoy");
+    assert_eq!(counter(&socket_path, "relay", "connects_failed"), 0);
+    let shown = &report(&socket_path)["flows"][0]["targets"];
+    assert_eq!(shown[0]["state"], "down", "{shown}");
+    assert_eq!(shown[1]["connections"], 1, "{shown}");
+
+    let (told, heard) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for mut stream in full.incoming().map_while(Result::ok) {
+            if told.send(()).is_err() {
+                return;
+            }
+            drop(stream.write_all(b"here"));
+        }
+    });
+    relay.until("a target is up again");
+    let mut answer = [0; 4];
+    connect(address).read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"here");
+    drop(heard);
+    assert_eq!(relay.end().code(), 0);
 }
 
 /// Goal: what a killed instance leaves is removed by the next one, which says so. Method: kill -9, of one with a Unix

@@ -24,15 +24,17 @@ use vigie::{
 
 use crate::{
     cli::FlowSide,
-    config::{Config, FlowConfig, FlowKind},
+    config::{Config, FlowConfig, FlowKind, Process},
     flow::{self, Drained, Draining, FlowError, Prepared, Running, StartContext},
     journal::log,
     kernel::{MonitorError, NetlinkCache, NetlinkMonitor},
     mailbox::Mailbox,
+    metrics,
     privileges::{self, DropError, Right, listed},
     reload::{ReloadPlan, plan},
+    service_manager::{ServiceManager, keep_alive},
     signals, stats,
-    stats::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
+    stats::{DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport},
 };
 
 /// The interval of flows' periodic work.
@@ -64,6 +66,8 @@ pub(crate) enum InstanceError {
     Flow { flow: String, line: Option<usize>, source: FlowError },
     #[error(transparent)]
     Stats(#[from] stats::RendezvousError),
+    #[error(transparent)]
+    Metrics(#[from] metrics::MetricsError),
     #[error(transparent)]
     Rights(#[from] DropError),
     #[error(transparent)]
@@ -101,6 +105,8 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         log(format!("replaced {}, left by a dead instance", bound.path.display()));
     }
 
+    let manager = ServiceManager::from_environment();
+    let metrics = config.process.metrics.as_ref().map(metrics::bind).transpose()?;
     let streams = Rc::new(RefCell::new(streams_runtime(&config.flows)?));
     let mut prepared = Vec::new();
     for flow in &config.flows {
@@ -115,7 +121,12 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
     let code = runtime.block_on(async {
         let source =
             ConfigSource { file: file.map(Path::to_owned), config, streams: Rc::clone(&streams) };
-        let instance = Instance::start(begin, rights, prepared, listener, source)?;
+        let instance = Instance::start(begin, rights, prepared, listener, (source, manager))?;
+        let state = Rc::clone(&instance.shared);
+        let report = Rc::new(move || state.report());
+        let _file = metrics.map(|bound| metrics::serve(bound, report)).transpose()?;
+        spawn_local(keep_alive(Rc::clone(&instance.manager), streams)).detach();
+        instance.manager.ready(&instance.status());
         log(format!("forwards; `vigie-forward stats --socket {}` shows it", bound.path.display()));
         Ok::<_, InstanceError>(instance.serve().await)
     })?;
@@ -185,10 +196,6 @@ fn give_up_rights(
     Ok(kept)
 }
 
-/// The states of an instance, and of a flow.
-const RUNNING: &str = "running";
-const DRAINING: &str = "draining";
-
 /// A named flow.
 struct NamedFlow {
     name: String,
@@ -216,6 +223,7 @@ struct Instance {
     shared: Rc<InstanceState>,
     mailbox: Rc<Mailbox<InstanceEvent>>,
     source: ConfigSource,
+    manager: Rc<ServiceManager>,
     /// The routing table that is followed, and the task that follows it.
     following: Option<(u32, JoinHandle<()>)>,
     /// Flows that are ending: the names for messages are theirs.
@@ -242,7 +250,7 @@ impl Instance {
         rights: Vec<Right>,
         prepared: Vec<(String, Box<dyn Prepared>)>,
         listener: StdUnixListener,
-        source: ConfigSource,
+        (source, manager): (ConfigSource, ServiceManager),
     ) -> Result<Self, InstanceError> {
         let server = Server::current().map_err(io::Error::from)?;
         let mailbox = Rc::new(Mailbox::new());
@@ -274,6 +282,7 @@ impl Instance {
             shared: Rc::clone(&shared),
             mailbox,
             source,
+            manager: Rc::new(manager),
             following: None,
             ending: Vec::new(),
             drained: Rc::new(Cell::new(Drained::default())),
@@ -298,6 +307,11 @@ impl Instance {
             before.abort();
         }
         Ok(())
+    }
+
+    /// What it does, in a few words.
+    fn status(&self) -> String {
+        format!("forwards, {} flows", self.shared.flows.borrow().len())
     }
 
     /// Ends a flow. Its forwarding may go on until the deadline.
@@ -325,10 +339,12 @@ impl Instance {
             Err(error) => return log(format!("SIGHUP: {error}; all flows go on as before")),
         };
         let (before, after) = (&self.source.config.process, &config.process);
-        if (&before.stats_socket, before.drop_all_rights)
-            != (&after.stats_socket, after.drop_all_rights)
-        {
-            log("SIGHUP: `stats_socket` and `drop_all_rights` change with the next start");
+        let fixed =
+            |of: &Process| (of.stats_socket.clone(), of.metrics.clone(), of.drop_all_rights);
+        if fixed(before) != fixed(after) {
+            log(
+                "SIGHUP: `stats_socket`, `metrics` and `drop_all_rights` change with the next start",
+            );
         }
         let ReloadPlan { ends, begins, kept } = plan(&self.source.config.flows, &config.flows);
         let (ended, begun) = (ends.len(), begins.len());
@@ -402,7 +418,11 @@ impl Instance {
         loop {
             let drain = self.source.config.process.drain.0;
             match self.mailbox.next().await {
-                InstanceEvent::Reload => self.reload().await,
+                InstanceEvent::Reload => {
+                    self.manager.reloading();
+                    self.reload().await;
+                    self.manager.ready(&self.status());
+                }
                 InstanceEvent::Signal { name, .. } => {
                     log(format!(
                         "{name}: drains for at most {drain:?}; a second signal ends at once"
@@ -418,6 +438,7 @@ impl Instance {
         }
 
         self.shared.is_draining.set(true);
+        self.manager.stopping();
         let deadline = monotonic_now() + self.source.config.process.drain.0;
         let mut tasks = std::mem::take(&mut self.ending);
         for flow in self.shared.flows.take() {

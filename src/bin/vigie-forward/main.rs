@@ -7,7 +7,7 @@
 //!                │                 │                       ├ relay.rs ── threads of streams
 //!  signals ─────▶│ signals.rs ─────┤                       └ frames/ ─── threads of frames, programs
 //!  kernel ──────▶│ kernel/ ────────┤ routes, neighbours       ▲            at the interfaces
-//!  stats ◀──────▶│ stats/ ─────────┘                          └ migration.rs: where a flow runs
+//!  stats ◀──────▶│ stats/, metrics/ ┘                          └ migration.rs: where a flow runs
 //!                └──────────────────────────────────────────────────────────────────┘
 //! ```
 //! One thread controls: vigie's user-level flavor, with everything above as a task. Streams are relayed by workers of
@@ -21,10 +21,12 @@ mod journal;
 mod kernel;
 #[path = "../shared/mailbox.rs"]
 mod mailbox;
+mod metrics;
 mod migration;
 mod plan;
 mod privileges;
 mod reload;
+mod service_manager;
 mod signals;
 mod stats;
 

@@ -7,7 +7,7 @@
 //!    │                            └──────────────────────────────────────────────────┤
 //!    └─────────────────────────────── 4 reached ─────────────────────────────────────┘
 //! ```
-//! A target that is avoided is still tried after all others.
+//! A target that is avoided is still tried after all others. While checks find it down, it is avoided without trials.
 
 use std::{
     sync::{
@@ -41,6 +41,8 @@ pub(super) enum Choice {
 pub(super) struct Availability {
     /// Saves healthy targets the lock. A hint: a reader that misses a change sees the next.
     has_failed: AtomicBool,
+    /// Whether checks have found it down, which decides, whatever connections have met before.
+    is_down: AtomicBool,
     state: Mutex<Failures>,
 }
 
@@ -50,22 +52,54 @@ struct Failures {
     avoided_until: Option<Instant>,
 }
 
+impl Failures {
+    fn choice(&self, now: Instant) -> Choice {
+        match self.avoided_until {
+            None => Choice::Use,
+            Some(until) if now < until => Choice::Avoid,
+            Some(_) => Choice::Try,
+        }
+    }
+}
+
 impl Availability {
-    /// Returns what the next connection should do.
+    /// Returns what the next connection should do, without claiming a trial for it.
+    pub(super) fn look(&self, now: Instant) -> Choice {
+        if self.is_down() {
+            return Choice::Avoid;
+        }
+        if !self.has_failed.load(Ordering::Relaxed) {
+            return Choice::Use;
+        }
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).choice(now)
+    }
+
+    /// Returns what a connection should do that turns to it now; if it is to try, others do not meanwhile.
     pub(super) fn choose(&self, now: Instant) -> Choice {
+        if self.is_down() {
+            return Choice::Avoid;
+        }
         if !self.has_failed.load(Ordering::Relaxed) {
             return Choice::Use;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.avoided_until {
-            None => Choice::Use,
-            Some(until) if now < until => Choice::Avoid,
-            Some(_) => {
-                // Others do not try it meanwhile.
-                state.avoided_until = Some(now + TRIAL);
-                Choice::Try
-            }
+        let choice = state.choice(now);
+        if choice == Choice::Try {
+            state.avoided_until = Some(now + TRIAL);
         }
+        choice
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
+    }
+
+    /// Records what checks have found. A target that is up again begins anew.
+    pub(super) fn checked(&self, is_up: bool) {
+        if is_up {
+            self.reached();
+        }
+        self.is_down.store(!is_up, Ordering::Relaxed);
     }
 
     /// Records that it was not reached.
@@ -106,14 +140,23 @@ mod tests {
                 now += 500;
             }
             waits.push((now - begin) / 1000);
+            assert_eq!(target.look(at(now)), Choice::Avoid, "it was claimed");
             assert_eq!(target.choose(at(now)), Choice::Avoid, "one tries");
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         // One that does not say how its trial ended does not block the next.
+        assert_eq!(target.look(at(now + 1000)), Choice::Try, "a look claims nothing");
         assert_eq!(target.choose(at(now + 1000)), Choice::Try);
         target.reached();
         assert_eq!(target.choose(at(now + 1000)), Choice::Use);
         target.failed(at(now));
         assert_eq!(target.choose(at(now + 1000)), Choice::Try, "it begins anew");
+        target.checked(false);
+        assert_eq!(target.choose(at(now + 100_000)), Choice::Avoid, "checks find it down");
+        target.reached();
+        assert_eq!(target.look(at(now + 100_000)), Choice::Avoid, "only checks say that it is up");
+        target.failed(at(now));
+        target.checked(true);
+        assert_eq!(target.choose(at(now)), Choice::Use);
     }
 }

@@ -68,6 +68,10 @@ counters! {
         finished,
         /// Connections for which no upstream was reachable.
         refused,
+        /// Connections of clients that are denied, or not allowed.
+        denied,
+        /// Connections of sources that had as many as they may.
+        over_source_max,
         /// Connections reset by a peer, or failed otherwise.
         reset,
         /// Connections without traffic for the idle time-out.

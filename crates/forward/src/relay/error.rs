@@ -1,6 +1,6 @@
 //! The errors that end a relayed connection early.
 
-use std::{io, time::Duration};
+use std::{io, net::IpAddr, time::Duration};
 
 use thiserror::Error;
 
@@ -78,6 +78,18 @@ pub enum RelayError {
         #[source]
         source: FrameError,
     },
+    /// The client's address is not served.
+    #[error("{client} is not allowed to connect, or denied")]
+    Denied {
+        /// The client.
+        client: IpAddr,
+    },
+    /// The client's source has as many connections as it may.
+    #[error("{client}, or its network, has as many connections as `per_source_max` allows")]
+    OverSourceMax {
+        /// The client.
+        client: IpAddr,
+    },
     /// The client sent no valid PROXY protocol header.
     #[error("the client's header is refused")]
     Proxy(#[from] ProxyError),
@@ -88,7 +100,7 @@ pub enum RelayError {
 
 fn listed(attempts: &[(Endpoint, io::Error)]) -> String {
     if attempts.is_empty() {
-        return "none is configured".to_owned();
+        return "no address of any is known".to_owned();
     }
     let shown = attempts.iter().map(|(endpoint, error)| format!("{endpoint}: {error}"));
     shown.collect::<Vec<_>>().join(", ")

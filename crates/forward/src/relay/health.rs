@@ -49,6 +49,18 @@ impl UpstreamHealth {
         }
     }
 
+    /// Records that checks have found the target down.
+    pub(super) fn note_down(&self, error: &dyn fmt::Display) {
+        self.availability.checked(false);
+        tracing::warn!(target = %self.target, %error, "a target is down, since its checks fail");
+    }
+
+    /// Records that checks have found the target up again.
+    pub(super) fn note_up(&self) {
+        self.availability.checked(true);
+        tracing::info!(target = %self.target, "a target is up again, since its checks pass");
+    }
+
     /// Records that the target was reached.
     pub(super) fn note_reached(&self, now: impl FnOnce() -> Instant) {
         self.availability.reached();
@@ -70,6 +82,41 @@ impl UpstreamHealth {
         if let Some(Recovery { after, failures }) = self.answered.worked(now) {
             tracing::info!(target = %self.target, ?after, failures, "a target answers again");
         }
+    }
+}
+
+/// A name, and whether it can be resolved.
+#[derive(Debug)]
+pub(super) struct NameHealth {
+    name: String,
+    resolved: FailureTracker,
+}
+
+impl NameHealth {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), resolved: FailureTracker::default() }
+    }
+
+    /// Records that the name could not be resolved.
+    pub(super) fn note_unresolved(&self, error: &dyn fmt::Display, now: Instant) {
+        if let Some(suppressed) = self.resolved.failed(now) {
+            let (name, suppressed) = (&self.name, shown(suppressed));
+            tracing::warn!(%name, %error, suppressed, "the name of a target cannot be resolved");
+        }
+    }
+
+    /// Records that the name was resolved.
+    pub(super) fn note_resolved(&self, now: impl FnOnce() -> Instant) {
+        if let Some(Recovery { after, failures }) = self.resolved.worked(now) {
+            let name = &self.name;
+            tracing::info!(%name, ?after, failures, "the name of a target can be resolved again");
+        }
+    }
+
+    /// Records that the name has got other addresses.
+    pub(super) fn note_changed(&self, new: &[String], gone: &[String]) {
+        let name = &self.name;
+        tracing::info!(%name, ?new, ?gone, "the name of a target has new addresses");
     }
 }
 

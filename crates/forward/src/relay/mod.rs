@@ -3,12 +3,13 @@
 //! - [`Relay`]: TCP and Unix streams, any to any. Raw bytes are copied or spliced; framed ones are forwarded message
 //!   by message, stored first or cut through ([`Framing`]).
 //! - [`UdpRelay`]: datagrams, in sessions that expire.
+//! - [`Balance`]: which of several targets a connection or session gets.
 //! - [`ProxyHeader`]: the PROXY protocol, version 2, sent and accepted.
 //!
 //! ```text
-//!   client ──▶ accept ──▶ [PROXY header] ──▶ connect, upstreams in order ──▶ [PROXY header] ──▶ both directions:
-//!                │                                                              raw: buffer, or pipe in the kernel
-//!                └ waits: connections_max, out of descriptors                   framed: planned for each message
+//!   client ──▶ accept ──▶ [PROXY header] ──▶ connect, by policy and health ──▶ [PROXY header] ──▶ both directions:
+//!                │                                                                raw: buffer, or pipe in the kernel
+//!                └ waits: connections_max, out of descriptors                     framed: planned for each message
 //! ```
 //!
 //! # Threads and executors
@@ -16,7 +17,7 @@
 //! executor beside a [host thread](vigie_detect::HostThread). Each connection is one task.
 //!
 //! # Bounds
-//! Connections are limited by [`RelayBuilder::connections_max`], memory by [`RelayBuilder::memory_bytes_max`] plus 8
+//! Connections are limited by [`RelayBuilder::connections_max`], in all, and [`RelayBuilder::per_source_max`], memory by [`RelayBuilder::memory_bytes_max`] plus 8
 //! KiB per connection, pipes by [`RelayBuilder::pipes_max`]. An idle connection holds no buffer. While a receiver is
 //! slow, its sender is not read and has to wait.
 //!
@@ -26,8 +27,11 @@
 //! the connection's task, or dropping the task. So no peer takes a part for the whole, as far as its socket has resets:
 //! TCP has, Unix sockets do not. In a framed relay messages that arrived completely before are delivered first.
 
+mod access;
 mod availability;
+mod balance;
 mod buffers;
+mod check;
 mod chooser;
 mod connection;
 mod counters;
@@ -35,6 +39,7 @@ mod endpoint;
 mod error;
 mod framed;
 mod health;
+mod names;
 mod pipes;
 mod proxy;
 mod raw;
@@ -45,12 +50,15 @@ mod session;
 mod settings;
 mod stream;
 mod sys;
+mod target;
 mod udp;
 mod upstream;
 mod wait;
 mod yielder;
 
 pub use self::{
+    balance::Balance,
+    check::HealthCheckConfig,
     chooser::Transfer,
     connection::Connection,
     counters::RelayStats,
@@ -60,5 +68,6 @@ pub use self::{
     proxy::{Network, ProxyError, ProxyHeader, ProxyParse},
     relay::{ConnectionTask, Drained, Relay, RelayHandle},
     settings::{BindError, RelayBuilder},
+    target::{TargetState, TargetStats, Upstream},
     udp::{UdpRelay, UdpRelayBuilder, UdpRelayHandle, UdpRelayStats},
 };

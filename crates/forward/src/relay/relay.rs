@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    net::IpAddr,
     os::fd::OwnedFd,
     os::unix::{fs::FileTypeExt, net::UnixStream},
     path::Path,
@@ -19,15 +20,19 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use vigie_detect::{Instant, Server};
 
 use super::{
+    access::{SourcePermit, Sources},
+    balance::Balancer,
+    check,
     connection::{Acceptor, Connection, PendingClient},
     counters::RelayStats,
     endpoint::Endpoint,
     error::RelayError,
-    health::UpstreamHealth,
+    names,
     proxy::ProxyHeader,
     resources::RelayResources,
     session::Session,
     settings::RelayBuilder,
+    target::{TargetStats, TargetUse, Targets},
     upstream,
     wait::{Either, is_exhausted, select, timeout, timeout_at},
 };
@@ -81,7 +86,8 @@ pub struct Relay {
     _file: Option<SocketFile>,
 }
 
-/// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset.
+/// The task of one connection. It completes on its own. If it is dropped before, or panics, both peers get a reset. (Others
+/// are tasks of the [checks](RelayBuilder::check) and of [names](super::Upstream::named), which end with the relay.)
 pub type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The result of a drain.
@@ -105,8 +111,9 @@ pub struct RelayHandle {
 pub(super) struct RelayShared {
     pub(super) settings: RelayBuilder,
     pub(super) resources: RelayResources,
-    /// For each upstream, in order.
-    pub(super) upstream_health: Vec<Arc<UpstreamHealth>>,
+    pub(super) targets: Arc<Targets<Endpoint>>,
+    pub(super) balancer: Balancer,
+    sources: Arc<Sources>,
     /// Notified when a connection has ended and freed its descriptors.
     pub(super) ended: Notify,
     emptied: Notify,
@@ -147,12 +154,15 @@ impl Relay {
         let (ended, emptied) = (Notify::new(), Notify::new());
         let (is_cutting, cut) = (AtomicBool::new(false), Notify::new());
         let draining = watch::Sender::new(None);
-        let upstream_health =
-            settings.upstreams.iter().map(|to| Arc::new(UpstreamHealth::new(to))).collect();
+        let targets = Arc::new(Targets::new(&settings.upstreams));
+        let sources = Sources::new(settings.per_source_max);
+        let balancer = Balancer::new(settings.balance, server.now().as_nanos());
         let shared = Arc::new(RelayShared {
             settings,
             resources,
-            upstream_health,
+            targets,
+            balancer,
+            sources,
             ended,
             emptied,
             is_cutting,
@@ -203,6 +213,19 @@ impl Relay {
 
     async fn accept_all(&self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
         let shared = &self.shared;
+        let (_serving, serving) = watch::channel(());
+        if shared.targets.names().next().is_some() {
+            let (server, targets) = (&shared.resources.server, &shared.targets);
+            names::resolve_first(server, targets, shared.settings.setup_timeout).await?;
+            let (every, serving) = (shared.settings.resolve_every, serving.clone());
+            spawn(Box::pin(names::follow(server.clone(), Arc::clone(targets), every, serving)));
+        }
+        if let Some(config) = shared.settings.check.clone() {
+            let begin = shared.resources.server.now();
+            check::check_all(shared, &config).await;
+            let next = begin + config.interval();
+            spawn(Box::pin(check::watch(Arc::clone(shared), config, serving, next)));
+        }
         loop {
             let permit = Arc::clone(&shared.permits).acquire_owned().await;
             let permit = permit.expect("invariant: the semaphore is never closed");
@@ -248,6 +271,12 @@ impl RelayHandle {
     #[must_use]
     pub fn stats(&self) -> RelayStats {
         self.shared.resources.counters.snapshot()
+    }
+
+    /// Returns the targets at this moment, in order.
+    #[must_use]
+    pub fn targets(&self) -> Vec<TargetStats> {
+        self.shared.targets.stats(self.shared.resources.server.now())
     }
 
     /// Stops accepting, and cuts the remaining connections after `time`. Does not wait: [`Relay::serve`] returns at the
@@ -317,12 +346,16 @@ impl RelayShared {
         let mut cutting = Cut { cut_requested, waker: None, is_cutting: &self.is_cutting };
         let connected = select(&mut cutting, self.connect(client.client(), reserved)).await;
         let Either::Right(upstream) = connected else { return Err(RelayError::Cut) };
+        if matches!(upstream, Err(RelayError::Denied { .. } | RelayError::OverSourceMax { .. })) {
+            // The client is reset.
+            return upstream.map(drop);
+        }
         let client = client.take();
         // A client without an upstream has received nothing, and sees an end of stream.
-        let (upstream, health) = upstream?;
+        let ((upstream, used), _source) = upstream?;
         let (framing, idle) = (self.settings.framing, self.settings.idle_timeout);
         let mut session = Session::new((client, upstream), framing, idle, &self.resources);
-        session.report_to(health);
+        session.report_to(Arc::clone(&used.target.health));
         // The session first: most wake-ups are for it.
         let ended = select(session.run(&self.resources), cutting).await;
         match ended {
@@ -338,7 +371,7 @@ impl RelayShared {
         &self,
         client: &Connection,
         reserved: OwnedFd,
-    ) -> Result<(Connection, Arc<UpstreamHealth>), RelayError> {
+    ) -> Result<((Connection, TargetUse<Endpoint>), SourcePermit), RelayError> {
         let addresses = client.addresses();
         let own = ProxyHeader::of(addresses);
         let header = if self.is_trusted(client) {
@@ -350,8 +383,22 @@ impl RelayShared {
         } else {
             own
         };
+        let client = match header {
+            ProxyHeader::Tcp { source, .. } => Some(source.ip()),
+            _ => None,
+        };
+        let source = self.admit(client)?;
         let header = self.settings.sends_proxy.then_some(header);
-        upstream::connect(self, header, Some(reserved)).await
+        Ok((upstream::connect(self, client, header, Some(reserved)).await?, source))
+    }
+
+    fn admit(&self, client: Option<IpAddr>) -> Result<SourcePermit, RelayError> {
+        let unknown = IpAddr::from([0, 0, 0, 0]);
+        if !self.settings.access.admits(client) {
+            return Err(RelayError::Denied { client: client.unwrap_or(unknown) });
+        }
+        let refused = || RelayError::OverSourceMax { client: client.unwrap_or(unknown) };
+        self.sources.admit(client).ok_or_else(refused)
     }
 
     fn is_trusted(&self, client: &Connection) -> bool {
@@ -369,6 +416,8 @@ impl RelayShared {
         let counter = match ended {
             Ok(()) => &counters.finished,
             Err(RelayError::NoUpstream { .. }) => &counters.refused,
+            Err(RelayError::Denied { .. }) => &counters.denied,
+            Err(RelayError::OverSourceMax { .. }) => &counters.over_source_max,
             Err(RelayError::Idle { .. }) => &counters.timed_out,
             Err(RelayError::Frame { .. } | RelayError::Proxy(_)) => &counters.malformed,
             Err(RelayError::Cut) => &counters.cut,

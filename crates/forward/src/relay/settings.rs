@@ -6,12 +6,16 @@ use thiserror::Error;
 use vigie_detect::Server;
 
 use super::{
+    access::AccessList,
+    balance::Balance,
     buffers::{FLOOR_BYTES, budget_for},
+    check::HealthCheckConfig,
     chooser::Transfer,
     endpoint::Endpoint,
     framed::{FrameMode, Framing},
     proxy::Network,
     relay::Relay,
+    target::{Upstream, are_weights},
 };
 
 /// Builds a [`Relay`].
@@ -19,7 +23,10 @@ use super::{
 #[must_use = "`bind` makes the relay"]
 pub struct RelayBuilder {
     pub(super) listen: Endpoint,
-    pub(super) upstreams: Vec<Endpoint>,
+    pub(super) upstreams: Vec<Upstream>,
+    pub(super) balance: Balance,
+    pub(super) check: Option<HealthCheckConfig>,
+    pub(super) resolve_every: Duration,
     pub(super) setup_timeout: Duration,
     pub(super) idle_timeout: Option<Duration>,
     pub(super) connections_max: usize,
@@ -29,7 +36,12 @@ pub struct RelayBuilder {
     pub(super) framing: Option<Framing>,
     pub(super) sends_proxy: bool,
     pub(super) trusted: Vec<Network>,
+    pub(super) access: AccessList,
+    pub(super) per_source_max: Option<usize>,
 }
+
+/// The usual time between two attempts to resolve names.
+pub(super) const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 
 /// Descriptors left to the rest of the program, if the limit is derived from the process's.
 const DESCRIPTORS_LEFT: u64 = 64;
@@ -43,6 +55,9 @@ impl RelayBuilder {
         Self {
             listen,
             upstreams: Vec::new(),
+            balance: Balance::First,
+            check: None,
+            resolve_every: RESOLVE_EVERY,
             setup_timeout: Duration::from_secs(5),
             idle_timeout: None,
             connections_max: to_usize(usable * 7 / 16).max(1),
@@ -52,16 +67,33 @@ impl RelayBuilder {
             framing: None,
             sends_proxy: false,
             trusted: Vec::new(),
+            access: AccessList::default(),
+            per_source_max: None,
         }
     }
 
-    /// Adds an upstream. Each connection tries them in the order in which they were added.
-    pub fn upstream(mut self, endpoint: impl Into<Endpoint>) -> Self {
-        self.upstreams.push(endpoint.into());
+    /// Adds an upstream: an endpoint, or an [`Upstream`] with a weight. [`balance`](Self::balance) says which one a connection gets.
+    pub fn upstream(mut self, upstream: impl Into<Upstream>) -> Self {
+        self.upstreams.push(upstream.into());
+        self
+    }
+
+    /// Connects to each upstream now and then, and passes over those that do not answer, before a client meets them. The first check
+    /// ends before the first client is accepted. With [`send_proxy_header`](Self::send_proxy_header), an upstream gets a header
+    /// that says that there is no client (`LOCAL`). Default: none; an upstream's health is what clients' connections meet.
+    pub fn check(mut self, config: HealthCheckConfig) -> Self {
+        self.check = Some(config);
         self
     }
 
     vigie_detect::setters! {
+        /// Sets the time between two attempts to resolve the [names](Upstream::named) of upstreams. Default 30 s; at least 1 ms.
+        /// Clients are accepted once all names were resolved for the first time, or the set-up time-out is over.
+        resolve_every: Duration,
+
+        /// Sets how connections are divided among the upstreams. Default [`Balance::First`]. Those that fail are passed over.
+        balance: Balance,
+
         /// Sets the time limit for each step of a connection's set-up: for the client to send its PROXY protocol header, and
         /// for connecting to one upstream. Default 5 s; at least 1 ms.
         setup_timeout: Duration,
@@ -73,6 +105,10 @@ impl RelayBuilder {
         /// Default: as many as the process's limit of descriptors allows when this builder is created, less 64
         /// descriptors and those for pipes.
         connections_max: usize,
+
+        /// Sets the maximum number of concurrent connections of one source, at least 1: an address of IPv4, or a network of 64 bits of
+        /// IPv6. Further ones are reset, and counted as `over_source_max`. Default: no limit.
+        per_source_max: usize => Some,
 
         /// Sets the memory for buffers. Default 256 MiB. In addition each connection may take 8 KiB. Half is for stored
         /// messages; when that is used up, messages are cut through, or wait if they must be stored.
@@ -104,6 +140,20 @@ impl RelayBuilder {
         self
     }
 
+    /// Serves clients in `network` alone, and in others that are added. Default: all. Others are reset, and counted as `denied`.
+    /// The client's address is that of the PROXY protocol header, if there is a trusted one. Clients of a Unix socket have none and
+    /// are served.
+    pub fn allow(mut self, network: impl Into<Network>) -> Self {
+        self.access.allowed.push(network.into());
+        self
+    }
+
+    /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
+    pub fn deny(mut self, network: impl Into<Network>) -> Self {
+        self.access.denied.push(network.into());
+        self
+    }
+
     /// Listens, watched by the current server.
     ///
     /// # Errors
@@ -122,7 +172,16 @@ impl RelayBuilder {
         if self.upstreams.is_empty() {
             return Err(BindError::NoUpstream);
         }
-        if self.connections_max == 0 {
+        if !are_weights(&self.upstreams) {
+            return Err(BindError::Weight);
+        }
+        if self.check.as_ref().is_some_and(|check| !check.is_possible()) {
+            return Err(BindError::Check);
+        }
+        if self.resolve_every < Duration::from_millis(1) {
+            return Err(BindError::ResolveEvery);
+        }
+        if self.connections_max == 0 || self.per_source_max == Some(0) {
             return Err(BindError::NoConnections);
         }
         if self.setup_timeout < Duration::from_millis(1) {
@@ -160,6 +219,17 @@ pub enum BindError {
     /// No upstream was given.
     #[error("there is nowhere to relay to: give at least one upstream")]
     NoUpstream,
+    /// A weight is out of range.
+    #[error("weights must be 1 to 256")]
+    Weight,
+    /// Checks would never pass or fail.
+    #[error(
+        "checks need a time-out from 1 ms to the time between two of them, and counts of at least 1 to rise and to fall"
+    )]
+    Check,
+    /// Names would be resolved without a pause.
+    #[error("at least 1 ms must be between two attempts to resolve names")]
+    ResolveEvery,
     /// The limit of connections is zero.
     #[error("at least one connection must be allowed")]
     NoConnections,

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A session expires when nothing has come from either side for a time. Datagrams that cannot be sent immediately are
-//! dropped and counted, as in a router.
+//! dropped and counted, as in a router. A session keeps its target, unless a network reports that it cannot be reached and there are
+//! others: then the session ends, and the client's next datagram begins another one.
 
 use std::{
     collections::BTreeMap,
@@ -23,17 +24,24 @@ use tokio::sync::{Notify, watch};
 use vigie_detect::{Instant, Server, net::UdpSocket};
 
 use super::{
+    access::{AccessList, SourcePermit, Sources},
+    balance::{Balance, Balancer},
     buffers::Buffers,
     counters::{Counter, counters},
-    health::UpstreamHealth,
+    names,
+    proxy::Network,
     relay::ConnectionTask,
-    settings::BindError,
+    settings::{BindError, RESOLVE_EVERY},
     sys::dropped_datagrams,
-    wait::{Either, select, timeout_at},
+    target::{Target, TargetStats, TargetUse, Targets, Upstream, are_weights},
+    wait::{Either, is_exhausted, select, timeout_at},
 };
 
 /// The maximum length of a UDP datagram, rounded up.
 const DATAGRAM_BYTES_MAX: usize = 64 << 10;
+
+/// How long datagrams wait in the listening socket's queue for names to be resolved for the first time.
+const RESOLVE_FIRST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A session yields after this many datagrams.
 const BATCH_MAX: usize = 64;
@@ -47,13 +55,47 @@ const RECEIVING_MAX: usize = 256;
 #[must_use = "`bind_on` makes the relay"]
 pub struct UdpRelayBuilder {
     listen: SocketAddr,
-    upstream: SocketAddr,
+    upstreams: Vec<Upstream<SocketAddr>>,
+    access: AccessList,
+    per_source_max: Option<usize>,
+    balance: Balance,
+    resolve_every: Duration,
     expire_after: Duration,
     sessions_max: usize,
 }
 
 impl UdpRelayBuilder {
+    /// Adds a further upstream: an address, or an [`Upstream`] with a weight.
+    pub fn upstream(mut self, upstream: impl Into<Upstream<SocketAddr>>) -> Self {
+        self.upstreams.push(upstream.into());
+        self
+    }
+
+    /// Serves clients in `network` alone, and in others that are added. Default: all. Datagrams of others are dropped, and counted as
+    /// `denied`.
+    pub fn allow(mut self, network: impl Into<Network>) -> Self {
+        self.access.allowed.push(network.into());
+        self
+    }
+
+    /// Refuses clients in `network`, even if they are [allowed](Self::allow). Default: none.
+    pub fn deny(mut self, network: impl Into<Network>) -> Self {
+        self.access.denied.push(network.into());
+        self
+    }
+
     vigie_detect::setters! {
+        /// Sets the maximum number of sessions of one source, at least 1: an address of IPv4, or a network of 64 bits of IPv6. Datagrams
+        /// that would begin further ones are dropped, and counted as `over_source_max`. Default: no limit.
+        per_source_max: usize => Some,
+
+        /// Sets the time between two attempts to resolve the [names](Upstream::named) of upstreams. Default 30 s; at least 1 ms.
+        resolve_every: Duration,
+
+        /// Sets how sessions are divided among the upstreams. Default [`Balance::First`]. Those that a network reports as
+        /// unreachable are passed over.
+        balance: Balance,
+
         /// Sets the time without a datagram in either direction after which a session ends. Default 60 s; at least 1
         /// ms.
         expire_after: Duration,
@@ -68,13 +110,22 @@ impl UdpRelayBuilder {
     /// # Errors
     /// [`BindError`].
     pub fn bind_on(self, server: &Server) -> Result<UdpRelay, BindError> {
-        if self.sessions_max == 0 || self.expire_after < Duration::from_millis(1) {
+        let has_room = self.sessions_max > 0 && self.per_source_max != Some(0);
+        if !has_room || self.expire_after < Duration::from_millis(1) {
             return Err(BindError::Sessions);
+        }
+        if !are_weights(&self.upstreams) {
+            return Err(BindError::Weight);
+        }
+        if self.resolve_every < Duration::from_millis(1) {
+            return Err(BindError::ResolveEvery);
         }
         let cannot = |source| BindError::ListenUdp { address: self.listen, source };
         let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
         let address = socket.local_addr().map_err(cannot)?;
-        let health = UpstreamHealth::new(format_args!("udp:{}", self.upstream));
+        let targets = Arc::new(Targets::new(&self.upstreams));
+        let sources = Sources::new(self.per_source_max);
+        let balancer = Balancer::new(self.balance, server.now().as_nanos());
         let shared = UdpShared {
             server: server.clone(),
             socket,
@@ -83,7 +134,9 @@ impl UdpRelayBuilder {
             sessions: Mutex::new(BTreeMap::new()),
             counters: UdpCounters::default(),
             listener_dropped: Mutex::new(0),
-            health,
+            targets,
+            balancer,
+            sources,
             draining: watch::Sender::new(None),
             emptied: Notify::new(),
         };
@@ -115,7 +168,9 @@ struct UdpShared {
     counters: UdpCounters,
     /// The kernel's count of drops at the listening socket, when last read.
     listener_dropped: Mutex<u32>,
-    health: UpstreamHealth,
+    targets: Arc<Targets<SocketAddr>>,
+    balancer: Balancer,
+    sources: Arc<Sources>,
     draining: watch::Sender<Option<Instant>>,
     emptied: Notify,
 }
@@ -125,12 +180,17 @@ type Sessions = BTreeMap<SocketAddr, Arc<UdpSession>>;
 #[derive(Debug)]
 struct UdpSession {
     client: SocketAddr,
+    used: TargetUse<SocketAddr>,
+    _source: SourcePermit,
     upstream: UdpSocket,
     /// The time at which a datagram last passed, in nanoseconds of the server's clock. Raised by the two tasks that relay, read by
     /// the session's. Expiry is decided under the table's lock.
     last_move: AtomicU64,
     /// True if anything has come from the upstream. Statistics only.
     is_answered: AtomicBool,
+    /// Whether it has left the table, since its target cannot be reached; its task is notified.
+    is_over: AtomicBool,
+    over: Notify,
 }
 
 counters! {
@@ -143,6 +203,10 @@ counters! {
         active,
         /// Expired sessions.
         expired,
+        /// Datagrams of clients that are denied, or not allowed.
+        denied,
+        /// Datagrams of sources that had as many sessions as they may.
+        over_source_max,
         /// Datagrams dropped for lack of a session: too many, or no descriptors.
         refused,
         /// Expired sessions in which the upstream never answered.
@@ -167,9 +231,21 @@ counters! {
 
 impl UdpRelay {
     /// Returns a builder for a relay from `listen` to `upstream`; port 0 lets the kernel choose one.
-    pub const fn builder(listen: SocketAddr, upstream: SocketAddr) -> UdpRelayBuilder {
+    pub fn builder(
+        listen: SocketAddr,
+        upstream: impl Into<Upstream<SocketAddr>>,
+    ) -> UdpRelayBuilder {
         let (expire_after, sessions_max) = (Duration::from_secs(60), 4096);
-        UdpRelayBuilder { listen, upstream, expire_after, sessions_max }
+        UdpRelayBuilder {
+            listen,
+            upstreams: vec![upstream.into()],
+            access: AccessList::default(),
+            per_source_max: None,
+            balance: Balance::First,
+            resolve_every: RESOLVE_EVERY,
+            expire_after,
+            sessions_max,
+        }
     }
 
     /// Returns the address on which the relay listens.
@@ -196,6 +272,16 @@ impl UdpRelay {
         let shared = &self.shared;
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         let mut draining = shared.draining.subscribe();
+        let (_serving, serving) = watch::channel(());
+        if shared.targets.names().next().is_some() {
+            let (server, targets) = (&shared.server, &shared.targets);
+            let resolved = names::resolve_first(server, targets, RESOLVE_FIRST_TIMEOUT);
+            if let Either::Right(Err(error)) = select(draining.changed(), resolved).await {
+                return Err(error);
+            }
+            let every = shared.settings.resolve_every;
+            spawn(Box::pin(names::follow(server.clone(), Arc::clone(targets), every, serving)));
+        }
         loop {
             let deadline = *draining.borrow_and_update();
             if deadline.is_some() && shared.counters.active.value() == 0 {
@@ -230,6 +316,12 @@ impl UdpRelayHandle {
         UdpRelayStats { overflowed: self.shared.overflowed(), ..self.shared.counters.snapshot() }
     }
 
+    /// Returns the targets at this moment, in order.
+    #[must_use]
+    pub fn targets(&self) -> Vec<TargetStats> {
+        self.shared.targets.stats(self.shared.server.now())
+    }
+
     /// Opens no more sessions, and ends the remaining ones after `time`.
     pub fn drain(&self, time: Duration) {
         self.shared.draining.send_replace(Some(self.shared.server.now() + time));
@@ -245,30 +337,18 @@ impl UdpShared {
         is_draining: bool,
         spawn: &mut impl FnMut(ConnectionTask),
     ) {
-        let session = match self.session(client) {
-            Some(session) => session,
-            None if is_draining => return self.counters.refused.add(1),
-            None => match self.open(client) {
-                Ok(session) => {
-                    let task = Arc::clone(self).answer(Arc::clone(&session));
-                    spawn(Box::pin(task));
-                    session
-                }
-                Err(error) => {
-                    self.counters.refused.add(1);
-                    tracing::debug!(%client, %error, "a session could not be opened");
-                    return;
-                }
-            },
-        };
-
+        let Some(session) = self.session_for(client, is_draining, spawn) else { return };
         // An error about an earlier datagram is reported instead of sending this one.
         let mut sent = session.upstream.try_send(datagram);
         if let Err(error) = &sent
             && error.kind() == io::ErrorKind::ConnectionRefused
         {
-            self.note_unreachable(error);
-            sent = session.upstream.try_send(datagram);
+            sent = if self.note_unreachable(&session, error) {
+                let Some(next) = self.session_for(client, is_draining, spawn) else { return };
+                next.upstream.try_send(datagram)
+            } else {
+                session.upstream.try_send(datagram)
+            };
         }
 
         match sent {
@@ -280,6 +360,42 @@ impl UdpShared {
         }
     }
 
+    /// Returns the session of a client, opened if need be. `None` if there can be none, which is counted.
+    fn session_for(
+        self: &Arc<Self>,
+        client: SocketAddr,
+        is_draining: bool,
+        spawn: &mut impl FnMut(ConnectionTask),
+    ) -> Option<Arc<UdpSession>> {
+        if let Some(session) = self.session(client) {
+            return Some(session);
+        }
+        if !self.settings.access.admits(Some(client.ip())) {
+            self.counters.denied.add(1);
+            return None;
+        }
+        let Some(source) = self.sources.admit(Some(client.ip())) else {
+            self.counters.over_source_max.add(1);
+            return None;
+        };
+        let opened = if is_draining {
+            Err(io::Error::other("the relay is draining"))
+        } else {
+            self.open(client, source)
+        };
+        match opened {
+            Ok(session) => {
+                spawn(Box::pin(Arc::clone(self).answer(Arc::clone(&session))));
+                Some(session)
+            }
+            Err(error) => {
+                self.counters.refused.add(1);
+                tracing::debug!(%client, %error, "a session could not be opened");
+                None
+            }
+        }
+    }
+
     /// Returns the session of a client, and renews it.
     fn session(&self, client: SocketAddr) -> Option<Arc<UdpSession>> {
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -288,28 +404,66 @@ impl UdpShared {
         Some(Arc::clone(session))
     }
 
-    fn open(&self, client: SocketAddr) -> io::Result<Arc<UdpSession>> {
+    fn open(&self, client: SocketAddr, source: SourcePermit) -> io::Result<Arc<UdpSession>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.len() >= self.settings.sessions_max {
             return Err(io::Error::other("there are as many sessions as `sessions_max` allows"));
         }
-        let own: SocketAddr = match self.settings.upstream {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        let upstream = UdpSocket::bind_on(&self.server, own)?;
-        upstream.as_async_fd().as_inner().connect(self.settings.upstream)?;
-        let last_move = AtomicU64::new(self.server.now().as_nanos());
-        let is_answered = AtomicBool::new(false);
-        let session = Arc::new(UdpSession { client, upstream, last_move, is_answered });
+        let now = self.server.now();
+        let (used, upstream) = self.connect(client, now)?;
+        let session = Arc::new(UdpSession {
+            client,
+            used,
+            _source: source,
+            upstream,
+            last_move: AtomicU64::new(now.as_nanos()),
+            is_answered: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+            over: Notify::new(),
+        });
         sessions.insert(client, Arc::clone(&session));
         self.counters.opened.add(1);
         self.counters.active.add(1);
         Ok(session)
     }
 
+    /// Returns a socket that is connected to the first target of the policy's order that the kernel knows a way to.
+    fn connect(
+        &self,
+        client: SocketAddr,
+        now: Instant,
+    ) -> io::Result<(TargetUse<SocketAddr>, UdpSocket)> {
+        let mut failed = io::Error::other("there is no target");
+        for target in self.balancer.order(&self.targets.list(), Some(client.ip()), now) {
+            // Its answer, or a report of the network, decides a trial.
+            let _ = target.availability().choose(now);
+            match self.connect_to(&target) {
+                Ok(upstream) => {
+                    target.counters.connections.add(1);
+                    return Ok((TargetUse::of(&target), upstream));
+                }
+                Err(error) if is_exhausted(&error) => return Err(error),
+                Err(error) => {
+                    target.failed(&error, now);
+                    failed = error;
+                }
+            }
+        }
+        Err(failed)
+    }
+
+    fn connect_to(&self, target: &Target<SocketAddr>) -> io::Result<UdpSocket> {
+        let own: SocketAddr = match target.address {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let upstream = UdpSocket::bind_on(&self.server, own)?;
+        upstream.as_async_fd().as_inner().connect(target.address)?;
+        Ok(upstream)
+    }
+
     /// Sends the upstream's available datagrams to the client.
-    fn back(&self, session: &UdpSession) {
+    fn back(&self, session: &Arc<UdpSession>) {
         let Some(mut buffer) = self.buffers.take(DATAGRAM_BYTES_MAX) else {
             return self.counters.dropped.add(1);
         };
@@ -317,8 +471,9 @@ impl UdpShared {
             match session.upstream.try_recv(&mut buffer) {
                 Ok(bytes) => {
                     session.touch(self.server.now());
-                    self.health.note_reached(|| self.server.now());
-                    self.health.note_answered(|| self.server.now());
+                    let health = &session.used.target.health;
+                    health.note_reached(|| self.server.now());
+                    health.note_answered(|| self.server.now());
                     session.is_answered.store(true, Ordering::Relaxed);
                     match self.socket.try_send_to(&buffer[..bytes], session.client) {
                         Ok(_) => {
@@ -329,14 +484,32 @@ impl UdpShared {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => self.note_unreachable(&error),
+                Err(error) if self.note_unreachable(session, &error) => return,
+                Err(_) => {}
             }
         }
     }
 
-    fn note_unreachable(&self, error: &io::Error) {
+    /// Records that a session's target cannot be reached. Returns whether that ends the session, since there are other targets.
+    fn note_unreachable(&self, session: &Arc<UdpSession>, error: &io::Error) -> bool {
         self.counters.unreachable.add(1);
-        self.health.note_unreachable(error, self.server.now());
+        session.used.target.failed(error, self.server.now());
+        if self.targets.list().len() == 1 {
+            return false;
+        }
+        // First: who finds it unlisted under the lock sees this.
+        session.is_over.store(true, Ordering::Relaxed);
+        self.unlist(session);
+        session.over.notify_one();
+        true
+    }
+
+    /// Removes a session from the table, unless the client has another one there.
+    fn unlist(&self, session: &Arc<UdpSession>) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if sessions.get(&session.client).is_some_and(|listed| Arc::ptr_eq(listed, session)) {
+            self.remove(&mut sessions, session);
+        }
     }
 
     /// Returns how many datagrams the kernel has dropped at all sockets so far.
@@ -367,8 +540,10 @@ impl UdpShared {
             let last_move = Instant::from_nanos(session.last_move.load(Ordering::Relaxed));
             let expiry = last_move + self.settings.expire_after;
             let end = draining.borrow_and_update().map_or(expiry, |deadline| deadline.min(expiry));
-            let readable = select(session.upstream.readable(), draining.changed());
+            let changed = select(draining.changed(), session.over.notified());
+            let readable = select(session.upstream.readable(), changed);
             match timeout_at(&self.server, end, readable).await {
+                _ if session.is_over.load(Ordering::Relaxed) => return,
                 Ok(Some(Either::Left(Ok(())))) => self.back(&session),
                 Ok(Some(Either::Left(Err(_)))) => return,
                 Ok(Some(Either::Right(_))) => {}
@@ -402,13 +577,16 @@ impl Listed<'_> {
         if shared.draining.borrow().is_some_and(|deadline| deadline <= now) {
             return true;
         }
+        if self.session.is_over.load(Ordering::Relaxed) {
+            return true;
+        }
         let is_over = last_move + shared.settings.expire_after <= now;
         if is_over {
             shared.remove(&mut sessions, self.session);
             shared.counters.expired.add(1);
             if !self.session.is_answered.load(Ordering::Relaxed) {
                 shared.counters.unanswered.add(1);
-                shared.health.note_silent(&"a client's session has expired", now);
+                self.session.used.target.health.note_silent(&"a client's session has expired", now);
             }
         }
         is_over
@@ -417,12 +595,7 @@ impl Listed<'_> {
 
 impl Drop for Listed<'_> {
     fn drop(&mut self) {
-        let mut sessions = self.shared.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        let client = &self.session.client;
-        if sessions.get(client).is_some_and(|listed| Arc::ptr_eq(listed, self.session)) {
-            self.shared.remove(&mut sessions, self.session);
-        }
-        drop(sessions);
+        self.shared.unlist(self.session);
         self.shared.counters.active.subtract(1);
         if self.shared.counters.active.value() == 0 {
             self.shared.emptied.notify_one();

@@ -1,6 +1,9 @@
 //! From an accepted connection to a connected pair: the client's header, an upstream, and the header for it.
 
-use std::{future::poll_fn, io, os::fd::OwnedFd, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque, future::poll_fn, io, net::IpAddr, os::fd::OwnedFd, pin::pin, sync::Arc,
+    time::Duration,
+};
 
 use vigie_detect::Instant;
 
@@ -13,6 +16,7 @@ use super::{
     proxy::{ProxyError, ProxyHeader, ProxyParse},
     relay::RelayShared,
     stream::RelayStream,
+    target::{Target, TargetUse},
     wait::{is_exhausted, timeout, timeout_at},
 };
 
@@ -49,56 +53,71 @@ async fn read_header(client: &Connection) -> Result<ProxyHeader, RelayError> {
     }
 }
 
-/// Connects to the first reachable upstream, and sends it the header if configured. Upstreams that have failed lately are
-/// tried last.
+/// Connects to the first reachable upstream in the order of the policy, and sends it the header if configured. Upstreams that have
+/// failed lately are tried last.
 ///
 /// `reserved` is a descriptor that holds the upstream's place.
 pub(super) async fn connect(
     shared: &RelayShared,
+    client: Option<IpAddr>,
     header: Option<ProxyHeader>,
     mut reserved: Option<OwnedFd>,
-) -> Result<(Connection, Arc<UpstreamHealth>), RelayError> {
+) -> Result<(Connection, TargetUse<Endpoint>), RelayError> {
+    let server = &shared.resources.server;
     let mut attempts = Vec::new();
-    for (endpoint, health, time) in targets(shared) {
-        let deadline = shared.resources.server.now() + time;
-        let attempt = connect_once(shared, endpoint, header, deadline, reserved.take());
-        let error = match watched(shared, health, deadline, attempt).await {
-            Ok(Some(Ok(connection))) => {
-                health.note_reached(|| shared.resources.server.now());
-                return Ok((connection, Arc::clone(health)));
-            }
-            Ok(Some(Err(error))) | Err(error) => error,
-            Ok(None) => {
-                shared.resources.counters.connects_timed_out.add(1);
-                io::ErrorKind::TimedOut.into()
+    let order = shared.balancer.order(&shared.targets.list(), client, server.now());
+    let is_only = order.len() == 1;
+    let mut left: VecDeque<_> = order.into_iter().map(|target| (target, is_only)).collect();
+    while let Some((target, is_last_resort)) = left.pop_front() {
+        let time = shared.settings.setup_timeout;
+        let choice =
+            if is_last_resort { Choice::Use } else { target.availability().choose(server.now()) };
+        let time = match choice {
+            Choice::Use => time,
+            Choice::Try => time.min(TRIAL),
+            Choice::Avoid => {
+                left.push_back((target, true));
+                continue;
             }
         };
-        shared.resources.counters.connects_failed.add(1);
-        // If this process lacks resources, the target may be healthy.
-        if !is_exhausted(&error) {
-            health.note_unreachable(&error, shared.resources.server.now());
+        match attempt(shared, &target, header, time, reserved.take()).await {
+            Ok(connected) => return Ok(connected),
+            Err(error) => attempts.push((target.address.clone(), error)),
         }
-        attempts.push((endpoint.clone(), error));
     }
     Err(RelayError::NoUpstream { attempts })
 }
 
-/// The upstreams in the order in which to try them, each with the time for it.
-fn targets(shared: &RelayShared) -> Vec<(&Endpoint, &Arc<UpstreamHealth>, Duration)> {
-    let now = shared.resources.server.now();
-    let time = shared.settings.setup_timeout;
-    let all = shared.settings.upstreams.iter().zip(&shared.upstream_health);
-    let is_only = shared.settings.upstreams.len() == 1;
-    let (mut targets, mut last) = (Vec::new(), Vec::new());
-    for (endpoint, health) in all {
-        match if is_only { Choice::Use } else { health.availability.choose(now) } {
-            Choice::Use => targets.push((endpoint, health, time)),
-            Choice::Try => targets.push((endpoint, health, time.min(TRIAL))),
-            Choice::Avoid => last.push((endpoint, health, time)),
+/// Tries one target for at most `time`.
+async fn attempt(
+    shared: &RelayShared,
+    target: &Arc<Target<Endpoint>>,
+    header: Option<ProxyHeader>,
+    time: Duration,
+    reserved: Option<OwnedFd>,
+) -> Result<(Connection, TargetUse<Endpoint>), io::Error> {
+    let (server, counters) = (&shared.resources.server, &shared.resources.counters);
+    let deadline = server.now() + time;
+    let used = TargetUse::of(target);
+    let attempt = connect_once(shared, &target.address, header, deadline, reserved);
+    let error = match watched(shared, &target.health, deadline, attempt).await {
+        Ok(Some(Ok(connection))) => {
+            target.health.note_reached(|| server.now());
+            target.counters.connections.add(1);
+            return Ok((connection, used));
         }
+        Ok(Some(Err(error))) | Err(error) => error,
+        Ok(None) => {
+            counters.connects_timed_out.add(1);
+            io::ErrorKind::TimedOut.into()
+        }
+    };
+    counters.connects_failed.add(1);
+    // If this process lacks resources, the target may be healthy.
+    if !is_exhausted(&error) {
+        target.failed(&error, server.now());
     }
-    targets.extend(last);
-    targets
+    Err(error)
 }
 
 /// Waits for an attempt. While it takes long, other connections avoid the target.
@@ -152,12 +171,16 @@ async fn connect_once(
     };
 
     if let Some(header) = header {
-        let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
-        let bytes = header.write(&mut room);
-        write_all(&upstream, &room[..bytes]).await?;
+        write_header(&upstream, header).await?;
     }
 
     Ok(upstream)
+}
+
+pub(super) async fn write_header(upstream: &Connection, header: ProxyHeader) -> io::Result<()> {
+    let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
+    let bytes = header.write(&mut room);
+    write_all(upstream, &room[..bytes]).await
 }
 
 async fn write_all(stream: &Connection, mut bytes: &[u8]) -> io::Result<()> {

@@ -1,6 +1,12 @@
 //! Waiting with a deadline, under any executor.
 
-use std::{future::poll_fn, io, pin::pin, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
 
 use vigie_detect::{Instant, Server};
 
@@ -48,6 +54,15 @@ pub(super) async fn select<A, B>(
         right.as_mut().poll(cx).map(Either::Right)
     })
     .await
+}
+
+/// Waits for all futures.
+pub(super) async fn join_all<F: Future<Output = ()> + Unpin>(mut futures: Vec<F>) {
+    poll_fn(|cx| {
+        futures.retain_mut(|future| Pin::new(future).poll(cx).is_pending());
+        if futures.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// Returns whether the error means that the process, or the machine, is out of descriptors or memory.

@@ -8,7 +8,7 @@ use vigie_runtime::{JoinHandle, spawn, time};
 
 use crate::{local, run};
 
-async fn echo() -> io::Result<SocketAddr> {
+pub(crate) async fn echo() -> io::Result<SocketAddr> {
     let socket = UdpSocket::bind(local()).await?;
     let address = socket.local_addr()?;
     drop(spawn(async move {
@@ -33,7 +33,11 @@ fn start(
     (address, handle, task)
 }
 
-async fn ask(socket: &UdpSocket, relay: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+pub(crate) async fn ask(
+    socket: &UdpSocket,
+    relay: SocketAddr,
+    question: &[u8],
+) -> io::Result<Vec<u8>> {
     let mut answer = vec![0; 64 << 10];
     loop {
         socket.send_to(question, relay).await?;

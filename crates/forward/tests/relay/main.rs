@@ -7,6 +7,8 @@
 #[expect(dead_code, reason = "a test uses parts of the kit")]
 mod kit;
 
+mod access;
+mod balance;
 mod datagrams;
 mod ends;
 mod framed;

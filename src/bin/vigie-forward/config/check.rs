@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use super::{
-    Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
+    Check, Config, ConfigError, EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, Nat, Relay,
     RelayMode, file::is_connection_count, values::is_v4,
 };
 
@@ -12,7 +12,7 @@ const LOOPBACK: &str = "lo";
 /// The longest interface name of the kernel, in bytes.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// The longest path of a Unix socket, in bytes.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
+pub(super) const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Half of a relay's memory is for stored messages; one must fit, plus the bytes read beyond it.
 const STORED_BYTES_MAX: u64 = 127 << 20;
 /// The width of the column in `stats` and the log.
@@ -21,6 +21,9 @@ const FLOW_NAME_BYTES_MAX: usize = 32;
 /// Checks each flow alone, and all flows against each other. `file` is their origin, for the message.
 pub(crate) fn check(file: &str, config: &Config) -> Result<(), ConfigError> {
     let mut seen = UniqueResources::default();
+    if let Some(metrics) = &config.process.metrics {
+        seen.listeners.insert(metrics, "metrics");
+    }
     for flow in &config.flows {
         let alone = alone(flow).and_then(|()| with_process(flow, config));
         alone.and_then(|()| seen.add(flow)).map_err(|problem| ConfigError::Flow {
@@ -48,7 +51,7 @@ fn circles(file: &str, config: &Config) -> Result<(), ConfigError> {
         while let Some(&from) = passed.get(next) {
             next += 1;
             for (at, (_, to)) in relays.iter().enumerate() {
-                if !relays[from].1.to.iter().any(|target| arrives_at(target, &to.listen)) {
+                if !relays[from].1.to.iter().any(|target| arrives_at(&target.url, &to.listen)) {
                     continue;
                 }
                 if at == index {
@@ -139,11 +142,11 @@ impl<'a> UniqueResources<'a> {
         let FlowKind::Relay(relay) = &flow.kind else { return Ok(()) };
         for (listen, other) in &self.listeners {
             if **listen == relay.listen && !has_port_zero(listen) {
-                return Err(format!("flow `{other}` has the same `listen`: choose another port"));
+                return Err(format!("`{other}` has the same `listen`: choose another port"));
             }
             if overlaps(listen, &relay.listen) {
                 return Err(format!(
-                    "its `listen`, {}, overlaps that of flow `{other}`, {listen}, and only one of them can have the \
+                    "its `listen`, {}, overlaps that of `{other}`, {listen}, and only one of them can have the \
                      port: choose another one",
                     relay.listen
                 ));
@@ -174,12 +177,12 @@ fn overlaps(one: &EndpointUri, other: &EndpointUri) -> bool {
 fn has_port_zero(endpoint: &EndpointUri) -> bool {
     match endpoint {
         EndpointUri::Tcp(address) | EndpointUri::Udp(address) => address.port() == 0,
-        EndpointUri::Unix(_) => false,
+        EndpointUri::Unix(_) | EndpointUri::TcpName(_) | EndpointUri::UdpName(_) => false,
     }
 }
 
 /// Checks the length of the path of a Unix socket.
-fn socket_path(path: &Path) -> Result<(), String> {
+pub(super) fn socket_path(path: &Path) -> Result<(), String> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_BYTES_MAX {
         return Err(format!(
@@ -257,19 +260,42 @@ fn migration(frames: &Frames) -> Result<(), String> {
     }
 }
 
+/// Checks what a relay does to know its targets.
+fn known_targets(relay: &Relay) -> Result<(), String> {
+    if let Some(Check { every, timeout, rise, fall }) = &relay.check {
+        if timeout.0.is_zero() || timeout > every {
+            return Err("`timeout` of `check` must be more than 0, and at most `every`".to_owned());
+        }
+        if *rise == 0 || *fall == 0 {
+            return Err("`rise` and `fall` of `check` must be at least 1".to_owned());
+        }
+    }
+
+    if relay.resolve.0.is_zero() {
+        return Err("`resolve` must be more than 0: 30s is usual".to_owned());
+    }
+    for (at, to) in relay.to.iter().enumerate() {
+        if relay.to[..at].iter().any(|other| other.url == to.url) {
+            return Err(format!("`to` has {} twice: give it a `weight`", to.url));
+        }
+    }
+    Ok(())
+}
+
 fn relayed(relay: &Relay) -> Result<(), String> {
-    let is_udp = |endpoint: &EndpointUri| matches!(endpoint, EndpointUri::Udp(_));
+    let is_udp =
+        |endpoint: &EndpointUri| matches!(endpoint, EndpointUri::Udp(_) | EndpointUri::UdpName(_));
     if relay.to.is_empty() {
         return Err("`to` is empty: it needs at least one endpoint".to_owned());
     }
 
-    for endpoint in relay.to.iter().chain([&relay.listen]) {
+    for endpoint in relay.to.iter().map(|to| &to.url).chain([&relay.listen]) {
         if let EndpointUri::Unix(path) = endpoint {
             socket_path(path)?;
         }
     }
 
-    for to in &relay.to {
+    for to in relay.to.iter().map(|to| &to.url) {
         if is_udp(&relay.listen) != is_udp(to) {
             return Err(format!(
                 "{} and {to} do not fit: datagrams go to udp://, streams to tcp:// or unix:",
@@ -281,10 +307,13 @@ fn relayed(relay: &Relay) -> Result<(), String> {
         }
     }
 
+    known_targets(relay)?;
     if is_udp(&relay.listen) {
-        if relay.to.len() > 1 {
-            return Err("datagrams go to one endpoint: UDP does not tell whether it is reachable"
-                .to_owned());
+        if relay.check.is_some() {
+            return Err(
+                "`check` is for streams: only an application can tell whether it gets datagrams"
+                    .to_owned(),
+            );
         }
         if relay.proxy_send || !relay.proxy_from.is_empty() || relay.framed.is_some() {
             return Err("`proxy_send`, `proxy_from` and `framed` are for streams".to_owned());
@@ -322,6 +351,10 @@ fn relayed(relay: &Relay) -> Result<(), String> {
     }
     if !is_connection_count(relay.connections_max) {
         return Err("`connections_max` must be 1 to 1000000".to_owned());
+    }
+
+    if relay.per_source_max == Some(0) {
+        return Err("`per_source_max` must be at least 1".to_owned());
     }
 
     Ok(())

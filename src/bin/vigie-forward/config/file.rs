@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
 
 use super::{
-    CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, EndpointUri, FlowConfig,
-    FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT, IDLE_DEFAULT, Inside, L2, L3,
-    LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT, PathChoice, Ports, Process, Publish,
-    Range, Relay, RelayMode, SegmentsChoice, TABLE_MAIN, Time, WaitMode,
+    BalanceChoice, CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Check, Config,
+    EndpointUri, FlowConfig, FlowKind, FrameMode, Frames, HOLD_DEFAULT, HOST_SHARE_DEFAULT,
+    IDLE_DEFAULT, Inside, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT, Nat, PORTS_DEFAULT,
+    PathChoice, Ports, Process, Publish, RESOLVE_DEFAULT, Range, Relay, RelayMode, SegmentsChoice,
+    TABLE_MAIN, TargetUri, Time, WaitMode,
     nearest::advice,
     tables::{Many, One, TomlTable},
-    values::one_or_more,
+    values::{one_or_more, read_listener},
 };
 use serde::Deserialize;
 use thiserror::Error;
@@ -67,9 +68,14 @@ struct RawConfig {
 #[serde(deny_unknown_fields)]
 struct RawRelay {
     name: Option<String>,
+    #[serde(deserialize_with = "read_listener")]
     listen: EndpointUri,
     #[serde(deserialize_with = "one_or_more")]
-    to: Vec<EndpointUri>,
+    to: Vec<TargetUri>,
+    #[serde(default)]
+    balance: BalanceChoice,
+    check: Option<Check>,
+    resolve: Option<Time>,
     #[serde(default)]
     mode: RelayMode,
     idle: Option<Time>,
@@ -80,6 +86,11 @@ struct RawRelay {
     proxy_send: bool,
     #[serde(default, deserialize_with = "one_or_more")]
     proxy_from: Vec<Range>,
+    #[serde(default, deserialize_with = "one_or_more")]
+    allow: Vec<Range>,
+    #[serde(default, deserialize_with = "one_or_more")]
+    deny: Vec<Range>,
+    per_source_max: Option<u32>,
     framed: Option<LengthForm>,
     #[serde(default)]
     frame_mode: FrameMode,
@@ -218,12 +229,18 @@ impl RawRelay {
         let relay = Relay {
             listen: self.listen,
             to: self.to,
+            balance: self.balance,
+            check: self.check,
+            resolve: self.resolve.unwrap_or(RESOLVE_DEFAULT),
             mode: self.mode,
             idle: self.idle.unwrap_or(IDLE_DEFAULT),
             connect: self.connect.unwrap_or(CONNECT_DEFAULT),
             connections_max: self.connections_max.unwrap_or(CONNECTIONS_DEFAULT),
             proxy_send: self.proxy_send,
             proxy_from: self.proxy_from,
+            allow: self.allow,
+            deny: self.deny,
+            per_source_max: self.per_source_max,
             framed: self.framed,
             frame_mode: self.frame_mode,
             message_max: self.message_max.unwrap_or(MESSAGE_BYTES_DEFAULT),
@@ -301,7 +318,8 @@ mod tests {
 
         [[relay]]
         listen = "udp://127.0.0.1:53"
-        to = ["udp://192.0.2.1:53"]
+        to = ["udp://192.0.2.1:53", { url = "udp://192.0.2.2:53", weight = 3 }]
+        balance = "random-two"
 
         [[l2]]
         between = ["c", "d"]
@@ -320,7 +338,7 @@ mod tests {
     fn a_file_with_everything() {
         let config = parse("f", ALL).unwrap();
         let flows = config.flows.iter().map(|flow| (flow.name.as_str(), flow.line.unwrap()));
-        let expected = [("l3-1", 5), ("web", 10), ("relay-2", 16), ("l2-1", 20), ("nat-1", 24)];
+        let expected = [("l3-1", 5), ("web", 10), ("relay-2", 16), ("l2-1", 21), ("nat-1", 25)];
         assert_eq!(flows.collect::<Vec<_>>(), expected);
         assert_eq!(config.process.drain.to_string(), "2s");
         let FlowKind::L3(l3) = &config.flows[0].kind else { panic!("{config:?}") };
@@ -329,6 +347,10 @@ mod tests {
         assert_eq!((thresholds.hold.as_secs(), l3.table), (5, 254));
         let FlowKind::Relay(relay) = &config.flows[1].kind else { panic!("{config:?}") };
         assert_eq!((relay.mode, relay.idle.0.as_secs()), (RelayMode::Splice, 300));
+        assert_eq!((relay.to.len(), relay.balance), (1, BalanceChoice::First));
+        let FlowKind::Relay(relay) = &config.flows[2].kind else { panic!("{config:?}") };
+        let weights: Vec<_> = relay.to.iter().map(|to| to.weight).collect();
+        assert_eq!((weights, relay.balance), (vec![1, 3], BalanceChoice::RandomTwo));
     }
 
     /// Goal: errors are reported with the line and the remedy. Method: one error at a time, with words that the message
@@ -395,6 +417,52 @@ mod tests {
             ),
             (l3.replace(", 'b'", ""), &["line 1", "two interfaces"]),
             (l3.replace("'b'", "'lo'"), &["line 1", "`lo`", "loopback"]),
+        ] {
+            assert_refused(&text, words);
+        }
+    }
+
+    /// Goal: errors of a relay's targets are reported with the line and the remedy. Method: one error at a time.
+    #[test]
+    fn faults_of_targets_are_named() {
+        let relay = "[[relay]]\nlisten = 'tcp://127.0.0.1:1'\nto = 'tcp://127.0.0.1:2'\n";
+        for (text, words) in [
+            (
+                format!("{relay}check = {{ ever = '1s' }}\n"),
+                &["line 4", "`ever`", "mean `every`?"][..],
+            ),
+            (format!("[process]\nmetrics = '9100'\n{relay}"), &["line 2", "127.0.0.1:9100"]),
+            (format!("[process]\nmetrics = '127.0.0.1:1'\n{relay}"), &["line 3", "`metrics`"]),
+            (
+                format!("[process]\nstats_socket = '/{}'\n{relay}", "x".repeat(107)),
+                &["line 2", "^", "108 bytes", "107"],
+            ),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "'tcp://web.1:80'"),
+                &["line 3", "`web.1:80`", "web.example:7000"],
+            ),
+            (format!("{relay}deny = '10.0.0.0/33'\n"), &["line 4", "10.0.0.0/8"]),
+            (format!("{relay}per_source_max = 0\n"), &["line 1", "`per_source_max`"]),
+            (format!("{relay}resolve = '0s'\n"), &["line 1", "`resolve`"]),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "['tcp://[::1]:2', 'tcp://[::1]:2']"),
+                &["line 1", "twice", "`weight`"],
+            ),
+            (
+                format!("{relay}check = {{ every = '1s', timeout = '2s' }}\n"),
+                &["line 1", "`timeout`"],
+            ),
+            (format!("{relay}check = {{ rise = 0 }}\n"), &["line 1", "`rise`"]),
+            (relay.replace("tcp:", "udp:") + "check = {}\n", &["line 1", "`check`", "datagrams"]),
+            (format!("{relay}balance = 'robin'\n"), &["line 4", "`robin`", "`round-robin`"]),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "[{ url = 'tcp://127.0.0.1:2', weight = 0 }]"),
+                &["line 3", "1 to 256"],
+            ),
+            (
+                relay.replace("'tcp://127.0.0.1:2'", "[{ url = 'tcp://127.0.0.1:2', wait = 1 }]"),
+                &["line 3", "`wait`", "`weight`"],
+            ),
         ] {
             assert_refused(&text, words);
         }

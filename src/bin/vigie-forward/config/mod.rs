@@ -15,8 +15,9 @@ pub(crate) use self::{
     check::check,
     file::{ConfigError, read},
     values::{
-        EndpointUri, FrameMode, Inside, LengthForm, PathChoice, Ports, Publish, Range, RelayMode,
-        SegmentsChoice, Time, TransportProtocol, WaitMode,
+        BalanceChoice, Check, EndpointUri, FrameMode, HostPort, Inside, LengthForm, PathChoice,
+        Ports, Publish, Range, RelayMode, SegmentsChoice, TargetUri, Time, TransportProtocol,
+        WaitMode,
     },
 };
 
@@ -81,8 +82,12 @@ impl fmt::Display for FlowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Relay(relay) => {
-                let to: Vec<_> = relay.to.iter().map(EndpointUri::to_string).collect();
-                write!(f, "relays {} to {}", relay.listen, to.join(", or else "))
+                let to: Vec<_> = relay.to.iter().map(TargetUri::to_string).collect();
+                let between = match relay.balance {
+                    BalanceChoice::First => ", or else ",
+                    _ => " and ",
+                };
+                write!(f, "relays {} to {}", relay.listen, to.join(between))
             }
             Self::L2(l2) => write!(f, "passes frames between {}", l2.between.join(" and ")),
             Self::L3(l3) => {
@@ -106,8 +111,15 @@ impl fmt::Display for FlowKind {
 pub(crate) struct Process {
     /// The socket for `vigie-forward stats`. Default: vigie-forward.PID.sock in XDG_RUNTIME_DIR, or else in /run, or
     /// else in /tmp.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = values::socket_path)]
+    #[serde(deserialize_with = "values::read_socket_path")]
     pub(crate) stats_socket: Option<PathBuf>,
+
+    /// Where to serve metrics for Prometheus (/metrics) and the state (/health) over HTTP: ADDRESS:PORT, or unix:PATH for this user
+    /// alone. Whoever reaches it can read them. Default: nowhere.
+    #[arg(long, value_name = "ENDPOINT", value_parser = values::metrics_listener)]
+    #[serde(deserialize_with = "values::read_metrics_listener")]
+    pub(crate) metrics: Option<EndpointUri>,
 
     /// Time for which connections may continue after SIGTERM or SIGINT, such as 500ms or 1m.
     #[arg(long, value_name = "TIME", default_value_t = DRAIN_DEFAULT)]
@@ -123,7 +135,7 @@ const DRAIN_DEFAULT: Time = Time(Duration::from_secs(10));
 
 impl Default for Process {
     fn default() -> Self {
-        Self { stats_socket: None, drain: DRAIN_DEFAULT, drop_all_rights: false }
+        Self { stats_socket: None, metrics: None, drain: DRAIN_DEFAULT, drop_all_rights: false }
     }
 }
 
@@ -131,12 +143,27 @@ impl Default for Process {
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Relay {
     /// The endpoint for incoming connections or datagrams: tcp://ADDRESS:PORT, udp://ADDRESS:PORT or unix:PATH.
-    #[arg(long, value_name = "ENDPOINT")]
+    #[arg(long, value_name = "ENDPOINT", value_parser = values::listener)]
     pub(crate) listen: EndpointUri,
 
-    /// The target, in the same form; may be repeated: further targets are tried if the first cannot be reached.
+    /// The target, in the same form, or with the name of a host, each of whose addresses is a target; may be repeated. `,weight=3` at its end makes its share three times that of a target without;
+    /// weights are 1 to 256.
     #[arg(long, value_name = "ENDPOINT", required = true)]
-    pub(crate) to: Vec<EndpointUri>,
+    pub(crate) to: Vec<TargetUri>,
+
+    /// How connections, or the senders of datagrams, are divided among several targets. Those that cannot be reached are passed
+    /// over.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) balance: BalanceChoice,
+
+    /// Connect to each target now and then, and pass over those that do not answer, before a client meets them: settings as in
+    /// every=2s,timeout=1s,rise=2,fall=3, which are the defaults of those that are not given. Default: no checks.
+    #[arg(long, value_name = "SETTINGS", num_args = 0..=1, default_missing_value = "every=2s")]
+    pub(crate) check: Option<Check>,
+
+    /// Time between two attempts to resolve names of targets.
+    #[arg(long, value_name = "TIME", default_value_t = RESOLVE_DEFAULT)]
+    pub(crate) resolve: Time,
 
     /// The way in which bytes are moved.
     #[arg(long, value_enum, default_value_t)]
@@ -165,6 +192,19 @@ pub(crate) struct Relay {
     #[arg(long, value_name = "NETWORK")]
     pub(crate) proxy_from: Vec<Range>,
 
+    /// Addresses, as in 10.0.0.0/8, whose clients alone are served; may be repeated. Default: all.
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) allow: Vec<Range>,
+
+    /// Addresses whose clients are refused, even if they are allowed; may be repeated. Default: none.
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) deny: Vec<Range>,
+
+    /// The maximum number of open connections, or with UDP of sessions, of one address of IPv4, or of one network of 64 bits of IPv6,
+    /// from 1; further ones are refused. Default: no limit.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) per_source_max: Option<u32>,
+
     /// Split streams into messages, each of which begins with its length in this form. Default: pass on bytes as they
     /// come.
     #[arg(long, value_enum, value_name = "FORM")]
@@ -183,6 +223,7 @@ pub(crate) struct Relay {
 const MESSAGE_BYTES_DEFAULT: u64 = 16 << 20;
 
 const IDLE_DEFAULT: Time = Time(Duration::from_secs(300));
+const RESOLVE_DEFAULT: Time = Time(Duration::from_secs(30));
 const CONNECT_DEFAULT: Time = Time(Duration::from_secs(10));
 const PORTS_DEFAULT: Ports = Ports { first: 32_768, last: 60_999 };
 const HOST_SHARE_DEFAULT: u8 = 50;

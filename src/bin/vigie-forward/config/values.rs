@@ -12,10 +12,15 @@ use std::{
 use clap::ValueEnum;
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
+    de::{
+        self, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
 };
 use thiserror::Error;
 use vigie::forward::{relay::Network, tables::Prefix};
+
+use super::check;
 
 /// The error of a text that is not a valid value; it says which texts are.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -35,6 +40,44 @@ pub(crate) enum EndpointUri {
     Tcp(SocketAddr),
     Udp(SocketAddr),
     Unix(PathBuf),
+    /// A host by its name, for targets.
+    TcpName(HostPort),
+    UdpName(HostPort),
+}
+
+/// A name and a port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct HostPort {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+/// The longest name, and the longest label of one, in bytes (RFC 1035).
+const NAME_BYTES_MAX: usize = 253;
+const LABEL_BYTES_MAX: usize = 63;
+
+impl HostPort {
+    fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        let name = host.strip_suffix('.').unwrap_or(host);
+        let is_label = |label: &str| {
+            (1..=LABEL_BYTES_MAX).contains(&label.len())
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        };
+        // A last label of digits is a mistyped address.
+        let is_number = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit());
+        let is_name = name.len() <= NAME_BYTES_MAX
+            && name.split('.').all(is_label)
+            && !name.rsplit('.').next().is_some_and(is_number);
+        is_name.then(|| Self { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
 }
 
 impl FromStr for EndpointUri {
@@ -43,17 +86,18 @@ impl FromStr for EndpointUri {
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
         let rest = rest.strip_prefix("//").unwrap_or(rest);
-        let address = || {
-            rest.parse().map_err(|_| {
+        let read = |address: fn(SocketAddr) -> Self, name: fn(HostPort) -> Self| {
+            let by_name = || HostPort::parse(rest).map(name);
+            rest.parse().ok().map(address).or_else(by_name).ok_or_else(|| {
                 BadValue::new(format!(
-                    "`{rest}` must be an address with a port, as in 192.0.2.1:7000 or [::1]:7000 (host names are \
-                     not resolved: ask `getent hosts`)"
+                    "`{rest}` must be an address or the name of a host, with a port, as in 192.0.2.1:7000, [::1]:7000 or \
+                     web.example:7000"
                 ))
             })
         };
         match scheme {
-            "tcp" => address().map(Self::Tcp),
-            "udp" => address().map(Self::Udp),
+            "tcp" => read(Self::Tcp, Self::TcpName),
+            "udp" => read(Self::Udp, Self::UdpName),
             "unix" if rest.is_empty() => Err(BadValue::new("a path must follow `unix:`")),
             "unix" => Ok(Self::Unix(PathBuf::from(rest))),
             _ => Err(BadValue::new(format!(
@@ -69,7 +113,185 @@ impl fmt::Display for EndpointUri {
             Self::Tcp(address) => write!(f, "tcp://{address}"),
             Self::Udp(address) => write!(f, "udp://{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::TcpName(name) => write!(f, "tcp://{name}"),
+            Self::UdpName(name) => write!(f, "udp://{name}"),
         }
+    }
+}
+
+/// Parses an endpoint to listen on.
+pub(crate) fn listener(text: &str) -> Result<EndpointUri, BadValue> {
+    match text.parse()? {
+        EndpointUri::TcpName(_) | EndpointUri::UdpName(_) => Err(BadValue::new(format!(
+            "`{text}` must be an address of this host, as in tcp://0.0.0.0:8080: names are not resolved to listen \
+             (`ip addr` lists the addresses)"
+        ))),
+        endpoint => Ok(endpoint),
+    }
+}
+
+/// Parses an endpoint for metrics: `tcp://` may be left out.
+pub(crate) fn metrics_listener(text: &str) -> Result<EndpointUri, BadValue> {
+    if let Ok(address) = text.parse() {
+        return Ok(EndpointUri::Tcp(address));
+    }
+    match listener(text) {
+        Ok(endpoint @ EndpointUri::Tcp(_)) => Ok(endpoint),
+        Ok(EndpointUri::Unix(path)) => {
+            check::socket_path(&path).map(|()| EndpointUri::Unix(path)).map_err(BadValue)
+        }
+        _ => Err(BadValue::new(format!(
+            "`{text}` must be where HTTP is served, as in 127.0.0.1:9100 or unix:/run/metrics.sock"
+        ))),
+    }
+}
+
+/// Parses the path of a Unix socket.
+pub(crate) fn socket_path(text: &str) -> Result<PathBuf, BadValue> {
+    let path = PathBuf::from(text);
+    check::socket_path(&path).map(|()| path).map_err(BadValue)
+}
+
+/// Reads the path of a Unix socket.
+pub(super) fn read_socket_path<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<PathBuf>, D::Error> {
+    socket_path(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
+}
+
+/// Reads an endpoint for metrics.
+pub(super) fn read_metrics_listener<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<EndpointUri>, D::Error> {
+    metrics_listener(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
+}
+
+/// Reads an endpoint to listen on.
+pub(super) fn read_listener<'de, D: Deserializer<'de>>(from: D) -> Result<EndpointUri, D::Error> {
+    listener(&String::deserialize(from)?).map_err(de::Error::custom)
+}
+
+/// A target of a relay, with its weight.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TargetUri {
+    pub(crate) url: EndpointUri,
+    pub(crate) weight: u16,
+}
+
+/// The largest weight of a target.
+const WEIGHT_MAX: u16 = 256;
+
+impl TargetUri {
+    fn new(url: EndpointUri, weight: u64) -> Result<Self, BadValue> {
+        match u16::try_from(weight) {
+            Ok(weight) if (1..=WEIGHT_MAX).contains(&weight) => Ok(Self { url, weight }),
+            _ => {
+                Err(BadValue::new(format!("`weight` must be 1 to {WEIGHT_MAX}, and not {weight}")))
+            }
+        }
+    }
+}
+
+impl FromStr for TargetUri {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let Some((url, weight)) = text.rsplit_once(",weight=") else {
+            return Ok(Self { url: text.parse()?, weight: 1 });
+        };
+        let number = weight.parse().map_err(|_| {
+            BadValue::new(format!("`{weight}` must be a weight, as in tcp://192.0.2.1:80,weight=3"))
+        })?;
+        Self::new(url.parse()?, number)
+    }
+}
+
+impl fmt::Display for TargetUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { url, weight: 1 } => url.fmt(f),
+            Self { url, weight } => write!(f, "{url},weight={weight}"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TargetUri {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            url: EndpointUri,
+            #[serde(default = "one")]
+            weight: u64,
+        }
+
+        const fn one() -> u64 {
+            1
+        }
+
+        struct TargetVisitor;
+
+        impl<'de> Visitor<'de> for TargetVisitor {
+            type Value = TargetUri;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a string, or a table as in { url = \"tcp://192.0.2.1:80\", weight = 3 }",
+                )
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<TargetUri, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<TargetUri, A::Error> {
+                let table = Table::deserialize(MapAccessDeserializer::new(table))?;
+                TargetUri::new(table.url, table.weight).map_err(de::Error::custom)
+            }
+        }
+
+        deserializer.deserialize_any(TargetVisitor)
+    }
+}
+
+/// Active checks of a relay's targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Check {
+    pub(crate) every: Time,
+    pub(crate) timeout: Time,
+    pub(crate) rise: u32,
+    pub(crate) fall: u32,
+}
+
+impl Default for Check {
+    fn default() -> Self {
+        let time = |seconds| Time(Duration::from_secs(seconds));
+        Self { every: time(2), timeout: time(1), rise: 2, fall: 3 }
+    }
+}
+
+impl FromStr for Check {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let mut check = Self::default();
+        for setting in text.split(',') {
+            let bad = || {
+                BadValue::new(format!(
+                    "`{setting}` must be a setting of checks, as in every=2s,timeout=1s,rise=2,fall=3"
+                ))
+            };
+            let (name, value) = setting.split_once('=').ok_or_else(bad)?;
+            match name {
+                "every" => check.every = value.parse()?,
+                "timeout" => check.timeout = value.parse()?,
+                "rise" => check.rise = value.parse().map_err(|_| bad())?,
+                "fall" => check.fall = value.parse().map_err(|_| bad())?,
+                _ => return Err(bad()),
+            }
+        }
+        Ok(check)
     }
 }
 
@@ -257,6 +479,23 @@ pub(crate) enum RelayMode {
     Splice,
 }
 
+/// How a relay chooses among its targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BalanceChoice {
+    /// The first that can be reached.
+    #[default]
+    First,
+    /// In turn, as often as the weights say.
+    RoundRobin,
+    /// The one with the fewest open connections for its weight.
+    LeastConnections,
+    /// The less busy one of two that chance picks.
+    RandomTwo,
+    /// Always the same for the same client's address.
+    Hash,
+}
+
 /// The encoding of the length before a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -331,11 +570,15 @@ where
         type Value = Vec<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a string, or a list of strings")
+            f.write_str("one value, or a list of them")
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<T>, E> {
             text.parse().map(|one| vec![one]).map_err(E::custom)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<Vec<T>, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(table)).map(|one| vec![one])
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<T>, A::Error> {
@@ -374,12 +617,49 @@ mod tests {
     fn texts_are_read() {
         let tcp = EndpointUri::Tcp("[::1]:7".parse().unwrap());
         assert_eq!("tcp://[::1]:7".parse(), Ok(tcp.clone()));
-        assert_eq!(tcp.to_string().parse(), Ok(tcp));
+        assert_eq!(tcp.to_string().parse(), Ok(tcp.clone()));
         assert_eq!("unix:/run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
         assert_eq!("unix:///run/x".parse(), Ok(EndpointUri::Unix("/run/x".into())));
-        for bad in ["", "tcp", "tcp://host:80", "tcp://1.2.3.4", "http://1.2.3.4:80", "unix:"] {
+        for bad in [
+            "",
+            "tcp",
+            "tcp://a b:80",
+            "tcp://1.2.3.400:80",
+            "tcp://web:0",
+            "tcp://web",
+            "udp://a..b:1",
+            "tcp://1.2.3.4",
+            "http://1.2.3.4:80",
+            "unix:",
+        ] {
             let error = bad.parse::<EndpointUri>().unwrap_err().to_string();
             assert!(error.contains("must"), "{bad}: {error}");
+        }
+        let name = HostPort { host: "web-1.example.".to_owned(), port: 80 };
+        let named = EndpointUri::TcpName(name);
+        assert_eq!("tcp://web-1.example.:80".parse(), Ok(named.clone()));
+        assert_eq!(named.to_string().parse(), Ok(named));
+        assert!(listener("udp://localhost:80").is_err() && listener("udp://[::1]:80").is_ok());
+        assert_eq!(metrics_listener("[::1]:7"), Ok(tcp.clone()));
+        assert_eq!(metrics_listener("tcp://[::1]:7"), Ok(tcp));
+        assert!(metrics_listener("unix:/run/m").is_ok());
+        for bad in ["9100", "udp://[::1]:7", "localhost:9100", "http://127.0.0.1:9100"] {
+            let error = metrics_listener(bad).unwrap_err().to_string();
+            assert!(error.contains("127.0.0.1:9100"), "{bad}: {error}");
+        }
+        let target: TargetUri = "unix:/run/a,weight=3,weight=4".parse().unwrap();
+        assert_eq!((target.url.to_string().as_str(), target.weight), ("unix:/run/a,weight=3", 4));
+        assert_eq!(target.to_string().parse(), Ok(target));
+        for bad in ["tcp://[::1]:7,weight=0", "tcp://[::1]:7,weight=257", "tcp://[::1]:7,weight=x"]
+        {
+            let error = bad.parse::<TargetUri>().unwrap_err().to_string();
+            assert!(error.contains("weight"), "{bad}: {error}");
+        }
+        let check =
+            Check { rise: 5, timeout: Time(Duration::from_millis(300)), ..Check::default() };
+        assert_eq!("timeout=300ms,rise=5".parse(), Ok(check));
+        for bad in ["", "rise", "rise=-1", "every=1", "often=2s"] {
+            assert!(bad.parse::<Check>().is_err(), "{bad}");
         }
         assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
         assert_eq!("2h".parse(), Ok(Time(Duration::from_secs(7200))));

@@ -13,19 +13,22 @@ use vigie::{
     Instant, JoinHandle, Runtime,
     detect::clock::monotonic_now,
     forward::relay::{
-        self as library, ConnectionTask, FrameMode as LibraryFrameMode, Framing, LengthFormat,
-        RelayHandle, RelayStats, Transfer, UdpRelayHandle, UdpRelayStats,
+        self as library, Balance, ConnectionTask, FrameMode as LibraryFrameMode, Framing,
+        HealthCheckConfig, LengthFormat, RelayHandle, RelayStats, TargetStats, Transfer,
+        UdpRelayHandle, UdpRelayStats, Upstream,
     },
     spawn_local,
 };
 
 use super::{Drained, Draining, FlowError, Prepared, Running, StartContext};
 use crate::{
-    config::{EndpointUri, FrameMode, LengthForm, Relay, RelayMode},
+    config::{
+        BalanceChoice, EndpointUri, FrameMode, HostPort, LengthForm, Relay, RelayMode, TargetUri,
+    },
     instance::InstanceEvent,
     journal::log,
     privileges::Right,
-    stats::FlowReport,
+    stats::{FlowReport, TargetReport},
 };
 
 /// The memory for buffers of one flow, in bytes.
@@ -47,7 +50,7 @@ pub(super) fn prepare(
     };
     match &relay.listen {
         EndpointUri::Udp(listen) => prepare_datagrams(head, *listen, relay, streams),
-        EndpointUri::Tcp(_) | EndpointUri::Unix(_) => prepare_streams(head, relay, streams),
+        _ => prepare_streams(head, relay, streams),
     }
 }
 
@@ -55,7 +58,7 @@ fn endpoint(of: &EndpointUri) -> Option<library::Endpoint> {
     match of {
         EndpointUri::Tcp(address) => Some(library::Endpoint::Tcp(*address)),
         EndpointUri::Unix(path) => Some(library::Endpoint::Unix(path.clone())),
-        EndpointUri::Udp(_) => None,
+        _ => None,
     }
 }
 
@@ -97,8 +100,19 @@ fn prepare_streams(
         .setup_timeout(relay.connect.0)
         .idle_timeout(Some(relay.idle.0))
         .memory_bytes_max(MEMORY_BYTES_MAX);
-    for to in relay.to.iter().filter_map(endpoint) {
-        builder = builder.upstream(to);
+    for to in &relay.to {
+        let upstream = match &to.url {
+            EndpointUri::TcpName(HostPort { host, port }) => Some(Upstream::named(host, *port)),
+            url => endpoint(url).map(Upstream::from),
+        };
+        if let Some(upstream) = upstream {
+            builder = builder.upstream(upstream.weight(to.weight));
+        }
+    }
+    builder = builder.balance(balance(relay.balance)).resolve_every(relay.resolve.0);
+    if let Some(check) = relay.check {
+        let config = HealthCheckConfig::default().every(check.every.0).timeout(check.timeout.0);
+        builder = builder.check(config.rise(check.rise).fall(check.fall));
     }
 
     let (transfer, path) = match relay.mode {
@@ -122,6 +136,18 @@ fn prepare_streams(
         builder = builder.trust_proxy_header(range.0);
     }
 
+    for range in &relay.allow {
+        builder = builder.allow(range.0);
+    }
+
+    for range in &relay.deny {
+        builder = builder.deny(range.0);
+    }
+
+    if let Some(max) = relay.per_source_max {
+        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
+
     let bound = builder.connections_max(connections).bind_on(streams.server());
     let bound = bound.map_err(|error| match error {
         library::BindError::Listen { endpoint, source } => {
@@ -130,13 +156,27 @@ fn prepare_streams(
         error => FlowError::Setting(error.to_string()),
     })?;
 
-    let to: Vec<_> = relay.to.iter().map(EndpointUri::to_string).collect();
-
     // The port that the kernel chose, if the configured one is 0.
-    head.between = format!("{} -> {}", bound.endpoint(), to.join(" | "));
+    head.between = format!("{} -> {}", bound.endpoint(), targets(relay));
     log(format!("flow `{}` listens at {}", head.name, bound.endpoint()));
     let runtime = streams.handle().clone();
     Ok(Box::new(PreparedRelay { head, relay: BoundRelay::Streams(bound), runtime }))
+}
+
+/// The targets as text.
+fn targets(relay: &Relay) -> String {
+    let to: Vec<_> = relay.to.iter().map(TargetUri::to_string).collect();
+    to.join(" | ")
+}
+
+const fn balance(choice: BalanceChoice) -> Balance {
+    match choice {
+        BalanceChoice::First => Balance::First,
+        BalanceChoice::RoundRobin => Balance::RoundRobin,
+        BalanceChoice::LeastConnections => Balance::LeastConnections,
+        BalanceChoice::RandomTwo => Balance::RandomTwo,
+        BalanceChoice::Hash => Balance::Hash,
+    }
 }
 
 fn framing(form: LengthForm, relay: &Relay) -> Framing {
@@ -161,12 +201,27 @@ fn prepare_datagrams(
     relay: &Relay,
     streams: &Runtime,
 ) -> Result<Box<dyn Prepared>, FlowError> {
-    let Some(EndpointUri::Udp(to)) = relay.to.first() else {
-        return Err(FlowError::Setting("datagrams go to udp://".to_owned()));
-    };
+    let mut upstreams = relay.to.iter().filter_map(|to| {
+        let upstream = match &to.url {
+            EndpointUri::Udp(address) => Upstream::<SocketAddr>::from(*address),
+            EndpointUri::UdpName(HostPort { host, port }) => Upstream::named(host, *port),
+            _ => return None,
+        };
+        Some(upstream.weight(to.weight))
+    });
+    let first = upstreams.next();
+    let first = first.ok_or_else(|| FlowError::Setting("datagrams go to udp://".to_owned()))?;
     let sessions = usize::try_from(relay.connections_max).unwrap_or(usize::MAX);
-    let builder = library::UdpRelay::builder(listen, *to);
-    let builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
+    let builder = upstreams.fold(library::UdpRelay::builder(listen, first), |builder, upstream| {
+        builder.upstream(upstream)
+    });
+    let builder = builder.balance(balance(relay.balance)).resolve_every(relay.resolve.0);
+    let mut builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
+    builder = relay.allow.iter().fold(builder, |builder, range| builder.allow(range.0));
+    builder = relay.deny.iter().fold(builder, |builder, range| builder.deny(range.0));
+    if let Some(max) = relay.per_source_max {
+        builder = builder.per_source_max(usize::try_from(max).unwrap_or(usize::MAX));
+    }
     let bound = builder.bind_on(streams.server()).map_err(|error| match error {
         library::BindError::ListenUdp { address, source } => {
             cannot_listen(&format!("udp:{address}"), Some(address), source)
@@ -174,7 +229,7 @@ fn prepare_datagrams(
         error => FlowError::Setting(error.to_string()),
     })?;
     head.path = "datagrams".to_owned();
-    head.between = format!("udp:{} -> {}", bound.address(), EndpointUri::Udp(*to));
+    head.between = format!("udp:{} -> {}", bound.address(), targets(relay));
     log(format!("flow `{}` listens at udp:{}", head.name, bound.address()));
     Ok(Box::new(PreparedRelay {
         head,
@@ -270,10 +325,11 @@ impl Running for RunningRelay {
 
 impl AnyRelayHandle {
     fn report(&self, head: &FlowReport) -> FlowReport {
-        match self {
-            Self::Streams(handle) => of_streams(head, &handle.stats()),
-            Self::Datagrams(handle) => of_datagrams(head, &handle.stats()),
-        }
+        let (report, targets) = match self {
+            Self::Streams(handle) => (of_streams(head, &handle.stats()), handle.targets()),
+            Self::Datagrams(handle) => (of_datagrams(head, &handle.stats()), handle.targets()),
+        };
+        FlowReport { targets: targets.into_iter().map(of_target).collect(), ..report }
     }
 }
 
@@ -281,7 +337,13 @@ fn of_streams(head: &FlowReport, stats: &RelayStats) -> FlowReport {
     FlowReport {
         units: stats.accepted,
         bytes: stats.bytes_up.saturating_add(stats.bytes_down),
-        dropped: stats.refused + stats.reset + stats.timed_out + stats.malformed + stats.cut,
+        dropped: stats.denied
+            + stats.over_source_max
+            + stats.refused
+            + stats.reset
+            + stats.timed_out
+            + stats.malformed
+            + stats.cut,
         counters: owned(stats.named()),
         ..head.clone()
     }
@@ -291,9 +353,26 @@ fn of_datagrams(head: &FlowReport, stats: &UdpRelayStats) -> FlowReport {
     FlowReport {
         units: stats.datagrams_up.saturating_add(stats.datagrams_down),
         bytes: stats.bytes_up.saturating_add(stats.bytes_down),
-        dropped: stats.dropped + stats.refused + stats.overflowed,
+        dropped: stats.denied
+            + stats.over_source_max
+            + stats.dropped
+            + stats.refused
+            + stats.overflowed,
         counters: owned(stats.named()),
         ..head.clone()
+    }
+}
+
+fn of_target(stats: TargetStats) -> TargetReport {
+    TargetReport {
+        target: stats.target,
+        host: stats.host,
+        weight: stats.weight,
+        state: stats.state.to_string(),
+        active: stats.active,
+        connections: stats.connections,
+        failures: stats.failures,
+        checks_failed: stats.checks_failed,
     }
 }
 

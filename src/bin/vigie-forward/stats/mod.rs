@@ -11,7 +11,9 @@ mod table;
 
 pub(crate) use self::{
     client::{request, stats},
-    rendezvous::{RendezvousError, bind, sweep},
-    report::{FORMAT_VERSION, FlowReport, InstanceReport, RoutesReport},
+    rendezvous::{RendezvousError, SocketGuard, bind, sweep},
+    report::{
+        DRAINING, FORMAT_VERSION, FlowReport, InstanceReport, RUNNING, RoutesReport, TargetReport,
+    },
     server::serve,
 };

@@ -26,6 +26,17 @@ pub(crate) struct InstanceReport {
     pub(crate) journal: Vec<String>,
 }
 
+impl InstanceReport {
+    /// Whether no new connections are accepted.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.state == DRAINING
+    }
+}
+
+/// The states of an instance, and of a flow.
+pub(crate) const RUNNING: &str = "running";
+pub(crate) const DRAINING: &str = "draining";
+
 /// A flow, at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FlowReport {
@@ -53,6 +64,31 @@ pub(crate) struct FlowReport {
     pub(crate) dropped: u64,
     /// All counters by name.
     pub(crate) counters: BTreeMap<String, u64>,
+    /// The targets of a relay, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) targets: Vec<TargetReport>,
+}
+
+/// A target of a relay, at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TargetReport {
+    /// Its address.
+    pub(crate) target: String,
+    /// The name of which it is an address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<String>,
+    pub(crate) weight: u16,
+    /// `available`, `on trial`, `avoided` or `down`.
+    pub(crate) state: String,
+    /// Open connections, or sessions of datagrams.
+    pub(crate) active: u64,
+    /// Connections or sessions so far.
+    pub(crate) connections: u64,
+    /// Failed attempts to reach it.
+    pub(crate) failures: u64,
+    /// Failed checks.
+    #[serde(default)]
+    pub(crate) checks_failed: u64,
 }
 
 /// The state of the kernel's routes.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::report::{FlowReport, InstanceReport};
+use super::report::{FlowReport, InstanceReport, TargetReport};
 
 /// Shows a report, with rates if there was one before.
 pub(crate) fn render(report: &InstanceReport, before: Option<&InstanceReport>) -> String {
@@ -48,7 +48,7 @@ fn write_report(
         }
     }
 
-    write_aligned(text, &rows)?;
+    write_aligned(text, &rows, TEXT_COLUMNS)?;
     for flow in &report.flows {
         if before.is_none() {
             write_details(text, flow)?;
@@ -79,11 +79,36 @@ fn write_details(text: &mut String, flow: &FlowReport) -> Result<(), std::fmt::E
     for (name, value) in flow.counters.iter().filter(|(_, value)| **value > 0) {
         writeln!(text, "  {name} {value}")?;
     }
-    Ok(())
+    write_targets(text, &flow.targets)
 }
 
-/// Writes rows in columns; the first four to the left, numbers to the right.
-fn write_aligned(text: &mut String, rows: &[Vec<String>]) -> Result<(), std::fmt::Error> {
+fn write_targets(text: &mut String, targets: &[TargetReport]) -> Result<(), std::fmt::Error> {
+    if targets.is_empty() {
+        return Ok(());
+    }
+    let header =
+        ["  target", "state", "weight", "active", "connections", "failures", "checks failed"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for one in targets {
+        let TargetReport { target, host, weight, state, .. } = one;
+        let TargetReport { active, connections, failures, checks_failed, .. } = one;
+        let numbers = [u64::from(*weight), *active, *connections, *failures, *checks_failed];
+        let host = host.as_ref().map_or_else(String::new, |host| format!(" ({host})"));
+        let texts = [format!("  {target}{host}"), state.clone()];
+        rows.push(texts.into_iter().chain(numbers.map(|number| number.to_string())).collect());
+    }
+    write_aligned(text, &rows, 2)
+}
+
+/// Columns of a flow that are texts; numbers follow.
+const TEXT_COLUMNS: usize = 4;
+
+/// Writes rows in columns: `texts` of them to the left, then numbers to the right.
+fn write_aligned(
+    text: &mut String,
+    rows: &[Vec<String>],
+    texts: usize,
+) -> Result<(), std::fmt::Error> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0)
@@ -92,9 +117,10 @@ fn write_aligned(text: &mut String, rows: &[Vec<String>]) -> Result<(), std::fmt
     for row in rows {
         let mut line = String::new();
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            match column {
-                0..4 => write!(line, "{cell:<width$}  ")?,
-                _ => write!(line, "{cell:>width$}  ")?,
+            if column < texts {
+                write!(line, "{cell:<width$}  ")?;
+            } else {
+                write!(line, "{cell:>width$}  ")?;
             }
         }
         writeln!(text, "{}", line.trim_end())?;
@@ -119,6 +145,14 @@ mod tests {
             units: 10,
             bytes: 5_000_000,
             counters: [("accepted".to_owned(), 10), ("cut".to_owned(), 0)].into(),
+            targets: vec![TargetReport {
+                target: "tcp:192.0.2.1:80".to_owned(),
+                weight: 3,
+                state: "avoided".to_owned(),
+                connections: 10,
+                failures: 2,
+                ..TargetReport::default()
+            }],
             ..FlowReport::default()
         };
         let before = InstanceReport {
@@ -138,6 +172,8 @@ web   relay  splice  draining      0     10  5000000        0
 
 web (relay, host): a -> b
   accepted 10
+  target            state    weight  active  connections  failures  checks failed
+  tcp:192.0.2.1:80  avoided       3       0           10         2              0
 ";
         assert_eq!(render(&before, None), expected);
         let mut report = before.clone();

@@ -56,7 +56,8 @@ impl PolledIn {
         Self { world: Arc::clone(world), node, site, readings: Cell::new(0) }
     }
 
-    /// Returns the time for std's clock, the monotonic one or what the node's wall clock shows, and whether it stands still although something waits for it, in a loop or with a time-out:
+    /// Returns the time for std's clock, the monotonic one or that of the node's wall clock, and whether it stands still although something waits for it, in a
+    /// loop or with a time-out:
     /// then it jumps, so that the wait ends.
     pub(crate) fn std_now(&self, wall: Option<Duration>) -> (Duration, bool) {
         self.readings.set(self.readings.get().saturating_add(1));

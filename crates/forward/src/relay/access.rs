@@ -1,0 +1,133 @@
+//! Who may use a relay: networks that are allowed or denied, and how much one source may have open.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::proxy::Network;
+
+/// The networks whose clients are served.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AccessList {
+    pub(super) allowed: Vec<Network>,
+    pub(super) denied: Vec<Network>,
+}
+
+impl AccessList {
+    /// Whether a client is served. One without an address is; the permissions of the socket's path decide who that may be.
+    pub(super) fn admits(&self, client: Option<IpAddr>) -> bool {
+        let Some(client) = client else { return true };
+        let is_in = |networks: &[Network]| networks.iter().any(|network| network.contains(client));
+        !is_in(&self.denied) && (self.allowed.is_empty() || is_in(&self.allowed))
+    }
+}
+
+/// What each source has open: an address of IPv4, or a network of 64 bits of IPv6, which is one host's.
+#[derive(Debug)]
+pub(super) struct Sources {
+    max: Option<usize>,
+    open: Mutex<BTreeMap<IpAddr, usize>>,
+}
+
+impl Sources {
+    pub(super) fn new(max: Option<usize>) -> Arc<Self> {
+        Arc::new(Self { max, open: Mutex::default() })
+    }
+
+    /// Counts one more of a client's source, until the permit is dropped. `None` if the source has as many as it may.
+    pub(super) fn admit(self: &Arc<Self>, client: Option<IpAddr>) -> Option<SourcePermit> {
+        let (Some(client), Some(max)) = (client, self.max) else { return Some(SourcePermit(None)) };
+        let source = source_of(client);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = open.entry(source).or_insert(0);
+        if *count >= max {
+            return None;
+        }
+        *count += 1;
+        Some(SourcePermit(Some((Arc::clone(self), source))))
+    }
+}
+
+fn source_of(client: IpAddr) -> IpAddr {
+    match client.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
+}
+
+/// One of what its source may have open.
+#[derive(Debug)]
+#[must_use = "dropping it lets the source have another one"]
+pub(super) struct SourcePermit(Option<(Arc<Sources>, IpAddr)>);
+
+impl Drop for SourcePermit {
+    fn drop(&mut self) {
+        let Some((sources, source)) = &self.0 else { return };
+        let mut open = sources.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(source) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> Option<IpAddr> {
+        Some(text.parse().expect("an address"))
+    }
+
+    /// Goal: what is denied is refused even if it is allowed, what is not allowed is refused if anything is, and all are served without
+    /// lists. Method: addresses at the ends of networks, of both versions.
+    #[test]
+    fn lists_decide() {
+        let networks =
+            |texts: &[&str]| texts.iter().map(|one| one.parse().expect("a network")).collect();
+        for (allowed, denied, inside, outside) in [
+            (&[][..], &[][..], &["192.0.2.1", "::1"][..], &[][..]),
+            (&["10.0.0.0/8"], &[], &["10.255.255.255", "::ffff:10.0.0.1"], &["11.0.0.0", "::1"]),
+            (&[], &["10.0.0.0/8"], &["11.0.0.0", "::1"], &["10.0.0.0", "::ffff:10.0.0.1"]),
+            (
+                &["10.0.0.0/8", "fd00::/8"],
+                &["10.1.0.0/16"],
+                &["10.0.0.1", "fd00::1"],
+                &["10.1.0.1"],
+            ),
+            (&["10.1.0.0/16"], &["10.0.0.0/8"], &[], &["10.1.0.1", "192.0.2.1"]),
+        ] {
+            let list = AccessList { allowed: networks(allowed), denied: networks(denied) };
+            assert!(list.admits(None));
+            assert!(inside.iter().all(|one| list.admits(ip(one))), "{allowed:?} {denied:?}");
+            assert!(!outside.iter().any(|one| list.admits(ip(one))), "{allowed:?} {denied:?}");
+        }
+    }
+
+    /// Goal: a source has as many as it may, and others are not affected; what ends makes room, and nothing is left of a source without
+    /// any. Method: two of one address; addresses of one and of another network of IPv6.
+    #[test]
+    fn sources_are_bounded() {
+        let sources = Sources::new(Some(2));
+        let first = sources.admit(ip("192.0.2.1"));
+        let second = sources.admit(ip("::ffff:192.0.2.1"));
+        assert!(first.is_some() && second.is_some());
+        assert!(sources.admit(ip("192.0.2.1")).is_none());
+        assert!(sources.admit(None).is_some());
+        let sixth = ["2001:db8::1", "2001:db8::ffff:0:0:1"].map(|one| sources.admit(ip(one)));
+        assert!(sixth.iter().all(Option::is_some));
+        assert!(sources.admit(ip("2001:db8::2")).is_none(), "one network");
+        assert!(sources.admit(ip("2001:db8:0:1::2")).is_some(), "another one");
+        drop(first);
+        assert!(sources.admit(ip("192.0.2.1")).is_some());
+        drop((second, sixth));
+        assert!(sources.open.lock().expect("no panic").is_empty());
+        let unbounded = Sources::new(None);
+        let all: Vec<_> = (0..100).map(|_| unbounded.admit(ip("192.0.2.1"))).collect();
+        assert!(all.iter().all(Option::is_some));
+    }
+}

@@ -1,0 +1,395 @@
+//! Targets: what a relay connects to, with a weight, what is known of its health, and its counters.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
+};
+
+use tokio::sync::Notify;
+use vigie_detect::Instant;
+
+use super::{
+    availability::{Availability, Choice},
+    check::CheckHistory,
+    counters::Counter,
+    endpoint::Endpoint,
+    health::{NameHealth, UpstreamHealth},
+};
+
+/// A target of a relay: of streams by default, or of datagrams (`Upstream<SocketAddr>`).
+///
+/// ```
+/// use vigie_forward::relay::{Endpoint, Upstream};
+///
+/// let address: Endpoint = "tcp:192.0.2.10:80".parse()?;
+/// let three_times_as_much = Upstream::from(address).weight(3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream<A = Endpoint> {
+    address: UpstreamAddress<A>,
+    weight: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum UpstreamAddress<A> {
+    Fixed(A),
+    Name(String, u16),
+}
+
+/// The largest weight.
+pub(super) const WEIGHT_MAX: u16 = 256;
+
+impl<A> Upstream<A> {
+    const fn at(address: A) -> Self {
+        Self { address: UpstreamAddress::Fixed(address), weight: 1 }
+    }
+
+    /// A host by its name, and a port. The relay asks the host's resolver (`/etc/hosts`, DNS) when it begins to serve, and again every
+    /// [`resolve_every`](super::RelayBuilder::resolve_every): each address that it gets, at most 64, is a target with this weight. While
+    /// the name cannot be resolved, the addresses from before stay. Connections to an address that is gone go on.
+    pub fn named(host: impl Into<String>, port: u16) -> Self {
+        Self { address: UpstreamAddress::Name(host.into(), port), weight: 1 }
+    }
+
+    /// Sets its share of connections, relative to other targets: 1 to 256. Default 1.
+    #[must_use]
+    pub fn weight(mut self, weight: u16) -> Self {
+        self.weight = weight;
+        self
+    }
+}
+
+impl From<Endpoint> for Upstream {
+    fn from(endpoint: Endpoint) -> Self {
+        Self::at(endpoint)
+    }
+}
+
+impl From<SocketAddr> for Upstream {
+    fn from(address: SocketAddr) -> Self {
+        Self::at(address.into())
+    }
+}
+
+impl From<PathBuf> for Upstream {
+    fn from(path: PathBuf) -> Self {
+        Self::at(path.into())
+    }
+}
+
+impl From<SocketAddr> for Upstream<SocketAddr> {
+    fn from(address: SocketAddr) -> Self {
+        Self::at(address)
+    }
+}
+
+/// An address of a target.
+pub(super) trait TargetAddress: Clone + Eq + From<SocketAddr> {
+    /// Returns it as it is logged and counted; the same text is the same target to a hash.
+    fn named(&self) -> String;
+}
+
+impl TargetAddress for Endpoint {
+    fn named(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl TargetAddress for SocketAddr {
+    fn named(&self) -> String {
+        format!("udp:{self}")
+    }
+}
+
+/// A target in use.
+#[derive(Debug)]
+pub(super) struct Target<A> {
+    pub(super) address: A,
+    pub(super) weight: u16,
+    pub(super) name: String,
+    /// The host's name of which this is an address.
+    host: Option<String>,
+    pub(super) health: Arc<UpstreamHealth>,
+    /// Its turn, of the policy that goes round; written under the policy's lock.
+    pub(super) turn: AtomicI64,
+    pub(super) counters: TargetCounters,
+    pub(super) checks: Mutex<CheckHistory>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct TargetCounters {
+    pub(super) active: Counter,
+    pub(super) connections: Counter,
+    pub(super) failures: Counter,
+    pub(super) checks_failed: Counter,
+}
+
+impl<A: TargetAddress> Target<A> {
+    pub(super) fn new(address: A, weight: u16, host: Option<String>) -> Self {
+        let name = address.named();
+        let health = Arc::new(UpstreamHealth::new(&name));
+        Self {
+            address,
+            weight,
+            name,
+            host,
+            health,
+            turn: AtomicI64::new(0),
+            counters: TargetCounters::default(),
+            checks: Mutex::default(),
+        }
+    }
+}
+
+impl<A> Target<A> {
+    pub(super) fn availability(&self) -> &Availability {
+        &self.health.availability
+    }
+
+    /// Records that it was not reached.
+    pub(super) fn failed(&self, error: &dyn fmt::Display, now: Instant) {
+        self.counters.failures.add(1);
+        self.health.note_unreachable(error, now);
+    }
+
+    fn stats(&self, now: Instant) -> TargetStats {
+        let state = match self.availability().look(now) {
+            Choice::Use => TargetState::Available,
+            Choice::Try => TargetState::OnTrial,
+            Choice::Avoid if self.availability().is_down() => TargetState::Down,
+            Choice::Avoid => TargetState::Avoided,
+        };
+        let TargetCounters { active, connections, failures, checks_failed } = &self.counters;
+        TargetStats {
+            target: self.name.clone(),
+            host: self.host.clone(),
+            weight: self.weight,
+            state,
+            active: active.value(),
+            connections: connections.value(),
+            failures: failures.value(),
+            checks_failed: checks_failed.value(),
+        }
+    }
+}
+
+named! {
+    /// What a relay thinks of a target.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum TargetState {
+        /// Connections use it in its turn.
+        Available => "available",
+        /// It has failed, and the next connection whose turn it is tries it briefly.
+        OnTrial => "on trial",
+        /// It has failed, and is tried only after all others.
+        Avoided => "avoided",
+        /// Its checks fail, and it is tried only after all others.
+        Down => "down",
+    }
+}
+
+/// A target at one time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TargetStats {
+    /// Its address, as in `tcp:192.0.2.1:80`.
+    pub target: String,
+    /// The name of which this is an address.
+    pub host: Option<String>,
+    /// Its weight.
+    pub weight: u16,
+    /// Whether it is used.
+    pub state: TargetState,
+    /// Open connections to it, and those that are being opened; sessions of datagrams.
+    pub active: u64,
+    /// Connections made to it so far; sessions.
+    pub connections: u64,
+    /// Failed attempts to reach it; of datagrams, how often a network reported that one did not arrive.
+    pub failures: u64,
+    /// Failed checks.
+    pub checks_failed: u64,
+}
+
+/// Counts a connection as one of its target's, while it lives.
+#[derive(Debug)]
+pub(super) struct TargetUse<A> {
+    pub(super) target: Arc<Target<A>>,
+}
+
+impl<A> TargetUse<A> {
+    pub(super) fn of(target: &Arc<Target<A>>) -> Self {
+        target.counters.active.add(1);
+        Self { target: Arc::clone(target) }
+    }
+}
+
+impl<A> Drop for TargetUse<A> {
+    fn drop(&mut self) {
+        self.target.counters.active.subtract(1);
+    }
+}
+
+/// The targets of a relay: those of each upstream, in order.
+#[derive(Debug)]
+pub(super) struct Targets<A> {
+    upstreams: Vec<(Option<HostName>, u16)>,
+    list: Mutex<TargetList<A>>,
+    /// Notified when a name has got other addresses.
+    pub(super) changed: Notify,
+}
+
+#[derive(Debug)]
+struct TargetList<A> {
+    of_upstream: Vec<Vec<Arc<Target<A>>>>,
+    all: Arc<[Arc<Target<A>>]>,
+}
+
+/// A name to be resolved.
+#[derive(Debug)]
+pub(super) struct HostName {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) health: NameHealth,
+}
+
+impl<A: TargetAddress> Targets<A> {
+    pub(super) fn new(upstreams: &[Upstream<A>]) -> Self {
+        let (mut names, mut of_upstream) = (Vec::new(), Vec::new());
+        for Upstream { address, weight } in upstreams {
+            let (name, targets) = match address {
+                UpstreamAddress::Fixed(address) => {
+                    (None, vec![Arc::new(Target::new(address.clone(), *weight, None))])
+                }
+                UpstreamAddress::Name(host, port) => {
+                    let health = NameHealth::new(host);
+                    (Some(HostName { host: host.clone(), port: *port, health }), Vec::new())
+                }
+            };
+            names.push((name, *weight));
+            of_upstream.push(targets);
+        }
+        let list = TargetList::new(of_upstream);
+        Self { upstreams: names, list: Mutex::new(list), changed: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TargetList<A>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the present ones, in order.
+    pub(super) fn list(&self) -> Arc<[Arc<Target<A>>]> {
+        Arc::clone(&self.lock().all)
+    }
+
+    pub(super) fn stats(&self, now: Instant) -> Vec<TargetStats> {
+        self.list().iter().map(|target| target.stats(now)).collect()
+    }
+
+    /// Returns the names, each with the number of its upstream.
+    pub(super) fn names(&self) -> impl Iterator<Item = (usize, &HostName)> {
+        let all = self.upstreams.iter().enumerate();
+        all.filter_map(|(index, (name, _))| Some((index, name.as_ref()?)))
+    }
+
+    /// Returns whether each name has an address.
+    pub(super) fn are_all_known(&self) -> bool {
+        self.lock().of_upstream.iter().all(|targets| !targets.is_empty())
+    }
+
+    /// Makes these the addresses of an upstream. Targets that stay keep their place, their health and their counters. Returns what is
+    /// new and what is gone, if anything.
+    pub(super) fn set(
+        &self,
+        index: usize,
+        addresses: Vec<SocketAddr>,
+    ) -> Option<(Vec<String>, Vec<String>)> {
+        let (name, weight) = &self.upstreams[index];
+        let mut list = self.lock();
+        let mut of_upstream = list.of_upstream.clone();
+        let targets = &mut of_upstream[index];
+        let addresses: Vec<A> = addresses.into_iter().map(A::from).collect();
+        let is_gone = |target: &Arc<Target<A>>| !addresses.contains(&target.address);
+        let gone: Vec<_> = targets.extract_if(.., |target| is_gone(target)).collect();
+        let stayed = targets.len();
+        for address in addresses {
+            if targets.iter().all(|target| target.address != address) {
+                let host = name.as_ref().map(|name| name.host.clone());
+                targets.push(Arc::new(Target::new(address, *weight, host)));
+            }
+        }
+        let names = |targets: &[Arc<Target<A>>]| -> Vec<String> {
+            targets.iter().map(|target| target.name.clone()).collect()
+        };
+        let (new, gone) = (names(&targets[stayed..]), names(&gone));
+        if new.is_empty() && gone.is_empty() {
+            return None;
+        }
+        *list = TargetList::new(of_upstream);
+        drop(list);
+        self.changed.notify_one();
+        Some((new, gone))
+    }
+}
+
+impl<A> TargetList<A> {
+    fn new(of_upstream: Vec<Vec<Arc<Target<A>>>>) -> Self {
+        let all = of_upstream.iter().flatten().map(Arc::clone).collect();
+        Self { of_upstream, all }
+    }
+}
+
+/// Returns whether all weights are in range.
+pub(super) fn are_weights<A>(upstreams: &[Upstream<A>]) -> bool {
+    upstreams.iter().all(|one| (1..=WEIGHT_MAX).contains(&one.weight))
+}
+
+impl<A> Target<A> {
+    /// Adds to its turn, and returns the sum. The policy's lock orders this.
+    pub(super) fn add_turn(&self, steps: i64) -> i64 {
+        self.turn.fetch_add(steps, Ordering::Relaxed) + steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: targets that stay keep their place and what is known of them, new ones come behind them, and the targets of other upstreams
+    /// are not touched; what is the same changes nothing. Method: addresses of a name between two fixed ones, in several orders.
+    #[test]
+    fn addresses_of_a_name_are_replaced() {
+        let at = |last: u8| SocketAddr::from(([192, 0, 2, last], 80));
+        let name = Upstream::named("web", 80).weight(7);
+        let targets = Targets::<SocketAddr>::new(&[at(1).into(), name, at(2).into()]);
+        let shown =
+            || targets.list().iter().map(|one| one.address.ip().to_string()).collect::<Vec<_>>();
+        let ip =
+            |last: &[u8]| last.iter().map(|last| format!("192.0.2.{last}")).collect::<Vec<_>>();
+        let named =
+            |last: &[u8]| last.iter().map(|last| format!("udp:{}", at(*last))).collect::<Vec<_>>();
+        assert!(!targets.are_all_known());
+        assert_eq!(targets.set(1, vec![at(5), at(4), at(5)]), Some((named(&[5, 4]), vec![])));
+        assert_eq!(shown(), ip(&[1, 5, 4, 2]));
+        assert!(targets.are_all_known());
+        let before = targets.list();
+        before[2].counters.connections.add(3);
+        assert_eq!(targets.set(1, vec![at(4), at(5)]), None, "another order");
+        assert_eq!(targets.set(1, vec![at(6), at(4)]), Some((named(&[6]), named(&[5]))));
+        assert_eq!(shown(), ip(&[1, 4, 6, 2]));
+        let stats = targets.stats(Instant::from_nanos(0));
+        let connections: Vec<_> = stats.iter().map(|one| one.connections).collect();
+        assert_eq!(connections, [0, 3, 0, 0]);
+        let weights: Vec<_> = stats.iter().map(|one| (one.weight, one.host.as_deref())).collect();
+        assert_eq!(weights, [(1, None), (7, Some("web")), (7, Some("web")), (1, None)]);
+        // The same address by another upstream is another target.
+        assert_eq!(targets.set(1, vec![at(1)]), Some((named(&[1]), named(&[4, 6]))));
+        assert_eq!(shown(), ip(&[1, 1, 2]));
+    }
+}

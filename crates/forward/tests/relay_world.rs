@@ -1,0 +1,189 @@
+//! Relays in a simulated world: checks of targets that become black holes, and targets by name, in virtual time.
+
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net::{TcpListener, TcpStream};
+use vigie_forward::relay::{
+    Endpoint, HealthCheckConfig, Relay, RelayHandle, TargetState, TargetStats, Transfer, Upstream,
+};
+use vigie_runtime::{
+    simulation::{self, World},
+    spawn, time,
+};
+
+const fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+/// A service that sends its letter.
+async fn serve(letter: u8) -> io::Result<()> {
+    let listener = TcpListener::bind("0.0.0.0:7").await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        // The relay's checks do not wait for it.
+        let _ = stream.write_all(&[letter]).await;
+    }
+}
+
+/// Relays to 10.1.0.1 and 10.1.0.2 in this order.
+async fn relay(
+    handle: Arc<OnceLock<RelayHandle>>,
+    check: Option<HealthCheckConfig>,
+) -> io::Result<()> {
+    let to = |text: &str| text.parse::<Endpoint>().expect("an endpoint");
+    let builder = Relay::builder(to("0.0.0.0:80")).transfer(Transfer::Copy);
+    let builder = builder.upstream(to("10.1.0.1:7")).upstream(to("10.1.0.2:7"));
+    let builder = builder.setup_timeout(Duration::from_secs(10));
+    let builder = match check {
+        Some(check) => builder.check(check),
+        None => builder,
+    };
+    let relay = builder.bind().map_err(io::Error::other)?;
+    handle.set(relay.handle()).expect("it starts once");
+    relay.serve(|task| spawn(task).detach()).await.map(drop)
+}
+
+/// Connects to the relay, and returns who answered, after how long.
+async fn ask() -> io::Result<(u8, Duration)> {
+    let begin = time::Instant::now();
+    let letter = TcpStream::connect("relay:80").await?.read_u8().await?;
+    Ok((letter, begin.elapsed()))
+}
+
+fn states(targets: &[TargetStats]) -> [TargetState; 2] {
+    [targets[0].state, targets[1].state]
+}
+
+/// Goal: a target that has become a black hole is down after `fall` checks, and no client meets it; it is used again after `rise` checks
+/// have passed. Without checks, the first client waits for it. Method: a partition in virtual time between two checks, with the state
+/// just before and after the times that the settings say; many seeds.
+#[test]
+fn no_client_meets_a_black_hole() {
+    simulation::for_each_seed(20, |world| {
+        let handle = Arc::new(OnceLock::new());
+        let (relay, hole) = start(world, &handle, Some(HealthCheckConfig::default()));
+        let targets = || handle.get().expect("it has started").targets();
+        world
+            .block_on(async {
+                time::sleep(millis(500)).await;
+                assert_eq!(ask().await?.0, b'a');
+                relay.partition(&hole);
+                // Checks every 2 s from 0; that of 2 s has failed at 3 s, that of 6 s at 7 s.
+                time::sleep(millis(6_400)).await;
+                assert_eq!(states(&targets()), [TargetState::Available; 2]);
+                time::sleep(millis(300)).await;
+                assert_eq!(states(&targets()), [TargetState::Down, TargetState::Available]);
+                for _ in 0..20 {
+                    let (letter, after) = ask().await?;
+                    assert_eq!(letter, b'b');
+                    assert!(after < millis(500), "{after:?}");
+                }
+                let stats = handle.get().expect("it has started").stats();
+                assert_eq!((stats.connects_failed, stats.connects_timed_out), (0, 0), "{stats:?}");
+                relay.heal(&hole);
+                let begin = time::Instant::now();
+                while states(&targets())[0] == TargetState::Down {
+                    assert_eq!(ask().await?.0, b'b');
+                    time::sleep(millis(100)).await;
+                }
+                // Two checks; that at which the partition ends may still fail.
+                let after = begin.elapsed();
+                assert!((millis(2_000)..millis(6_200)).contains(&after), "{after:?}");
+                assert_eq!(ask().await?.0, b'a');
+                Ok::<(), io::Error>(())
+            })
+            .expect("sockets of the world");
+    });
+}
+
+/// Goal: the test before does show what checks are for. Method: the same without checks: the first client waits for a second and more.
+#[test]
+fn without_checks_a_client_meets_it() {
+    let mut world = World::new(1);
+    let handle = Arc::new(OnceLock::new());
+    let (relay, hole) = start(&mut world, &handle, None);
+    world
+        .block_on(async {
+            time::sleep(millis(500)).await;
+            relay.partition(&hole);
+            let (letter, after) = ask().await?;
+            assert_eq!(letter, b'b');
+            assert!(after >= millis(10_000), "{after:?}");
+            Ok::<(), io::Error>(())
+        })
+        .expect("sockets of the world");
+}
+
+/// Goal: a target that is a black hole at the start is down before the first client is served. Method: a partition before anything has
+/// run; a client that connects at once.
+#[test]
+fn the_first_check_comes_before_the_first_client() {
+    let mut world = World::new(1);
+    let handle = Arc::new(OnceLock::new());
+    let (relay, hole) = start(&mut world, &handle, Some(HealthCheckConfig::default()));
+    relay.partition(&hole);
+    world
+        .block_on(async {
+            time::sleep(millis(100)).await;
+            let (letter, after) = ask().await?;
+            assert_eq!(letter, b'b');
+            assert!(after < millis(1_500), "{after:?}");
+            let stats = handle.get().expect("it has started").stats();
+            assert_eq!(stats.connects_failed, 0, "{stats:?}");
+            Ok::<(), io::Error>(())
+        })
+        .expect("sockets of the world");
+}
+
+/// Goal: targets by name are served from the first client on, and a name without an address is passed over, said, and known to have no
+/// target. Method: a name of the world's and one of nobody's, before and behind; a client that connects at once.
+#[test]
+fn names_are_resolved_before_the_first_client() {
+    for nobody_first in [true, false] {
+        let mut world = World::new(1);
+        world.node("b").ip([10, 1, 0, 2]).run(|| serve(b'b'));
+        let handle = Arc::new(OnceLock::new());
+        let told = Arc::clone(&handle);
+        world.node("relay").run(move || {
+            let told = Arc::clone(&told);
+            async move {
+                let listen = "0.0.0.0:80".parse::<Endpoint>().expect("an endpoint");
+                let (nobody, b) = (Upstream::named("nobody", 7), Upstream::named("b", 7).weight(3));
+                let [one, other] = if nobody_first { [nobody, b] } else { [b, nobody] };
+                let builder = Relay::builder(listen).transfer(Transfer::Copy);
+                let relay =
+                    builder.upstream(one).upstream(other).bind().map_err(io::Error::other)?;
+                told.set(relay.handle()).expect("it starts once");
+                relay.serve(|task| spawn(task).detach()).await.map(drop)
+            }
+        });
+        let letter = world.block_on(async {
+            time::sleep(millis(100)).await;
+            ask().await
+        });
+        assert_eq!(letter.expect("sockets of the world").0, b'b');
+        let targets = handle.get().expect("it has started").targets();
+        let shown: Vec<_> = targets
+            .iter()
+            .map(|one| (one.target.as_str(), one.host.as_deref(), one.weight))
+            .collect();
+        assert_eq!(shown, [("tcp:10.1.0.2:7", Some("b"), 3)]);
+    }
+}
+
+fn start(
+    world: &mut World,
+    handle: &Arc<OnceLock<RelayHandle>>,
+    check: Option<HealthCheckConfig>,
+) -> (simulation::Node, simulation::Node) {
+    let hole = world.node("a").ip([10, 1, 0, 1]).run(|| serve(b'a'));
+    world.node("b").ip([10, 1, 0, 2]).run(|| serve(b'b'));
+    let handle = Arc::clone(handle);
+    let node = world.node("relay").run(move || relay(Arc::clone(&handle), check.clone()));
+    (node, hole)
+}

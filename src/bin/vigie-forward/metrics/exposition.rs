@@ -1,0 +1,184 @@
+//! A report as Prometheus' text format 0.0.4.
+//!
+//! Names: `vigie_forward_`, what is counted, and `_total` for counters. A counter of `stats` that has a reason or a side in its name
+//! gets it as a label: `dropped: no route` is `vigie_forward_dropped_total{reason="no route"}`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+};
+
+use crate::stats::{FlowReport, InstanceReport, TargetReport};
+
+/// Counters of `stats` that go down, too.
+const GAUGES: [&str; 4] =
+    ["active", "translations", "translations: ports in use", "translations: percent full"];
+
+/// Writes a report.
+pub(super) fn text(report: &InstanceReport) -> String {
+    let mut families = Families::default();
+    let seconds = report.uptime_ms / 1000;
+    families.gauge("uptime_seconds", "Time since the start.", &[], seconds);
+    let is_draining = u64::from(report.is_draining());
+    families.gauge("draining", "Whether no new connections are accepted.", &[], is_draining);
+    if let Some(routes) = &report.routes {
+        let messages = "Messages of the kernel that could not be read.";
+        families.gauge("routes", "Routes of the kernel.", &[], routes.routes);
+        families.gauge("neighbours", "Neighbours of the kernel.", &[], routes.neighbours);
+        families.counter(
+            "route_dumps",
+            "Times the kernel was asked again.",
+            &[],
+            routes.asked_again,
+        );
+        families.counter("route_messages_unreadable", messages, &[], routes.unreadable);
+    }
+    // After a reload, a flow that drains may have the name of one that runs, which comes first: its counters begin anew.
+    let mut seen = BTreeSet::new();
+    for flow in &report.flows {
+        families.info(flow);
+        if seen.insert(&flow.name) {
+            families.flow(flow);
+        }
+    }
+    families.write()
+}
+
+/// The samples of one name.
+struct Family {
+    kind: &'static str,
+    help: String,
+    /// Labels as text, and values.
+    samples: Vec<(String, u64)>,
+}
+
+#[derive(Default)]
+struct Families(BTreeMap<String, Family>);
+
+impl Families {
+    fn add(
+        &mut self,
+        (name, kind): (String, &'static str),
+        help: &str,
+        labels: &[(&str, &str)],
+        value: u64,
+    ) {
+        let family = self.0.entry(name).or_insert_with(|| Family {
+            kind,
+            help: help.to_owned(),
+            samples: Vec::new(),
+        });
+        family.samples.push((labels_of(labels), value));
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
+        self.add((name_of(name), "gauge"), help, labels, value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
+        self.add((name_of(name) + "_total", "counter"), help, labels, value);
+    }
+
+    fn info(&mut self, flow: &FlowReport) {
+        let FlowReport { name, kind, between, path, side, state, .. } = flow;
+        let labels = [
+            ("flow", name.as_str()),
+            ("kind", kind),
+            ("between", between),
+            ("path", path),
+            ("side", side),
+            ("state", state),
+        ];
+        self.gauge("flow_info", "A flow, as `stats` shows it.", &labels, 1);
+    }
+
+    fn flow(&mut self, flow: &FlowReport) {
+        let of_flow = [("flow", flow.name.as_str())];
+        let counters = [
+            ("flow_units", "Packets or connections.", flow.units),
+            ("flow_bytes", "Bytes forwarded.", flow.bytes),
+            ("flow_dropped", "All that was dropped, refused or cut.", flow.dropped),
+            ("flow_migrations", "Moves between host and interface.", flow.migrations),
+        ];
+        for (name, help, value) in counters {
+            self.counter(name, help, &of_flow, value);
+        }
+        for (name, value) in &flow.counters {
+            let help = format!("The counter `{name}` of `vigie-forward stats`.");
+            match name.split_once(": ") {
+                _ if GAUGES.contains(&name.as_str()) => self.gauge(name, &help, &of_flow, *value),
+                Some(("dropped", reason)) => {
+                    let labels = [of_flow[0], ("reason", reason)];
+                    self.counter("dropped", "Packets dropped, by reason.", &labels, *value);
+                }
+                Some((side @ ("host" | "nic"), what)) => {
+                    let labels = [of_flow[0], ("side", side)];
+                    let help = format!("The counters `{what}` of host and interface.");
+                    self.counter(&format!("side_{what}"), &help, &labels, *value);
+                }
+                _ => self.counter(name, &help, &of_flow, *value),
+            }
+        }
+        for target in &flow.targets {
+            self.target(&flow.name, target);
+        }
+    }
+
+    fn target(&mut self, flow: &str, of: &TargetReport) {
+        let host = of.host.as_deref().unwrap_or_default();
+        let labels = [("flow", flow), ("target", of.target.as_str()), ("host", host)];
+        let is_used = u64::from(matches!(of.state.as_str(), "available" | "on trial"));
+        self.gauge("target_available", "Whether connections use it in its turn.", &labels, is_used);
+        self.gauge("target_weight", "Its share.", &labels, of.weight.into());
+        self.gauge("target_active", "Open connections, or sessions.", &labels, of.active);
+        for (name, help, value) in [
+            ("target_connections", "Connections made to it, or sessions.", of.connections),
+            ("target_failures", "Failed attempts to reach it.", of.failures),
+            ("target_checks_failed", "Failed checks.", of.checks_failed),
+        ] {
+            self.counter(name, help, &labels, value);
+        }
+    }
+
+    fn write(self) -> String {
+        let mut text = String::new();
+        for (name, Family { kind, help, samples }) in self.0 {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "# HELP {name} {}\n# TYPE {name} {kind}", escaped(&help));
+            for (labels, value) in samples {
+                let _ = writeln!(text, "{name}{labels} {value}");
+            }
+        }
+        text
+    }
+}
+
+/// Returns a name of letters, digits and underscores.
+fn name_of(what: &str) -> String {
+    let mut name = "vigie_forward".to_owned();
+    for word in what.split(|letter: char| !letter.is_ascii_alphanumeric()) {
+        if !word.is_empty() {
+            name.push('_');
+            name.push_str(&word.to_ascii_lowercase());
+        }
+    }
+    name
+}
+
+fn labels_of(labels: &[(&str, &str)]) -> String {
+    if labels.is_empty() {
+        return String::new();
+    }
+    let quoted = |(name, value): &(&str, &str)| {
+        format!("{name}=\"{}\"", escaped(value).replace('"', "\\\""))
+    };
+    format!("{{{}}}", labels.iter().map(quoted).collect::<Vec<_>>().join(","))
+}
+
+/// Escapes what would end a line.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests;

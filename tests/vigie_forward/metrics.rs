@@ -1,0 +1,83 @@
+//! Metrics and health over HTTP.
+
+use std::{
+    io::{Read, Write},
+    net::SocketAddr,
+    os::unix::net::UnixStream,
+};
+
+use rustix::process::Signal;
+
+use crate::{
+    connect, echo_server, exchange,
+    instance::{Folder, Instance, run},
+};
+
+/// Asks for a path. Returns the head of the answer, and its body.
+fn get(mut stream: impl Read + Write, request: &str) -> (String, String) {
+    let head = format!("{request} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("it is taken");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.to_owned(), body.to_owned())
+}
+
+/// Goal: the counters of a relay and of its target are served, and its health changes when it drains. Method: a connection, before and
+/// during a drain; what is not there or not asked by GET.
+#[test]
+fn metrics_and_health_are_served() {
+    let (folder, to) = (Folder::new(), echo_server());
+    let arguments = ["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to];
+    let arguments = [&arguments[..], &["--metrics", "127.0.0.1:0", "--drain", "1h"]].concat();
+    let mut relay = Instance::start(&folder, &arguments).ready();
+    let line = relay.until("metrics at http://");
+    let at = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let at: SocketAddr = at.and_then(|text| text.parse().ok()).expect("an address");
+    let mut client = connect(relay.address("relay"));
+    exchange(&mut client, b"ahoy");
+
+    let (head, text) = get(connect(at), "GET /metrics");
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(head.contains("text/plain; version=0.0.4"), "{head}");
+    let target = to.replace("tcp://", "tcp:");
+    for sample in [
+        "vigie_forward_accepted_total{flow=\"relay\"} 1",
+        "vigie_forward_active{flow=\"relay\"} 1",
+        &format!(
+            "vigie_forward_target_connections_total{{flow=\"relay\",target=\"{target}\",host=\"\"}} 1"
+        ),
+        "vigie_forward_draining 0",
+    ] {
+        assert!(text.lines().any(|line| line == sample), "{sample} in\n{text}");
+    }
+    let (head, text) = get(connect(at), "GET /health");
+    assert!(head.starts_with("HTTP/1.1 200") && text == "ready\n", "{head} {text}");
+    assert!(get(connect(at), "GET /").0.starts_with("HTTP/1.1 404"));
+    assert!(get(connect(at), "POST /health").0.starts_with("HTTP/1.1 405"));
+
+    relay.signal(Signal::TERM);
+    relay.until("SIGTERM: drains");
+    let (head, text) = get(connect(at), "GET /health");
+    assert!(head.starts_with("HTTP/1.1 503") && text == "draining\n", "{head} {text}");
+    assert!(get(connect(at), "GET /metrics").1.contains("vigie_forward_draining 1\n"));
+    drop(client);
+    assert_eq!(relay.wait().code(), 0);
+}
+
+/// Goal: metrics may be served at a path, which is this user's alone and removed at the end; a path that is taken is refused. Method: a
+/// path, and a second instance.
+#[test]
+fn metrics_are_served_at_a_path() {
+    let (folder, to) = (Folder::new(), echo_server());
+    let path = folder.path("metrics");
+    let metrics = format!("unix:{}", path.display());
+    let arguments = ["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to, "--metrics", &metrics];
+    let relay = Instance::start(&folder, &arguments).ready();
+    let stream = UnixStream::connect(&path).expect("it listens");
+    assert_eq!(get(stream, "GET /health").1, "ready\n");
+    let (code, _, errors) = run(&folder, &arguments);
+    assert!(code == 1 && errors.contains("another process listens there"), "{code} {errors}");
+    assert_eq!(relay.end().code(), 0);
+    assert!(!path.exists());
+}

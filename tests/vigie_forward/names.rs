@@ -1,0 +1,104 @@
+//! Targets by name, with the host's own resolver: in a mount namespace, whose /etc/hosts is the test's.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    net::{TcpListener, UdpSocket},
+    os::unix::fs::FileExt,
+    process::Command,
+    thread,
+};
+
+use crate::{
+    connect,
+    instance::{BOUND, Folder, Instance, report},
+    kit::namespace,
+};
+
+/// Sends its letter to each client, and then what comes.
+fn letter_server(at: &str, letter: u8) -> u16 {
+    let listener = TcpListener::bind(at).expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                drop(stream.write_all(&[letter]));
+                let mut back = stream.try_clone().expect("a descriptor");
+                drop(std::io::copy(&mut stream, &mut back));
+            });
+        }
+    });
+    port
+}
+
+/// Goal: each address of a name is a target, new connections follow when the name gets other addresses, open ones go on, and while the
+/// name has none, the last ones stay; all is said. Method: /etc/hosts of a mount namespace, written anew while the relay runs, with
+/// two servers at one port of two addresses; streams and datagrams.
+#[test]
+fn names_are_followed() {
+    namespace::inside("names::names_are_followed", &[&["-Urm"], &["-m"]], || {
+        let folder = Folder::new();
+        // In one step, with the length that it has: no reader sees half of it.
+        let path = folder.write("hosts", &" ".repeat(80));
+        let hosts = |text: &str| {
+            let file = File::options().write(true).open(&path).expect("it is ours");
+            file.write_all_at(format!("{text:<79}\n").as_bytes(), 0).expect("it is ours");
+        };
+        hosts("127.0.0.1 localhost\n127.0.0.2 one.test\n");
+        // No name server answers, and none is waited for.
+        let no_server = folder.write("resolv.conf", "nameserver 127.0.0.1\noptions attempts:1\n");
+        for (file, over) in [(path.clone(), "/etc/hosts"), (no_server, "/etc/resolv.conf")] {
+            let mounted = Command::new("mount").arg("--bind").arg(file).arg(over).status();
+            assert!(mounted.expect("a mount namespace").success());
+        }
+        let port = letter_server("127.0.0.2:0", b'a');
+        assert_eq!(letter_server(&format!("127.0.0.3:{port}"), b'b'), port);
+        let socket = folder.path("stats");
+        let text = format!(
+            "[process]\ndrain = '100ms'\nstats_socket = '{}'\n[[relay]]\nname = 'tcp'\nlisten = 'tcp://127.0.0.1:0'\nresolve = '20ms'\n\
+             to = 'tcp://one.test:{port}'\n[[relay]]\nname = 'udp'\nlisten = 'udp://127.0.0.1:0'\n\
+             resolve = '20ms'\nto = 'udp://one.test:{port}'\n",
+            socket.display()
+        );
+        let config = folder.write("flows.toml", &text);
+        let arguments = ["run", "--config", config.to_str().expect("text")];
+        let mut relay = Instance::start(&folder, &arguments).ready();
+        let (streams, datagrams) = (relay.address("tcp"), relay.address("udp"));
+        let ask = || {
+            let (mut stream, mut letter) = (connect(streams), [0]);
+            stream.read_exact(&mut letter).expect("an answer");
+            (stream, letter[0])
+        };
+        let (mut stays, letter) = ask();
+        assert_eq!(letter, b'a');
+
+        hosts("127.0.0.1 localhost\n127.0.0.3 one.test\n");
+        // Of either flow: each says it.
+        let line = relay.until("has new addresses; name: one.test; new: [\"tcp:127.0.0.3");
+        assert!(line.contains("gone: [\"tcp:127.0.0.2"), "{line}");
+        relay.until("has new addresses; name: one.test; new: [\"udp:127.0.0.3");
+        assert_eq!(ask().1, b'b');
+        crate::exchange(&mut stays, b"still here");
+        let server = UdpSocket::bind(("127.0.0.3", port)).expect("a port");
+        let client = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        server.set_read_timeout(Some(BOUND)).expect("a socket");
+        client.send_to(b"who?", datagrams).expect("it is taken");
+        let mut heard = [0; 16];
+        assert_eq!(server.recv(&mut heard).expect("it arrives"), 4);
+
+        hosts("127.0.0.1 localhost\n");
+        relay.until("the name of a target cannot be resolved");
+        assert_eq!(ask().1, b'b');
+        hosts("127.0.0.1 localhost\n127.0.0.4 one.test\n127.0.0.3 one.test\n");
+        relay.until("the name of a target can be resolved again");
+        relay.until("new: [\"tcp:127.0.0.4");
+        let shown = &report(&socket)["flows"][0]["targets"];
+        // The one that was there comes first.
+        assert_eq!(shown[0]["target"], format!("tcp:127.0.0.3:{port}"), "{shown}");
+        assert_eq!(shown[1]["target"], format!("tcp:127.0.0.4:{port}"), "{shown}");
+        assert_eq!(shown[1]["host"], "one.test", "{shown}");
+        assert_eq!(ask().1, b'b');
+        drop(stays);
+        assert_eq!(relay.end().code(), 0);
+    });
+}
