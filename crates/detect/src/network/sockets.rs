@@ -58,6 +58,7 @@ pub(super) struct ListenerState {
 #[derive(Default)]
 pub(super) struct SocketTable {
     ids: Vec<u64>,
+    #[expect(clippy::vec_box, reason = "the removal of one moves pointers to all behind it")]
     sockets: Vec<Box<SocketState>>,
 }
 
