@@ -125,7 +125,7 @@ async fn follow(is_careful: bool) -> io::Result<()> {
 
 /// Crashes the followers of a world; returns a confirmed entry that one of them has lost.
 fn lost(world: &mut World, is_careful: bool) -> Option<u8> {
-    let (seed, shared) = (world.seed(), Shared::default());
+    let shared = Shared::default();
     let of_leader = Arc::clone(&shared);
     world.node("leader").run(move || lead(Arc::clone(&of_leader)));
     let followers = ["one", "two"].map(|name| world.node(name).run(move || follow(is_careful)));
