@@ -11,7 +11,7 @@
 //! Expected output:
 //!
 //! ```text
-//! seed 0: by the time of day, 11 jobs take 500.0ms to 3.4s
+//! seed 0: by the time of day, 11 jobs take 500.0ms to 2.9s
 //! by the monotonic clock, 1000 seeds pass
 //! ```
 
