@@ -29,8 +29,16 @@ const ENTRIES: u8 = 30;
 const POLL: Duration = Duration::from_millis(10);
 
 type Entry = [u8; 1500];
-/// The entries of the leader, and how many of them a follower has, too.
-type Shared = Arc<Mutex<(Vec<Entry>, usize)>>;
+type Shared = Arc<Mutex<Replication>>;
+
+/// What the leader knows.
+#[derive(Default)]
+struct Replication {
+    entries: Vec<Entry>,
+    /// So many of them are on a follower, too.
+    stored: usize,
+    confirmed: usize,
+}
 
 /// A log on the disk: records of a checksum and an entry.
 struct Log {
@@ -82,10 +90,11 @@ async fn lead(shared: Shared) -> io::Result<()> {
     });
     for number in 1..=ENTRIES {
         log.append([number; _]).await?;
-        shared.lock().expect("no panic").0.push([number; _]);
-        while shared.lock().expect("no panic").1 < usize::from(number) {
+        shared.lock().expect("no panic").entries.push([number; _]);
+        while shared.lock().expect("no panic").stored < usize::from(number) {
             time::sleep(POLL).await;
         }
+        shared.lock().expect("no panic").confirmed = usize::from(number);
     }
     Ok(())
 }
@@ -95,9 +104,9 @@ async fn serve(mut stream: TcpStream, shared: Shared) -> io::Result<()> {
     let count = usize::from(stream.read_u8().await?);
     loop {
         let next = {
-            let (entries, stored) = &mut *shared.lock().expect("no panic");
-            *stored = count.max(*stored);
-            entries.get(count).copied()
+            let mut replication = shared.lock().expect("no panic");
+            replication.stored = count.max(replication.stored);
+            replication.entries.get(count).copied()
         };
         match next {
             Some(entry) => return stream.write_all(&entry).await,
@@ -128,6 +137,11 @@ fn lost(world: &mut World, is_careful: bool) -> Option<u8> {
     let shared = Shared::default();
     let of_leader = Arc::clone(&shared);
     world.node("leader").run(move || lead(Arc::clone(&of_leader)));
+    let known = Arc::clone(&shared);
+    world.invariant(move || {
+        let known = known.lock().expect("no panic");
+        assert!(known.confirmed <= known.stored, "a confirmed entry is on one node");
+    });
     let followers = ["one", "two"].map(|name| world.node(name).run(move || follow(is_careful)));
     world.block_on(async {
         for follower in &followers {
@@ -138,7 +152,8 @@ fn lost(world: &mut World, is_careful: bool) -> Option<u8> {
             faults.every(FaultKind::Crash, Duration::from_millis(100)).lasting(POLL..=POLL);
         faults.length(Duration::from_millis(400)).run().await;
         time::sleep(Duration::from_secs(3)).await;
-        assert_eq!(shared.lock().expect("no panic").1, usize::from(ENTRIES), "it goes on");
+        let confirmed = shared.lock().expect("no panic").confirmed;
+        assert_eq!(confirmed, usize::from(ENTRIES), "it goes on");
         let logs = followers.map(|follower| follower.spawn(Log::open(is_careful)));
         let mut lost = None;
         for log in logs {
