@@ -298,7 +298,7 @@ impl UdpShared {
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
         let upstream = UdpSocket::bind_on(&self.server, own)?;
-        upstream.as_async_fd().as_inner().connect(self.settings.upstream)?;
+        upstream.connect_to(self.settings.upstream)?;
         let last_move = AtomicU64::new(self.server.now().as_nanos());
         let is_answered = AtomicBool::new(false);
         let session = Arc::new(UdpSession { client, upstream, last_move, is_answered });
