@@ -108,7 +108,7 @@ mod guide {
     #[cfg(all(feature = "hyper", feature = "full"))]
     #[doc = include_str!("../docs/guide/service.md")]
     struct Service;
-    #[cfg(all(feature = "full", feature = "hyper-client"))]
+    #[cfg(all(feature = "full", feature = "hyper-client", feature = "via"))]
     #[doc = include_str!("../docs/guide/simulation.md")]
     struct Simulation;
     #[cfg(feature = "full")]

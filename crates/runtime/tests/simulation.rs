@@ -429,6 +429,37 @@ fn fails_by_a_drawn_fault() {
     });
 }
 
+/// Ends only after its fault.
+#[test]
+#[ignore = "run by another test"]
+fn waits_for_its_crash() {
+    simulation::for_each_seed(1, |world| {
+        let starts = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&starts);
+        let node = world.node("node").run(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            async {}
+        });
+        world.block_on(async {
+            node.pause();
+            node.resume();
+            node.crash();
+            node.restart();
+            while starts.load(Ordering::SeqCst) < 2 {
+                time::sleep(Duration::from_secs(1)).await;
+            }
+            panic!("it has started twice");
+        });
+    });
+}
+
+/// Goal: shrinking comes to an end if a run without its faults does not. Method: the test above, by the faults that it keeps.
+#[test]
+fn endless_runs_are_given_up() {
+    let (passes, text) = run_child("waits_for_its_crash", &[]);
+    assert!(!passes && text.contains("it still fails there with 1 of 2 faults"), "{text}");
+}
+
 /// Runs an ignored test of this file in a process of its own, with variables; returns whether it passes, and what it says.
 fn run_child(test: &str, variables: &[(&str, &str)]) -> (bool, String) {
     let program = env::current_exe().expect("this program");

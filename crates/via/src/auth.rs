@@ -9,6 +9,7 @@ use siphasher::{
     sip::SipHasher24,
     sip128::{Hasher128, SipHasher24 as WideHasher},
 };
+use vigie_detect::Server;
 
 /// The length of a handshake tag, in bytes.
 pub const TAG_BYTES: usize = 16;
@@ -71,12 +72,15 @@ pub fn digest(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(Secret::new([0; 16]).short_tag(bytes))
 }
 
-/// Returns random bytes.
+/// Returns random bytes; in a simulation, of its seed.
 ///
 /// # Errors
 /// The kernel's, if it has no random numbers.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
+    if Server::current().is_ok_and(|server| server.fill_random(&mut bytes)) {
+        return Ok(bytes);
+    }
     let mut filled = 0;
     while filled < N {
         filled +=

@@ -281,7 +281,8 @@ impl NetBuilder {
         let messages = MessageTransport::new(communicator).map_err(|error| {
             BarrierError::io("duplicating the communicator")(std::io::Error::other(error))
         })?;
-        let cores = shared_cores();
+        let is_simulated = host.0.is_virtual();
+        let cores = if is_simulated { CoreAllocation::Dedicated } else { shared_cores() };
         let planner_input = self.planner_input(false, cores);
         let algorithm = self.choose(group, &planner_input)?;
         // Only the connected ranks send messages, and other communicators are separate.
@@ -324,7 +325,7 @@ impl NetBuilder {
             DatagramTransport::open(own, std::mem::take(&mut self.attachments), self.port)?;
         self.check_length(&datagrams)?;
 
-        let own_info = MemberInfo::new(self.digest(), &datagrams);
+        let own_info = MemberInfo::new(self.digest(), &datagrams, host.0.is_virtual());
         let infos = bootstrap.all_gather("address", &own_info.encode(), deadline).await?;
         let all: Vec<MemberInfo> = MemberInfo::decode_all(&infos)?;
         let differs = all.iter().position(|other| other.digest != own_info.digest);
@@ -601,7 +602,14 @@ struct MemberInfo {
 }
 
 impl MemberInfo {
-    fn new(digest: u64, datagrams: &DatagramTransport) -> Self {
+    fn new(digest: u64, datagrams: &DatagramTransport, is_simulated: bool) -> Self {
+        let digest = digest ^ u64::try_from(datagrams.network_count()).unwrap_or(0);
+        let address = datagrams.address();
+        if is_simulated {
+            // A node is a host with one core, on whatever machine the simulation runs.
+            let host = auth::digest(&address);
+            return Self { digest, host, stack: host, cores: 1, address };
+        }
         // If the kernel gives no id, this member counts as a host of its own.
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
             vigie_detect::clock::monotonic_now().as_nanos().to_le_bytes().to_vec()
@@ -611,11 +619,11 @@ impl MemberInfo {
         let stack = stack.into_os_string().into_encoded_bytes();
         let cores = thread::available_parallelism().map_or(1, Into::into);
         Self {
-            digest: digest ^ u64::try_from(datagrams.network_count()).unwrap_or(0),
+            digest,
             host: auth::digest(&boot),
             stack: auth::digest(&[boot, stack].concat()),
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
-            address: datagrams.address(),
+            address,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    os::fd::{AsRawFd, BorrowedFd, RawFd},
+    os::fd::{BorrowedFd, RawFd},
     task::Wake,
 };
 
@@ -29,6 +29,8 @@ pub(crate) struct Watch {
 pub(crate) trait Registry: Send + Sync {
     /// Returns whether this is a forked child's copy.
     fn is_inherited(&self) -> bool;
+    /// Returns the descriptor by which the poller knows what a descriptor stands for: in virtual time, its original.
+    fn name_of(&self, descriptor: BorrowedFd<'_>) -> RawFd;
     /// Watches a descriptor.
     fn watch(&self, watch: Watch) -> io::Result<()>;
     fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()>;
@@ -85,7 +87,7 @@ impl DriverHandle {
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
-        self.watch_raw(descriptor.as_raw_fd(), key, interest)
+        self.watch_raw(self.registry()?.name_of(descriptor), key, interest)
     }
 
     /// Like [`watch`](Self::watch), for a descriptor known to be open.

@@ -89,6 +89,8 @@ pub use datagram::Datagram;
 pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use listener::Listener;
 pub use lookup::{Addresses, ToSocketAddrs, lookup_host};
+#[doc(hidden)]
+pub use simulated::SimulatedUdp;
 pub use socket::{DatagramSocket, ListenerSocket, Socket, StreamSocket};
 pub use stream::Stream;
 pub use tcp::{TcpListener, TcpStream};

@@ -6,16 +6,96 @@
 use std::{
     io,
     net::SocketAddr,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
+use tokio::io::ReadBuf;
 
 use super::socket::Socket;
 use crate::{
     network::{NetworkNode, NetworkSocket},
     server::Server,
+    sync::Arc,
 };
+
+/// A UDP socket of the simulated network without a detector of its own, for [engines](crate::Engine), which watch its descriptor.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct SimulatedUdp {
+    /// Dropped first, since the descriptor is its name.
+    socket: NetworkSocket,
+    name: Arc<OwnedFd>,
+}
+
+impl SimulatedUdp {
+    /// Opens a socket that is not bound, if the current server is in virtual time.
+    ///
+    /// # Errors
+    /// The kernel's, which has no descriptor left.
+    pub fn open() -> io::Result<Option<Self>> {
+        let Ok(server) = Server::current() else { return Ok(None) };
+        let Some((name, socket)) = udp(&server)? else { return Ok(None) };
+        // The host of an engine watches a duplicate.
+        socket.name_duplicates(sockopt::socket_cookie(&name)?, name.as_raw_fd());
+        Ok(Some(Self { socket, name: Arc::new(name) }))
+    }
+
+    /// Binds a socket, if the current server is in virtual time.
+    ///
+    /// # Errors
+    /// As for [`UdpSocket::bind`](super::UdpSocket::bind).
+    pub fn bind(address: SocketAddr) -> io::Result<Option<Self>> {
+        let opened = Self::open()?;
+        opened.map(|it| it.socket.bind(address).map(|()| it)).transpose()
+    }
+
+    /// Binds another socket, with the same descriptor: arrivals at each of them are announced there.
+    ///
+    /// # Errors
+    /// As for [`UdpSocket::bind`](super::UdpSocket::bind).
+    pub fn bind_beside(&self, address: SocketAddr) -> io::Result<Self> {
+        let socket = NetworkSocket::udp_beside(&self.socket)?;
+        socket.bind(address)?;
+        Ok(Self { socket, name: Arc::clone(&self.name) })
+    }
+
+    /// Returns whether a datagram has arrived.
+    #[must_use]
+    pub fn has_datagram(&self) -> bool {
+        self.socket.has_datagram()
+    }
+
+    /// Returns the address to which it is bound.
+    ///
+    /// # Errors
+    /// If the node has crashed.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Sends a datagram.
+    ///
+    /// # Errors
+    /// As for [`UdpSocket::try_send_to`](super::UdpSocket::try_send_to).
+    pub fn send_to(&self, datagram: &[u8], address: SocketAddr) -> io::Result<usize> {
+        self.socket.send(datagram, Some(address))
+    }
+
+    /// Receives a datagram: the number of bytes that fit into `room`, and the sender.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is none.
+    pub fn recv_from(&self, room: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.socket.receive(&mut ReadBuf::new(room), false)
+    }
+}
+
+impl AsFd for SimulatedUdp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.name.as_fd()
+    }
+}
 
 /// Opens a TCP socket, if `server` is in virtual time.
 pub(super) fn tcp(server: &Server) -> io::Result<Option<(OwnedFd, NetworkSocket)>> {

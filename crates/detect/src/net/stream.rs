@@ -142,6 +142,14 @@ impl<S: StreamSocket> Stream<S> {
         }
     }
 
+    /// Returns how many written bytes the peer's machine has not acknowledged, in virtual time; `None` for a socket of the kernel, which
+    /// answers `TIOCOUTQ`.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn simulated_unsent_bytes(&self) -> Option<u64> {
+        Some(self.simulated.as_ref()?.unsent_bytes().unwrap_or(0))
+    }
+
     /// Waits until a read is worth trying: see [`try_read`](Self::try_read).
     ///
     /// # Cancel safety
@@ -381,8 +389,12 @@ impl<S: StreamSocket> Stream<S> {
         self.fd.readiness().is_inherited()
     }
 
-    /// Ends writing. Does nothing if the connection has already ended.
-    pub(super) fn finish_writing(&self) -> io::Result<()> {
+    /// Ends writing, as [`AsyncWrite::poll_shutdown`] does; the peer sees the end of the stream. Does nothing if the connection
+    /// has already ended.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn finish_writing(&self) -> io::Result<()> {
         if let Some(simulated) = &self.simulated {
             simulated.finish_writing();
             return Ok(());

@@ -60,10 +60,18 @@ impl UdpSocket {
     /// The kernel's error, for example if there is no route; those of [`lookup_host`](super::lookup_host).
     pub async fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
         let addresses = lookup::resolve(None, &address).await?;
-        lookup::first_of(addresses, |address| match &self.simulated {
+        lookup::first_of(addresses, |address| self.connect_to(address))
+    }
+
+    /// Like [`connect`](Self::connect), to an address that is known.
+    ///
+    /// # Errors
+    /// The kernel's error, for example if there is no route.
+    pub fn connect_to(&self, address: SocketAddr) -> io::Result<()> {
+        match &self.simulated {
             None => self.fd.as_inner().connect(address),
             Some(simulated) => simulated.set_peer(address),
-        })
+        }
     }
 
     /// Returns the address to which the socket is connected.

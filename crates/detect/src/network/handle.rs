@@ -3,7 +3,7 @@
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr},
-    os::fd::RawFd,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
 };
 
 use super::{link::Link, node_id::NodeId, state::NetworkState, trace::TraceLog};
@@ -21,6 +21,8 @@ use crate::{
 pub struct SimulatedNetwork {
     state: Arc<RealMutex<NetworkState>>,
     log: TraceLog,
+    /// For those who want random bytes: the links' draws do not depend on them.
+    random: Arc<RealMutex<fastrand::Rng>>,
 }
 
 impl SimulatedNetwork {
@@ -30,7 +32,14 @@ impl SimulatedNetwork {
         // Not the generator of the tasks' order: the network's draws stay when a task more is spawned.
         let random = fastrand::Rng::with_seed(seed ^ 0x006E_6574_776F_726B);
         let log = TraceLog::new();
-        Self { state: Arc::new(RealMutex::new(NetworkState::new(random, log.clone()))), log }
+        let state = Arc::new(RealMutex::new(NetworkState::new(random, log.clone())));
+        let random = fastrand::Rng::with_seed(seed ^ 0x0062_7974_6573_0000);
+        Self { state, log, random: Arc::new(RealMutex::new(random)) }
+    }
+
+    /// Fills `bytes` with random ones of the seed.
+    pub(crate) fn fill_random(&self, bytes: &mut [u8]) {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner).fill(bytes);
     }
 
     pub(super) fn state(&self) -> RealGuard<'_, NetworkState> {
@@ -165,6 +174,16 @@ pub(crate) struct NetworkNode {
 }
 
 impl NetworkNode {
+    /// Returns the name of the socket that a descriptor, or its original, stands for.
+    pub(crate) fn name_of(&self, descriptor: BorrowedFd<'_>) -> RawFd {
+        let (state, given) = (self.network.state(), descriptor.as_raw_fd());
+        if state.cookies.is_empty() || state.descriptors.contains_key(&given) {
+            return given;
+        }
+        let cookie = rustix::net::sockopt::socket_cookie(descriptor).ok();
+        cookie.and_then(|cookie| state.cookies.get(&cookie).copied()).unwrap_or(given)
+    }
+
     pub(crate) fn watch(&self, watch: Watch) -> bool {
         self.network.state().watch(watch)
     }

@@ -37,6 +37,28 @@ impl NetworkSocket {
         Self::open(at, Protocol::Udp, SocketKind::Datagram(Datagrams::default()), descriptor)
     }
 
+    /// Makes duplicates of its descriptor known, which has this cookie of the kernel's (`SO_COOKIE`).
+    pub(crate) fn name_duplicates(&self, cookie: u64, descriptor: RawFd) {
+        self.state().cookies.insert(cookie, descriptor);
+    }
+
+    /// Opens a UDP socket whose arrivals are announced to the watcher of `leader`.
+    pub(crate) fn udp_beside(leader: &Self) -> io::Result<Self> {
+        let mut state = leader.state();
+        let node = state.sockets.get(leader.id).ok_or(Errno::BADF)?.node;
+        let kind = SocketKind::Datagram(Datagrams::default());
+        let id = state.open_beside((node, Protocol::Udp), kind, leader.id);
+        drop(state);
+        Ok(Self { network: leader.network.clone(), id })
+    }
+
+    /// Returns whether a datagram has arrived.
+    pub(crate) fn has_datagram(&self) -> bool {
+        let state = self.state();
+        let kind = state.sockets.get(self.id).map(|socket| &socket.kind);
+        matches!(kind, Some(SocketKind::Datagram(datagrams)) if !datagrams.is_empty())
+    }
+
     /// Opens a Unix datagram socket that is known by `descriptor`, which must stay open as long.
     pub(crate) fn unix_datagram(at: &NetworkNode, descriptor: RawFd) -> Self {
         Self::open(at, Protocol::Unix, SocketKind::Datagram(Datagrams::default()), descriptor)
@@ -153,6 +175,10 @@ impl NetworkSocket {
 
     pub(crate) fn unread_bytes(&self) -> io::Result<u64> {
         self.on_connection(|connection, _| Ok(connection.unread_bytes()))
+    }
+
+    pub(crate) fn unsent_bytes(&self) -> io::Result<u64> {
+        self.on_connection(|connection, _| Ok(connection.unsent_bytes()))
     }
 
     pub(crate) fn read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {

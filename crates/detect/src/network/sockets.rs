@@ -30,6 +30,8 @@ pub(super) struct SocketState {
     pub(super) path: Option<Box<str>>,
     pub(super) kind: SocketKind,
     pub(super) watch: Option<(HandleAddress, u32)>,
+    /// Its readiness is announced to the watcher of this socket instead.
+    pub(super) leader: Option<u64>,
     pub(super) announced: Ready,
     /// Closing it resets the connection (`SO_LINGER` of zero seconds).
     pub(super) resets: bool,
@@ -107,6 +109,7 @@ impl SocketState {
             path: None,
             kind,
             watch: None,
+            leader: None,
             announced: Ready::NONE,
             resets: false,
             timer_at: None,

@@ -44,6 +44,8 @@ pub(super) struct NetworkState {
     pub(super) cuts: BTreeSet<(NodeId, NodeId)>,
     pub(super) sockets: SocketTable,
     pub(super) descriptors: BTreeMap<RawFd, u64>,
+    /// The kernel's cookies of some of these descriptors, by which their duplicates are known.
+    pub(super) cookies: BTreeMap<u64, RawFd>,
     pub(super) connections: BTreeMap<(NodeId, SocketAddr, SocketAddr), u64>,
     pub(super) bound: BTreeMap<(NodeId, Protocol, u16), Vec<u64>>,
     /// The addresses that stand for names of Unix sockets; a name keeps its own.
@@ -80,6 +82,7 @@ impl NetworkState {
             cuts: BTreeSet::new(),
             sockets: SocketTable::default(),
             descriptors: BTreeMap::new(),
+            cookies: BTreeMap::new(),
             connections: BTreeMap::new(),
             bound: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -161,6 +164,19 @@ impl NetworkState {
         id
     }
 
+    /// Opens a socket without a descriptor, whose readiness is announced to the watcher of another one.
+    pub(super) fn open_beside(
+        &mut self,
+        (node, protocol): (NodeId, Protocol),
+        kind: SocketKind,
+        leader: u64,
+    ) -> u64 {
+        let id = self.number();
+        let socket = SocketState { leader: Some(leader), ..SocketState::new(node, protocol, kind) };
+        self.sockets.insert(id, socket);
+        id
+    }
+
     /// Makes `descriptor` the name of a socket.
     pub(super) fn name(&mut self, id: u64, descriptor: RawFd) {
         self.descriptors.insert(descriptor, id);
@@ -188,6 +204,9 @@ impl NetworkState {
     /// Queues the readiness of a socket for its node's poller.
     pub(super) fn announce(&mut self, id: u64, ready: Ready) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
+        if let Some(leader) = socket.leader {
+            return self.announce(leader, ready);
+        }
         if ready.is_empty() || socket.watch.is_none() {
             return;
         }
@@ -672,10 +691,12 @@ impl NetworkState {
     pub(super) fn close(&mut self, id: u64) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
         let resets = socket.resets;
-        if let Some(descriptor) = socket.descriptor.take() {
-            self.descriptors.remove(&descriptor);
-        }
+        let descriptor = socket.descriptor.take();
         socket.watch = None;
+        if let Some(descriptor) = descriptor {
+            self.forget_name(descriptor);
+        }
+        let Some(socket) = self.sockets.get(id) else { return };
         match &socket.kind {
             SocketKind::Stream(_) => {
                 self.with_connection(id, |connection, output| connection.close(resets, output));
@@ -692,10 +713,15 @@ impl NetworkState {
         }
     }
 
+    fn forget_name(&mut self, descriptor: RawFd) {
+        self.descriptors.remove(&descriptor);
+        self.cookies.retain(|_, it| *it != descriptor);
+    }
+
     fn remove(&mut self, id: u64) {
         let Some(socket) = self.sockets.remove(id) else { return };
         if let Some(descriptor) = socket.descriptor {
-            self.descriptors.remove(&descriptor);
+            self.forget_name(descriptor);
         }
         if let Some(bound) = socket.bound {
             let key = (socket.node, socket.protocol, bound.port());

@@ -265,9 +265,22 @@ impl Server {
         (shared.default_policy, self.costs(), shared.load.load())
     }
 
-    /// Returns whether its clock is a simulation's, which advances only while all threads sleep.
-    pub(crate) fn is_virtual(&self) -> bool {
+    /// Returns whether its clock is a simulation's, which advances only while nothing can run, and its sockets are those of the
+    /// simulated network.
+    #[must_use]
+    pub fn is_virtual(&self) -> bool {
         self.network_node().is_some()
+    }
+
+    /// Fills `bytes` with random ones of the simulation's seed, in virtual time; returns whether it has.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn fill_random(&self, bytes: &mut [u8]) -> bool {
+        let node = self.network_node();
+        if let Some(node) = node {
+            node.network.fill_random(bytes);
+        }
+        node.is_some()
     }
 
     /// Returns its place in the simulated network, in virtual time.

@@ -343,6 +343,10 @@ impl Registry for ServerShared {
         self.is_inherited()
     }
 
+    fn name_of(&self, descriptor: BorrowedFd<'_>) -> RawFd {
+        self.poller_handle.name_of(descriptor)
+    }
+
     fn watch(&self, watch: Watch) -> io::Result<()> {
         self.poller_handle.watch(watch)?;
         self.watches(watch.address);

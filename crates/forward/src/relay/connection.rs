@@ -2,11 +2,7 @@
 
 use std::{io, net::SocketAddr, task::Context, task::Poll, time::Duration};
 
-use rustix::{
-    io::Errno,
-    net::Shutdown,
-    pipe::{SpliceFlags, splice},
-};
+use rustix::pipe::{SpliceFlags, splice};
 use vigie_detect::{
     Server,
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
@@ -116,10 +112,7 @@ impl RelayStream for Connection {
     }
 
     fn finish_writing(&self) -> io::Result<()> {
-        match either!(self, stream => rustix::net::shutdown(stream, Shutdown::Write)) {
-            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        either!(self, stream => stream.finish_writing())
     }
 
     /// Makes dropping it reset the connection. Unix sockets have no reset: the peer sees an error only if bytes of its
@@ -133,7 +126,10 @@ impl RelayStream for Connection {
 
     fn unsent_bytes(&self) -> usize {
         match self {
-            Self::Tcp(stream) => unsent_bytes(stream).unwrap_or(0),
+            Self::Tcp(stream) => match stream.simulated_unsent_bytes() {
+                Some(bytes) => usize::try_from(bytes).unwrap_or(usize::MAX),
+                None => unsent_bytes(stream).unwrap_or(0),
+            },
             // Written bytes are in the peer's queue, and no reset removes them.
             Self::Unix(_) => 0,
         }

@@ -135,12 +135,14 @@ impl Relay {
     }
 
     pub(super) fn new(settings: RelayBuilder, server: &Server) -> io::Result<Self> {
-        if let Some(path) = settings.listen.path() {
+        // A simulated socket has no file.
+        let path = settings.listen.path().filter(|_| !server.is_virtual());
+        if let Some(path) = path {
             remove_stale(path);
         }
 
         let acceptor = Acceptor::bind_on(server, &settings.listen)?;
-        let file = settings.listen.path().map(|path| SocketFile(path.into()));
+        let file = path.map(|path| SocketFile(path.into()));
         let spare = eventfd(0, EventfdFlags::CLOEXEC)?;
         let endpoint = acceptor.endpoint()?;
         let resources = RelayResources::new(

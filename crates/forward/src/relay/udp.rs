@@ -458,7 +458,7 @@ impl UdpShared {
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
         };
         let upstream = UdpSocket::bind_on(&self.server, own)?;
-        upstream.as_async_fd().as_inner().connect(target.address)?;
+        upstream.connect_to(target.address)?;
         Ok(upstream)
     }
 

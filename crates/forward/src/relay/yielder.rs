@@ -26,6 +26,9 @@ impl Yielder {
     /// Yields the core, if others need it and that does not cost too much. `connections` is their number, each with two
     /// ends that may take a turn.
     pub(super) fn yield_now(&self, server: &Server, connections: u64) {
+        if server.is_virtual() {
+            return;
+        }
         let before = monotonic_now();
         if self.with(|backoff| backoff.is_paused(before)) {
             return;

@@ -5,9 +5,10 @@ use std::{
     collections::BTreeSet,
     env,
     panic::{self, PanicHookInfo},
+    time::Duration,
 };
 
-use vigie_detect::{TraceDetail, TraceEvent, TraceEventKind};
+use vigie_detect::{Instant, TraceDetail, TraceEvent, TraceEventKind};
 
 use super::seeds::{Attempt, RunSeed, TestOutcome};
 use crate::{
@@ -17,6 +18,9 @@ use crate::{
 
 /// A seed is run so often at most.
 const RUNS_MAX: u32 = 200;
+
+/// A run without some of its faults is given up after twice the time of the first one, and this.
+const LATE: Duration = Duration::from_secs(600);
 
 /// A failure shrunk to the parts that it needs.
 pub(super) struct Shrunk {
@@ -71,7 +75,7 @@ pub(super) fn plan_of_environment() -> FaultPlan {
     let kept = kept.map(|text| text.split(',').filter(|it| !it.is_empty()).map(number).collect());
     let size = env::var("VIGIE_NODES").ok();
     let size = size.map(|text| text.parse().unwrap_or_else(|_| panic!("VIGIE_NODES is a number")));
-    FaultPlan { kept, size, is_quiet: false }
+    FaultPlan { kept, size, is_quiet: false, until: None }
 }
 
 /// Runs a failing seed with fewer nodes and faults, as long as it fails in the same place. `None` if it does not
@@ -91,6 +95,8 @@ pub(super) fn shrink<T: TestOutcome>(
     };
     let mut plan = FaultPlan { is_quiet: true, ..plan.clone() };
     let (place, mut world) = fails(&plan)?;
+    let end = world.recorder.now();
+    plan.until = Some(end + end.saturating_duration_since(Instant::from_nanos(0)) + LATE);
     let mut fails_there =
         |plan: &FaultPlan| fails(plan).filter(|(there, _)| *there == place).map(|(_, world)| world);
     let before = faults(&world);
@@ -136,7 +142,7 @@ fn faults(world: &SimulatedWorld) -> Vec<(u32, String)> {
     let events = world.recorder.log.events();
     let fault = |TraceEvent { at, node, kind, .. }: &TraceEvent| match kind {
         TraceEventKind::Fault { index, .. } => {
-            let at = std::time::Duration::from_nanos(at.as_nanos());
+            let at = Duration::from_nanos(at.as_nanos());
             Some((*index, format!("{kind}, at {at:?} on node {}", names[node.index()])))
         }
         _ => None,

@@ -9,9 +9,10 @@ use std::{
 use vigie_detect::{Armed, Engine, EngineContext, WatchedDescriptor};
 
 use super::{
-    DatagramCounters, PortCounters, Received,
+    DatagramCounters, PortCounters, Received, UdpConfig,
     error::{DatagramError, NodeAddress, PostError, SendFailed},
     over_link::OverLink,
+    over_simulated::OverSimulated,
     over_udp::OverUdp,
 };
 use crate::UNCLAIMED_READINESS_MAX;
@@ -28,6 +29,18 @@ pub(super) const POLL_BATCH: usize = 64;
 pub(super) enum DatagramTransport {
     Link(Box<OverLink>),
     Udp(OverUdp),
+    Simulated(OverSimulated),
+}
+
+impl DatagramTransport {
+    /// Carries datagrams over UDP: the kernel's, or that of the simulation which the calling thread runs.
+    pub(super) fn udp(config: UdpConfig) -> Result<Self, DatagramError> {
+        let config = config.check()?;
+        Ok(match OverSimulated::open(config)? {
+            Some(simulated) => Self::Simulated(simulated),
+            None => Self::Udp(OverUdp::new(config)?),
+        })
+    }
 }
 
 /// A datagram that has arrived, before its port is looked up.
@@ -170,6 +183,7 @@ impl DatagramEngine {
         match &mut self.transport {
             DatagramTransport::Link(link) => link.acquire(number)?,
             DatagramTransport::Udp(udp) => udp.acquire(number)?,
+            DatagramTransport::Simulated(udp) => udp.acquire(number)?,
         }
         self.ports.states.insert(number, PortState::default());
         Ok(())
@@ -182,6 +196,7 @@ impl DatagramEngine {
         match &mut self.transport {
             DatagramTransport::Link(link) => link.release(number),
             DatagramTransport::Udp(udp) => udp.release(number),
+            DatagramTransport::Simulated(udp) => udp.release(number),
         }
     }
 
@@ -192,13 +207,14 @@ impl DatagramEngine {
         match &mut self.transport {
             DatagramTransport::Link(link) => link.join(group),
             DatagramTransport::Udp(udp) => udp.join(group),
+            DatagramTransport::Simulated(udp) => udp.join(group),
         }
     }
 
     pub(super) fn disable_loopback(&self) -> Result<(), DatagramError> {
         match &self.transport {
-            // A link does not receive what it sends.
-            DatagramTransport::Link(_) => Ok(()),
+            // They do not receive what they send.
+            DatagramTransport::Link(_) | DatagramTransport::Simulated(_) => Ok(()),
             DatagramTransport::Udp(udp) => udp.disable_loopback(),
         }
     }
@@ -207,6 +223,7 @@ impl DatagramEngine {
         match &self.transport {
             DatagramTransport::Link(link) => link.node(),
             DatagramTransport::Udp(udp) => udp.node(),
+            DatagramTransport::Simulated(udp) => udp.node(),
         }
     }
 
@@ -214,6 +231,7 @@ impl DatagramEngine {
         match &self.transport {
             DatagramTransport::Link(link) => link.payload_max(),
             DatagramTransport::Udp(udp) => udp.payload_max(),
+            DatagramTransport::Simulated(udp) => udp.payload_max(),
         }
     }
 
@@ -273,6 +291,7 @@ impl DatagramEngine {
         match &mut self.transport {
             DatagramTransport::Link(link) => link.send(route, payload),
             DatagramTransport::Udp(udp) => udp.send(route, payload, &mut self.ports),
+            DatagramTransport::Simulated(udp) => udp.send(route, payload),
         }?;
         self.ports.counters.sent += 1;
         Ok(())
@@ -281,7 +300,7 @@ impl DatagramEngine {
     fn flush(&mut self) -> Result<(), DatagramError> {
         match &mut self.transport {
             DatagramTransport::Link(link) => link.flush(),
-            DatagramTransport::Udp(_) => Ok(()),
+            DatagramTransport::Udp(_) | DatagramTransport::Simulated(_) => Ok(()),
         }
     }
 
@@ -336,6 +355,7 @@ impl DatagramEngine {
         match &mut self.transport {
             DatagramTransport::Link(link) => link.look(&mut self.ports),
             DatagramTransport::Udp(udp) => udp.look(number, &mut self.ports),
+            DatagramTransport::Simulated(udp) => udp.look(number, &mut self.ports),
         }
     }
 
@@ -371,6 +391,7 @@ impl DatagramEngine {
         let is_ready = match &mut self.transport {
             DatagramTransport::Link(link) => link.arm(waits.is_some()),
             DatagramTransport::Udp(udp) => udp.arm(waits),
+            DatagramTransport::Simulated(udp) => Ok(udp.arm()),
         };
         Ok(is_ready.map_err(io::Error::other)? || has_arrived)
     }
@@ -380,6 +401,7 @@ impl DatagramEngine {
         match &self.transport {
             DatagramTransport::Link(link) => link.descriptor(),
             DatagramTransport::Udp(udp) => udp.descriptor(),
+            DatagramTransport::Simulated(udp) => udp.descriptor(),
         }
     }
 }

@@ -46,6 +46,7 @@ mod engine;
 mod error;
 mod header;
 mod over_link;
+mod over_simulated;
 mod over_udp;
 mod polled;
 #[cfg(test)]
@@ -63,7 +64,6 @@ use vigie_detect::{Server, setters};
 use self::{
     engine::{DatagramEngine, DatagramOutput, DatagramRequest, DatagramRoute, DatagramTransport},
     over_link::OverLink,
-    over_udp::OverUdp,
 };
 pub use self::{
     error::{DatagramError, NodeAddress, PostError, SendFailed},
@@ -143,6 +143,26 @@ impl UdpConfig {
         Self { address, base_port: 22_016, mtu: 1500 }
     }
 
+    /// Checks the settings.
+    fn check(self) -> Result<Self, DatagramError> {
+        if self.base_port == 0 || self.base_port > u16::MAX - 255 {
+            let range = "between 1 and 65280";
+            let value = self.base_port.into();
+            return Err(DatagramError::Setting { name: "base_port", value, range });
+        }
+        if !(576..=65_535).contains(&self.mtu) {
+            let range = "between 576 and 65535";
+            return Err(DatagramError::Setting { name: "mtu", value: self.mtu, range });
+        }
+        Ok(self)
+    }
+
+    /// Returns the longest datagram in bytes.
+    fn payload_max(&self) -> usize {
+        let headers = if self.address.is_ipv4() { 20 + 8 } else { 40 + 8 };
+        usize::try_from(self.mtu).unwrap_or(0).saturating_sub(headers + HEADER_BYTES)
+    }
+
     setters! {
         /// Sets the UDP port of port 0: 1 to 65 280, 22 016 by default. All nodes must use the same.
         base_port: u16,
@@ -167,12 +187,12 @@ impl Device {
         Self::new(server, DatagramTransport::Link(Box::new(OverLink::new(link))))
     }
 
-    /// Opens a device over UDP.
+    /// Opens a device over UDP; inside a simulation, over its network, which has no multicast.
     ///
     /// # Errors
     /// [`DatagramError::Setting`]; as [`Server::register`].
     pub fn over_udp(server: &Server, config: UdpConfig) -> Result<Self, DatagramError> {
-        Self::new(server, DatagramTransport::Udp(OverUdp::new(config)?))
+        Self::new(server, DatagramTransport::udp(config)?)
     }
 
     fn new(server: &Server, transport: DatagramTransport) -> Result<Self, DatagramError> {

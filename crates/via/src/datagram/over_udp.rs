@@ -81,15 +81,6 @@ fn family(address: IpAddr) -> AddressFamily {
 
 impl OverUdp {
     pub(super) fn new(config: UdpConfig) -> Result<Self, DatagramError> {
-        if config.base_port == 0 || config.base_port > u16::MAX - 255 {
-            let range = "between 1 and 65280";
-            let value = config.base_port.into();
-            return Err(DatagramError::Setting { name: "base_port", value, range });
-        }
-        if !(576..=65_535).contains(&config.mtu) {
-            let range = "between 576 and 65535";
-            return Err(DatagramError::Setting { name: "mtu", value: config.mtu, range });
-        }
         let epoll_fd = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| DatagramError::kernel("creating an epoll instance", error))?;
         let sockets = BTreeMap::new();
@@ -211,8 +202,7 @@ impl OverUdp {
     }
 
     pub(super) fn payload_max(&self) -> usize {
-        let headers = if self.config.address.is_ipv4() { 20 + 8 } else { 40 + 8 };
-        usize::try_from(self.config.mtu).unwrap_or(0).saturating_sub(headers + HEADER_BYTES)
+        self.config.payload_max()
     }
 
     #[inline]
@@ -316,10 +306,10 @@ impl OverUdp {
 
 /// A port whose sockets are polled.
 #[derive(Clone, Copy, Debug)]
-struct PortAddress {
-    node: NodeAddress,
-    base: u16,
-    number: u8,
+pub(super) struct PortAddress {
+    pub(super) node: NodeAddress,
+    pub(super) base: u16,
+    pub(super) number: u8,
 }
 
 impl PortAddress {
@@ -426,7 +416,7 @@ impl PortAddress {
 
     /// Checks the header of a datagram against where it came from and where it arrived. UDP does not pad: the
     /// length is exact.
-    fn parse(
+    pub(super) fn parse(
         &self,
         received_header: &ReceivedHeader,
         from: SocketAddr,

@@ -7,7 +7,6 @@ use super::{
     engine::{DatagramEngine, DatagramRoute, DatagramTransport},
     error::{DatagramError, NodeAddress, PostError},
     over_link::OverLink,
-    over_udp::OverUdp,
 };
 use crate::link::Link;
 
@@ -31,7 +30,7 @@ impl PolledDevice {
     /// # Errors
     /// [`DatagramError::Setting`].
     pub fn over_udp(config: UdpConfig) -> Result<Self, DatagramError> {
-        Ok(Self { engine: DatagramEngine::new(DatagramTransport::Udp(OverUdp::new(config)?)) })
+        Ok(Self { engine: DatagramEngine::new(DatagramTransport::udp(config)?) })
     }
 
     /// Acquires a port until the device is dropped.

@@ -12,6 +12,10 @@
 //! messages [rfc1191, §3]. The NIC then probes the length, so that paths on which no router reports
 //! anything work too. Packets that were made for a longer path are fragmented by IP.
 //!
+//! # In virtual time
+//! A NIC that is made inside a simulated runtime has a socket of the simulated network, whose packets have at most 1472 bytes. Its names come
+//! from the simulation's seed.
+//!
 //! # Examples
 //! ```
 //! use vigie_via::{software_nic::{SoftwareNicConfig, Secret}, udp::Udp, vi::Provider};
@@ -33,7 +37,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use vigie_detect::Instant;
+use vigie_detect::{Instant, net::SimulatedUdp};
 
 use self::sockets::SocketSet;
 use crate::{
@@ -50,6 +54,9 @@ const SEGMENTS_MAX: usize = 64;
 /// The bytes that IP and UDP put before a packet.
 const HEADERS_V4: usize = 20 + 8;
 const HEADERS_V6: usize = 40 + 8;
+
+/// The longest packet in virtual time: an Ethernet's.
+const PACKET_BYTES_SIMULATED: usize = 1500 - HEADERS_V4;
 
 /// The longest packet assumed if nothing is known [rfc9000, §14].
 const PACKET_BYTES_UNKNOWN: usize = 1200;
@@ -76,9 +83,12 @@ impl Udp {
 
 /// UDP sockets bound to one address, for a software NIC.
 #[derive(Debug)]
-pub struct UdpWire {
-    sockets: SocketSet,
-    packets_max: usize,
+pub struct UdpWire(Carrier);
+
+#[derive(Debug)]
+enum Carrier {
+    Kernel { sockets: SocketSet, packets_max: usize },
+    Simulated { socket: SimulatedUdp, address: SocketAddr },
 }
 
 impl UdpWire {
@@ -91,11 +101,15 @@ impl UdpWire {
             let what = "a NIC over UDP needs the address that its peers use, not any of this host";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
+        if let Some(socket) = SimulatedUdp::bind(address)? {
+            let address = socket.local_addr()?;
+            return Ok(Self(Carrier::Simulated { socket, address }));
+        }
         let socket = UdpSocket::bind(address)?;
         // Setting a segment length of zero is allowed exactly where setting any is.
         let cuts = sys::set_segment(socket.as_fd(), 0).is_ok();
         let packets_max = if cuts { SEGMENTS_MAX } else { 1 };
-        Ok(Self { sockets: SocketSet::new(socket)?, packets_max })
+        Ok(Self(Carrier::Kernel { sockets: SocketSet::new(socket)?, packets_max }))
     }
 }
 
@@ -109,11 +123,24 @@ impl Wire for UdpWire {
     }
 
     fn path(&self) -> SocketAddr {
-        self.sockets.address()
+        match &self.0 {
+            Carrier::Kernel { sockets, .. } => sockets.address(),
+            Carrier::Simulated { address, .. } => *address,
+        }
     }
 
     fn send(&mut self, to: SocketAddr, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
-        self.sockets.socket_to(to).send(to, packets, packet_bytes)
+        match &mut self.0 {
+            Carrier::Kernel { sockets, .. } => {
+                sockets.socket_to(to).send(to, packets, packet_bytes)
+            }
+            Carrier::Simulated { socket, .. } => {
+                for packet in packets.chunks(packet_bytes) {
+                    socket.send_to(packet, to)?;
+                }
+                Ok(())
+            }
+        }
     }
 
     fn send_gathered(
@@ -122,27 +149,53 @@ impl Wire for UdpWire {
         packets: &Gather,
         packet_bytes: usize,
     ) -> io::Result<()> {
-        self.sockets.socket_to(to).send_gathered(to, packets, packet_bytes)
+        if let Carrier::Kernel { sockets, .. } = &mut self.0 {
+            return sockets.socket_to(to).send_gathered(to, packets, packet_bytes);
+        }
+        let mut bytes = Vec::with_capacity(packets.len());
+        packets.copy_onto(&mut bytes)?;
+        self.send(to, &bytes, packet_bytes)
     }
 
     fn recv(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
-        self.sockets.receive(buffer)
+        match &mut self.0 {
+            Carrier::Kernel { sockets, .. } => sockets.receive(buffer),
+            Carrier::Simulated { socket, .. } => match socket.recv_from(buffer) {
+                Ok(found) => Ok(Some(found)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                Err(error) => Err(error),
+            },
+        }
     }
 
     fn packets_max(&self) -> usize {
-        self.packets_max
+        match &self.0 {
+            Carrier::Kernel { packets_max, .. } => *packets_max,
+            Carrier::Simulated { .. } => 1,
+        }
     }
 
     fn packet_bytes(&mut self, to: SocketAddr) -> usize {
-        route_bytes(self.path().ip(), to).unwrap_or(PACKET_BYTES_UNKNOWN)
+        match &self.0 {
+            Carrier::Kernel { sockets, .. } => {
+                route_bytes(sockets.address().ip(), to).unwrap_or(PACKET_BYTES_UNKNOWN)
+            }
+            Carrier::Simulated { .. } => PACKET_BYTES_SIMULATED,
+        }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.sockets.descriptor())
+        match &self.0 {
+            Carrier::Kernel { sockets, .. } => Some(sockets.descriptor()),
+            Carrier::Simulated { socket, .. } => Some(socket.as_fd()),
+        }
     }
 
     fn arm(&mut self) -> io::Result<bool> {
-        self.sockets.watch()
+        match &mut self.0 {
+            Carrier::Kernel { sockets, .. } => sockets.watch(),
+            Carrier::Simulated { socket, .. } => Ok(socket.has_datagram()),
+        }
     }
 }
 

@@ -98,6 +98,14 @@ impl PollerHandle {
         }
     }
 
+    /// Returns the descriptor by which it knows what a descriptor stands for.
+    pub(crate) fn name_of(&self, descriptor: BorrowedFd<'_>) -> RawFd {
+        match self {
+            Self::Epoll(_) => descriptor.as_raw_fd(),
+            Self::Virtual(node) => node.name_of(descriptor),
+        }
+    }
+
     pub(crate) fn watch(&self, watch: Watch) -> io::Result<()> {
         match self {
             Self::Epoll(poller_handle) => poller_handle.watch(watch),
@@ -114,7 +122,7 @@ impl PollerHandle {
         match self {
             Self::Epoll(poller_handle) => poller_handle.unwatch(descriptor),
             Self::Virtual(node) => {
-                node.unwatch(descriptor.as_raw_fd());
+                node.unwatch(node.name_of(descriptor));
                 Ok(())
             }
         }

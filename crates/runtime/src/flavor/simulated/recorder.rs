@@ -25,6 +25,8 @@ pub(crate) struct FaultPlan {
     pub(crate) size: Option<usize>,
     /// Nothing is said of a failure.
     pub(crate) is_quiet: bool,
+    /// The run fails at this time: without its faults, it may never end.
+    pub(crate) until: Option<Instant>,
 }
 
 /// Records nodes, faults and tasks in the log of a world's network.
@@ -110,6 +112,11 @@ impl Recorder {
     /// Returns whether nothing is to be said of a failure.
     pub(super) fn is_quiet(&self) -> bool {
         lock_real(&self.faults).plan.is_quiet
+    }
+
+    /// Returns whether the run has taken longer than its plan permits.
+    pub(super) fn is_too_late(&self, now: Instant) -> bool {
+        lock_real(&self.faults).plan.until.is_some_and(|until| now > until)
     }
 
     /// Returns the number of nodes that the plan has, or that `draw` draws.

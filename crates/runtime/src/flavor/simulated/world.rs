@@ -319,6 +319,8 @@ impl SimulatedWorld {
                         drop(run);
                         self.report(&deadlock.to_string(), &waker, site);
                     }
+                    let is_late = self.recorder.is_too_late(run.host.now());
+                    assert!(!is_late, "without some of its faults, the run takes much longer");
                 }
             }
             if let Some(livelock) = pace.livelock() {
