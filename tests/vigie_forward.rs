@@ -292,6 +292,43 @@ fn targets_share_connections() {
     assert_eq!(relay.end().code(), 0);
 }
 
+/// Goal: clients that are denied, or exceed their share, are reset and counted. Method: the options, and clients of this host.
+#[test]
+fn access_is_limited() {
+    let (folder, to) = (Folder::new(), echo_server());
+    let socket = folder.path("stats");
+    let arguments = [
+        &["relay", "--listen", "tcp://127.0.0.1:0", "--to", &to, "--per-source-max", "1"][..],
+        &["--stats-socket", socket.to_str().expect("text")],
+    ]
+    .concat();
+    let refused = |address| {
+        let error = connect(address).read(&mut [0]).expect_err("no end of a stream");
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    };
+    let mut relay = Instance::start(&folder, &arguments).ready();
+    let address = relay.address("relay");
+    let mut first = connect(address);
+    exchange(&mut first, b"ahoy");
+    refused(address);
+    exchange(&mut first, b"still here");
+    drop(first);
+    while counter(&socket, "relay", "active") > 0 {
+        thread::yield_now();
+    }
+    assert_eq!(counter(&socket, "relay", "over_source_max"), 1);
+    assert_eq!(counter(&socket, "relay", "dropped"), 1);
+    assert_eq!(relay.end().code(), 0);
+
+    let arguments = [&arguments[..], &["--deny", "127.0.0.0/8", "--allow", "0.0.0.0/0"]].concat();
+    let mut relay = Instance::start(&folder, &arguments).ready();
+    refused(relay.address("relay"));
+    while counter(&socket, "relay", "denied") == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(relay.end().code(), 0);
+}
+
 /// Goal: a target that takes connections to nowhere is down before a client meets it, and used again when it answers; both are said.
 /// Method: a listener whose queue is full, before an echo; then the queue is emptied, and the listener answers.
 #[test]

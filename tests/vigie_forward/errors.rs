@@ -20,6 +20,9 @@ const ROUTER_V6: &str = "fd01::1";
 const SERVER_V6: &str = "fd02::2";
 /// Nobody leads there.
 const NOWHERE: &str = "10.9.0.1";
+/// Addresses of the server's link that nobody has.
+const SILENT: &str = "10.2.0.77";
+const SILENT_V6: &str = "fd02::77";
 /// Nobody listens at it, nor at those that follow: they are below the ports that kernels choose (33434, where `traceroute` begins, is
 /// among those, and the router's own socket may have got it).
 const FIRST_PORT: u16 = 3434;
@@ -106,6 +109,8 @@ fn discover(network: &Network) {
     assert_eq!(prober.probe(SERVER, 1), told(ROUTER, 11, 0));
     assert_eq!(prober.probe(SERVER, 2), told(SERVER, 3, 3));
     assert_eq!(prober.probe(NOWHERE, 9), told(ROUTER, 3, 0));
+    // A neighbour that does not answer, once packets have waited for it.
+    assert_eq!(prober.probe(SILENT, 9), told(ROUTER, 3, 1));
     // To the router itself: its kernel says that nobody listens, and nothing has expired.
     assert_eq!(prober.probe(ROUTER, 1), told(ROUTER, 3, 3));
     let (port, caller) = (network.echo(), network.caller());
@@ -189,6 +194,7 @@ fn a_router_tells_in_version_6() {
         assert_eq!(prober.probe(SERVER_V6, 1), told(ROUTER_V6, 3, 0));
         assert_eq!(prober.probe(SERVER_V6, 2), told(SERVER_V6, 1, 4));
         assert_eq!(prober.probe("fd09::1", 9), told(ROUTER_V6, 1, 0));
+        assert_eq!(prober.probe(SILENT_V6, 9), told(ROUTER_V6, 1, 3));
         let learned =
             || network.client.run(&format!("ip -6 route get {SERVER_V6}")).contains("mtu 1300");
         assert!(!learned());

@@ -141,7 +141,8 @@ fn the_first_check_comes_before_the_first_client() {
 }
 
 /// Goal: targets by name are served from the first client on, and a name without an address is passed over, said, and known to have no
-/// target. Method: a name of the world's and one of nobody's, before and behind; a client that connects at once.
+/// target; each target is checked once before. Method: a name of the world's and one of nobody's, before and behind, and a port that is
+/// closed; a client that connects at once.
 #[test]
 fn names_are_resolved_before_the_first_client() {
     for nobody_first in [true, false] {
@@ -156,8 +157,10 @@ fn names_are_resolved_before_the_first_client() {
                 let (nobody, b) = (Upstream::named("nobody", 7), Upstream::named("b", 7).weight(3));
                 let [one, other] = if nobody_first { [nobody, b] } else { [b, nobody] };
                 let builder = Relay::builder(listen).transfer(Transfer::Copy);
-                let relay =
-                    builder.upstream(one).upstream(other).bind().map_err(io::Error::other)?;
+                let closed = "10.1.0.2:9".parse::<Endpoint>().expect("an endpoint");
+                let builder = builder.upstream(one).upstream(other).upstream(closed);
+                let builder = builder.check(HealthCheckConfig::default());
+                let relay = builder.bind().map_err(io::Error::other)?;
                 told.set(relay.handle()).expect("it starts once");
                 relay.serve(|task| spawn(task).detach()).await.map(drop)
             }
@@ -172,7 +175,9 @@ fn names_are_resolved_before_the_first_client() {
             .iter()
             .map(|one| (one.target.as_str(), one.host.as_deref(), one.weight))
             .collect();
-        assert_eq!(shown, [("tcp:10.1.0.2:7", Some("b"), 3)]);
+        assert_eq!(shown, [("tcp:10.1.0.2:7", Some("b"), 3), ("tcp:10.1.0.2:9", None, 1)]);
+        let checks: Vec<_> = targets.iter().map(|one| (one.state, one.checks_failed)).collect();
+        assert_eq!(checks, [(TargetState::Available, 0), (TargetState::Down, 1)]);
     }
 }
 

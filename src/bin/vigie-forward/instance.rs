@@ -125,7 +125,8 @@ pub(crate) fn run(config: Config, file: Option<&Path>) -> Result<u8, InstanceErr
         let state = Rc::clone(&instance.shared);
         let report = Rc::new(move || state.report());
         let _file = metrics.map(|bound| metrics::serve(bound, report)).transpose()?;
-        spawn_local(keep_alive(Rc::clone(&instance.manager), streams)).detach();
+        // The last reference to the runtime of the streams stays outside of all tasks.
+        spawn_local(keep_alive(Rc::clone(&instance.manager), Rc::clone(&streams))).detach();
         instance.manager.ready(&instance.status());
         log(format!("forwards; `vigie-forward stats --socket {}` shows it", bound.path.display()));
         Ok::<_, InstanceError>(instance.serve().await)

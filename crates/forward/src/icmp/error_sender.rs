@@ -15,10 +15,13 @@ use crate::{
 const PER_SECOND: u32 = 100;
 /// The bytes after the IP header that stages change: ports, identifiers, checksums.
 const TRANSPORT_BYTES: usize = 20;
+/// The maximum number of held packets whose start is kept: more than stages hold.
+const HELD_MAX: usize = 2048;
 
 /// Tells senders by ICMP why their packets were dropped: because their hop limit ran out ([`Reason::TtlExpired`]),
-/// because there is no route ([`Reason::NoRoute`]), because they are too long for the next hop ([`Reason::TooLong`]), or
-/// because there is no room for their translation ([`Reason::NatPorts`], [`Reason::NatHost`], [`Reason::NatFull`]).
+/// because there is no route ([`Reason::NoRoute`]), because they are too long for the next hop ([`Reason::TooLong`]),
+/// because they waited in vain for their neighbour ([`Reason::NoNeighbour`], of a [route stage that
+/// holds](crate::stages::RouteStage::hold_unresolved) them), or because there is no room for their translation ([`Reason::NatPorts`], [`Reason::NatHost`], [`Reason::NatFull`]).
 ///
 /// An answer comes from the address that the [`Fib`] has for the interface on which the packet arrived; if that
 /// interface has none, from the first address of another. It leaves by the ingress port, to the sender of the frame.
@@ -42,6 +45,11 @@ pub struct IcmpErrorSender {
     begin: Vec<u8>,
     /// The length of its frame.
     length: usize,
+    /// Its number, and the last number given.
+    arrival: u64,
+    last_arrival: u64,
+    /// The starts and lengths of packets that stages hold, by their numbers.
+    held: BTreeMap<u64, (Vec<u8>, usize)>,
 }
 
 impl IcmpErrorSender {
@@ -55,6 +63,9 @@ impl IcmpErrorSender {
             full_at: BTreeMap::new(),
             begin: Vec::new(),
             length: 0,
+            arrival: 0,
+            last_arrival: 0,
+            held: BTreeMap::new(),
         };
         this.rate(NonZeroU32::new(PER_SECOND).unwrap_or(NonZeroU32::MIN))
     }
@@ -71,6 +82,9 @@ impl IcmpErrorSender {
     #[inline]
     pub(crate) fn keep(&mut self, packet: &mut Packet) {
         self.begin.clear();
+        self.last_arrival += 1;
+        self.arrival = self.last_arrival;
+        packet.arrival = self.arrival;
         let Ok(headers) = packet.headers() else { return };
         if !headers.is_ip() {
             return;
@@ -79,6 +93,21 @@ impl IcmpErrorSender {
         let end = (headers.transport_at + TRANSPORT_BYTES).min(longest).min(headers.end_at);
         self.begin.extend_from_slice(packet.bytes().get(..end).unwrap_or_default());
         self.length = packet.len();
+    }
+
+    /// Keeps the start of the current packet for when the stage that holds it releases it.
+    #[cold]
+    pub(crate) fn hold(&mut self) {
+        if !self.begin.is_empty() && self.held.len() < HELD_MAX {
+            self.held.insert(self.arrival, (std::mem::take(&mut self.begin), self.length));
+        }
+    }
+
+    /// Returns to a packet that was held.
+    #[cold]
+    pub(crate) fn recall(&mut self, packet: &Packet) {
+        self.arrival = packet.arrival;
+        (self.begin, self.length) = self.held.remove(&packet.arrival).unwrap_or_default();
     }
 
     /// Answers the packet that was [kept](Self::keep), and was dropped as `packet` is now, if its sender is to be told.
@@ -100,6 +129,7 @@ impl IcmpErrorSender {
         let cause = match reason {
             Reason::TtlExpired => ErrorCause::TimeExceeded,
             Reason::NoRoute => ErrorCause::NoRoute,
+            Reason::NoNeighbour => ErrorCause::HostUnreachable,
             Reason::NatPorts | Reason::NatHost | Reason::NatFull => ErrorCause::Prohibited,
             Reason::TooLong => ErrorCause::TooLong { mtu: fib.next_hop(destination).ok()?.mtu },
             _ => return None,

@@ -54,6 +54,8 @@ pub enum ErrorCause {
     TimeExceeded,
     /// No route leads to its destination.
     NoRoute,
+    /// Its next hop, or its destination on the link, does not answer.
+    HostUnreachable,
     /// A rule or a bound forbids it (RFC 5508, REQ-8).
     Prohibited,
     /// It is longer than the next hop's MTU, and must not be fragmented.
@@ -205,6 +207,7 @@ fn message_v4(cause: ErrorCause, packet: &[u8]) -> Option<(u8, u8, [u8; 4])> {
     Some(match cause {
         ErrorCause::TimeExceeded => (11, 0, [0; 4]),
         ErrorCause::NoRoute => (3, 0, [0; 4]),
+        ErrorCause::HostUnreachable => (3, 1, [0; 4]),
         ErrorCause::Prohibited => (3, 13, [0; 4]),
         ErrorCause::TooLong { mtu } => {
             if packet.get(6)? & 0x40 == 0 {
@@ -222,6 +225,7 @@ fn message_v6(cause: ErrorCause) -> (u8, u8, [u8; 4]) {
     match cause {
         ErrorCause::TimeExceeded => (3, 0, [0; 4]),
         ErrorCause::NoRoute => (1, 0, [0; 4]),
+        ErrorCause::HostUnreachable => (1, 3, [0; 4]),
         ErrorCause::Prohibited => (1, 1, [0; 4]),
         ErrorCause::TooLong { mtu } => (2, 0, u32::try_from(mtu).unwrap_or(u32::MAX).to_be_bytes()),
     }

@@ -15,8 +15,12 @@ use crate::{
 
 const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const SENDER: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
-const CAUSES: [ErrorCause; 3] =
-    [ErrorCause::TimeExceeded, ErrorCause::NoRoute, ErrorCause::TooLong { mtu: 1400 }];
+const CAUSES: [ErrorCause; 4] = [
+    ErrorCause::TimeExceeded,
+    ErrorCause::NoRoute,
+    ErrorCause::TooLong { mtu: 1400 },
+    ErrorCause::HostUnreachable,
+];
 const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const OWN_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 
@@ -62,7 +66,7 @@ fn between_v6() -> (Ipv6Addr, Ipv6Addr) {
 #[test]
 fn senders_are_told() {
     for (bytes, quoted_v4, quoted_v6) in [(0, 28, 48), (1400, 548, 1232)] {
-        let words = [(11, 0, 0), (3, 0, 0), (3, 4, 1400)];
+        let words = [(11, 0, 0), (3, 0, 0), (3, 4, 1400), (3, 1, 0)];
         for (cause, (kind, code, word)) in CAUSES.into_iter().zip(words) {
             let mut packet = v4(UDP, 1, BETWEEN, &udp(bytes));
             packet.push_tag(Tag::of_vlan(7)).unwrap();
@@ -80,7 +84,7 @@ fn senders_are_told() {
             assert_eq!(message.payload(), &packet.bytes()[18..18 + quoted_v4]);
             assert!(header.total_bytes() <= 576);
         }
-        let words = [(3, 0, 0), (1, 0, 0), (2, 0, 1400)];
+        let words = [(3, 0, 0), (1, 0, 0), (2, 0, 1400), (1, 3, 0)];
         for (cause, (kind, code, word)) in CAUSES.into_iter().zip(words) {
             let packet = v6(UDP, between_v6(), &udp(bytes));
             let mut told = error_reply(&packet, cause, &own()).unwrap();
@@ -159,7 +163,7 @@ fn answers_are_right_whatever_arrives() {
         let mut rng = Rng::with_seed(seed);
         for _ in 0..200 {
             let packet = Packet::new(Port(rng.u16(0..3)), &frame(&mut rng));
-            let cause = CAUSES[rng.usize(0..3)];
+            let cause = CAUSES[rng.usize(0..CAUSES.len())];
             let Some(mut told) = error_reply(&packet, cause, &own()) else { continue };
             count += 1;
             assert_eq!(told.verify(), Ok(Verified::Right), "seed {seed}");
@@ -341,4 +345,54 @@ fn a_refused_flow_is_told() {
     let told = answers_of(&mut pipeline, other, now).expect("it is refused");
     let (kind, code, _, quoted) = quoted(&told);
     assert_eq!((kind, code, quoted), (3, 13, &sent[..]));
+}
+
+/// Goal: who sent packets to a neighbour that does not answer is told that the host is unreachable, for each packet that has waited, and
+/// each is quoted as it was sent, translated or not; a packet for which there was no room to wait, and one whose neighbour answered, is
+/// not told about. Method: more packets than may wait for one neighbour, and one for another, which is found; virtual time.
+#[test]
+fn waiting_in_vain_is_told() {
+    for is_translated in [false, true] {
+        let fib = fib();
+        let rule = NatRule::Source {
+            ingress: Port(0),
+            from: "10.0.0.0/24".parse().unwrap(),
+            external: [10, 2, 0, 9].into(),
+        };
+        let nat = Nat::new(NatTable::builder().build());
+        let nat = if is_translated { nat.rule(rule) } else { nat };
+        let mut pipeline = Pipeline::builder()
+            .stage(nat)
+            .stage(Ttl::new())
+            .stage(RouteStage::new(fib.clone()).hold_unresolved())
+            .icmp_errors(IcmpErrorSender::new(&fib))
+            .build()
+            .unwrap();
+        let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
+        let packet = |last: u8, port: u16| {
+            let mut packet = v4(UDP, 9, ([10, 0, 0, 2], [10, 2, 0, last]), &udp(8));
+            packet.set_source_port(port).unwrap();
+            packet
+        };
+        for port in 0..110 {
+            assert!(answers_of(&mut pipeline, packet(77, 1000 + port), at(0)).is_none());
+        }
+        assert!(answers_of(&mut pipeline, packet(78, 5), at(0)).is_none());
+        fib.set_neighbour(Port(1), [10, 2, 0, 78].into(), Some(MacAddress([4; 6])));
+        pipeline.run(at(2999));
+        assert!(pipeline.take(Port(1)).is_some(), "its neighbour is known");
+        assert!(pipeline.take(Port(0)).is_none(), "the others wait");
+        pipeline.run(at(3000));
+        for port in 10..110 {
+            let told = pipeline.take(Port(0)).expect("an answer for each");
+            let (kind, code, _, quoted) = quoted(&told);
+            assert_eq!((kind, code), (3, 1));
+            assert_eq!(quoted, &packet(77, 1000 + port).bytes()[14..]);
+        }
+        assert!(pipeline.take(Port(0)).is_none() && pipeline.take(Port(1)).is_none());
+        let seen = pipeline.counters().snapshot();
+        let reasons = [Reason::NoNeighbour, Reason::UnresolvedFull];
+        assert_eq!(reasons.map(|reason| seen.of(reason)), [100, 10]);
+        assert_eq!((seen.icmp_errors, seen.icmp_errors_suppressed), (100, 0));
+    }
 }

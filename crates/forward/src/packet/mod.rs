@@ -79,6 +79,8 @@ pub struct Packet {
     end: usize,
     ingress: Port,
     part: Option<Part>,
+    /// The number by which the sender of ICMP errors knows how it arrived; 0: not at all.
+    pub(crate) arrival: u64,
     /// The parsed headers, until they change.
     headers: Option<Result<Headers, ParseError>>,
 }
@@ -93,6 +95,7 @@ impl Packet {
             end: HEADROOM_BYTES,
             ingress: Port(0),
             part: None,
+            arrival: 0,
             headers: None,
         }
     }

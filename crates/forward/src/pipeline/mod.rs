@@ -267,13 +267,33 @@ impl Stages {
         if let Some((icmp_errors, _)) = &mut self.icmp_errors {
             icmp_errors.keep(packet);
         }
-        let verdict = self.walk(start, packet, now, copy);
-        if let (Err(reason), Some((icmp_errors, counters))) = (verdict, &mut self.icmp_errors)
-            && let Some(answer) = icmp_errors.error_reply(packet, reason, now, counters)
-        {
-            copy(answer.ingress(), &answer);
+        let decided = self.walk(start, packet, now, copy);
+        // Without waiting, it is not known yet whether the neighbour answers.
+        if decided != Err(Reason::NoNeighbour) {
+            self.tell(packet, decided, now, copy);
         }
-        verdict
+        decided
+    }
+
+    /// Sends the ICMP error about a packet that was kept or recalled, if it is dropped; remembers it, if it is held.
+    #[inline]
+    fn tell(
+        &mut self,
+        packet: &mut Packet,
+        decided: Result<Option<Port>, Reason>,
+        now: Instant,
+        copy: &mut dyn FnMut(Port, &Packet),
+    ) {
+        let Some((icmp_errors, counters)) = &mut self.icmp_errors else { return };
+        match decided {
+            Ok(Some(_)) => {}
+            Ok(None) => icmp_errors.hold(),
+            Err(reason) => {
+                if let Some(answer) = icmp_errors.error_reply(packet, reason, now, counters) {
+                    copy(answer.ingress(), &answer);
+                }
+            }
+        }
     }
 
     /// Passes the next packet that a stage has held through the stages behind.
@@ -287,10 +307,14 @@ impl Stages {
         let (at, (mut packet, verdict)) =
             stages.find_map(|(at, stage)| Some((at, stage.release(now)?)))?;
         let mut destination = self.default_port.map(|port| (port, None));
+        if let Some((icmp_errors, _)) = &mut self.icmp_errors {
+            icmp_errors.recall(&packet);
+        }
         let decided = match apply(verdict, &packet, &mut destination, copy) {
             Some(decided) => decided,
             None => self.walk((at + 1, destination), &mut packet, now, copy),
         };
+        self.tell(&mut packet, decided, now, copy);
         Some((packet, decided))
     }
 

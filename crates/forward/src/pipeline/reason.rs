@@ -75,6 +75,8 @@ reasons! {
     Message => "message dropped",
     /// The user's code dropped it.
     User => "user code",
+    /// Too many packets wait for the Ethernet address of its next hop.
+    UnresolvedFull => "too many wait for a neighbour",
 }
 
 impl Reason {

@@ -127,10 +127,10 @@ fn load_order<A>(one: &Candidate<A>, other: &Candidate<A>) -> Ordering {
 }
 
 /// Sorts by rendezvous: each target draws a number for this client, an exponential one with its weight as the rate, and the smallest
-/// comes first. So a target is first with the odds of its weight, whoever else is there, and when it goes, its clients go to those
+/// comes first. So a target is first with the odds of its weight, and when it goes, its clients go to those
 /// that they had second.
 fn by_rank<A>(targets: &mut [Candidate<A>], mut draw: impl FnMut(&Target<A>) -> u64) {
-    targets.sort_by_cached_key(|target| Rank::of(draw(target), target.weight));
+    targets.sort_by_cached_key(|target| TargetRank::of(draw(target), target.weight));
 }
 
 fn by_hash<A>(targets: &mut [Candidate<A>], client: IpAddr) {
@@ -148,9 +148,9 @@ fn by_hash<A>(targets: &mut [Candidate<A>], client: IpAddr) {
 
 /// A place in the order of a client.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Rank(f64);
+struct TargetRank(f64);
 
-impl Rank {
+impl TargetRank {
     fn of(drawn: u64, weight: u16) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "53 bits, as many as it has")]
         let uniform = ((drawn >> 11) + 1) as f64 / (1_u64 << 53) as f64;
@@ -158,15 +158,15 @@ impl Rank {
     }
 }
 
-impl Eq for Rank {}
+impl Eq for TargetRank {}
 
-impl PartialOrd for Rank {
+impl PartialOrd for TargetRank {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Rank {
+impl Ord for TargetRank {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.total_cmp(&other.0)
     }

@@ -103,7 +103,7 @@ impl CheckHistory {
     }
 }
 
-/// Checks all targets, until the relay no longer serves.
+/// Checks all targets every so often, and new ones at once, until the relay no longer serves.
 pub(super) async fn watch(
     shared: Arc<RelayShared>,
     config: HealthCheckConfig,
@@ -114,22 +114,37 @@ pub(super) async fn watch(
     loop {
         let due = select(server.timers().wait_owned(next), shared.targets.changed.notified());
         // The sender says nothing, and is gone when the relay is.
-        let Either::Right(Either::Left(Ok(())) | Either::Right(())) =
-            select(serving.changed(), due).await
-        else {
-            return;
+        let which = match select(serving.changed(), due).await {
+            Either::Right(Either::Left(Ok(()))) => {
+                next = server.now() + config.every;
+                Which::All
+            }
+            Either::Right(Either::Right(())) => Which::New,
+            _ => return,
         };
-        next = server.now() + config.every;
-        if let Either::Left(_) = select(serving.changed(), check_all(&shared, &config)).await {
+        let checks = check_all(&shared, &config, which);
+        if let Either::Left(_) = select(serving.changed(), checks).await {
             return;
         }
     }
 }
 
-/// Checks all targets once, at the same time.
-pub(super) async fn check_all(shared: &RelayShared, config: &HealthCheckConfig) {
+/// Which targets are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    All,
+    /// Those that have not been checked yet.
+    New,
+}
+
+/// Checks targets once, at the same time.
+pub(super) async fn check_all(shared: &RelayShared, config: &HealthCheckConfig, which: Which) {
     let targets = shared.targets.list();
-    let checks = targets.iter().map(|target| Box::pin(check(shared, config, target)));
+    let is_new = |target: &Target<Endpoint>| {
+        target.checks.lock().unwrap_or_else(PoisonError::into_inner).is_up.is_none()
+    };
+    let checked = targets.iter().filter(|target| which == Which::All || is_new(target));
+    let checks = checked.map(|target| Box::pin(check(shared, config, target)));
     join_all(checks.collect()).await;
 }
 

@@ -224,7 +224,7 @@ impl Relay {
         }
         if let Some(config) = shared.settings.check.clone() {
             let begin = shared.resources.server.now();
-            check::check_all(shared, &config).await;
+            check::check_all(shared, &config, check::Which::All).await;
             let next = begin + config.interval();
             spawn(Box::pin(check::watch(Arc::clone(shared), config, serving, next)));
         }

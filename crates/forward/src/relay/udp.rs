@@ -494,7 +494,8 @@ impl UdpShared {
     fn note_unreachable(&self, session: &Arc<UdpSession>, error: &io::Error) -> bool {
         self.counters.unreachable.add(1);
         session.used.target.failed(error, self.server.now());
-        if self.targets.list().len() == 1 {
+        let is_own = |target: &Arc<_>| Arc::ptr_eq(target, &session.used.target);
+        if self.targets.list().iter().all(is_own) {
             return false;
         }
         // First: who finds it unlisted under the lock sees this.

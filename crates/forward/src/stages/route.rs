@@ -114,8 +114,8 @@ impl Stage for RouteStage {
             let verdict = self.process(&mut packet, now);
             return Some((packet, verdict));
         }
-        let packet = unresolved.take_dropped(now)?;
-        Some((packet, Verdict::Drop(Reason::NoNeighbour)))
+        let (packet, reason) = unresolved.take_dropped(now)?;
+        Some((packet, Verdict::Drop(reason)))
     }
 
     fn next_release(&self, now: Instant) -> Option<Instant> {

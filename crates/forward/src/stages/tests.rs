@@ -394,7 +394,7 @@ fn packets_wait_for_their_neighbour() {
     for port in 0..50 {
         for to in ["10.0.1.3", "10.0.1.4"] {
             let (mut lost, verdict) = stage.release(START).unwrap();
-            assert_eq!(verdict, Verdict::Drop(Reason::NoNeighbour));
+            assert_eq!(verdict, Verdict::Drop(Reason::UnresolvedFull));
             assert_eq!(tuple(&mut lost).source.port, port);
             assert_eq!(tuple(&mut lost).destination.address, ip(to));
         }

@@ -8,7 +8,10 @@ use std::{
 
 use vigie_detect::Instant;
 
-use crate::packet::{Packet, Port};
+use crate::{
+    packet::{Packet, Port},
+    pipeline::Reason,
+};
 
 /// A neighbour: the port of its link, and its address.
 pub(super) type Neighbour = (Port, IpAddr);
@@ -26,8 +29,8 @@ const ALL_MAX: usize = 1024;
 pub(super) struct Unresolved {
     waiting: BTreeMap<Neighbour, VecDeque<(Instant, Packet)>>,
     count: usize,
-    /// Those that wait no longer.
-    dropped: VecDeque<Packet>,
+    /// Those that wait no longer, and why.
+    dropped: VecDeque<(Packet, Reason)>,
 }
 
 impl Unresolved {
@@ -43,7 +46,8 @@ impl Unresolved {
         waiting.push_back((now + WAITS, packet));
         self.count += 1;
         if waiting.len() > OF_ONE_MAX || self.count > ALL_MAX {
-            self.dropped.extend(waiting.pop_front().map(|(_, packet)| packet));
+            let oldest = waiting.pop_front();
+            self.dropped.extend(oldest.map(|(_, packet)| (packet, Reason::UnresolvedFull)));
             self.count -= 1;
             self.forget(neighbour);
         }
@@ -59,8 +63,8 @@ impl Unresolved {
         Some(packet)
     }
 
-    /// Takes the next packet that has no room, or has waited for too long.
-    pub(super) fn take_dropped(&mut self, now: Instant) -> Option<Packet> {
+    /// Takes the next packet that has no room, or has waited in vain, like all that wait for its neighbour.
+    pub(super) fn take_dropped(&mut self, now: Instant) -> Option<(Packet, Reason)> {
         let is_over = |waiting: &VecDeque<(Instant, Packet)>| {
             waiting.front().is_some_and(|(end, _)| *end <= now)
         };
@@ -68,8 +72,9 @@ impl Unresolved {
             self.waiting.iter_mut().find(|(_, waiting)| is_over(waiting))
         {
             let neighbour = *neighbour;
-            self.dropped
-                .extend(waiting.drain(..).map(|(_, packet)| packet).inspect(|_| self.count -= 1));
+            self.count -= waiting.len();
+            let waited = waiting.drain(..);
+            self.dropped.extend(waited.map(|(_, packet)| (packet, Reason::NoNeighbour)));
             self.forget(neighbour);
         }
         self.dropped.pop_front()

@@ -304,6 +304,7 @@ mod tests {
     const ALL: &str = r#"
         [process]
         drain = "2s"
+        metrics = "[::1]:9100"
 
         [[l3]]
         interfaces = ["a", "b"]
@@ -315,10 +316,15 @@ mod tests {
         listen = "tcp://127.0.0.1:8080"
         to = "unix:/run/web"
         mode = "splice"
+        check = { every = "5s", fall = 2 }
+        allow = ["10.0.0.0/8", "fd00::/8"]
+        deny = "10.1.0.0/16"
+        per_source_max = 10
 
         [[relay]]
         listen = "udp://127.0.0.1:53"
-        to = ["udp://192.0.2.1:53", { url = "udp://192.0.2.2:53", weight = 3 }]
+        resolve = "5s"
+        to = ["udp://dns.test:53", { url = "udp://192.0.2.2:53", weight = 3 }]
         balance = "random-two"
 
         [[l2]]
@@ -338,7 +344,7 @@ mod tests {
     fn a_file_with_everything() {
         let config = parse("f", ALL).unwrap();
         let flows = config.flows.iter().map(|flow| (flow.name.as_str(), flow.line.unwrap()));
-        let expected = [("l3-1", 5), ("web", 10), ("relay-2", 16), ("l2-1", 21), ("nat-1", 25)];
+        let expected = [("l3-1", 6), ("web", 11), ("relay-2", 21), ("l2-1", 27), ("nat-1", 31)];
         assert_eq!(flows.collect::<Vec<_>>(), expected);
         assert_eq!(config.process.drain.to_string(), "2s");
         let FlowKind::L3(l3) = &config.flows[0].kind else { panic!("{config:?}") };
@@ -348,6 +354,12 @@ mod tests {
         let FlowKind::Relay(relay) = &config.flows[1].kind else { panic!("{config:?}") };
         assert_eq!((relay.mode, relay.idle.0.as_secs()), (RelayMode::Splice, 300));
         assert_eq!((relay.to.len(), relay.balance), (1, BalanceChoice::First));
+        let check = relay.check.expect("it is set");
+        assert_eq!((check.every.0.as_secs(), check.rise, check.fall), (5, 2, 2));
+        assert_eq!((relay.allow.len(), relay.deny.len()), (2, 1));
+        assert_eq!((relay.per_source_max, relay.resolve), (Some(10), RESOLVE_DEFAULT));
+        let metrics = config.process.metrics.as_ref().map(EndpointUri::to_string);
+        assert_eq!(metrics.as_deref(), Some("tcp://[::1]:9100"));
         let FlowKind::Relay(relay) = &config.flows[2].kind else { panic!("{config:?}") };
         let weights: Vec<_> = relay.to.iter().map(|to| to.weight).collect();
         assert_eq!((weights, relay.balance), (vec![1, 3], BalanceChoice::RandomTwo));

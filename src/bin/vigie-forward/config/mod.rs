@@ -116,7 +116,7 @@ pub(crate) struct Process {
     pub(crate) stats_socket: Option<PathBuf>,
 
     /// Where to serve metrics for Prometheus (/metrics) and the state (/health) over HTTP: ADDRESS:PORT, or unix:PATH for this user
-    /// alone. Whoever reaches it can read them. Default: nowhere.
+    /// alone. All who reach it can read them. Default: nowhere.
     #[arg(long, value_name = "ENDPOINT", value_parser = values::metrics_listener)]
     #[serde(deserialize_with = "values::read_metrics_listener")]
     pub(crate) metrics: Option<EndpointUri>,

@@ -111,6 +111,11 @@ impl Families {
                     let labels = [of_flow[0], ("reason", reason)];
                     self.counter("dropped", "Packets dropped, by reason.", &labels, *value);
                 }
+                // Of datagrams: beside the reasons of packets, it has one, too.
+                None if name == "dropped" => {
+                    let labels = [of_flow[0], ("reason", "no room to send")];
+                    self.counter(name, "Packets dropped, by reason.", &labels, *value);
+                }
                 Some((side @ ("host" | "nic"), what)) => {
                     let labels = [of_flow[0], ("side", side)];
                     let help = format!("The counters `{what}` of host and interface.");

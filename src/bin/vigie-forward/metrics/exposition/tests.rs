@@ -100,12 +100,13 @@ fn every_counter_is_a_sample() {
             ("translations: refused", 18),
         ],
     );
-    let text = text(&report(vec![relay, router]));
+    let text = text(&report(vec![relay, router, flow("dns", &[("dropped", 19)])]));
     let samples = checked(&text);
     for (sample, value) in [
         ("vigie_forward_accepted_total{flow=\"web\"}", 5.0),
         ("vigie_forward_active{flow=\"web\"}", 2.0),
         ("vigie_forward_dropped_total{flow=\"router\",reason=\"TTL expired\"}", 12.0),
+        ("vigie_forward_dropped_total{flow=\"dns\",reason=\"no room to send\"}", 19.0),
         ("vigie_forward_side_received_packets_total{flow=\"router\",side=\"nic\"}", 14.0),
         ("vigie_forward_received_packets_total{flow=\"router\"}", 27.0),
         ("vigie_forward_icmp_errors_sent_total{flow=\"router\"}", 15.0),
