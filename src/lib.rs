@@ -108,7 +108,7 @@ mod guide {
     #[cfg(all(feature = "hyper", feature = "full"))]
     #[doc = include_str!("../docs/guide/service.md")]
     struct Service;
-    #[cfg(all(feature = "full", feature = "hyper-client", feature = "via"))]
+    #[cfg(all(feature = "full", feature = "hyper-client"))]
     #[doc = include_str!("../docs/guide/simulation.md")]
     struct Simulation;
     #[cfg(feature = "full")]
