@@ -291,7 +291,8 @@ fn limits_and_sockets_carry_messages() {
     let rest = ["--budget", "6ms", "--rounds", "2", "--plot", plot_text];
     let report = measure("pingpong", &[&arguments[..], &rest].concat());
     let rows = report["rows"].as_array().expect("rows are a list");
-    for case in ["latency", "window", "waiting", "quiet", "ring"] {
+    let cases = ["latency", "window", "requests", "unexpected", "any", "waiting", "quiet", "ring"];
+    for case in cases {
         assert!(rows.iter().any(|row| row["case"] == case), "{case}");
     }
     for row in rows {
@@ -338,7 +339,8 @@ fn datagrams_are_measured_or_say_why_not() {
 fn a_peer_is_measured_or_says_how_to_get_it() {
     // Goal: what is not on this machine is skipped with the reason and the remedy, and the run succeeds;
     // what is there gives figures. Method: the peers that need no long build, whatever is installed.
-    let arguments = ["pingpong", "--only", "openmpi,mpich,ucx", "--cases", "latency,window"];
+    const CASES: &str = "latency,window,requests,unexpected,any";
+    let arguments = ["pingpong", "--only", "openmpi,mpich,ucx", "--cases", CASES];
     let rest = ["--sizes", "8", "--budget", "5ms", "--rounds", "1"];
     let report = measure("peers", &[&arguments[..], &rest].concat());
     for row in report["rows"].as_array().expect("rows are a list") {

@@ -267,7 +267,8 @@ fn has(row: &Row, key: &str, value: &Value) -> bool {
 
 /// The cases of all rows.
 #[cfg(test)]
-const CASES: [&str; 40] = [
+const CASES: [&str; 43] = [
+    "any",
     "barrier",
     "barrier-sim",
     "barrier-sim-four-ary",
@@ -294,6 +295,7 @@ const CASES: [&str; 40] = [
     "relay-framed-latency",
     "relay-framed-stream",
     "relay-stream",
+    "requests",
     "ring",
     "segments",
     "service",
@@ -304,6 +306,7 @@ const CASES: [&str; 40] = [
     "synchronous",
     "threshold",
     "timers",
+    "unexpected",
     "waiting",
     "waits",
     "window",

@@ -18,6 +18,26 @@ pub enum Measure {
         /// Messages per answer.
         window: u32,
     },
+    /// As [`Window`](Self::Window), by requests: all sends begin before the first is waited for, and so do all receives.
+    Requests {
+        /// Bytes of a message.
+        bytes: u32,
+        /// Messages per answer.
+        window: u32,
+    },
+    /// As [`Window`](Self::Window), but the messages have arrived before the first is received, and are received from the last to the
+    /// first, by their tags.
+    Unexpected {
+        /// Bytes of a message.
+        bytes: u32,
+        /// Messages per answer.
+        window: u32,
+    },
+    /// As [`Latency`](Self::Latency), by receives from any source.
+    Any {
+        /// Bytes of a message.
+        bytes: u32,
+    },
     /// As [`Latency`](Self::Latency), by sends that complete when they are matched.
     Synchronous {
         /// Bytes of a message.
@@ -44,14 +64,27 @@ impl Measure {
     pub(crate) const TOKEN_BYTES: u32 = 8;
 
     /// The names of all cases.
-    pub(crate) const CASES: [&'static str; 7] =
-        ["latency", "window", "synchronous", "loaned", "waiting", "quiet", "ring"];
+    pub(crate) const CASES: [&'static str; 10] = [
+        "latency",
+        "window",
+        "requests",
+        "unexpected",
+        "any",
+        "synchronous",
+        "loaned",
+        "waiting",
+        "quiet",
+        "ring",
+    ];
 
     /// Returns the name of the case in rows.
     pub(crate) const fn case(self) -> &'static str {
         match self {
             Self::Latency { .. } => "latency",
             Self::Window { .. } => "window",
+            Self::Requests { .. } => "requests",
+            Self::Unexpected { .. } => "unexpected",
+            Self::Any { .. } => "any",
             Self::Synchronous { .. } => "synchronous",
             Self::Loaned { .. } => "loaned",
             Self::Waiting { .. } => "waiting",
@@ -65,6 +98,9 @@ impl Measure {
         match self {
             Self::Latency { bytes }
             | Self::Window { bytes, .. }
+            | Self::Requests { bytes, .. }
+            | Self::Unexpected { bytes, .. }
+            | Self::Any { bytes }
             | Self::Synchronous { bytes }
             | Self::Loaned { bytes }
             | Self::Waiting { bytes } => bytes,
@@ -77,18 +113,28 @@ impl Measure {
         matches!(self, Self::Latency { .. } | Self::Window { .. })
     }
 
+    /// Tells whether a system that can only send and receive in order has this.
+    pub(crate) const fn is_blocking(self) -> bool {
+        self.is_plain() || matches!(self, Self::Waiting { .. } | Self::Quiet | Self::Ring)
+    }
+
     /// Returns how many messages follow each other before one comes back.
     pub(crate) const fn window(self) -> u32 {
-        if let Self::Window { window, .. } = self { window } else { 1 }
+        match self {
+            Self::Window { window, .. }
+            | Self::Requests { window, .. }
+            | Self::Unexpected { window, .. } => window,
+            _ => 1,
+        }
     }
 
     /// Returns how many messages' times an operation holds among `ranks`: the time of one is the
     /// operation's by this.
     pub(crate) const fn messages(self, ranks: u32) -> u32 {
         match self {
-            Self::Window { window, .. } => window,
             Self::Ring => ranks,
             Self::Quiet => 1,
+            _ if self.window() > 1 => self.window(),
             _ => 2,
         }
     }

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
-use vigie_via::message::{Communicator, Endpoint, MessageError};
+use vigie_via::message::{
+    Communicator, Endpoint, MessageError, ReceiveRequest, SendRequest, SourceFilter,
+};
 use vigie_via::protocol::{EngineConfig, EngineEvent, MessageEngine, SendMode};
 use vigie_via::shm::Shm;
-use vigie_via::vi::Provider;
+use vigie_via::vi::{Memory, Provider};
 
 use super::virtual_interface::{ADDRESS_BYTES, address_of, leave_address};
 use super::{Carrier, CarrierKind, Measure, PingPong, RankContext, VIGIE};
@@ -33,6 +35,9 @@ pub(crate) const DISCRIMINATOR: &[u8] = b"pingpong";
 
 /// How long ranks wait for each other at the beginning.
 const MEETING: Duration = Duration::from_secs(20);
+
+/// Messages that long are sent by requests from memory that the receiver can read; shorter ones are copied in any case.
+const LONG_BYTES: u32 = 32 << 10;
 
 /// The first byte of a message that ends a measure.
 const STOP: u8 = 0xff;
@@ -61,6 +66,10 @@ struct RankState<P: Provider> {
     before: u32,
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
+    /// What long messages are sent from by requests, which the engine must be able to read until they end.
+    memory: Option<Memory>,
+    sends: Vec<SendRequest<P>>,
+    receives: Vec<ReceiveRequest<P>>,
 }
 
 impl<P: Provider + Send + 'static> Messages<P> {
@@ -76,7 +85,16 @@ impl<P: Provider + Send + 'static> Messages<P> {
         let endpoint = runtime.block_on(connect(context, nic, beside))?;
         let all = endpoint.communicator();
         let (next, before) = (context.next(), context.before());
-        let rank = RankState { all, next, before, outgoing: Vec::new(), incoming: Vec::new() };
+        let rank = RankState {
+            all,
+            next,
+            before,
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            memory: None,
+            sends: Vec::new(),
+            receives: Vec::new(),
+        };
         Ok(Self { runtime, rank })
     }
 }
@@ -119,7 +137,64 @@ impl<P: Provider + Send + 'static> RankState<P> {
             buffer.clear();
             buffer.resize(length.max(1), GO);
         }
+        self.memory = None;
         Ok(())
+    }
+
+    /// Sends a window of messages by requests, and waits for all of them.
+    async fn send_by_requests(&mut self, bytes: u32, window: u32) -> Result<(), BoxedFailure> {
+        if bytes >= LONG_BYTES && self.memory.is_none() {
+            let memory = self.all.buffer(self.outgoing.len())?;
+            memory.write(0, &self.outgoing).map_err(Failure::runtime)?;
+            self.memory = Some(memory);
+        }
+        for _ in 0..window {
+            let request = match &self.memory {
+                Some(memory) => {
+                    let part = (memory, 0, u64::from(bytes));
+                    self.all.start_send_memory(self.next, 0, SendMode::Standard, part)?
+                }
+                None => {
+                    let bytes = self.outgoing.clone();
+                    self.all.start_send(self.next, 0, SendMode::Standard, bytes)?
+                }
+            };
+            self.sends.push(request);
+        }
+        for mut request in self.sends.drain(..) {
+            request.wait().await?;
+        }
+        Ok(())
+    }
+
+    /// Receives `count` messages by requests.
+    async fn receive_by_requests(&mut self, count: u32) -> Result<(), BoxedFailure> {
+        for _ in 0..count {
+            self.receives.push(self.all.start_recv(self.before, 0));
+        }
+        for mut request in self.receives.drain(..) {
+            request.wait_into(&mut self.incoming[..]).await?;
+        }
+        Ok(())
+    }
+
+    /// The messages that follow the first of an operation.
+    async fn receive_rest(&mut self, measure: Measure, whole: usize) -> Result<(), BoxedFailure> {
+        match measure {
+            Measure::Requests { window, .. } => self.receive_by_requests(window - 1).await,
+            Measure::Unexpected { window, .. } => {
+                for tag in (1..=window).rev() {
+                    self.all.recv_into(self.before, tag, &mut self.incoming[..]).await?;
+                }
+                Ok(())
+            }
+            _ => {
+                for _ in 1..measure.window() {
+                    self.receive(measure, whole).await?;
+                }
+                Ok(())
+            }
+        }
     }
 
     #[inline]
@@ -149,7 +224,11 @@ impl<P: Provider + Send + 'static> RankState<P> {
             return Ok(());
         }
         let into = &mut self.incoming[..length];
-        let status = self.all.recv_into(self.before, 0, into).await?;
+        let source = match measure {
+            Measure::Any { .. } => SourceFilter::Any,
+            _ => SourceFilter::Rank(self.before),
+        };
+        let status = self.all.recv_into(source, 0, into).await?;
         if status.length != length as u64 {
             let reason = format!("{} bytes instead of {length}", status.length);
             return Err(Box::new(Failure::runtime(reason)));
@@ -168,8 +247,19 @@ impl<P: Provider + Send + 'static> RankState<P> {
         self.outgoing[0] = GO;
         let answer = self.answer(measure);
         for _ in 0..count {
-            for _ in 0..measure.window() {
-                self.send(measure, &self.outgoing).await?;
+            match measure {
+                Measure::Requests { bytes, window } => self.send_by_requests(bytes, window).await?,
+                Measure::Unexpected { window, .. } => {
+                    for tag in 1..=window {
+                        self.all.send(self.next, tag, &self.outgoing).await?;
+                    }
+                    self.send(measure, &self.outgoing).await?;
+                }
+                _ => {
+                    for _ in 0..measure.window() {
+                        self.send(measure, &self.outgoing).await?;
+                    }
+                }
             }
             self.receive(measure, answer).await?;
         }
@@ -183,9 +273,7 @@ impl<P: Provider + Send + 'static> RankState<P> {
             self.receive(measure, whole).await?;
             let is_last = self.incoming[0] == STOP;
             if !is_last {
-                for _ in 1..measure.window() {
-                    self.receive(measure, whole).await?;
-                }
+                self.receive_rest(measure, whole).await?;
             }
             self.send(measure, &self.incoming[..answer]).await?;
             if is_last {

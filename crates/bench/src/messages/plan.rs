@@ -25,6 +25,9 @@ const WINDOW_SMALL: u32 = 64;
 /// The same, where bandwidth is.
 const WINDOW_LARGE: u32 = 16;
 
+/// Messages that have arrived before the first is received.
+const UNEXPECTED: u32 = 256;
+
 /// Bytes of small messages.
 const SMALL: u32 = 8;
 
@@ -84,6 +87,11 @@ impl PingPongPlan {
             Measure::Window { bytes: 4_096, window: WINDOW_SMALL },
             Measure::Window { bytes: 262_144, window: WINDOW_LARGE },
             Measure::Window { bytes: 1_048_576, window: WINDOW_LARGE },
+            Measure::Requests { bytes: SMALL, window: WINDOW_SMALL },
+            Measure::Requests { bytes: 65_536, window: WINDOW_SMALL },
+            Measure::Requests { bytes: 1_048_576, window: WINDOW_SMALL },
+            Measure::Unexpected { bytes: SMALL, window: UNEXPECTED },
+            Measure::Any { bytes: SMALL },
             Measure::Synchronous { bytes: SMALL },
             Measure::Loaned { bytes: LOANED },
             Measure::Waiting { bytes: SMALL },

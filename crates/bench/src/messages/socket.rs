@@ -32,7 +32,7 @@ pub(crate) static TCP: Carrier = Carrier {
 pub(crate) static TCP_BLOCKING: Carrier = Carrier {
     name: "tcp-blocking",
     label: "TCP, blocking",
-    has: |measure| !matches!(measure, Measure::Synchronous { .. } | Measure::Loaned { .. }),
+    has: Measure::is_blocking,
     open: |context| blocking(Streams::tcp(context, ReceiveMode::Blocking, |_| Ipv4Addr::LOCALHOST)),
     ..TCP
 };

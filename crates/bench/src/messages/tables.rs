@@ -18,7 +18,14 @@ pub(super) fn all(rows: &[Row]) -> String {
     let parts = [
         by_size(rows, "Time one way by size, median", MESSAGE_US),
         by_size(rows, "Time one way by size, p99 of samples of 50 µs", MESSAGE_P99_US),
-        rates(rows),
+        rates(rows, "window", "Rate with a window"),
+        rates(rows, "requests", "Rate with a window, by requests"),
+        times(
+            rows,
+            "unexpected",
+            "256 messages that have arrived, received from the last to the first, time of each",
+        ),
+        times(rows, "any", "Received from any source, one way"),
         times(rows, "synchronous", "Synchronous send, one way"),
         times(rows, "loaned", "Loaned buffer, one way"),
         waiting(rows),
@@ -122,13 +129,13 @@ pub(super) fn across(
 }
 
 /// Messages per second where they are small, bytes per second where they are large.
-fn rates(rows: &[Row]) -> Option<Table> {
+fn rates(rows: &[Row], case: &str, title: &str) -> Option<Table> {
     const LARGE: u64 = 4_096;
     let heading = |bytes| match bytes {
         LARGE.. => format!("{bytes} B, GB/s"),
         _ => format!("{bytes} B, 10⁶ messages/s"),
     };
-    across(rows, "Rate with a window", "window", heading, |row| {
+    across(rows, title, case, heading, |row| {
         let bytes = row.number(BYTES)?;
         // A microsecond per message is a million messages per second.
         let rate = 1.0 / row.figure(MESSAGE_US)?;

@@ -104,21 +104,23 @@ impl WaitSituation {
 pub struct WaitPlan {
     /// The time for which it looks repeatedly.
     pub spin: Duration,
-    /// The time for which it then yields the core between looks. Together no longer than the cost of a sleep of
-    /// all peers: see [`History::spin_balance`](crate::History::spin_balance).
+    /// The time for which it then yields the core between looks. Together no longer than `sleep`, or than `all` if there are more peers than
+    /// cores and each waits for one other: see [`History::spin_balance`](crate::History::spin_balance).
     pub yield_core: Duration,
     /// The longest turn of a wait inside a poll.
     pub turn: Duration,
     /// The cost if the waiter and the awaited peers sleep.
     pub sleep: Duration,
-    /// The cost if all peers sleep, one after the other, at most eight of them: like `sleep`, or longer if each waits for one other peer. A
-    /// core that is away for longer was given to a thread that computes.
+    /// The cost if all peers sleep, one after the other, at most eight of them, or 64 if they have fewer cores: like `sleep`, or longer if
+    /// each waits for one other peer. A core that is away for longer was given to a thread that computes.
     pub all: Duration,
 }
 
-/// The most peers that are assumed to wait for each other in a chain, each for one other. Through a longer chain the core is not
-/// passed on within one spin wait.
+/// The most peers that are assumed to wait for each other in a chain, each for one other.
 const CHAIN_MAX: u32 = 8;
+
+/// The same if there are more peers than cores: they pass their cores on through the whole chain.
+const CROWD_CHAIN_MAX: u32 = 64;
 
 impl WaitPlan {
     /// Returns the plan of [`Adaptive`](crate::Adaptive): see [`Policy::plan_wait`](crate::Policy::plan_wait).
@@ -135,16 +137,22 @@ impl WaitPlan {
         let one = costs.sleep_cpu.saturating_add(costs.wake_delay.saturating_mul(delay_weight));
         let in_a_row = situation.sequential_sleeps;
         let sleep = one.saturating_mul(in_a_row);
-        let all = one.saturating_mul(peers.sequential_sleeps().min(CHAIN_MAX).max(in_a_row));
+        // Many peers on few cores, each of which waits for one other.
+        let is_crowd = peers.are_oversubscribed() && in_a_row < peers.sequential_sleeps();
+        let chain = if is_crowd { CROWD_CHAIN_MAX } else { CHAIN_MAX };
+        let all = one.saturating_mul(peers.sequential_sleeps().min(chain).max(in_a_row));
         let turn = costs.sleep_cpu.saturating_add(costs.wake_delay).min(TURN_MAX);
         if spin_max.is_zero() || !spinning_pays {
             return Self { spin: Duration::ZERO, yield_core: Duration::ZERO, turn, sleep, all };
         }
         let spins = !peers.are_oversubscribed() && load.is_core_free();
         let spin = if spins { spin_max.min(one) } else { Duration::ZERO };
-        // Looking without result uses up a quota; yielding lets the awaited threads run.
-        let gives = !are_yields_expensive && (peers.are_oversubscribed() || !load.has_quota);
-        let yield_core = if gives { sleep.saturating_sub(spin) } else { Duration::ZERO };
+        // Looking without result uses up a quota; yielding lets the awaited threads run. A crowd yields for as long as all of it may take,
+        // also beside a thread that computes: each one that sleeps is woken by all others.
+        let helps = peers.are_oversubscribed() || !load.has_quota;
+        let gives = is_crowd || (helps && !are_yields_expensive);
+        let longest = if is_crowd { all } else { sleep };
+        let yield_core = if gives { longest.saturating_sub(spin) } else { Duration::ZERO };
         Self { spin, yield_core, turn, sleep, all }
     }
 

@@ -277,9 +277,8 @@ fn several_learn_together() {
         assert!(sleeps <= 5, "{count}: {sleeps} near waits are slept through");
         // In a pair, a lost spin is not repeated at once.
         assert!(count == 2 || slept_wait(&shared, 1_000) > 1, "{count}");
-        // A message comes from one peer: that all others would sleep does not make a wait worth
-        // more.
-        let looks: Vec<_> = (0..20).map(|_| slept_wait(&shared, 1_000_000)).collect();
+        // Longer than all sleeps one after the other: no try could have shortened it.
+        let looks: Vec<_> = (0..20).map(|_| slept_wait(&shared, 10_000_000)).collect();
         assert_eq!(looks.last(), Some(&1), "{count}");
     }
 }
@@ -311,15 +310,17 @@ impl Wake for Count {
     }
 }
 
-/// Goal: ranks in a ring that all sleep, so that a wait takes as long as all of them need to wake up, spin again and so resume passing the
-/// core on; ranks that wait as long for one peer, or in a ring through which the core is not passed on within a spin, do not. Method: waits
-/// that sleep for as long as all sleeps take, in groups of several sizes.
+/// Goal: ranks in a ring that all sleep, so that a wait takes as long as all of them need to wake up, try again and so resume passing the
+/// core on; ranks that wait as long for one peer, or for longer, do not. Method: waits that sleep for as long as all sleeps take, in groups
+/// of several sizes.
 #[test]
 fn those_who_all_sleep_in_a_chain_try_again() {
     let simulation = Simulation::new(1);
     let one = Costs::default();
     let one = u64::try_from((one.sleep_cpu + one.wake_delay).as_nanos()).expect("short");
-    for (count, sleeps, tries) in [(8, 16, true), (8, 40, false), (2, 16, false), (64, 64, false)] {
+    for (count, sleeps, tries) in
+        [(8, 16, true), (8, 40, false), (2, 16, false), (64, 64, true), (64, 300, false)]
+    {
         let shared = shared(&simulation, count);
         for _ in 0..20 {
             slept_wait(&shared, sleeps * one);

@@ -168,26 +168,27 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     #[inline]
     pub async fn send(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_bytes(dest, tag, SendMode::Standard, bytes).await
+        match self.begin_bytes(dest, tag, SendMode::Standard, bytes)? {
+            SendState::Done => Ok(()),
+            SendState::Pending(id) => self.send_rest(id, Some(&[IoSlice::new(bytes)])).await,
+        }
     }
 
+    /// Begins a send of contiguous bytes. It is no future of its own, into which `dest` and `tag` would be moved as one word:
+    /// that load would wait until the entry of the message before has left the store buffer.
     #[inline]
-    async fn send_bytes(
+    fn begin_bytes(
         &self,
         dest: u32,
         tag: u32,
         mode: SendMode,
         bytes: &[u8],
-    ) -> Result<(), MessageError> {
-        let sent = self.inner.with(|engine| {
+    ) -> Result<SendState, SendError> {
+        self.inner.with(|engine| {
             let sent = engine.send_bytes(dest, self.context, tag, mode, bytes);
             self.serve_own(engine, dest);
             sent
-        })?;
-        match sent {
-            SendState::Done => Ok(()),
-            SendState::Pending(id) => self.send_rest(id, Some(&[IoSlice::new(bytes)])).await,
-        }
+        })
     }
 
     /// Waits until a send that has begun is done.
@@ -273,7 +274,10 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_sync(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_bytes(dest, tag, SendMode::Synchronous, bytes).await
+        match self.begin_bytes(dest, tag, SendMode::Synchronous, bytes)? {
+            SendState::Done => Ok(()),
+            SendState::Pending(id) => self.send_rest(id, Some(&[IoSlice::new(bytes)])).await,
+        }
     }
 
     /// Sends a message to a receive that you know is posted. If it is not, the message is still sent,
@@ -285,7 +289,10 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_ready(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_bytes(dest, tag, SendMode::Ready, bytes).await
+        match self.begin_bytes(dest, tag, SendMode::Ready, bytes)? {
+            SendState::Done => Ok(()),
+            SendState::Pending(id) => self.send_rest(id, Some(&[IoSlice::new(bytes)])).await,
+        }
     }
 
     /// Sends one message made of several pieces, in any mode: vectored, or strided by
@@ -348,11 +355,11 @@ impl<P: Provider> Communicator<P> {
         payload: Payload<'_>,
     ) -> Result<SendRequest<P>, MessageError> {
         let sent = self.begin(dest, tag, mode, payload)?;
-        let id = match sent {
+        let pending = match sent {
             SendState::Done => None,
-            SendState::Pending(id) => Some(id),
+            SendState::Pending(id) => Some((Arc::clone(&self.inner), id)),
         };
-        Ok(SendRequest { inner: Arc::clone(&self.inner), id })
+        Ok(SendRequest { pending })
     }
 
     // ------------------------------------------------------------------ receives

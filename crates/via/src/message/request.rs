@@ -153,9 +153,8 @@ fn forget<P: Provider>(inner: &EndpointInner<P>, id: RequestId, is_send: bool) {
 /// you drop this.
 #[must_use = "only a wait for this tells whether the message was sent"]
 pub struct SendRequest<P: Provider> {
-    pub(super) inner: Arc<EndpointInner<P>>,
-    /// `None` once it has ended.
-    pub(super) id: Option<RequestId>,
+    /// `None` once it has ended. One that was sent at once holds nothing: to count a holder would wait for the stores of the message.
+    pub(super) pending: Option<(Arc<EndpointInner<P>>, RequestId)>,
 }
 
 impl<P: Provider> SendRequest<P> {
@@ -167,12 +166,12 @@ impl<P: Provider> SendRequest<P> {
     /// # Errors
     /// [`MessageError`]; [`RequestError::Cancelled`] if [`cancel`](Self::cancel) was in time.
     pub async fn wait(&mut self) -> Result<(), MessageError> {
-        let Some(id) = self.id else { return Ok(()) };
-        let result = UntilReady::new(&self.inner, id, |engine: &mut MessageEngine<P>, id| {
+        let Some((inner, id)) = &self.pending else { return Ok(()) };
+        let result = UntilReady::new(inner, *id, |engine: &mut MessageEngine<P>, id| {
             engine.poll_send(id, None)
         })
         .await;
-        self.id = None;
+        self.pending = None;
         result
     }
 
@@ -181,10 +180,10 @@ impl<P: Provider> SendRequest<P> {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn test(&mut self) -> Result<bool, MessageError> {
-        let Some(id) = self.id else { return Ok(true) };
-        match self.inner.with(|engine| engine.poll_send(id, None)) {
+        let Some((inner, id)) = &self.pending else { return Ok(true) };
+        match inner.with(|engine| engine.poll_send(*id, None)) {
             Poll::Ready(result) => {
-                self.id = None;
+                self.pending = None;
                 result?;
                 Ok(true)
             }
@@ -198,9 +197,9 @@ impl<P: Provider> SendRequest<P> {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub async fn cancel(mut self) -> Result<bool, MessageError> {
-        let Some(id) = self.id else { return Ok(false) };
-        if self.inner.with(|engine| engine.cancel_send(id)) == CancelState::Cancelled {
-            self.id = None;
+        let Some((inner, id)) = &self.pending else { return Ok(false) };
+        if inner.with(|engine| engine.cancel_send(*id)) == CancelState::Cancelled {
+            self.pending = None;
             return Ok(true);
         }
         match self.wait().await {
@@ -215,15 +214,16 @@ impl<P: Provider> SendRequest<P> {
 
 impl<P: Provider> Drop for SendRequest<P> {
     fn drop(&mut self) {
-        if let Some(id) = self.id {
-            forget(&self.inner, id, true);
+        if let Some((inner, id)) = &self.pending {
+            forget(inner, *id, true);
         }
     }
 }
 
 impl<P: Provider> fmt::Debug for SendRequest<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendRequest").field("id", &self.id).finish_non_exhaustive()
+        let id = self.pending.as_ref().map(|(_, id)| id);
+        f.debug_struct("SendRequest").field("id", &id).finish_non_exhaustive()
     }
 }
 

@@ -110,7 +110,7 @@ impl<P: Provider> SetRequest<P> {
     /// Drops a request that has ended.
     fn end(self) {
         match self {
-            Self::Send(mut send) => send.id = None,
+            Self::Send(mut send) => send.pending = None,
             Self::Receive(mut receive) => receive.id = None,
         }
     }
@@ -126,12 +126,12 @@ impl<P: Provider> RequestSet<P> {
     /// Adds a send. Returns its number.
     ///
     /// # Errors
-    /// The request, if it is of another endpoint than the set.
+    /// The request, if it has not ended and is of another endpoint than the set.
     pub fn push_send(&mut self, request: SendRequest<P>) -> Result<usize, SendRequest<P>> {
-        if !Arc::ptr_eq(&self.inner, &request.inner) {
-            return Err(request);
-        }
-        let id = request.id;
+        let id = match &request.pending {
+            Some((inner, _)) if !Arc::ptr_eq(&self.inner, inner) => return Err(request),
+            pending => pending.as_ref().map(|(_, id)| *id),
+        };
         Ok(self.push(id, SetRequest::Send(request), Ok(RequestOutcome::Sent)))
     }
 

@@ -85,7 +85,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Gives back the room that a send has in its buffer.
     pub(super) fn release_buffered(&mut self, key: u64) {
         let Some(RequestEntry::Send(send)) = self.requests.get_mut(key) else { return };
-        let SendRequest { context, has_own_buffer, .. } = *send;
+        let SendRequest { context, has_own_buffer, .. } = **send;
         let bytes = std::mem::take(&mut send.buffered);
         if !has_own_buffer {
             self.buffered_bytes -= bytes;

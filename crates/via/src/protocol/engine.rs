@@ -18,7 +18,7 @@ use super::{
     matching::{PostedReceives, UnexpectedMessages},
     payload::{Discard, Sink},
     peer::{LoopbackItem, LoopbackLink, Peer, PeerLink},
-    receive::UNATTENDED_AFTER,
+    receive::{UNATTENDED_AFTER, UnattendedMessage},
     reliable::{ErrorControlCounters, HEADER_BYTES},
     request::{IncomingMessage, RequestEntry},
     to_u64,
@@ -126,7 +126,7 @@ pub struct MessageEngine<P: Provider> {
     /// The bytes of sends that are done for their owners and wait here for their receives.
     pub(super) held_bytes: u64,
     /// Matched messages that arrive only when their receive is polled, and since when they have waited for that.
-    pub(super) unattended: Vec<(u64, Option<Instant>)>,
+    pub(super) unattended: Vec<UnattendedMessage>,
     pub(super) counters: MessageCounters,
     /// The ranks that have failed, in this order.
     pub(super) failures: Vec<u32>,
@@ -608,7 +608,7 @@ impl<P: Provider> MessageEngine<P> {
         self.has_own()
             || !self.broken.is_empty()
             || !self.listed.is_empty()
-            || self.unattended.iter().any(|(_, since)| since.is_none())
+            || self.unattended.iter().any(|one| one.since.is_none())
             || self.nic.has_backlog()
     }
 
@@ -715,7 +715,7 @@ impl<P: Provider> MessageEngine<P> {
     /// Returns when [`progress`](Self::progress) has timed work to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let unattended = self.unattended.iter().map(|(_, since)| match since {
+        let unattended = self.unattended.iter().map(|one| match one.since {
             Some(since) => since.saturating_add(UNATTENDED_AFTER),
             None => self.now,
         });

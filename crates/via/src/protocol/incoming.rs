@@ -11,6 +11,7 @@ use super::{
     matching::{Label, Pattern},
     payload::{Discard, Sink, put},
     peer::{reliable, reliable_mut},
+    receive::UnattendedMessage,
     request::{IncomingMessage, MessagePart, ReceiveState, RequestEntry, Status},
     to_u64, to_usize,
 };
@@ -18,6 +19,9 @@ use crate::{
     slots::SlotKey,
     vi::{Provider, RemoteKey},
 };
+
+/// The most heap that is reserved for a message before its bytes have come, in bytes.
+const KEPT_AT_FIRST: u64 = 1 << 20;
 
 /// Control entries that may wait for a peer, beside those of its messages and requests under way.
 pub(super) const CONTROLS_WAITING_MAX: usize = 1024;
@@ -445,7 +449,7 @@ impl<P: Provider> MessageEngine<P> {
             self.queue_control(rank, Control::Grant { request: sender, limit: granted });
         }
         if is_remote {
-            self.unattended.push((key, None));
+            self.unattended.push(UnattendedMessage::new(key));
         } else if needs_grant {
             self.grant(key);
         }
@@ -553,21 +557,45 @@ impl<P: Provider> MessageEngine<P> {
             }
             return Ok(());
         }
-        let (request, arrived) = (message.request, message.arrived);
-        let mut part = self.take(arrival);
-        if let Some(request) = request
-            && let Some(RequestEntry::Receive(receive)) = self.requests.get(request)
-        {
-            part.clip(to_usize(receive.limit.saturating_sub(arrived)));
-        }
-        if let Some(message) = self.messages.get_mut(key) {
-            message.park(part);
-        }
+        let request = message.request;
+        self.keep(key, arrival);
         if let Some(request) = request {
             self.announce(request);
             self.grant(key);
         }
         Ok(())
+    }
+
+    /// Keeps a frame of a message on the heap: behind the bytes that are there, so that its receiver can have them without a copy.
+    fn keep(&mut self, key: u64, arrival: ArrivedFrame) {
+        let Some(message) = self.messages.get_mut(key) else { return };
+        let receive = message.request.and_then(|request| match self.requests.get(request) {
+            Some(RequestEntry::Receive(receive)) => Some(receive),
+            _ => None,
+        });
+        let limit = receive.map_or(u64::MAX, |receive| receive.limit);
+        let room = to_usize(limit.saturating_sub(message.arrived)).min(arrival.length);
+        let Origin::Area(offset) = arrival.origin else {
+            let mut part = self.take(arrival);
+            part.clip(room);
+            if let Some(message) = self.messages.get_mut(key) {
+                message.park(part);
+            }
+            return;
+        };
+        let Some(link) = reliable(&self.peers, arrival.rank) else { return };
+        // A message without a receive takes no more heap than what its sender may send.
+        let ahead = if message.request.is_some() { KEPT_AT_FIRST } else { 0 };
+        let first = to_usize(message.total.min(message.granted.max(ahead)).min(limit));
+        let part = message.parts.part_to_fill(first);
+        let read = link.area.memory.read_onto(
+            u64::from(offset) + to_u64(arrival.start),
+            room,
+            &mut part.bytes,
+        );
+        debug_assert!(read.is_ok(), "found inside");
+        part.beyond += arrival.length - room;
+        message.arrived += to_u64(arrival.length);
     }
 
     /// Ends the receive of a message that has been wholly handed to its receiver.
@@ -592,7 +620,17 @@ impl<P: Provider> MessageEngine<P> {
     pub(super) fn consumed(&mut self, key: u64, length: u64) {
         if let Some(message) = self.messages.get_mut(key) {
             message.consumed += length;
+            let rank = message.label.source;
+            self.has_taken(rank);
             self.grant(key);
+        }
+    }
+
+    /// Notes that bytes of a rank have been handed to their receivers.
+    #[inline]
+    pub(super) fn has_taken(&mut self, rank: u32) {
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            peer.taken = peer.taken.wrapping_add(1);
         }
     }
 
@@ -620,7 +658,7 @@ impl<P: Provider> MessageEngine<P> {
                 && message.remote.is_none()
             {
                 // It goes on when its receive is polled, or after a while.
-                self.unattended.push((key, None));
+                self.unattended.push(UnattendedMessage::new(key));
             }
             return;
         }
@@ -753,7 +791,7 @@ impl<P: Provider> MessageEngine<P> {
         message.is_discarded = true;
         message.request = None;
         let remote = message.remote.take();
-        let waiting: u64 = message.parts.drain(..).map(|part| to_u64(part.len())).sum();
+        let waiting: u64 = message.parts.drain().map(|part| to_u64(part.len())).sum();
         debug_assert_eq!(message.consumed + waiting, message.arrived);
         if remote.is_some() {
             self.finish_remote(key);
@@ -779,11 +817,14 @@ impl<P: Provider> MessageEngine<P> {
     pub(super) fn drain<S: Sink + ?Sized>(&mut self, key: u64, sink: &mut S) {
         let mut taken = 0;
         let Some(message) = self.messages.get_mut(key) else { return };
-        for part in message.parts.drain(..) {
-            let bytes = &part.bytes[part.start..];
-            let done = put(sink, message.consumed + taken, bytes);
-            message.is_truncated |= done < part.len();
-            taken += to_u64(part.len());
+        for mut part in message.parts.drain() {
+            let at = message.consumed + taken;
+            let length = part.len();
+            let kept = part.bytes.len() - part.start;
+            let is_adopted = at == 0 && part.start == 0 && sink.adopt(&mut part.bytes);
+            let done = if is_adopted { kept } else { put(sink, at, &part.bytes[part.start..]) };
+            message.is_truncated |= done < length;
+            taken += to_u64(length);
         }
         if taken > 0 {
             self.consumed(key, taken);

@@ -3,10 +3,10 @@
 //! There are two indexed lists: receives that wait for a message, and messages that wait for a receive (the
 //! paper's linked list of messages that arrived before they were asked for [via-lam, §4.3]). Of all receives
 //! that fit a message, the one posted first gets it; of all messages that fit a receive, it gets the one that
-//! arrived first. The cost depends on how many *different* patterns wait (logarithmically), not on how many
-//! receives or messages. A list of one is not indexed at all.
+//! arrived first. The cost does not depend on how many receives or messages wait. A list of one is not indexed at all, and messages
+//! only by what was asked for since the list was empty: receives without wildcards, which are usual, pay for one index of four.
 
-use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The label of a message for matching: its context, its sender and its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,6 +73,55 @@ impl Label {
 
 const NONE: u32 = u32::MAX;
 
+/// A map that is only looked up in, never gone through.
+#[expect(clippy::disallowed_types, reason = "its order is never seen")]
+type Lists = std::collections::HashMap<u128, (u32, u32), KeyHash>;
+
+/// Hashes a key by one multiplication. Peers choose tags, and must not know which of them collide: hence the seed.
+#[derive(Clone, Copy, Debug)]
+struct KeyHash {
+    seed: u64,
+}
+
+impl KeyHash {
+    fn new() -> Self {
+        Self { seed: RandomState::new().hash_one(0_u64) }
+    }
+}
+
+impl BuildHasher for KeyHash {
+    type Hasher = Self;
+
+    #[inline]
+    fn build_hasher(&self) -> Self {
+        *self
+    }
+}
+
+impl Hasher for KeyHash {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u128((*byte).into());
+        }
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the halves are wanted")]
+    fn write_u128(&mut self, key: u128) {
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let low = key as u64 ^ self.seed;
+        let high = (key >> 64) as u64 ^ self.seed.rotate_left(32);
+        let product =
+            u128::from(low.wrapping_add(high.wrapping_mul(ODD))) * u128::from(self.seed | 1);
+        self.seed = (product >> 64) as u64 ^ product as u64;
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.seed
+    }
+}
+
 /// An entry of an index, in one list for each of its `N` keys.
 #[derive(Debug)]
 struct IndexNode<T, const N: usize> {
@@ -88,19 +137,25 @@ struct IndexNode<T, const N: usize> {
 struct MatchIndex<T, const N: usize> {
     nodes: Vec<Option<IndexNode<T, N>>>,
     free: Vec<u32>,
-    /// The first and the last node of each key.
-    lists: BTreeMap<u128, (u32, u32)>,
+    /// The first and the last node of each key, except for `current`.
+    lists: Lists,
+    /// The key to which the last values were added, and its list: many receives in a row often have the same pattern.
+    current: Option<(u128, (u32, u32))>,
+    /// The keys by which there are lists: always the first, and those of the others that were asked for since the index was empty.
+    has_lists: [bool; N],
     /// A node that is alone and therefore in no list.
     solo: Option<u32>,
     inserted: u64,
 }
 
 impl<T: Copy, const N: usize> MatchIndex<T, N> {
-    const fn new() -> Self {
+    fn new() -> Self {
         Self {
             nodes: Vec::new(),
             free: Vec::new(),
-            lists: BTreeMap::new(),
+            lists: Lists::with_hasher(KeyHash::new()),
+            current: None,
+            has_lists: [false; N],
             solo: None,
             inserted: 0,
         }
@@ -133,68 +188,121 @@ impl<T: Copy, const N: usize> MatchIndex<T, N> {
         };
         if is_alone {
             self.solo = Some(id);
+            self.has_lists = std::array::from_fn(|lane| lane == 0);
         } else {
-            if let Some(first) = self.solo.take() {
-                self.link(first);
+            let first = self.solo.take();
+            for lane in 0..N {
+                if self.has_lists[lane] {
+                    first.into_iter().for_each(|first| self.link(first, lane));
+                    self.link(id, lane);
+                }
             }
-            self.link(id);
         }
         id
     }
 
-    fn link(&mut self, id: u32) {
-        let Some(keys) = self.node(id).map(|node| node.keys) else { return };
-        for (lane, key) in keys.into_iter().enumerate() {
-            let previous = match self.lists.get_mut(&key) {
-                Some((_, last)) => std::mem::replace(last, id),
-                None => {
-                    self.lists.insert(key, (id, id));
-                    NONE
-                }
-            };
-            if let Some(node) = self.node_mut(id) {
-                node.links[lane] = (previous, NONE);
-            }
-            if let Some(node) = self.node_mut(previous) {
-                node.links[lane].1 = id;
-            }
+    /// Puts a node at the end of its list.
+    fn link(&mut self, id: u32, lane: usize) {
+        let Some(key) = self.node(id).map(|node| node.keys[lane]) else { return };
+        let previous = self.append(key, id);
+        if let Some(node) = self.node_mut(id) {
+            node.links[lane] = (previous, NONE);
+        }
+        if let Some(node) = self.node_mut(previous) {
+            node.links[lane].1 = id;
+        }
+    }
+
+    /// Makes `id` the last of a list. Returns the one before it, or `NONE`.
+    #[inline]
+    fn append(&mut self, key: u128, id: u32) -> u32 {
+        if let Some((current, (_, last))) = &mut self.current
+            && *current == key
+        {
+            return std::mem::replace(last, id);
+        }
+        let Some((first, last)) = self.lists.remove(&key) else {
+            self.lists.insert(key, (id, id));
+            return NONE;
+        };
+        if let Some((before, list)) = self.current.replace((key, (first, id))) {
+            self.lists.insert(before, list);
+        }
+        last
+    }
+
+    #[inline]
+    fn list(&self, key: u128) -> Option<(u32, u32)> {
+        match self.current {
+            Some((current, list)) if current == key => Some(list),
+            _ => self.lists.get(&key).copied(),
+        }
+    }
+
+    /// Changes the ends of a list, or removes it.
+    #[inline]
+    fn set_list(&mut self, key: u128, list: Option<(u32, u32)>) {
+        if self.current.is_some_and(|(current, _)| current == key) {
+            self.current = list.map(|list| (key, list));
+        } else if let Some(list) = list {
+            self.lists.insert(key, list);
+        } else {
+            self.lists.remove(&key);
+        }
+    }
+
+    /// Makes the lists of a key.
+    #[cold]
+    fn make_lists(&mut self, lane: usize) {
+        self.has_lists[lane] = true;
+        let ids =
+            self.nodes.iter().zip(0..).filter_map(|(node, id)| Some((node.as_ref()?.order, id)));
+        let mut ids: Vec<(u64, u32)> = ids.collect();
+        ids.sort_unstable();
+        for (_, id) in ids {
+            self.link(id, lane);
         }
     }
 
     fn remove(&mut self, id: u32) -> Option<T> {
         let node = self.nodes.get_mut(id as usize)?.take()?;
         self.free.push(id);
-        if self.solo == Some(id) {
-            self.solo = None;
+        if self.solo.take_if(|solo| *solo == id).is_some() {
             return Some(node.value);
         }
         for (lane, (key, (previous, next))) in node.keys.into_iter().zip(node.links).enumerate() {
+            if !self.has_lists[lane] {
+                continue;
+            }
             if let Some(node) = self.node_mut(previous) {
                 node.links[lane].1 = next;
             }
             if let Some(node) = self.node_mut(next) {
                 node.links[lane].0 = previous;
             }
-            if previous == NONE && next == NONE {
-                self.lists.remove(&key);
-            } else if let Some((first, last)) = self.lists.get_mut(&key) {
-                if previous == NONE {
-                    *first = next;
-                }
-                if next == NONE {
-                    *last = previous;
-                }
+            if previous != NONE && next != NONE {
+                continue;
             }
+            let list = match (previous, next) {
+                (NONE, NONE) => None,
+                (NONE, next) => self.list(key).map(|(_, last)| (next, last)),
+                (previous, _) => self.list(key).map(|(first, _)| (first, previous)),
+            };
+            self.set_list(key, list);
         }
         Some(node.value)
     }
 
-    fn first(&self, key: u128) -> Option<(u64, u32)> {
+    /// Returns the order and the node of the first value with a key, which is the `lane`th of its keys.
+    fn first(&mut self, lane: usize, key: u128) -> Option<(u64, u32)> {
         if let Some(id) = self.solo {
             let node = self.node(id)?;
-            return node.keys.contains(&key).then_some((node.order, id));
+            return (node.keys[lane] == key).then_some((node.order, id));
         }
-        let (id, _) = *self.lists.get(&key)?;
+        if !self.has_lists[lane] {
+            self.make_lists(lane);
+        }
+        let (id, _) = self.list(key)?;
         Some((self.node(id)?.order, id))
     }
 }
@@ -211,7 +319,7 @@ pub(super) struct PostedReceives {
 }
 
 impl PostedReceives {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { index: MatchIndex::new(), shapes: [0; 4] }
     }
 
@@ -232,7 +340,7 @@ impl PostedReceives {
     }
 
     #[inline]
-    fn find(&self, label: Label) -> Option<NodeId> {
+    fn find(&mut self, label: Label) -> Option<NodeId> {
         if let Some(id) = self.index.solo {
             return self.index.node(id)?.value.0.matches(label).then_some(id);
         }
@@ -241,7 +349,7 @@ impl PostedReceives {
         }
         let patterns = label.patterns();
         let shapes = patterns.iter().zip(self.shapes).filter(|(_, count)| *count > 0);
-        shapes.filter_map(|(pattern, _)| self.index.first(pattern.key())).min().map(|(_, id)| id)
+        shapes.filter_map(|(pattern, _)| self.index.first(0, pattern.key())).min().map(|(_, id)| id)
     }
 
     /// Takes the receive that was posted first among those that a message fits.
@@ -259,7 +367,7 @@ pub(super) struct UnexpectedMessages {
 }
 
 impl UnexpectedMessages {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { index: MatchIndex::new() }
     }
 
@@ -277,11 +385,11 @@ impl UnexpectedMessages {
     }
 
     /// Returns the message that arrived first among those that fit.
-    pub(super) fn find(&self, pattern: &Pattern) -> Option<(NodeId, u64)> {
+    pub(super) fn find(&mut self, pattern: &Pattern) -> Option<(NodeId, u64)> {
         if self.index.len() == 0 {
             return None;
         }
-        let (_, id) = self.index.first(pattern.key())?;
+        let (_, id) = self.index.first(pattern.shape(), pattern.key())?;
         Some((id, self.index.node(id)?.value))
     }
 }
@@ -375,10 +483,15 @@ mod tests {
             })
             .collect();
         assert_eq!(posted.index.lists.len(), 1000);
+        for tag in [7, 7, 8] {
+            let pattern = Pattern { context: 0, source: Some(1), tag: Some(tag) };
+            let again = posted.post(pattern, 0);
+            assert!(posted.remove(again).is_some());
+        }
         for node in nodes {
             assert!(posted.remove(node).is_some());
         }
-        assert_eq!((posted.index.lists.len(), posted.len()), (0, 0));
-        assert_eq!(posted.index.nodes.len(), 1000, "nodes are used again");
+        assert_eq!((posted.index.lists.len(), posted.index.current, posted.len()), (0, None, 0));
+        assert_eq!(posted.index.nodes.len(), 1001, "nodes are used again");
     }
 }

@@ -48,6 +48,13 @@ pub trait Sink {
     fn limit(&self) -> u64 {
         u64::MAX
     }
+
+    /// Takes the beginning of a message, or all of it, as the vector in which it already is, and leaves another vector in its place. Returns
+    /// `false` if the bytes are to be copied, which is the default.
+    fn adopt(&mut self, bytes: &mut Vec<u8>) -> bool {
+        let _ = bytes;
+        false
+    }
 }
 
 impl Sink for [u8] {
@@ -73,6 +80,15 @@ impl Sink for Vec<u8> {
             self.resize(end, 0);
         }
         &mut self[start..end]
+    }
+
+    /// Takes the vector if this one is empty and has less room.
+    fn adopt(&mut self, bytes: &mut Vec<u8>) -> bool {
+        let adopts = self.is_empty() && self.capacity() < bytes.len();
+        if adopts {
+            std::mem::swap(self, bytes);
+        }
+        adopts
     }
 }
 

@@ -119,6 +119,8 @@ pub(super) struct Peer {
     pub(super) parked_bytes: u64,
     /// Its announced messages that no receive has matched.
     pub(super) announced_in: u32,
+    /// The number of times that bytes of its messages were handed to their receivers.
+    pub(super) taken: u64,
     /// True if it is in the engine's list of peers with work.
     pub(super) is_listed: bool,
     /// True if it may be owed credits.
@@ -172,6 +174,7 @@ impl Peer {
             has_paused: false,
             parked_bytes: 0,
             announced_in: 0,
+            taken: 0,
             is_listed: false,
             is_touched: false,
             streams_in: Vec::new(),

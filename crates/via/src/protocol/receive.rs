@@ -22,6 +22,28 @@ pub(super) const BUDGET: usize = 64;
 /// for a task that was just woken, since its own copy is the better one.
 pub(super) const UNATTENDED_AFTER: Duration = Duration::from_millis(1);
 
+/// How long a message may wait for its owner's poll while that rank's other messages are being received. The caller of many receives
+/// polls them one after the other: without this, the engine would copy those at the end of the row to the heap first.
+const PASSED_OVER_MAX: Duration = Duration::from_millis(50);
+
+/// A matched message that arrives only when its receive is polled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnattendedMessage {
+    message: u64,
+    /// Since when its owner has neither polled it nor received from its sender. `None`: the clock was not read yet.
+    pub(super) since: Option<Instant>,
+    /// Since when its owner has not polled it.
+    found: Option<Instant>,
+    /// What [`Peer::taken`](super::peer::Peer) of its sender was at `since`.
+    taken: u64,
+}
+
+impl UnattendedMessage {
+    pub(super) const fn new(message: u64) -> Self {
+        Self { message, since: None, found: None, taken: 0 }
+    }
+}
+
 /// The beginning of a message that is taken to the heap.
 struct Kept {
     bytes: Vec<u8>,
@@ -258,17 +280,26 @@ impl<P: Provider> MessageEngine<P> {
             return false;
         }
         let (mut later, mut due) = (Vec::new(), Vec::new());
-        for (key, since) in std::mem::take(&mut self.unattended) {
-            let waits = self.messages.get(key).is_some_and(|message| {
-                let is_short =
-                    message.arrived == message.granted && message.granted < message.total;
-                message.request.is_some() && (message.remote.is_some() || is_short)
-            });
-            match since {
-                _ if !waits => {}
-                Some(since) if since.saturating_add(UNATTENDED_AFTER) <= now => due.push(key),
-                since => later.push((key, since.or(Some(now)))),
+        for mut one in std::mem::take(&mut self.unattended) {
+            let Some(message) = self.messages.get(one.message) else { continue };
+            let is_short = message.arrived == message.granted && message.granted < message.total;
+            if message.request.is_none() || !(message.remote.is_some() || is_short) {
+                continue;
             }
+            let taken = self.peers.get(message.label.source as usize).map_or(0, |peer| peer.taken);
+            let found = *one.found.get_or_insert(now);
+            let since = *one.since.get_or_insert(now);
+            let is_passed_over = std::mem::replace(&mut one.taken, taken) != taken;
+            if is_passed_over && found.saturating_add(PASSED_OVER_MAX) > now {
+                one.since = Some(now);
+            } else if is_passed_over && !due.is_empty() {
+                // One at a time, as long as the owner takes the others itself.
+                (one.since, one.found) = (Some(now), Some(now));
+            } else if is_passed_over || since.saturating_add(UNATTENDED_AFTER) <= now {
+                due.push(one.message);
+                continue;
+            }
+            later.push(one);
         }
         self.unattended = later;
         let has_worked = !due.is_empty();
@@ -297,7 +328,7 @@ impl<P: Provider> MessageEngine<P> {
         if message.has_all_arrived() {
             let beyond = to_usize(message.total) - kept.bytes.len();
             message.consumed = 0;
-            message.parts.push_back(MessagePart { bytes: kept.bytes, start: 0, beyond });
+            message.parts.push(MessagePart { bytes: kept.bytes, start: 0, beyond });
             self.announce(request);
         }
     }

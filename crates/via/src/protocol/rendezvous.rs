@@ -99,6 +99,7 @@ impl<P: Provider> MessageEngine<P> {
         {
             let is_truncated = !copy(&memory, offset, total, sink);
             self.counters.remote_reads += 1;
+            self.has_taken(rank);
             self.finish_remote(key);
             if let Some(message) = self.messages.get_mut(key) {
                 message.is_truncated = is_truncated;

@@ -95,7 +95,8 @@ pub enum CancelState {
 
 #[derive(Debug)]
 pub(super) enum RequestEntry {
-    Send(SendRequest),
+    /// Elsewhere, so that entries of receives, which are more, are short.
+    Send(Box<SendRequest>),
     Receive(ReceiveRequest),
     /// No request of its own: the waiter of several.
     Set(ReadyList),
@@ -233,6 +234,44 @@ impl MessagePart {
     }
 }
 
+/// The parts of a message on the heap, in order. Most have one: it needs no list.
+#[derive(Debug, Default)]
+pub(super) struct MessageParts {
+    first: Option<MessagePart>,
+    others: VecDeque<MessagePart>,
+}
+
+impl MessageParts {
+    pub(super) const fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(super) fn push(&mut self, part: MessagePart) {
+        if self.first.is_none() {
+            self.first = Some(part);
+        } else {
+            self.others.push_back(part);
+        }
+    }
+
+    /// Returns the part behind which bytes that arrive belong, with room for `room` bytes if it is new.
+    pub(super) fn part_to_fill(&mut self, room: usize) -> &mut MessagePart {
+        let last = self.others.back().or(self.first.as_ref());
+        if last.is_none_or(|part| part.beyond > 0) {
+            self.push(MessagePart::new(Vec::with_capacity(room), 0));
+        }
+        let Self { first, others } = self;
+        others
+            .back_mut()
+            .unwrap_or_else(|| first.get_or_insert_with(|| MessagePart::new(Vec::new(), 0)))
+    }
+
+    /// Takes all parts.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = MessagePart> + '_ {
+        self.first.take().into_iter().chain(self.others.drain(..))
+    }
+}
+
 /// A message that has begun to arrive and is not yet wholly with its receiver.
 #[derive(Debug)]
 pub(super) struct IncomingMessage {
@@ -247,7 +286,7 @@ pub(super) struct IncomingMessage {
     /// The bytes that the sender may send.
     pub(super) granted: u64,
     pub(super) is_truncated: bool,
-    pub(super) parts: VecDeque<MessagePart>,
+    pub(super) parts: MessageParts,
     /// In the list of messages that no receive matched.
     pub(super) node: Option<NodeId>,
     pub(super) request: Option<u64>,
@@ -279,7 +318,7 @@ impl IncomingMessage {
             consumed: 0,
             granted: total,
             is_truncated: false,
-            parts: VecDeque::new(),
+            parts: MessageParts::default(),
             node: None,
             request: None,
             stream: 0,
@@ -297,7 +336,7 @@ impl IncomingMessage {
         let length = to_u64(part.len());
         self.arrived += length;
         if length > 0 {
-            self.parts.push_back(part);
+            self.parts.push(part);
         }
     }
 

@@ -110,10 +110,13 @@ impl<P: Provider> MessageEngine<P> {
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
         let route = MessageRoute { dest, context, tag, mode };
-        if let Payload::Borrowed(body) = &payload
-            && mode != SendMode::Synchronous
-            && self.send_at_once(route, body)
-        {
+        let is_sent = mode != SendMode::Synchronous
+            && match &payload {
+                Payload::Borrowed(body) => self.send_at_once(route, body),
+                Payload::Owned(bytes) => self.send_at_once(route, &[IoSlice::new(bytes)]),
+                Payload::Memory { .. } | Payload::Region { .. } => false,
+            };
+        if is_sent {
             return Ok(SendState::Done);
         }
         self.begin_send(route, payload)
@@ -278,7 +281,7 @@ impl<P: Provider> MessageEngine<P> {
 
         // The owner of a buffered send does not poll it.
         request.is_detached = mode == SendMode::Buffered;
-        let key = self.requests.insert(RequestEntry::Send(request));
+        let key = self.requests.insert(RequestEntry::Send(Box::new(request)));
         self.begin(key, dest, borrowed);
         Ok(self.state_of(key))
     }
@@ -724,12 +727,16 @@ impl<P: Provider> MessageEngine<P> {
                     send.is_pumped = false;
                 }
                 let before = self.progress_of(key);
-                *sent = match self.requests.get(key) {
-                    Some(RequestEntry::Send(SendRequest {
-                        stage: SendPhase::Aborted { stream },
-                        ..
-                    })) => self.send_abort(key, rank, *stream),
-                    _ => self.send_data(key, None),
+                let aborted = match self.requests.get(key) {
+                    Some(RequestEntry::Send(send)) => match send.stage {
+                        SendPhase::Aborted { stream } => Some(stream),
+                        _ => None,
+                    },
+                    _ => None,
+                };
+                *sent = match aborted {
+                    Some(stream) => self.send_abort(key, rank, stream),
+                    None => self.send_data(key, None),
                 };
                 has_worked |= before != self.progress_of(key);
             }

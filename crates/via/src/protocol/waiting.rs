@@ -76,7 +76,7 @@ impl<P: Provider> MessageEngine<P> {
     }
 
     /// Returns whether a message that fits has arrived or begun to.
-    pub(crate) fn has_unexpected(&self, pattern: Pattern) -> bool {
+    pub(crate) fn has_unexpected(&mut self, pattern: Pattern) -> bool {
         self.unexpected.len() > 0 && self.unexpected.find(&pattern).is_some()
     }
 

@@ -112,6 +112,7 @@ impl ShmConnection {
     pub(super) fn push(&mut self, entry: &RingEntry, draft: &Draft) {
         entry.encode(draft);
         self.producer.push(draft);
+        self.producer.claim_ahead();
         if entry.kind == EntryKind::Write && entry.place != DataLocation::Placed {
             let length = match entry.place {
                 DataLocation::Inline { length } => u64::from(length),

@@ -78,6 +78,7 @@ impl ShmVi {
         if count > 0
             && let Some(connection) = &mut self.connection
         {
+            connection.producer.end_burst();
             connection.publish_consumed();
         }
         count > 0

@@ -16,7 +16,10 @@ use super::{
         REFUSAL_AT, STAGING_AT, STAGING_BYTES, WAKEUP_WANTED_AT,
     },
 };
-use crate::vi::{Memory, OutOfBounds};
+use crate::vi::{CACHE_LINE, Memory, OutOfBounds};
+
+/// How many entries behind the next one a line is claimed. Measured: 1 gains less, and 7 nothing.
+const CLAIMED_AHEAD: u64 = 3;
 
 const SEQUENCE_MASK: u64 = u32::MAX as u64;
 
@@ -39,11 +42,21 @@ pub(super) struct Producer {
     unstaged: u64,
     /// For each entry with staged data: the count of entries with it, and of staged bytes.
     staged_by: VecDeque<(u64, u64)>,
+    /// Nothing has arrived from the peer since the last entry was written.
+    is_in_burst: bool,
 }
 
 impl Producer {
     pub(super) const fn new(ring: Memory) -> Self {
-        Self { ring, tail: 0, consumed: 0, staged: 0, unstaged: 0, staged_by: VecDeque::new() }
+        Self {
+            ring,
+            tail: 0,
+            consumed: 0,
+            staged: 0,
+            unstaged: 0,
+            staged_by: VecDeque::new(),
+            is_in_burst: false,
+        }
     }
 
     #[inline]
@@ -90,6 +103,22 @@ impl Producer {
         let line = draft.numbered(u32::from_le_bytes([a, b, c, d]));
         let written = self.ring.write_line(entry_at(position), line);
         debug_assert!(written.is_ok(), "inside the ring");
+    }
+
+    /// Claims the line of an entry that is written soon, if entries follow each other without an answer: the peer's processor gives it up
+    /// while this one writes others. The stores of a few messages fill the store buffer, so that without this each line would be waited
+    /// for. The peer looks at the next line all the time; that one is left to it.
+    #[inline]
+    pub(super) fn claim_ahead(&mut self) {
+        if std::mem::replace(&mut self.is_in_burst, true) {
+            self.ring.prefetch_to_write(entry_at(self.tail + CLAIMED_AHEAD), CACHE_LINE);
+        }
+    }
+
+    /// An entry of the peer has arrived, which may answer those of this side.
+    #[inline]
+    pub(super) const fn end_burst(&mut self) {
+        self.is_in_burst = false;
     }
 
     /// Returns where bytes can be staged and how many, up to `length`, if any.

@@ -11,7 +11,7 @@
 
 enum { STOP = 0xff, GO = 1, SAMPLE_MIN_NS = 50000, QUIET_MIN_NS = 500000000, OPERATIONS_MAX = 1 << 16, WINDOW_MAX = 1024 };
 
-static int rank, ranks, next, before;
+static int rank, ranks, next, before, source;
 static unsigned char *outgoing, *incoming;
 
 struct measure {
@@ -49,14 +49,19 @@ static void send_message(const struct measure *measure, const void *from, int by
 }
 
 static void receive_message(void *into, int bytes) {
-    MPI_Recv(into, bytes, MPI_BYTE, before, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Recv(into, bytes, MPI_BYTE, source, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
 static void perform(const struct measure *measure, uint32_t count) {
     static MPI_Request requests[WINDOW_MAX];
     outgoing[0] = GO;
     for (uint32_t done = 0; done < count; done++) {
-        if (measure->window > 1) {
+        if (measure->kind == 'u') {
+            for (int at = 0; at < measure->window; at++)
+                MPI_Send(outgoing, measure->bytes, MPI_BYTE, next, 2 + at, MPI_COMM_WORLD);
+            send_message(measure, outgoing, measure->bytes);
+            receive_message(incoming, 1);
+        } else if (measure->window > 1) {
             for (int at = 0; at < measure->window; at++)
                 MPI_Isend(outgoing, measure->bytes, MPI_BYTE, next, 1, MPI_COMM_WORLD, &requests[at]);
             MPI_Waitall(measure->window, requests, MPI_STATUSES_IGNORE);
@@ -79,7 +84,10 @@ static void follow(const struct measure *measure) {
     for (int is_last = 0; !is_last;) {
         receive_message(incoming, measure->bytes);
         is_last = incoming[0] == STOP;
-        if (!is_last && measure->window > 1) {
+        if (!is_last && measure->kind == 'u') {
+            for (int at = measure->window - 1; at >= 0; at--)
+                MPI_Recv(incoming, measure->bytes, MPI_BYTE, source, 2 + at, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        } else if (!is_last && measure->window > 1) {
             int rest = measure->window - 1;
             for (int at = 0; at < rest; at++)
                 MPI_Irecv(incoming, measure->bytes, MPI_BYTE, before, 1, MPI_COMM_WORLD, &requests[at]);
@@ -140,6 +148,7 @@ static void play(const struct measure *measure, uint64_t budget_ns, useconds_t r
     size_t count = 0;
     uint64_t begun = now_ns(), cpu_begun = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     memset(outgoing, GO, (size_t)measure->bytes);
+    source = measure->kind == 'a' ? MPI_ANY_SOURCE : before;
     if (rank == 0) {
         count = lead(measure, budget_ns, rest_us, &operations, &all, samples, samples_max);
         stop(measure);

@@ -25,7 +25,7 @@ pub(super) static TCP: Carrier = Carrier {
 pub(super) static TCP_BLOCKING: Carrier = Carrier {
     name: "tcp-netns-blocking",
     label: "TCP, blocking",
-    has: |measure| !matches!(measure, Measure::Synchronous { .. } | Measure::Loaned { .. }),
+    has: Measure::is_blocking,
     open: |context| blocking(Streams::tcp(context, ReceiveMode::Blocking, address)),
     ..TCP
 };

@@ -136,3 +136,25 @@ fn yields_fill_a_turn() {
     assert_eq!(most(60_000), Some(1));
     assert_eq!(most(1_000), Some(YIELDS_MAX));
 }
+
+/// Goal: among more peers than cores, each of which waits for one other, the core is yielded for as long as a chain of all of them takes,
+/// up to 64, also if it comes back late; two peers, and peers that all wait for the last one, do not yield it then. Method: plans.
+#[test]
+fn a_chain_of_peers_goes_on_yielding() {
+    let expensive = |situation| WaitSituation { are_yields_expensive: true, ..situation };
+    let of_one = |count, cores| WaitSituation {
+        sequential_sleeps: 2,
+        ..situation(count, cores, 3_000, 20_000)
+    };
+    let plan = |situation: &WaitSituation| Adaptive::default().plan_wait(situation);
+    for count in [3, 16, 64, 100] {
+        let planned = plan(&of_one(count, 2));
+        assert_eq!(planned.yield_core, planned.sleep / 2 * count.min(64));
+        assert_eq!((planned.all, planned.spin), (planned.yield_core, Duration::ZERO));
+        assert_eq!(plan(&expensive(of_one(count, 2))), planned);
+    }
+    for situation in [of_one(2, 1), of_one(16, 16), situation(16, 2, 3_000, 20_000)] {
+        assert!(!plan(&situation).yield_core.is_zero());
+        assert!(plan(&expensive(situation)).yield_core.is_zero(), "{situation:?}");
+    }
+}

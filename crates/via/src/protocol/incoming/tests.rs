@@ -1,12 +1,16 @@
 //! The handling of each frame and control entry, alone.
 
+use std::task::Poll;
+
+use vigie_detect::Instant;
+
 use super::*;
 use crate::{
     protocol::{
         EngineEvent, Payload, SendMode,
         peer::STREAMS_MAX,
         request::ReceiveRequest,
-        tests::{small, tagged},
+        tests::{Pair, small, tagged},
     },
     sim::{FaultPlan, SimNetwork, SimNic},
 };
@@ -432,5 +436,65 @@ fn a_message_begins_for_its_caller() {
         assert_eq!(engine.frame(arrival(&last, &[]), &mut direct), Ok(()));
         assert_eq!(direct.result.map(|one| one.length), Some(100));
         assert_eq!((bytes, engine.kept()), (vec![7; 100], 0));
+    }
+}
+
+/// Goal: messages that the receiver would read from their sender's memory wait for their owner while it receives others of that rank, but
+/// not for ever: then one after the other is taken; all are, once it receives nothing. Method: three such messages in virtual time, and
+/// what their sender is told.
+#[test]
+fn messages_in_a_row_wait_for_their_owner() {
+    let mut engine = lone();
+    for tag in [1, 2, 3] {
+        let _ = engine.post_receive_as(tagged(tag), u64::MAX, false);
+        let head = Envelope { id: tag, flags: FLAG_KEY, ..envelope(FrameKind::First, tag, 0) };
+        let opening = Opening { total: 5000, request: 1 << 32, ..Opening::default() };
+        let frame = arrival(&head, &opening.encode());
+        assert_eq!(engine.frame(frame, &mut DirectReceive::nothing(&mut Discard)), Ok(()));
+    }
+    let mut granted_at = Vec::new();
+    for millis in 0..200 {
+        if millis < 130 {
+            engine.has_taken(1);
+        }
+        engine.serve_unattended(Instant::from_nanos(1 + millis * 1_000_000));
+        let granted = told(&mut engine);
+        assert!(granted.iter().all(|one| matches!(one, Control::Grant { limit: 2048, .. })));
+        granted_at.extend(granted.iter().map(|_| millis));
+    }
+    assert_eq!(granted_at, [50, 100, 130]);
+}
+
+/// Goal: what arrives of a message before its owner polls is kept in one piece, which a vector takes as it is and a slice copies; a receive
+/// that takes less keeps no more. Method: a message of many frames for each, and where its bytes are.
+#[test]
+fn a_message_is_kept_in_one_piece() {
+    const LENGTH: usize = 5000;
+    for limit in [LENGTH, 1000] {
+        let mut pair = Pair::new(small());
+        let id = pair.engine(1).post_receive_as(tagged(1), to_u64(limit), false);
+        let _ = pair.begin(1, SendMode::Standard, LENGTH);
+        for _ in 0..50 {
+            pair.serve(0);
+            pair.serve(1);
+        }
+        let engine = pair.engine(1);
+        let Some(RequestEntry::Receive(receive)) = engine.requests.get(id.0) else {
+            panic!("gone")
+        };
+        let ReceiveState::Matched { message } = receive.state else { panic!("not matched") };
+        let parts: Vec<_> = engine.messages.get_mut(message).expect("kept").parts.drain().collect();
+        assert_eq!(parts.iter().map(|part| part.bytes.len()).sum::<usize>(), limit);
+        assert_eq!(parts[0].bytes, vec![7; limit]);
+        let place = parts[0].bytes.as_ptr();
+        parts
+            .into_iter()
+            .for_each(|part| engine.messages.get_mut(message).expect("kept").parts.push(part));
+        let mut bytes = Vec::new();
+        let Poll::Ready(Ok(status)) = engine.poll_receive(id, &mut bytes) else {
+            panic!("not whole")
+        };
+        assert_eq!((status.length, status.is_truncated()), (to_u64(LENGTH), limit < LENGTH));
+        assert_eq!((bytes.as_ptr(), bytes.len()), (place, limit), "not copied");
     }
 }
